@@ -1,0 +1,64 @@
+"""What the kernel answers about a flow: read from the record, never remembered beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sds.kernel.flow import FINAL
+from sds.kernel.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The decision as it stands. `params` in minor units; `execution` is None when nothing is to be executed.
+
+    `justification` is the agent's own reason code (and rationale); `reason_code` and `reasons` are the kernel's.
+    """
+
+    dfid: str
+    gate: str
+    event_id: str
+    state: str
+    outcome: str | None = None
+    action: str | None = None
+    params: Mapping[str, int] = field(default_factory=dict)
+    justification: str | None = None
+    reason_code: str | None = None
+    reasons: tuple[str, ...] = ()
+    tag: str | None = None
+    execution: str | None = None
+    reference: str | None = None
+    confidence: float | None = None
+    parent_dfid: str | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether someone is still working on it: no final state, and no outcome that only recovery can settle."""
+        return self.state not in FINAL and self.execution != "UNKNOWN"
+
+
+_SQL = """
+SELECT f.dfid, f.gate, f.event_id, f.state, v.outcome, p.policy_kind, p.params, p.justification, v.reason_code,
+       v.reasons, f.tag, e.status, e.external_receipt, p.confidence, f.parent_dfid
+FROM decision_flows f
+LEFT JOIN policy_proposals p ON f.dfid = p.dfid
+LEFT JOIN dim_validations v ON f.dfid = v.dfid
+LEFT JOIN execution_log e ON f.dfid = e.dfid
+WHERE f.dfid = ?
+"""
+_COLUMNS = tuple(Answer.__dataclass_fields__)
+
+
+def answer(store: Store, dfid: str) -> Answer | None:
+    """Return the answer of a flow, or None when there is no such flow."""
+    row = store.row(_SQL, (dfid,))
+    if row is None:
+        return None
+    found = dict(zip(_COLUMNS, row, strict=True))
+    found["params"] = json.loads(found["params"] or "{}")
+    found["reasons"] = tuple(
+        f"gate {gate}: {code}: {line}" for gate, code, line in json.loads(found["reasons"] or "[]")
+    )
+    return Answer(**found)

@@ -1,0 +1,29 @@
+"""One canonical form for everything that is hashed or signed, and the two hashes made from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import orjson
+
+
+def canonical(data: object) -> bytes:
+    """Return compact JSON with sorted keys. Integers beyond 64 bits raise TypeError, as does anything not JSON."""
+    return orjson.dumps(data, option=orjson.OPT_SORT_KEYS)
+
+
+def digest(data: object) -> str:
+    """Return the SHA-256 of the canonical form as 64 hexadecimal digits."""
+    return hashlib.sha256(canonical(data)).hexdigest()
+
+
+def sha256_hex(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def idempotency_key(dfid: str, step_id: str, params: Mapping[str, object]) -> str:
+    """Return SHA-256 of `dfid:step_id:sorted-json(params)` (DIR 4.5). Neither attempt nor context is part of it."""
+    payload = f"{dfid}:{step_id}:{json.dumps(params, sort_keys=True)}"
+    return hashlib.sha256(payload.encode("utf-8")).hexdigest()

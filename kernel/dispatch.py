@@ -1,0 +1,91 @@
+"""Sending an order and learning what became of it. Never twice, unless the executor has promised that is safe.
+
+The order is already durable when it comes here. Only a definite answer settles it; anything else is looked up
+once and then stays UNKNOWN, with everything it reserved, until recovery or a human resolves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from sds.kernel import ledger, reserve
+from sds.kernel.contract import Contract
+from sds.kernel.errors import ExecutorError, StoreError
+from sds.kernel.executor import ExecutionIntent, Executor, Receipt
+from sds.kernel.flow import State, walk
+from sds.kernel.store import Store
+
+Log = Callable[[str, Mapping[str, object]], None]
+
+_STATUS = {"settled": "SUCCESS", "rejected": "FAILED", "absent": "UNKNOWN", "unknown": "UNKNOWN"}
+
+
+def no_log(event: str, facts: Mapping[str, object]) -> None:
+    """Drop log events."""
+
+
+class Dispatcher:
+    """Carries out reserved orders of one gate through its executor."""
+
+    def __init__(
+        self, contract: Contract, store: Store, executor: Executor, *, now_ms: Callable[[], int], log: Log
+    ) -> None:
+        self._contract, self._store, self._executor = contract, store, executor
+        self._now_ms, self._log = now_ms, log
+        self._deadline_s = contract.budget.dispatch_ms_max / 1000
+
+    def carry_out(self, intent: ExecutionIntent) -> str:
+        """Send an order that has just been reserved, and record what became of it."""
+        return self.settle(intent, self._send(intent))
+
+    def _send(self, intent: ExecutionIntent) -> Receipt:
+        try:
+            receipt = self._executor.dispatch(intent, intent.idempotency_key, self._deadline_s)
+        except ExecutorError as error:
+            return Receipt("rejected", detail=str(error)[:200])
+        except Exception as error:  # noqa: BLE001  whatever it raises, it may have acted
+            receipt = Receipt("unknown", detail=f"the executor failed: {type(error).__name__}")
+        return receipt if receipt.status in ("settled", "rejected") else self._lookup(intent)
+
+    def _lookup(self, intent: ExecutionIntent) -> Receipt:
+        try:
+            return self._executor.lookup(intent.idempotency_key, self._deadline_s)
+        except Exception as error:  # noqa: BLE001  not knowing is an answer
+            return Receipt("unknown", detail=f"the look-up failed: {type(error).__name__}")
+
+    def resolve(self, intent: ExecutionIntent) -> str:
+        """Learn what became of an order whose sender is gone, by its key; send it again only if that is safe."""
+        receipt = self._lookup(intent)
+        if receipt.status == "absent" and self._executor.idempotent and not self._store.halted:
+            receipt = self._send(intent)
+        return self.settle(intent, receipt)
+
+    def settle(self, intent: ExecutionIntent, receipt: Receipt) -> str:
+        """Record what became of an order; return the execution status. Settling twice changes nothing."""
+        status = _STATUS.get(receipt.status, "UNKNOWN")
+        with self._store.transaction():
+            was = self._store.value("SELECT status FROM execution_log WHERE dfid = ?", (intent.dfid,))
+            if was is None:
+                raise StoreError("an order is not in the record", dfid=intent.dfid)
+            if was not in ("PENDING", "UNKNOWN") or was == status:
+                return str(was)
+            self._write(intent, receipt, status, str(was))
+        self._log("flow.settled", {"dfid": intent.dfid, "status": status})
+        return status
+
+    def _write(self, intent: ExecutionIntent, receipt: Receipt, status: str, was: str) -> None:
+        now_ms = self._now_ms()
+        self._store.run(
+            "UPDATE execution_log SET status = ?, external_receipt = ?, executed_at_ms = ? WHERE dfid = ?",
+            (status, receipt.reference[:200] or None, now_ms, intent.dfid),
+        )
+        kind = "UNKNOWN" if status == "UNKNOWN" else "RESOLVED" if was == "UNKNOWN" else "SETTLED"
+        if status != "UNKNOWN":
+            succeeded = status == "SUCCESS"
+            kept = self._contract.draws_settle_in == "kernel"
+            reserve.settle(self._store, intent.dfid, succeeded=succeeded, kept=kept)
+            end: State = walk("EXECUTING", "CLOSED" if succeeded else "ABORTED")
+            tag = None if succeeded else "EXECUTION_FAILED"
+            self._store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (end, tag, intent.dfid))
+        body = {"status": status, "reference": receipt.reference[:200], "detail": receipt.detail[:200]}
+        ledger.append(self._store, now_ms, kind, intent.dfid, body)

@@ -1,0 +1,74 @@
+"""The one error tree of the project.
+
+    SdsError
+    ├── UsageError            the caller's mistake: fix the call, the file or the flag
+    │   ├── ContractError       a contract that cannot be loaded (file, line, field)
+    │   ├── EventError          a trigger that is malformed or contradicts an earlier one
+    │   └── TransitionError     a lifecycle move that this caller may not make
+    └── WorldError            not the caller's mistake: state, storage, model or machine
+        ├── StoreError          the durable store refused or is damaged
+        ├── StateError          the authoritative state could not be read
+        ├── ModelError          weights, tokenizer or decoding failed
+        ├── LanguageError       the envelope has no language within the limits
+        └── ExecutorError       a dispatch was refused before anything was sent
+
+A verdict is never an exception: what the kernel thinks of a proposal is a value (`kernel.dim`).
+Messages are one line, lower-case, with the user's own words in backticks.
+"""
+
+from __future__ import annotations
+
+
+class SdsError(Exception):
+    """Base of every error this project raises on purpose."""
+
+    reason_code: str = "INTERNAL"
+    retryable: bool = False
+
+    def __init__(self, message: str, *, reason_code: str = "", hint: str = "", dfid: str = "") -> None:
+        super().__init__(message)
+        self.reason_code = reason_code or type(self).reason_code
+        self.hint = hint
+        self.dfid = dfid
+
+
+class UsageError(SdsError):
+    reason_code = "USAGE"
+
+
+class ContractError(UsageError):
+    reason_code = "CONTRACT_INVALID"
+
+
+class EventError(UsageError):
+    reason_code = "EVENT_INVALID"
+
+
+class TransitionError(UsageError):
+    reason_code = "TRANSITION_FORBIDDEN"
+
+
+class WorldError(SdsError):
+    reason_code = "UNAVAILABLE"
+    retryable = True
+
+
+class StoreError(WorldError):
+    reason_code = "STORE_UNAVAILABLE"
+
+
+class StateError(WorldError):
+    reason_code = "STATE_UNAVAILABLE"
+
+
+class ModelError(WorldError):
+    reason_code = "MODEL_UNAVAILABLE"
+
+
+class LanguageError(WorldError):
+    reason_code = "LANGUAGE_TOO_LARGE"
+    retryable = False
+
+
+class ExecutorError(WorldError):
+    reason_code = "EXECUTOR_REFUSED"

@@ -1,0 +1,99 @@
+"""What leaves the kernel, and the protocol of whatever carries it out.
+
+The order is reserve (durable), dispatch, settle. An executor is called at most once for a key, unless it declares
+itself idempotent and a `lookup` has just answered that the key is absent.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Literal, Protocol
+
+from sds.kernel.canonical import canonical
+from sds.kernel.errors import ExecutorError
+
+Settlement = Literal["settled", "rejected", "absent", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionIntent:
+    """A validated, signed order (DIR 3.3a). `params` are integers in minor units, kernel-filled values included.
+
+    `resource_key` is the key the state was read by, `state_version` the version of it the kernel judged: an
+    executor that owns that state refuses when it no longer holds.
+    """
+
+    dfid: str
+    idempotency_key: str
+    kind: str
+    params: tuple[tuple[str, int], ...]
+    resource_key: str
+    state_version: str
+    signature: str = ""
+
+    def signed_bytes(self) -> bytes:
+        return canonical(
+            [self.dfid, self.idempotency_key, self.kind, dict(self.params), self.resource_key, self.state_version]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The outside world's answer. `reference` is its own id of the effect; `detail` one line for the record."""
+
+    status: Settlement
+    reference: str = ""
+    detail: str = ""
+
+
+class Executor(Protocol):
+    """Carries out an intent. `idempotent`: sending the same key twice is known to have one effect at most."""
+
+    idempotent: bool
+
+    def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
+        """Carry it out within `deadline_s` seconds. Anything not known for certain is `unknown`, never a guess."""
+        ...
+
+    def lookup(self, key: str, deadline_s: float) -> Receipt:
+        """Tell what became of `key`. `absent` only if it is certain that nothing was done."""
+        ...
+
+
+class Signer:
+    """Signs intents with HMAC-SHA256 under a key that only the kernel holds, at least 32 bytes."""
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) < 32:
+            raise ExecutorError("the kernel's signing key is shorter than 32 bytes")
+        self._key = key
+
+    def __repr__(self) -> str:
+        return "Signer(key=***)"
+
+    def sign(self, data: bytes) -> str:
+        return hmac.new(self._key, data, sha256).hexdigest()
+
+    def signed(self, intent: ExecutionIntent) -> ExecutionIntent:
+        return replace(intent, signature=self.sign(intent.signed_bytes()))
+
+    def verify(self, intent: ExecutionIntent) -> bool:
+        return hmac.compare_digest(self.sign(intent.signed_bytes()), intent.signature)
+
+
+class VerifyingExecutor:
+    """Stands before every executor and lets only intents with the kernel's own signature through."""
+
+    def __init__(self, executor: Executor, signer: Signer) -> None:
+        self._executor, self._signer = executor, signer
+        self.idempotent = executor.idempotent
+
+    def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
+        if not self._signer.verify(intent) or key != intent.idempotency_key:
+            raise ExecutorError("the intent does not carry the kernel's signature", dfid=intent.dfid)
+        return self._executor.dispatch(intent, key, deadline_s)
+
+    def lookup(self, key: str, deadline_s: float) -> Receipt:
+        return self._executor.lookup(key, deadline_s)

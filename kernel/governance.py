@@ -1,0 +1,104 @@
+"""Safeguards: each is a narrowing `(full, situation) -> DecisionEnvelope`, and none can widen.
+
+`full` is always the contract's own envelope, never another safeguard's output; what is in force is the meet of
+all of them. A safeguard that raises leaves `ESCALATE_ONLY`. A limit that leaves a kind nothing escalates rather
+than drops the kind: running out of budget must not read as a denial of the claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sds.kernel.bounds import Bound, bound
+from sds.kernel.contract import Contract
+from sds.kernel.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of, meet
+from sds.kernel.state import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Everything besides the contract that an envelope depends on.
+
+    `fields`: state net of what is reserved. `spend_left`: minor units left under the tightest limit, None without
+    one. `agent_active` and `in_effect` come from the registry, `halted` from the operator.
+    """
+
+    fields: Fields
+    agent_active: bool
+    in_effect: bool
+    halted: bool
+    spend_left: int | None
+
+
+Safeguard = Callable[[DecisionEnvelope, Situation], DecisionEnvelope]
+
+
+def envelope_in_force(
+    full: DecisionEnvelope, situation: Situation, safeguards: tuple[Safeguard, ...]
+) -> DecisionEnvelope:
+    """Return the meet of the contract's envelope and every safeguard's."""
+    try:
+        return meet(full, *(narrow(full, situation) for narrow in safeguards))
+    except Exception:  # noqa: BLE001  fail closed: a broken safeguard leaves only the human
+        return ESCALATE_ONLY
+
+
+def safeguards_of(contract: Contract) -> tuple[Safeguard, ...]:
+    """Return the safeguards every contract is under."""
+
+    def draws(full: DecisionEnvelope, situation: Situation) -> DecisionEnvelope:
+        """No kind takes more from a field than is there."""
+        kinds = (_within_draws(contract, kind, situation.fields) for kind in full.kinds)
+        return envelope_of((k for k in kinds if k is not None), full.rationale_chars_max)
+
+    def spend(full: DecisionEnvelope, situation: Situation) -> DecisionEnvelope:
+        """No kind spends more than is left; one with nothing left escalates."""
+        if situation.spend_left is None:
+            return full
+        kinds = [_within_spend(contract, kind, situation.spend_left) for kind in full.kinds]
+        return ESCALATE_ONLY if None in kinds else envelope_of((k for k in kinds if k), full.rationale_chars_max)
+
+    return (standing, draws, spend)
+
+
+def standing(full: DecisionEnvelope, situation: Situation) -> DecisionEnvelope:
+    """Leave only the human while the system is halted, the agent not active or its contract not in effect."""
+    return full if situation.agent_active and situation.in_effect and not situation.halted else ESCALATE_ONLY
+
+
+def _within_draws(contract: Contract, kind: KindBound, fields: Fields) -> KindBound | None:
+    spec = contract.kinds.get(kind.kind)
+    for path, drawn in (spec.draws if spec else {}).items():
+        left = fields.get(path)
+        if not isinstance(left, int):
+            return None
+        narrowed = _at_most(kind, drawn, left)
+        if narrowed is None:
+            return None
+        kind = narrowed
+    return kind
+
+
+def _within_spend(contract: Contract, kind: KindBound, left: int) -> KindBound | None:
+    spec = contract.kinds.get(kind.kind)
+    return kind if spec is None or spec.spends is None else _at_most(kind, spec.spends, left)
+
+
+def _at_most(kind: KindBound, name: str | int, limit: int) -> KindBound | None:
+    """Narrow one number of a kind to `limit` minor units; None when nothing is left of it."""
+    if isinstance(name, int):
+        return kind if name <= limit else None
+    for fill, value, _ in kind.fills:
+        if fill == name:
+            return kind if value <= limit else None
+    params: list[tuple[str, Bound]] = []
+    for param, allowed in kind.params:
+        narrowed: Bound | None = allowed
+        if param == name and limit < allowed.hi:
+            low, step, residue = allowed.lo, allowed.step, allowed.residue
+            narrowed = bound(low, limit, step=step, residue=residue, scale=allowed.scale) if limit >= low else None
+        if narrowed is None:
+            return None
+        params.append((param, narrowed))
+    return KindBound(kind.kind, kind.reasons, tuple(params), kind.fills)

@@ -1,0 +1,146 @@
+"""From a trigger to a flow: one flow for each `(gate, event_id)`, claimed before anything is decided.
+
+The same event again gives the stored answer; the same identity with another body is refused. A flow whose holder
+died is taken over when its lease ends, and one aborted by drift is started afresh, each as a child of the last.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sds.kernel import ledger
+from sds.kernel.answer import Answer, answer
+from sds.kernel.canonical import canonical, digest
+from sds.kernel.contract import Contract
+from sds.kernel.errors import EventError, SdsError
+from sds.kernel.flow import RESTARTABLE_TAGS, walk
+from sds.kernel.record import SEALED, seal
+from sds.kernel.store import Store
+
+ID_CHARS_MAX = 128
+EVENT_BYTES_MAX = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A validated trigger. `evidence` is untrusted text; `body` the canonical JSON of the whole event."""
+
+    id: str
+    key: str
+    evidence: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to decide one flow until the lease ends."""
+
+    dfid: str
+    event: Event
+
+
+def read_event(contract: Contract, data: object) -> Event:
+    """Validate a trigger: a JSON object with exactly the fields the contract names. Raises EventError."""
+    if not isinstance(data, Mapping):
+        raise EventError("an event is a JSON object")
+    spec = contract.event
+    named = [name for name in (spec.id, spec.key, spec.evidence) if name]
+    for name in named:
+        if not isinstance(data.get(name), str):
+            raise EventError(f"the event has no text `{name}`", hint=f"an event has the fields {', '.join(named)}")
+    extra = sorted(str(name) for name in data if name not in named)
+    if extra:
+        raise EventError(f"the event has an unknown field `{extra[0]}`", hint=f"fields are {', '.join(named)}")
+    for name in (spec.id, spec.key):
+        if not 1 <= len(data[name]) <= ID_CHARS_MAX or not data[name].isprintable():
+            raise EventError(f"`{name}` is not 1 to {ID_CHARS_MAX} printable characters")
+    try:
+        body = canonical(dict(data)).decode()
+    except (TypeError, ValueError) as error:
+        raise EventError("the event is not text that can be stored as UTF-8") from error
+    if len(body) > EVENT_BYTES_MAX:
+        raise EventError(f"the event is larger than {EVENT_BYTES_MAX} bytes")
+    return Event(data[spec.id], data[spec.key], data[spec.evidence] if spec.evidence else "", body)
+
+
+def parse_event(contract: Contract, text: str | bytes) -> Event:
+    """Validate a trigger given as JSON text. Raises EventError."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise EventError(f"the event is not JSON: {error}") from error
+    return read_event(contract, data)
+
+
+def claim(store: Store, contract: Contract, event: Event, *, dfid: str, now_ms: int) -> Claim | Answer:
+    """Claim the event's flow, or return what is known of it.
+
+    A pending Answer means that another holder is at work. Raises EventError when the identity is known with
+    another body.
+    """
+    body_hash = digest(event.body)
+    with store.transaction():
+        known = store.row(
+            "SELECT e.body_hash, f.dfid, f.state, f.tag, f.restarts, f.lease_until_ms FROM events e"
+            " JOIN decision_flows f ON f.dfid = e.dfid WHERE e.gate = ? AND e.event_id = ?",
+            (contract.gate, event.id),
+        )
+        if known is None:
+            store.insert("events", gate=contract.gate, event_id=event.id, body_hash=body_hash, dfid=dfid)
+            _begin(store, contract, event, dfid, parent=None, restarts=0, now_ms=now_ms)
+            return Claim(dfid, event)
+        if known[0] != body_hash:
+            raise EventError(
+                f"event `{event.id}` was seen with another body", reason_code="EVENT_CONFLICT", dfid=known[1]
+            )
+        state, tag = known[2], known[3]
+        if state == "ACTIVE" and now_ms > known[5]:
+            interrupt(store, known[1], now_ms=now_ms)
+            state, tag = "ABORTED", "INTERRUPTED"
+        if state != "ABORTED" or tag not in RESTARTABLE_TAGS or known[4] >= contract.retry.restarts_max:
+            return _known_answer(store, known[1])
+        store.run("UPDATE events SET dfid = ? WHERE gate = ? AND event_id = ?", (dfid, contract.gate, event.id))
+        _begin(store, contract, event, dfid, parent=known[1], restarts=known[4] + 1, now_ms=now_ms)
+    return Claim(dfid, event)
+
+
+def _known_answer(store: Store, dfid: str) -> Answer:
+    found = answer(store, dfid)
+    if found is None:
+        raise SdsError(f"flow `{dfid}` is not in the record")
+    return found
+
+
+def _begin(
+    store: Store, contract: Contract, event: Event, dfid: str, *, parent: str | None, restarts: int, now_ms: int
+) -> None:
+    store.insert(
+        "decision_flows",
+        dfid=dfid,
+        agent_id=contract.agent_id,
+        trigger_event=event.body,
+        parent_dfid=parent,
+        gate=contract.gate,
+        event_id=event.id,
+        contract_hash=contract.hash,
+        restarts=restarts,
+        created_at_ms=now_ms,
+        state=walk("CREATED", "ACTIVE"),
+        lease_until_ms=now_ms + contract.budget.ttl_ms + contract.budget.dispatch_ms_max,
+    )
+
+
+def interrupt(store: Store, dfid: str, *, now_ms: int) -> None:
+    """Abort a flow whose holder is gone, inside the caller's transaction. Nothing was reserved for it."""
+    store.run(
+        "UPDATE decision_flows SET state = ?, tag = 'INTERRUPTED' WHERE dfid = ?", (walk("ACTIVE", "ABORTED"), dfid)
+    )
+    ledger.append(
+        store,
+        now_ms,
+        "DECIDED",
+        dfid,
+        {"outcome": "ABORTED", "state": "ABORTED", "reason_code": "INTERRUPTED", "rows": seal(store, dfid, SEALED)},
+    )

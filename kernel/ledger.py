@@ -1,0 +1,75 @@
+"""The append-only ledger: a hash chain whose every entry names the facts of one step of one decision.
+
+Kinds: DECIDED (exactly one for every flow), RESERVED, SETTLED, UNKNOWN, RESOLVED; and, for operators, CONTRACT,
+AGENT, HALT, RESUME. SQLite triggers refuse anything but the next entry; `verify_chain` finds what went past them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sds.kernel.canonical import canonical
+from sds.kernel.store import Row, Store
+
+GENESIS = "0" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The last entry's index and hash: keep it elsewhere, and truncation and rewriting show."""
+
+    idx: int
+    entry_hash: str
+
+    def __str__(self) -> str:
+        return f"{self.idx}:{self.entry_hash}"
+
+
+def entry_hash(idx: int, at_ms: int, kind: str, dfid: str, body: str, prev_hash: str) -> str:
+    head = f"{idx}\n{at_ms}\n{kind}\n{dfid}\n{prev_hash}\n"
+    return hashlib.sha256(head.encode() + body.encode()).hexdigest()
+
+
+def head(store: Store) -> Head:
+    last = store.row("SELECT idx, entry_hash FROM ledger ORDER BY idx DESC LIMIT 1")
+    return Head(last[0], last[1]) if last else Head(0, GENESIS)
+
+
+def append(store: Store, at_ms: int, kind: str, dfid: str, body: Mapping[str, Any]) -> Head:
+    """Append one entry inside the caller's transaction."""
+    last = head(store)
+    text = canonical(body).decode()
+    added = Head(last.idx + 1, entry_hash(last.idx + 1, at_ms, kind, dfid, text, last.entry_hash))
+    store.run(
+        "INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (added.idx, at_ms, kind, dfid, text, last.entry_hash, added.entry_hash),
+    )
+    return added
+
+
+def row_digest(row: Iterable[object]) -> str:
+    """Return the SHA-256 of a table row: every value with its type and length, so no two rows share a form."""
+    seal = hashlib.sha256()
+    for value in row:
+        data = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
+        seal.update(f"{type(value).__name__}:{len(data)}:".encode())
+        seal.update(data)
+    return seal.hexdigest()
+
+
+def verify_chain(entries: Iterable[Row]) -> tuple[list[str], Head]:
+    """Return every broken place of the chain, each naming its index, and the head that was reached."""
+    faults: list[str] = []
+    last = Head(0, GENESIS)
+    for idx, at_ms, kind, dfid, body, prev_hash, stored in entries:
+        if idx != last.idx + 1:
+            faults.append(f"entry {last.idx + 1}: missing (the next entry is {idx})")
+        if prev_hash != last.entry_hash:
+            faults.append(f"entry {idx}: not chained to entry {last.idx}")
+        if entry_hash(idx, at_ms, kind, dfid, body, prev_hash) != stored:
+            faults.append(f"entry {idx}: content does not match its hash")
+        last = Head(idx, stored)
+    return faults, last

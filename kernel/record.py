@@ -1,0 +1,166 @@
+"""The durable verdict: everything one decision rests on, written in the caller's one transaction, and sealed.
+
+The DECIDED entry of the ledger carries a digest of every row written here; `audit.verify` computes them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sds.kernel import ledger
+from sds.kernel.canonical import canonical, sha256_hex
+from sds.kernel.dim import Verdict
+from sds.kernel.executor import ExecutionIntent
+from sds.kernel.jit import JitReport
+from sds.kernel.packet import DecisionPacket, Decoding
+from sds.kernel.store import Row, Store
+
+STEP_ID = "execute"
+
+# Immutable columns of each sealed table, by flow. What may still change is derived from the ledger instead.
+SEALED = {
+    "decision_flows": "dfid, agent_id, trigger_event, parent_dfid, gate, event_id, contract_hash, restarts, created_at_ms",
+    "context_snapshots": "*",
+    "policy_proposals": "*",
+    "dim_validations": "*",
+    "attempts": "*",
+}
+RESERVED = {
+    "execution_log": "dfid, idempotency_key, step_id, kind, params, resource_key, state_version, signature, reserved_at_ms",
+    "reservations": "dfid, resource, amount",
+    "spend": "dfid, scope, amount",
+}
+
+
+def seal(store: Store, dfid: str, tables: Mapping[str, str]) -> dict[str, str]:
+    """Return one digest for each table: of all rows of this flow, in key order."""
+    seals: dict[str, str] = {}
+    for table, columns in tables.items():
+        rows = store.rows(f"SELECT {columns} FROM {table} WHERE dfid = ? ORDER BY 1, 2", (dfid,))
+        seals[table] = ledger.row_digest(ledger.row_digest(row) for row in rows)
+    return seals
+
+
+def write_attempt(
+    store: Store, dfid: str, number: int, data: bytes, verdict: Verdict, tokens: int, now_ms: int
+) -> None:
+    """Keep a rejected attempt; the flow goes on."""
+    store.insert(
+        "attempts",
+        dfid=dfid,
+        attempt_number=number,
+        proposal=data,
+        reasons=_reasons(verdict),
+        tokens=tokens,
+        evaluated_at_ms=now_ms,
+    )
+
+
+def write_decision(
+    store: Store,
+    packet: DecisionPacket,
+    data: bytes,
+    decoding: Decoding,
+    verdict: Verdict,
+    report: JitReport | None,
+    attempt: int,
+    now_ms: int,
+) -> None:
+    """Write snapshot, proposal and verdict of a flow's final attempt."""
+    proposal = verdict.proposal
+    store.insert(
+        "context_snapshots",
+        dfid=packet.dfid,
+        snapshot_id=packet.snapshot.id,
+        body=packet.snapshot.body.decode(),
+        envelope_hash=packet.envelope.hash,
+        envelope=canonical(packet.envelope.as_data()).decode(),
+        prompt=canonical(packet.texts).decode(),
+        security=canonical(packet.security).decode(),
+        taken_at_ms=packet.snapshot.taken_at_ms,
+    )
+    said = [proposal.reason_code, proposal.rationale] if proposal else []
+    store.insert(
+        "policy_proposals",
+        dfid=packet.dfid,
+        agent_id=packet.agent_id,
+        policy_kind=proposal.action if proposal else None,
+        params=canonical(dict(verdict.numbers)).decode(),
+        context_ref=proposal.context_ref if proposal else None,
+        justification=": ".join(part for part in said if part) or None,
+        confidence=decoding.confidence,
+        proposal=data,
+        model=decoding.model,
+        alternatives=canonical(decoding.alternatives).decode(),
+        tokens=decoding.tokens,
+        passes=decoding.passes,
+        duration_ms=decoding.duration_ms,
+    )
+    store.insert(
+        "dim_validations",
+        dfid=packet.dfid,
+        outcome=verdict.outcome,
+        gate_reached=verdict.gate_reached,
+        reason_code=verdict.reason_code,
+        reasons=_reasons(verdict),
+        drift=canonical(_drift(report)).decode() if report else None,
+        attempt_number=attempt,
+        evaluated_at_ms=now_ms,
+    )
+
+
+def write_reservation(store: Store, intent: ExecutionIntent, needs: Row, now_ms: int) -> None:
+    """Write the order that is about to be sent, and its RESERVED entry."""
+    store.insert(
+        "execution_log",
+        dfid=intent.dfid,
+        idempotency_key=intent.idempotency_key,
+        step_id=STEP_ID,
+        kind=intent.kind,
+        params=canonical(dict(intent.params)).decode(),
+        resource_key=intent.resource_key,
+        state_version=intent.state_version,
+        signature=intent.signature,
+        reserved_at_ms=now_ms,
+        status="PENDING",
+    )
+    body = {"idempotency_key": intent.idempotency_key, "kind": intent.kind, "params": dict(intent.params)}
+    ledger.append(
+        store, now_ms, "RESERVED", intent.dfid, {**body, "needs": needs, "rows": seal(store, intent.dfid, RESERVED)}
+    )
+
+
+def append_decided(
+    store: Store, packet: DecisionPacket, data: bytes, verdict: Verdict, state: str, now_ms: int
+) -> None:
+    """Append the flow's one DECIDED entry."""
+    body: dict[str, Any] = {
+        "outcome": verdict.outcome,
+        "state": state,
+        "action": verdict.proposal.action if verdict.proposal else None,
+        "params": dict(verdict.numbers),
+        "reason_code": verdict.reason_code,
+        "agent_id": packet.agent_id,
+        "contract_hash": packet.contract_hash,
+        "snapshot_id": packet.snapshot.id,
+        "envelope_hash": packet.envelope.hash,
+        "proposal_sha256": sha256_hex(data),
+        "rows": seal(store, packet.dfid, SEALED),
+    }
+    ledger.append(store, now_ms, "DECIDED", packet.dfid, body)
+
+
+def _reasons(verdict: Verdict) -> str:
+    return canonical([[r.gate, r.code, r.message] for r in verdict.reasons]).decode()
+
+
+def _drift(report: JitReport) -> dict[str, object]:
+    return {
+        "ok": report.ok,
+        "age_ms": report.age_ms,
+        "drift": report.drift,
+        "objections": report.objections,
+        "rederived": report.rederived,
+        "code": report.code,
+    }

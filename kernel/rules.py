@@ -1,0 +1,93 @@
+"""`envelope(contract, snapshot)`: the contract's rules, compiled once, applied to one snapshot. Pure.
+
+Whatever fails (a missing or mistyped field, an expression, a bound beyond the limits) gives `ESCALATE_ONLY`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sds.kernel.bounds import Bound, bound
+from sds.kernel.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.errors import ContractError
+from sds.kernel.expressions import Program, check_expression
+from sds.kernel.snapshot import faults, parse_type
+
+if TYPE_CHECKING:
+    from sds.kernel.contract import Contract, KindSpec
+    from sds.kernel.state import Fields
+
+Path = tuple[str, ...]
+
+
+class Rules:
+    """A contract's expressions, type-checked and compiled. Raises ContractError with a `path` attribute."""
+
+    def __init__(self, contract: Contract) -> None:
+        self.contract = contract
+        self.fields = tuple(parse_type(path, text) for path, text in contract.snapshot.items())
+        self._kinds = {name: contract.kinds[name] for name in sorted({*contract.authority, DENY})}
+        self._reasons = {name: tuple(sorted(set(kind.reasons))) for name, kind in self._kinds.items()}
+        self.reads: frozenset[str] = frozenset()
+        self._program = Program(tuple(self._checked()))
+
+    def _checked(self) -> list[str]:
+        """Type-check every expression in the order `envelope` consumes them."""
+        types = {spec.path: spec.kind for spec in self.fields}
+        wanted: list[tuple[Path, str, str]] = [(("when",), str(self.contract.when), "bool")]
+        for name, kind in self._kinds.items():
+            wanted += _expressions(name, kind)
+        reads: set[str] = set()
+        for path, text, want in wanted:
+            try:
+                found, paths = check_expression(text, types)
+                if found.name != want:
+                    raise ContractError(f"expected {want}, found {found.name} in `{text}`")
+            except ContractError as error:
+                error.path = path  # type: ignore[attr-defined]  # the loader turns it into a line number
+                raise
+            reads |= paths
+        self.reads = frozenset(reads)
+        return [text for _, text, _ in wanted]
+
+    def faults(self, fields: Fields) -> list[str]:
+        return faults(self.fields, fields)
+
+    def envelope(self, fields: Fields) -> DecisionEnvelope:
+        """Return the contract's own envelope for these fields."""
+        if self.faults(fields):
+            return ESCALATE_ONLY
+        try:
+            values = iter(self._program.evaluate(fields))
+            eligible = next(values)
+            kinds = []
+            for name, spec in self._kinds.items():
+                kind = _kind_bound(name, spec, self._reasons[name], values)
+                if kind is not None and (eligible is True or name == DENY):
+                    kinds.append(kind)
+        except Exception:  # noqa: BLE001  fail closed: whatever an expression raises, a human decides
+            return ESCALATE_ONLY
+        return envelope_of(kinds, self.contract.rationale_chars_max)
+
+
+def _expressions(name: str, kind: KindSpec) -> list[tuple[Path, str, str]]:
+    at: Path = ("kinds", name)
+    found: list[tuple[Path, str, str]] = [((*at, "when"), str(kind.when), "bool")]
+    for param, spec in kind.params.items():
+        found += [((*at, "params", param, end), str(getattr(spec, end)), "int") for end in ("lo", "hi")]
+    found += [((*at, "fills", fill, "value"), str(spec.value), "int") for fill, spec in kind.fills.items()]
+    return found
+
+
+def _kind_bound(name: str, spec: KindSpec, reasons: tuple[str, ...], values: Iterator[Any]) -> KindBound | None:
+    """Consume this kind's values; None when it is not permitted or a parameter has no value left."""
+    permitted = next(values) is True
+    params: list[tuple[str, Bound]] = []
+    for param, p in spec.params.items():
+        allowed = bound(next(values), next(values), step=p.step, residue=p.residue, scale=p.scale)
+        permitted = permitted and allowed is not None
+        if allowed is not None:
+            params.append((param, allowed))
+    fills = tuple((fill, int(next(values)), f.scale) for fill, f in spec.fills.items())
+    return KindBound(name, reasons, tuple(params), fills) if permitted else None

@@ -1,0 +1,100 @@
+-- The durable record. Times are milliseconds since 1970, amounts are minor units, hashes are 64 hex digits.
+-- The five tables joined in DIR 4.2 keep its column names.
+
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+
+CREATE TABLE contracts (
+    hash TEXT PRIMARY KEY, gate TEXT NOT NULL, agent_id TEXT NOT NULL, version TEXT NOT NULL,
+    mission_hash TEXT NOT NULL, body TEXT NOT NULL, registered_at_ms INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE agents (
+    agent_id TEXT PRIMARY KEY, gate TEXT NOT NULL UNIQUE, contract_hash TEXT NOT NULL REFERENCES contracts,
+    status TEXT NOT NULL CHECK (status IN ('INITIALIZING', 'ACTIVE', 'SUSPENDED', 'ESCALATED', 'RETIRED')),
+    rejections INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE events (
+    gate TEXT NOT NULL, event_id TEXT NOT NULL, body_hash TEXT NOT NULL, dfid TEXT NOT NULL,
+    PRIMARY KEY (gate, event_id)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE decision_flows (
+    dfid TEXT PRIMARY KEY, agent_id TEXT NOT NULL, trigger_event TEXT NOT NULL, parent_dfid TEXT,
+    gate TEXT NOT NULL, event_id TEXT NOT NULL, contract_hash TEXT NOT NULL, restarts INTEGER NOT NULL,
+    created_at_ms INTEGER NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('CREATED', 'ACTIVE', 'VALIDATING', 'ACCEPTED', 'EXECUTING', 'CLOSED',
+                                         'ABORTED', 'ESCALATED')),
+    tag TEXT, lease_until_ms INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX flows_unfinished ON decision_flows (state) WHERE state IN ('ACTIVE', 'EXECUTING');
+
+CREATE TABLE context_snapshots (
+    dfid TEXT PRIMARY KEY, snapshot_id TEXT NOT NULL, body TEXT NOT NULL, envelope_hash TEXT NOT NULL,
+    envelope TEXT NOT NULL, prompt TEXT NOT NULL, security TEXT NOT NULL, taken_at_ms INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE policy_proposals (
+    dfid TEXT PRIMARY KEY, agent_id TEXT NOT NULL, policy_kind TEXT, params TEXT, context_ref TEXT,
+    justification TEXT, confidence REAL, proposal BLOB NOT NULL, model TEXT NOT NULL, alternatives TEXT NOT NULL,
+    tokens INTEGER NOT NULL, passes INTEGER NOT NULL, duration_ms REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE dim_validations (
+    dfid TEXT PRIMARY KEY, outcome TEXT NOT NULL CHECK (outcome IN ('ACCEPTED', 'REJECTED', 'ESCALATED')),
+    gate_reached INTEGER NOT NULL, reason_code TEXT, reasons TEXT NOT NULL, drift TEXT,
+    attempt_number INTEGER NOT NULL, evaluated_at_ms INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE attempts (
+    dfid TEXT NOT NULL, attempt_number INTEGER NOT NULL, proposal BLOB NOT NULL, reasons TEXT NOT NULL,
+    tokens INTEGER NOT NULL, evaluated_at_ms INTEGER NOT NULL, PRIMARY KEY (dfid, attempt_number)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE execution_log (
+    dfid TEXT PRIMARY KEY, idempotency_key TEXT NOT NULL UNIQUE, step_id TEXT NOT NULL, kind TEXT NOT NULL,
+    params TEXT NOT NULL, resource_key TEXT NOT NULL, state_version TEXT NOT NULL, signature TEXT NOT NULL,
+    reserved_at_ms INTEGER NOT NULL,
+    status TEXT NOT NULL CHECK (status IN ('PENDING', 'SUCCESS', 'FAILED', 'UNKNOWN', 'DIRTY')),
+    external_receipt TEXT, executed_at_ms INTEGER
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE reservations (
+    dfid TEXT NOT NULL, resource TEXT NOT NULL, amount INTEGER NOT NULL CHECK (amount > 0),
+    status TEXT NOT NULL CHECK (status IN ('live', 'settled', 'released')), PRIMARY KEY (dfid, resource)
+) STRICT, WITHOUT ROWID;
+CREATE UNIQUE INDEX one_live_reservation ON reservations (resource) WHERE status = 'live';
+
+CREATE TABLE resources (
+    resource TEXT PRIMARY KEY, epoch INTEGER NOT NULL, drawn INTEGER NOT NULL CHECK (drawn >= 0)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE spend (
+    dfid TEXT NOT NULL, scope TEXT NOT NULL, amount INTEGER NOT NULL, PRIMARY KEY (dfid, scope)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE spend_totals (
+    scope TEXT PRIMARY KEY, used INTEGER NOT NULL CHECK (used >= 0)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE ledger (
+    idx INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, kind TEXT NOT NULL, dfid TEXT NOT NULL, body TEXT NOT NULL,
+    prev_hash TEXT NOT NULL, entry_hash TEXT NOT NULL
+) STRICT;
+CREATE INDEX ledger_by_dfid ON ledger (dfid);
+CREATE UNIQUE INDEX one_decided ON ledger (dfid) WHERE kind = 'DECIDED';
+
+CREATE TRIGGER ledger_no_update BEFORE UPDATE ON ledger BEGIN
+    SELECT RAISE(ABORT, 'the ledger is append-only: no update');
+END;
+CREATE TRIGGER ledger_no_delete BEFORE DELETE ON ledger BEGIN
+    SELECT RAISE(ABORT, 'the ledger is append-only: no delete');
+END;
+CREATE TRIGGER ledger_consecutive BEFORE INSERT ON ledger
+WHEN NEW.idx IS NULL OR NEW.idx <> (SELECT COALESCE(MAX(idx), 0) + 1 FROM ledger) BEGIN
+    SELECT RAISE(ABORT, 'the ledger is append-only: not the next index');
+END;
+CREATE TRIGGER ledger_chained BEFORE INSERT ON ledger
+WHEN NEW.prev_hash <> COALESCE((SELECT entry_hash FROM ledger ORDER BY idx DESC LIMIT 1), printf('%064d', 0)) BEGIN
+    SELECT RAISE(ABORT, 'the ledger is append-only: not chained to the last entry');
+END;
