@@ -23,6 +23,12 @@ def sha256_hex(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def one_line(text: object, chars_max: int) -> str:
+    """Return foreign text as the record can keep it: one line, printable, cut to `chars_max`."""
+    kept = "".join(c if c.isprintable() else " " for c in str(text)[: 4 * chars_max])
+    return " ".join(kept.split())[:chars_max]
+
+
 def idempotency_key(dfid: str, step_id: str, params: Mapping[str, object]) -> str:
     """Return SHA-256 of `dfid:step_id:sorted-json(params)` (DIR 4.5). Neither attempt nor context is part of it."""
     payload = f"{dfid}:{step_id}:{json.dumps(params, sort_keys=True)}"

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from sds.kernel import ledger, reserve
+from sds.kernel.canonical import one_line
 from sds.kernel.contract import Contract
 from sds.kernel.errors import ExecutorError, StoreError
-from sds.kernel.executor import ExecutionIntent, Executor, Receipt
+from sds.kernel.executor import ExecutionIntent, Executor, Receipt, Signer, VerifyingExecutor
 from sds.kernel.flow import State, walk
 from sds.kernel.store import Store
 
 Log = Callable[[str, Mapping[str, object]], None]
+
+RECEIPT_CHARS_MAX = 200
 
 _STATUS = {"settled": "SUCCESS", "rejected": "FAILED", "absent": "UNKNOWN", "unknown": "UNKNOWN"}
 
@@ -28,9 +31,17 @@ class Dispatcher:
     """Carries out reserved orders of one gate through its executor."""
 
     def __init__(
-        self, contract: Contract, store: Store, executor: Executor, *, now_ms: Callable[[], int], log: Log
+        self,
+        contract: Contract,
+        store: Store,
+        executor: Executor,
+        signer: Signer,
+        *,
+        now_ms: Callable[[], int],
+        log: Log,
     ) -> None:
-        self._contract, self._store, self._executor = contract, store, executor
+        self._contract, self._store, self._signer = contract, store, signer
+        self._executor = VerifyingExecutor(executor, signer)
         self._now_ms, self._log = now_ms, log
         self._deadline_s = contract.budget.dispatch_ms_max / 1000
 
@@ -40,21 +51,28 @@ class Dispatcher:
 
     def _send(self, intent: ExecutionIntent) -> Receipt:
         try:
-            receipt = self._executor.dispatch(intent, intent.idempotency_key, self._deadline_s)
+            receipt = _cleaned(self._executor.dispatch(intent, intent.idempotency_key, self._deadline_s))
         except ExecutorError as error:
-            return Receipt("rejected", detail=str(error)[:200])
+            return Receipt("rejected", detail=one_line(error, RECEIPT_CHARS_MAX))
         except Exception as error:  # noqa: BLE001  whatever it raises, it may have acted
             receipt = Receipt("unknown", detail=f"the executor failed: {type(error).__name__}")
         return receipt if receipt.status in ("settled", "rejected") else self._lookup(intent)
 
     def _lookup(self, intent: ExecutionIntent) -> Receipt:
         try:
-            return self._executor.lookup(intent.idempotency_key, self._deadline_s)
+            return _cleaned(self._executor.lookup(intent.idempotency_key, self._deadline_s))
         except Exception as error:  # noqa: BLE001  not knowing is an answer
             return Receipt("unknown", detail=f"the look-up failed: {type(error).__name__}")
 
     def resolve(self, intent: ExecutionIntent) -> str:
-        """Learn what became of an order whose sender is gone, by its key; send it again only if that is safe."""
+        """Learn what became of an order whose sender is gone, by its key; send it again only if that is safe.
+
+        An order read back from the record with anything altered is neither looked up nor sent: its key may be
+        another's. It stays UNKNOWN, and keeps what it reserved, until a human resolves it.
+        """
+        if not self._signer.verify(intent):
+            self._log("security.order_altered", {"dfid": intent.dfid})
+            return self.settle(intent, Receipt("unknown", detail="the order does not carry the kernel's signature"))
         receipt = self._lookup(intent)
         if receipt.status == "absent" and self._executor.idempotent and not self._store.halted:
             receipt = self._send(intent)
@@ -62,7 +80,7 @@ class Dispatcher:
 
     def settle(self, intent: ExecutionIntent, receipt: Receipt) -> str:
         """Record what became of an order; return the execution status. Settling twice changes nothing."""
-        status = _STATUS.get(receipt.status, "UNKNOWN")
+        status = _STATUS[receipt.status]
         with self._store.transaction():
             was = self._store.value("SELECT status FROM execution_log WHERE dfid = ?", (intent.dfid,))
             if was is None:
@@ -77,15 +95,24 @@ class Dispatcher:
         now_ms = self._now_ms()
         self._store.run(
             "UPDATE execution_log SET status = ?, external_receipt = ?, executed_at_ms = ? WHERE dfid = ?",
-            (status, receipt.reference[:200] or None, now_ms, intent.dfid),
+            (status, receipt.reference or None, now_ms, intent.dfid),
         )
+        kept = self._contract.draws_settle_in == "kernel"
         kind = "UNKNOWN" if status == "UNKNOWN" else "RESOLVED" if was == "UNKNOWN" else "SETTLED"
         if status != "UNKNOWN":
             succeeded = status == "SUCCESS"
-            kept = self._contract.draws_settle_in == "kernel"
             reserve.settle(self._store, intent.dfid, succeeded=succeeded, kept=kept)
             end: State = walk("EXECUTING", "CLOSED" if succeeded else "ABORTED")
             tag = None if succeeded else "EXECUTION_FAILED"
             self._store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (end, tag, intent.dfid))
-        body = {"status": status, "reference": receipt.reference[:200], "detail": receipt.detail[:200]}
+        body = {"status": status, "reference": receipt.reference, "detail": receipt.detail, "kept": kept}
         ledger.append(self._store, now_ms, kind, intent.dfid, body)
+
+
+def _cleaned(receipt: Receipt) -> Receipt:
+    """Return a receipt as the record can keep it. Raises when it is none: what an executor returns is foreign."""
+    if receipt.status not in _STATUS:
+        raise ValueError(f"`{receipt.status}` is not a settlement")
+    return Receipt(
+        receipt.status, one_line(receipt.reference, RECEIPT_CHARS_MAX), one_line(receipt.detail, RECEIPT_CHARS_MAX)
+    )

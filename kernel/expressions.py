@@ -1,8 +1,11 @@
 """Contract expressions: a typed subset of CEL, checked when a contract is loaded, evaluated by a CEL library.
 
-CEL alone does not fail closed: `missing > 1 || true` is true, and so is `'a' < 1 || true`. Two things close it.
-Here every expression is parsed and typed against the declared snapshot, so a wrong type or an undeclared name is
-an error with a column at load; and `snapshot.check` demands every declared field with its type before evaluation.
+CEL alone does not fail closed: `missing > 1 || true` is true, so is `'a' < 1 || true`, and so is `1 / 0 > 1 || true`.
+Three things close it. Every expression is parsed and typed against the declared snapshot, so a wrong type or an
+undeclared name is an error with a column at load. `snapshot.faults` demands every declared field with its type before
+evaluation. And what is evaluated is not the author's text but the parsed tree written out again, with `a || b` as
+`a ? true : b` and `a && b` as `a ? b : false`: a side that is read and fails fails the whole, a side that need not be
+read is not, and precedence is this parser's alone.
 
 The subset: literals (integers, strings, `true`, `false`), declared paths, `||  &&  !  ==  !=  <  <=  >  >=  in
 +  -  *  /  %`, `c ? a : b`, lists after `in`, and `min(a, b)`, `max(a, b)`. No floats, no macros, no `has()`.
@@ -13,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 import cel
 
@@ -21,8 +25,11 @@ from sds.kernel.state import Fields
 
 EXPRESSION_CHARS_MAX = 1000
 DEPTH_MAX = 32
-
-Check = Callable[[], "Kind"]
+INT_MAX = 2**63 - 1
+RESERVED = frozenset(
+    "as break const continue else false for function if import in let loop namespace null package return true var"
+    " void while".split()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,32 +40,45 @@ class Kind:
     values: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A part that was read: its type, the CEL text that evaluates it, and the token it began at."""
+
+    kind: Kind
+    cel: str
+    at: int
+
+
 BOOL, INT, STRING = Kind("bool"), Kind("int"), Kind("string")
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<int>[0-9]+(?![.\w]))|(?P<path>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)"
-    r"|(?P<string>\"[^\"\\]*\"|'[^'\\]*')|(?P<op>\|\||&&|[=!<>]=|[-+*/%<>!?:(),\[\]]))"
+    r"|(?P<string>\"[^\"\\\x00-\x1f]*\"|'[^'\\\x00-\x1f]*')|(?P<op>\|\||&&|[=!<>]=|[-+*/%<>!?:(),\[\]]))",
+    re.ASCII,
 )
 _RELATIONS = ("==", "!=", "<", "<=", ">", ">=", "in")
 
 
-def check_expression(text: str, types: Mapping[str, Kind]) -> tuple[Kind, frozenset[str]]:
-    """Return the type of an expression and the paths it reads. Raises ContractError naming the column."""
+def check_expression(text: str, types: Mapping[str, Kind]) -> tuple[Kind, str]:
+    """Return the type of an expression and the CEL text that evaluates it. Raises ContractError naming the column."""
     if len(text) > EXPRESSION_CHARS_MAX:
-        raise ContractError(f"expression is longer than {EXPRESSION_CHARS_MAX} characters")
+        raise ContractError(f"longer than {EXPRESSION_CHARS_MAX} characters")
     parser = _Parser(text, types)
-    kind = parser.ternary()
+    whole = parser.ternary()
     if parser.peek():
         parser.fail(f"unexpected `{parser.peek()}`")
-    return kind, frozenset(parser.paths)
+    try:
+        cel.compile(f"[{whole.cel}]")
+    except ValueError as error:
+        raise ContractError(f"too deeply nested in `{text}`") from error
+    return whole.kind, whole.cel
 
 
 class _Parser:
-    """Recursive descent over the subset; every rule returns the type of what it read."""
+    """Recursive descent over the subset; every rule returns what it read."""
 
     def __init__(self, text: str, types: Mapping[str, Kind]) -> None:
         self.text, self.types = text, types
-        self.paths: set[str] = set()
         self.tokens = self._scan()
         self.at = 0
         self.depth = 0
@@ -69,21 +89,23 @@ class _Parser:
         while at < len(self.text.rstrip()):
             token = _TOKEN.match(self.text, at)
             if token is None:
-                raise ContractError(f"column {at + 1}: cannot read `{self.text[at:].strip()[:12]}` in `{self.text}`")
+                start = len(self.text) - len(self.text[at:].lstrip())
+                raise ContractError(f"column {start + 1}: cannot read `{self.text[start:][:12]}` in `{self.text}`")
             group = str(token.lastgroup)
             found.append((group, token[group], token.start(group) + 1))
             at = token.end()
         return found
 
-    def fail(self, message: str) -> None:
-        column = self.tokens[self.at][2] if self.at < len(self.tokens) else len(self.text) + 1
+    def fail(self, message: str, at: int | None = None) -> NoReturn:
+        at = self.at if at is None else at
+        column = self.tokens[at][2] if at < len(self.tokens) else len(self.text) + 1
         raise ContractError(f"column {column}: {message} in `{self.text}`")
 
     def peek(self) -> str:
         return self.tokens[self.at][1] if self.at < len(self.tokens) else ""
 
     def take(self, *expected: str) -> bool:
-        if self.at < len(self.tokens) and self.tokens[self.at][0] != "string" and self.peek() in expected:
+        if self.peek() in expected and self.tokens[self.at][0] != "string":
             self.at += 1
             return True
         return False
@@ -92,121 +114,158 @@ class _Parser:
         if not self.take(token):
             self.fail(f"expected `{token}`")
 
-    def want(self, kind: Kind, name: str) -> None:
-        if kind.name != name:
-            self.fail(f"expected {name}, found {kind.name}")
+    def want(self, term: Term, name: str) -> str:
+        if term.kind.name != name:
+            self.fail(f"expected {name}, found {term.kind.name}", term.at)
+        return term.cel
 
-    def ternary(self) -> Kind:
+    def deeper(self, rule: Callable[[], Term]) -> Term:
         self.depth += 1
         if self.depth > DEPTH_MAX:
             self.fail(f"nested deeper than {DEPTH_MAX}")
-        condition = self.logical("||")
-        if self.take("?"):
-            self.want(condition, "bool")
-            yes = self.ternary()
-            self.demand(":")
-            no = self.ternary()
-            self.want(no, yes.name)
-            condition = Kind(yes.name, yes.values | no.values)
+        found = rule()
         self.depth -= 1
-        return condition
+        return found
 
-    def logical(self, operator: str) -> Kind:
-        def below() -> Kind:
-            return self.logical("&&") if operator == "||" else self.relation()
+    def ternary(self) -> Term:
+        return self.deeper(self._ternary)
 
-        left = below()
+    def _ternary(self) -> Term:
+        first = self.disjunction()
+        if not self.take("?"):
+            return first
+        condition, yes = self.want(first, "bool"), self.ternary()
+        self.demand(":")
+        no = self.ternary()
+        self.want(no, yes.kind.name)
+        # A side that may be any string makes the whole any string.
+        values = yes.kind.values | no.kind.values if yes.kind.values and no.kind.values else frozenset()
+        return Term(Kind(yes.kind.name, values), f"({condition} ? {yes.cel} : {no.cel})", first.at)
+
+    def disjunction(self) -> Term:
+        return self.logical("||", self.conjunction)
+
+    def conjunction(self) -> Term:
+        return self.logical("&&", self.relation)
+
+    def logical(self, operator: str, below: Callable[[], Term]) -> Term:
+        first = below()
+        if self.peek() != operator:
+            return first
+        sides = [self.want(first, "bool")]
         while self.take(operator):
-            self.want(left, "bool")
-            self.want(below(), "bool")
-        return left
+            sides.append(self.want(below(), "bool"))
+        return Term(BOOL, _in_turn(operator, sides), first.at)
 
-    def relation(self) -> Kind:
+    def relation(self) -> Term:
         left = self.sum()
         operator = self.peek()
         if not self.take(*_RELATIONS):
             return left
         if operator == "in":
-            self.demand("[")
-            while True:
-                self.comparable(left, self.sum())
-                if not self.take(","):
-                    break
-            self.demand("]")
-            return BOOL
+            return Term(BOOL, f"({left.cel} in [{', '.join(self.members(left))}])", left.at)
         right = self.sum()
         self.comparable(left, right)
         if operator not in ("==", "!="):
             self.want(left, "int")
-        return BOOL
+        return Term(BOOL, f"({left.cel} {operator} {right.cel})", left.at)
 
-    def comparable(self, left: Kind, right: Kind) -> None:
-        self.want(right, left.name)
-        for enum, other in ((left, right), (right, left)):
-            if enum.values and other.values and not other.values <= enum.values and len(other.values) == 1:
-                self.fail(f"`{next(iter(other.values))}` is not one of {', '.join(sorted(enum.values))}")
+    def members(self, left: Term) -> list[str]:
+        self.demand("[")
+        found: list[str] = []
+        while not found or self.take(","):
+            item = self.sum()
+            self.comparable(left, item)
+            found.append(item.cel)
+        self.demand("]")
+        return found
 
-    def sum(self) -> Kind:
-        return self.arithmetic(("+", "-"), lambda: self.arithmetic(("*", "/", "%"), self.unary))
+    def comparable(self, left: Term, right: Term) -> None:
+        self.want(right, left.kind.name)
+        some, other = left.kind.values, right.kind.values
+        if some and other and not (some <= other or other <= some):
+            known, strange = (some, other - some) if len(some) >= len(other) else (other, some - other)
+            self.fail(f"`{min(strange)}` is not one of {', '.join(sorted(known))}", right.at)
 
-    def arithmetic(self, operators: tuple[str, ...], below: Check) -> Kind:
-        left = below()
-        while self.take(*operators):
-            self.want(left, "int")
-            self.want(below(), "int")
-        return left
+    def sum(self) -> Term:
+        return self.arithmetic(("+", "-"), self.product)
 
-    def unary(self) -> Kind:
+    def product(self) -> Term:
+        return self.arithmetic(("*", "/", "%"), self.unary)
+
+    def arithmetic(self, operators: tuple[str, ...], below: Callable[[], Term]) -> Term:
+        first = below()
+        if self.peek() not in operators:
+            return first
+        text = self.want(first, "int")
+        while (operator := self.peek()) and self.take(*operators):
+            text += f" {operator} {self.want(below(), 'int')}"
+        return Term(INT, f"({text})", first.at)
+
+    def unary(self) -> Term:
+        at = self.at
         if self.take("!"):
-            self.want(self.unary(), "bool")
-            return BOOL
+            return Term(BOOL, f"!{self.want(self.deeper(self.unary), 'bool')}", at)
         if self.take("-"):
-            self.want(self.unary(), "int")
-            return INT
+            text = self.want(self.deeper(self.unary), "int")
+            # CEL's own negation of the least integer wraps around; a subtraction fails.
+            return Term(INT, f"-{text}" if text.isdigit() else f"(0 - {text})", at)
         return self.primary()
 
-    def primary(self) -> Kind:
+    def primary(self) -> Term:
+        at = self.at
         if self.take("("):
             inner = self.ternary()
             self.demand(")")
             return inner
-        if self.at >= len(self.tokens):
+        if at >= len(self.tokens):
             self.fail("the expression ends too early")
-        group, text, _ = self.tokens[self.at]
-        if group == "int":
-            self.at += 1
-            return INT
-        if group == "string":
-            self.at += 1
-            return Kind("string", frozenset({text[1:-1]}))
-        if group == "path":
-            return self.name(text)
-        self.fail(f"unexpected `{text}`")
-        raise AssertionError
-
-    def name(self, text: str) -> Kind:
+        group, text, _ = self.tokens[at]
+        if group == "op":
+            self.fail(f"unexpected `{text}`")
         self.at += 1
+        if group == "string":
+            return Term(Kind("string", frozenset({text[1:-1]})), text, at)
+        if group == "path":
+            return self.name(text, at)
+        if int(text) > INT_MAX:
+            self.fail(f"`{text[:24]}` is too large", at)
+        return Term(INT, str(int(text)), at)
+
+    def name(self, text: str, at: int) -> Term:
         if text in ("true", "false"):
-            return BOOL
+            return Term(BOOL, text, at)
         if text in ("min", "max") and self.take("("):
-            self.want(self.ternary(), "int")
+            left = self.want(self.ternary(), "int")
             self.demand(",")
-            self.want(self.ternary(), "int")
+            right = self.want(self.ternary(), "int")
             self.demand(")")
-            return INT
-        if text not in self.types:
-            self.at -= 1
-            self.fail(f"`{text}` is not a declared snapshot field")
-        self.paths.add(text)
-        return self.types[text]
+            return Term(INT, f"{text}({left}, {right})", at)
+        if text in self.types:
+            return Term(self.types[text], text, at)
+        if self.peek() == "(":
+            self.fail(f"there is no `{text}()` here, only min and max", at)
+        self.fail(f"`{text}` is not a declared snapshot field", at)
+
+
+def _in_turn(operator: str, sides: list[str]) -> str:
+    """Write `||` and `&&` so that sides are read from the left until it is decided, and a failure is never lost.
+
+    Balanced, since a CEL library limits how deep an expression may be nested.
+    """
+    if len(sides) == 1:
+        return sides[0]
+    half = len(sides) // 2
+    left, right = _in_turn(operator, sides[:half]), _in_turn(operator, sides[half:])
+    return f"({left} ? true : {right})" if operator == "||" else f"({left} ? {right} : false)"
 
 
 class Program:
-    """All expressions of a contract as one CEL list: evaluated together, and if one fails, all have failed."""
+    """All checked expressions of a contract as one CEL list: evaluated together; if one fails, all have failed."""
 
     def __init__(self, expressions: tuple[str, ...]) -> None:
         self._functions = {"min": min, "max": max}
-        self._program = cel.compile("[" + ", ".join(f"({e})" for e in expressions) + "]")
+        self._program = cel.compile(f"[{', '.join(expressions)}]")
 
     def evaluate(self, fields: Fields) -> list[object]:
         """Return one value for each expression. Raises whatever CEL raises; the caller fails closed."""

@@ -60,13 +60,15 @@ def read_event(contract: Contract, data: object) -> Event:
         body = canonical(dict(data)).decode()
     except (TypeError, ValueError) as error:
         raise EventError("the event is not text that can be stored as UTF-8") from error
-    if len(body) > EVENT_BYTES_MAX:
+    if len(body.encode()) > EVENT_BYTES_MAX:
         raise EventError(f"the event is larger than {EVENT_BYTES_MAX} bytes")
     return Event(data[spec.id], data[spec.key], data[spec.evidence] if spec.evidence else "", body)
 
 
 def parse_event(contract: Contract, text: str | bytes) -> Event:
     """Validate a trigger given as JSON text. Raises EventError."""
+    if len(text) > EVENT_BYTES_MAX:
+        raise EventError(f"the event is larger than {EVENT_BYTES_MAX} bytes")
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -142,5 +144,11 @@ def interrupt(store: Store, dfid: str, *, now_ms: int) -> None:
         now_ms,
         "DECIDED",
         dfid,
-        {"outcome": "ABORTED", "state": "ABORTED", "reason_code": "INTERRUPTED", "rows": seal(store, dfid, SEALED)},
+        {
+            "outcome": "ABORTED",
+            "state": "ABORTED",
+            "tag": "INTERRUPTED",
+            "reason_code": "INTERRUPTED",
+            "rows": seal(store, dfid, SEALED),
+        },
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sds.kernel.canonical import canonical
-from sds.kernel.store import Row, Store
+from sds.kernel.store import Reader, Row, Store
 
 GENESIS = "0" * 64
 
@@ -29,11 +29,11 @@ class Head:
 
 
 def entry_hash(idx: int, at_ms: int, kind: str, dfid: str, body: str, prev_hash: str) -> str:
-    head = f"{idx}\n{at_ms}\n{kind}\n{dfid}\n{prev_hash}\n"
-    return hashlib.sha256(head.encode() + body.encode()).hexdigest()
+    text = f"{idx}\n{at_ms}\n{kind}\n{dfid}\n{prev_hash}\n{body}"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def head(store: Store) -> Head:
+def head(store: Reader) -> Head:
     last = store.row("SELECT idx, entry_hash FROM ledger ORDER BY idx DESC LIMIT 1")
     return Head(last[0], last[1]) if last else Head(0, GENESIS)
 
@@ -50,14 +50,9 @@ def append(store: Store, at_ms: int, kind: str, dfid: str, body: Mapping[str, An
     return added
 
 
-def row_digest(row: Iterable[object]) -> str:
-    """Return the SHA-256 of a table row: every value with its type and length, so no two rows share a form."""
-    seal = hashlib.sha256()
-    for value in row:
-        data = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
-        seal.update(f"{type(value).__name__}:{len(data)}:".encode())
-        seal.update(data)
-    return seal.hexdigest()
+def rows_digest(rows: list[Row]) -> str:
+    """Return the SHA-256 of table rows in the form Python's `ascii` writes them: no two different rows share it."""
+    return hashlib.sha256(ascii(rows).encode()).hexdigest()
 
 
 def verify_chain(entries: Iterable[Row]) -> tuple[list[str], Head]:

@@ -11,14 +11,20 @@ from sds.kernel import registry
 from sds.kernel.contract import Contract
 from sds.kernel.store import Store
 
+# An operator who reactivates an agent has looked at what it did: the window starts anew there.
+_REACTIVATED = (
+    "SELECT COALESCE(MAX(idx), 0) FROM ledger WHERE kind = 'AGENT' AND json_extract(body, '$.agent_id') = ?"
+    " AND json_extract(body, '$.status') = 'ACTIVE'"
+)
+
 
 def breach(store: Store, contract: Contract) -> str | None:
     """Return one line about the first aggregate threshold the agent's last decisions exceed, else None."""
     limits = contract.aggregate_thresholds
     rows = store.rows(
         "SELECT body FROM ledger WHERE kind = 'DECIDED' AND json_extract(body, '$.agent_id') = ?"
-        " ORDER BY idx DESC LIMIT ?",
-        (contract.agent_id, limits.window),
+        f" AND idx > ({_REACTIVATED}) ORDER BY idx DESC LIMIT ?",
+        (contract.agent_id, contract.agent_id, limits.window),
     )
     if len(rows) < limits.window:
         return None
@@ -27,7 +33,7 @@ def breach(store: Store, contract: Contract) -> str | None:
         body = json.loads(text)
         spec = contract.kinds.get(body["action"] or "")
         if body["state"] == "EXECUTING" and spec is not None and spec.spends:
-            paid.append(int(body["params"][spec.spends]))
+            paid.append(int(body["params"].get(spec.spends, 0)))
     if len(paid) * 100 > limits.paid_pct_max * limits.window:
         return f"{len(paid)} of the last {limits.window} decisions paid, over {limits.paid_pct_max} %"
     mean_max = limits.paid_mean_minor_max

@@ -14,13 +14,13 @@ from sds.kernel.dim import Verdict
 from sds.kernel.executor import ExecutionIntent
 from sds.kernel.jit import JitReport
 from sds.kernel.packet import DecisionPacket, Decoding
-from sds.kernel.store import Row, Store
+from sds.kernel.store import Reader, Row, Store
 
 STEP_ID = "execute"
 
 # Immutable columns of each sealed table, by flow. What may still change is derived from the ledger instead.
 SEALED = {
-    "decision_flows": "dfid, agent_id, trigger_event, parent_dfid, gate, event_id, contract_hash, restarts, created_at_ms",
+    "decision_flows": "dfid, agent_id, trigger_event, parent_dfid, gate, event_id, contract_hash, restarts, created_at_ms, lease_until_ms",
     "context_snapshots": "*",
     "policy_proposals": "*",
     "dim_validations": "*",
@@ -33,12 +33,12 @@ RESERVED = {
 }
 
 
-def seal(store: Store, dfid: str, tables: Mapping[str, str]) -> dict[str, str]:
+def seal(store: Reader, dfid: str, tables: Mapping[str, str]) -> dict[str, str]:
     """Return one digest for each table: of all rows of this flow, in key order."""
     seals: dict[str, str] = {}
     for table, columns in tables.items():
         rows = store.rows(f"SELECT {columns} FROM {table} WHERE dfid = ? ORDER BY 1, 2", (dfid,))
-        seals[table] = ledger.row_digest(ledger.row_digest(row) for row in rows)
+        seals[table] = ledger.rows_digest(rows)
     return seals
 
 
@@ -132,12 +132,13 @@ def write_reservation(store: Store, intent: ExecutionIntent, needs: Row, now_ms:
 
 
 def append_decided(
-    store: Store, packet: DecisionPacket, data: bytes, verdict: Verdict, state: str, now_ms: int
+    store: Store, packet: DecisionPacket, data: bytes, verdict: Verdict, state: str, tag: str | None, now_ms: int
 ) -> None:
     """Append the flow's one DECIDED entry."""
     body: dict[str, Any] = {
         "outcome": verdict.outcome,
         "state": state,
+        "tag": tag,
         "action": verdict.proposal.action if verdict.proposal else None,
         "params": dict(verdict.numbers),
         "reason_code": verdict.reason_code,

@@ -50,6 +50,14 @@ def _in_the_air(kernel: Kernel, now_ms: int) -> list[ExecutionIntent]:
         (kernel.contract.gate, now_ms),
     )
     return [
-        ExecutionIntent(dfid, key, kind, tuple(sorted(json.loads(params).items())), resource_key, version, signature)
+        ExecutionIntent(dfid, key, kind, _params(params), resource_key, version, signature)
         for dfid, key, kind, params, resource_key, version, signature in rows
     ]
+
+
+def _params(text: str) -> tuple[tuple[str, int], ...]:
+    """Return an order's numbers; none when the row was altered beyond reading, which its signature then shows."""
+    try:
+        return tuple(sorted(json.loads(text).items()))
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        return ()

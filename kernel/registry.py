@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sds.kernel import ledger
+from sds.kernel.canonical import one_line
 from sds.kernel.contract import Contract
 from sds.kernel.errors import ContractError, TransitionError
 from sds.kernel.store import Store
+
+REASON_CHARS_MAX = 500
 
 Status = Literal["INITIALIZING", "ACTIVE", "SUSPENDED", "ESCALATED", "RETIRED"]
 Actor = Literal["registry", "runtime", "operator", "agent"]
@@ -32,13 +35,18 @@ _WHO_MAY: dict[tuple[Status, Status], frozenset[Actor]] = {
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What the registry knows of an agent now."""
+    """What the registry knows of an agent now, and whether an operator has halted everything."""
 
     agent_id: str
     status: Status
     contract_hash: str
     mission_hash: str
     rejections: int
+    halted: int  # 0 or 1, as the store has it
+
+    @property
+    def active(self) -> bool:
+        return self.status == "ACTIVE"
 
 
 def register(store: Store, contract: Contract, *, by: Actor, now_ms: int) -> None:
@@ -49,23 +57,34 @@ def register(store: Store, contract: Contract, *, by: Actor, now_ms: int) -> Non
     if by == "agent":
         raise TransitionError("an agent cannot register itself: contracts come from a deployment")
     with store.transaction():
-        known = store.row(
-            "SELECT a.contract_hash, a.agent_id, c.version, a.status FROM agents a JOIN contracts c"
-            " ON c.hash = a.contract_hash WHERE a.gate = ? OR a.agent_id = ?",
-            (contract.gate, contract.agent_id),
-        )
-        if known and known[0] == contract.hash:
+        known = _registered(store, contract)
+        if known == contract.hash:
             return
-        if known and known[1] != contract.agent_id:
-            raise ContractError(f"gate `{contract.gate}` already belongs to agent `{known[1]}`")
-        if known and _semver(known[2]) >= _semver(contract.version):
+        _insert(store, contract, new=known is None, now_ms=now_ms)
+        rows = store.rows("SELECT * FROM contracts WHERE hash = ?", (contract.hash,))
+        body = {"hash": contract.hash, "gate": contract.gate, "agent_id": contract.agent_id, "by": by}
+        body |= {"version": contract.version, "owner": contract.owner, "row": ledger.rows_digest(rows)}
+        ledger.append(store, now_ms, "CONTRACT", "", body)
+
+
+def _registered(store: Store, contract: Contract) -> str | None:
+    """Return the hash of the contract that this one may replace, or its own; None when agent and gate are new."""
+    rows = store.rows(
+        "SELECT a.gate, a.agent_id, a.contract_hash, c.version FROM agents a JOIN contracts c"
+        " ON c.hash = a.contract_hash WHERE a.gate = ? OR a.agent_id = ?",
+        (contract.gate, contract.agent_id),
+    )
+    for gate, agent_id, known, version in rows:
+        if (gate, agent_id) != (contract.gate, contract.agent_id):
             raise ContractError(
-                f"version `{contract.version}` differs from and does not exceed the registered `{known[2]}`",
+                f"agent `{contract.agent_id}` cannot serve gate `{contract.gate}`: agent `{agent_id}` serves `{gate}`"
+            )
+        if known != contract.hash and _semver(version) >= _semver(contract.version):
+            raise ContractError(
+                f"version `{contract.version}` differs from and does not exceed the registered `{version}`",
                 hint="raise the contract's version",
             )
-        _insert(store, contract, new=known is None, now_ms=now_ms)
-        body = {"hash": contract.hash, "gate": contract.gate, "agent_id": contract.agent_id, "by": by}
-        ledger.append(store, now_ms, "CONTRACT", "", {**body, "version": contract.version, "owner": contract.owner})
+    return str(rows[0][2]) if rows else None
 
 
 def _insert(store: Store, contract: Contract, *, new: bool, now_ms: int) -> None:
@@ -95,7 +114,8 @@ def _semver(text: str) -> tuple[int, ...]:
 
 def lookup(store: Store, agent_id: str) -> Registration | None:
     found = store.row(
-        "SELECT a.agent_id, a.status, a.contract_hash, c.mission_hash, a.rejections FROM agents a"
+        "SELECT a.agent_id, a.status, a.contract_hash, c.mission_hash, a.rejections,"
+        " (SELECT value FROM meta WHERE key = 'halted') IS NOT '0' FROM agents a"
         " JOIN contracts c ON c.hash = a.contract_hash WHERE a.agent_id = ?",
         (agent_id,),
     )
@@ -115,12 +135,11 @@ def move(store: Store, agent_id: str, status: Status, *, by: Actor, reason: str,
         raise TransitionError(f"there is no agent `{agent_id}`")
     if by not in _WHO_MAY.get((known.status, status), frozenset()):
         raise TransitionError(f"{by} may not move agent `{agent_id}` from {known.status} to {status}")
-    if not reason.strip():
+    why = one_line(reason, REASON_CHARS_MAX)
+    if not why:
         raise TransitionError("a reason is needed")
     store.run("UPDATE agents SET status = ?, rejections = 0 WHERE agent_id = ?", (status, agent_id))
-    ledger.append(
-        store, now_ms, "AGENT", "", {"agent_id": agent_id, "status": status, "by": by, "reason": reason[:500]}
-    )
+    ledger.append(store, now_ms, "AGENT", "", {"agent_id": agent_id, "status": status, "by": by, "reason": why})
 
 
 def set_halted(store: Store, halted: bool, *, by: str, reason: str, now_ms: int) -> bool:
@@ -129,5 +148,6 @@ def set_halted(store: Store, halted: bool, *, by: str, reason: str, now_ms: int)
         if store.halted == halted:
             return False
         store.run("UPDATE meta SET value = ? WHERE key = 'halted'", ("1" if halted else "0",))
-        ledger.append(store, now_ms, "HALT" if halted else "RESUME", "", {"by": by, "reason": reason[:500]})
+        body = {"by": one_line(by, REASON_CHARS_MAX), "reason": one_line(reason, REASON_CHARS_MAX)}
+        ledger.append(store, now_ms, "HALT" if halted else "RESUME", "", body)
     return True

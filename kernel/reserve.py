@@ -1,7 +1,7 @@
 """What one decision takes from the world, taken before anything is sent: resources and spend limits.
 
 At most one live reservation for a resource, held until it is settled or certainly rejected, and subtracted from
-live state meanwhile. Everything here runs inside the caller's transaction.
+live state meanwhile. Everything here that writes runs inside the caller's transaction.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sds.kernel.contract import Contract, SpendLimit
+from sds.kernel.contract import Contract
 from sds.kernel.errors import StoreError
 from sds.kernel.state import Fields
 from sds.kernel.store import Store
@@ -24,6 +24,15 @@ class Needs:
     spends: int
 
 
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Every drawable field of one key: its resource's epoch, what is drawn from it, and who is held right now."""
+
+    epochs: Mapping[str, int]
+    drawn: Mapping[str, int]
+    held: frozenset[str]
+
+
 def needs_of(contract: Contract, kind: str, numbers: Mapping[str, int]) -> Needs:
     spec = contract.kinds[kind]
     draws = tuple((path, n if isinstance(n, int) else numbers[n]) for path, n in sorted(spec.draws.items()))
@@ -35,76 +44,82 @@ def resource(contract: Contract, key: str, path: str) -> str:
     return f"{contract.source}:{key}#{path}"
 
 
-def drawn_fields(contract: Contract) -> tuple[str, ...]:
-    return tuple(sorted({path for kind in contract.kinds.values() for path in kind.draws}))
+def read_draws(store: Store, contract: Contract, key: str) -> Draws:
+    """Return what is known of every field that some kind of the contract draws on."""
+    paths = {resource(contract, key, path): path for kind in contract.kinds.values() for path in kind.draws}
+    rows = store.rows(
+        "SELECT r.resource, r.epoch, r.drawn, EXISTS (SELECT 1 FROM reservations l WHERE l.resource = r.resource"
+        f" AND l.status = 'live') FROM resources r WHERE r.resource IN ({_marks(paths)})",
+        tuple(paths),
+    )
+    epochs, drawn = dict.fromkeys(paths.values(), 0), dict.fromkeys(paths.values(), 0)
+    for name, epoch, amount, _ in rows:
+        epochs[paths[name]], drawn[paths[name]] = epoch, amount
+    return Draws(epochs, drawn, frozenset(paths[name] for name, _, _, held in rows if held))
 
 
-def read_draws(store: Store, contract: Contract, key: str) -> tuple[dict[str, int], dict[str, int]]:
-    """Return, for every drawable field, its resource's epoch and what is already drawn from it."""
-    epochs: dict[str, int] = {}
-    drawn: dict[str, int] = {}
-    for path in drawn_fields(contract):
-        row = store.row("SELECT epoch, drawn FROM resources WHERE resource = ?", (resource(contract, key, path),))
-        epochs[path], drawn[path] = row or (0, 0)
-    return epochs, drawn
+def scopes(contract: Contract, fields: Fields, now_ms: int) -> list[str]:
+    """Name the counter of every spend limit: gate, limit, UTC hour or day, and the value it is counted for."""
+    now = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat()
+    return [
+        f"{contract.gate}/{limit.name}/{now[:13] if limit.window == 'hour' else now[:10]}/"
+        f"{fields.get(limit.per, '?') if limit.per else '*'}"
+        for limit in contract.spend
+    ]
 
 
-def held_fields(store: Store, contract: Contract, key: str) -> frozenset[str]:
-    """Return the fields whose resource is under a live reservation."""
-    sql = "SELECT 1 FROM reservations WHERE resource = ? AND status = 'live'"
-    return frozenset(p for p in drawn_fields(contract) if store.row(sql, (resource(contract, key, p),)))
-
-
-def scope(contract: Contract, limit: SpendLimit, fields: Fields, now_ms: int) -> str:
-    """Name the counter a limit uses now: gate, limit, UTC hour or day, and the value it is counted for."""
-    form = "%Y-%m-%dT%H" if limit.window == "hour" else "%Y-%m-%d"
-    window = datetime.fromtimestamp(now_ms / 1000, UTC).strftime(form)
-    return f"{contract.gate}/{limit.name}/{window}/{fields.get(limit.per, '?') if limit.per else '*'}"
-
-
-def spend_left(store: Store, contract: Contract, fields: Fields, now_ms: int) -> int | None:
+def spend_left(store: Store, contract: Contract, names: list[str]) -> int | None:
     """Return what is left under the tightest limit, in minor units; None when there is no limit."""
-    left = [limit.max_minor - _used(store, scope(contract, limit, fields, now_ms)) for limit in contract.spend]
-    return max(0, min(left)) if left else None
+    if not names:
+        return None
+    used: dict[str, int] = dict(store.rows(f"SELECT scope, used FROM spend_totals WHERE scope IN ({_marks(names)})", tuple(names)))
+    left = (limit.max_minor - used.get(name, 0) for limit, name in zip(contract.spend, names, strict=True))
+    return max(0, min(left))
 
 
-def _used(store: Store, name: str) -> int:
-    return int(store.value("SELECT used FROM spend_totals WHERE scope = ?", (name,)) or 0)
+def _marks(names: Iterable[str]) -> str:
+    return ", ".join("?" for _ in names)
 
 
 def take(
-    store: Store,
-    contract: Contract,
-    dfid: str,
-    key: str,
-    needs: Needs,
-    epochs: Mapping[str, int],
-    scopes: Iterable[str],
+    store: Store, contract: Contract, dfid: str, key: str, needs: Needs, epochs: Mapping[str, int], names: list[str]
 ) -> str | None:
-    """Reserve everything, or change nothing and return the reason code. `epochs` are those read before live state."""
-    now, _ = read_draws(store, contract, key)
-    held = held_fields(store, contract, key)
-    if any(path in held or now[path] != epochs[path] for path, _ in needs.draws):
+    """Reserve everything, or change nothing and return the reason code. `epochs` are those read before live state.
+
+    `names` are the spend counters of this moment (`scopes`). Taking nothing of a resource leaves it alone.
+    """
+    if needs.spends < 0 or any(amount < 0 for _, amount in needs.draws):
+        return "AMOUNT_NEGATIVE"
+    now = read_draws(store, contract, key)
+    if any(path in now.held or now.epochs[path] != epochs[path] for path, _ in needs.draws):
         return "RESOURCE_CONTENTION"
-    named = list(scopes) if needs.spends else []
-    for limit, name in zip(contract.spend, named, strict=False):
-        if _used(store, name) + needs.spends > limit.max_minor:
-            return "SPEND_LIMIT_EXCEEDED"
+    left = spend_left(store, contract, names)
+    if needs.spends and left is not None and needs.spends > left:
+        return "SPEND_LIMIT_EXCEEDED"
     for path, amount in needs.draws:
-        name = resource(contract, key, path)
-        store.insert("reservations", dfid=dfid, resource=name, amount=amount, status="live")
-        store.run(
-            "INSERT INTO resources VALUES (?, 1, ?)"
-            " ON CONFLICT DO UPDATE SET epoch = epoch + 1, drawn = drawn + excluded.drawn",
-            (name, amount),
-        )
-    for name in named:
-        store.insert("spend", dfid=dfid, scope=name, amount=needs.spends)
+        if amount:
+            _draw(store, dfid, resource(contract, key, path), amount)
+    if needs.spends:
+        _spend(store, dfid, names, needs.spends)
+    return None
+
+
+def _draw(store: Store, dfid: str, name: str, amount: int) -> None:
+    store.insert("reservations", dfid=dfid, resource=name, amount=amount, status="live")
+    store.run(
+        "INSERT INTO resources VALUES (?, 1, ?)"
+        " ON CONFLICT DO UPDATE SET epoch = epoch + 1, drawn = drawn + excluded.drawn",
+        (name, amount),
+    )
+
+
+def _spend(store: Store, dfid: str, names: list[str], amount: int) -> None:
+    for name in dict.fromkeys(names):
+        store.insert("spend", dfid=dfid, scope=name, amount=amount)
         store.run(
             "INSERT INTO spend_totals VALUES (?, ?) ON CONFLICT DO UPDATE SET used = used + excluded.used",
-            (name, needs.spends),
+            (name, amount),
         )
-    return None
 
 
 def settle(store: Store, dfid: str, *, succeeded: bool, kept: bool) -> None:

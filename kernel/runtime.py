@@ -20,7 +20,7 @@ from sds.kernel.dim import Reason, Standing, Verdict
 from sds.kernel.dispatch import Dispatcher, Log, no_log
 from sds.kernel.envelope import DecisionEnvelope
 from sds.kernel.errors import SdsError, UsageError
-from sds.kernel.executor import ExecutionIntent, Executor, Signer, VerifyingExecutor
+from sds.kernel.executor import ExecutionIntent, Executor, Signer
 from sds.kernel.flow import State, walk
 from sds.kernel.governance import Situation, envelope_in_force, safeguards_of
 from sds.kernel.jit import JitReport
@@ -29,6 +29,8 @@ from sds.kernel.rules import Rules
 from sds.kernel.snapshot import take_snapshot
 from sds.kernel.state import Fields, StateSource
 from sds.kernel.store import Store
+
+_NOT_THE_AGENT = frozenset({"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED", "KERNEL_FAULT", "RESOURCE_CONTENTION"})
 
 
 class Kernel:
@@ -50,7 +52,7 @@ class Kernel:
         self.rules = Rules(contract)
         self._source = source
         self._now_ms, self._new_id, self._log = now_ms, new_id, log
-        self.dispatcher = Dispatcher(contract, store, VerifyingExecutor(executor, signer), now_ms=now_ms, log=log)
+        self.dispatcher = Dispatcher(contract, store, executor, signer, now_ms=now_ms, log=log)
         self._safeguards = safeguards_of(contract)
         self._tolerances = jit.tolerances(contract)
         self._effective_ms = int(datetime.fromisoformat(contract.effective_from).replace(tzinfo=UTC).timestamp() * 1000)
@@ -100,7 +102,7 @@ class Kernel:
 
         The epochs are read before the state: a reservation that comes between shows when this decision reserves.
         """
-        epochs, drawn = reserve.read_draws(self.store, self.contract, key)
+        draws = reserve.read_draws(self.store, self.contract, key)
         notes: list[str] = []
         fields: dict[str, bool | int | str] = {}
         version = ""
@@ -112,17 +114,17 @@ class Kernel:
         else:
             notes += [] if read else ["there is no state under this key"]
         if read is not None:
-            fields, version = self._net(read.fields, drawn), read.version
+            fields, version = self._net(read.fields, draws.drawn), read.version
             notes += self.rules.faults(fields)
         known = registry.lookup(self.store, self.contract.agent_id)
         situation = Situation(
             fields=fields,
-            agent_active=known is not None and known.status == "ACTIVE",
+            agent_active=known is not None and known.active,
             in_effect=now_ms >= self._effective_ms,
-            halted=self.store.halted,
-            spend_left=reserve.spend_left(self.store, self.contract, fields, now_ms),
+            halted=known is not None and known.halted,
+            spend_left=reserve.spend_left(self.store, self.contract, reserve.scopes(self.contract, fields, now_ms)),
         )
-        return situation, version, epochs, tuple(notes)
+        return situation, version, draws.epochs, tuple(notes)
 
     def _net(self, fields: Fields, drawn: Mapping[str, int]) -> dict[str, bool | int | str]:
         net = {spec.path: fields[spec.path] for spec in self.rules.fields if fields.get(spec.path) is not None}
@@ -159,11 +161,11 @@ class Kernel:
         known = registry.lookup(self.store, packet.agent_id)
         spent = self.store.value("SELECT total(tokens) FROM attempts WHERE dfid = ?", (packet.dfid,))
         return Standing(
-            agent_active=known is not None and known.status == "ACTIVE",
-            halted=self.store.halted,
+            agent_active=known is not None and known.active,
+            halted=known is not None and known.halted,
             contract_hash=known.contract_hash if known else "",
             mission_hash=known.mission_hash if known else "",
-            held=reserve.held_fields(self.store, self.contract, packet.key),
+            held=reserve.read_draws(self.store, self.contract, packet.key).held,
             tokens_spent=int(spent),
         )
 
@@ -197,8 +199,8 @@ class Kernel:
             self._reject(packet, data, decoding, verdict, attempt, now_ms)
             return None
         intent: ExecutionIntent | None = None
-        code = self._revoked(packet) if verdict.outcome == "ACCEPTED" else None
-        if report is not None and not report.ok:
+        code = self._revoked(packet, now_ms) if verdict.outcome == "ACCEPTED" else None
+        if code is None and report is not None and not report.ok:
             code = report.code or "STATE_DRIFT_DETECTED"
         if code is None and verdict.outcome == "ACCEPTED" and report is not None and verdict.proposal is not None:
             intent, code = self._reserve(packet, verdict, report, now_ms)
@@ -215,14 +217,16 @@ class Kernel:
             self._finish(packet, data, decoding, verdict, report, attempt, state, None, now_ms)
         return intent
 
-    def _revoked(self, packet: DecisionPacket) -> str | None:
-        """Tell, inside the reserving transaction, whether authority has been withdrawn since."""
+    def _revoked(self, packet: DecisionPacket, now_ms: int) -> str | None:
+        """Tell, inside the reserving transaction, whether authority has been withdrawn or has run out since."""
         known = registry.lookup(self.store, packet.agent_id)
-        if self.store.halted:
-            return "HALTED"
-        if known is None or known.status != "ACTIVE":
+        if known is None or not known.active:
             return "AGENT_SUSPENDED"
-        return None if known.contract_hash == packet.contract_hash else "CONTRACT_REVOKED"
+        if known.halted:
+            return "HALTED"
+        if known.contract_hash != packet.contract_hash:
+            return "CONTRACT_REVOKED"
+        return "PROPOSAL_EXPIRED" if now_ms > packet.expires_at_ms else None
 
     def _reserve(
         self, packet: DecisionPacket, verdict: Verdict, report: JitReport, now_ms: int
@@ -232,8 +236,8 @@ class Kernel:
             return None, None
         numbers = dict(verdict.numbers)
         needs = reserve.needs_of(self.contract, kind, numbers)
-        scopes = [reserve.scope(self.contract, lim, packet.situation.fields, now_ms) for lim in self.contract.spend]
-        code = reserve.take(self.store, self.contract, packet.dfid, packet.key, needs, packet.epochs, scopes)
+        names = reserve.scopes(self.contract, packet.situation.fields, now_ms)
+        code = reserve.take(self.store, self.contract, packet.dfid, packet.key, needs, packet.epochs, names)
         if code is not None:
             return None, code
         key = idempotency_key(packet.dfid, record.STEP_ID, {"action": kind, **numbers})
@@ -259,10 +263,15 @@ class Kernel:
         self._count_rejection(packet, verdict, now_ms)
 
     def _count_rejection(self, packet: DecisionPacket, verdict: Verdict, now_ms: int) -> None:
-        """Suspend an agent that is rejected too often in a row, or that acts for another mission (DIR 3.5a)."""
+        """Suspend an agent that is rejected too often in a row, or that acts for another mission (DIR 3.5a).
+
+        What an operator or a deployment did while the flow was open is not held against the agent.
+        """
+        if any(reason.code in _NOT_THE_AGENT for reason in verdict.reasons):
+            return
         self.store.run("UPDATE agents SET rejections = rejections + 1 WHERE agent_id = ?", (packet.agent_id,))
         known = registry.lookup(self.store, packet.agent_id)
-        if known is None or known.status != "ACTIVE":
+        if known is None or not known.active:
             return
         dissonant = any(reason.code == "MISSION_DISSONANCE" for reason in verdict.reasons)
         if dissonant or known.rejections >= self.contract.retry.rejections_to_suspend:
@@ -291,7 +300,7 @@ class Kernel:
         )
         if verdict.outcome == "ACCEPTED":
             self.store.run("UPDATE agents SET rejections = 0 WHERE agent_id = ? AND rejections > 0", (packet.agent_id,))
-        record.append_decided(self.store, packet, data, verdict, state, now_ms)
+        record.append_decided(self.store, packet, data, verdict, state, tag, now_ms)
 
     def _answer(self, dfid: str) -> Answer:
         found = answer(self.store, dfid)

@@ -6,7 +6,7 @@ CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT RO
 CREATE TABLE contracts (
     hash TEXT PRIMARY KEY, gate TEXT NOT NULL, agent_id TEXT NOT NULL, version TEXT NOT NULL,
     mission_hash TEXT NOT NULL, body TEXT NOT NULL, registered_at_ms INTEGER NOT NULL
-) STRICT, WITHOUT ROWID;
+) STRICT;
 
 CREATE TABLE agents (
     agent_id TEXT PRIMARY KEY, gate TEXT NOT NULL UNIQUE, contract_hash TEXT NOT NULL REFERENCES contracts,
@@ -26,30 +26,30 @@ CREATE TABLE decision_flows (
     state TEXT NOT NULL CHECK (state IN ('CREATED', 'ACTIVE', 'VALIDATING', 'ACCEPTED', 'EXECUTING', 'CLOSED',
                                          'ABORTED', 'ESCALATED')),
     tag TEXT, lease_until_ms INTEGER NOT NULL
-) STRICT, WITHOUT ROWID;
+) STRICT;
 CREATE INDEX flows_unfinished ON decision_flows (state) WHERE state IN ('ACTIVE', 'EXECUTING');
 
 CREATE TABLE context_snapshots (
     dfid TEXT PRIMARY KEY, snapshot_id TEXT NOT NULL, body TEXT NOT NULL, envelope_hash TEXT NOT NULL,
     envelope TEXT NOT NULL, prompt TEXT NOT NULL, security TEXT NOT NULL, taken_at_ms INTEGER NOT NULL
-) STRICT, WITHOUT ROWID;
+) STRICT;
 
 CREATE TABLE policy_proposals (
     dfid TEXT PRIMARY KEY, agent_id TEXT NOT NULL, policy_kind TEXT, params TEXT, context_ref TEXT,
     justification TEXT, confidence REAL, proposal BLOB NOT NULL, model TEXT NOT NULL, alternatives TEXT NOT NULL,
     tokens INTEGER NOT NULL, passes INTEGER NOT NULL, duration_ms REAL NOT NULL
-) STRICT, WITHOUT ROWID;
+) STRICT;
 
 CREATE TABLE dim_validations (
     dfid TEXT PRIMARY KEY, outcome TEXT NOT NULL CHECK (outcome IN ('ACCEPTED', 'REJECTED', 'ESCALATED')),
     gate_reached INTEGER NOT NULL, reason_code TEXT, reasons TEXT NOT NULL, drift TEXT,
     attempt_number INTEGER NOT NULL, evaluated_at_ms INTEGER NOT NULL
-) STRICT, WITHOUT ROWID;
+) STRICT;
 
 CREATE TABLE attempts (
     dfid TEXT NOT NULL, attempt_number INTEGER NOT NULL, proposal BLOB NOT NULL, reasons TEXT NOT NULL,
     tokens INTEGER NOT NULL, evaluated_at_ms INTEGER NOT NULL, PRIMARY KEY (dfid, attempt_number)
-) STRICT, WITHOUT ROWID;
+) STRICT;
 
 CREATE TABLE execution_log (
     dfid TEXT PRIMARY KEY, idempotency_key TEXT NOT NULL UNIQUE, step_id TEXT NOT NULL, kind TEXT NOT NULL,
@@ -57,7 +57,7 @@ CREATE TABLE execution_log (
     reserved_at_ms INTEGER NOT NULL,
     status TEXT NOT NULL CHECK (status IN ('PENDING', 'SUCCESS', 'FAILED', 'UNKNOWN', 'DIRTY')),
     external_receipt TEXT, executed_at_ms INTEGER
-) STRICT, WITHOUT ROWID;
+) STRICT;
 
 CREATE TABLE reservations (
     dfid TEXT NOT NULL, resource TEXT NOT NULL, amount INTEGER NOT NULL CHECK (amount > 0),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,27 +26,94 @@ def connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False)
 
 
-class Store:
+def schema_of(db: sqlite3.Connection) -> dict[str, str]:
+    """Return the text of every table, index and trigger, by name."""
+    return dict(db.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall())
+
+
+def expected_schema() -> dict[str, str]:
+    """Return what `schema_of` says of a store that nobody has tampered with."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        for statement in _statements():
+            db.execute(statement)
+        return schema_of(db)
+
+
+def _statements() -> Iterator[str]:
+    statement = ""
+    for line in Path(__file__).with_name("schema.sql").read_text(encoding="utf-8").splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+class Reader:
+    """Reading statements over one connection behind a lock."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db, self._lock = db, threading.RLock()
+
+    def rows(self, sql: str, values: Row = ()) -> list[Row]:
+        with self._lock:
+            try:
+                return self._db.execute(sql, values).fetchall()
+            except sqlite3.Error as error:
+                raise StoreError(f"the store cannot be read: {error}") from error
+
+    def row(self, sql: str, values: Row = ()) -> Row | None:
+        found = self.rows(sql, values)
+        return found[0] if found else None
+
+    def value(self, sql: str, values: Row = ()) -> Any:
+        found = self.row(sql, values)
+        return found[0] if found else None
+
+    @property
+    def halted(self) -> bool:
+        return bool(self.value("SELECT value FROM meta WHERE key = 'halted'") != "0")
+
+    @property
+    def schema(self) -> dict[str, str]:
+        return dict(self.rows("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+
+class Store(Reader):
     """The kernel's one durable store. `connect` is passed in so that tests can fail every single step."""
 
     def __init__(self, path: Path, *, connect: Connect = connect) -> None:
         self.path = path
-        self._lock = threading.RLock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = connect(path)
-            self._prepare()
+            super().__init__(connect(path))
         except (sqlite3.Error, OSError) as error:
-            raise StoreError(f"`{path}` cannot be opened as a decision store: {error}") from error
+            raise self._unusable(error) from error
+        try:
+            self._prepare()
+        except (sqlite3.Error, StoreError) as error:
+            self.close()
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> StoreError:
+        return StoreError(f"`{self.path}` cannot be opened as a decision store: {error}")
 
     def _prepare(self) -> None:
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "recursive_triggers=ON"):
+        mode = self._db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+        if mode != "wal":
+            raise StoreError(f"its file system offers no write-ahead log (journal mode {mode})")
+        for pragma in ("synchronous=FULL", "foreign_keys=ON", "recursive_triggers=ON"):
             self._db.execute(f"PRAGMA {pragma}")
         self._db.execute("BEGIN IMMEDIATE")
         try:
-            known = self._db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]
-            if not known:
+            found = schema_of(self._db)
+            if not found:
                 self._create()
+            elif not {"meta", "ledger"} <= found.keys():
+                raise StoreError("it is the database of another program")
             self._db.execute("COMMIT")
         except BaseException:
             with suppress(sqlite3.Error):
@@ -54,15 +121,11 @@ class Store:
             raise
         version = self.value("SELECT value FROM meta WHERE key = 'schema_version'")
         if version != SCHEMA_VERSION:
-            raise StoreError(f"`{self.path}` has schema version `{version}`, this program needs `{SCHEMA_VERSION}`")
+            raise StoreError(f"it has schema version `{version}`, this program needs `{SCHEMA_VERSION}`")
 
     def _create(self) -> None:
-        statement = ""
-        for line in Path(__file__).with_name("schema.sql").read_text(encoding="utf-8").splitlines(keepends=True):
-            statement += line
-            if sqlite3.complete_statement(statement):
-                self._db.execute(statement)
-                statement = ""
+        for statement in _statements():
+            self._db.execute(statement)
         self._db.execute("INSERT INTO meta VALUES ('schema_version', ?), ('halted', '0')", (SCHEMA_VERSION,))
 
     @contextmanager
@@ -81,34 +144,23 @@ class Store:
             except sqlite3.Error as error:
                 raise StoreError(f"the store refused: {error}") from error
 
+    @contextmanager
+    def frozen(self) -> Iterator[Reader]:
+        """Read one moment of the file while others go on writing; text that is not UTF-8 arrives as surrogates."""
+        try:
+            db = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+            db.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
+        except sqlite3.Error as error:
+            raise StoreError(f"the store cannot be read: {error}") from error
+        with closing(Reader(db)) as reader:
+            reader.rows("BEGIN")
+            yield reader
+
     def run(self, sql: str, values: Row = ()) -> int:
         """Execute one statement inside the caller's transaction; return the number of rows it changed."""
         return self._db.execute(sql, values).rowcount
-
-    def rows(self, sql: str, values: Row = ()) -> list[Row]:
-        with self._lock:
-            try:
-                return self._db.execute(sql, values).fetchall()
-            except sqlite3.Error as error:
-                raise StoreError(f"the store cannot be read: {error}") from error
-
-    def row(self, sql: str, values: Row = ()) -> Row | None:
-        found = self.rows(sql, values)
-        return found[0] if found else None
-
-    def value(self, sql: str, values: Row = ()) -> Any:
-        found = self.row(sql, values)
-        return found[0] if found else None
 
     def insert(self, table: str, **values: Any) -> None:
         """Insert one row; raises when its key is taken."""
         columns = ", ".join(values)
         self.run(f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * len(values))})", tuple(values.values()))
-
-    @property
-    def halted(self) -> bool:
-        return bool(self.value("SELECT value FROM meta WHERE key = 'halted'") != "0")
-
-    def close(self) -> None:
-        with self._lock:
-            self._db.close()

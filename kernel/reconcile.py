@@ -1,0 +1,137 @@
+"""The tables against the ledger: fold the entries into what every table must say, and compare."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sds.kernel import ledger, record
+from sds.kernel.canonical import digest
+from sds.kernel.store import Reader
+
+_AFTER = {"SUCCESS": ("CLOSED", None), "FAILED": ("ABORTED", "EXECUTION_FAILED"), "UNKNOWN": ("EXECUTING", None)}
+_HELD = {"PENDING": "live", "UNKNOWN": "live", "SUCCESS": "settled", "FAILED": "released"}
+
+
+class Tables:
+    """One check of one store. Every fault is one line that names the ledger entry or the row."""
+
+    def __init__(self, store: Reader) -> None:
+        self._store = store
+        self._found: list[str] = []
+        self._flows: dict[str, tuple[str, str | None]] = {}  # dfid -> state, tag
+        self._orders: dict[str, tuple[str, str | None, int | None]] = {}  # dfid -> status, receipt, executed at
+        self._kept: set[str] = set()  # flows whose draws stay subtracted
+        self._agents: dict[str, list[str]] = {}  # agent -> gate, contract, status
+        self._contracts: dict[str, str] = {}  # hash -> digest of its row
+        self._halted = False
+
+    def faults(self, entries: Iterable[tuple[Any, ...]]) -> list[str]:
+        for idx, at_ms, kind, dfid, text, _, _ in entries:
+            try:
+                self._fold(idx, at_ms, kind, dfid, json.loads(text))
+            except (KeyError, TypeError, ValueError, RecursionError):
+                self._found.append(f"entry {idx}: not an entry this program writes")
+        self._compare_flows()
+        self._compare_events()
+        self._compare_registry()
+        self._compare_reservations()
+        return self._found
+
+    def _fold(self, idx: int, at_ms: int, kind: str, dfid: str, body: Mapping[str, Any]) -> None:
+        if kind == "DECIDED":
+            self._flows[dfid] = body["state"], body["tag"]
+            self._sealed(idx, dfid, record.SEALED, body["rows"])
+        elif kind == "RESERVED":
+            self._orders[dfid] = "PENDING", None, None
+            self._sealed(idx, dfid, record.RESERVED, body["rows"])
+        elif kind in ("SETTLED", "UNKNOWN", "RESOLVED"):
+            if self._orders[dfid][0] not in ("PENDING", "UNKNOWN"):
+                raise ValueError("settled already")
+            self._orders[dfid] = body["status"], body["reference"] or None, at_ms
+            self._flows[dfid] = _AFTER[body["status"]]
+            self._kept |= {dfid} if body["kept"] else set()
+        elif kind == "CONTRACT":
+            self._contracts[body["hash"]] = body["row"]
+            known = self._agents.setdefault(body["agent_id"], ["", "", "ACTIVE"])
+            known[:2] = body["gate"], body["hash"]
+        elif kind == "AGENT":
+            self._agents[body["agent_id"]][2] = body["status"]
+        elif kind in ("HALT", "RESUME"):
+            self._halted = kind == "HALT"
+        else:
+            raise ValueError(kind)
+
+    def _sealed(self, idx: int, dfid: str, tables: Mapping[str, str], seals: Mapping[str, str]) -> None:
+        now = record.seal(self._store, dfid, tables)
+        self._found += [
+            f"entry {idx}: table {name} of flow {dfid} differs" for name in tables if now[name] != seals[name]
+        ]
+
+    def _same(self, what: str, rows: Iterable[tuple[Any, ...]], expected: Mapping[Any, Any]) -> None:
+        """Compare (name, value) rows with what the ledger says."""
+        now = dict(rows)
+        for name in sorted({*now, *expected}):
+            if now.get(name) != expected.get(name):
+                self._found.append(f"{what} {name}: the table says {now.get(name)}, the ledger {expected.get(name)}")
+
+    def _compare_flows(self) -> None:
+        states = self._store.rows("SELECT dfid, state, tag FROM decision_flows")
+        open_flows = {dfid for dfid, state, _ in states if state == "ACTIVE" and dfid not in self._flows}
+        self._same("flow", ((dfid, (state, tag)) for dfid, state, tag in states if dfid not in open_flows), self._flows)
+        orders = self._store.rows("SELECT dfid, status, external_receipt, executed_at_ms FROM execution_log")
+        self._same("execution", ((row[0], row[1:]) for row in orders), self._orders)
+        for tables, known in ((record.SEALED, self._flows.keys() | open_flows), (record.RESERVED, self._orders.keys())):
+            for table in tables:
+                rows = self._store.rows(f"SELECT DISTINCT dfid FROM {table}")
+                self._found += [
+                    f"table {table}: flow {dfid} is not in the ledger" for (dfid,) in rows if dfid not in known
+                ]
+
+    def _compare_events(self) -> None:
+        """Every event points to the last flow of its chain, and has the body of that flow's trigger."""
+        flows = self._store.rows("SELECT dfid, gate, event_id, trigger_event, parent_dfid FROM decision_flows")
+        parents = {flow[4] for flow in flows}
+        wanted: dict[str, tuple[str, str]] = {}
+        for dfid, gate, event_id, body, _ in flows:
+            if dfid not in parents:
+                name = f"{gate}/{event_id}"
+                if name in wanted:
+                    self._found.append(f"event {name}: flows {wanted[name][1]} and {dfid} both stand for it")
+                wanted[name] = (_digest(body), dfid)
+        rows = self._store.rows("SELECT gate, event_id, body_hash, dfid FROM events")
+        self._same("event", ((f"{row[0]}/{row[1]}", row[2:]) for row in rows), wanted)
+
+    def _compare_registry(self) -> None:
+        agents = self._store.rows("SELECT agent_id, gate, contract_hash, status FROM agents")
+        self._same("agent", ((row[0], list(row[1:])) for row in agents), self._agents)
+        contracts = self._store.rows("SELECT * FROM contracts")
+        self._same("contract", ((row[0], ledger.rows_digest([row])) for row in contracts), self._contracts)
+        if self._store.halted != self._halted:
+            self._found.append("halted: the table and the ledger differ")
+
+    def _compare_reservations(self) -> None:
+        """Recompute every counter from the reservations that the ledger says are held, settled or given back."""
+        drawn: Counter[str] = Counter()
+        epochs: Counter[str] = Counter()
+        used: Counter[str] = Counter()
+        for dfid, name, amount, status in self._store.rows("SELECT dfid, resource, amount, status FROM reservations"):
+            order = self._orders.get(dfid, ("",))[0]
+            if _HELD.get(order) != status:
+                self._found.append(f"reservation of flow {dfid}: the table says {status}")
+            epochs[name] += 1 if status == "live" else 2
+            drawn[name] += amount if status == "live" or (status == "settled" and dfid in self._kept) else 0
+        for dfid, name, amount in self._store.rows("SELECT dfid, scope, amount FROM spend"):
+            used[name] += amount if self._orders.get(dfid, ("",))[0] != "FAILED" else 0
+        resources = self._store.rows("SELECT resource, epoch, drawn FROM resources")
+        self._same("resource", ((n, (e, d)) for n, e, d in resources), {n: (epochs[n], drawn[n]) for n in epochs})
+        self._same("spend", self._store.rows("SELECT scope, used FROM spend_totals"), used)
+
+
+def _digest(text: str) -> str:
+    try:
+        return digest(text)
+    except TypeError:
+        return "not text"

@@ -1,0 +1,84 @@
+"""A local model as the kernel's proposer: packet in, proposal bytes and what was measured out.
+
+One model, one context, one thread at a time: calls queue. The mask is proved alive before the first decision.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+from sds.decoder import Decoded, decode
+from sds.grammars.language import language
+from sds.grammars.mask import prove_alive
+from sds.kernel.errors import ModelError
+from sds.kernel.packet import DecisionPacket, Decoding
+from sds.models.protocol import Backend, BackendError, prompt_sections
+
+
+class Engine:
+    """Drives a backend. Raises ModelError when the model cannot be loaded or its mask does not constrain."""
+
+    def __init__(self, backend: Backend, *, now_ms: Callable[[], int]) -> None:
+        self._backend, self._now_ms = backend, now_ms
+        self._lock = threading.Lock()
+        try:
+            prove_alive(backend.grammar_tokenizer())
+        except BackendError as error:
+            raise ModelError(str(error), hint=error.hint) from error
+
+    @property
+    def model(self) -> str:
+        """Name and first twelve digits of the SHA-256 of the weights: what the record calls the model."""
+        return f"{self._backend.name}@{self._backend.fingerprint[:12]}"
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        """Decide the packet within its expiry. Raises ModelError; never returns half a decision."""
+        began = perf_counter()
+        with self._lock:
+            sections = self._sections(packet)
+            decoded = decode(
+                self._backend,
+                sections,
+                language(packet.envelope, packet.snapshot.id),
+                tokens_max=tokens_max - sum(map(len, sections)),
+                now_ms=self._now_ms,
+                deadline_ms=packet.expires_at_ms,
+            )
+        return decoded.data, self._measured(decoded, (perf_counter() - began) * 1000)
+
+    def _sections(self, packet: DecisionPacket) -> list[list[int]]:
+        try:
+            return prompt_sections(self._backend, *packet.texts)
+        except BackendError as error:
+            raise ModelError(str(error), hint=error.hint) from error
+
+    def _measured(self, decoded: Decoded, duration_ms: float) -> Decoding:
+        return Decoding(
+            model=self.model,
+            confidence=decoded.confidence,
+            alternatives=tuple(
+                {"choice": c.name, "chosen": c.chosen, "z": c.z, "probabilities": dict(c.probabilities)}
+                for c in decoded.choices
+            ),
+            tokens=decoded.tokens_prompt + decoded.tokens_generated,
+            passes=decoded.passes,
+            duration_ms=duration_ms,
+        )
+
+    def close(self) -> None:
+        with self._lock:
+            self._backend.close()
+
+
+def open_engine(model: Path | None, *, now_ms: Callable[[], int]) -> Engine:
+    """Load a GGUF through llama.cpp, the embedded one when `model` is None. Raises ModelError."""
+    from sds.models.catalog import embedded_model  # noqa: PLC0415  the library is loaded when a model is
+    from sds.models.llama import LlamaBackend  # noqa: PLC0415
+
+    try:
+        return Engine(LlamaBackend(model or embedded_model()), now_ms=now_ms)
+    except BackendError as error:
+        raise ModelError(str(error), hint=error.hint) from error

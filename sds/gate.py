@@ -1,0 +1,120 @@
+"""A gate: one contract, one state source, one executor, one model, one record. What applications embed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from sds import home as places
+from sds.engine import Engine, open_engine
+from sds.kernel import intake, monitor, recovery, registry
+from sds.kernel.answer import Answer
+from sds.kernel.contract import Contract, load_contract
+from sds.kernel.errors import UsageError
+from sds.kernel.executor import Executor
+from sds.kernel.packet import DecisionPacket
+from sds.kernel.recovery import Recovered
+from sds.kernel.runtime import Kernel
+from sds.kernel.state import StateSource
+from sds.kernel.store import Store
+from sds.logs import JsonLog
+from sds.stream import Reasoned, Stream
+
+GATES = ("refund",)
+
+
+class Gate:
+    """Decides events. Use it as a context manager, or call `close()`.
+
+    `folder` holds the record (`decisions.db`), the kernel's key and the log. `model` is a path to a GGUF; None is
+    the embedded model. Creating a gate registers its contract: whoever runs this code is the deployment. Safe to
+    call from several threads.
+    """
+
+    def __init__(
+        self,
+        contract: Contract | Path,
+        source: StateSource,
+        executor: Executor,
+        *,
+        folder: Path,
+        model: Path | None = None,
+        engine: Engine | None = None,
+        on_reasoned: Reasoned | None = None,
+        now_ms: Callable[[], int] = places.now_ms,
+        new_id: Callable[[], str] = places.new_id,
+    ) -> None:
+        self.contract = load_contract(contract) if isinstance(contract, Path) else contract
+        self._now_ms = now_ms
+        self._decided = 0
+        with ExitStack() as opened:
+            self.store = Store(places.decisions_path(folder))
+            opened.callback(self.store.close)
+            log = JsonLog(folder / "log.jsonl")
+            opened.callback(log.close)
+            self.engine = engine or open_engine(model, now_ms=now_ms)
+            if engine is None:
+                opened.callback(self.engine.close)
+            registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
+            self.kernel = Kernel(
+                self.contract,
+                self.store,
+                source,
+                executor,
+                places.signer(folder),
+                now_ms=now_ms,
+                new_id=new_id,
+                log=log.log,
+            )
+            self._stream = Stream(self.kernel, self.engine, now_ms=now_ms, sleep=time.sleep, on_reasoned=on_reasoned)
+            self._closing = opened.pop_all()
+
+    @classmethod
+    def load(cls, name: str, *, folder: Path | None = None, model: Path | None = None) -> Gate:
+        """Open a gate that ships with this package; `refund` brings its airline and its payment rail."""
+        if name not in GATES:
+            raise UsageError(f"there is no gate `{name}`", hint=f"gates are: {', '.join(GATES)}")
+        from sds.gates.refund.desk import open_refund  # noqa: PLC0415  a gate's world is loaded when it is opened
+
+        return open_refund(folder or places.gate_home(name), model=model)
+
+    def read(self, event: Mapping[str, object] | str | bytes) -> intake.Event:
+        if isinstance(event, str | bytes):
+            return intake.parse_event(self.contract, event)
+        return intake.read_event(self.contract, event)
+
+    def decide(self, event: Mapping[str, object] | str | bytes) -> Answer:
+        """Decide one event, given as a mapping or JSON text. The same event again returns the stored answer.
+
+        Raises EventError for a malformed or contradicting event, StoreError when nothing could be recorded.
+        """
+        answer = self._stream.decide(self.read(event))
+        self._decided += 1
+        if self._decided % max(1, self.contract.aggregate_thresholds.window // 10) == 0:
+            monitor.watch(self.store, self.contract, now_ms=self._now_ms())
+        return answer
+
+    def preview(self, event: Mapping[str, object] | str | bytes) -> DecisionPacket:
+        """Return the packet this event would get now; nothing is claimed or recorded."""
+        return self.kernel.preview(self.read(event))
+
+    def recover(self) -> Recovered:
+        """End what a crash left open and resolve every order in the air by its key."""
+        return recovery.recover(self.kernel, now_ms=self._now_ms())
+
+    def on_close(self, action: Callable[[], object]) -> None:
+        """Run `action` when the gate is closed, before its own parts are."""
+        self._closing.callback(action)
+
+    def close(self) -> None:
+        self._closing.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,149 @@
+"""What the payment rail remembers: one row for every idempotency key it has ever answered for, durably.
+
+The rail plays a system that belongs to somebody else, so it imports nothing of this project.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from threading import Lock
+
+AMOUNT_MINOR_MAX = 100_000_000
+BUSY_S = 5.0
+
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS payouts (
+    number INTEGER PRIMARY KEY,
+    key TEXT NOT NULL UNIQUE,
+    kind TEXT NOT NULL,
+    amount_minor INTEGER NOT NULL CHECK (amount_minor BETWEEN 1 AND {AMOUNT_MINOR_MAX}),
+    ticket_id TEXT NOT NULL,
+    dfid TEXT NOT NULL,
+    status TEXT NOT NULL CHECK (status IN ('settled', 'rejected')),
+    answered_at_ms INTEGER NOT NULL
+) STRICT
+"""
+_FORMS = {
+    "key": re.compile(r"[0-9a-f]{64}"),
+    "kind": re.compile(r"[A-Z][A-Z0-9_]{0,63}"),
+    "ticket_id": re.compile(r"[A-Za-z0-9-]{1,64}"),
+    "dfid": re.compile(r"[A-Za-z0-9_.:-]{1,64}"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One request to pay. `key` is the idempotency key; the rest is what it stands for."""
+
+    key: str
+    kind: str
+    amount_minor: int
+    ticket_id: str
+    dfid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a key: settled, rejected, or absent; `conflict` when it came with another body."""
+
+    status: str
+    reference: str = ""
+    detail: str = ""
+
+
+def is_key(text: object) -> bool:
+    return isinstance(text, str) and _FORMS["key"].fullmatch(text) is not None
+
+
+def parse_order(data: object) -> Order | str:
+    """Return the order, or one line that says what is wrong with it."""
+    if not isinstance(data, dict) or set(data) != {*_FORMS, "amount_minor"}:
+        return "an order has exactly: key, kind, amount_minor, ticket_id, dfid"
+    for name, form in _FORMS.items():
+        if not isinstance(data[name], str) or not form.fullmatch(data[name]):
+            return f"{name} is malformed"
+    amount = data["amount_minor"]
+    if type(amount) is not int or not 1 <= amount <= AMOUNT_MINOR_MAX:
+        return f"amount_minor is not an integer between 1 and {AMOUNT_MINOR_MAX}"
+    return Order(**data)
+
+
+class PayoutStore:
+    """The rail's own file. One connection, one lock: a payout is decided and made durable by one thread at a time."""
+
+    def __init__(self, path: Path, now_ms: Callable[[], int]) -> None:
+        self._now_ms, self._lock = now_ms, Lock()
+        self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute(_SCHEMA)
+
+    def pay(self, order: Order, *, refuse: bool = False) -> Answer:
+        """Pay once, or tell again what was answered before. `refuse`: a new key is rejected for good instead."""
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                answer = self._pay(order, refuse=refuse)
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+            return answer
+
+    def _pay(self, order: Order, *, refuse: bool) -> Answer:
+        row = self._db.execute(
+            "SELECT number, status, key, kind, amount_minor, ticket_id, dfid FROM payouts WHERE key = ?", (order.key,)
+        ).fetchone()
+        if row is not None:
+            return _answer(*row[:2]) if row[2:] == astuple(order) else _CONFLICT
+        status = "rejected" if refuse else "settled"
+        done = self._db.execute(
+            "INSERT INTO payouts (key, kind, amount_minor, ticket_id, dfid, status, answered_at_ms)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (*astuple(order), status, self._now_ms()),
+        )
+        return _answer(int(done.lastrowid or 0), status)
+
+    def find(self, key: str) -> Answer:
+        with self._lock:
+            row = self._db.execute("SELECT number, status FROM payouts WHERE key = ?", (key,)).fetchone()
+        return _answer(*row) if row else Answer("absent")
+
+    def summary(self, ticket_id: str = "") -> dict[str, object]:
+        """Count what was paid, for one ticket or (empty) for all, and what should never have been paid twice."""
+        where, values = ("WHERE ticket_id = ?", (ticket_id,)) if ticket_id else ("", ())
+        with self._lock:
+            rows = self._db.execute(
+                f"SELECT status, kind, count(*), sum(amount_minor) FROM payouts {where} GROUP BY status, kind", values
+            ).fetchall()
+            dfids = self._db.execute(f"SELECT count(*) FROM ({_twice('dfid', where)})", values).fetchone()[0]
+            tickets = self._db.execute(f"SELECT count(*) FROM ({_twice('ticket_id, kind', where)})", values).fetchone()[
+                0
+            ]
+        paid = [row for row in rows if row[0] == "settled"]
+        return {
+            "settled": sum(row[2] for row in paid),
+            "rejected": sum(row[2] for row in rows if row[0] == "rejected"),
+            "paid_minor": sum(row[3] for row in paid),
+            "by_kind": {kind: {"settled": count, "paid_minor": total} for _, kind, count, total in paid},
+            "dfids_paid_twice": dfids,
+            "tickets_paid_twice_in_kind": tickets,
+        }
+
+
+_CONFLICT = Answer("conflict", detail="the key stands for another order")
+
+
+def _answer(number: int, status: str) -> Answer:
+    if status == "settled":
+        return Answer("settled", reference=f"PAY-{number:08d}")
+    return Answer("rejected", detail="the rail declined the payment")
+
+
+def _twice(columns: str, where: str) -> str:
+    settled = f"{where or 'WHERE 1'} AND status = 'settled'"
+    return f"SELECT 1 FROM payouts {settled} GROUP BY {columns} HAVING count(*) > 1"

@@ -1,0 +1,132 @@
+"""Working through the queue of claims, and measuring what came of it.
+
+`--chaos drift` moves tickets between reasoning and execution, through a connection of its own, as the airline's
+other clerks might. What is counted then: how many of the moved tickets would have been paid, and how many were.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from sds.gates.refund.adjudication import expected_action
+from sds.gates.refund.airline import move_ticket
+from sds.gates.refund.desk import QueuedClaim, airline_path, ensure_world, open_refund, read_queue
+from sds.gates.refund.rail_client import RailProcess
+from sds.gates.refund.source import TicketSource
+from sds.kernel import audit
+from sds.kernel.answer import Answer
+from sds.kernel.errors import UsageError
+from sds.kernel.packet import DecisionPacket
+from sds.kernel.proposal import Proposal, parse_proposal
+
+CHAOS = ("drift",)
+MOVED_SHARE = 0.5
+OUTCOMES = {"COMPENSATE": "compensated", "REFUND_TICKET": "refunded", "VOUCHER": "vouchers", "DENY": "denied"}
+
+
+@dataclass
+class Watch:
+    """What happens between reasoning and execution: every proposal is checked, and chaos moves some tickets."""
+
+    airline: Path
+    rng: Random | None
+    pays: frozenset[str]
+    out_of_envelope: int = 0
+    moved: dict[str, bool] = field(default_factory=dict)  # dfid -> whether the proposal would have paid
+
+    def reasoned(self, packet: DecisionPacket, data: bytes) -> None:
+        self.out_of_envelope += not packet.envelope.contains(data)
+        proposal = parse_proposal(data)
+        would_pay = isinstance(proposal, Proposal) and proposal.action in self.pays
+        if self.rng is not None and (would_pay or self.rng.random() < MOVED_SHARE):
+            change = move_ticket(self.airline, packet.key, self.rng)
+            if change is not None:
+                self.moved[packet.dfid] = would_pay
+
+
+def run(
+    folder: Path, *, limit: int, model: Path | None, chaos: str | None, on_decided: Callable[[Answer], None]
+) -> dict[str, Any]:
+    """Decide the next `limit` undecided claims; return the report. Raises UsageError when there are not so many."""
+    if chaos is not None and chaos not in CHAOS:
+        raise UsageError(f"there is no chaos `{chaos}`", hint=f"one of: {', '.join(CHAOS)}")
+    ensure_world(folder)
+    rng = Random(limit) if chaos else None  # noqa: S311  reproducible chaos, not a secret
+    watch = Watch(airline_path(folder), rng, frozenset({"COMPENSATE", "REFUND_TICKET", "VOUCHER"}))
+    rails: list[RailProcess] = []
+    with open_refund(folder, model=model, on_reasoned=watch.reasoned, with_rail=rails.append) as gate:
+        source = TicketSource(airline_path(folder))
+        known = {row[0] for row in gate.store.rows("SELECT event_id FROM events WHERE gate = 'refund'")}
+        claims = [c for c in read_queue(folder) if c.event["claim_id"] not in known]
+        if len(claims) < limit:
+            raise UsageError(f"only {len(claims)} claims are left in the queue", hint="sds run refund --reset")
+        decided: list[tuple[Answer, float, str]] = []
+        for claim in claims[:limit]:
+            expected = _expected(source, claim)
+            began = perf_counter()
+            answer = gate.decide(claim.event)
+            decided.append((answer, (perf_counter() - began) * 1000, expected))
+            on_decided(answer)
+        source.close()
+        return _report(gate.engine.model, decided, watch, rails[0], audit.verify(gate.store).faults)
+
+
+def _expected(source: TicketSource, claim: QueuedClaim) -> str:
+    read = source.read(claim.event["ticket_id"])
+    return expected_action(read.fields if read else None, claim.cause)
+
+
+def _report(
+    model: str, decided: list[tuple[Answer, float, str]], watch: Watch, rail: RailProcess, faults: Iterable[str]
+) -> dict[str, Any]:
+    answers = [answer for answer, _, _ in decided]
+    agreed = sum(_action(answer) == expected for answer, _, expected in decided)
+    paid = rail.payouts()
+    paid_dfids = {a.dfid for a in answers if a.execution == "SUCCESS"}
+    report: dict[str, Any] = {
+        "model": model,
+        "decisions": len(decided),
+        "outcomes": dict(Counter(outcome(answer) for answer in answers)),
+        "out_of_envelope": watch.out_of_envelope,
+        "double_payouts": paid["dfids_paid_twice"] + paid["tickets_paid_twice_in_kind"],
+        "paid_minor": sum(a.params.get("amount", 0) for a in answers if a.execution == "SUCCESS"),
+        "agreement": round(agreed / len(decided), 4) if decided else None,
+        "latency_ms": percentiles([ms for _, ms, _ in decided]),
+        "record_faults": list(faults),
+    }
+    if watch.rng is not None:
+        report["moved_tickets"] = len(watch.moved)
+        report["moved_tickets_that_would_have_paid"] = sum(watch.moved.values())
+        report["moved_tickets_paid"] = len(paid_dfids & set(watch.moved))
+    return report
+
+
+def _action(answer: Answer) -> str | None:
+    return "ESCALATE" if answer.state == "ESCALATED" else answer.action if answer.outcome == "ACCEPTED" else None
+
+
+def outcome(answer: Answer) -> str:
+    """Name what became of a claim, as the table shows it."""
+    if answer.state == "ESCALATED":
+        return "escalated"
+    if answer.execution == "UNKNOWN":
+        return "unknown"
+    if answer.state == "CLOSED":
+        return OUTCOMES.get(answer.action or "", "other")
+    return "aborted_on_drift" if answer.tag == "STATE_DRIFT_DETECTED" else "aborted"
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    """Return p50, p95, p99 and max in milliseconds; empty for no values."""
+    if not values:
+        return {}
+    p50, p95, p99 = np.percentile(values, [50, 95, 99])
+    return {"p50": round(p50, 2), "p95": round(p95, 2), "p99": round(p99, 2), "max": round(max(values), 2)}

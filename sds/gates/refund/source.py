@@ -1,0 +1,113 @@
+"""The refund gate's state source: tickets, their flights and the weather, read live from the airline's database.
+
+Before a flight is due nothing about its fate is told: not cancelled, no delay, weather unknown. A flight that
+departed without an arrival delay on record has no field `flight.arr_delay_min`, so whatever needs it escalates.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sds.kernel.errors import StateError
+from sds.kernel.state import StateRead, Value
+
+from .airline import BUSY_S
+
+IDLE_CONNECTIONS_MAX = 64
+_TICKET_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
+_READ = """
+SELECT version, customer, fare_minor, refunded_minor, compensated, voucher_issued,
+       carrier, number, origin, dest, sched_dep_at, due, dep_delay_min, arr_delay_min, distance_m, weather
+FROM tickets JOIN flights USING (flight_id) WHERE ticket_id = ?
+"""
+
+
+class TicketSource:
+    """Reads tickets from `path`, read-only. Safe in several threads: each read has a connection to itself."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._idle: deque[tuple[tuple[int, int], sqlite3.Connection]] = deque()
+
+    def read(self, key: str) -> StateRead | None:
+        """Return the ticket's fields and version as they are now, None for an unknown ticket. Raises StateError."""
+        if not _TICKET_ID.fullmatch(key):
+            return None
+        try:
+            with self._connection() as db:
+                row = db.execute(_READ, (key,)).fetchone()
+        except OSError as error:
+            raise StateError(f"the tickets in `{self._path}` cannot be read: {error.strerror}") from error
+        except sqlite3.Error as error:
+            raise StateError(f"the tickets in `{self._path}` cannot be read: {error}") from error
+        return None if row is None else StateRead(_fields(row), str(row[0]))
+
+    def version(self, key: str) -> str | None:
+        """Return the ticket's version now: the precondition an executor checks just before it sends."""
+        state = self.read(key)
+        return state.version if state else None
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop()[1].close()
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        found = self._path.stat()
+        identity = (found.st_dev, found.st_ino)
+        db = self._take(identity)
+        try:
+            yield db
+        except BaseException:
+            db.close()
+            raise
+        self._give_back(identity, db)
+
+    def _take(self, identity: tuple[int, int]) -> sqlite3.Connection:
+        """Reuse an idle connection, but never one to a file that has since been replaced: its state is stale."""
+        while True:
+            try:
+                opened_as, db = self._idle.pop()
+            except IndexError:
+                uri = f"{self._path.resolve().as_uri()}?mode=ro"
+                return sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+            if opened_as == identity:
+                return db
+            db.close()
+
+    def _give_back(self, identity: tuple[int, int], db: sqlite3.Connection) -> None:
+        if len(self._idle) < IDLE_CONNECTIONS_MAX:
+            self._idle.append((identity, db))
+        else:
+            db.close()
+
+
+def _fields(row: tuple[int | str | None, ...]) -> dict[str, Value]:
+    (_, customer, fare, refunded, compensated, voucher_issued, carrier, number, origin, dest) = row[:10]
+    (sched_dep_at, due, dep_delay, arr_delay, distance_m, weather) = row[10:]
+    cancelled = bool(due) and dep_delay is None
+    happened = bool(due) and not cancelled
+    fields: dict[str, Value | None] = {
+        "flight.carrier": carrier,
+        "flight.number": number,
+        "flight.origin": origin,
+        "flight.dest": dest,
+        "flight.cancelled": cancelled,
+        "flight.due": bool(due),
+        "flight.arr_delay_min": arr_delay if happened else 0,
+        "flight.dep_delay_min": dep_delay if happened else 0,
+        "flight.distance_m": distance_m,
+        "flight.sched_dep_at": sched_dep_at,
+        "weather.condition": weather if due else "unknown",
+        "ticket.customer": customer,
+        "ticket.fare_minor": fare,
+        "ticket.refundable_minor": int(fare or 0) - int(refunded or 0),
+        "ticket.compensations_left": 0 if compensated else 1,
+        "ticket.vouchers_left": 0 if voucher_issued else 1,
+    }
+    return {name: value for name, value in fields.items() if value is not None}

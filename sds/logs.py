@@ -1,0 +1,43 @@
+"""Structured JSON logs: one object a line, with `event`, `timestamp` and, inside a flow, `dfid`. No personal data.
+
+The kernel hands over facts it chose itself: ids, kinds, codes. Events, evidence and snapshots are never logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO
+
+import structlog
+
+from sds.kernel.dispatch import Log
+
+_WARNINGS = ("security.", "agent.suspended")
+
+
+class JsonLog:
+    """Appends to one file, opened for the life of the gate."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
+        self._logger = structlog.wrap_logger(
+            structlog.WriteLogger(self._file),
+            processors=[
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                structlog.processors.JSONRenderer(sort_keys=True),
+            ],
+        )
+
+    def write(self, event: str, facts: Mapping[str, object]) -> None:
+        level = "warning" if event.startswith(_WARNINGS) else "info"
+        getattr(self._logger, level)(event, **facts)
+
+    @property
+    def log(self) -> Log:
+        return self.write
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,89 @@
+"""One decision from trigger to receipt: the whole hot path, in the order it happens.
+
+    event -> kernel.open -> packet -> engine.propose -> bytes -> kernel.decide -> answer
+
+Whatever the model's side does wrong ends as an escalation; drift ends the flow and starts a fresh one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from sds.kernel.answer import Answer
+from sds.kernel.errors import SdsError, WorldError
+from sds.kernel.flow import RESTARTABLE_TAGS
+from sds.kernel.intake import Event
+from sds.kernel.packet import DecisionPacket, Decoding
+from sds.kernel.runtime import Kernel
+
+POLL_S = 0.005
+BACKOFF_S = 0.02
+
+
+class Proposer(Protocol):
+    """What decides in user space; `engine.Engine` is one."""
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]: ...
+
+
+Reasoned = Callable[[DecisionPacket, bytes], None]
+
+
+class Stream:
+    """Runs events through one kernel and one proposer. Safe in several threads.
+
+    `on_reasoned` is called between reasoning and execution: where the world moves while a model thinks.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        proposer: Proposer,
+        *,
+        now_ms: Callable[[], int],
+        sleep: Callable[[float], None],
+        on_reasoned: Reasoned | None = None,
+    ) -> None:
+        self._kernel, self._proposer = kernel, proposer
+        self._now_ms, self._sleep = now_ms, sleep
+        self._on_reasoned = on_reasoned
+
+    def decide(self, event: Event) -> Answer:
+        """Return the event's answer: decided now, or stored. Raises WorldError when it stays busy elsewhere."""
+        budget = self._kernel.contract.budget
+        give_up_ms = self._now_ms() + budget.ttl_ms + budget.dispatch_ms_max
+        backoff_s = BACKOFF_S
+        while True:
+            opened = self._kernel.open(event)
+            if isinstance(opened, DecisionPacket):
+                answer = self._reason(opened)
+                if answer.tag not in RESTARTABLE_TAGS:
+                    return answer
+                self._sleep(backoff_s)
+                backoff_s *= 2
+            elif not opened.pending:
+                return opened
+            elif self._now_ms() > give_up_ms:
+                raise WorldError(
+                    f"event `{event.id}` is being decided elsewhere", reason_code="FLOW_IN_PROGRESS", dfid=opened.dfid
+                )
+            else:
+                self._sleep(POLL_S)
+
+    def _reason(self, packet: DecisionPacket) -> Answer:
+        """Propose until the kernel has a final answer: accepted, escalated, or out of attempts."""
+        while True:
+            try:
+                data, decoding = self._proposer.propose(packet, tokens_max=self._kernel.contract.budget.tokens_max)
+            except SdsError as error:
+                return self._kernel.escalate(packet, error.reason_code, str(error))
+            except Exception as error:  # noqa: BLE001  user space may fail in any way; the answer is a human
+                return self._kernel.escalate(
+                    packet, "MODEL_UNAVAILABLE", f"the proposer failed: {type(error).__name__}"
+                )
+            if self._on_reasoned is not None:
+                self._on_reasoned(packet, data)
+            answer = self._kernel.decide(packet, data, decoding)
+            if not answer.pending:
+                return answer
