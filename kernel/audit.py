@@ -14,7 +14,7 @@ from sds.kernel import ledger
 from sds.kernel.errors import StoreError
 from sds.kernel.ledger import Head
 from sds.kernel.reconcile import Tables
-from sds.kernel.store import Reader, Store, expected_schema
+from sds.kernel.store import Reader, Row, Store, expected_schema
 
 FAULTS_MAX = 100
 
@@ -32,37 +32,37 @@ class Report:
 def verify(store: Store, expected: Head | None = None) -> Report:
     """Verify chain, tables and, when `expected` is given, that the ledger still contains that head.
 
-    It reads one moment of the file, while others go on writing. Raises StoreError when nothing can be read.
+    It reads one moment of the file, while others go on writing.
     """
+    faults: list[str] = []
+    entries: list[Row] = []
+    head = Head(0, ledger.GENESIS)
     with store.frozen() as reader:
-        faults = [f"database: {line[0]}" for line in reader.rows("PRAGMA integrity_check") if line[0] != "ok"]
-        faults += _schema(reader)
-        entries = reader.rows("SELECT idx, at_ms, kind, dfid, body, prev_hash, entry_hash FROM ledger ORDER BY idx")
-        chain, head = ledger.verify_chain(entries)
-        faults += chain
-        if expected is not None:
-            faults += _against_head(entries, expected, head)
-        if not chain:
-            faults += _tables(reader, entries)
+        try:
+            faults += _database(reader)
+            entries = reader.rows(f"SELECT {ledger.COLUMNS} FROM ledger ORDER BY idx")
+            chain, head = ledger.verify_chain(entries)
+            faults += chain
+            if expected is not None:
+                faults += _against_head(entries, expected, head)
+            if not chain:
+                faults += Tables(reader).faults(entries)
+        except StoreError as error:
+            faults.append(f"database: {error}")
     blind = None if expected else "without --head: entries cut off at the end, or a ledger rewritten as a whole"
     return Report(head, len(entries), tuple(faults[:FAULTS_MAX]), blind)
 
 
-def _schema(reader: Reader) -> list[str]:
+def _database(reader: Reader) -> list[str]:
     now, wanted = reader.schema, expected_schema()
-    return [f"schema: `{name}` is not as it was made" for name in sorted(wanted) if now.get(name) != wanted[name]] + [
-        f"schema: `{name}` does not belong here" for name in sorted(now.keys() - wanted.keys())
+    return [
+        *(f"database: {line}" for (line,) in reader.rows("PRAGMA integrity_check") if line != "ok"),
+        *(f"schema: `{name}` is not as it was made" for name in sorted(wanted) if now.get(name) != wanted[name]),
+        *(f"schema: `{name}` does not belong here" for name in sorted(now.keys() - wanted.keys())),
     ]
 
 
-def _tables(reader: Reader, entries: list[tuple[Any, ...]]) -> list[str]:
-    try:
-        return Tables(reader).faults(entries)
-    except StoreError as error:
-        return [f"database: {error}"]
-
-
-def _against_head(entries: list[tuple[Any, ...]], expected: Head, head: Head) -> list[str]:
+def _against_head(entries: list[Row], expected: Head, head: Head) -> list[str]:
     if expected.idx > head.idx:
         return [f"entry {head.idx + 1}: missing (the ledger ends at {head.idx}, the head kept says {expected.idx})"]
     stored = next((entry[6] for entry in entries if entry[0] == expected.idx), ledger.GENESIS)

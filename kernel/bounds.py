@@ -30,7 +30,7 @@ class Bound:
     scale: int
 
     def __contains__(self, value: object) -> bool:
-        return isinstance(value, int) and self.lo <= value <= self.hi and value % self.step == self.residue
+        return type(value) is int and self.lo <= value <= self.hi and value % self.step == self.residue
 
     def __len__(self) -> int:
         return (self.hi - self.lo) // self.step + 1
@@ -45,8 +45,7 @@ def bound(lo: int, hi: int, *, step: int = 1, residue: int = 0, scale: int = 0) 
         raise ValueError(f"scale `{scale}` is not between 0 and {SCALE_MAX}")
     if step < 1 or step > MAGNITUDE_MAX:
         raise ValueError(f"step `{step}` is not between 1 and {MAGNITUDE_MAX}")
-    if abs(lo) > MAGNITUDE_MAX or abs(hi) > MAGNITUDE_MAX:
-        raise ValueError(f"bound `{lo}..{hi}` is beyond {MAGNITUDE_MAX}")
+    lo, hi = within_limits(lo), within_limits(hi)
     residue %= step
     lo += (residue - lo) % step
     hi -= (hi - residue) % step
@@ -55,6 +54,13 @@ def bound(lo: int, hi: int, *, step: int = 1, residue: int = 0, scale: int = 0) 
     if lo == hi:
         step, residue = 1, 0
     return Bound(lo, hi, step, residue, scale)
+
+
+def within_limits(value: int) -> int:
+    """Return `value`. Raises ValueError when it is larger, in either direction, than any amount may be."""
+    if not -MAGNITUDE_MAX <= value <= MAGNITUDE_MAX:
+        raise ValueError(f"`{value}` is beyond {MAGNITUDE_MAX}")
+    return value
 
 
 def meet(a: Bound, b: Bound) -> Bound | None:

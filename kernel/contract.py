@@ -9,33 +9,35 @@ from __future__ import annotations
 import stat
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sds.kernel.bounds import MAGNITUDE_MAX, SCALE_MAX
 from sds.kernel.canonical import digest, sha256_hex
+from sds.kernel.contract_types import (
+    AgentId,
+    Amount,
+    Code,
+    ContradictionError,
+    Date,
+    Drawn,
+    Expression,
+    FieldPath,
+    FieldType,
+    Millis,
+    Name,
+    SemVer,
+    say,
+)
 from sds.kernel.envelope import DENY, ESCALATE, RATIONALE_CHARS_MAX
 from sds.kernel.errors import ContractError
-from sds.kernel.yaml_lines import Lines, load_with_lines
+from sds.kernel.expressions import INT
+from sds.kernel.snapshot import parse_type
+from sds.kernel.yaml_lines import FILE_BYTES_MAX, load_with_lines
 
 KINDS_MAX = 16
 FIELDS_MAX = 64
-
-Code = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,63}$")]
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
-FieldPath = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}\.[a-z][a-z0-9_]{0,63}$")]
-SemVer = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")]
-FieldType = Annotated[
-    str, Field(pattern=r"^(bool|int|string|timestamp|fixed\([0-6]\)|enum\([a-z0-9_]+(, ?[a-z0-9_]+)*\))$")
-]
-
-
-def _expression(value: str | int) -> str:
-    return str(value)
-
-
-Expression = Annotated[str | int, AfterValidator(_expression)]
 
 
 class _Strict(BaseModel):
@@ -58,7 +60,7 @@ class ParamSpec(_Strict):
     hi: Expression
     scale: int = Field(default=0, ge=0, le=SCALE_MAX)
     step: int = Field(default=1, ge=1, le=MAGNITUDE_MAX)
-    residue: int = Field(default=0, ge=0)
+    residue: Amount = 0
 
 
 class FillSpec(_Strict):
@@ -78,7 +80,7 @@ class KindSpec(_Strict):
     when: Expression = "true"
     params: dict[Name, ParamSpec] = Field(default_factory=dict, max_length=8)
     fills: dict[Name, FillSpec] = Field(default_factory=dict, max_length=8)
-    draws: dict[FieldPath, Name | int] = Field(default_factory=dict, max_length=4)
+    draws: dict[FieldPath, Drawn] = Field(default_factory=dict, max_length=4)
     spends: Name | None = None
     impact: Literal["LOW", "HIGH"] = "LOW"
 
@@ -91,32 +93,46 @@ class KindSpec(_Strict):
         numbers = set(self.params) | set(self.fills)
         if len(numbers) != len(self.params) + len(self.fills):
             raise ValueError("a name is both a parameter and a fill")
-        for source in (self.spends, *self.draws.values()):
+        for path, source in ((("spends",), self.spends), *((("draws", p), s) for p, s in self.draws.items())):
             if isinstance(source, str) and source not in numbers:
-                raise ValueError(f"`{source}` is neither a parameter nor a fill")
-            if isinstance(source, int) and source < 1:
-                raise ValueError(f"`{source}` cannot be drawn: at least 1")
+                raise ContradictionError(path, f"`{source}` is neither a parameter nor a fill")
         return self
+
+    def scale(self, name: str) -> int:
+        return (self.params.get(name) or self.fills[name]).scale
 
 
 class DriftSpec(_Strict):
-    """How far one field may move between reasoning and execution; exactly one of the two."""
+    """How far one field may move between reasoning and execution; exactly one of the two. `strict`: not at all."""
 
-    abs: int | None = Field(default=None, ge=0)
+    abs: Amount | None = None
     pct: int | None = Field(default=None, ge=0, le=100)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _strict(cls, data: Any) -> Any:
+        if data == "strict":
+            return {"abs": 0}
+        if not isinstance(data, dict):
+            raise ValueError("must be strict, {abs: N} or {pct: N}")  # noqa: TRY004  pydantic takes ValueError
+        return data
+
+    @property
+    def moves(self) -> bool:
+        return bool(self.abs or self.pct)
 
     @model_validator(mode="after")
     def _exactly_one(self) -> DriftSpec:
         if (self.abs is None) == (self.pct is None):
-            raise ValueError("give exactly one of abs, pct (or the word strict)")
+            raise ValueError("must be strict, {abs: N} or {pct: N}")
         return self
 
 
 class DriftPolicy(_Strict):
     """Fields not named may not move at all. `age_ms_max` is the oldest snapshot that may be acted on."""
 
-    age_ms_max: int = Field(default=30_000, ge=1)
-    fields: dict[FieldPath, Literal["strict"] | DriftSpec] = Field(default_factory=dict)
+    age_ms_max: Millis = 30_000
+    fields: dict[FieldPath, DriftSpec] = Field(default_factory=dict)
 
 
 class SpendLimit(_Strict):
@@ -124,7 +140,7 @@ class SpendLimit(_Strict):
 
     name: Name
     window: Literal["hour", "day"]
-    max_minor: int = Field(ge=0, le=MAGNITUDE_MAX)
+    max_minor: Amount
     per: FieldPath | None = None
 
 
@@ -138,15 +154,15 @@ class EscalationSpec(_Strict):
 class RetrySpec(_Strict):
     attempts_max: int = Field(default=3, ge=1, le=10)
     restarts_max: int = Field(default=3, ge=0, le=10)
-    rejections_to_suspend: int = Field(default=10, ge=1)
+    rejections_to_suspend: int = Field(default=10, ge=1, le=1_000_000)
 
 
 class BudgetSpec(_Strict):
     """Per flow: tokens read and written by the model, and the time from trigger to proposal."""
 
-    tokens_max: int = Field(default=4096, ge=64)
-    ttl_ms: int = Field(default=30_000, ge=1)
-    dispatch_ms_max: int = Field(default=5_000, ge=1)
+    tokens_max: int = Field(default=4096, ge=64, le=1_000_000)
+    ttl_ms: Millis = 30_000
+    dispatch_ms_max: Millis = 5_000
 
 
 class AggregateThresholds(_Strict):
@@ -156,17 +172,17 @@ class AggregateThresholds(_Strict):
 
     window: int = Field(default=100, ge=10, le=100_000)
     paid_pct_max: int = Field(default=100, ge=0, le=100)
-    paid_mean_minor_max: int | None = Field(default=None, ge=0)
+    paid_mean_minor_max: Amount | None = None
 
 
 class Contract(_Strict):
     """A whole responsibility contract. Its `hash` covers every field."""
 
     gate: Name
-    agent_id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
+    agent_id: AgentId
     version: SemVer
     owner: str = Field(min_length=3, max_length=200)
-    effective_from: str = Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")
+    effective_from: Date
     role: Literal["EXECUTOR"] = "EXECUTOR"
     mission: str = Field(min_length=1, max_length=2000)
     source: Name = "state"  # gates that name the same source share its resources
@@ -187,21 +203,9 @@ class Contract(_Strict):
 
     @model_validator(mode="after")
     def _whole(self) -> Contract:
-        if DENY not in self.kinds:
-            raise ValueError("kinds: DENY is missing; every contract lets its agent say no")
-        if ESCALATE in self.kinds:
-            raise ValueError("kinds: ESCALATE is always there and is not declared")
-        deny = self.kinds[DENY]
-        if deny.params or deny.fills or deny.executes or deny.when != "true":
-            raise ValueError("kinds: DENY takes only reasons")
-        unknown = [k for k in (*self.authority, *self.escalation.always) if k not in self.kinds]
-        if unknown:
-            raise ValueError(f"`{unknown[0]}` is not one of the kinds")
-        named = [*self.show, *self.drift.fields, *(limit.per for limit in self.spend if limit.per)]
-        named += [path for kind in self.kinds.values() for path in kind.draws]
-        for path in named:
-            if path not in self.snapshot:
-                raise ValueError(f"`{path}` is not a declared snapshot field")
+        _check_kinds(self)
+        _check_paths(self)
+        _check_numbers(self)
         return self
 
     @cached_property
@@ -213,6 +217,54 @@ class Contract(_Strict):
         return digest([self.gate, self.agent_id, self.mission])
 
 
+def _check_kinds(contract: Contract) -> None:
+    kinds = contract.kinds
+    if DENY not in kinds:
+        raise ContradictionError(("kinds",), "DENY is missing: every contract lets its agent say no")
+    if ESCALATE in kinds:
+        raise ContradictionError(("kinds", ESCALATE), "is always there and is not declared")
+    deny = kinds[DENY]
+    if deny.params or deny.fills or deny.executes or deny.when != "true":
+        raise ContradictionError(("kinds", DENY), "takes only reasons")
+    for path, codes in ((("authority",), contract.authority), (("escalation", "always"), contract.escalation.always)):
+        for index, code in enumerate(codes):
+            if code not in kinds:
+                raise ContradictionError((*path, index), f"`{code}` is not one of the kinds")
+
+
+def _check_paths(contract: Contract) -> None:
+    """Every path that is named is a declared field."""
+    named: list[tuple[tuple[str | int, ...], str]] = [(("show", i), path) for i, path in enumerate(contract.show)]
+    named += [(("drift", "fields", path), path) for path in contract.drift.fields]
+    named += [(("spend", i, "per"), limit.per) for i, limit in enumerate(contract.spend) if limit.per]
+    named += [(("kinds", name, "draws", path), path) for name, kind in contract.kinds.items() for path in kind.draws]
+    for at, path in named:
+        if path not in contract.snapshot:
+            raise ContradictionError(at, f"`{path}` is not a declared snapshot field")
+
+
+def _check_numbers(contract: Contract) -> None:
+    """What is drawn, spent or may drift is a number, and numbers that are set against each other share a scale."""
+    fields = {path: parse_type(path, text) for path, text in contract.snapshot.items()}
+    for path, rule in contract.drift.fields.items():
+        if rule.moves and fields[path].kind != INT:
+            raise ContradictionError(("drift", "fields", path), "is not a number and can only be strict")
+    names = [limit.name for limit in contract.spend]
+    for index, limit in enumerate(names):
+        if limit in names[:index]:  # two limits of one name would share a counter
+            raise ContradictionError(("spend", index, "name"), f"`{limit}` is the name of another limit")
+    spent: set[int] = set()
+    for name, kind in contract.kinds.items():
+        for path, drawn in kind.draws.items():
+            if fields[path].kind != INT:
+                raise ContradictionError(("kinds", name, "draws", path), "is not a number and cannot be drawn from")
+            if isinstance(drawn, str) and kind.scale(drawn) != fields[path].scale:
+                raise ContradictionError(("kinds", name, "draws", path), f"has another scale than `{drawn}`")
+        spent |= {kind.scale(kind.spends)} if kind.spends else set()
+        if len(spent) > 1:
+            raise ContradictionError(("kinds", name, "spends"), "has another scale than what other kinds spend")
+
+
 def load_contract(path: Path, *, checksum: str | None = None) -> Contract:
     """Load a contract from a trusted place.
 
@@ -220,12 +272,17 @@ def load_contract(path: Path, *, checksum: str | None = None) -> Contract:
     SHA-256 of the file), exactly those bytes. Raises ContractError.
     """
     try:
-        raw = path.read_bytes()
-        mode = path.stat().st_mode
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe or a device could be read for ever
+            raise ContractError(f"{path}: not a regular file")
+        if found.st_mode & stat.S_IWOTH:
+            raise ContractError(f"{path}: anyone can write this file", hint=f"chmod o-w {path}")
+        with path.open("rb") as file:
+            raw = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise ContractError(f"{path}: cannot be read: {error.strerror}") from error
-    if mode & stat.S_IWOTH:
-        raise ContractError(f"{path}: anyone can write this file", hint=f"chmod o-w {path}")
+    if len(raw) > FILE_BYTES_MAX:
+        raise ContractError(f"{path}: larger than {FILE_BYTES_MAX} bytes")
     if checksum is not None and sha256_hex(raw) != checksum:
         raise ContractError(
             f"{path}: the checksum differs from the one it was released with", reason_code="CONTRACT_TAMPERED"
@@ -245,13 +302,15 @@ def parse_contract(text: str, name: str = "contract") -> Contract:
     try:
         contract = Contract.model_validate(_tuples(data))
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ContractError(f"{name}:{_line(lines, first['loc'])}: {_say(first)}") from error
+        line, message = min(say(each, lines) for each in error.errors(include_url=False))
+        raise ContractError(f"{name}:{line}: {message}") from error
     try:
         Rules(contract)
     except ContractError as error:
         where = getattr(error, "path", ())
-        raise ContractError(f"{name}:{_line(lines, where)}: {'.'.join(map(str, where))}: {error}") from error
+        while where not in lines:  # an expression that was left out stands where its kind does
+            where = where[:-1]
+        raise ContractError(f"{name}:{lines[where]}: {'.'.join(map(str, where))}: {error}") from error
     return contract
 
 
@@ -259,16 +318,3 @@ def _tuples(data: Any) -> Any:
     if isinstance(data, list):
         return tuple(_tuples(item) for item in data)
     return {k: _tuples(v) for k, v in data.items()} if isinstance(data, dict) else data
-
-
-def _line(lines: Lines, loc: tuple[Any, ...]) -> int:
-    while loc and loc not in lines:
-        loc = loc[:-1]
-    return lines.get(loc, 1)
-
-
-def _say(error: Any) -> str:
-    where = ".".join(str(part) for part in error["loc"])
-    message = str(error["msg"]).removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    return f"{where}: {message}" if where else message

@@ -23,6 +23,7 @@ from sds.kernel.proposal import Proposal, parse_proposal
 Outcome = Literal["ACCEPTED", "REJECTED", "ESCALATED"]
 
 PROPOSAL_KEPT_BYTES_MAX = 64 * 1024
+PROBABILITY_MAX = 1 + 1e-9  # a sum of measured probabilities may be rounded up
 FINAL_CODES = frozenset(
     {"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED", "MISSION_DISSONANCE", "PROPOSAL_EXPIRED", "TOKEN_BUDGET_EXCEEDED"}
 )
@@ -121,7 +122,7 @@ def _packet_reasons(
     if standing.halted:
         found.append(Reason(2, "HALTED", "an operator has halted the system"))
     tokens = standing.tokens_spent + decoding.tokens
-    if tokens > contract.budget.tokens_max:
+    if decoding.tokens < 0 or tokens > contract.budget.tokens_max:
         found.append(Reason(2, "TOKEN_BUDGET_EXCEEDED", f"{tokens} tokens are over the budget"))
     if now_ms > packet.expires_at_ms:
         found.append(Reason(3, "PROPOSAL_EXPIRED", "the packet expired before the proposal came"))
@@ -160,6 +161,8 @@ def _escalation(contract: Contract, packet: DecisionPacket, proposal: Proposal, 
     if proposal.action in contract.escalation.always:
         return Reason(5, "APPROVAL_REQUIRED", f"`{proposal.action}` always needs a human")
     minimum = contract.escalation.confidence_min_pct
-    if minimum and (decoding.confidence is None or not decoding.confidence * 100 >= minimum):
+    measured = decoding.confidence
+    # Written so that NaN, and anything else that is no probability, is below every minimum.
+    if minimum and (measured is None or not minimum / 100 <= measured <= PROBABILITY_MAX):
         return Reason(5, "CONFIDENCE_BELOW_MINIMUM", f"the chosen action is less likely than {minimum} %")
     return None

@@ -6,12 +6,15 @@ Laws, each stated as a property in `tests/kernel/test_envelope_laws.py`:
 - `ESCALATE` is in every envelope, without parameters and with one fixed reason; `meet` never touches it.
 - `DENY` is in every envelope but the bottom, `ESCALATE_ONLY`.
 - Equal sets of decisions have equal hashes.
+
+A decision is a kind, a reason and numbers. The rationale is a comment on it, with a form of its own: at most so many
+characters where the envelope bounds one, and none at all where that bound is 0. `meet` takes the smaller bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from sds.kernel.bounds import Bound, format_literal, parse_literal
@@ -75,19 +78,9 @@ class DecisionEnvelope:
         """Return every way in which `proposal` lies outside, as (code, message); empty when it is inside."""
         permitted = self.kind(proposal.action)
         if permitted is None:
-            return [("RBAC_DENIED", f"`{proposal.action}` is not permitted now")]
-        found: list[tuple[str, str]] = []
-        if proposal.reason_code not in permitted.reasons:
-            found.append(("SCHEMA_INVALID", f"`{proposal.reason_code}` is not a reason of `{proposal.action}`"))
-        if tuple(name for name, _ in proposal.params) != tuple(name for name, _ in permitted.params):
-            found.append(("SCHEMA_INVALID", f"`{proposal.action}` does not take these parameters"))
+            found = [("RBAC_DENIED", f"`{proposal.action}` is not permitted now")]
         else:
-            for (name, text), (_, allowed) in zip(proposal.params, permitted.params, strict=True):
-                value = parse_literal(text, allowed.scale)
-                if value is None:
-                    found.append(("SCHEMA_INVALID", f"`{name}` is not a number with {allowed.scale} decimals"))
-                elif value not in allowed:
-                    found.append(("RBAC_DENIED", f"`{name}` is outside its bounds"))
+            found = _objections(permitted, proposal)
         if (proposal.rationale is None) != (self.rationale_chars_max == 0):
             found.append(("SCHEMA_INVALID", "a rationale is written exactly when the envelope bounds one"))
         elif proposal.rationale is not None and len(proposal.rationale) > self.rationale_chars_max:
@@ -120,14 +113,35 @@ class DecisionEnvelope:
         return digest(self.as_data())
 
 
+def _objections(permitted: KindBound, proposal: Proposal) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    if proposal.reason_code not in permitted.reasons:
+        found.append(("SCHEMA_INVALID", f"`{proposal.reason_code}` is not a reason of `{proposal.action}`"))
+    if tuple(name for name, _ in proposal.params) != tuple(name for name, _ in permitted.params):
+        found.append(("SCHEMA_INVALID", f"`{proposal.action}` does not take these parameters"))
+        return found
+    for (name, text), (_, allowed) in zip(proposal.params, permitted.params, strict=True):
+        value = parse_literal(text, allowed.scale)
+        if value is None:
+            found.append(("SCHEMA_INVALID", f"`{name}` is not a number with {allowed.scale} decimals"))
+        elif value not in allowed:
+            found.append(("RBAC_DENIED", f"`{name}` is outside its bounds"))
+    return found
+
+
 def envelope_of(kinds: Iterable[KindBound], rationale_chars_max: int = 0) -> DecisionEnvelope:
     """Build an envelope that keeps the laws: sorted, `ESCALATE` always in, nothing else without `DENY`."""
     rationale = max(0, min(rationale_chars_max, RATIONALE_CHARS_MAX))
-    chosen = {k.kind: k for k in kinds if k.kind != ESCALATE and k.reasons}
+    chosen = {k.kind: _sorted(k) for k in kinds if k.kind != ESCALATE and k.reasons}
     if DENY not in chosen:
         chosen = {}
     chosen[ESCALATE] = _ESCALATE_BOUND
     return DecisionEnvelope(tuple(chosen[name] for name in sorted(chosen)), rationale)
+
+
+def _sorted(kind: KindBound) -> KindBound:
+    reasons = tuple(sorted(set(kind.reasons)))
+    return kind if reasons == kind.reasons else replace(kind, reasons=reasons)
 
 
 ESCALATE_ONLY = envelope_of(())

@@ -26,10 +26,6 @@ from sds.kernel.state import Fields
 EXPRESSION_CHARS_MAX = 1000
 DEPTH_MAX = 32
 INT_MAX = 2**63 - 1
-RESERVED = frozenset(
-    "as break const continue else false for function if import in let loop namespace null package return true var"
-    " void while".split()
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +45,15 @@ class Term:
     at: int
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A whole expression: its type, the CEL text that evaluates it, and the paths that it reads."""
+
+    kind: Kind
+    cel: str
+    reads: frozenset[str]
+
+
 BOOL, INT, STRING = Kind("bool"), Kind("int"), Kind("string")
 
 _TOKEN = re.compile(
@@ -56,11 +61,12 @@ _TOKEN = re.compile(
     r"|(?P<string>\"[^\"\\\x00-\x1f]*\"|'[^'\\\x00-\x1f]*')|(?P<op>\|\||&&|[=!<>]=|[-+*/%<>!?:(),\[\]]))",
     re.ASCII,
 )
+_BLANK = " \t\n\r\f\v"
 _RELATIONS = ("==", "!=", "<", "<=", ">", ">=", "in")
 
 
-def check_expression(text: str, types: Mapping[str, Kind]) -> tuple[Kind, str]:
-    """Return the type of an expression and the CEL text that evaluates it. Raises ContractError naming the column."""
+def check_expression(text: str, types: Mapping[str, Kind]) -> Checked:
+    """Type-check an expression over the declared `types`. Raises ContractError naming the column."""
     if len(text) > EXPRESSION_CHARS_MAX:
         raise ContractError(f"longer than {EXPRESSION_CHARS_MAX} characters")
     parser = _Parser(text, types)
@@ -70,8 +76,8 @@ def check_expression(text: str, types: Mapping[str, Kind]) -> tuple[Kind, str]:
     try:
         cel.compile(f"[{whole.cel}]")
     except ValueError as error:
-        raise ContractError(f"too deeply nested in `{text}`") from error
-    return whole.kind, whole.cel
+        raise ContractError(f"too deeply nested in `{parser.line}`") from error
+    return Checked(whole.kind, whole.cel, frozenset(parser.paths))
 
 
 class _Parser:
@@ -79,6 +85,8 @@ class _Parser:
 
     def __init__(self, text: str, types: Mapping[str, Kind]) -> None:
         self.text, self.types = text, types
+        self.line = re.sub(r"\s", " ", text, flags=re.ASCII)  # for messages, which are one line
+        self.paths: set[str] = set()
         self.tokens = self._scan()
         self.at = 0
         self.depth = 0
@@ -86,11 +94,11 @@ class _Parser:
     def _scan(self) -> list[tuple[str, str, int]]:
         found: list[tuple[str, str, int]] = []
         at = 0
-        while at < len(self.text.rstrip()):
+        while at < len(self.text.rstrip(_BLANK)):
             token = _TOKEN.match(self.text, at)
             if token is None:
-                start = len(self.text) - len(self.text[at:].lstrip())
-                raise ContractError(f"column {start + 1}: cannot read `{self.text[start:][:12]}` in `{self.text}`")
+                start = len(self.text) - len(self.text[at:].lstrip(_BLANK))
+                raise ContractError(f"column {start + 1}: cannot read `{self.line[start:][:12]}` in `{self.line}`")
             group = str(token.lastgroup)
             found.append((group, token[group], token.start(group) + 1))
             at = token.end()
@@ -99,7 +107,7 @@ class _Parser:
     def fail(self, message: str, at: int | None = None) -> NoReturn:
         at = self.at if at is None else at
         column = self.tokens[at][2] if at < len(self.tokens) else len(self.text) + 1
-        raise ContractError(f"column {column}: {message} in `{self.text}`")
+        raise ContractError(f"column {column}: {message} in `{self.line}`")
 
     def peek(self) -> str:
         return self.tokens[self.at][1] if self.at < len(self.tokens) else ""
@@ -241,11 +249,21 @@ class _Parser:
             right = self.want(self.ternary(), "int")
             self.demand(")")
             return Term(INT, f"{text}({left}, {right})", at)
-        if text in self.types:
-            return Term(self.types[text], text, at)
-        if self.peek() == "(":
-            self.fail(f"there is no `{text}()` here, only min and max", at)
-        self.fail(f"`{text}` is not a declared snapshot field", at)
+        if text not in self.types:
+            known = (
+                "is not a function: only min and max are" if self.peek() == "(" else "is not a declared snapshot field"
+            )
+            self.fail(f"`{text}` {known}", at)
+        self.paths.add(text)
+        return Term(self.types[text], _variable(text), at)
+
+
+def _variable(path: str) -> str:
+    """Name the CEL variable that holds a path: flat, since to build a map inside CEL costs ten times as much.
+
+    No two paths give the same name, and none gives a word of CEL.
+    """
+    return path.replace("_", "__").replace(".", "_d_")
 
 
 def _in_turn(operator: str, sides: list[str]) -> str:
@@ -263,15 +281,13 @@ def _in_turn(operator: str, sides: list[str]) -> str:
 class Program:
     """All checked expressions of a contract as one CEL list: evaluated together; if one fails, all have failed."""
 
-    def __init__(self, expressions: tuple[str, ...]) -> None:
+    def __init__(self, expressions: tuple[Checked, ...]) -> None:
         self._functions = {"min": min, "max": max}
-        self._program = cel.compile(f"[{', '.join(expressions)}]")
+        self._variables = sorted({(_variable(path), path) for each in expressions for path in each.reads})
+        self._program = cel.compile(f"[{', '.join(each.cel for each in expressions)}]")
 
     def evaluate(self, fields: Fields) -> list[object]:
         """Return one value for each expression. Raises whatever CEL raises; the caller fails closed."""
-        roots: dict[str, dict[str, object]] = {}
-        for path, value in fields.items():
-            root, _, leaf = path.partition(".")
-            roots.setdefault(root, {})[leaf] = value
-        values: list[object] = self._program.execute(cel.Context(roots, self._functions))
+        variables = {name: fields[path] for name, path in self._variables}
+        values: list[object] = self._program.execute(cel.Context(variables, self._functions))
         return values

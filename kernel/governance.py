@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sds.kernel.bounds import Bound, bound
+from sds.kernel.bounds import MAGNITUDE_MAX, Bound, bound
 from sds.kernel.contract import Contract
 from sds.kernel.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of, meet
 from sds.kernel.state import Fields
@@ -53,10 +53,9 @@ def safeguards_of(contract: Contract) -> tuple[Safeguard, ...]:
         return envelope_of((k for k in kinds if k is not None), full.rationale_chars_max)
 
     def spend(full: DecisionEnvelope, situation: Situation) -> DecisionEnvelope:
-        """No kind spends more than is left; one with nothing left escalates."""
-        if situation.spend_left is None:
-            return full
-        kinds = [_within_spend(contract, kind, situation.spend_left) for kind in full.kinds]
+        """No kind spends more than is left, or less than nothing; one with nothing left escalates."""
+        left = MAGNITUDE_MAX if situation.spend_left is None else situation.spend_left
+        kinds = [_within_spend(contract, kind, left) for kind in full.kinds]
         return ESCALATE_ONLY if None in kinds else envelope_of((k for k in kinds if k), full.rationale_chars_max)
 
     return (standing, draws, spend)
@@ -71,7 +70,7 @@ def _within_draws(contract: Contract, kind: KindBound, fields: Fields) -> KindBo
     spec = contract.kinds.get(kind.kind)
     for path, drawn in (spec.draws if spec else {}).items():
         left = fields.get(path)
-        if not isinstance(left, int):
+        if type(left) is not int:
             return None
         narrowed = _at_most(kind, drawn, left)
         if narrowed is None:
@@ -86,19 +85,26 @@ def _within_spend(contract: Contract, kind: KindBound, left: int) -> KindBound |
 
 
 def _at_most(kind: KindBound, name: str | int, limit: int) -> KindBound | None:
-    """Narrow one number of a kind to `limit` minor units; None when nothing is left of it."""
+    """Narrow one number of a kind to 0..`limit` minor units; None when nothing is left of it.
+
+    Never below zero: to draw or spend less than nothing would give to others what was never there.
+    """
     if isinstance(name, int):
         return kind if name <= limit else None
     for fill, value, _ in kind.fills:
         if fill == name:
-            return kind if value <= limit else None
+            return kind if 0 <= value <= limit else None
     params: list[tuple[str, Bound]] = []
     for param, allowed in kind.params:
-        narrowed: Bound | None = allowed
-        if param == name and limit < allowed.hi:
-            low, step, residue = allowed.lo, allowed.step, allowed.residue
-            narrowed = bound(low, limit, step=step, residue=residue, scale=allowed.scale) if limit >= low else None
+        narrowed = _between(allowed, 0, limit) if param == name else allowed
         if narrowed is None:
             return None
         params.append((param, narrowed))
     return KindBound(kind.kind, kind.reasons, tuple(params), kind.fills)
+
+
+def _between(allowed: Bound, lo: int, hi: int) -> Bound | None:
+    if lo <= allowed.lo and allowed.hi <= hi:
+        return allowed
+    lo, hi = max(lo, allowed.lo), min(hi, allowed.hi)
+    return bound(lo, hi, step=allowed.step, residue=allowed.residue, scale=allowed.scale) if lo <= hi else None

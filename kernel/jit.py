@@ -39,11 +39,8 @@ def tolerances(contract: Contract) -> tuple[Tolerance, ...]:
     """Compile the drift policy: every declared field, strict unless the contract says otherwise."""
     found: list[Tolerance] = []
     for path in contract.snapshot:
-        rule = contract.drift.fields.get(path, "strict")
-        if isinstance(rule, DriftSpec):
-            found.append((path, -1 if rule.abs is None else rule.abs, -1 if rule.pct is None else rule.pct))
-        else:
-            found.append((path, 0, -1))
+        rule = contract.drift.fields.get(path, DriftSpec(abs=0))
+        found.append((path, -1 if rule.abs is None else rule.abs, -1 if rule.pct is None else rule.pct))
     return tuple(found)
 
 
@@ -52,7 +49,7 @@ def drift(policy: tuple[Tolerance, ...], then: Fields, now: Fields) -> tuple[str
     found: list[str] = []
     for path, absolute, percent in policy:
         before, after = then.get(path), now.get(path)
-        if before != after and not _tolerated(before, after, absolute, percent):
+        if (before != after or type(before) is not type(after)) and not _tolerated(before, after, absolute, percent):
             found.append(path)
     return tuple(found)
 
@@ -62,6 +59,11 @@ def _tolerated(before: Value | None, after: Value | None, absolute: int, percent
         return False
     moved = abs(after - before)
     return moved <= absolute if absolute >= 0 else moved * 100 <= percent * abs(before)
+
+
+def _same_types(then: Fields, now: Fields) -> bool:
+    """Tell `1` from `True`, which are equal in Python and not in a contract."""
+    return all(type(now[path]) is type(value) for path, value in then.items())
 
 
 def check(
@@ -85,7 +87,7 @@ def check(
         return JitReport(False, age_ms, code="CONTRACT_REVOKED")
     if not 0 <= age_ms <= contract.drift.age_ms_max:
         return JitReport(False, age_ms, ("snapshot age",), code="STATE_DRIFT_DETECTED")
-    if live == packet.situation:
+    if live == packet.situation and _same_types(packet.situation.fields, live.fields):
         return JitReport(True, age_ms, version=version)
     moved = drift(policy, packet.situation.fields, live.fields)
     envelope = derive(live)

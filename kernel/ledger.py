@@ -15,6 +15,7 @@ from sds.kernel.canonical import canonical
 from sds.kernel.store import Reader, Row, Store
 
 GENESIS = "0" * 64
+COLUMNS = "idx, at_ms, kind, dfid, body, prev_hash, entry_hash"
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ def static_text(contract: Contract) -> str:
 
 def case_text(contract: Contract, rules: Rules, snapshot: Snapshot, envelope: DecisionEnvelope) -> str:
     """Return this case as the model reads it: the shown fields, then what is permitted now."""
-    wanted = contract.show or tuple(contract.snapshot)
+    wanted = contract.show or tuple(sorted(contract.snapshot))
     specs = {spec.path: spec for spec in rules.fields}
     lines = [f"{path}: {show(specs[path], snapshot.fields[path])}" for path in wanted if path in snapshot.fields]
     permitted = ", ".join(_permission(kind) for kind in envelope.kinds)

@@ -64,22 +64,57 @@ def write_decision(
     decoding: Decoding,
     verdict: Verdict,
     report: JitReport | None,
+    *,
     attempt: int,
+    state: str,
+    tag: str | None,
     now_ms: int,
 ) -> None:
-    """Write snapshot, proposal and verdict of a flow's final attempt."""
-    proposal = verdict.proposal
+    """Write snapshot, proposal and verdict of a flow's final attempt, and its one DECIDED entry."""
+    envelope = canonical(packet.envelope.as_data())
+    envelope_hash = sha256_hex(envelope)
     store.insert(
         "context_snapshots",
         dfid=packet.dfid,
         snapshot_id=packet.snapshot.id,
         body=packet.snapshot.body.decode(),
-        envelope_hash=packet.envelope.hash,
-        envelope=canonical(packet.envelope.as_data()).decode(),
+        envelope_hash=envelope_hash,
+        envelope=envelope.decode(),
         prompt=canonical(packet.texts).decode(),
         security=canonical(packet.security).decode(),
         taken_at_ms=packet.snapshot.taken_at_ms,
     )
+    _write_proposal(store, packet, data, decoding, verdict)
+    store.insert(
+        "dim_validations",
+        dfid=packet.dfid,
+        outcome=verdict.outcome,
+        gate_reached=verdict.gate_reached,
+        reason_code=verdict.reason_code,
+        reasons=_reasons(verdict),
+        drift=canonical(_drift(report)).decode() if report else None,
+        attempt_number=attempt,
+        evaluated_at_ms=now_ms,
+    )
+    body: dict[str, Any] = {
+        "outcome": verdict.outcome,
+        "state": state,
+        "tag": tag,
+        "action": verdict.proposal.action if verdict.proposal else None,
+        "params": dict(verdict.numbers),
+        "reason_code": verdict.reason_code,
+        "agent_id": packet.agent_id,
+        "contract_hash": packet.contract_hash,
+        "snapshot_id": packet.snapshot.id,
+        "envelope_hash": envelope_hash,
+        "proposal_sha256": sha256_hex(data),
+        "rows": seal(store, packet.dfid, SEALED),
+    }
+    ledger.append(store, now_ms, "DECIDED", packet.dfid, body)
+
+
+def _write_proposal(store: Store, packet: DecisionPacket, data: bytes, decoding: Decoding, verdict: Verdict) -> None:
+    proposal = verdict.proposal
     said = [proposal.reason_code, proposal.rationale] if proposal else []
     store.insert(
         "policy_proposals",
@@ -96,17 +131,6 @@ def write_decision(
         tokens=decoding.tokens,
         passes=decoding.passes,
         duration_ms=decoding.duration_ms,
-    )
-    store.insert(
-        "dim_validations",
-        dfid=packet.dfid,
-        outcome=verdict.outcome,
-        gate_reached=verdict.gate_reached,
-        reason_code=verdict.reason_code,
-        reasons=_reasons(verdict),
-        drift=canonical(_drift(report)).decode() if report else None,
-        attempt_number=attempt,
-        evaluated_at_ms=now_ms,
     )
 
 
@@ -129,27 +153,6 @@ def write_reservation(store: Store, intent: ExecutionIntent, needs: Row, now_ms:
     ledger.append(
         store, now_ms, "RESERVED", intent.dfid, {**body, "needs": needs, "rows": seal(store, intent.dfid, RESERVED)}
     )
-
-
-def append_decided(
-    store: Store, packet: DecisionPacket, data: bytes, verdict: Verdict, state: str, tag: str | None, now_ms: int
-) -> None:
-    """Append the flow's one DECIDED entry."""
-    body: dict[str, Any] = {
-        "outcome": verdict.outcome,
-        "state": state,
-        "tag": tag,
-        "action": verdict.proposal.action if verdict.proposal else None,
-        "params": dict(verdict.numbers),
-        "reason_code": verdict.reason_code,
-        "agent_id": packet.agent_id,
-        "contract_hash": packet.contract_hash,
-        "snapshot_id": packet.snapshot.id,
-        "envelope_hash": packet.envelope.hash,
-        "proposal_sha256": sha256_hex(data),
-        "rows": seal(store, packet.dfid, SEALED),
-    }
-    ledger.append(store, now_ms, "DECIDED", packet.dfid, body)
 
 
 def _reasons(verdict: Verdict) -> str:

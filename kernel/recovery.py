@@ -24,7 +24,7 @@ def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
     """Recover one gate. Flows whose holder may still be alive (lease not over) are left alone. Safe to repeat."""
     interrupted = _interrupt_orphans(kernel, now_ms)
     counts = {"SUCCESS": 0, "FAILED": 0, "UNKNOWN": 0}
-    for intent in _in_the_air(kernel, now_ms):
+    for intent in orders_in_the_air(kernel, now_ms):
         counts[kernel.dispatcher.resolve(intent)] += 1
     return Recovered(interrupted, counts["SUCCESS"], counts["FAILED"], counts["UNKNOWN"])
 
@@ -41,7 +41,8 @@ def _interrupt_orphans(kernel: Kernel, now_ms: int) -> int:
     return len(orphans)
 
 
-def _in_the_air(kernel: Kernel, now_ms: int) -> list[ExecutionIntent]:
+def orders_in_the_air(kernel: Kernel, now_ms: int) -> list[ExecutionIntent]:
+    """Return every order whose outcome nobody knows and whose sender is gone, oldest first."""
     rows = kernel.store.rows(
         "SELECT e.dfid, e.idempotency_key, e.kind, e.params, e.resource_key, e.state_version, e.signature"
         " FROM decision_flows f JOIN execution_log e ON e.dfid = f.dfid"

@@ -42,7 +42,7 @@ class Registration:
     contract_hash: str
     mission_hash: str
     rejections: int
-    halted: int  # 0 or 1, as the store has it
+    halted: bool
 
     @property
     def active(self) -> bool:
@@ -119,7 +119,10 @@ def lookup(store: Store, agent_id: str) -> Registration | None:
         " JOIN contracts c ON c.hash = a.contract_hash WHERE a.agent_id = ?",
         (agent_id,),
     )
-    return Registration(*found) if found else None
+    if found is None:
+        return None
+    name, status, contract_hash, mission_hash, rejections, halted = found
+    return Registration(name, status, contract_hash, mission_hash, rejections, bool(halted))
 
 
 def transition(store: Store, agent_id: str, status: Status, *, by: Actor, reason: str, now_ms: int) -> None:

@@ -72,7 +72,9 @@ def spend_left(store: Store, contract: Contract, names: list[str]) -> int | None
     """Return what is left under the tightest limit, in minor units; None when there is no limit."""
     if not names:
         return None
-    used: dict[str, int] = dict(store.rows(f"SELECT scope, used FROM spend_totals WHERE scope IN ({_marks(names)})", tuple(names)))
+    used: dict[str, int] = dict(
+        store.rows(f"SELECT scope, used FROM spend_totals WHERE scope IN ({_marks(names)})", tuple(names))
+    )
     left = (limit.max_minor - used.get(name, 0) for limit, name in zip(contract.spend, names, strict=True))
     return max(0, min(left))
 
@@ -99,7 +101,7 @@ def take(
     for path, amount in needs.draws:
         if amount:
             _draw(store, dfid, resource(contract, key, path), amount)
-    if needs.spends:
+    if needs.spends and names:
         _spend(store, dfid, names, needs.spends)
     return None
 
@@ -114,12 +116,14 @@ def _draw(store: Store, dfid: str, name: str, amount: int) -> None:
 
 
 def _spend(store: Store, dfid: str, names: list[str], amount: int) -> None:
-    for name in dict.fromkeys(names):
-        store.insert("spend", dfid=dfid, scope=name, amount=amount)
-        store.run(
-            "INSERT INTO spend_totals VALUES (?, ?) ON CONFLICT DO UPDATE SET used = used + excluded.used",
-            (name, amount),
-        )
+    distinct = dict.fromkeys(names)
+    rows = ", ".join("(?, ?)" for _ in distinct)
+    store.run(
+        f"INSERT INTO spend_totals VALUES {rows} ON CONFLICT DO UPDATE SET used = used + excluded.used",
+        tuple(value for name in distinct for value in (name, amount)),
+    )
+    rows = ", ".join("(?, ?, ?)" for _ in distinct)
+    store.run(f"INSERT INTO spend VALUES {rows}", tuple(value for name in distinct for value in (dfid, name, amount)))
 
 
 def settle(store: Store, dfid: str, *, succeeded: bool, kept: bool) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from sds.kernel.bounds import Bound, bound
+from sds.kernel.bounds import Bound, bound, within_limits
 from sds.kernel.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.errors import ContractError
-from sds.kernel.expressions import Program, check_expression
+from sds.kernel.expressions import Checked, Program, check_expression
 from sds.kernel.snapshot import faults, parse_type
 
 if TYPE_CHECKING:
@@ -29,27 +29,26 @@ class Rules:
         self.fields = tuple(parse_type(path, text) for path, text in contract.snapshot.items())
         self._kinds = {name: contract.kinds[name] for name in sorted({*contract.authority, DENY})}
         self._reasons = {name: tuple(sorted(set(kind.reasons))) for name, kind in self._kinds.items()}
-        self.reads: frozenset[str] = frozenset()
         self._program = Program(tuple(self._checked()))
 
-    def _checked(self) -> list[str]:
-        """Type-check every expression in the order `envelope` consumes them."""
+    def _checked(self) -> list[Checked]:
+        """Type-check every expression; return those of permitted kinds, in the order `envelope` consumes them."""
         types = {spec.path: spec.kind for spec in self.fields}
-        wanted: list[tuple[Path, str, str]] = [(("when",), str(self.contract.when), "bool")]
-        for name, kind in self._kinds.items():
+        wanted: list[tuple[Path, str, str]] = [(("when",), self.contract.when, "bool")]
+        for name, kind in sorted(self.contract.kinds.items()):
             wanted += _expressions(name, kind)
-        reads: set[str] = set()
+        checked: list[Checked] = []
         for path, text, want in wanted:
             try:
-                found, paths = check_expression(text, types)
-                if found.name != want:
-                    raise ContractError(f"expected {want}, found {found.name} in `{text}`")
+                found = check_expression(text, types)
+                if found.kind.name != want:
+                    raise ContractError(f"expected {want}, found {found.kind.name} in `{text}`")
             except ContractError as error:
                 error.path = path  # type: ignore[attr-defined]  # the loader turns it into a line number
                 raise
-            reads |= paths
-        self.reads = frozenset(reads)
-        return [text for _, text, _ in wanted]
+            if len(path) == 1 or path[1] in self._kinds:
+                checked.append(found)
+        return checked
 
     def faults(self, fields: Fields) -> list[str]:
         return faults(self.fields, fields)
@@ -73,21 +72,21 @@ class Rules:
 
 def _expressions(name: str, kind: KindSpec) -> list[tuple[Path, str, str]]:
     at: Path = ("kinds", name)
-    found: list[tuple[Path, str, str]] = [((*at, "when"), str(kind.when), "bool")]
-    for param, spec in kind.params.items():
-        found += [((*at, "params", param, end), str(getattr(spec, end)), "int") for end in ("lo", "hi")]
-    found += [((*at, "fills", fill, "value"), str(spec.value), "int") for fill, spec in kind.fills.items()]
+    found: list[tuple[Path, str, str]] = [((*at, "when"), kind.when, "bool")]
+    for param, spec in sorted(kind.params.items()):
+        found += [((*at, "params", param, "lo"), spec.lo, "int"), ((*at, "params", param, "hi"), spec.hi, "int")]
+    found += [((*at, "fills", fill, "value"), spec.value, "int") for fill, spec in sorted(kind.fills.items())]
     return found
 
 
 def _kind_bound(name: str, spec: KindSpec, reasons: tuple[str, ...], values: Iterator[Any]) -> KindBound | None:
-    """Consume this kind's values; None when it is not permitted or a parameter has no value left."""
+    """Consume this kind's values, sorted by name; None when it is not permitted or a parameter has no value left."""
     permitted = next(values) is True
     params: list[tuple[str, Bound]] = []
-    for param, p in spec.params.items():
+    for param, p in sorted(spec.params.items()):
         allowed = bound(next(values), next(values), step=p.step, residue=p.residue, scale=p.scale)
         permitted = permitted and allowed is not None
         if allowed is not None:
             params.append((param, allowed))
-    fills = tuple((fill, int(next(values)), f.scale) for fill, f in spec.fills.items())
+    fills = tuple((fill, within_limits(next(values)), f.scale) for fill, f in sorted(spec.fills.items()))
     return KindBound(name, reasons, tuple(params), fills) if permitted else None

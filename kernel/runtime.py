@@ -192,9 +192,7 @@ class Kernel:
     ) -> ExecutionIntent | None:
         """Write the outcome of one attempt inside the caller's transaction; return the order to send, if any."""
         now_ms = self._now_ms()
-        if self.store.value("SELECT state FROM decision_flows WHERE dfid = ?", (packet.dfid,)) != "ACTIVE":
-            raise UsageError(f"flow `{packet.dfid}` is no longer open", reason_code="FLOW_CLOSED", dfid=packet.dfid)
-        attempt = 1 + self.store.value("SELECT count(*) FROM attempts WHERE dfid = ?", (packet.dfid,))
+        attempt = self._next_attempt(packet)
         if verdict.outcome == "REJECTED":
             self._reject(packet, data, decoding, verdict, attempt, now_ms)
             return None
@@ -216,6 +214,16 @@ class Kernel:
             state: State = "EXECUTING" if intent else "CLOSED"
             self._finish(packet, data, decoding, verdict, report, attempt, state, None, now_ms)
         return intent
+
+    def _next_attempt(self, packet: DecisionPacket) -> int:
+        earlier = self.store.value(
+            "SELECT (SELECT count(*) FROM attempts a WHERE a.dfid = f.dfid) FROM decision_flows f"
+            " WHERE f.dfid = ? AND f.state = 'ACTIVE'",
+            (packet.dfid,),
+        )
+        if earlier is None:
+            raise UsageError(f"flow `{packet.dfid}` is no longer open", reason_code="FLOW_CLOSED", dfid=packet.dfid)
+        return 1 + int(earlier)
 
     def _revoked(self, packet: DecisionPacket, now_ms: int) -> str | None:
         """Tell, inside the reserving transaction, whether authority has been withdrawn or has run out since."""
@@ -294,13 +302,21 @@ class Kernel:
         steps: tuple[State, ...] = (
             ("VALIDATING", "ACCEPTED", state) if state in ("EXECUTING", "CLOSED") else ("VALIDATING", state)
         )
-        record.write_decision(self.store, packet, data, decoding, verdict, report, attempt, now_ms)
-        self.store.run(
-            "UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (walk("ACTIVE", *steps), tag, packet.dfid)
+        record.write_decision(
+            self.store,
+            packet,
+            data,
+            decoding,
+            verdict,
+            report,
+            attempt=attempt,
+            state=walk("ACTIVE", *steps),
+            tag=tag,
+            now_ms=now_ms,
         )
+        self.store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, tag, packet.dfid))
         if verdict.outcome == "ACCEPTED":
             self.store.run("UPDATE agents SET rejections = 0 WHERE agent_id = ? AND rejections > 0", (packet.agent_id,))
-        record.append_decided(self.store, packet, data, verdict, state, tag, now_ms)
 
     def _answer(self, dfid: str) -> Answer:
         found = answer(self.store, dfid)

@@ -12,6 +12,7 @@ from sds.kernel.expressions import BOOL, INT, STRING, Kind
 from sds.kernel.state import Fields, Value
 
 STRING_CHARS_MAX = 256
+_UNSTORABLE = re.compile("[\ud800-\udfff]")  # half of a UTF-16 pair: text that has no UTF-8
 _SHOWN = re.compile(r"[^ !#-\[\]-~]")
 
 
@@ -54,9 +55,11 @@ def _fits(spec: FieldSpec, value: Value) -> bool:
         return kind is bool
     if spec.kind.name == "int":
         return kind is int and -MAGNITUDE_MAX <= value <= MAGNITUDE_MAX  # type: ignore[operator]  # int, just checked
-    if kind is not str or len(value) > STRING_CHARS_MAX:  # type: ignore[arg-type]  # str, just checked
+    if not isinstance(value, str) or kind is not str or len(value) > STRING_CHARS_MAX:
         return False
-    return not spec.kind.values or value in spec.kind.values
+    if spec.kind.values:
+        return value in spec.kind.values
+    return not _UNSTORABLE.search(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,8 @@ class Snapshot:
 
 
 def take_snapshot(specs: tuple[FieldSpec, ...], key: str, fields: Fields, version: str, now_ms: int) -> Snapshot:
-    """Freeze the declared fields. Undeclared ones are dropped: nothing undeclared reaches model or rules."""
-    kept = {s.path: fields[s.path] for s in specs if isinstance(fields.get(s.path), bool | int | str)}
+    """Freeze the declared fields that are of their type. Nothing undeclared or mistyped reaches model or record."""
+    kept = {s.path: fields[s.path] for s in specs if s.path in fields and _fits(s, fields[s.path])}
     body = canonical({"key": key, "fields": kept, "version": version, "taken_at_ms": now_ms})
     return Snapshot(sha256_hex(body), body, kept, version, now_ms)
 

@@ -1,10 +1,12 @@
 """YAML with line numbers: plain data, and for every path the line it stands on.
 
-Refused: duplicate keys, aliases (a small file can expand to gigabytes), floats and nulls, files over the limit.
+Refused: duplicate keys, aliases (a small file can expand to gigabytes), floats and nulls, integers in any form but
+the decimal one, keys that are not text, files over the limit, nesting deeper than any contract is.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -12,48 +14,76 @@ import yaml
 from sds.kernel.errors import ContractError
 
 FILE_BYTES_MAX = 64 * 1024
+DEPTH_MAX = 16
 
 Path = tuple[str | int, ...]
 Lines = dict[Path, int]
 
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,18})")
+
 
 def load_with_lines(text: str, name: str) -> tuple[Any, Lines]:
     """Return (data, lines by path). Raises ContractError with `name` and the line."""
-    if len(text.encode()) > FILE_BYTES_MAX:
-        raise ContractError(f"{name}: larger than {FILE_BYTES_MAX} bytes")
+    if len(text) > FILE_BYTES_MAX:
+        raise ContractError(f"{name}:1: larger than {FILE_BYTES_MAX} characters")
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            raise ContractError(f"{name}: aliases are not allowed")
+        _survey(text, name)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 0
-        raise ContractError(f"{name}:{line}: {error.problem or 'not YAML'}") from error
-    except yaml.YAMLError as error:
-        raise ContractError(f"{name}: not YAML: {str(error).splitlines()[0]}") from error
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ContractError(f"{name}:{line}: not YAML: {error.problem}") from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ContractError(f"{name}:{line}: not YAML: character {error.character:#06x} is not allowed") from error
     if root is None:
-        raise ContractError(f"{name}: the file is empty")
+        raise ContractError(f"{name}:1: the file is empty")
     lines: Lines = {}
     return _build(root, (), lines, name), lines
 
 
+def _survey(text: str, name: str) -> None:
+    """Refuse what would make building expensive, event by event, before anything is built."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        if isinstance(event, yaml.AliasEvent):
+            raise ContractError(f"{name}:{line}: aliases are not allowed")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEPTH_MAX:
+            raise ContractError(f"{name}:{line}: nested deeper than {DEPTH_MAX}")
+
+
 def _build(node: yaml.Node, path: Path, lines: Lines, name: str) -> Any:
-    line = node.start_mark.line + 1
-    lines[path] = line
+    lines[path] = node.start_mark.line + 1
     if isinstance(node, yaml.MappingNode):
-        built: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = str(key_node.value)
-            if key in built:
-                raise ContractError(f"{name}:{key_node.start_mark.line + 1}: `{key}` is given twice")
-            built[key] = _build(value_node, (*path, key), lines, name)
-            lines[(*path, key)] = key_node.start_mark.line + 1
-        return built
+        return _mapping(node, path, lines, name)
     if isinstance(node, yaml.SequenceNode):
         return [_build(item, (*path, index), lines, name) for index, item in enumerate(node.value)]
-    if node.tag == "tag:yaml.org,2002:int":
-        return int(node.value.replace("_", ""), 0)
-    if node.tag == "tag:yaml.org,2002:bool":
-        return node.value.lower() in ("true", "yes", "on")
-    if node.tag in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:null"):
-        raise ContractError(f"{name}:{line}: `{node.value or 'null'}` is neither text nor an integer")
-    return str(node.value)
+    return _scalar(str(node.tag), str(node.value), f"{name}:{lines[path]}")
+
+
+def _mapping(node: yaml.MappingNode, path: Path, lines: Lines, name: str) -> dict[str, Any]:
+    built: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise ContractError(f"{name}:{line}: a key must be text")
+        key = str(key_node.value)
+        if key in built:
+            raise ContractError(f"{name}:{line}: `{key}` is given twice")
+        built[key] = _build(value_node, (*path, key), lines, name)
+        lines[(*path, key)] = line
+    return built
+
+
+def _scalar(tag: str, text: str, where: str) -> bool | int | str:
+    kind = tag.removeprefix("tag:yaml.org,2002:")
+    if kind == "bool":
+        return text.lower() in ("true", "yes", "on")
+    if kind == "int" and _INTEGER.fullmatch(text):
+        return int(text)
+    if kind in ("int", "float", "null"):
+        raise ContractError(f"{where}: `{text[:40] or 'null'}` is neither text nor a plain whole number")
+    if kind not in ("str", "timestamp", "value", "merge"):
+        raise ContractError(f"{where}: `{kind[:40]}` is a YAML tag: put the text in quotes")
+    return text

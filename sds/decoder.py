@@ -36,8 +36,8 @@ JOINT = "|"
 class ChoiceTrace:
     """What the model thought of one choice.
 
-    `probabilities`: (label, share among what was permitted), the options in the language's order, summing to 1. Options
-    that were put aside together, before any token told them apart, share one entry `A|B`. `z`: the share of everything
+    `probabilities`: (label, share among what was permitted), the options in the language's order, summing to 1; then
+    those that were put aside together, before any token told them apart, as one entry `A|B`. `z`: the share of everything
     the model wanted to say that was permitted at all; small when it would rather have said something else.
     """
 
@@ -213,8 +213,8 @@ class _Run:
 class _Tally:
     """The probability of each option of one choice, gathered over the passes it takes.
 
-    `reach`: the probability of what was written of it so far, so every share put aside on the way is exact for the
-    branch that was taken, and all shares sum to 1.
+    `reach`: the probability of what was written of it so far. Shares put aside on the way are measured, not estimated,
+    and all sum to 1; where one group has several spellings, what follows is measured after the spelling taken.
     """
 
     def __init__(self, view: ChoiceView, data: bytes) -> None:

@@ -5,6 +5,7 @@ One model, one context, one thread at a time: calls queue. The mask is proved al
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,11 @@ from time import perf_counter
 from sds.decoder import Decoded, decode
 from sds.grammars.language import language
 from sds.grammars.mask import prove_alive
-from sds.kernel.errors import ModelError
+from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.models.protocol import Backend, BackendError, prompt_sections
+
+THREADS_MAX = 256
 
 
 class Engine:
@@ -73,12 +76,22 @@ class Engine:
             self._backend.close()
 
 
+def _threads() -> int | None:
+    """Return what `SDS_THREADS` asks for; None: one for each core. Threads beyond the free cores cost dearly."""
+    asked = os.environ.get("SDS_THREADS", "")
+    if not asked:
+        return None
+    if not asked.isdecimal() or not 1 <= int(asked) <= THREADS_MAX:
+        raise UsageError(f"SDS_THREADS is `{asked}`, not a number from 1 to {THREADS_MAX}")
+    return int(asked)
+
+
 def open_engine(model: Path | None, *, now_ms: Callable[[], int]) -> Engine:
     """Load a GGUF through llama.cpp, the embedded one when `model` is None. Raises ModelError."""
     from sds.models.catalog import embedded_model  # noqa: PLC0415  the library is loaded when a model is
     from sds.models.llama import LlamaBackend  # noqa: PLC0415
 
     try:
-        return Engine(LlamaBackend(model or embedded_model()), now_ms=now_ms)
+        return Engine(LlamaBackend(model or embedded_model(), threads=_threads()), now_ms=now_ms)
     except BackendError as error:
         raise ModelError(str(error), hint=error.hint) from error

@@ -29,6 +29,7 @@ from sds.kernel.proposal import Proposal, parse_proposal
 
 CHAOS = ("drift",)
 MOVED_SHARE = 0.5
+THUMB = ("COMPENSATE", "REFUND_TICKET", "VOUCHER", "DENY", "ESCALATE")
 OUTCOMES = {"COMPENSATE": "compensated", "REFUND_TICKET": "refunded", "VOUCHER": "vouchers", "DENY": "denied"}
 
 
@@ -41,9 +42,11 @@ class Watch:
     pays: frozenset[str]
     out_of_envelope: int = 0
     moved: dict[str, bool] = field(default_factory=dict)  # dfid -> whether the proposal would have paid
+    thumb: dict[str, str] = field(default_factory=dict)  # dfid -> what always paying would have decided
 
     def reasoned(self, packet: DecisionPacket, data: bytes) -> None:
         self.out_of_envelope += not packet.envelope.contains(data)
+        self.thumb[packet.dfid] = next(name for name in THUMB if name in packet.envelope.names)
         proposal = parse_proposal(data)
         would_pay = isinstance(proposal, Proposal) and proposal.action in self.pays
         if self.rng is not None and (would_pay or self.rng.random() < MOVED_SHARE):
@@ -89,6 +92,7 @@ def _report(
 ) -> dict[str, Any]:
     answers = [answer for answer, _, _ in decided]
     agreed = sum(_action(answer) == expected for answer, _, expected in decided)
+    by_thumb = sum(watch.thumb.get(answer.dfid) == expected for answer, _, expected in decided)
     paid = rail.payouts()
     paid_dfids = {a.dfid for a in answers if a.execution == "SUCCESS"}
     report: dict[str, Any] = {
@@ -99,6 +103,7 @@ def _report(
         "double_payouts": paid["dfids_paid_twice"] + paid["tickets_paid_twice_in_kind"],
         "paid_minor": sum(a.params.get("amount", 0) for a in answers if a.execution == "SUCCESS"),
         "agreement": round(agreed / len(decided), 4) if decided else None,
+        "agreement_always_paying": round(by_thumb / len(decided), 4) if decided else None,
         "latency_ms": percentiles([ms for _, ms, _ in decided]),
         "record_faults": list(faults),
     }
@@ -128,5 +133,5 @@ def percentiles(values: list[float]) -> dict[str, float]:
     """Return p50, p95, p99 and max in milliseconds; empty for no values."""
     if not values:
         return {}
-    p50, p95, p99 = np.percentile(values, [50, 95, 99])
+    p50, p95, p99 = (float(p) for p in np.percentile(values, [50, 95, 99]))
     return {"p50": round(p50, 2), "p95": round(p95, 2), "p99": round(p99, 2), "max": round(max(values), 2)}

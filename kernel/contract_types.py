@@ -1,0 +1,108 @@
+"""The forms that a contract's texts and numbers have, and what is said, in plain words, when one is not kept."""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from sds.kernel.bounds import MAGNITUDE_MAX
+from sds.kernel.yaml_lines import Lines
+
+MILLIS_MAX = 24 * 3600 * 1000
+
+
+def text_of(form: str, words: str) -> AfterValidator:
+    """Return a check that a text has a form, saying in plain words what that form is."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(form, value):
+            raise ValueError(f"`{value[:40]}` is not {words}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _date(value: str) -> str:
+    try:
+        date.fromisoformat(value)
+    except ValueError:
+        raise ValueError(f"`{value}` is not a date") from None
+    return value
+
+
+def _expression(value: object) -> object:
+    """YAML reads `when: true` and `lo: 1` as what they look like; to us they are expressions."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int) else value
+
+
+def _drawn(value: object) -> object:
+    if type(value) not in (int, str):
+        raise ValueError("must be the name of a number, or a whole number")
+    return value
+
+
+Code = Annotated[str, text_of("[A-Z][A-Z0-9_]{0,63}", "a code IN_CAPITALS")]
+Name = Annotated[str, text_of("[a-z][a-z0-9_]{0,63}", "a name in_lower_case")]
+FieldPath = Annotated[
+    str, text_of(r"[a-z][a-z0-9_]{0,31}\.[a-z][a-z0-9_]{0,63}", "two lower-case names with a dot between")
+]
+SemVer = Annotated[str, text_of(r"[0-9]{1,9}\.[0-9]{1,9}\.[0-9]{1,9}", "a version like 1.0.0")]
+Date = Annotated[str, text_of("[0-9]{4}-[0-9]{2}-[0-9]{2}", "a date like 2026-01-31"), AfterValidator(_date)]
+AgentId = Annotated[str, text_of("[a-z0-9][a-z0-9_.-]{0,63}", "an id of lower-case letters, digits, `_`, `.` and `-`")]
+FieldType = Annotated[
+    str,
+    text_of(
+        r"bool|int|string|timestamp|fixed\([0-6]\)|enum\([a-z0-9_]+(, ?[a-z0-9_]+)*\)",
+        "one of bool, int, string, timestamp, fixed(0) to fixed(6), enum(a, b)",
+    ),
+]
+Expression = Annotated[str, BeforeValidator(_expression)]
+Drawn = Annotated[Name | Annotated[int, Field(ge=1, le=MAGNITUDE_MAX)], BeforeValidator(_drawn)]
+Amount = Annotated[int, Field(ge=0, le=MAGNITUDE_MAX)]
+Millis = Annotated[int, Field(ge=1, le=MILLIS_MAX)]
+
+
+class ContradictionError(ValueError):
+    """A contradiction between fields, with the path of the one to mend."""
+
+    def __init__(self, path: tuple[str | int, ...], message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+_WORDS = {
+    "missing": "is missing",
+    "extra_forbidden": "is not a known field",
+    "string_type": "must be text",
+    "int_type": "must be a whole number",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "tuple_type": "must be a list",
+    "literal_error": "must be {expected}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "string_too_short": "must have {min_length} or more characters",
+    "string_too_long": "must have {max_length} or fewer characters",
+    "too_short": "must have {min_length} or more entries",
+    "too_long": "must have {max_length} or fewer entries",
+}
+
+
+def say(error: Any, lines: Lines) -> tuple[int, str]:
+    """Return the line a pydantic error stands on, and the error in plain words behind the path of its field."""
+    loc, context = tuple(error["loc"]), error.get("ctx", {})
+    cause = context.get("error")
+    if isinstance(cause, ContradictionError):
+        loc = (*loc, *cause.path)
+    plain = _WORDS.get(error["type"])
+    message = str(cause) if cause else plain.format(**context) if plain else str(error["msg"])
+    known = loc
+    while known not in lines:
+        known = known[:-1]
+    where = (*known, loc[-1]) if error["type"] == "missing" else known
+    return lines[known], f"{'.'.join(map(str, where))}: {message}" if where else message

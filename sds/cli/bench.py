@@ -1,0 +1,32 @@
+"""`sds bench`: run one benchmark in a process of its own. Its last line is one JSON document."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Annotated
+
+import typer
+
+from sds.cli.common import JsonFlag
+from sds.kernel.errors import UsageError
+
+QUESTIONS = ("kernel",)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("bench")(bench)
+
+
+def bench(
+    question: Annotated[str, typer.Argument(help=f"Which question: {', '.join(QUESTIONS)}.", metavar="QUESTION")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure one thing, alone on this machine if you want figures to mean anything.
+
+    Example: sds bench kernel --json
+    """
+    if question not in QUESTIONS:
+        raise UsageError(f"there is no benchmark `{question}`", hint=f"one of: {', '.join(QUESTIONS)}")
+    command = [sys.executable, "-m", f"sds.benchmarks.{question}", *(["--json"] if as_json else [])]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603  our own module

@@ -1,0 +1,68 @@
+"""What several commands share: arguments, where things are, reading an event."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sds.gate import GATES
+from sds.home import decisions_path, gate_home
+from sds.kernel.errors import EventError, UsageError
+from sds.kernel.intake import EVENT_BYTES_MAX
+from sds.kernel.store import Store
+
+_GATE = re.compile(r"[a-z][a-z0-9_]{0,63}")
+
+GateName = Annotated[str, typer.Argument(help="Which gate: refund.", metavar="GATE")]
+GateOption = Annotated[str, typer.Option("--gate", help="Which gate.")]
+EventFile = Annotated[str, typer.Option("--event", help="A JSON file with one event, or - for standard input.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON; with a table, as the last line.")]
+ModelPath = Annotated[
+    Path | None, typer.Option("--model", help="A GGUF file; without it, the embedded model.", show_default=False)
+]
+
+
+def folder_of(gate: str) -> Path:
+    """Return the folder of a gate that ships with this package. Raises UsageError."""
+    if gate not in GATES:
+        raise UsageError(f"there is no gate `{gate}`", hint=f"gates are: {', '.join(GATES)}")
+    return gate_home(gate)
+
+
+def open_store(gate: str) -> Store:
+    """Open the record of any gate that has one, your own gates included. Raises UsageError."""
+    if not _GATE.fullmatch(gate):
+        raise UsageError(f"`{gate}` is not the name of a gate")
+    path = decisions_path(gate_home(gate))
+    if not path.exists():
+        raise UsageError(f"there is no record at `{path}` yet", hint="sds run refund --limit 5")
+    return Store(path)
+
+
+def read_event_text(source: str) -> str:
+    """Return the text of an event file, or of standard input for `-`. Raises EventError."""
+    try:
+        raw = sys.stdin.buffer.read(EVENT_BYTES_MAX + 1) if source == "-" else _read_file(Path(source))
+    except OSError as error:
+        raise EventError(f"`{source}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+    if len(raw) > EVENT_BYTES_MAX:
+        raise EventError(f"the event is larger than {EVENT_BYTES_MAX} bytes")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise EventError(f"the event is not UTF-8 at byte {error.start}") from error
+
+
+def _read_file(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(EVENT_BYTES_MAX + 1)
+
+
+def print_json(data: Mapping[str, Any] | list[Any]) -> None:
+    typer.echo(json.dumps(data, ensure_ascii=False, default=str))

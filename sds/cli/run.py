@@ -1,0 +1,104 @@
+"""`sds run`: work through a gate's queue, with a progress bar and a table of what came of it."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from sds.cli.common import GateName, JsonFlag, ModelPath, folder_of, print_json
+from sds.kernel.answer import Answer
+from sds.kernel.errors import SdsError, UsageError
+
+LIMIT_DEFAULT = 50
+ROWS = ("compensated", "refunded", "vouchers", "denied", "escalated", "aborted_on_drift", "aborted", "unknown")
+NOT_FITTED = "The model is not fitted to this task yet and judges poorly; what is shown here is that it cannot do harm."
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("run")(run)
+
+
+def run(
+    gate: GateName,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=10_000, help="How many claims to decide.")
+    ] = LIMIT_DEFAULT,
+    as_json: JsonFlag = False,
+    model: ModelPath = None,
+    chaos: Annotated[
+        str | None, typer.Option("--chaos", help="drift: move tickets between reasoning and execution.")
+    ] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Delete the gate's folder first and start anew.")] = False,
+) -> None:
+    """Decide the next claims of the queue with a real local model.
+
+    Example: sds run refund --limit 20 --chaos drift
+    """
+    folder = folder_of(gate)
+    if reset and folder.exists():
+        shutil.rmtree(folder)
+    from sds.gates.refund import run as refund  # noqa: PLC0415  the gate's libraries load when they are needed
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("loading the model and the claims", total=limit)
+
+        def decided(answer: Answer) -> None:
+            progress.update(task, advance=1, description=f"{answer.action or answer.state:<13}")
+
+        report = refund.run(folder, limit=limit, model=model, chaos=chaos, on_decided=decided)
+    _table(report, chaos)
+    if as_json:
+        print_json(report)
+    _judge(report, chaos)
+
+
+def _table(report: dict[str, Any], chaos: str | None) -> None:
+    table = Table()
+    table.add_column("outcome")
+    table.add_column("claims", justify="right")
+    for name in ROWS:
+        if name in report["outcomes"] or name in ROWS[:6]:
+            table.add_row(name.replace("_", " "), str(report["outcomes"].get(name, 0)))
+    console = Console(highlight=False)
+    console.print(f"{report['decisions']} claims, decided by {report['model']}", soft_wrap=True)
+    console.print(table)
+    latency = report["latency_ms"]
+    console.print(
+        f"decision latency, trigger to durable receipt: p50 {latency['p50']} ms, p95 {latency['p95']} ms, "
+        f"p99 {latency['p99']} ms (N = {report['decisions']})",
+        soft_wrap=True,
+    )
+    console.print(f"money paid: {report['paid_minor'] / 100:,.2f} EUR", soft_wrap=True)
+    console.print(
+        f"agreement with the written adjudication rule: {report['agreement']:.0%} (always paying what is permitted: {report['agreement_always_paying']:.0%})",
+        soft_wrap=True,
+    )
+    console.print(
+        f"decisions outside the envelope: {report['out_of_envelope']}; double payouts: {report['double_payouts']}; "
+        f"faults in the record: {len(report['record_faults'])}",
+        soft_wrap=True,
+    )
+    if chaos:
+        console.print(
+            f"tickets moved while the model was thinking: {report['moved_tickets']}, of which "
+            f"{report['moved_tickets_that_would_have_paid']} would have been paid and "
+            f"{report['moved_tickets_paid']} were",
+            soft_wrap=True,
+        )
+    console.print(NOT_FITTED, soft_wrap=True)
+
+
+def _judge(report: dict[str, Any], chaos: str | None) -> None:
+    """Fail the command when a promise was broken, or when chaos proved nothing."""
+    broken = [n for n in ("out_of_envelope", "double_payouts", "record_faults", "moved_tickets_paid") if report.get(n)]
+    if broken:
+        raise SdsError(f"a promise was broken: {', '.join(broken)}", reason_code="PROMISE_BROKEN")
+    if chaos and not report["moved_tickets_that_would_have_paid"]:
+        raise UsageError("no moved ticket would have been paid, so this run proves nothing", hint="raise --limit")

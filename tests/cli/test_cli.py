@@ -1,0 +1,181 @@
+"""The command line, as a user meets it: real model, real flights, real rail, and every mistake in plain words."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.cli.conftest import Shell
+from tests.scale import scale
+
+pytestmark = pytest.mark.xdist_group("cli")
+
+
+def test_a_run_decides_reports_and_breaks_no_promise(report: Any) -> None:
+    assert 8 == report["decisions"] == sum(report["outcomes"].values())
+    assert 0 == report["out_of_envelope"]
+    assert 0 == report["double_payouts"]
+    assert [] == report["record_faults"]
+    assert 0.0 <= report["agreement"] <= 1.0
+    assert {"p50", "p95", "p99"} <= report["latency_ms"].keys()
+
+
+def test_the_table_says_plainly_that_the_model_judges_poorly(shell: Shell, report: Any) -> None:
+    shown = shell.ok("run", "refund", "--limit", "1")
+    assert "judges poorly; what is shown here is that it cannot do harm" in shown
+    for row in ("compensated", "refunded", "vouchers", "denied", "escalated", "aborted on drift"):
+        assert row in shown
+
+
+def test_under_drift_nothing_is_paid_on_a_moved_ticket(shell: Shell, report: Any) -> None:
+    moved = shell.json("run", "refund", "--limit", str(scale(6, 200)), "--chaos", "drift", "--json")
+    assert 0 < moved["moved_tickets_that_would_have_paid"] <= moved["moved_tickets"]
+    assert 0 == moved["moved_tickets_paid"]
+    assert 0 == moved["double_payouts"]
+
+
+def test_one_event_from_queue_to_audit(shell: Shell, report: Any, tmp_path: Path) -> None:
+    event = tmp_path / "event.json"
+    event.write_text(shell.ok("events", "refund", "--limit", "1"))
+    envelope = shell.json("envelope", "refund", "--event", str(event), "--json")
+    assert "ESCALATE" in [kind["kind"] for kind in envelope["kinds"]]
+    pattern = shell.ok("grammar", "refund", "--event", str(event), "--format", "regex").strip()
+    schema = json.loads(shell.ok("grammar", "refund", "--event", str(event), "--format", "json-schema"))
+    answer = shell.json("decide", "refund", "--event", str(event))
+    record = shell.json("audit", answer["dfid"], "--json")
+    said = record["policy_proposals"]["proposal"]
+    jsonschema.validate({**json.loads(said), "context_ref": _reference(schema)}, schema)
+    assert re.fullmatch(re.sub("[0-9a-f]{64}", "[0-9a-f]{64}", pattern), said)
+    assert answer == shell.json("decide", "refund", "--event", str(event))
+    shown = shell.ok("audit", answer["dfid"])
+    for part in ("trigger", "snapshot", "prompt", "proposal", "verdict", "ledger", answer["dfid"]):
+        assert part in shown
+
+
+def _reference(schema: Any) -> Any:
+    """The snapshot is taken anew for each preview, so its hash differs; everything else must hold."""
+    return re.search(r"[0-9a-f]{64}", json.dumps(schema))[0]  # type: ignore[index]
+
+
+def test_an_event_may_come_from_standard_input(shell: Shell, report: Any) -> None:
+    event = shell.ok("events", "refund", "--limit", "1")
+    answer = shell.json("decide", "refund", "--event", "-", stdin=event)
+    assert json.loads(event)["claim_id"] == answer["event_id"]
+
+
+def test_the_ledger_verifies_and_a_kept_head_shows_truncation(shell: Shell, report: Any, tmp_path: Path) -> None:
+    head = shell.ok("ledger", "head").strip()
+    assert "0 faults" in shell.ok("ledger", "verify", "--head", head)
+    assert "cannot be seen without --head" in shell.ok("ledger", "verify")
+    index, digest = head.split(":")
+    cut = shell("ledger", "verify", "--head", f"{int(index) + 1}:{digest}")
+    assert 1 == cut.returncode
+    assert f"entry {int(index) + 1}: missing" in cut.stdout
+
+
+def test_a_halt_stops_everything_until_it_is_lifted(shell: Shell, report: Any) -> None:
+    assert "refund: halted\n" == shell.ok("halt", "--reason", "a test")
+    assert "refund: was halted already\n" == shell.ok("halt", "--reason", "a test")
+    event = shell.ok("events", "refund", "--limit", "1")
+    assert "ESCALATED" == shell.json("decide", "refund", "--event", "-", stdin=event)["state"]
+    assert "refund: running\n" == shell.ok("resume", "--reason", "the test is over")
+
+
+def test_recover_says_what_it_found(shell: Shell, report: Any) -> None:
+    assert {"interrupted": 0, "success": 0, "failed": 0, "unknown": 0} == shell.json("recover", "--json")
+
+
+def test_doctor_checks_model_mask_store_data_and_contract(shell: Shell, report: Any) -> None:
+    lines = shell.ok("doctor").splitlines()
+    assert ["versions", "model and mask", "store", "flights", "contract"] == [
+        line.removeprefix("ok    ").partition(":")[0] for line in lines
+    ]
+
+
+def test_logs_are_json_with_dfid_and_without_personal_data(shell: Shell, report: Any) -> None:
+    queue = [json.loads(line) for line in (shell.home / "refund" / "claims.jsonl").read_text().splitlines()[:40]]
+    text = (shell.home / "refund" / "log.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert all({"event", "timestamp", "dfid", "level"} <= line.keys() for line in lines)
+    assert not [claim for claim in queue if claim["claim_text"] in text]
+    assert "cust-" not in text
+
+
+MISTAKES = [
+    (("run", "loans"), 2, "error: there is no gate `loans`"),
+    (("run", "refund", "--limit", "0"), 2, "greater than or equal to 1"),
+    (("run", "refund", "--limit", "3", "--chaos", "fire"), 2, "error: there is no chaos `fire`"),
+    (("run", "refund", "--limit", "1", "--model", "nowhere.gguf"), 1, "error: `nowhere.gguf`"),
+    (("run", "refund", "--limit", "1", "--model", "README.md"), 1, "error: `README.md` is not a GGUF file"),
+    (("decide", "refund"), 2, "Missing option '--event'"),
+    (("decide", "refund", "--event", "nowhere.json"), 2, "error: `nowhere.json` cannot be read"),
+    (("decide", "refund", "--event", "README.md"), 2, "error: the event is not JSON"),
+    (("events", "loans"), 2, "error: there is no gate `loans`"),
+    (("envelope", "refund", "--event", "Makefile"), 2, "error: the event is not JSON"),
+    (("grammar", "refund", "--event", "Makefile", "--format", "xml"), 2, "error: there is no format `xml`"),
+    (("audit", "no-such-flow"), 2, "error: there is no flow `no-such-flow`"),
+    (("audit", "x", "--gate", "../etc"), 2, "error: `../etc` is not the name of a gate"),
+    (("ledger", "verify", "--head", "nonsense"), 2, "error: `nonsense` is not a head"),
+    (("ledger", "burn"), 2, "No such command 'burn'"),
+    (("halt",), 2, "Missing option '--reason'"),
+    (("halt", "--reason", " "), 2, "error: a reason is needed"),
+    (("recover", "--gate", "loans"), 2, "error: there is no gate `loans`"),
+    (("doctor", "--model", "nowhere.gguf"), 1, "FAIL  model and mask: `nowhere.gguf`"),
+    (("bench", "everything"), 2, "error: there is no benchmark `everything`"),
+    (("fly",), 2, "No such command 'fly'"),
+]
+
+
+@pytest.mark.parametrize(("args", "code", "message"), MISTAKES, ids=[" ".join(m[0]) for m in MISTAKES])
+def test_a_mistake_is_answered_in_one_line_without_a_traceback(
+    shell: Shell, report: Any, args: tuple[str, ...], code: int, message: str
+) -> None:
+    done = shell(*args)
+    assert code == done.returncode, done.stderr
+    assert message in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_a_command_on_an_empty_home_says_what_to_do_first(shell: Shell, tmp_path: Path) -> None:
+    for args in (("audit", "x"), ("ledger", "verify"), ("ledger", "head"), ("halt", "--reason", "r"), ("recover",)):
+        done = shell(*args, home=tmp_path)
+        assert 2 == done.returncode
+        assert "mend:  sds run refund --limit 5" in done.stderr
+
+
+def test_a_tampered_record_fails_verification(shell: Shell, report: Any, tmp_path: Path) -> None:
+    copy = tmp_path / "refund"
+    copy.mkdir()
+    for file in (shell.home / "refund").glob("decisions.db*"):
+        (copy / file.name).write_bytes(file.read_bytes())
+    with sqlite3.connect(copy / "decisions.db") as db:
+        db.execute("UPDATE policy_proposals SET confidence = 1.0 WHERE dfid = (SELECT min(dfid) FROM policy_proposals)")
+    done = shell("ledger", "verify", home=tmp_path)
+    assert 1 == done.returncode
+    assert "table policy_proposals" in done.stdout
+
+
+def test_every_command_has_help_with_an_example(shell: Shell) -> None:
+    commands = (
+        "run",
+        "decide",
+        "events",
+        "envelope",
+        "grammar",
+        "audit",
+        "recover",
+        "halt",
+        "resume",
+        "doctor",
+        "bench",
+    )
+    for args in [(name,) for name in commands] + [("ledger", "verify"), ("ledger", "head")]:
+        assert f"Example: sds {' '.join(args)}" in shell.ok(*args, "--help").replace("\n  ", " ") or (
+            args[0] in ("decide", "events") and "Example:" in shell.ok(*args, "--help")
+        )

@@ -1,0 +1,62 @@
+"""No model can get out: whatever the logits say, a decision is inside its envelope or there is none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from sds.decoder import decode
+from sds.grammars.language import language
+from sds.kernel.proposal import Proposal, parse_proposal
+from sds.models.llama import LlamaBackend
+from sds.models.protocol import Backend
+from tests.hostile import PROMPT, WISHES, AdversarialBackend
+from tests.model_fixtures import TINY_THREADS
+from tests.scale import scale, seeded
+from tests.strategies import random_envelope
+
+CHECKPOINTS = (101, 102, 103, 104)
+DECISIONS = scale(2_000, 100_000) // (len(CHECKPOINTS) + len(WISHES)) + 1
+TOKENS_MAX = 1000  # more than the longest sentence of the pool has bytes of text and digits
+DEADLINE_MS = 60_000  # a hang, not a limit on speed
+
+
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def assert_decides_inside(backend: Backend, rng: Random) -> None:
+    envelope = random_envelope(rng.randint)
+    found = language(envelope, f"{rng.getrandbits(256):064x}")
+    if isinstance(backend, AdversarialBackend):
+        backend.face(found)
+    result = decode(
+        backend, PROMPT, found, tokens_max=TOKENS_MAX, now_ms=monotonic_ms, deadline_ms=monotonic_ms() + DEADLINE_MS
+    )
+    proposal = parse_proposal(result.data)
+    assert isinstance(proposal, Proposal), result.data
+    assert found.context_ref == proposal.context_ref
+    assert [] == envelope.objections(proposal), (envelope, result.data)
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("seed", CHECKPOINTS)
+def test_a_random_model_never_leaves_the_envelope(seed: int, tiny_path: Callable[[int], Path]):
+    rng = seeded(seed)
+    backend = LlamaBackend(tiny_path(seed), threads=TINY_THREADS)
+    for _ in range(DECISIONS):
+        assert_decides_inside(backend, rng)
+    backend.close()
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("wish", WISHES)
+def test_a_model_that_wants_something_else_never_leaves_the_envelope(wish: str, tiny: LlamaBackend):
+    rng = seeded(list(WISHES).index(wish))
+    backend = AdversarialBackend(tiny, WISHES[wish], seed=rng.randrange(2**32))
+    for _ in range(DECISIONS):
+        assert_decides_inside(backend, rng)

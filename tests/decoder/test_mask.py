@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sds.grammars import emit_lark
+from sds.grammars.language import language
+from sds.grammars.mask import Mask, prove_alive
+from sds.kernel.envelope import ESCALATE_ONLY
+from sds.kernel.errors import LanguageError
+from sds.models.llama import LlamaBackend
+from tests.model_fixtures import CONTEXT_REF, refund_language
+
+
+def test_the_mask_of_the_real_vocabulary_is_alive(tiny: LlamaBackend):
+    prove_alive(tiny.grammar_tokenizer())
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "start: /(.|\\n)*/",
+        'start: /\\{"action":"[A-Z]*".*/',
+        'start: /\\{"action":"(DENY|ESCALATE|PAY)","params":\\{("amount":[0-9]+\\.[0-9]{2})?\\},"reason_code":"[A-Z_]+","context_ref":"0{64}"\\}/',
+        "start: nothing",
+        "this is no grammar",
+        "start: //",
+    ],
+    ids=["anything", "any kind", "any amount", "undefined rule", "no grammar", "empty"],
+)
+def test_a_mask_that_does_not_constrain_is_found_at_start_up(
+    grammar: str, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(emit_lark, "emit", lambda _: grammar)
+    with pytest.raises(LanguageError) as caught:
+        prove_alive(tiny.grammar_tokenizer())
+    assert "MASK_FAILED" == caught.value.reason_code
+
+
+def test_a_mask_that_permits_every_token_is_found_at_start_up(tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
+    def everything(_: Mask) -> np.ndarray:
+        allowed = np.ones(tiny.vocab_size, np.bool_)
+        allowed[0] = False
+        return allowed
+
+    monkeypatch.setattr(Mask, "allowed", everything)
+    with pytest.raises(LanguageError):
+        prove_alive(tiny.grammar_tokenizer())
+
+
+def test_a_mask_that_takes_every_token_is_found_at_start_up(tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Mask, "advance", lambda *_: None)
+    with pytest.raises(LanguageError, match="the mask is not alive: it took a forbidden token"):
+        prove_alive(tiny.grammar_tokenizer())
+
+
+def test_exactly_the_beginnings_of_the_options_are_allowed(tiny: LlamaBackend):
+    """Every token of the vocabulary is asked, not a sample."""
+    mask = Mask(tiny.grammar_tokenizer(), refund_language())
+    mask.advance(mask.forced())
+    follows = [
+        f'{name}","params":{{'.encode() for name in ("COMPENSATE", "DENY", "ESCALATE", "REFUND_TICKET", "VOUCHER")
+    ]
+    pieces = [tiny.piece(token) for token in range(tiny.vocab_size)]
+    expected = [bool(piece) and any(text.startswith(piece) for text in follows) for piece in pieces]
+    assert expected == mask.allowed().tolist()
+
+
+def test_a_forbidden_token_is_an_error_for_good(tiny: LlamaBackend):
+    mask = Mask(tiny.grammar_tokenizer(), refund_language())
+    mask.advance(mask.forced())
+    with pytest.raises(LanguageError):
+        mask.advance([int(np.flatnonzero(~mask.allowed())[100])])
+    for ask in (mask.forced, mask.allowed, lambda: mask.finished, lambda: mask.advance([20])):
+        with pytest.raises(LanguageError) as caught:
+            ask()
+        assert "MASK_FAILED" == caught.value.reason_code
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("token", [-1, 49152, 2**40])
+def test_a_token_that_does_not_exist_is_an_error(token: int, tiny: LlamaBackend):
+    mask = Mask(tiny.grammar_tokenizer(), refund_language())
+    with pytest.raises(LanguageError):
+        mask.advance([token])
+
+
+def test_what_is_forced_to_the_end_comes_in_one_piece(tiny: LlamaBackend):
+    mask = Mask(tiny.grammar_tokenizer(), language(ESCALATE_ONLY, CONTEXT_REF))
+    forced = mask.forced()
+    assert not mask.finished
+    mask.advance(forced)
+    assert mask.finished
+    assert b"".join(map(tiny.piece, forced)).endswith(CONTEXT_REF.encode() + b'"}')
+
+
+def test_the_end_token_is_never_allowed(tiny: LlamaBackend):
+    mask = Mask(tiny.grammar_tokenizer(), refund_language())
+    mask.advance(mask.forced())
+    assert not mask.allowed()[tiny.grammar_tokenizer().eos_tokens].any()

@@ -1,0 +1,365 @@
+"""A kernel over a real store file, a source over real data, and a payment rail with a file of its own.
+
+The rail's memory (`rail_store.PayoutStore`) honours idempotency keys durably; `Rail` puts misfortune before it. A
+`Faults` is a counter of I/O steps that stops the process at the N-th: whatever is done after that raises, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from sds.gates.refund.rail_store import Order, PayoutStore
+from sds.kernel import intake, registry
+from sds.kernel.answer import Answer
+from sds.kernel.contract import Contract, parse_contract
+from sds.kernel.errors import StateError
+from sds.kernel.executor import ExecutionIntent, Receipt, Signer
+from sds.kernel.packet import DecisionPacket, Decoding
+from sds.kernel.proposal import Proposal, write_proposal
+from sds.kernel.runtime import Kernel
+from sds.kernel.state import StateRead, Value
+from sds.kernel.store import BUSY_MS, Connect, Store, connect
+
+CONTRACT = """
+gate: claims
+agent_id: claims-agent
+version: 1.0.0
+owner: desk@example.org
+effective_from: "2013-01-01"
+source: tickets
+mission: Decide claims.
+authority: [COMPENSATE, REFUND_TICKET, GOODWILL, DENY]
+event: {id: claim_id, key: ticket_id, evidence: text}
+snapshot:
+  ticket.customer: string
+  ticket.refundable_minor: fixed(2)
+  ticket.compensations_left: int
+  ticket.mood: enum(calm, angry)
+kinds:
+  COMPENSATE:
+    when: ticket.compensations_left > 0
+    fills: {amount: {value: 25000, scale: 2}}
+    draws: {ticket.compensations_left: 1}
+    spends: amount
+    reasons: [LONG_DELAY]
+  REFUND_TICKET:
+    when: ticket.refundable_minor > 0
+    params: {amount: {lo: 1, hi: ticket.refundable_minor, scale: 2}}
+    draws: {ticket.refundable_minor: amount}
+    spends: amount
+    reasons: [NOT_TRAVELLED]
+  GOODWILL:
+    when: ticket.mood == "angry"
+    params: {amount: {lo: 0, hi: 1000, scale: 2}}
+    spends: amount
+    reasons: [SHORT_DELAY]
+  DENY: {reasons: [NOT_ELIGIBLE]}
+spend:
+  - {name: hour, window: hour, max_minor: 5000000}
+  - {name: day, window: day, max_minor: 10000000}
+  - {name: customer, window: day, per: ticket.customer, max_minor: 100000}
+retry: {attempts_max: 3, restarts_max: 3, rejections_to_suspend: 10}
+budget: {ttl_ms: 30000, dispatch_ms_max: 5000}
+"""
+FARE_MINOR = 20_000
+COMPENSATION_MINOR = 25_000
+START_MS = 1_386_000_000_000  # 2 December 2013, 16:00 UTC
+LEASE_MS = 36_000
+SIGNER = Signer(b"the kernel's own key, 32 bytes..")
+TRIES_MAX = 20_000
+
+Propose = Callable[[DecisionPacket], bytes]
+
+
+def contract(*changes: tuple[str, str], more: str = "") -> Contract:
+    """Return the test contract with (old, new) texts exchanged and `more` at its end."""
+    whole = CONTRACT + more
+    for old, new in changes:
+        if old not in whole:
+            raise ValueError(f"`{old}` is not in the contract")
+        whole = whole.replace(old, new)
+    return parse_contract(whole)
+
+
+class Crash(BaseException):  # noqa: N818  not an error of the program: the machine has stopped
+    """The process is gone."""
+
+
+@dataclass
+class Faults:
+    """Counts I/O steps and stops the process at step number `at`. `steps` is what was done, in order."""
+
+    at: int | None = None
+    steps: list[str] = field(default_factory=list)
+    dead: bool = False
+
+    def step(self, name: str) -> None:
+        if not self.dead:
+            self.steps.append(name)
+            self.dead = len(self.steps) == self.at
+        if self.dead:
+            raise Crash(f"step {len(self.steps)}: {name}")
+
+
+class Failing(sqlite3.Connection):
+    """A connection that asks before and after every statement whether the process still lives."""
+
+    faults = Faults()
+
+    def execute(self, sql: str, values: object = (), /) -> sqlite3.Cursor:
+        self.faults.step(f"before {sql[:40]}")
+        cursor = super().execute(sql, values)  # type: ignore[arg-type]  # passed on as it came
+        self.faults.step(f"after {sql[:40]}")
+        return cursor
+
+
+def failing(faults: Faults) -> Connect:
+    def open_it(path: Path) -> sqlite3.Connection:
+        db = sqlite3.connect(
+            path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False, factory=Failing
+        )
+        db.faults = faults
+        return db
+
+    return open_it
+
+
+class Clock:
+    """Milliseconds since 1970; stands still unless told otherwise."""
+
+    def __init__(self, now_ms: int = START_MS) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+    def advance(self, ms: int) -> None:
+        self.now_ms += ms
+
+
+class Tickets:
+    """Authoritative state: tickets by key, each with a version that goes up when it is moved."""
+
+    def __init__(self, faults: Faults | None = None) -> None:
+        self._faults = faults or Faults()
+        self.rows: dict[str, dict[str, Value]] = {}
+        self.versions: dict[str, int] = {}
+        self.down = False
+        self.on_read: Callable[[str], None] = lambda _key: None
+
+    def put(self, key: str, **changes: Value) -> None:
+        fresh: dict[str, Value] = {
+            "customer": f"customer of {key}",
+            "refundable_minor": FARE_MINOR,
+            "compensations_left": 1,
+            "mood": "calm",
+        }
+        old = {path.removeprefix("ticket."): value for path, value in self.rows.get(key, {}).items()}
+        self.rows[key] = {f"ticket.{name}": value for name, value in (fresh | old | changes).items()}
+        self.versions[key] = self.versions.get(key, 0) + 1
+
+    def read(self, key: str) -> StateRead | None:
+        self._faults.step("before source.read")
+        self.on_read(key)
+        if self.down:
+            raise StateError("the ticket system is down")
+        found = StateRead(dict(self.rows[key]), str(self.versions[key])) if key in self.rows else None
+        self._faults.step("after source.read")
+        return found
+
+
+class Rail:
+    """An executor over the rail's own file. `misfortunes` are used up one for each dispatch:
+
+    `lose`: pays, and its reply is lost; `drop`: the order is lost; `refuse`: declined for good; `raise`: pays, then
+    raises. `blind`: look-ups do not answer. Not `idempotent`: every dispatch of a key pays anew.
+    """
+
+    def __init__(self, path: Path, *, idempotent: bool = True, faults: Faults | None = None) -> None:
+        self.idempotent = idempotent
+        self.blind = False
+        self.misfortunes: list[str] = []
+        self.sent: list[str] = []
+        self._path, self._lock = path, threading.Lock()
+        self._faults = faults or Faults()
+        self._memory = PayoutStore(path, lambda: START_MS)
+
+    def live_through(self, faults: Faults) -> None:
+        """Go on as the same rail, seen from another process."""
+        self._faults = faults
+
+    def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
+        self._faults.step("before dispatch")
+        with self._lock:
+            fate = self.misfortunes.pop(0) if self.misfortunes else "pay"
+            self.sent.append(key)
+            turn = self.sent.count(key)
+        if fate == "drop":
+            return Receipt("unknown", detail="no reply")
+        own = key if self.idempotent or turn == 1 else sha256(f"{key}#{turn}".encode()).hexdigest()
+        amount = dict(intent.params)["amount"]
+        found = self._memory.pay(
+            Order(own, intent.kind, amount, intent.resource_key, intent.dfid), refuse=fate == "refuse"
+        )
+        self._faults.step("after dispatch")
+        if fate == "raise":
+            raise ConnectionResetError("the wire broke after the rail had paid")
+        return Receipt("unknown") if fate == "lose" else Receipt(found.status, found.reference, found.detail)  # type: ignore[arg-type]  # settled or rejected
+
+    def lookup(self, key: str, deadline_s: float) -> Receipt:
+        self._faults.step("before lookup")
+        found = self._memory.find(key)
+        self._faults.step("after lookup")
+        if self.blind:
+            raise TimeoutError("the rail does not answer")
+        return Receipt(found.status, found.reference, found.detail)  # type: ignore[arg-type]  # settled, rejected or absent
+
+    def paid(self) -> list[tuple[str, str, str, int]]:
+        """Return every payout: (dfid, ticket, kind, amount)."""
+        sql = "SELECT dfid, ticket_id, kind, amount_minor FROM payouts WHERE status = 'settled' ORDER BY number"
+        with closing(sqlite3.connect(self._path)) as db:
+            return db.execute(sql).fetchall()
+
+
+class World:
+    """One folder with the kernel's file and the rail's, and everything else a kernel is given."""
+
+    def __init__(self, folder: Path, *, terms: Contract | None = None, idempotent: bool = True) -> None:
+        self.folder, self.contract = folder, terms or contract()
+        self.clock = Clock()
+        self.tickets = Tickets()
+        self.rail = Rail(folder / "rail.db", idempotent=idempotent)
+        self.logged: list[tuple[str, object]] = []
+        self._numbers = itertools.count(1)
+        self._open: list[Store] = []
+        self.tickets.put("T1")
+        self.store = self.open_store()
+        registry.register(self.store, self.contract, by="registry", now_ms=self.clock())
+        self.kernel = self.open_kernel()
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "kernel.db"
+
+    def open_store(self, how: Connect = connect) -> Store:
+        store = Store(self.path, connect=how)
+        self._open.append(store)
+        return store
+
+    def open_kernel(self, store: Store | None = None, *, terms: Contract | None = None) -> Kernel:
+        return Kernel(
+            terms or self.contract,
+            store or self.store,
+            self.tickets,
+            self.rail,
+            SIGNER,
+            now_ms=self.clock,
+            new_id=lambda: f"flow-{next(self._numbers):05d}",
+            log=lambda event, facts: self.logged.append((event, facts)),
+        )
+
+    def close(self) -> None:
+        for store in self._open:
+            store.close()
+
+    def event(self, name: str = "C1", ticket: str = "T1", text: str = "please") -> intake.Event:
+        return intake.read_event(self.contract, {"claim_id": name, "ticket_id": ticket, "text": text})
+
+    def packet(self, name: str = "C1", ticket: str = "T1") -> DecisionPacket:
+        opened = self.kernel.open(self.event(name, ticket))
+        assert isinstance(opened, DecisionPacket)
+        return opened
+
+    def decide(self, propose: Propose, name: str = "C1", ticket: str = "T1", **measured: float) -> Answer:
+        """Open an event that nobody has claimed, and decide it."""
+        packet = self.packet(name, ticket)
+        return self.kernel.decide(packet, propose(packet), Decoding(**measured))  # type: ignore[arg-type]  # by name
+
+    def column(self, sql: str, *values: object) -> list[object]:
+        return [row[0] for row in self.store.rows(sql, values)]
+
+
+def proposal(kind: str, reason: str, **params: str) -> Propose:
+    return lambda packet: write_proposal(Proposal(kind, tuple(params.items()), reason, packet.snapshot.id))
+
+
+def refund(amount: str = "40.00") -> Propose:
+    return proposal("REFUND_TICKET", "NOT_TRAVELLED", amount=amount)
+
+
+def goodwill(amount: str) -> Propose:
+    return proposal("GOODWILL", "SHORT_DELAY", amount=amount)
+
+
+def compensate(packet: DecisionPacket) -> bytes:
+    return proposal("COMPENSATE", "LONG_DELAY")(packet)
+
+
+def deny(packet: DecisionPacket) -> bytes:
+    return proposal("DENY", "NOT_ELIGIBLE")(packet)
+
+
+def escalate(packet: DecisionPacket) -> bytes:
+    return proposal("ESCALATE", "HUMAN_REVIEW")(packet)
+
+
+def anything_else(packet: DecisionPacket) -> bytes:
+    return (deny if packet.envelope.kind("DENY") else escalate)(packet)
+
+
+def nonsense(_packet: DecisionPacket) -> bytes:
+    return b'{"action":"REFUND_TICKET","params":{"amount":1e400}'
+
+
+def if_permitted(wanted: Propose, kind: str) -> Propose:
+    """Propose what is wanted while the envelope has its kind, then what is left: no, or a human."""
+    return lambda packet: (wanted if packet.envelope.kind(kind) else anything_else)(packet)
+
+
+def see_through(kernel: Kernel, event: intake.Event, propose: Propose) -> Answer:
+    """Bring one event to its end, as every caller does: wait while another works on it, start anew after drift."""
+    for _ in range(TRIES_MAX):
+        opened = kernel.open(event)
+        if isinstance(opened, DecisionPacket):
+            kernel.decide(opened, propose(opened))
+        elif not opened.pending:
+            return opened
+        else:
+            time.sleep(0.001)
+    raise AssertionError(f"event {event.id} has no end")
+
+
+def together(count: int, work: Callable[[int], object]) -> list[object]:
+    """Do `work(0)` ... `work(count - 1)` at the same time; raise the first failure."""
+    start = threading.Barrier(count)
+    results: list[object] = [None] * count
+
+    def one(number: int) -> None:
+        start.wait()
+        try:
+            results[number] = work(number)
+        except BaseException as error:  # noqa: BLE001  handed to the caller below
+            results[number] = error
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def counters(store: Store) -> Iterator[tuple[str, int]]:
+    yield from store.rows("SELECT resource, drawn FROM resources ORDER BY resource")
+    yield from store.rows("SELECT scope, used FROM spend_totals ORDER BY scope")

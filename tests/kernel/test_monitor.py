@@ -1,0 +1,105 @@
+"""Governance over many decisions: a breach suspends, and only an operator reactivates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sds.kernel import monitor, registry
+from sds.kernel.errors import TransitionError
+from tests.kernel.durable import World, contract, deny, goodwill
+
+LIMITS = "\naggregate_thresholds: {window: 10, paid_pct_max: 50, paid_mean_minor_max: 300}\n"
+
+
+@pytest.fixture
+def world(folder: Path):
+    made = World(folder, terms=contract(more=LIMITS))
+    made.tickets.put("T1", mood="angry", refundable_minor=1_000_000)
+    yield made
+    made.close()
+
+
+def run(world: World, paid: int, denied: int, amount: str = "1.00", start: int = 0) -> None:
+    for number in range(paid):
+        world.decide(goodwill(amount), f"paid {start + number}")
+    for number in range(denied):
+        world.decide(deny, f"denied {start + number}")
+
+
+def watch(world: World) -> str | None:
+    return monitor.watch(world.store, world.contract, now_ms=world.clock())
+
+
+def status(world: World) -> str:
+    return registry.lookup(world.store, "claims-agent").status  # type: ignore[union-attr]
+
+
+def test_within_the_thresholds_nothing_happens(world: World):
+    run(world, paid=5, denied=5, amount="3.00")
+    assert None is watch(world)
+    assert "ACTIVE" == status(world)
+
+
+def test_before_the_window_is_full_nothing_happens(world: World):
+    run(world, paid=9, denied=0, amount="9.00")
+    assert None is watch(world)
+
+
+def test_paying_too_often_suspends(world: World):
+    run(world, paid=6, denied=4)
+    assert "6 of the last 10 decisions paid, over 50 %" == watch(world)
+    assert "SUSPENDED" == status(world)
+
+
+def test_paying_too_much_on_average_suspends(world: World):
+    run(world, paid=2, denied=8, amount="3.01")
+    assert "the last 2 payments average 301, over 300" == watch(world)
+    assert "SUSPENDED" == status(world)
+
+
+def test_only_the_last_decisions_count(world: World):
+    run(world, paid=6, denied=4)
+    run(world, paid=0, denied=6, start=10)
+    assert None is watch(world)
+
+
+def test_other_agents_do_not_count(world: World):
+    run(world, paid=5, denied=4)
+    assert None is monitor.breach(world.store, world.contract.model_copy(update={"agent_id": "another"}))
+
+
+def test_a_breach_is_told_once(world: World):
+    run(world, paid=10, denied=0)
+    assert None is not watch(world)
+    assert None is watch(world)
+
+
+def test_a_suspended_agent_may_decide_nothing_but_to_escalate(world: World):
+    run(world, paid=10, denied=0)
+    watch(world)
+    assert ("ESCALATE",) == world.packet("next").envelope.names
+
+
+def test_only_an_operator_reactivates_and_the_window_starts_anew(world: World):
+    """Else the agent would be suspended again before its first new decision."""
+    run(world, paid=10, denied=0)
+    watch(world)
+    for actor in ("agent", "runtime", "registry"):
+        with pytest.raises(TransitionError):
+            registry.transition(world.store, "claims-agent", "ACTIVE", by=actor, reason="please", now_ms=1)  # type: ignore[arg-type]
+    registry.transition(world.store, "claims-agent", "ACTIVE", by="operator", reason="all explained", now_ms=1)
+    assert None is watch(world)
+    run(world, paid=9, denied=0, start=10)
+    assert None is watch(world)
+    run(world, paid=1, denied=0, start=20)
+    assert "10 of the last 10 decisions paid, over 50 %" == watch(world)
+
+
+def test_a_flow_that_nobody_finished_counts_for_nothing(world: World):
+    run(world, paid=5, denied=4)
+    world.packet("abandoned")
+    world.clock.advance(10**6)
+    world.kernel.open(world.event("abandoned"))
+    assert None is monitor.breach(world.store, world.contract)

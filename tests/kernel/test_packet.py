@@ -1,0 +1,80 @@
+"""The packet freezes what one decision rests on, and what the model may read of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sds.kernel.packet import DecisionPacket
+from tests.kernel import world
+
+TILL = world.contract()
+
+
+def test_a_packet_carries_the_hashes_of_what_it_was_made_from():
+    packet = world.packet(TILL)
+    assert (TILL.hash, TILL.mission_hash, TILL.agent_id) == (packet.contract_hash, packet.mission_hash, packet.agent_id)
+    assert world.FIELDS == packet.snapshot.fields == packet.situation.fields
+
+
+def test_a_packet_expires_when_its_time_budget_is_spent():
+    short = world.contract(("spend:", "budget: {ttl_ms: 1500}\nspend:"))
+    assert 1500 == world.packet(short).expires_at_ms - world.packet(short).created_at_ms
+
+
+def test_the_first_text_is_the_same_for_every_case():
+    first, other = world.packet(TILL), world.packet(TILL, world.situation(world.fields(claim_size="small")), evidence="x")
+    assert first.texts[0] == other.texts[0]
+    assert first.texts[1] != other.texts[1]
+
+
+def test_the_case_is_told_field_by_field_with_what_is_permitted():
+    expected = [
+        "account.left: 50.00",
+        "account.owner: Ada",
+        "account.slots: 2",
+        "claim.due: yes",
+        "claim.filed_at: 1600000000",
+        "claim.minutes: 60",
+        "claim.size: large",
+        "Permitted: DENY, ESCALATE, GRANT (amount 60.00), PAY (amount 0.01 to 50.00), TALK (days 1 to 3, minutes 5 to 60)",
+    ]
+    assert expected == world.packet(TILL).texts[1].splitlines()
+
+
+def test_the_model_reads_what_it_needs_and_no_more():
+    shy = world.contract(("when: claim.due", "show: [claim.size, account.left]\nwhen: claim.due"))
+    lines = world.packet(shy).texts[1].splitlines()
+    assert ["claim.size: large", "account.left: 50.00"] == lines[:-1]
+
+
+def test_no_hash_and_no_id_is_shown_to_the_model():
+    packet = world.packet(TILL, evidence="please")
+    text = "\n".join(packet.texts)
+    for secret in (packet.snapshot.id, packet.contract_hash, packet.mission_hash, packet.dfid, packet.event_id):
+        assert secret not in text
+
+
+def evidence(letter: str) -> str:
+    return world.packet(TILL, evidence=letter).texts[2]
+
+
+@pytest.mark.parametrize(
+    ("letter", "shown"),
+    [
+        ("", "Claim: "),
+        ("I was late.", "Claim: I was late."),
+        ("line\none\ttwo\x00three", "Claim: line one two three"),
+        ("caf\u00e9 \u202e\ud83d", "Claim: caf  "),
+        ("x" * 500, "Claim: " + "x" * 400),
+        ("\n" * 10**6 + "end", "Claim:  end"),
+    ],
+)
+def test_evidence_is_one_bounded_line_of_printable_ascii(letter: str, shown: str):
+    assert shown == evidence(letter)
+
+
+def test_a_packet_without_state_leaves_only_the_human():
+    nothing = world.situation({})
+    packet: DecisionPacket = world.packet(TILL, nothing, notes=("there is no state under this key",))
+    assert ("ESCALATE",) == packet.envelope.names
+    assert "Permitted: ESCALATE" == packet.texts[1]

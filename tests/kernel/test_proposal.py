@@ -1,0 +1,75 @@
+"""There is one way to write a proposal, and reading it is strict, total and quick."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sds.kernel.proposal import PARAMS_MAX, PROPOSAL_BYTES_MAX, Proposal, parse_proposal, write_proposal
+
+REF = "ab" * 32
+HEAD, TAIL = '{"action":"PAY","params":{', f'}},"reason_code":"OWED","context_ref":"{REF}"}}'
+CODES = st.from_regex(r"[A-Z][A-Z0-9_]{0,63}", fullmatch=True)
+NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,63}", fullmatch=True)
+NUMBERS = st.from_regex(r"-?[0-9][0-9.]{0,31}", fullmatch=True)
+PROPOSALS = st.builds(
+    Proposal,
+    action=CODES,
+    params=st.dictionaries(NAMES, NUMBERS, max_size=PARAMS_MAX).map(lambda d: tuple(d.items())),
+    reason_code=CODES,
+    context_ref=st.from_regex(r"[0-9a-f]{64}", fullmatch=True),
+    rationale=st.none() | st.from_regex(r"[ !#-\[\]-~]{0,80}", fullmatch=True),
+)
+
+
+@given(PROPOSALS)
+def test_what_is_written_is_read_back(proposal: Proposal):
+    assert proposal == parse_proposal(write_proposal(proposal))
+
+
+@given(st.binary(max_size=300) | st.builds(lambda p, cut, extra: write_proposal(p)[:cut] + extra, PROPOSALS, st.integers(0, 400), st.binary(max_size=20)))
+def test_whatever_is_read_was_written_in_the_one_form(data: bytes):
+    found = parse_proposal(data)
+    assert isinstance(found, str) or write_proposal(found) == data
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (b"", 'does not begin with {"action":"<KIND>","params":{'),
+        (b'{"action": "PAY","params":{', 'does not begin with {"action":"<KIND>","params":{'),
+        (b'{"params":{},"action":"PAY"', 'does not begin with {"action":"<KIND>","params":{'),
+        (f'{HEAD}"amount":"250"{TAIL}', 'byte 26: expected a parameter or },"reason_code":"<CODE>"'),
+        (f'{HEAD}"amount":true{TAIL}', 'byte 26: expected a parameter or },"reason_code":"<CODE>"'),
+        (f'{HEAD}"amount":NaN{TAIL}', 'byte 26: expected a parameter or },"reason_code":"<CODE>"'),
+        (f'{HEAD}"amount":1e400{TAIL}', 'byte 36: expected a parameter or },"reason_code":"<CODE>"'),
+        (f'{HEAD}"amount":1,"amount":2{TAIL}', "a parameter appears twice"),
+        (f'{HEAD}"amount":1,{TAIL}', 'byte 36: expected a parameter or },"reason_code":"<CODE>"'),
+        (f'{HEAD}"amount":{"9" * 34}{TAIL}', 'byte 67: expected a parameter or },"reason_code":"<CODE>"'),
+        (HEAD + ",".join(f'"p{i}":1' for i in range(17)) + TAIL, "more than 16 parameters"),
+        (HEAD + TAIL.replace("reason_code", "reason"), 'byte 26: expected a parameter or },"reason_code":"<CODE>"'),
+        (HEAD + TAIL.replace("ab", "AB", 1), 'byte 48: expected ,"context_ref":"<64 hex digits>"}'),
+        (HEAD + TAIL.replace(',"context', ',"rationale":"a\\nb","context'), 'byte 48: expected ,"context_ref":"<64 hex digits>"}'),
+        (HEAD + TAIL.replace(',"context', ',"confidence":1,"context'), 'byte 48: expected ,"context_ref":"<64 hex digits>"}'),
+        (HEAD + TAIL + "\n", "byte 130: more bytes after the end"),
+        (HEAD + TAIL + HEAD, "byte 130: more bytes after the end"),
+        ("\ufeff" + HEAD + TAIL, 'does not begin with {"action":"<KIND>","params":{'),
+    ],
+)
+def test_bytes_that_leave_the_form_are_a_fault_that_says_where(data: bytes | str, fault: str):
+    assert fault == parse_proposal(data.encode() if isinstance(data, str) else data)
+
+
+def test_a_proposal_over_the_limit_is_not_read_at_all():
+    assert f"{10**7} bytes are more than {PROPOSAL_BYTES_MAX}" == parse_proposal(b"[" * 10**7)
+
+
+def test_the_worst_bytes_under_the_limit_take_linear_time():
+    full = PROPOSAL_BYTES_MAX - 200
+    for middle in (b"9" * full, b'"a":1,' * (full // 6), b'{"a":' * (full // 5), b"." * full):
+        began = time.perf_counter()
+        parse_proposal(HEAD.encode() + middle + TAIL.encode())
+        assert time.perf_counter() - began < 0.1

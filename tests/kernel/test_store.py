@@ -1,0 +1,192 @@
+"""The store: durable settings, whole transactions, and one line for every way a file can be unusable."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from sds.kernel.errors import StoreError
+from sds.kernel.store import Store, connect, expected_schema
+
+
+@pytest.fixture
+def store(folder: Path):
+    with closing(Store(folder / "kernel.db")) as made:
+        yield made
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(StoreError) as caught:
+        Store(path)
+    message = str(caught.value)
+    assert 1 == len(message.splitlines())
+    assert message.startswith(f"`{path}` cannot be opened as a decision store: ")
+    return message.partition("store: ")[2]
+
+
+def test_a_store_writes_ahead_and_waits_for_the_disk(store: Store):
+    assert "wal" == store.value("PRAGMA journal_mode")
+    assert 2 == store.value("PRAGMA synchronous")  # FULL
+
+
+def test_every_table_is_strict(store: Store):
+    tables = {row[1]: row[5] for row in store.rows("PRAGMA table_list") if not row[1].startswith("sqlite_")}
+    assert dict.fromkeys(tables, 1) == tables
+
+
+def test_a_store_has_exactly_the_schema_of_its_file(store: Store):
+    assert expected_schema() == store.schema
+
+
+def test_a_block_that_raises_leaves_nothing(store: Store):
+    with pytest.raises(ZeroDivisionError), store.transaction():
+        store.insert("resources", resource="r", epoch=1, drawn=1)
+        raise ZeroDivisionError
+    assert [] == store.rows("SELECT * FROM resources")
+
+
+def test_a_statement_that_fails_takes_its_whole_transaction_with_it(store: Store):
+    with pytest.raises(StoreError, match="the store refused: CHECK constraint failed: drawn >= 0"), store.transaction():
+        store.insert("resources", resource="a", epoch=1, drawn=1)
+        store.insert("resources", resource="b", epoch=1, drawn=-1)
+    assert [] == store.rows("SELECT * FROM resources")
+
+
+def test_a_transaction_inside_a_transaction_is_refused_and_undoes_both(store: Store):
+    with pytest.raises(StoreError, match="within a transaction"), store.transaction():
+        store.insert("resources", resource="a", epoch=1, drawn=1)
+        with store.transaction():
+            pass
+    assert [] == store.rows("SELECT * FROM resources")
+
+
+def test_a_strict_table_refuses_a_value_of_another_type(store: Store):
+    with pytest.raises(StoreError, match="cannot store TEXT value in INTEGER column"), store.transaction():
+        store.insert("resources", resource="a", epoch="first", drawn=0)
+
+
+def test_threads_take_turns_and_lose_nothing(store: Store):
+    with store.transaction():
+        store.insert("resources", resource="r", epoch=0, drawn=0)
+
+    def add() -> None:
+        for _ in range(50):
+            with store.transaction():
+                store.run("UPDATE resources SET drawn = ?", (store.value("SELECT drawn FROM resources") + 1,))
+
+    threads = [threading.Thread(target=add) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 400 == store.value("SELECT drawn FROM resources")
+
+
+def test_a_frozen_reader_sees_one_moment_while_others_write(store: Store):
+    with store.frozen() as reader:
+        before = reader.value("SELECT count(*) FROM resources")
+        with store.transaction():
+            store.insert("resources", resource="r", epoch=0, drawn=0)
+        assert before == reader.value("SELECT count(*) FROM resources")
+    assert before + 1 == store.value("SELECT count(*) FROM resources")
+
+
+def test_a_frozen_reader_cannot_write(store: Store):
+    with store.frozen() as reader, pytest.raises(StoreError, match="readonly database"):
+        reader.rows("DELETE FROM meta")
+
+
+def test_what_was_committed_is_there_after_reopening(folder: Path):
+    with closing(Store(folder / "kernel.db")) as store, store.transaction():
+        store.insert("resources", resource="r", epoch=0, drawn=7)
+    with closing(Store(folder / "kernel.db")) as store:
+        assert [("r", 0, 7)] == store.rows("SELECT * FROM resources")
+
+
+def test_a_store_makes_the_folders_it_needs(folder: Path):
+    with closing(Store(folder / "a" / "b" / "kernel.db")) as store:
+        assert not store.halted
+
+
+def test_a_file_that_is_no_database_is_refused(folder: Path):
+    (folder / "k.db").write_bytes(b"these are not the pages of a database, whatever their name says" * 100)
+    assert "file is not a database" == refusal(folder / "k.db")
+
+
+def test_a_folder_is_refused(folder: Path):
+    assert "unable to open database file" == refusal(folder)
+
+
+def test_a_path_below_a_file_is_refused(folder: Path):
+    (folder / "file").touch()
+    assert "File exists" in refusal(folder / "file" / "k.db") or "Not a directory" in refusal(folder / "file" / "k.db")
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.9])
+def test_a_truncated_file_is_refused_or_found_damaged(folder: Path, kept: float):
+    path = folder / "k.db"
+    Store(path).close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * kept)])
+    assert "malformed" in refusal(path) or "not a database" in refusal(path)
+
+
+def test_the_database_of_another_program_is_refused_and_left_as_it_was(folder: Path):
+    path = folder / "other.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE songs (title TEXT)")
+    assert "it is the database of another program" == refusal(path)
+    with closing(sqlite3.connect(path)) as db:
+        assert [("songs",)] == db.execute("SELECT name FROM sqlite_master").fetchall()
+
+
+def test_a_store_of_another_version_is_refused(folder: Path):
+    path = folder / "k.db"
+    with closing(Store(path)) as store, store.transaction():
+        store.run("UPDATE meta SET value = '999' WHERE key = 'schema_version'")
+    assert "it has schema version `999`, this program needs `1`" == refusal(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not write here")
+def test_a_folder_that_may_not_be_written_is_refused(folder: Path):
+    folder.chmod(0o555)
+    program = (
+        "import os, sys, pathlib\n"
+        "from sds.kernel.store import Store\n"
+        "from sds.kernel.errors import StoreError\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        "try: Store(pathlib.Path(sys.argv[1]) / 'k.db')\n"
+        "except StoreError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, folder], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ["", 1] == [done.stderr, len(done.stdout.splitlines())]
+    assert "unable to open database file" in done.stdout
+
+
+def test_several_processes_may_make_the_same_store_at_once(folder: Path):
+    program = "import pathlib, sys; from sds.kernel.store import Store; Store(pathlib.Path(sys.argv[1])).close()"
+    command = [sys.executable, "-c", program, folder / "k.db"]
+    children = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(4)]
+    assert [b""] * 4 == [child.communicate(timeout=60)[1] for child in children]
+    with closing(Store(folder / "k.db")) as store:
+        assert expected_schema() == store.schema
+
+
+def test_the_connection_is_made_by_what_is_passed_in(folder: Path):
+    made: list[Path] = []
+
+    def how(path: Path) -> sqlite3.Connection:
+        made.append(path)
+        return connect(path)
+
+    Store(folder / "k.db", connect=how).close()
+    assert [folder / "k.db"] == made

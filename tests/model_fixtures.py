@@ -1,0 +1,67 @@
+"""Models shared by the tests: the embedded one, tiny random ones, and the envelope of the README."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sds.grammars.language import Language, language
+from sds.kernel.bounds import bound
+from sds.kernel.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
+from sds.models.catalog import embedded_model
+from sds.models.llama import LlamaBackend
+from tests.hostile import Vocabulary, tiny_checkpoint
+
+CONTEXT_REF = "0123456789abcdef" * 4
+TINY_THREADS = 1  # a second one costs more than it brings
+
+
+@pytest.fixture(scope="session")
+def vocabulary() -> Vocabulary:
+    return Vocabulary(embedded_model())
+
+
+@pytest.fixture(scope="session")
+def tiny_path(vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Return the path of the tiny checkpoint of a seed, written on first use."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+
+    def path(seed: int) -> Path:
+        file = folder / f"tiny-{seed}.gguf"
+        return file if file.exists() else tiny_checkpoint(file, vocabulary, seed)
+
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_path: Callable[[int], Path]) -> Iterator[LlamaBackend]:
+    backend = LlamaBackend(tiny_path(1), threads=TINY_THREADS)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Iterator[LlamaBackend]:
+    backend = LlamaBackend(embedded_model())
+    yield backend
+    backend.close()
+
+
+def refund_envelope() -> DecisionEnvelope:
+    fare, voucher = bound(1, 25000, scale=2), bound(1000, 15000, step=500, scale=2)
+    assert fare is not None
+    assert voucher is not None
+    return envelope_of(
+        [
+            KindBound(DENY, ("EXTRAORDINARY", "NOT_COVERED")),
+            KindBound("COMPENSATE", ("CANCELLATION", "LONG_DELAY")),
+            KindBound("REFUND_TICKET", ("CANCELLATION", "LONG_DELAY"), (("amount", fare),)),
+            KindBound("VOUCHER", ("DELAY",), (("amount", voucher),)),
+        ]
+    )
+
+
+def refund_language() -> Language:
+    return language(refund_envelope(), CONTEXT_REF)

@@ -1,0 +1,95 @@
+"""Proposals for an envelope: some inside, some just outside, and bytes bent out of the form."""
+
+from __future__ import annotations
+
+from random import Random
+
+from sds.kernel.bounds import MAGNITUDE_MAX, Bound, format_literal
+from sds.kernel.envelope import DecisionEnvelope
+from sds.kernel.proposal import Proposal, write_proposal
+from tests.strategies import KINDS, PARAMS, REASONS
+
+TEXT = "".join(chr(c) for c in range(32, 127) if chr(c) not in '"\\')
+# What a number, a text or the frame around them could be bent into.
+BENT = (b"-", b"+", b".", b"0", b"00", b"9", b"e2", b" ", b",", b'"', b"\\", b"\n", b"}", b"\x00", b"\x7f", b"\xc3\xa9")
+BENT_NUMBERS = (
+    "-0",
+    "-0.00",
+    "+5",
+    "1.",
+    ".5",
+    "007",
+    "1e2",
+    "NaN",
+    "Infinity",
+    "true",
+    '"5"',
+    "0x10",
+    "",
+    "1_0",
+    "--1",
+)
+
+
+def values_near(rng: Random, allowed: Bound) -> int:
+    """Draw a value of the bound, a neighbour of one, a neighbour of an end, or one by a power of ten."""
+    member = allowed.lo + rng.randrange((allowed.hi - allowed.lo) // allowed.step + 1) * allowed.step
+    base = rng.choice((member, member, member, allowed.lo, allowed.hi, 10 ** rng.randrange(16), -member))
+    return max(-MAGNITUDE_MAX, min(MAGNITUDE_MAX, base + rng.choice((0, 0, 0, -1, 1, allowed.step, -allowed.step))))
+
+
+def member_of(rng: Random, allowed: Bound) -> int:
+    return allowed.lo + rng.randrange((allowed.hi - allowed.lo) // allowed.step + 1) * allowed.step
+
+
+def inside(rng: Random, envelope: DecisionEnvelope, context_ref: str) -> Proposal:
+    """Draw a proposal of the envelope."""
+    kind = rng.choice(envelope.kinds)
+    params = tuple((name, format_literal(member_of(rng, b), b.scale)) for name, b in kind.params)
+    return Proposal(kind.kind, params, rng.choice(kind.reasons), context_ref, _rationale(rng, envelope, 0))
+
+
+def near(rng: Random, envelope: DecisionEnvelope, context_ref: str) -> Proposal:
+    """Draw a proposal that is well formed but for some numbers, and often just outside."""
+    kind = rng.choice(envelope.kinds)
+    params = [(name, _near_literal(rng, b)) for name, b in kind.params]
+    if not rng.randrange(8):
+        params = params[1:] if rng.randrange(2) else [*params, (rng.choice(PARAMS), "1")]
+    action = kind.kind if rng.randrange(8) else rng.choice(KINDS)
+    reason = rng.choice(kind.reasons) if rng.randrange(4) else rng.choice(REASONS)
+    return Proposal(action, tuple(params), reason, context_ref, _rationale(rng, envelope, rng.randrange(3)))
+
+
+def mutated(rng: Random, envelope: DecisionEnvelope, context_ref: str) -> bytes:
+    """Draw bytes near the language: a near proposal, or one whose bytes were cut, doubled, swapped or replaced."""
+    if rng.randrange(2):
+        return write_proposal(near(rng, envelope, context_ref))
+    data = write_proposal(inside(rng, envelope, context_ref))
+    at, end = sorted((rng.randrange(len(data) + 1), rng.randrange(len(data) + 1)))
+    return rng.choice(
+        (
+            data[:at] + rng.choice(BENT) + data[at:],
+            data[:at] + rng.choice(BENT) + data[at + 1 :],
+            data[:at] + data[at + 1 :],
+            data[:at] + data[end:],
+            data[:at],
+            data + rng.choice(BENT),
+            rng.choice(BENT) + data,
+            data[:at] + data[at:end].swapcase() + data[end:],
+        )
+    )
+
+
+def _near_literal(rng: Random, allowed: Bound) -> str:
+    if not rng.randrange(10):
+        return rng.choice(BENT_NUMBERS)
+    scale = allowed.scale if rng.randrange(10) else rng.randrange(7)
+    return format_literal(values_near(rng, allowed), scale)
+
+
+def _rationale(rng: Random, envelope: DecisionEnvelope, beyond: int) -> str | None:
+    longest = envelope.rationale_chars_max + beyond
+    if not longest or (beyond and not rng.randrange(3)):
+        return None
+    length = rng.choice((0, 1, longest, rng.randrange(longest + 1)))
+    return "".join(rng.choices(TEXT, k=length))

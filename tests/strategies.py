@@ -1,0 +1,75 @@
+"""Random bounds and envelopes, once for Hypothesis (which shrinks them) and once for a seeded pool.
+
+Both draw through `Pick`: `random.Random(seed).randint`, or integers drawn by Hypothesis. Every bound made here has a
+language within the limits: a step that is not made of twos and fives holds few values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from hypothesis import strategies as st
+
+from sds.kernel.bounds import MAGNITUDE_MAX, SCALE_MAX, Bound, bound
+from sds.kernel.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
+
+Pick = Callable[[int, int], int]
+T = TypeVar("T")
+
+# Some are the beginning of another, which is where a grammar goes wrong.
+KINDS = ("COMPENSATE", "HOLD", "PAY", "PAY_LATER", "REFUND_TICKET", "VOUCHER")
+REASONS = ("A", "A0", "CREW", "GOODWILL", "HUMAN_REVIEW", "WEATHER", "WEATHER_SEVERE")
+PARAMS = ("amount", "amount_extra", "days", "x")
+ROUND_STEPS = (1, 1, 2, 5, 10, 16, 25, 50, 100, 125, 500, 1000, 10**6)
+ODD_STEP_MAX = 5000
+ODD_VALUES_MAX = 100
+
+
+def random_bound(pick: Pick, scale: int | None = None) -> Bound:
+    """Draw a bound: any sign, any scale, small and huge, a few values or very many."""
+    size = 10 ** pick(0, 15)
+    at = pick(-size, size)
+    if pick(0, 2):
+        step, width = one_of(pick, ROUND_STEPS), pick(0, 10 ** pick(0, 15))
+    else:
+        step = pick(1, ODD_STEP_MAX)
+        width = step * pick(0, ODD_VALUES_MAX)
+    hi = min(at + width, MAGNITUDE_MAX)
+    scale = pick(0, SCALE_MAX) if scale is None else scale
+    residue = pick(0, step - 1) if pick(0, 1) else 0
+    return bound(at, hi, step=step, residue=residue, scale=scale) or Bound(at, at, 1, 0, scale)
+
+
+def random_kind(pick: Pick, name: str) -> KindBound:
+    params = tuple((param, random_bound(pick)) for param in some_of(pick, PARAMS))
+    fills = (("fixed", pick(0, 10**6), 2),) if not pick(0, 3) else ()
+    reasons = some_of(pick, REASONS) or (one_of(pick, REASONS),)
+    return KindBound(name, reasons, params, fills)
+
+
+def random_envelope(pick: Pick) -> DecisionEnvelope:
+    """Draw an envelope: one in eight has no `DENY` and is therefore the bottom, one in three asks for a rationale."""
+    kinds = [random_kind(pick, name) for name in some_of(pick, KINDS)]
+    if pick(0, 7):
+        kinds.append(KindBound(DENY, some_of(pick, REASONS) or ("CREW",)))
+    return envelope_of(kinds, 0 if pick(0, 2) else pick(1, 60))
+
+
+def one_of(pick: Pick, items: Sequence[T]) -> T:
+    return items[pick(0, len(items) - 1)]
+
+
+def some_of(pick: Pick, items: Sequence[T]) -> tuple[T, ...]:
+    """Keep each item or not; their order stays."""
+    return tuple(item for item in items if pick(0, 1))
+
+
+@st.composite
+def bounds(draw: st.DrawFn, scale: int | None = None) -> Bound:
+    return random_bound(lambda lo, hi: draw(st.integers(lo, hi)), scale)
+
+
+@st.composite
+def envelopes(draw: st.DrawFn) -> DecisionEnvelope:
+    return random_envelope(lambda lo, hi: draw(st.integers(lo, hi)))

@@ -1,0 +1,164 @@
+"""The hot path around the kernel: whatever user space does wrong, a human decides; drift starts a fresh flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sds.engine import Engine
+from sds.kernel.answer import Answer
+from sds.kernel.errors import EventError, LanguageError, ModelError, WorldError
+from sds.kernel.packet import DecisionPacket, Decoding
+from sds.models.llama import LlamaBackend
+from sds.stream import Reasoned, Stream
+from tests.kernel.durable import World, compensate, refund, together
+
+
+class Says:
+    """A proposer that says the same thing every time: user space may be anything."""
+
+    def __init__(self, say: Callable[[DecisionPacket], bytes]) -> None:
+        self._say = say
+        self.asked = 0
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        self.asked += 1
+        return self._say(packet), Decoding("test", 0.9)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+def decide(world: World, proposer: Says | Engine, name: str = "C1", on_reasoned: Reasoned | None = None) -> Answer:
+    def sleep(seconds: float) -> None:
+        world.clock.advance(round(seconds * 1000))
+
+    stream = Stream(world.kernel, proposer, now_ms=world.clock, sleep=sleep, on_reasoned=on_reasoned)
+    return stream.decide(world.event(name))
+
+
+def test_a_decision_goes_from_trigger_to_receipt_and_the_same_event_gets_the_stored_answer(world: World) -> None:
+    proposer = Says(compensate)
+    first = decide(world, proposer)
+    assert ("CLOSED", "COMPENSATE", "SUCCESS") == (first.state, first.action, first.execution)
+    assert first == decide(world, proposer)
+    assert 1 == proposer.asked
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (ModelError("the mask failed", reason_code="MASK_FAILED"), "MASK_FAILED"),
+        (ModelError("too late", reason_code="DEADLINE_EXCEEDED"), "DEADLINE_EXCEEDED"),
+        (LanguageError("the language is too large"), "LANGUAGE_TOO_LARGE"),
+        (MemoryError(), "MODEL_UNAVAILABLE"),
+        (RuntimeError("anything"), "MODEL_UNAVAILABLE"),
+    ],
+)
+def test_whatever_fails_in_user_space_escalates(world: World, failure: Exception, code: str) -> None:
+    def fail(packet: DecisionPacket) -> bytes:
+        raise failure
+
+    answer = decide(world, Says(fail))
+    assert ("ESCALATED", code, None) == (answer.state, answer.reason_code, answer.execution)
+    assert [] == world.rail.paid()
+
+
+def test_a_proposer_that_talks_nonsense_runs_out_of_attempts(world: World) -> None:
+    proposer = Says(lambda packet: b"I approve everything")
+    answer = decide(world, proposer)
+    assert ("ABORTED", "REASONING_EXHAUSTION") == (answer.state, answer.tag)
+    assert 3 == proposer.asked
+
+
+def test_drift_while_the_model_thinks_starts_a_fresh_flow_on_fresh_state(world: World) -> None:
+    moved: list[str] = []
+
+    def move_once(packet: DecisionPacket, data: bytes) -> None:
+        if not moved:
+            moved.append(packet.dfid)
+            world.tickets.put("T1", refundable_minor=3_000)
+
+    amounts = iter(("40.00", "30.00"))
+
+    def say(packet: DecisionPacket) -> bytes:
+        return refund(next(amounts))(packet)
+
+    answer = decide(world, Says(say), on_reasoned=move_once)
+    assert ("CLOSED", {"amount": 3_000}, moved[0]) == (answer.state, answer.params, answer.parent_dfid)
+    assert [(answer.dfid, "T1", "REFUND_TICKET", 3_000)] == world.rail.paid()
+
+
+def test_a_world_that_never_stands_still_ends_aborted_after_the_restarts_of_the_contract(world: World) -> None:
+    left = iter(range(19_000, 0, -1_000))
+
+    def move(packet: DecisionPacket, data: bytes) -> None:
+        world.tickets.put("T1", refundable_minor=next(left))
+
+    proposer = Says(refund("1.00"))
+    answer = decide(world, proposer, on_reasoned=move)
+    assert ("ABORTED", "STATE_DRIFT_DETECTED") == (answer.state, answer.tag)
+    assert 1 + world.contract.retry.restarts_max == proposer.asked
+    assert [] == world.rail.paid()
+
+
+def test_an_event_that_stays_busy_elsewhere_is_a_typed_refusal(world: World) -> None:
+    world.packet("C1")  # claimed by a holder that does not come back
+    with pytest.raises((WorldError, EventError)) as refused:
+        Stream(world.kernel, Says(compensate), now_ms=_jumping(world), sleep=lambda _s: None).decide(world.event("C1"))
+    assert "FLOW_IN_PROGRESS" == refused.value.reason_code
+    assert "event `C1` is being decided elsewhere" == str(refused.value)
+
+
+def _jumping(world: World) -> Callable[[], int]:
+    """A waiting clock that runs ahead of the kernel's, so that patience ends before the lease does."""
+    ticks = iter(range(0, 10**9, 20_000))
+    return lambda: world.clock() + next(ticks)
+
+
+def test_an_exception_inside_the_mask_stops_the_decision(
+    world: World, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tiny, now_ms=world.clock)
+
+    def broken(self: object) -> None:
+        raise RuntimeError("the mask broke")
+
+    monkeypatch.setattr("sds.grammars.mask.Mask.allowed", broken)
+    answer = decide(world, engine)
+    assert ("ESCALATED", "MASK_FAILED") == (answer.state, answer.reason_code)
+
+
+def test_an_engine_refuses_to_start_when_its_mask_is_dead(
+    world: World, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import numpy as np
+
+    def everything(self: object) -> object:
+        return np.ones(tiny.vocab_size, dtype=np.bool_)
+
+    monkeypatch.setattr("sds.grammars.mask.Mask.allowed", everything)
+    with pytest.raises(LanguageError, match="mask"):
+        Engine(tiny, now_ms=world.clock)
+
+
+def test_sixty_four_threads_with_one_event_and_a_real_model_pay_at_most_once(world: World, tiny: LlamaBackend) -> None:
+    engine = Engine(tiny, now_ms=world.clock)
+    stream = Stream(world.kernel, engine, now_ms=world.clock, sleep=lambda _s: None)
+    answers = together(64, lambda _n: stream.decide(world.event("C1")))
+    assert 1 == len({answer.dfid for answer in answers if isinstance(answer, Answer)})
+    assert len(world.rail.paid()) <= 1
+
+
+def test_the_record_holds_the_model_its_alternatives_and_what_was_permitted(world: World, tiny: LlamaBackend) -> None:
+    answer = decide(world, Engine(tiny, now_ms=world.clock))
+    (model,) = world.column("SELECT model FROM policy_proposals WHERE dfid = ?", answer.dfid)
+    assert str(model).endswith(tiny.fingerprint[:12])
+    (chosen,) = world.column("SELECT alternatives ->> '$[0].chosen' FROM policy_proposals WHERE dfid = ?", answer.dfid)
+    assert answer.action == chosen
