@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check bench clean
+.PHONY: help install demo test bench docs clean
 
 help:
 	@echo "make demo    decide 50 real claims with a real local model"
@@ -37,6 +37,9 @@ test: $(READY)
 
 bench: $(READY)
 	$(BIN)/sds bench kernel --json
+
+docs: $(READY)
+	$(BIN)/python -m typer sds.cli.app utils docs --name sds --title "Command line" > docs/cli.md
 
 clean:
 	rm -rf $(VENV) .sds

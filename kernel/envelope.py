@@ -132,7 +132,7 @@ def _objections(permitted: KindBound, proposal: Proposal) -> list[tuple[str, str
 def envelope_of(kinds: Iterable[KindBound], rationale_chars_max: int = 0) -> DecisionEnvelope:
     """Build an envelope that keeps the laws: sorted, `ESCALATE` always in, nothing else without `DENY`."""
     rationale = max(0, min(rationale_chars_max, RATIONALE_CHARS_MAX))
-    chosen = {k.kind: _sorted(k) for k in kinds if k.kind != ESCALATE and k.reasons}
+    chosen = {k.kind: _sorted(k) for k in kinds if k.reasons}
     if DENY not in chosen:
         chosen = {}
     chosen[ESCALATE] = _ESCALATE_BOUND

@@ -90,8 +90,6 @@ def take(
 
     `names` are the spend counters of this moment (`scopes`). Taking nothing of a resource leaves it alone.
     """
-    if needs.spends < 0 or any(amount < 0 for _, amount in needs.draws):
-        return "AMOUNT_NEGATIVE"
     now = read_draws(store, contract, key)
     if any(path in now.held or now.epochs[path] != epochs[path] for path, _ in needs.draws):
         return "RESOURCE_CONTENTION"
@@ -116,14 +114,13 @@ def _draw(store: Store, dfid: str, name: str, amount: int) -> None:
 
 
 def _spend(store: Store, dfid: str, names: list[str], amount: int) -> None:
-    distinct = dict.fromkeys(names)
-    rows = ", ".join("(?, ?)" for _ in distinct)
+    rows = ", ".join("(?, ?)" for _ in names)
     store.run(
         f"INSERT INTO spend_totals VALUES {rows} ON CONFLICT DO UPDATE SET used = used + excluded.used",
-        tuple(value for name in distinct for value in (name, amount)),
+        tuple(value for name in names for value in (name, amount)),
     )
-    rows = ", ".join("(?, ?, ?)" for _ in distinct)
-    store.run(f"INSERT INTO spend VALUES {rows}", tuple(value for name in distinct for value in (dfid, name, amount)))
+    rows = ", ".join("(?, ?, ?)" for _ in names)
+    store.run(f"INSERT INTO spend VALUES {rows}", tuple(value for name in names for value in (dfid, name, amount)))
 
 
 def settle(store: Store, dfid: str, *, succeeded: bool, kept: bool) -> None:

@@ -141,11 +141,9 @@ class Kernel:
         Raises UsageError when the flow is no longer open, StoreError when nothing could be recorded.
         """
         decoding = decoding or Decoding()
-        now_ms = self._now_ms()
-        verdict = dim.judge(self.contract, packet, data, self._standing(packet), decoding, now_ms)
-        report = self._just_in_time(packet, verdict) if verdict.outcome == "ACCEPTED" else None
-        with self.store.transaction():
-            intent = self._conclude(packet, data, decoding, verdict, report)
+        verdict = self.judge(packet, data, decoding)
+        report = self.just_in_time(packet, verdict) if verdict.outcome == "ACCEPTED" else None
+        intent = self.conclude(packet, data, decoding, verdict, report)
         if intent is not None:
             self.dispatcher.carry_out(intent)
         return self._answer(packet.dfid)
@@ -153,9 +151,12 @@ class Kernel:
     def escalate(self, packet: DecisionPacket, code: str, message: str, decoding: Decoding | None = None) -> Answer:
         """Hand the flow to a human because the user space failed: no model, no answer in time, a dead mask."""
         verdict = Verdict("ESCALATED", (Reason(1, code, message[:300]),), 1)
-        with self.store.transaction():
-            self._conclude(packet, b"", decoding or Decoding(), verdict, None)
+        self.conclude(packet, b"", decoding or Decoding(), verdict, None)
         return self._answer(packet.dfid)
+
+    def judge(self, packet: DecisionPacket, data: bytes, decoding: Decoding) -> Verdict:
+        """Return the verdict on proposal bytes, as registry and store stand now. Changes nothing."""
+        return dim.judge(self.contract, packet, data, self._standing(packet), decoding, self._now_ms())
 
     def _standing(self, packet: DecisionPacket) -> Standing:
         known = registry.lookup(self.store, packet.agent_id)
@@ -169,7 +170,8 @@ class Kernel:
             tokens_spent=int(spent),
         )
 
-    def _just_in_time(self, packet: DecisionPacket, verdict: Verdict) -> JitReport:
+    def just_in_time(self, packet: DecisionPacket, verdict: Verdict) -> JitReport:
+        """Read the world again and tell whether an accepted decision still holds. Changes nothing."""
         now_ms = self._now_ms()
         live, version, _, notes = self._observe(packet.key, now_ms)
         if verdict.proposal is None or (notes and not live.fields):
@@ -187,10 +189,16 @@ class Kernel:
             now_ms,
         )
 
+    def conclude(
+        self, packet: DecisionPacket, data: bytes, decoding: Decoding, verdict: Verdict, report: JitReport | None
+    ) -> ExecutionIntent | None:
+        """Reserve and write the outcome of one attempt, in one transaction; return the order to send, if any."""
+        with self.store.transaction():
+            return self._conclude(packet, data, decoding, verdict, report)
+
     def _conclude(
         self, packet: DecisionPacket, data: bytes, decoding: Decoding, verdict: Verdict, report: JitReport | None
     ) -> ExecutionIntent | None:
-        """Write the outcome of one attempt inside the caller's transaction; return the order to send, if any."""
         now_ms = self._now_ms()
         attempt = self._next_attempt(packet)
         if verdict.outcome == "REJECTED":
@@ -266,7 +274,8 @@ class Kernel:
         if not verdict.final and not exhausted:
             record.write_attempt(self.store, packet.dfid, attempt, kept, verdict, decoding.tokens, now_ms)
         else:
-            tag = verdict.reason_code if verdict.final else "REASONING_EXHAUSTION"
+            ends = (reason.code for reason in verdict.reasons if reason.code in dim.FINAL_CODES)
+            tag = next(ends, "REASONING_EXHAUSTION")
             self._finish(packet, kept, decoding, verdict, None, attempt, "ABORTED", tag, now_ms)
         self._count_rejection(packet, verdict, now_ms)
 

@@ -105,7 +105,7 @@ class Store(Reader):
         mode = self._db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
         if mode != "wal":
             raise StoreError(f"its file system offers no write-ahead log (journal mode {mode})")
-        for pragma in ("synchronous=FULL", "foreign_keys=ON", "recursive_triggers=ON"):
+        for pragma in ("synchronous=FULL", "foreign_keys=ON"):
             self._db.execute(f"PRAGMA {pragma}")
         self._db.execute("BEGIN IMMEDIATE")
         try:

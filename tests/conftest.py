@@ -1,7 +1,14 @@
-"""Fixtures that more than one folder uses."""
+"""Fixtures that more than one folder uses, and how random tests behave: no deadline, the failing seed printed."""
 
 from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
 
 from tests.model_fixtures import embedded, tiny, tiny_path, vocabulary
 
 __all__ = ["embedded", "tiny", "tiny_path", "vocabulary"]
+
+settings.register_profile(
+    "sds", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow], database=None
+)
+settings.load_profile("sds")

@@ -1,6 +1,6 @@
 """The written adjudication rule, one line of it after the other."""
 
-# ruff: noqa: SIM300 - asserts read expected == actual here
+
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The payment rail, a real process over real sockets: it pays once for a key, and its client never guesses."""
 
-# ruff: noqa: SIM300 - asserts read expected == actual here
+
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The rail's client: whatever is not known for certain is unknown, whoever answers."""
 
-# ruff: noqa: SIM300 - asserts read expected == actual here
+
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The airline's database: what the source tells of it, how its versions move, and how drift moves a ticket."""
 
-# ruff: noqa: SIM300 - asserts read expected == actual here
+
 
 from __future__ import annotations
 

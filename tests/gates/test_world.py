@@ -1,6 +1,6 @@
 """Real flights, and the tickets and claims generated for them."""
 
-# ruff: noqa: SIM300 - asserts read expected == actual here
+
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -89,8 +90,14 @@ def contract(*changes: tuple[str, str], more: str = "") -> Contract:
     return parse_contract(whole)
 
 
-class Crash(BaseException):  # noqa: N818  not an error of the program: the machine has stopped
-    """The process is gone."""
+@cache
+def usual_contract() -> Contract:
+    """Return the test contract as it is, read once: it is frozen, and reading it takes longer than most tests."""
+    return contract()
+
+
+class Crash(BaseException):
+    """The process is gone. Not an Exception: no program may handle it."""
 
 
 @dataclass
@@ -100,6 +107,7 @@ class Faults:
     at: int | None = None
     steps: list[str] = field(default_factory=list)
     dead: bool = False
+    connections: list[sqlite3.Connection] = field(default_factory=list)
 
     def step(self, name: str) -> None:
         if not self.dead:
@@ -107,6 +115,12 @@ class Faults:
             self.dead = len(self.steps) == self.at
         if self.dead:
             raise Crash(f"step {len(self.steps)}: {name}")
+
+    def bury(self) -> None:
+        """Let go of what the dead process held open, with nothing committed."""
+        self.dead = True
+        for db in self.connections:
+            db.close()
 
 
 class Failing(sqlite3.Connection):
@@ -127,6 +141,7 @@ def failing(faults: Faults) -> Connect:
             path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False, factory=Failing
         )
         db.faults = faults
+        faults.connections.append(db)
         return db
 
     return open_it
@@ -154,6 +169,10 @@ class Tickets:
         self.versions: dict[str, int] = {}
         self.down = False
         self.on_read: Callable[[str], None] = lambda _key: None
+
+    def live_through(self, faults: Faults) -> None:
+        """Go on as the same system, seen from another process."""
+        self._faults = faults
 
     def put(self, key: str, **changes: Value) -> None:
         fresh: dict[str, Value] = {
@@ -233,7 +252,7 @@ class World:
     """One folder with the kernel's file and the rail's, and everything else a kernel is given."""
 
     def __init__(self, folder: Path, *, terms: Contract | None = None, idempotent: bool = True) -> None:
-        self.folder, self.contract = folder, terms or contract()
+        self.folder, self.contract = folder, terms or usual_contract()
         self.clock = Clock()
         self.tickets = Tickets()
         self.rail = Rail(folder / "rail.db", idempotent=idempotent)
@@ -329,7 +348,8 @@ def see_through(kernel: Kernel, event: intake.Event, propose: Propose) -> Answer
     for _ in range(TRIES_MAX):
         opened = kernel.open(event)
         if isinstance(opened, DecisionPacket):
-            kernel.decide(opened, propose(opened))
+            while kernel.decide(opened, propose(opened)).state == "ACTIVE":
+                pass
         elif not opened.pending:
             return opened
         else:

@@ -101,7 +101,9 @@ def tampering(world: World) -> Iterator[Stranger]:
         kept.backup(db)
 
 
-def found_after(world: World, *statements: tuple[str, tuple[Any, ...]], expected: Head | None = None) -> tuple[str, ...]:
+def found_after(
+    world: World, *statements: tuple[str, tuple[Any, ...]], expected: Head | None = None
+) -> tuple[str, ...]:
     with tampering(world) as db:
         for sql, values in statements:
             db.execute(sql, values)
@@ -196,7 +198,9 @@ def test_an_entry_put_before_the_first_is_found(world: World, idx: int):
     assert f"entry 1: missing (the next entry is {idx})" == found[0]
 
 
-@pytest.mark.parametrize(("kind", "body"), [("PAID", "{}"), ("DECIDED", "[]"), ("SETTLED", "{}"), ("AGENT", "nonsense")])
+@pytest.mark.parametrize(
+    ("kind", "body"), [("PAID", "{}"), ("DECIDED", "[]"), ("SETTLED", "{}"), ("AGENT", "nonsense")]
+)
 def test_an_appended_entry_that_this_program_does_not_write_is_found(world: World, kind: str, body: str):
     last = head(world.store)
     row = (last.idx + 1, 1, kind, "x", body, last.entry_hash)

@@ -119,7 +119,7 @@ def test_no_other_text_is_read_as_a_value(text: str, decimals: int):
         ("5.", 0, None),
         (".50", 2, None),
         ("5\n", 0, None),
-        ("٥", 0, None),
+        ("\u0665", 0, None),
         ("NaN", 0, None),
         ("", 0, None),
     ],

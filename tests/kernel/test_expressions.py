@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sds.kernel.errors import ContractError
@@ -178,7 +178,10 @@ def test_a_field_that_is_not_there_is_a_failure():
         ("a.e == 'snw'", "column 8: `snw` is not one of rain, snow in `a.e == 'snw'`"),
         ("'snw' == a.e", "column 10: `snw` is not one of rain, snow in `'snw' == a.e`"),
         ("a.e in ['rain', 'hail']", "column 17: `hail` is not one of rain, snow in `a.e in ['rain', 'hail']`"),
-        ("a.e != (a.b ? 'rain' : 'snw')", "column 9: `snw` is not one of rain, snow in `a.e != (a.b ? 'rain' : 'snw')`"),
+        (
+            "a.e != (a.b ? 'rain' : 'snw')",
+            "column 9: `snw` is not one of rain, snow in `a.e != (a.b ? 'rain' : 'snw')`",
+        ),
         ("min(a.n)", "column 8: expected `,` in `min(a.n)`"),
         ("min(a.n, a.b)", "column 10: expected int, found bool in `min(a.n, a.b)`"),
     ],
@@ -230,6 +233,7 @@ PATHS = st.from_regex(r"[a-z][a-z0-9_]{0,5}\.[a-z][a-z0-9_]{0,5}", fullmatch=Tru
 
 
 @given(PATHS, PATHS)
+@example("a_d_b.c", "a.b_d_c")
 def test_no_two_paths_share_a_variable(one: str, other: str):
     assert (one == other) == (_variable(one) == _variable(other))
 
@@ -248,7 +252,11 @@ def _random(rng: Random, kind: str, depth: int) -> tuple[str, object]:
     """Write a random well-typed expression and work out its value by plain reading: Python stands in for CEL."""
     make = {"bool": _random_bool, "int": _random_int, "string": _random_string}[kind]
     if depth and not rng.randrange(6):
-        (c, cv), (y, yv), (n, nv) = _random(rng, "bool", depth - 1), _random(rng, kind, depth - 1), _random(rng, kind, depth - 1)
+        (c, cv), (y, yv), (n, nv) = (
+            _random(rng, "bool", depth - 1),
+            _random(rng, kind, depth - 1),
+            _random(rng, kind, depth - 1),
+        )
         return f"({c} ? {y} : {n})", FAILED if cv is FAILED else yv if cv else nv
     return make(rng, depth)
 
@@ -314,7 +322,7 @@ def _random_logical(rng: Random, depth: int) -> tuple[str, object]:
     operator = rng.choice(("||", "&&"))
     sides = [_random(rng, "bool", depth - 1) for _ in range(rng.randrange(2, 5))]
     value: object = operator == "&&"
-    for _, value in sides:  # noqa: B007  the last side read decides
+    for _, value in sides:  # the last side that is read decides
         if value is FAILED or value == (operator == "||"):
             break
     return "(" + f" {operator} ".join(f"({text})" for text, _ in sides) + ")", value

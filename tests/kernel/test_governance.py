@@ -49,7 +49,9 @@ def test_a_spend_limit_narrows_what_may_be_paid():
     assert Bound(1, 1, 1, 0, 2) == amount(in_force(world.situation(small, spend_left=1)))
 
 
-@pytest.mark.parametrize(("state", "left"), [({"claim_size": "small"}, 0), ({}, 5999)], ids=["nothing", "not the grant"])
+@pytest.mark.parametrize(
+    ("state", "left"), [({"claim_size": "small"}, 0), ({}, 5999)], ids=["nothing", "not the grant"]
+)
 def test_a_limit_that_leaves_a_kind_nothing_escalates_instead_of_denying(state: dict[str, str], left: int):
     assert ESCALATE_ONLY == in_force(world.situation(world.fields(**state), spend_left=left))
 

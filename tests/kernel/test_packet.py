@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import count
+from pathlib import Path
+
 import pytest
 
+from sds.kernel import registry
+from sds.kernel.executor import Signer
+from sds.kernel.intake import read_event
 from sds.kernel.packet import DecisionPacket
+from sds.kernel.runtime import Kernel
+from sds.kernel.state import Value
+from sds.kernel.store import Store
 from tests.kernel import world
 
 TILL = world.contract()
@@ -22,7 +31,10 @@ def test_a_packet_expires_when_its_time_budget_is_spent():
 
 
 def test_the_first_text_is_the_same_for_every_case():
-    first, other = world.packet(TILL), world.packet(TILL, world.situation(world.fields(claim_size="small")), evidence="x")
+    first, other = (
+        world.packet(TILL),
+        world.packet(TILL, world.situation(world.fields(claim_size="small")), evidence="x"),
+    )
     assert first.texts[0] == other.texts[0]
     assert first.texts[1] != other.texts[1]
 
@@ -64,7 +76,7 @@ def evidence(letter: str) -> str:
         ("", "Claim: "),
         ("I was late.", "Claim: I was late."),
         ("line\none\ttwo\x00three", "Claim: line one two three"),
-        ("caf\u00e9 \u202e\ud83d", "Claim: caf  "),
+        ("caf\u00e9 \u202e\ud83d", "Claim: caf   "),
         ("x" * 500, "Claim: " + "x" * 400),
         ("\n" * 10**6 + "end", "Claim:  end"),
     ],
@@ -78,3 +90,33 @@ def test_a_packet_without_state_leaves_only_the_human():
     packet: DecisionPacket = world.packet(TILL, nothing, notes=("there is no state under this key",))
     assert ("ESCALATE",) == packet.envelope.names
     assert "Permitted: ESCALATE" == packet.texts[1]
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        (None, "there is no state under this key"),
+        (world.fields(account_left=None), "`account.left` is missing"),
+        (world.fields(account_left=10**30), "`account.left` is not of its declared type"),
+        (world.fields(account_slots=True), "`account.slots` is not of its declared type"),
+        (world.fields(account_owner="\ud800"), "`account.owner` is not of its declared type"),
+    ],
+)
+def test_state_that_is_not_as_declared_goes_to_a_human_with_the_reason(
+    tmp_path: Path, row: dict[str, Value] | None, why: str
+):
+    accounts, payments, ids = world.Accounts(), world.Payments(), count()
+    if row is not None:
+        accounts.write("k-1", row)
+    store = Store(tmp_path / "kernel.db")
+    registry.register(store, TILL, by="operator", now_ms=0)
+    kernel = Kernel(
+        TILL, store, accounts, payments, Signer(b"k" * 32), now_ms=lambda: world.NOW_MS, new_id=lambda: f"d-{next(ids)}"
+    )
+    packet = kernel.open(read_event(TILL, {"event_id": "e-1", "account_id": "k-1", "letter": ""}))
+    assert isinstance(packet, DecisionPacket)
+    answer = kernel.decide(packet, world.said(packet, "ESCALATE", "HUMAN_REVIEW"))
+    assert ("ESCALATED", "ESCALATED_BY_RULE") == (answer.outcome, answer.reason_code)
+    assert (f"gate 5: ESCALATED_BY_RULE: {why}",) == answer.reasons
+    assert {} == payments.paid
+    store.close()

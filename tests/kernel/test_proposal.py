@@ -30,7 +30,12 @@ def test_what_is_written_is_read_back(proposal: Proposal):
     assert proposal == parse_proposal(write_proposal(proposal))
 
 
-@given(st.binary(max_size=300) | st.builds(lambda p, cut, extra: write_proposal(p)[:cut] + extra, PROPOSALS, st.integers(0, 400), st.binary(max_size=20)))
+@given(
+    st.binary(max_size=300)
+    | st.builds(
+        lambda p, cut, extra: write_proposal(p)[:cut] + extra, PROPOSALS, st.integers(0, 400), st.binary(max_size=20)
+    )
+)
 def test_whatever_is_read_was_written_in_the_one_form(data: bytes):
     found = parse_proposal(data)
     assert isinstance(found, str) or write_proposal(found) == data
@@ -52,8 +57,14 @@ def test_whatever_is_read_was_written_in_the_one_form(data: bytes):
         (HEAD + ",".join(f'"p{i}":1' for i in range(17)) + TAIL, "more than 16 parameters"),
         (HEAD + TAIL.replace("reason_code", "reason"), 'byte 26: expected a parameter or },"reason_code":"<CODE>"'),
         (HEAD + TAIL.replace("ab", "AB", 1), 'byte 48: expected ,"context_ref":"<64 hex digits>"}'),
-        (HEAD + TAIL.replace(',"context', ',"rationale":"a\\nb","context'), 'byte 48: expected ,"context_ref":"<64 hex digits>"}'),
-        (HEAD + TAIL.replace(',"context', ',"confidence":1,"context'), 'byte 48: expected ,"context_ref":"<64 hex digits>"}'),
+        (
+            HEAD + TAIL.replace(',"context', ',"rationale":"a\\nb","context'),
+            'byte 48: expected ,"context_ref":"<64 hex digits>"}',
+        ),
+        (
+            HEAD + TAIL.replace(',"context', ',"confidence":1,"context'),
+            'byte 48: expected ,"context_ref":"<64 hex digits>"}',
+        ),
         (HEAD + TAIL + "\n", "byte 130: more bytes after the end"),
         (HEAD + TAIL + HEAD, "byte 130: more bytes after the end"),
         ("\ufeff" + HEAD + TAIL, 'does not begin with {"action":"<KIND>","params":{'),

@@ -50,10 +50,15 @@ def test_an_undeclared_field_does_not_reach_the_snapshot():
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [("account.left", 10**30), ("account.owner", "\udfff"), ("account.owner", 1), ("claim.due", 1), ("claim.minutes", 1.5)],
+    [
+        ("account.left", 10**30),
+        ("account.owner", "\udfff"),
+        ("account.owner", 1),
+        ("claim.due", 1),
+        ("claim.minutes", 1.5),
+    ],
 )
 def test_a_mistyped_field_does_not_reach_the_snapshot_either(path: str, value: Value):
-    assert {path: value}.items() - taken({**world.FIELDS, path: value}).fields.items()
     assert path not in taken({**world.FIELDS, path: value}).fields
 
 

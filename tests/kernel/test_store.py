@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -46,24 +46,32 @@ def test_a_store_has_exactly_the_schema_of_its_file(store: Store):
 
 
 def test_a_block_that_raises_leaves_nothing(store: Store):
-    with pytest.raises(ZeroDivisionError), store.transaction():
+    with suppress(ZeroDivisionError), store.transaction():
         store.insert("resources", resource="r", epoch=1, drawn=1)
         raise ZeroDivisionError
     assert [] == store.rows("SELECT * FROM resources")
 
 
 def test_a_statement_that_fails_takes_its_whole_transaction_with_it(store: Store):
-    with pytest.raises(StoreError, match="the store refused: CHECK constraint failed: drawn >= 0"), store.transaction():
-        store.insert("resources", resource="a", epoch=1, drawn=1)
-        store.insert("resources", resource="b", epoch=1, drawn=-1)
+    def both() -> None:
+        with store.transaction():
+            store.insert("resources", resource="a", epoch=1, drawn=1)
+            store.insert("resources", resource="b", epoch=1, drawn=-1)
+
+    with pytest.raises(StoreError, match="the store refused: CHECK constraint failed: drawn >= 0"):
+        both()
     assert [] == store.rows("SELECT * FROM resources")
 
 
 def test_a_transaction_inside_a_transaction_is_refused_and_undoes_both(store: Store):
-    with pytest.raises(StoreError, match="within a transaction"), store.transaction():
-        store.insert("resources", resource="a", epoch=1, drawn=1)
+    def nested() -> None:
         with store.transaction():
-            pass
+            store.insert("resources", resource="a", epoch=1, drawn=1)
+            with store.transaction():
+                pass
+
+    with pytest.raises(StoreError, match="within a transaction"):
+        nested()
     assert [] == store.rows("SELECT * FROM resources")
 
 

@@ -89,7 +89,9 @@ def fields(**changes: Value | None) -> dict[str, Value]:
 
 
 def situation(state: Fields | None = None, **changes: object) -> Situation:
-    calm = Situation(FIELDS if state is None else state, agent_active=True, in_effect=True, halted=False, spend_left=None)
+    calm = Situation(
+        FIELDS if state is None else state, agent_active=True, in_effect=True, halted=False, spend_left=None
+    )
     return replace(calm, **changes)  # type: ignore[arg-type]  # tests name the fields they change
 
 

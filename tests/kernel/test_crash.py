@@ -1,0 +1,307 @@
+"""Crashes: the process stops before or after its N-th I/O step, for every N, and once more while it recovers.
+
+An I/O step is every statement of the store (BEGIN and COMMIT, too), every read of the source, every dispatch, with
+its effect, and every look-up. A stopped process does nothing more, not even a rollback.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from sds.kernel import audit, recovery
+from sds.kernel.answer import Answer
+from sds.kernel.packet import DecisionPacket
+from sds.kernel.runtime import Kernel
+from sds.kernel.store import Store
+from tests.kernel.durable import (
+    LEASE_MS,
+    START_MS,
+    Crash,
+    Faults,
+    Propose,
+    Rail,
+    World,
+    compensate,
+    counters,
+    deny,
+    escalate,
+    failing,
+    nonsense,
+    refund,
+    see_through,
+)
+from tests.scale import scale, seeded
+
+STEPS_MAX = 2_000
+
+
+class Case:
+    """One story that may be cut off anywhere: what the rail does, and what is proposed, first to last."""
+
+    def __init__(self, *proposals: Propose, misfortunes: tuple[str, ...] = (), drift: bool = False) -> None:
+        self.proposals, self.misfortunes, self.drift = proposals, misfortunes, drift
+
+    def tell(self, kernel: Kernel, world: World) -> Answer:
+        """Bring the event to its end, as a caller would."""
+        said = iter(self.proposals)
+
+        def propose(packet: DecisionPacket) -> bytes:
+            data = next(said, self.proposals[-1])(packet)
+            if self.drift and not world.column("SELECT 1 FROM ledger WHERE kind = 'DECIDED'"):
+                world.tickets.put("T1", refundable_minor=19_000)
+            return data
+
+        while True:
+            opened = kernel.open(world.event())
+            if isinstance(opened, Answer):
+                return opened
+            while (answer := kernel.decide(opened, propose(opened))).state == "ACTIVE":
+                pass
+            if answer.tag != "STATE_DRIFT_DETECTED":
+                return answer
+
+
+CASES = {
+    "paid": Case(refund()),
+    "compensated": Case(compensate),
+    "the reply was lost": Case(refund(), misfortunes=("lose",)),
+    "the order was lost": Case(refund(), misfortunes=("drop",)),
+    "the wire broke": Case(refund(), misfortunes=("raise",)),
+    "declined": Case(refund(), misfortunes=("refuse",)),
+    "a second attempt": Case(nonsense, refund()),
+    "out of attempts": Case(nonsense, nonsense, nonsense),
+    "drift": Case(refund(), refund(), drift=True),
+    "denied": Case(deny),
+    "escalated": Case(escalate),
+}
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with both files made and the contract registered, to be copied: making it is not what is tested."""
+    folder = tmp_path_factory.mktemp("template")
+    World(folder).close()
+    return folder
+
+
+@pytest.fixture
+def fresh(template: Path, folder: Path) -> Callable[..., World]:
+    def make(*, idempotent: bool = True) -> World:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(template, folder)
+        return World(folder, idempotent=idempotent)
+
+    return make
+
+
+def crashing(world: World, work: Callable[[Kernel], object], faults: Faults) -> object:
+    """Do `work` in a process that stops at `faults.at`; return what it came to know, or None when it stopped."""
+    world.rail.live_through(faults)
+    world.tickets.live_through(faults)
+    try:
+        return work(world.open_kernel(Store(world.path, connect=failing(faults))))
+    except Crash:
+        return None
+    finally:
+        faults.bury()
+        world.rail.live_through(Faults())
+        world.tickets.live_through(Faults())
+
+
+def afterwards(world: World, case: Case, acknowledged: object) -> Answer:
+    """Start again with everything fresh, recover, bring the same event again, and check all that must hold."""
+    world.clock.advance(LEASE_MS + 1)
+    with closing(Store(world.path)) as store:
+        kernel = world.open_kernel(store)
+        recovery.recover(kernel, now_ms=world.clock())
+        assert () == audit.verify(store).faults
+        answer = case.tell(kernel, world)
+        check(world, store, answer)
+        if isinstance(acknowledged, Answer) and acknowledged.execution == "SUCCESS":
+            assert ("SUCCESS", acknowledged.dfid, acknowledged.reference) == (
+                answer.execution,
+                answer.dfid,
+                answer.reference,
+            )
+        if isinstance(acknowledged, Answer) and not acknowledged.pending and acknowledged.execution != "UNKNOWN":
+            assert acknowledged == answer
+    return answer
+
+
+def check(world: World, store: Store, answer: Answer) -> None:
+    paid = world.rail.paid()
+    assert len(paid) <= 1, "two payouts for one event"
+    settled = [row[0] for row in store.rows("SELECT dfid FROM execution_log WHERE status = 'SUCCESS'")]
+    assert [dfid for dfid, *_ in paid] == settled, "the rail and the record disagree"
+    assert not answer.pending
+    assert (answer.execution == "SUCCESS") == bool(paid)
+    assert () == audit.verify(store).faults
+    if answer.execution != "UNKNOWN":
+        assert [] == store.rows("SELECT * FROM reservations WHERE status = 'live'")
+        spent = sum(amount for *_, amount in paid)
+        assert {spent} | {0} >= {used for name, used in counters(store) if name.startswith("claims/")}
+
+
+def every_step(world: Callable[[], World], work: Callable[[World, Faults], bool]) -> int:
+    """Stop at step 1, 2, 3 ... until a run is not stopped; return how many steps there were."""
+    for at in range(1, STEPS_MAX):
+        faults = Faults(at=at)
+        made = world()
+        try:
+            if work(made, faults):
+                return len(faults.steps)
+        except AssertionError as error:
+            raise AssertionError(f"stopped at step {at}, {faults.steps[-1]}: {error}") from error
+        finally:
+            made.close()
+    raise AssertionError("this never ends")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_stopped_at_any_step_an_event_is_paid_at_most_once_and_nothing_is_lost(fresh: Callable[..., World], name: str):
+    case = CASES[name]
+
+    def stop_once(world: World, faults: Faults) -> bool:
+        world.rail.misfortunes = list(case.misfortunes)
+        acknowledged = crashing(world, lambda kernel: case.tell(kernel, world), faults)
+        world.rail.misfortunes = []
+        afterwards(world, case, acknowledged)
+        return acknowledged is not None
+
+    steps = every_step(fresh, stop_once)
+    assert steps > 50
+
+
+@pytest.mark.parametrize("name", ["paid", "the reply was lost", "the order was lost", "a second attempt"])
+def test_stopped_again_at_any_step_of_its_recovery_the_same_holds(fresh: Callable[..., World], name: str):
+    case = CASES[name]
+    whole = Faults()
+    world = fresh()
+    world.rail.misfortunes = list(case.misfortunes)
+    crashing(world, lambda kernel: case.tell(kernel, world), whole)
+    world.close()
+    first = whole.steps.index("before dispatch")
+    rng = seeded(7)
+    interesting = {rng.randrange(1, first), first + 1, rng.randrange(first + 2, len(whole.steps))}
+    for at in sorted(interesting) if scale(1, 0) else range(1, len(whole.steps)):
+
+        def stop_twice(world: World, again: Faults, at: int = at) -> bool:
+            world.rail.misfortunes = list(case.misfortunes)
+            crashing(world, lambda kernel: case.tell(kernel, world), Faults(at=at))
+            world.rail.misfortunes = []
+            world.clock.advance(LEASE_MS + 1)
+            recovered = crashing(world, lambda kernel: recovery.recover(kernel, now_ms=world.clock()), again)
+            afterwards(world, case, None)
+            return recovered is not None
+
+        assert every_step(fresh, stop_twice) > 10
+
+
+@pytest.mark.parametrize("name", ["paid", "the reply was lost", "the order was lost", "the wire broke", "declined"])
+def test_an_executor_that_is_not_idempotent_is_called_at_most_once(fresh: Callable[..., World], name: str):
+    case = CASES[name]
+
+    def stop_once(world: World, faults: Faults) -> bool:
+        world.rail.misfortunes = list(case.misfortunes)
+        acknowledged = crashing(world, lambda kernel: case.tell(kernel, world), faults)
+        afterwards(world, case, acknowledged)
+        assert len(world.rail.sent) <= 1
+        return acknowledged is not None
+
+    every_step(lambda: fresh(idempotent=False), stop_once)
+
+
+def test_what_a_stopped_order_holds_stays_held_before_and_after_its_recovery(fresh: Callable[..., World]):
+    """40.00 and 170.00 are more than the fare: whichever was reserved first, the other is never paid."""
+    case = CASES["paid"]
+    winners: set[tuple[int, ...]] = set()
+
+    def stop_once(world: World, faults: Faults) -> bool:
+        acknowledged = crashing(world, lambda kernel: case.tell(kernel, world), faults)
+        with closing(Store(world.path)) as store:
+            kernel = world.open_kernel(store)
+            see_through(kernel, world.event("another"), refund("170.00"))
+            world.clock.advance(LEASE_MS + 1)
+            recovery.recover(kernel, now_ms=world.clock())
+            see_through(kernel, world.event(), refund("40.00"))
+            assert () == audit.verify(store).faults
+        winners.add(tuple(amount for *_, amount in world.rail.paid()))
+        return acknowledged is not None
+
+    every_step(fresh, stop_once)
+    assert {(4_000,), (17_000,)} == winners
+
+
+# --- a real process, really killed ---------------------------------------------------------------------------------
+
+EVENTS = 40
+
+
+def work_until_killed(folder: Path, start_ms: int) -> None:
+    """Recover, then bring every event to its end, telling of each one on standard output."""
+    world = World(folder)
+    world.clock.advance(start_ms - START_MS)
+    world._numbers = itertools.count(start_ms)
+    for number in range(4):
+        world.tickets.put(f"T{number}")
+    recovery.recover(world.kernel, now_ms=start_ms)
+    for number in range(EVENTS):
+        event = world.event(f"C{number}", f"T{number % 4}")
+        answer = see_through(world.kernel, event, refund("1.00") if number % 3 else compensate_or_deny)
+        print(number, answer.execution, flush=True)
+    print("done", EVENTS, flush=True)
+
+
+def compensate_or_deny(packet: DecisionPacket) -> bytes:
+    return (compensate if packet.envelope.kind("COMPENSATE") else deny)(packet)
+
+
+def lines_until(child: subprocess.Popen[str], deadline: float) -> Iterator[str]:
+    assert child.stdout is not None
+    while time.monotonic() < deadline and (line := child.stdout.readline()):
+        yield line.strip()
+
+
+def test_a_process_killed_at_random_moments_pays_every_claim_once(folder: Path):
+    rng = seeded(9)
+    acknowledged: dict[str, str] = {}
+    rounds = 0
+    while "done" not in acknowledged:
+        rounds += 1
+        assert rounds < 100
+        command = [sys.executable, "-m", "tests.kernel.test_crash", str(folder), str(START_MS + rounds * 10**6)]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        mercy = rounds > scale(6, 40)
+        kill_after = 10**6 if mercy else rng.randrange(1, 12)
+        for told, line in enumerate(lines_until(child, time.monotonic() + 60)):
+            name, said = line.split()
+            assert said == acknowledged.setdefault(name, said), "an answer has changed"
+            if told + 1 == kill_after:
+                time.sleep(rng.random() * 0.01)
+                child.send_signal(signal.SIGKILL)
+        child.communicate()
+    with closing(Store(folder / "kernel.db")) as store:
+        assert () == audit.verify(store).faults
+        rows = store.rows(
+            "SELECT f.event_id, f.dfid FROM decision_flows f JOIN execution_log e USING (dfid) WHERE e.status = 'SUCCESS'"
+        )
+    paid = Rail(folder / "rail.db").paid()
+    assert sorted(dfid for _, dfid in rows) == sorted(dfid for dfid, *_ in paid)
+    assert len({event for event, _ in rows}) == len(rows) == len(paid)
+    promised = {f"C{number}" for number, said in acknowledged.items() if said == "SUCCESS"}
+    assert promised == {event for event, _ in rows}
+    print(f"{rounds} rounds, {len(paid)} payouts")
+
+
+if __name__ == "__main__":
+    work_until_killed(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,303 @@
+"""Recovery: what is not known is held, looked up by its key, and sent again only where that is safe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sds.kernel import audit, registry
+from sds.kernel.executor import ExecutionIntent, Receipt, Signer
+from sds.kernel.recovery import Recovered, orders_in_the_air, recover
+from sds.kernel.runtime import Kernel
+from tests.kernel.durable import LEASE_MS, World, compensate, contract, counters, deny, refund
+
+
+@pytest.fixture
+def once_only(folder: Path) -> Iterator[World]:
+    """Return a world whose rail pays again each time it is asked."""
+    made = World(folder, idempotent=False)
+    yield made
+    made.close()
+
+
+def recovered(world: World) -> Recovered:
+    return recover(world.kernel, now_ms=world.clock())
+
+
+def execution(world: World) -> list[object]:
+    return world.column("SELECT status FROM execution_log ORDER BY reserved_at_ms, dfid")
+
+
+def left_hanging(world: World, *, paid: bool, name: str = "C1") -> ExecutionIntent:
+    """Reserve an order and stop there: the process has died on its way to the rail, or just behind it."""
+    sent: list[ExecutionIntent] = []
+    carry_out = world.kernel.dispatcher.carry_out
+    world.kernel.dispatcher.carry_out = lambda intent: sent.append(intent) or ""  # type: ignore[method-assign,func-returns-value]
+    world.decide(refund(), name)
+    world.kernel.dispatcher.carry_out = carry_out  # type: ignore[method-assign]
+    (intent,) = sent
+    if paid:
+        world.rail.dispatch(intent, intent.idempotency_key, 1.0)
+    return intent
+
+
+def test_what_is_unknown_is_held_and_said_to_be_unknown(world: World):
+    world.rail.misfortunes = ["drop"]
+    answer = world.decide(refund("40.00"))
+    assert ("EXECUTING", "UNKNOWN", False) == (answer.state, answer.execution, answer.pending)
+    assert answer == world.kernel.open(world.event())
+    assert ["live"] == world.column("SELECT status FROM reservations")
+    assert {4_000} == {used for _, used in counters(world.store)}
+    assert 16_000 == world.kernel.preview(world.event("C2")).snapshot.fields["ticket.refundable_minor"]
+
+
+@pytest.mark.parametrize(
+    ("misfortune", "status", "paid"),
+    [
+        ("lose", "SUCCESS", 1),
+        ("raise", "SUCCESS", 1),
+        ("refuse", "FAILED", 0),
+        ("drop", "UNKNOWN", 0),
+        ("pay", "SUCCESS", 1),
+    ],
+)
+def test_what_the_first_dispatch_leaves_open_is_looked_up_at_once(
+    world: World, misfortune: str, status: str, paid: int
+):
+    world.rail.misfortunes = [misfortune]
+    assert status == world.decide(refund()).execution
+    assert (1, paid) == (len(world.rail.sent), len(world.rail.paid()))
+
+
+@pytest.mark.parametrize("misfortune", ["lose", "raise", "drop"])
+def test_a_rail_that_does_not_answer_leaves_the_order_unknown_and_sends_nothing(world: World, misfortune: str):
+    world.rail.misfortunes, world.rail.blind = [misfortune], True
+    assert "UNKNOWN" == world.decide(refund()).execution
+    assert Recovered(unknown=1) == recovered(world)
+    assert 1 == len(world.rail.sent)
+
+
+def test_an_unknown_order_that_was_paid_is_resolved_by_its_key(world: World):
+    world.rail.misfortunes, world.rail.blind = ["lose"], True
+    answer = world.decide(refund())
+    world.rail.blind = False
+    assert Recovered(success=1) == recovered(world)
+    after = world.kernel.open(world.event())
+    assert (answer.dfid, "CLOSED", "SUCCESS", "PAY-00000001") == (
+        after.dfid,
+        after.state,
+        after.execution,  # type: ignore[union-attr]
+        after.reference,  # type: ignore[union-attr]
+    )
+    assert ["RESERVED", "DECIDED", "UNKNOWN", "RESOLVED"] == world.column(
+        "SELECT kind FROM ledger WHERE dfid = ?", answer.dfid
+    )
+    assert (1, 1) == (len(world.rail.sent), len(world.rail.paid()))
+
+
+def test_an_absent_order_is_sent_again_with_the_same_key_when_that_is_safe(world: World):
+    world.rail.misfortunes = ["drop"]
+    world.decide(refund())
+    assert Recovered(success=1) == recovered(world)
+    assert (2, 1, 1) == (len(world.rail.sent), len(set(world.rail.sent)), len(world.rail.paid()))
+
+
+def test_an_absent_order_stays_unknown_when_sending_again_is_not_safe(once_only: World):
+    once_only.rail.misfortunes = ["drop"]
+    once_only.decide(refund())
+    assert [Recovered(unknown=1)] * 3 == [recovered(once_only) for _ in range(3)]
+    assert (1, 0, ["live"]) == (
+        len(once_only.rail.sent),
+        len(once_only.rail.paid()),
+        once_only.column("SELECT status FROM reservations"),
+    )
+
+
+@pytest.mark.parametrize("paid", [False, True])
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_an_order_whose_sender_died_is_resolved_after_its_lease(folder: Path, paid: bool, idempotent: bool):
+    world = World(folder, idempotent=idempotent)
+    left_hanging(world, paid=paid)
+    assert Recovered() == recovered(world)  # its sender may still be alive
+    world.clock.advance(LEASE_MS)
+    status = "SUCCESS" if paid or idempotent else "UNKNOWN"
+    assert Recovered(success=int(status == "SUCCESS"), unknown=int(status == "UNKNOWN")) == recovered(world)
+    assert ([status], int(paid or idempotent)) == (execution(world), len(world.rail.paid()))
+    assert () == audit.verify(world.store).faults
+    world.close()
+
+
+def test_nothing_is_sent_again_while_everything_is_halted(world: World):
+    left_hanging(world, paid=False)
+    world.clock.advance(LEASE_MS)
+    registry.set_halted(world.store, True, by="operator", reason="test", now_ms=world.clock())
+    assert Recovered(unknown=1) == recovered(world)
+    assert [] == world.rail.sent
+    registry.set_halted(world.store, False, by="operator", reason="test", now_ms=world.clock())
+    assert Recovered(success=1) == recovered(world)
+
+
+def test_a_payment_made_before_the_halt_is_still_acknowledged(world: World):
+    left_hanging(world, paid=True)
+    world.clock.advance(LEASE_MS)
+    registry.set_halted(world.store, True, by="operator", reason="test", now_ms=world.clock())
+    assert Recovered(success=1) == recovered(world)
+
+
+def test_recovering_again_changes_nothing(world: World):
+    left_hanging(world, paid=False)
+    world.packet("C2", "T404")
+    world.clock.advance(LEASE_MS)
+    assert Recovered(interrupted=1, success=1) == recovered(world)
+    head = audit.verify(world.store).head
+    assert Recovered() == recovered(world)
+    assert head == audit.verify(world.store).head
+
+
+@pytest.mark.parametrize(
+    "receipt", [Receipt("settled", "PAY-9"), Receipt("rejected"), Receipt("unknown"), Receipt("absent")]
+)
+@pytest.mark.parametrize("first", ["pay", "refuse"])
+def test_what_is_settled_stays_settled_whatever_is_said_later(world: World, first: str, receipt: Receipt):
+    intent = left_hanging(world, paid=False)
+    world.rail.misfortunes = [first]
+    status = world.kernel.dispatcher.carry_out(intent)
+    before = (audit.verify(world.store).head, list(counters(world.store)))
+    assert status == world.kernel.dispatcher.settle(intent, receipt)
+    assert before == (audit.verify(world.store).head, list(counters(world.store)))
+
+
+def test_an_order_told_unknown_twice_is_written_down_once(world: World):
+    intent = left_hanging(world, paid=False)
+    assert ["UNKNOWN", "UNKNOWN"] == [world.kernel.dispatcher.settle(intent, Receipt("unknown")) for _ in range(2)]
+    assert ["UNKNOWN"] == world.column("SELECT kind FROM ledger WHERE kind = 'UNKNOWN'")
+
+
+def test_a_flow_whose_holder_died_before_deciding_is_interrupted_after_its_lease(world: World):
+    packet = world.packet()
+    world.clock.advance(world.contract.budget.ttl_ms)
+    assert Recovered() == recovered(world)
+    world.clock.advance(LEASE_MS)
+    assert Recovered(interrupted=1) == recovered(world)
+    assert [("ABORTED", "INTERRUPTED")] == world.store.rows(
+        "SELECT state, tag FROM decision_flows WHERE dfid = ?", (packet.dfid,)
+    )
+    world.decide(refund())
+    assert 1 == len(world.rail.paid())
+
+
+def test_only_ones_own_gate_is_recovered(world: World):
+    other = contract(("gate: claims", "gate: others"), ("agent_id: claims-agent", "agent_id: others-agent"))
+    registry.register(world.store, other, by="registry", now_ms=1)
+    left_hanging(world, paid=False)
+    world.packet("C2")
+    world.clock.advance(LEASE_MS)
+    assert Recovered() == recover(world.open_kernel(terms=other), now_ms=world.clock())
+    assert Recovered(interrupted=1, success=1) == recovered(world)
+
+
+ALTERED: list[tuple[str, Any]] = [
+    ("params", '{"amount":999999}'),
+    ("params", "not JSON"),
+    ("params", "[" * 10_000),
+    ("params", '{"amount":1e40}'),
+    ("params", '{"amount":99999999999999999999999999999999}'),
+    ("params", "{}"),
+    ("kind", "COMPENSATE"),
+    ("resource_key", "T2"),
+    ("state_version", "7"),
+    ("idempotency_key", "f" * 64),
+    ("signature", "0" * 64),
+    ("signature", "ÿ"),
+]
+
+
+@pytest.mark.parametrize(("column", "value"), ALTERED, ids=[f"{c} {str(v)[:12]}" for c, v in ALTERED])
+@pytest.mark.parametrize("paid", [False, True])
+def test_an_altered_order_is_neither_sent_nor_believed_and_keeps_what_it_holds(
+    world: World, column: str, value: str, paid: bool
+):
+    """Were it counted as failed, the ticket would be free again, and what was paid could be paid once more."""
+    left_hanging(world, paid=paid)
+    sent = len(world.rail.sent)
+    with world.store.transaction():
+        world.store.run(f"UPDATE execution_log SET {column} = ?", (value,))
+    world.clock.advance(LEASE_MS)
+    assert Recovered(unknown=1) == recovered(world)
+    assert (sent, ["UNKNOWN"], ["live"]) == (
+        len(world.rail.sent),
+        execution(world),
+        world.column("SELECT status FROM reservations"),
+    )
+    assert "security.order_altered" in [event for event, _ in world.logged]
+    assert any("table execution_log" in fault for fault in audit.verify(world.store).faults)
+
+
+def test_one_altered_order_does_not_keep_others_from_being_resolved(world: World):
+    left_hanging(world, paid=False, name="C1")
+    world.tickets.put("T2")
+    world.rail.misfortunes = ["drop"]
+    world.decide(refund(), "C2", "T2")
+    with world.store.transaction():
+        world.store.run("UPDATE execution_log SET params = '[' WHERE status = 'PENDING'")
+    world.clock.advance(LEASE_MS)
+    assert Recovered(success=1, unknown=1) == recovered(world)
+
+
+def test_a_kernel_with_another_key_sends_nothing_of_what_it_finds(world: World):
+    left_hanging(world, paid=False)
+    world.clock.advance(LEASE_MS)
+    stranger = Kernel(
+        world.contract,
+        world.store,
+        world.tickets,
+        world.rail,
+        Signer(b"another kernel's key, 32 bytes.."),
+        now_ms=world.clock,
+        new_id=lambda: "never",
+    )
+    assert Recovered(unknown=1) == recover(stranger, now_ms=world.clock())
+    assert [] == world.rail.sent
+
+
+def test_orders_are_read_back_as_they_were_signed(world: World):
+    intent = left_hanging(world, paid=False)
+    world.clock.advance(LEASE_MS)
+    assert [intent] == orders_in_the_air(world.kernel, world.clock())
+
+
+def test_a_late_sender_and_recovery_together_pay_once(world: World):
+    """The sender was only slow: it wakes up after recovery has sent its order again."""
+    intent = left_hanging(world, paid=False)
+    world.clock.advance(LEASE_MS)
+    assert Recovered(success=1) == recovered(world)
+    assert "SUCCESS" == world.kernel.dispatcher.carry_out(intent)
+    assert (2, 1) == (len(world.rail.sent), len(world.rail.paid()))
+    assert () == audit.verify(world.store).faults
+
+
+def test_a_late_sender_settles_what_recovery_could_not_know(once_only: World):
+    intent = left_hanging(once_only, paid=False)
+    once_only.clock.advance(LEASE_MS)
+    assert Recovered(unknown=1) == recovered(once_only)
+    assert "SUCCESS" == once_only.kernel.dispatcher.carry_out(intent)
+    assert 1 == len(once_only.rail.paid())
+    assert () == audit.verify(once_only.store).faults
+
+
+def test_a_resolved_failure_frees_the_ticket_and_a_resolved_success_does_not(world: World):
+    world.rail.misfortunes, world.rail.blind = ["drop", "lose"], True
+    world.decide(refund("150.00"), "C1")
+    world.decide(compensate, "C2")
+    world.rail.misfortunes, world.rail.blind = ["refuse"], False
+    assert Recovered(success=1, failed=1) == recovered(world)
+    packet = world.packet("C3")
+    assert (20_000, 0) == (
+        packet.snapshot.fields["ticket.refundable_minor"],
+        packet.snapshot.fields["ticket.compensations_left"],
+    )
+    assert "CLOSED" == world.kernel.decide(packet, deny(packet)).state
+    assert () == audit.verify(world.store).faults
