@@ -28,6 +28,9 @@ FINAL_CODES = frozenset(
     {"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED", "MISSION_DISSONANCE", "PROPOSAL_EXPIRED", "TOKEN_BUDGET_EXCEEDED"}
 )
 
+# An agent that may not act may still hand the case to a human: otherwise a halt would lose every case it meets.
+HUMAN_ANYWAY = frozenset({"AGENT_SUSPENDED", "HALTED"})
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:
@@ -107,6 +110,8 @@ def _judge(
         if path in standing.held:
             reasons.append(Reason(4, "RESOURCE_CONTENTION", f"`{path}` is reserved by another decision"))
     permitted = packet.envelope.kind(parsed.action)
+    if parsed.action == ESCALATE and reasons and all(reason.code in HUMAN_ANYWAY for reason in reasons):
+        return Verdict("ESCALATED", tuple(reasons), reasons[0].gate, parsed)
     if reasons or permitted is None:
         return _rejected(reasons, parsed)
     return _accepted_or_escalated(contract, packet, parsed, permitted, decoding)

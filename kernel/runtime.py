@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from sds.kernel import dim, intake, jit, record, registry, reserve
 from sds.kernel.answer import Answer, answer
-from sds.kernel.canonical import idempotency_key
+from sds.kernel.canonical import idempotency_key, one_line
 from sds.kernel.contract import Contract
 from sds.kernel.dim import Reason, Standing, Verdict
 from sds.kernel.dispatch import Dispatcher, Log, no_log
@@ -27,7 +27,7 @@ from sds.kernel.jit import JitReport
 from sds.kernel.packet import DecisionPacket, Decoding, compile_packet
 from sds.kernel.rules import Rules
 from sds.kernel.snapshot import take_snapshot
-from sds.kernel.state import Fields, StateSource
+from sds.kernel.state import Fields, StateRead, StateSource
 from sds.kernel.store import Store
 
 _NOT_THE_AGENT = frozenset({"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED", "KERNEL_FAULT", "RESOURCE_CONTENTION"})
@@ -103,18 +103,10 @@ class Kernel:
         The epochs are read before the state: a reservation that comes between shows when this decision reserves.
         """
         draws = reserve.read_draws(self.store, self.contract, key)
-        notes: list[str] = []
+        read, notes = self._read(key)
         fields: dict[str, bool | int | str] = {}
-        version = ""
-        try:
-            read = self._source.read(key)
-        except Exception as error:  # noqa: BLE001  state that cannot be read is state that is not there
-            read = None
-            notes.append(f"state cannot be read: {str(error) or type(error).__name__}"[:200])
-        else:
-            notes += [] if read else ["there is no state under this key"]
         if read is not None:
-            fields, version = self._net(read.fields, draws.drawn), read.version
+            fields = self._net(read.fields, draws.drawn)
             notes += self.rules.faults(fields)
         known = registry.lookup(self.store, self.contract.agent_id)
         situation = Situation(
@@ -124,7 +116,18 @@ class Kernel:
             halted=known is not None and known.halted,
             spend_left=reserve.spend_left(self.store, self.contract, reserve.scopes(self.contract, fields, now_ms)),
         )
-        return situation, version, draws.epochs, tuple(notes)
+        return situation, read.version if read else "", draws.epochs, tuple(notes)
+
+    def _read(self, key: str) -> tuple[StateRead | None, list[str]]:
+        """Read live state; state that cannot be read, or is none, is state that is not there."""
+        try:
+            read = self._source.read(key)
+            if read is None:
+                return None, ["there is no state under this key"]
+            read.version.encode()
+            return StateRead(dict(read.fields), read.version), []
+        except Exception as error:  # noqa: BLE001  a foreign source may fail in any way
+            return None, [one_line(f"state cannot be read: {str(error) or type(error).__name__}", 200)]
 
     def _net(self, fields: Fields, drawn: Mapping[str, int]) -> dict[str, bool | int | str]:
         net = {spec.path: fields[spec.path] for spec in self.rules.fields if fields.get(spec.path) is not None}

@@ -1,7 +1,5 @@
 """The written adjudication rule, one line of it after the other."""
 
-
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The payment rail, a real process over real sockets: it pays once for a key, and its client never guesses."""
 
-
-
 from __future__ import annotations
 
 import json

@@ -1,7 +1,5 @@
 """The rail's client: whatever is not known for certain is unknown, whoever answers."""
 
-
-
 from __future__ import annotations
 
 import socket

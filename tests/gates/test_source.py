@@ -1,7 +1,5 @@
 """The airline's database: what the source tells of it, how its versions move, and how drift moves a ticket."""
 
-
-
 from __future__ import annotations
 
 import random

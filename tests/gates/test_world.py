@@ -1,7 +1,5 @@
 """Real flights, and the tickets and claims generated for them."""
 
-
-
 from __future__ import annotations
 
 import random

@@ -249,7 +249,15 @@ def test_an_escalation_keeps_the_numbers_for_the_human():
 def test_what_is_to_be_rejected_is_not_escalated():
     data = world.said(CAREFUL_PACKET, "GRANT", "GIFT")
     assert "REJECTED" == verdict(data, Decoding("m", 0.0), contract=CAREFUL, packet=CAREFUL_PACKET).outcome
-    assert "REJECTED" == verdict(world.said(PACKET, "ESCALATE", "HUMAN_REVIEW"), halted=True).outcome
+    assert "REJECTED" == verdict(world.said(PACKET, "DENY", "NOT_OWED"), halted=True).outcome
+
+
+@pytest.mark.parametrize(
+    ("standing", "code"), [({"halted": True}, "HALTED"), ({"agent_active": False}, "AGENT_SUSPENDED")]
+)
+def test_an_agent_that_may_not_act_may_still_hand_the_case_to_a_human(standing: dict[str, bool], code: str) -> None:
+    found = verdict(world.said(PACKET, "ESCALATE", "HUMAN_REVIEW"), **standing)
+    assert ("ESCALATED", code) == (found.outcome, found.reason_code)
 
 
 PIECES = [

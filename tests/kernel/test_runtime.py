@@ -13,6 +13,7 @@ from sds.kernel.canonical import idempotency_key
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.jit import JitReport
 from sds.kernel.packet import DecisionPacket, Decoding
+from sds.kernel.state import StateRead
 from tests.kernel.durable import (
     World,
     compensate,
@@ -364,3 +365,15 @@ def test_what_was_measured_while_deciding_is_recorded(world: World):
         "SELECT model, confidence, tokens, passes, duration_ms FROM policy_proposals"
     )
     assert () == audit.verify(world.store).faults
+
+
+@pytest.mark.parametrize("read", [StateRead(None, "1"), StateRead({}, None), StateRead({}, "\ud800"), "text", 7])  # type: ignore[arg-type]  # what a careless source may return
+def test_a_source_that_returns_no_state_leaves_only_the_human(
+    world: World, read: object, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(world.tickets, "read", lambda _key: read)
+    packet = world.packet()
+    assert ("ESCALATE",) == packet.envelope.names
+    assert packet.notes
+    answer = world.kernel.decide(packet, escalate(packet))
+    assert ("ESCALATED", "ESCALATED_BY_RULE") == (answer.state, answer.reason_code)
