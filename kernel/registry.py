@@ -125,13 +125,21 @@ def lookup(store: Store, agent_id: str) -> Registration | None:
     return Registration(name, status, contract_hash, mission_hash, rejections, bool(halted))
 
 
-def transition(store: Store, agent_id: str, status: Status, *, by: Actor, reason: str, now_ms: int) -> None:
+def agents(store: Store) -> list[Registration]:
+    """Return every registered agent, by name."""
+    names = [row[0] for row in store.rows("SELECT agent_id FROM agents ORDER BY agent_id")]
+    return [found for name in names if (found := lookup(store, name)) is not None]
+
+
+def transition(
+    store: Store, agent_id: str, status: Status, *, by: Actor, reason: str, now_ms: int, who: str = ""
+) -> None:
     """Move an agent to another state. Raises TransitionError when the table of DIR 3.5a does not let `by` do it."""
     with store.transaction():
-        move(store, agent_id, status, by=by, reason=reason, now_ms=now_ms)
+        move(store, agent_id, status, by=by, reason=reason, now_ms=now_ms, who=who)
 
 
-def move(store: Store, agent_id: str, status: Status, *, by: Actor, reason: str, now_ms: int) -> None:
+def move(store: Store, agent_id: str, status: Status, *, by: Actor, reason: str, now_ms: int, who: str = "") -> None:
     """Do what `transition` does, inside the caller's transaction."""
     known = lookup(store, agent_id)
     if known is None:
@@ -142,7 +150,8 @@ def move(store: Store, agent_id: str, status: Status, *, by: Actor, reason: str,
     if not why:
         raise TransitionError("a reason is needed")
     store.run("UPDATE agents SET status = ?, rejections = 0 WHERE agent_id = ?", (status, agent_id))
-    ledger.append(store, now_ms, "AGENT", "", {"agent_id": agent_id, "status": status, "by": by, "reason": why})
+    body = {"agent_id": agent_id, "status": status, "by": by, "reason": why}
+    ledger.append(store, now_ms, "AGENT", "", body | ({"who": one_line(who, REASON_CHARS_MAX)} if who else {}))
 
 
 def set_halted(store: Store, halted: bool, *, by: str, reason: str, now_ms: int) -> bool:

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from sds import __version__
-from sds.cli import bench, decide, doctor, record, run
+from sds.cli import agents, bench, decide, doctor, record, run
 from sds.kernel.errors import SdsError, UsageError
 
 EXIT_WORLD, EXIT_USAGE = 1, 2
@@ -24,6 +24,7 @@ app = typer.Typer(
 run.add_to(app)
 decide.add_to(app)
 record.add_to(app)
+agents.add_to(app)
 doctor.add_to(app)
 bench.add_to(app)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +22,7 @@ def add_to(app: typer.Typer) -> None:
 def bench(
     question: Annotated[str, typer.Argument(help=f"Which question: {', '.join(QUESTIONS)}.", metavar="QUESTION")],
     as_json: JsonFlag = False,
+    page: Annotated[Path | None, typer.Option("--page", help="Write a Markdown page, too.", show_default=False)] = None,
 ) -> None:
     """Measure one thing, alone on this machine if you want figures to mean anything.
 
@@ -29,4 +31,5 @@ def bench(
     if question not in QUESTIONS:
         raise UsageError(f"there is no benchmark `{question}`", hint=f"one of: {', '.join(QUESTIONS)}")
     command = [sys.executable, "-m", f"sds.benchmarks.{question}", *(["--json"] if as_json else [])]
+    command += ["--page", str(page)] if page else []
     raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603  our own module

@@ -22,6 +22,7 @@ _GATE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 GateName = Annotated[str, typer.Argument(help="Which gate: refund.", metavar="GATE")]
 GateOption = Annotated[str, typer.Option("--gate", help="Which gate.")]
 EventFile = Annotated[str, typer.Option("--event", help="A JSON file with one event, or - for standard input.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON; with a table, as the last line.")]
 ModelPath = Annotated[
     Path | None, typer.Option("--model", help="A GGUF file; without it, the embedded model.", show_default=False)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sds.cli.common import GateOption, JsonFlag, folder_of, open_store, print_json
+from sds.cli.common import GateOption, JsonFlag, Reason, folder_of, open_store, print_json
 from sds.home import now_ms
 from sds.kernel import audit as auditing
 from sds.kernel import ledger as ledgers
@@ -21,7 +21,6 @@ from sds.kernel.errors import SdsError, UsageError
 _HEAD = re.compile(r"([0-9]{1,18}):([0-9a-f]{64})")
 
 ledger = typer.Typer(help="Check the append-only ledger.", no_args_is_help=True, rich_markup_mode=None)
-Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -161,15 +160,16 @@ def _show(found: dict[str, Any]) -> None:
         if suspected:
             _lines(console, "security", {"patterns found in the claim": ", ".join(suspected)})
     for attempt in found["attempts"]:
-        _lines(console, f"rejected attempt {attempt['attempt_number']}", {"reasons": attempt["reasons"]})
+        console.print(f"rejected attempt {attempt['attempt_number']}")
+        _reasons(console, attempt["reasons"])
     if proposal:
         _lines(console, "proposal", {"bytes": proposal["proposal"], "model": proposal["model"]})
         for choice in json.loads(proposal["alternatives"]):
             shares = ", ".join(f"{label} {p:.3f}" for label, p in choice["probabilities"].items())
             _lines(console, f"alternatives of {choice['choice']} (Z {choice['z']:.3g})", {choice["chosen"]: shares})
     if verdict:
-        facts = {k: verdict[k] for k in ("outcome", "gate_reached", "reason_code", "reasons", "attempt_number")}
-        _lines(console, "verdict", facts)
+        _lines(console, "verdict", {k: verdict[k] for k in ("outcome", "gate_reached", "attempt_number")})
+        _reasons(console, verdict["reasons"])
         _lines(console, "drift", json.loads(verdict["drift"] or "{}"))
     if order:
         facts = {k: order[k] for k in ("status", "kind", "params", "idempotency_key", "external_receipt")}
@@ -177,6 +177,11 @@ def _show(found: dict[str, Any]) -> None:
     _lines(
         console, "ledger", {str(entry["idx"]): f"{entry['kind']} {entry['entry_hash']}" for entry in found["ledger"]}
     )
+
+
+def _reasons(console: Console, text: str) -> None:
+    for gate, code, message in json.loads(text):
+        console.print(f"  gate {gate}: {code}: {message}")
 
 
 def _lines(console: Console, title: str, facts: dict[str, Any]) -> None:

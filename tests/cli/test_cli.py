@@ -87,6 +87,16 @@ def test_a_halt_stops_everything_until_it_is_lifted(shell: Shell, report: Any) -
     assert "refund: running\n" == shell.ok("resume", "--reason", "the test is over")
 
 
+def test_an_operator_suspends_and_reactivates_an_agent_on_the_record(shell: Shell, report: Any) -> None:
+    assert "refund-agent: SUSPENDED\n" == shell.ok("agents", "suspend", "refund-agent", "--reason", "a test")
+    event = shell.ok("events", "refund", "--limit", "1")
+    answer = shell.json("decide", "refund", "--event", "-", stdin=event)
+    assert ("ESCALATED", None) == (answer["state"], answer["execution"])
+    assert "refund-agent: ACTIVE\n" == shell.ok("agents", "reactivate", "refund-agent", "--reason", "reviewed")
+    assert shell.ok("agents", "list").startswith("refund-agent  ACTIVE  contract ")
+    assert "0 faults" in shell.ok("ledger", "verify")
+
+
 def test_recover_says_what_it_found(shell: Shell, report: Any) -> None:
     assert {"interrupted": 0, "success": 0, "failed": 0, "unknown": 0} == shell.json("recover", "--json")
 
@@ -123,6 +133,9 @@ MISTAKES = [
     (("audit", "x", "--gate", "../etc"), 2, "error: `../etc` is not the name of a gate"),
     (("ledger", "verify", "--head", "nonsense"), 2, "error: `nonsense` is not a head"),
     (("ledger", "burn"), 2, "No such command 'burn'"),
+    (("agents", "suspend", "nobody", "--reason", "r"), 2, "error: there is no agent `nobody`"),
+    (("agents", "reactivate", "refund-agent", "--reason", "r"), 2, "error: operator may not move agent"),
+    (("agents", "list", "--gate", "nowhere"), 2, "error: there is no record at"),
     (("halt",), 2, "Missing option '--reason'"),
     (("halt", "--reason", " "), 2, "error: a reason is needed"),
     (("recover", "--gate", "loans"), 2, "error: there is no gate `loans`"),
@@ -175,7 +188,7 @@ def test_every_command_has_help_with_an_example(shell: Shell) -> None:
         "doctor",
         "bench",
     )
-    for args in [(name,) for name in commands] + [("ledger", "verify"), ("ledger", "head")]:
+    for args in [(name,) for name in commands] + [("ledger", "verify"), ("agents", "list"), ("agents", "suspend")]:
         assert f"Example: sds {' '.join(args)}" in shell.ok(*args, "--help").replace("\n  ", " ") or (
             args[0] in ("decide", "events") and "Example:" in shell.ok(*args, "--help")
         )
