@@ -6,6 +6,7 @@
     4 resources   nobody else holds what it draws on                  RESOURCE_CONTENTION
     5 mission     the registered mission is the one it was given      MISSION_DISSONANCE
 
+What the just-in-time check and the reserving transaction object to afterwards is recorded as gate 6.
 Every gate is evaluated, and the verdict carries every reason. A kernel fault is a rejection, too.
 """
 
@@ -22,6 +23,7 @@ from sds.kernel.proposal import Proposal, parse_proposal
 
 Outcome = Literal["ACCEPTED", "REJECTED", "ESCALATED"]
 
+AFTER_THE_GATES = 6
 PROPOSAL_KEPT_BYTES_MAX = 64 * 1024
 PROBABILITY_MAX = 1 + 1e-9  # a sum of measured probabilities may be rounded up
 FINAL_CODES = frozenset(
@@ -29,12 +31,12 @@ FINAL_CODES = frozenset(
 )
 
 # An agent that may not act may still hand the case to a human: otherwise a halt would lose every case it meets.
-HUMAN_ANYWAY = frozenset({"AGENT_SUSPENDED", "HALTED"})
+HUMAN_ANYWAY = frozenset({"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED"})
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One determining reason: the gate (1-5), its code, one line."""
+    """One determining reason: the gate (1-5; 6 for what comes after), its code, one line."""
 
     gate: int
     code: str
@@ -146,15 +148,16 @@ def _rejected(reasons: list[Reason], proposal: Proposal | None) -> Verdict:
 def _accepted_or_escalated(
     contract: Contract, packet: DecisionPacket, proposal: Proposal, permitted: KindBound, decoding: Decoding
 ) -> Verdict:
-    said = [
-        (name, parse_literal(text, b.scale))
-        for (name, text), (_, b) in zip(proposal.params, permitted.params, strict=True)
-    ]
-    numbers = tuple((n, v) for n, v in said if v is not None) + tuple((n, v) for n, v, _ in permitted.fills)
     escalation = _escalation(contract, packet, proposal, decoding)
     if escalation is not None:
-        return Verdict("ESCALATED", (escalation,), 5, proposal, numbers)
-    return Verdict("ACCEPTED", (), 5, proposal, numbers)
+        return Verdict("ESCALATED", (escalation,), 5, proposal, numbers(proposal, permitted))
+    return Verdict("ACCEPTED", (), 5, proposal, numbers(proposal, permitted))
+
+
+def numbers(proposal: Proposal, permitted: KindBound) -> tuple[tuple[str, int], ...]:
+    """Return every number of a proposal without objections, in minor units: what it says, then what the rules fix."""
+    said = ((n, parse_literal(t, b.scale)) for (n, t), (_, b) in zip(proposal.params, permitted.params, strict=True))
+    return tuple((n, v) for n, v in said if v is not None) + tuple((n, v) for n, v, _ in permitted.fills)
 
 
 def _escalation(contract: Contract, packet: DecisionPacket, proposal: Proposal, decoding: Decoding) -> Reason | None:

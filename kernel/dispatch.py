@@ -45,8 +45,13 @@ class Dispatcher:
         self._now_ms, self._log = now_ms, log
         self._deadline_s = contract.budget.dispatch_ms_max / 1000
 
-    def carry_out(self, intent: ExecutionIntent) -> str:
-        """Send an order that has just been reserved, and record what became of it."""
+    def carry_out(self, intent: ExecutionIntent, *, until_ms: int) -> str:
+        """Send an order that has just been reserved, and record what became of it.
+
+        Past `until_ms` it is not sent any more: its lease may have ended, and recovery may be at work on it.
+        """
+        if self._now_ms() > until_ms:
+            return self.settle(intent, Receipt("unknown", detail="not sent: the order came too late"))
         return self.settle(intent, self._send(intent))
 
     def _send(self, intent: ExecutionIntent) -> Receipt:
@@ -64,8 +69,12 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001  not knowing is an answer
             return Receipt("unknown", detail=f"the look-up failed: {type(error).__name__}")
 
-    def resolve(self, intent: ExecutionIntent) -> str:
-        """Learn what became of an order whose sender is gone, by its key; send it again only if that is safe.
+    def resolve(self, intent: ExecutionIntent, still_valid: Callable[[ExecutionIntent], bool]) -> str:
+        """Learn what became of an order whose sender is gone, by its key.
+
+        An order that is certainly absent is sent again if the executor is idempotent and the order would be reserved
+        again now; otherwise it is voided, and its event may have a fresh flow. Here only what the executor has on
+        record under the key settles anything: the sender may be late rather than gone.
 
         An order read back from the record with anything altered is neither looked up nor sent: its key may be
         another's. It stays UNKNOWN, and keeps what it reserved, until a human resolves it.
@@ -74,38 +83,73 @@ class Dispatcher:
             self._log("security.order_altered", {"dfid": intent.dfid})
             return self.settle(intent, Receipt("unknown", detail="the order does not carry the kernel's signature"))
         receipt = self._lookup(intent)
-        if receipt.status == "absent" and self._executor.idempotent and not self._store.halted:
-            receipt = self._send(intent)
-        return self.settle(intent, receipt)
+        if receipt.status != "absent":
+            return self.settle(intent, receipt)
+        if self._executor.idempotent and still_valid(intent):
+            sent = self._send(intent)
+            return self.settle(intent, sent if sent.status == "settled" else self._lookup(intent))
+        return self.settle(intent, self._void(intent), tag="INTERRUPTED")
 
-    def settle(self, intent: ExecutionIntent, receipt: Receipt) -> str:
-        """Record what became of an order; return the execution status. Settling twice changes nothing."""
+    def _void(self, intent: ExecutionIntent) -> Receipt:
+        try:
+            return _cleaned(self._executor.void(intent.idempotency_key, self._deadline_s))
+        except Exception as error:  # noqa: BLE001  not knowing is an answer
+            return Receipt("unknown", detail=f"voiding failed: {type(error).__name__}")
+
+    def settle(self, intent: ExecutionIntent, receipt: Receipt, *, tag: str = "EXECUTION_FAILED") -> str:
+        """Record what became of an order; return the execution status. Settling it the same way twice changes nothing.
+
+        An order that was settled as FAILED and turns out to have been carried out becomes DIRTY: what it took is
+        taken again, and a human must look at it. `tag`: why the flow is aborted, if the order failed.
+        """
         status = _STATUS[receipt.status]
         with self._store.transaction():
             was = self._store.value("SELECT status FROM execution_log WHERE dfid = ?", (intent.dfid,))
             if was is None:
                 raise StoreError("an order is not in the record", dfid=intent.dfid)
-            if was not in ("PENDING", "UNKNOWN") or was == status:
+            if was == "FAILED" and status == "SUCCESS":
+                status = self._write_dirty(intent, receipt)
+            elif was in ("PENDING", "UNKNOWN") and was != status:
+                self._write(intent, receipt, status, str(was), tag)
+            else:
                 return str(was)
-            self._write(intent, receipt, status, str(was))
-        self._log("flow.settled", {"dfid": intent.dfid, "status": status})
+        event = "security.settlement_contradicted" if status == "DIRTY" else "flow.settled"
+        self._log(event, {"dfid": intent.dfid, "status": status})
         return status
 
-    def _write(self, intent: ExecutionIntent, receipt: Receipt, status: str, was: str) -> None:
+    def _write_dirty(self, intent: ExecutionIntent, receipt: Receipt) -> str:
         now_ms = self._now_ms()
+        self._write_status(intent, receipt, "DIRTY", now_ms)
+        reserve.reinstate(self._store, intent.dfid)
+        self._store.run("UPDATE decision_flows SET tag = 'DIRTY' WHERE dfid = ?", (intent.dfid,))
+        body = {
+            "status": "DIRTY",
+            "reference": receipt.reference,
+            "detail": receipt.detail,
+            "kept": True,
+            "tag": "DIRTY",
+        }
+        ledger.append(self._store, now_ms, "CONTRADICTED", intent.dfid, body)
+        return "DIRTY"
+
+    def _write_status(self, intent: ExecutionIntent, receipt: Receipt, status: str, now_ms: int) -> None:
         self._store.run(
             "UPDATE execution_log SET status = ?, external_receipt = ?, executed_at_ms = ? WHERE dfid = ?",
             (status, receipt.reference or None, now_ms, intent.dfid),
         )
+
+    def _write(self, intent: ExecutionIntent, receipt: Receipt, status: str, was: str, failed_tag: str) -> None:
+        now_ms = self._now_ms()
+        self._write_status(intent, receipt, status, now_ms)
+        tag = failed_tag if status == "FAILED" else None
         kept = self._contract.draws_settle_in == "kernel"
         kind = "UNKNOWN" if status == "UNKNOWN" else "RESOLVED" if was == "UNKNOWN" else "SETTLED"
         if status != "UNKNOWN":
             succeeded = status == "SUCCESS"
             reserve.settle(self._store, intent.dfid, succeeded=succeeded, kept=kept)
             end: State = walk("EXECUTING", "CLOSED" if succeeded else "ABORTED")
-            tag = None if succeeded else "EXECUTION_FAILED"
             self._store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (end, tag, intent.dfid))
-        body = {"status": status, "reference": receipt.reference, "detail": receipt.detail, "kept": kept}
+        body = {"status": status, "reference": receipt.reference, "detail": receipt.detail, "kept": kept, "tag": tag}
         ledger.append(self._store, now_ms, kind, intent.dfid, body)
 
 

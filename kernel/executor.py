@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from sds.kernel.canonical import canonical
 from sds.kernel.errors import ExecutorError
@@ -59,6 +59,15 @@ class Executor(Protocol):
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:
         """Tell what became of `key`. `absent` only if it is certain that nothing was done."""
+        ...
+
+
+@runtime_checkable
+class Voids(Protocol):
+    """An executor that can also make certain that a key never has an effect. Recovery uses it instead of waiting."""
+
+    def void(self, key: str, deadline_s: float) -> Receipt:
+        """Void `key`: `rejected` once it is void, `settled` when it has happened already, else `unknown`."""
         ...
 
 
@@ -114,3 +123,8 @@ class VerifyingExecutor:
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:
         return self._executor.lookup(key, deadline_s)
+
+    def void(self, key: str, deadline_s: float) -> Receipt:
+        if not isinstance(self._executor, Voids):
+            return Receipt("unknown", detail="absent, and this executor cannot void it")
+        return self._executor.void(key, deadline_s)

@@ -20,7 +20,18 @@ _NEXT: dict[State, frozenset[State]] = {
 }
 
 FINAL: frozenset[State] = frozenset({"CLOSED", "ABORTED", "ESCALATED"})
-RESTARTABLE_TAGS = frozenset({"STATE_DRIFT_DETECTED", "RESOURCE_CONTENTION", "SPEND_LIMIT_EXCEEDED", "INTERRUPTED"})
+# An event whose flow ended for one of these may have a fresh one: nothing was decided about the case itself.
+RESTARTABLE_TAGS = frozenset(
+    {
+        "STATE_DRIFT_DETECTED",
+        "RESOURCE_CONTENTION",
+        "SPEND_LIMIT_EXCEEDED",
+        "INTERRUPTED",
+        "HALTED",
+        "AGENT_SUSPENDED",
+        "CONTRACT_REVOKED",
+    }
+)
 
 
 def walk(start: State, *path: State) -> State:

@@ -7,7 +7,7 @@ than drops the kind: running out of budget must not read as a denial of the clai
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sds.kernel.bounds import MAGNITUDE_MAX, Bound, bound
@@ -29,6 +29,18 @@ class Situation:
     in_effect: bool
     halted: bool
     spend_left: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One look at the world. `version` is the source's, `epochs` those of the resources behind the fields, read
+    before the state; `notes` say why only the human is left.
+    """
+
+    situation: Situation
+    version: str
+    epochs: Mapping[str, int]
+    notes: tuple[str, ...] = ()
 
 
 Safeguard = Callable[[DecisionEnvelope, Situation], DecisionEnvelope]
@@ -64,6 +76,13 @@ def safeguards_of(contract: Contract) -> tuple[Safeguard, ...]:
 def standing(full: DecisionEnvelope, situation: Situation) -> DecisionEnvelope:
     """Leave only the human while the system is halted, the agent not active or its contract not in effect."""
     return full if situation.agent_active and situation.in_effect and not situation.halted else ESCALATE_ONLY
+
+
+def standing_notes(situation: Situation) -> list[str]:
+    """Say in words what `standing` objects to."""
+    found = [] if situation.agent_active else ["the agent is not active under this contract"]
+    found += [] if situation.in_effect else ["the contract is not in effect yet"]
+    return [*found, "an operator has halted the system"] if situation.halted else found
 
 
 def _within_draws(contract: Contract, kind: KindBound, fields: Fields) -> KindBound | None:

@@ -1,7 +1,7 @@
 """The just-in-time check (DIR 4.5): is the world still the one the decision was made for? Pure, microseconds.
 
-Three questions: is the snapshot young enough, has any field moved beyond its tolerance, and, if anything at all
-has changed, does the envelope derived from what is live now still contain the decision, with the same fills.
+Three questions: is the snapshot young enough, has any field moved beyond its tolerance, and does the envelope derived
+anew from what is live still contain the decision, with the same fills. The packet's own envelope is never relied on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sds.kernel.contract import Contract, DriftSpec
 from sds.kernel.envelope import DecisionEnvelope
-from sds.kernel.governance import Situation
+from sds.kernel.governance import Observation, Situation
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.proposal import Proposal
 from sds.kernel.state import Fields, Value
@@ -21,18 +21,17 @@ Tolerance = tuple[str, int, int]  # path, permitted absolute move (-1: none decl
 
 @dataclass(frozen=True, slots=True)
 class JitReport:
-    """What moved. `drift`: the fields. `rederived`: the envelope was derived again from live state.
+    """What moved. `drift`: the fields; `objections`: why the live envelope does not contain the decision.
 
-    `version`: the source's version of the state that was found good, the executor's precondition.
+    `observed`: what was looked at; when it was found good, reserving rests on it and on nothing older.
     """
 
     ok: bool
     age_ms: int
     drift: tuple[str, ...] = ()
     objections: tuple[str, ...] = ()
-    rederived: bool = False
     code: str | None = None
-    version: str = ""
+    observed: Observation | None = None
 
 
 def tolerances(contract: Contract) -> tuple[Tolerance, ...]:
@@ -61,34 +60,26 @@ def _tolerated(before: Value | None, after: Value | None, absolute: int, percent
     return moved <= absolute if absolute >= 0 else moved * 100 <= percent * abs(before)
 
 
-def _same_types(then: Fields, now: Fields) -> bool:
-    """Tell `1` from `True`, which are equal in Python and not in a contract."""
-    return all(type(now[path]) is type(value) for path, value in then.items())
-
-
 def check(
     contract: Contract,
     policy: tuple[Tolerance, ...],
     packet: DecisionPacket,
     proposal: Proposal,
-    live: Situation,
-    version: str,
+    observed: Observation,
     contract_hash: str,
     derive: Callable[[Situation], DecisionEnvelope],
     now_ms: int,
 ) -> JitReport:
-    """Compare the packet with the live situation. `derive` gives the envelope in force for a situation."""
-    age_ms = now_ms - packet.snapshot.taken_at_ms
+    """Compare the packet with what is observed now. `derive` gives the envelope in force for a situation."""
+    live, age_ms = observed.situation, now_ms - packet.snapshot.taken_at_ms
+    if contract_hash != packet.contract_hash:
+        return JitReport(False, age_ms, code="CONTRACT_REVOKED")
     if not live.agent_active:
         return JitReport(False, age_ms, code="AGENT_SUSPENDED")
     if live.halted:
         return JitReport(False, age_ms, code="HALTED")
-    if contract_hash != packet.contract_hash:
-        return JitReport(False, age_ms, code="CONTRACT_REVOKED")
     if not 0 <= age_ms <= contract.drift.age_ms_max:
         return JitReport(False, age_ms, ("snapshot age",), code="STATE_DRIFT_DETECTED")
-    if live == packet.situation and _same_types(packet.situation.fields, live.fields):
-        return JitReport(True, age_ms, version=version)
     moved = drift(policy, packet.situation.fields, live.fields)
     envelope = derive(live)
     then, now = packet.envelope.kind(proposal.action), envelope.kind(proposal.action)
@@ -96,5 +87,5 @@ def check(
     if now is not None and then is not None and now.fills != then.fills:
         objections = (*objections, "a value the rules fix has changed")
     if moved or objections:
-        return JitReport(False, age_ms, moved, objections, rederived=True, code="STATE_DRIFT_DETECTED")
-    return JitReport(True, age_ms, rederived=True, version=version)
+        return JitReport(False, age_ms, moved, objections, code="STATE_DRIFT_DETECTED")
+    return JitReport(True, age_ms, observed=observed)

@@ -43,10 +43,12 @@ def breach(store: Store, contract: Contract) -> str | None:
 
 
 def watch(store: Store, contract: Contract, *, now_ms: int) -> str | None:
-    """Suspend the agent when a threshold is exceeded; return why."""
-    why = breach(store, contract)
-    known = registry.lookup(store, contract.agent_id)
-    if why is None or known is None or known.status != "ACTIVE":
+    """Suspend the agent when a threshold is exceeded; return why, or None. Several watchers suspend it once."""
+    if breach(store, contract) is None:
         return None
-    registry.transition(store, contract.agent_id, "SUSPENDED", by="runtime", reason=why, now_ms=now_ms)
+    with store.transaction():
+        why, known = breach(store, contract), registry.lookup(store, contract.agent_id)
+        if why is None or known is None or known.status != "ACTIVE":
+            return None
+        registry.move(store, contract.agent_id, "SUSPENDED", by="runtime", reason=why, now_ms=now_ms)
     return why

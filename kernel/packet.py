@@ -25,7 +25,7 @@ _UNPRINTABLE = re.compile(r"[^ -~]+")
 class DecisionPacket:
     """Everything one decision rests on, frozen. `snapshot.id` is what the proposal must refer to.
 
-    `situation` is what the envelope was derived from; `epochs` the version of every resource it may draw on.
+    `situation` is what the envelope was derived from.
     `texts` are (contract, case, evidence) as the model reads them; `notes` say why only the human is left. Times are milliseconds since 1970.
     """
 
@@ -38,7 +38,6 @@ class DecisionPacket:
     snapshot: Snapshot
     situation: Situation
     envelope: DecisionEnvelope
-    epochs: Mapping[str, int]
     texts: tuple[str, str, str]
     security: tuple[str, ...]
     notes: tuple[str, ...]
@@ -72,7 +71,6 @@ def compile_packet(
     snapshot: Snapshot,
     situation: Situation,
     envelope: DecisionEnvelope,
-    epochs: Mapping[str, int],
     notes: tuple[str, ...],
     now_ms: int,
 ) -> DecisionPacket:
@@ -88,7 +86,6 @@ def compile_packet(
         snapshot=snapshot,
         situation=situation,
         envelope=envelope,
-        epochs=dict(epochs),
         texts=(static_text(contract), case_text(contract, rules, snapshot, envelope), f"Claim: {shown}"),
         security=findings(evidence),
         notes=notes,

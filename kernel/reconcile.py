@@ -11,8 +11,9 @@ from sds.kernel import ledger, record
 from sds.kernel.canonical import digest
 from sds.kernel.store import Reader
 
-_AFTER = {"SUCCESS": ("CLOSED", None), "FAILED": ("ABORTED", "EXECUTION_FAILED"), "UNKNOWN": ("EXECUTING", None)}
-_HELD = {"PENDING": "live", "UNKNOWN": "live", "SUCCESS": "settled", "FAILED": "released"}
+_AFTER = {"SUCCESS": "CLOSED", "FAILED": "ABORTED", "UNKNOWN": "EXECUTING", "DIRTY": "ABORTED"}
+_HELD = {"PENDING": "live", "UNKNOWN": "live", "SUCCESS": "settled", "FAILED": "released", "DIRTY": "settled"}
+_EPOCHS = {"PENDING": 1, "UNKNOWN": 1, "SUCCESS": 2, "FAILED": 2, "DIRTY": 3}
 
 
 class Tables:
@@ -47,11 +48,11 @@ class Tables:
         elif kind == "RESERVED":
             self._orders[dfid] = "PENDING", None, None
             self._sealed(idx, dfid, record.RESERVED, body["rows"])
-        elif kind in ("SETTLED", "UNKNOWN", "RESOLVED"):
-            if self._orders[dfid][0] not in ("PENDING", "UNKNOWN"):
+        elif kind in ("SETTLED", "UNKNOWN", "RESOLVED", "CONTRADICTED"):
+            if self._orders[dfid][0] not in (("FAILED",) if kind == "CONTRADICTED" else ("PENDING", "UNKNOWN")):
                 raise ValueError("settled already")
             self._orders[dfid] = body["status"], body["reference"] or None, at_ms
-            self._flows[dfid] = _AFTER[body["status"]]
+            self._flows[dfid] = _AFTER[body["status"]], body["tag"]
             self._kept |= {dfid} if body["kept"] else set()
         elif kind == "CONTRACT":
             self._contracts[body["hash"]] = body["row"]
@@ -121,7 +122,7 @@ class Tables:
             order = self._orders.get(dfid, ("",))[0]
             if _HELD.get(order) != status:
                 self._found.append(f"reservation of flow {dfid}: the table says {status}")
-            epochs[name] += 1 if status == "live" else 2
+            epochs[name] += _EPOCHS.get(order, 0)
             drawn[name] += amount if status == "live" or (status == "settled" and dfid in self._kept) else 0
         for dfid, name, amount in self._store.rows("SELECT dfid, scope, amount FROM spend"):
             used[name] += amount if self._orders.get(dfid, ("",))[0] != "FAILED" else 0

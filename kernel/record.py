@@ -6,6 +6,7 @@ The DECIDED entry of the ledger carries a digest of every row written here; `aud
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sds.kernel import ledger
@@ -42,35 +43,35 @@ def seal(store: Reader, dfid: str, tables: Mapping[str, str]) -> dict[str, str]:
     return seals
 
 
-def write_attempt(
-    store: Store, dfid: str, number: int, data: bytes, verdict: Verdict, tokens: int, now_ms: int
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One proposal for one packet, and what was found about it. `report` is None unless it was accepted."""
+
+    packet: DecisionPacket
+    data: bytes
+    decoding: Decoding
+    verdict: Verdict
+    report: JitReport | None = None
+    number: int = 1
+    now_ms: int = 0
+
+
+def write_attempt(store: Store, attempt: Attempt) -> None:
     """Keep a rejected attempt; the flow goes on."""
     store.insert(
         "attempts",
-        dfid=dfid,
-        attempt_number=number,
-        proposal=data,
-        reasons=_reasons(verdict),
-        tokens=tokens,
-        evaluated_at_ms=now_ms,
+        dfid=attempt.packet.dfid,
+        attempt_number=attempt.number,
+        proposal=attempt.data,
+        reasons=_reasons(attempt.verdict),
+        tokens=attempt.decoding.tokens,
+        evaluated_at_ms=attempt.now_ms,
     )
 
 
-def write_decision(
-    store: Store,
-    packet: DecisionPacket,
-    data: bytes,
-    decoding: Decoding,
-    verdict: Verdict,
-    report: JitReport | None,
-    *,
-    attempt: int,
-    state: str,
-    tag: str | None,
-    now_ms: int,
-) -> None:
+def write_decision(store: Store, attempt: Attempt, *, state: str, tag: str | None) -> None:
     """Write snapshot, proposal and verdict of a flow's final attempt, and its one DECIDED entry."""
+    packet, verdict, report = attempt.packet, attempt.verdict, attempt.report
     envelope = canonical(packet.envelope.as_data())
     envelope_hash = sha256_hex(envelope)
     store.insert(
@@ -84,7 +85,7 @@ def write_decision(
         security=canonical(packet.security).decode(),
         taken_at_ms=packet.snapshot.taken_at_ms,
     )
-    _write_proposal(store, packet, data, decoding, verdict)
+    _write_proposal(store, packet, attempt.data, attempt.decoding, verdict)
     store.insert(
         "dim_validations",
         dfid=packet.dfid,
@@ -93,8 +94,8 @@ def write_decision(
         reason_code=verdict.reason_code,
         reasons=_reasons(verdict),
         drift=canonical(_drift(report)).decode() if report else None,
-        attempt_number=attempt,
-        evaluated_at_ms=now_ms,
+        attempt_number=attempt.number,
+        evaluated_at_ms=attempt.now_ms,
     )
     body: dict[str, Any] = {
         "outcome": verdict.outcome,
@@ -107,10 +108,10 @@ def write_decision(
         "contract_hash": packet.contract_hash,
         "snapshot_id": packet.snapshot.id,
         "envelope_hash": envelope_hash,
-        "proposal_sha256": sha256_hex(data),
+        "proposal_sha256": sha256_hex(attempt.data),
         "rows": seal(store, packet.dfid, SEALED),
     }
-    ledger.append(store, now_ms, "DECIDED", packet.dfid, body)
+    ledger.append(store, attempt.now_ms, "DECIDED", packet.dfid, body)
 
 
 def _write_proposal(store: Store, packet: DecisionPacket, data: bytes, decoding: Decoding, verdict: Verdict) -> None:
@@ -165,6 +166,5 @@ def _drift(report: JitReport) -> dict[str, object]:
         "age_ms": report.age_ms,
         "drift": report.drift,
         "objections": report.objections,
-        "rederived": report.rederived,
         "code": report.code,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 
 from sds.kernel import intake
@@ -23,9 +24,9 @@ class Recovered:
 def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
     """Recover one gate. Flows whose holder may still be alive (lease not over) are left alone. Safe to repeat."""
     interrupted = _interrupt_orphans(kernel, now_ms)
-    counts = {"SUCCESS": 0, "FAILED": 0, "UNKNOWN": 0}
+    counts: Counter[str] = Counter()
     for intent in orders_in_the_air(kernel, now_ms):
-        counts[kernel.dispatcher.resolve(intent)] += 1
+        counts[kernel.dispatcher.resolve(intent, kernel.still_valid)] += 1
     return Recovered(interrupted, counts["SUCCESS"], counts["FAILED"], counts["UNKNOWN"])
 
 

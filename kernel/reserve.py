@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from sds.kernel.canonical import digest
 from sds.kernel.contract import Contract
 from sds.kernel.errors import StoreError
 from sds.kernel.state import Fields
@@ -26,7 +27,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Every drawable field of one key: its resource's epoch, what is drawn from it, and who is held right now."""
+    """Every numeric field of one key: its resource's epoch, what is drawn from it, and whether it is held now."""
 
     epochs: Mapping[str, int]
     drawn: Mapping[str, int]
@@ -45,8 +46,8 @@ def resource(contract: Contract, key: str, path: str) -> str:
 
 
 def read_draws(store: Store, contract: Contract, key: str) -> Draws:
-    """Return what is known of every field that some kind of the contract draws on."""
-    paths = {resource(contract, key, path): path for kind in contract.kinds.values() for path in kind.draws}
+    """Return what is known of every numeric field, whichever gate of the same source draws on it."""
+    paths = {resource(contract, key, path): path for path, kind in contract.snapshot.items() if _numeric(kind)}
     rows = store.rows(
         "SELECT r.resource, r.epoch, r.drawn, EXISTS (SELECT 1 FROM reservations l WHERE l.resource = r.resource"
         f" AND l.status = 'live') FROM resources r WHERE r.resource IN ({_marks(paths)})",
@@ -58,23 +59,31 @@ def read_draws(store: Store, contract: Contract, key: str) -> Draws:
     return Draws(epochs, drawn, frozenset(paths[name] for name, _, _, held in rows if held))
 
 
+def _numeric(declared: str) -> bool:
+    return not declared.startswith(("bool", "string", "enum"))
+
+
 def scopes(contract: Contract, fields: Fields, now_ms: int) -> list[str]:
-    """Name the counter of every spend limit: gate, limit, UTC hour or day, and the value it is counted for."""
+    """Name the counter of every spend limit: gate, limit, UTC hour or day, and a hash of what it is counted for."""
     now = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat()
     return [
         f"{contract.gate}/{limit.name}/{now[:13] if limit.window == 'hour' else now[:10]}/"
-        f"{fields.get(limit.per, '?') if limit.per else '*'}"
+        f"{digest(fields.get(limit.per, '?'))[:16] if limit.per else '*'}"
         for limit in contract.spend
     ]
 
 
-def spend_left(store: Store, contract: Contract, names: list[str]) -> int | None:
-    """Return what is left under the tightest limit, in minor units; None when there is no limit."""
+def spend_left(store: Store, contract: Contract, names: list[str], own: Mapping[str, int] | None = None) -> int | None:
+    """Return what is left under the tightest limit, in minor units; None when there is no limit.
+
+    `own`: what one order in the air has itself taken of each counter, not to be counted against it.
+    """
     if not names:
         return None
     used: dict[str, int] = dict(
         store.rows(f"SELECT scope, used FROM spend_totals WHERE scope IN ({_marks(names)})", tuple(names))
     )
+    used = {name: taken - (own or {}).get(name, 0) for name, taken in used.items()}
     left = (limit.max_minor - used.get(name, 0) for limit, name in zip(contract.spend, names, strict=True))
     return max(0, min(left))
 
@@ -86,12 +95,14 @@ def _marks(names: Iterable[str]) -> str:
 def take(
     store: Store, contract: Contract, dfid: str, key: str, needs: Needs, epochs: Mapping[str, int], names: list[str]
 ) -> str | None:
-    """Reserve everything, or change nothing and return the reason code. `epochs` are those read before live state.
+    """Reserve everything, or change nothing and return the reason code.
 
-    `names` are the spend counters of this moment (`scopes`). Taking nothing of a resource leaves it alone.
+    `epochs` are those read just before the live state that was checked: had anything of this key been reserved or
+    settled since, even another field, that check would not hold. `names` are the spend counters of this moment
+    (`scopes`). Taking nothing of a resource leaves it alone.
     """
     now = read_draws(store, contract, key)
-    if any(path in now.held or now.epochs[path] != epochs[path] for path, _ in needs.draws):
+    if now.epochs != epochs or any(path in now.held for path, _ in needs.draws):
         return "RESOURCE_CONTENTION"
     left = spend_left(store, contract, names)
     if needs.spends and left is not None and needs.spends > left:
@@ -102,6 +113,21 @@ def take(
     if needs.spends and names:
         _spend(store, dfid, names, needs.spends)
     return None
+
+
+def own(store: Store, dfid: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Return what one order in the air holds itself: (resource -> amount, spend counter -> amount)."""
+    drawn = store.rows("SELECT resource, amount FROM reservations WHERE dfid = ? AND status = 'live'", (dfid,))
+    return dict(drawn), dict(store.rows("SELECT scope, amount FROM spend WHERE dfid = ?", (dfid,)))
+
+
+def reinstate(store: Store, dfid: str) -> None:
+    """Take again what was given back, because the effect turned out to have happened after all."""
+    for name, amount in store.rows("SELECT resource, amount FROM reservations WHERE dfid = ?", (dfid,)):
+        store.run("UPDATE resources SET epoch = epoch + 1, drawn = drawn + ? WHERE resource = ?", (amount, name))
+    store.run("UPDATE reservations SET status = 'settled' WHERE dfid = ?", (dfid,))
+    for name, amount in store.rows("SELECT scope, amount FROM spend WHERE dfid = ?", (dfid,)):
+        store.run("UPDATE spend_totals SET used = used + ? WHERE scope = ?", (amount, name))
 
 
 def _draw(store: Store, dfid: str, name: str, amount: int) -> None:

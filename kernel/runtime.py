@@ -12,25 +12,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from sds.kernel import dim, intake, jit, record, registry, reserve
+from sds.kernel import dim, intake, jit, registry, reserve
 from sds.kernel.answer import Answer, answer
-from sds.kernel.canonical import idempotency_key, one_line
+from sds.kernel.canonical import one_line
+from sds.kernel.conclude import Concluder
 from sds.kernel.contract import Contract
 from sds.kernel.dim import Reason, Standing, Verdict
 from sds.kernel.dispatch import Dispatcher, Log, no_log
 from sds.kernel.envelope import DecisionEnvelope
 from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.executor import ExecutionIntent, Executor, Signer
-from sds.kernel.flow import State, walk
-from sds.kernel.governance import Situation, envelope_in_force, safeguards_of
+from sds.kernel.governance import Observation, Situation, envelope_in_force, safeguards_of, standing_notes
 from sds.kernel.jit import JitReport
 from sds.kernel.packet import DecisionPacket, Decoding, compile_packet
+from sds.kernel.proposal import parse_proposal
+from sds.kernel.record import Attempt
 from sds.kernel.rules import Rules
 from sds.kernel.snapshot import take_snapshot
 from sds.kernel.state import Fields, StateRead, StateSource
 from sds.kernel.store import Store
-
-_NOT_THE_AGENT = frozenset({"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED", "KERNEL_FAULT", "RESOURCE_CONTENTION"})
 
 
 class Kernel:
@@ -52,6 +52,8 @@ class Kernel:
         self.rules = Rules(contract)
         self._source = source
         self._now_ms, self._new_id, self._log = now_ms, new_id, log
+        self._contract_hash = contract.hash
+        self._concluder = Concluder(contract, store, signer, now_ms=now_ms, log=log)
         self.dispatcher = Dispatcher(contract, store, executor, signer, now_ms=now_ms, log=log)
         self._safeguards = safeguards_of(contract)
         self._tolerances = jit.tolerances(contract)
@@ -76,8 +78,8 @@ class Kernel:
 
     def _compile(self, claimed: intake.Claim) -> DecisionPacket:
         now_ms = self._now_ms()
-        situation, version, epochs, notes = self._observe(claimed.event.key, now_ms)
-        snapshot = take_snapshot(self.rules.fields, claimed.event.key, situation.fields, version, now_ms)
+        seen = self._observe(claimed.event.key, now_ms)
+        snapshot = take_snapshot(self.rules.fields, claimed.event.key, seen.situation.fields, seen.version, now_ms)
         return compile_packet(
             self.contract,
             self.rules,
@@ -86,10 +88,9 @@ class Kernel:
             key=claimed.event.key,
             evidence=claimed.event.evidence,
             snapshot=snapshot,
-            situation=situation,
-            envelope=self.envelope(situation),
-            epochs=epochs,
-            notes=notes,
+            situation=seen.situation,
+            envelope=self.envelope(seen.situation),
+            notes=seen.notes,
             now_ms=now_ms,
         )
 
@@ -97,26 +98,31 @@ class Kernel:
         """Return the envelope in force: the contract's own, met with every safeguard."""
         return envelope_in_force(self.rules.envelope(situation.fields), situation, self._safeguards)
 
-    def _observe(self, key: str, now_ms: int) -> tuple[Situation, str, Mapping[str, int], tuple[str, ...]]:
-        """Read live state net of what is drawn, and everything else an envelope depends on.
+    def _observe(self, key: str, now_ms: int, *, without: str = "") -> Observation:
+        """Look at the world: live state net of what is drawn, and everything else an envelope depends on.
 
-        The epochs are read before the state: a reservation that comes between shows when this decision reserves.
+        The resources' epochs are read before the state: what is reserved in between shows when this decision
+        reserves. `without`: an order in the air, looked at as if it had taken nothing.
         """
         draws = reserve.read_draws(self.store, self.contract, key)
+        own_draws, own_spend = reserve.own(self.store, without) if without else ({}, {})
         read, notes = self._read(key)
         fields: dict[str, bool | int | str] = {}
         if read is not None:
-            fields = self._net(read.fields, draws.drawn)
+            taken = {p: n - own_draws.get(reserve.resource(self.contract, key, p), 0) for p, n in draws.drawn.items()}
+            fields = self._net(read.fields, taken)
             notes += self.rules.faults(fields)
+        names = reserve.scopes(self.contract, fields, now_ms)
         known = registry.lookup(self.store, self.contract.agent_id)
         situation = Situation(
             fields=fields,
-            agent_active=known is not None and known.active,
+            agent_active=known is not None and known.active and known.contract_hash == self._contract_hash,
             in_effect=now_ms >= self._effective_ms,
             halted=known is not None and known.halted,
-            spend_left=reserve.spend_left(self.store, self.contract, reserve.scopes(self.contract, fields, now_ms)),
+            spend_left=reserve.spend_left(self.store, self.contract, names, own_spend),
         )
-        return situation, read.version if read else "", draws.epochs, tuple(notes)
+        notes += standing_notes(situation)
+        return Observation(situation, read.version if read else "", draws.epochs, tuple(notes))
 
     def _read(self, key: str) -> tuple[StateRead | None, list[str]]:
         """Read live state; state that cannot be read, or is none, is state that is not there."""
@@ -143,17 +149,18 @@ class Kernel:
         A rejected attempt leaves the flow ACTIVE and may be followed by another, up to the contract's limit.
         Raises UsageError when the flow is no longer open, StoreError when nothing could be recorded.
         """
-        decoding = decoding or Decoding()
+        decoding, now_ms = decoding or Decoding(), self._now_ms()
         verdict = self.judge(packet, data, decoding)
         report = self.just_in_time(packet, verdict) if verdict.outcome == "ACCEPTED" else None
         intent = self.conclude(packet, data, decoding, verdict, report)
         if intent is not None:
-            self.dispatcher.carry_out(intent)
+            until_ms = now_ms + self.contract.budget.dispatch_ms_max
+            self.dispatcher.carry_out(intent, until_ms=until_ms)
         return self._answer(packet.dfid)
 
     def escalate(self, packet: DecisionPacket, code: str, message: str, decoding: Decoding | None = None) -> Answer:
         """Hand the flow to a human because the user space failed: no model, no answer in time, a dead mask."""
-        verdict = Verdict("ESCALATED", (Reason(1, code, message[:300]),), 1)
+        verdict = Verdict("ESCALATED", (Reason(1, code, one_line(message, 300)),), 1)
         self.conclude(packet, b"", decoding or Decoding(), verdict, None)
         return self._answer(packet.dfid)
 
@@ -176,17 +183,16 @@ class Kernel:
     def just_in_time(self, packet: DecisionPacket, verdict: Verdict) -> JitReport:
         """Read the world again and tell whether an accepted decision still holds. Changes nothing."""
         now_ms = self._now_ms()
-        live, version, _, notes = self._observe(packet.key, now_ms)
-        if verdict.proposal is None or (notes and not live.fields):
-            return JitReport(False, now_ms - packet.snapshot.taken_at_ms, notes, code="STATE_DRIFT_DETECTED")
+        seen = self._observe(packet.key, now_ms)
+        if verdict.proposal is None or not seen.situation.fields:
+            return JitReport(False, now_ms - packet.snapshot.taken_at_ms, seen.notes, code="STATE_DRIFT_DETECTED")
         known = registry.lookup(self.store, packet.agent_id)
         return jit.check(
             self.contract,
             self._tolerances,
             packet,
             verdict.proposal,
-            live,
-            version,
+            seen,
             known.contract_hash if known else "",
             self.envelope,
             now_ms,
@@ -196,139 +202,20 @@ class Kernel:
         self, packet: DecisionPacket, data: bytes, decoding: Decoding, verdict: Verdict, report: JitReport | None
     ) -> ExecutionIntent | None:
         """Reserve and write the outcome of one attempt, in one transaction; return the order to send, if any."""
-        with self.store.transaction():
-            return self._conclude(packet, data, decoding, verdict, report)
+        return self._concluder.conclude(Attempt(packet, data, decoding, verdict, report))
 
-    def _conclude(
-        self, packet: DecisionPacket, data: bytes, decoding: Decoding, verdict: Verdict, report: JitReport | None
-    ) -> ExecutionIntent | None:
-        now_ms = self._now_ms()
-        attempt = self._next_attempt(packet)
-        if verdict.outcome == "REJECTED":
-            self._reject(packet, data, decoding, verdict, attempt, now_ms)
-            return None
-        intent: ExecutionIntent | None = None
-        code = self._revoked(packet, now_ms) if verdict.outcome == "ACCEPTED" else None
-        if code is None and report is not None and not report.ok:
-            code = report.code or "STATE_DRIFT_DETECTED"
-        if code is None and verdict.outcome == "ACCEPTED" and report is not None and verdict.proposal is not None:
-            intent, code = self._reserve(packet, verdict, report, now_ms)
-        if code is not None:
-            why = "; ".join((*report.drift, *report.objections)) if report else ""
-            rejected = Verdict(
-                "REJECTED", (Reason(5, code, why or code.lower()),), 5, verdict.proposal, verdict.numbers
-            )
-            self._finish(packet, data, decoding, rejected, report, attempt, "ABORTED", code, now_ms)
-        elif verdict.outcome == "ESCALATED":
-            self._finish(packet, data, decoding, verdict, report, attempt, "ESCALATED", verdict.reason_code, now_ms)
-        else:
-            state: State = "EXECUTING" if intent else "CLOSED"
-            self._finish(packet, data, decoding, verdict, report, attempt, state, None, now_ms)
-        return intent
-
-    def _next_attempt(self, packet: DecisionPacket) -> int:
-        earlier = self.store.value(
-            "SELECT (SELECT count(*) FROM attempts a WHERE a.dfid = f.dfid) FROM decision_flows f"
-            " WHERE f.dfid = ? AND f.state = 'ACTIVE'",
-            (packet.dfid,),
-        )
-        if earlier is None:
-            raise UsageError(f"flow `{packet.dfid}` is no longer open", reason_code="FLOW_CLOSED", dfid=packet.dfid)
-        return 1 + int(earlier)
-
-    def _revoked(self, packet: DecisionPacket, now_ms: int) -> str | None:
-        """Tell, inside the reserving transaction, whether authority has been withdrawn or has run out since."""
-        known = registry.lookup(self.store, packet.agent_id)
-        if known is None or not known.active:
-            return "AGENT_SUSPENDED"
-        if known.halted:
-            return "HALTED"
-        if known.contract_hash != packet.contract_hash:
-            return "CONTRACT_REVOKED"
-        return "PROPOSAL_EXPIRED" if now_ms > packet.expires_at_ms else None
-
-    def _reserve(
-        self, packet: DecisionPacket, verdict: Verdict, report: JitReport, now_ms: int
-    ) -> tuple[ExecutionIntent | None, str | None]:
-        kind = verdict.proposal.action if verdict.proposal else ""
-        if not self.contract.kinds[kind].executes:
-            return None, None
-        numbers = dict(verdict.numbers)
-        needs = reserve.needs_of(self.contract, kind, numbers)
-        names = reserve.scopes(self.contract, packet.situation.fields, now_ms)
-        code = reserve.take(self.store, self.contract, packet.dfid, packet.key, needs, packet.epochs, names)
-        if code is not None:
-            return None, code
-        key = idempotency_key(packet.dfid, record.STEP_ID, {"action": kind, **numbers})
-        unsigned = ExecutionIntent(packet.dfid, key, kind, tuple(sorted(numbers.items())), packet.key, report.version)
-        intent = self.signer.signed(unsigned)
-        record.write_reservation(self.store, intent, (needs.draws, needs.spends), now_ms)
-        return intent, None
-
-    def _reject(
-        self, packet: DecisionPacket, data: bytes, decoding: Decoding, verdict: Verdict, attempt: int, now_ms: int
-    ) -> None:
-        """Keep the attempt and let the flow go on, or end it when the limit is reached or nothing can help."""
-        kept = data[: dim.PROPOSAL_KEPT_BYTES_MAX]
-        exhausted = attempt >= self.contract.retry.attempts_max
-        if verdict.contended:
-            self._finish(packet, kept, decoding, verdict, None, attempt, "ABORTED", verdict.reason_code, now_ms)
-            return
-        if not verdict.final and not exhausted:
-            record.write_attempt(self.store, packet.dfid, attempt, kept, verdict, decoding.tokens, now_ms)
-        else:
-            ends = (reason.code for reason in verdict.reasons if reason.code in dim.FINAL_CODES)
-            tag = next(ends, "REASONING_EXHAUSTION")
-            self._finish(packet, kept, decoding, verdict, None, attempt, "ABORTED", tag, now_ms)
-        self._count_rejection(packet, verdict, now_ms)
-
-    def _count_rejection(self, packet: DecisionPacket, verdict: Verdict, now_ms: int) -> None:
-        """Suspend an agent that is rejected too often in a row, or that acts for another mission (DIR 3.5a).
-
-        What an operator or a deployment did while the flow was open is not held against the agent.
-        """
-        if any(reason.code in _NOT_THE_AGENT for reason in verdict.reasons):
-            return
-        self.store.run("UPDATE agents SET rejections = rejections + 1 WHERE agent_id = ?", (packet.agent_id,))
-        known = registry.lookup(self.store, packet.agent_id)
-        if known is None or not known.active:
-            return
-        dissonant = any(reason.code == "MISSION_DISSONANCE" for reason in verdict.reasons)
-        if dissonant or known.rejections >= self.contract.retry.rejections_to_suspend:
-            why = "MISSION_DISSONANCE" if dissonant else f"{known.rejections} rejections in a row"
-            registry.move(self.store, packet.agent_id, "SUSPENDED", by="runtime", reason=why, now_ms=now_ms)
-            self._log("agent.suspended", {"dfid": packet.dfid, "agent_id": packet.agent_id, "reason": why})
-
-    def _finish(
-        self,
-        packet: DecisionPacket,
-        data: bytes,
-        decoding: Decoding,
-        verdict: Verdict,
-        report: JitReport | None,
-        attempt: int,
-        state: State,
-        tag: str | None,
-        now_ms: int,
-    ) -> None:
-        steps: tuple[State, ...] = (
-            ("VALIDATING", "ACCEPTED", state) if state in ("EXECUTING", "CLOSED") else ("VALIDATING", state)
-        )
-        record.write_decision(
-            self.store,
-            packet,
-            data,
-            decoding,
-            verdict,
-            report,
-            attempt=attempt,
-            state=walk("ACTIVE", *steps),
-            tag=tag,
-            now_ms=now_ms,
-        )
-        self.store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, tag, packet.dfid))
-        if verdict.outcome == "ACCEPTED":
-            self.store.run("UPDATE agents SET rejections = 0 WHERE agent_id = ? AND rejections > 0", (packet.agent_id,))
+    def still_valid(self, intent: ExecutionIntent) -> bool:
+        """Tell whether an order in the air would be reserved again now: same authority, same state, same numbers."""
+        seen = self._observe(intent.resource_key, self._now_ms(), without=intent.dfid)
+        stored = self.store.value("SELECT proposal FROM policy_proposals WHERE dfid = ?", (intent.dfid,))
+        proposal = parse_proposal(stored) if isinstance(stored, bytes) else ""
+        if seen.version != intent.state_version or isinstance(proposal, str):
+            return False
+        envelope = self.envelope(seen.situation)
+        kind = envelope.kind(proposal.action)
+        if kind is None or envelope.objections(proposal):
+            return False
+        return dict(intent.params) == dict(dim.numbers(proposal, kind))
 
     def _answer(self, dfid: str) -> Answer:
         found = answer(self.store, dfid)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,7 +14,7 @@ from sds.engine import Engine, open_engine
 from sds.kernel import intake, monitor, recovery, registry
 from sds.kernel.answer import Answer
 from sds.kernel.contract import Contract, load_contract
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.executor import Executor
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.recovery import Recovered
@@ -23,8 +23,6 @@ from sds.kernel.state import StateSource
 from sds.kernel.store import Store
 from sds.logs import JsonLog
 from sds.stream import Reasoned, Stream
-
-GATES = ("refund",)
 
 
 class Gate:
@@ -51,11 +49,12 @@ class Gate:
         self.contract = load_contract(contract) if isinstance(contract, Path) else contract
         self._now_ms = now_ms
         self._decided = 0
+        places.make_private(folder)
         with ExitStack() as opened:
             self.store = Store(places.decisions_path(folder))
             opened.callback(self.store.close)
-            log = JsonLog(folder / "log.jsonl")
-            opened.callback(log.close)
+            self._log = JsonLog(folder / "log.jsonl")
+            opened.callback(self._log.close)
             self.engine = engine or open_engine(model, now_ms=now_ms)
             if engine is None:
                 opened.callback(self.engine.close)
@@ -68,7 +67,7 @@ class Gate:
                 places.signer(folder),
                 now_ms=now_ms,
                 new_id=new_id,
-                log=log.log,
+                log=self._log.write,
             )
             self._stream = Stream(self.kernel, self.engine, now_ms=now_ms, sleep=time.sleep, on_reasoned=on_reasoned)
             self._closing = opened.pop_all()
@@ -76,8 +75,8 @@ class Gate:
     @classmethod
     def load(cls, name: str, *, folder: Path | None = None, model: Path | None = None) -> Gate:
         """Open a gate that ships with this package; `refund` brings its airline and its payment rail."""
-        if name not in GATES:
-            raise UsageError(f"there is no gate `{name}`", hint=f"gates are: {', '.join(GATES)}")
+        if name not in places.GATES:
+            raise UsageError(f"there is no gate `{name}`", hint=f"gates are: {', '.join(places.GATES)}")
         from sds.gates.refund.desk import open_refund  # noqa: PLC0415  a gate's world is loaded when it is opened
 
         return open_refund(folder or places.gate_home(name), model=model)
@@ -93,10 +92,17 @@ class Gate:
         Raises EventError for a malformed or contradicting event, StoreError when nothing could be recorded.
         """
         answer = self._stream.decide(self.read(event))
-        self._decided += 1
         if self._decided % max(1, self.contract.aggregate_thresholds.window // 10) == 0:
-            monitor.watch(self.store, self.contract, now_ms=self._now_ms())
+            self._watch(answer.dfid)
+        self._decided += 1
         return answer
+
+    def _watch(self, dfid: str) -> None:
+        """Look at the aggregates: with the first decision of a process, and every tenth of a window."""
+        with suppress(SdsError):  # the decision stands, and the next look finds the same
+            why = monitor.watch(self.store, self.contract, now_ms=self._now_ms())
+            if why is not None:
+                self._log.write("agent.suspended", {"dfid": dfid, "agent_id": self.contract.agent_id, "reason": why})
 
     def preview(self, event: Mapping[str, object] | str | bytes) -> DecisionPacket:
         """Return the packet this event would get now; nothing is claimed or recorded."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.executor import Signer
 
+GATES = ("refund",)  # the gates that ship with this package
 KEY_BYTES = 32
 
 
@@ -26,24 +29,45 @@ def decisions_path(folder: Path) -> Path:
     return folder / "decisions.db"
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder that only this user can look into; one that is there already stays as it is."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"`{folder}` cannot be made: {error.strerror}") from error
+
+
 def signer(folder: Path) -> Signer:
     """Return the kernel's signer, its key made on first use in a file that only this user can read."""
     path = folder / "kernel.key"
+    make_private(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            if path.stat().st_mode & 0o077:
-                raise UsageError(f"`{path}` can be read by others", hint=f"chmod 600 {path}") from None
-        else:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(KEY_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
-        return Signer(path.read_bytes())
+        if not path.exists():
+            _write_key(path)
+        if path.stat().st_mode & 0o077:
+            raise UsageError(f"`{path}` can be read by others", hint=f"chmod 600 {path}")
+        key = path.read_bytes()
     except OSError as error:
         raise StoreError(f"`{path}` cannot be used: {error.strerror}") from error
+    if len(key) < KEY_BYTES:
+        hint = "put the key back from a backup, or start anew with another folder: orders in the air need the old key"
+        raise StoreError(f"`{path}` is damaged: it has {len(key)} bytes, a key has {KEY_BYTES}", hint=hint)
+    return Signer(key)
+
+
+def _write_key(path: Path) -> None:
+    """Give `path` a new key, whole and on disk before it has its name; a key that is there by then stays."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix="kernel.key.") as file:  # mode 0600
+        file.write(secrets.token_bytes(KEY_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            path.hardlink_to(file.name)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def now_ms() -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from sds.kernel.answer import Answer
-from sds.kernel.errors import SdsError, WorldError
+from sds.kernel.errors import SdsError, UsageError, WorldError
 from sds.kernel.flow import RESTARTABLE_TAGS
 from sds.kernel.intake import Event
 from sds.kernel.packet import DecisionPacket, Decoding
@@ -58,7 +58,7 @@ class Stream:
             opened = self._kernel.open(event)
             if isinstance(opened, DecisionPacket):
                 answer = self._reason(opened)
-                if answer.tag not in RESTARTABLE_TAGS:
+                if answer is not None and answer.tag not in RESTARTABLE_TAGS:
                     return answer
                 self._sleep(backoff_s)
                 backoff_s *= 2
@@ -71,8 +71,16 @@ class Stream:
             else:
                 self._sleep(POLL_S)
 
-    def _reason(self, packet: DecisionPacket) -> Answer:
-        """Propose until the kernel has a final answer: accepted, escalated, or out of attempts."""
+    def _reason(self, packet: DecisionPacket) -> Answer | None:
+        """Propose until the kernel has a final answer; None when the flow was ended by someone else meanwhile."""
+        try:
+            return self._attempts(packet)
+        except UsageError as error:
+            if error.reason_code != "FLOW_CLOSED":
+                raise
+            return None
+
+    def _attempts(self, packet: DecisionPacket) -> Answer:
         while True:
             try:
                 data, decoding = self._proposer.propose(packet, tokens_max=self._kernel.contract.budget.tokens_max)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import getpass
 from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from sds.cli.common import GateOption, JsonFlag, Reason, open_store, print_json
+from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator, print_json
 from sds.home import now_ms
 from sds.kernel import registry
 from sds.kernel.registry import Status
 
-agents = typer.Typer(help="List, suspend and reactivate agents.", no_args_is_help=True, rich_markup_mode=None)
+agents = typer.Typer(
+    help="List, suspend and reactivate agents.\n\nExample: sds agents list", no_args_is_help=True, rich_markup_mode=None
+)
 AgentId = Annotated[str, typer.Argument(help="The agent, as its contract names it.", metavar="AGENT")]
 
 
@@ -57,7 +58,5 @@ def reactivate(agent_id: AgentId, reason: Reason, gate: GateOption = "refund") -
 
 def _move(gate: str, agent_id: str, status: Status, reason: str) -> None:
     with closing(open_store(gate)) as store:
-        registry.transition(
-            store, agent_id, status, by="operator", who=getpass.getuser(), reason=reason, now_ms=now_ms()
-        )
+        registry.transition(store, agent_id, status, by="operator", who=operator(), reason=reason, now_ms=now_ms())
     typer.echo(f"{agent_id}: {status}")

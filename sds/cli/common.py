@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -11,8 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sds.gate import GATES
-from sds.home import decisions_path, gate_home
+from sds.home import GATES, decisions_path, gate_home
 from sds.kernel.errors import EventError, UsageError
 from sds.kernel.intake import EVENT_BYTES_MAX
 from sds.kernel.store import Store
@@ -44,6 +45,14 @@ def open_store(gate: str) -> Store:
     if not path.exists():
         raise UsageError(f"there is no record at `{path}` yet", hint="sds run refund --limit 5")
     return Store(path)
+
+
+def operator() -> str:
+    """Name who is at the keyboard, for the record; a user without a name, as in containers, by number."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 def read_event_text(source: str) -> str:

@@ -6,6 +6,7 @@ import platform
 import sqlite3
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,10 +14,12 @@ import typer
 
 from sds import __version__
 from sds.cli.common import ModelPath
-from sds.home import home, now_ms
+from sds.home import GATES, decisions_path, gate_home, home, now_ms
+from sds.kernel.canonical import one_line
 from sds.kernel.errors import SdsError, StoreError
-from sds.kernel.store import Store
+from sds.kernel.store import Reader, Store, expected_schema
 
+_DAMAGED = "keep the file as it is and put a copy back"
 _SHOWN = ("llama-cpp-python", "llguidance", "common-expression-language", "pydantic", "orjson", "numpy")
 
 
@@ -43,6 +46,9 @@ def doctor(model: ModelPath = None) -> None:
         except SdsError as error:
             failed += 1
             typer.echo(f"FAIL  {name}: {error}{f' ({error.hint})' if error.hint else ''}")
+        except ImportError as error:  # a package's metadata that is not there is one, too
+            failed += 1
+            typer.echo(f"FAIL  {name}: a package is missing: {one_line(error, 200)}")
     if failed:
         raise SdsError(f"{failed} of {len(checks)} checks failed")
 
@@ -67,7 +73,27 @@ def _store() -> str:
             Store(Path(folder) / "probe.db").close()
     except OSError as error:
         raise StoreError(f"`{home()}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
-    return f"`{home()}` is writable"
+    records = [path for gate in GATES if (path := decisions_path(gate_home(gate))).exists()]
+    for path in records:
+        _read_through(path)
+    return f"`{home()}` is writable, {len(records) or 'no'} record in it{' is whole' if records else ''}"
+
+
+def _read_through(path: Path) -> None:
+    """Read every page of a record. Raises StoreError when one is damaged. Whether its contents are: `sds ledger`."""
+    try:
+        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    except sqlite3.Error as error:
+        raise StoreError(f"`{path}` cannot be opened: {error}") from error
+    with closing(Reader(db)) as record:
+        try:
+            found = str(record.value("PRAGMA quick_check(1)"))
+            missing = expected_schema().keys() - record.schema.keys()
+        except StoreError as error:
+            raise StoreError(f"`{path}` is damaged: {error}", hint=_DAMAGED) from error
+    if found != "ok" or missing:
+        what = f"it has no `{min(missing)}`" if missing else one_line(found, 200)
+        raise StoreError(f"`{path}` is damaged: {what}", hint=_DAMAGED)
 
 
 def _flights() -> str:

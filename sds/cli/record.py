@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import re
 from contextlib import closing
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sds.cli.common import GateOption, JsonFlag, Reason, folder_of, open_store, print_json
+from sds.cli.common import GateOption, JsonFlag, Reason, folder_of, open_store, operator, print_json
 from sds.home import now_ms
 from sds.kernel import audit as auditing
 from sds.kernel import ledger as ledgers
@@ -20,7 +19,9 @@ from sds.kernel.errors import SdsError, UsageError
 
 _HEAD = re.compile(r"([0-9]{1,18}):([0-9a-f]{64})")
 
-ledger = typer.Typer(help="Check the append-only ledger.", no_args_is_help=True, rich_markup_mode=None)
+ledger = typer.Typer(
+    help="Check the append-only ledger.\n\nExample: sds ledger verify", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -132,7 +133,7 @@ def _set_halted(gate: str, *, halted: bool, reason: str) -> None:
     if not reason.strip():
         raise UsageError("a reason is needed, for the record")
     with closing(open_store(gate)) as store:
-        changed = registry.set_halted(store, halted, by=getpass.getuser(), reason=reason, now_ms=now_ms())
+        changed = registry.set_halted(store, halted, by=operator(), reason=reason, now_ms=now_ms())
     word = "halted" if halted else "running"
     typer.echo(f"{gate}: {word}" if changed else f"{gate}: was {word} already")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
+from contextlib import closing
+from itertools import count
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,8 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sds.cli.common import GateName, JsonFlag, ModelPath, folder_of, print_json
+from sds.home import decisions_path
 from sds.kernel.answer import Answer
-from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.errors import SdsError, StoreError, UsageError
+from sds.kernel.store import Store
 
 LIMIT_DEFAULT = 50
 ROWS = ("compensated", "refunded", "vouchers", "denied", "escalated", "aborted_on_drift", "aborted", "unknown")
@@ -33,7 +37,7 @@ def run(
     chaos: Annotated[
         str | None, typer.Option("--chaos", help="drift: move tickets between reasoning and execution.")
     ] = None,
-    reset: Annotated[bool, typer.Option("--reset", help="Delete the gate's folder first and start anew.")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="Set the gate's folder aside first and start anew.")] = False,
 ) -> None:
     """Decide the next claims of the queue with a real local model.
 
@@ -41,7 +45,7 @@ def run(
     """
     folder = folder_of(gate)
     if reset and folder.exists():
-        shutil.rmtree(folder)
+        _set_aside(folder)
     from sds.gates.refund import run as refund  # noqa: PLC0415  the gate's libraries load when they are needed
 
     console = Console(stderr=True)
@@ -57,6 +61,32 @@ def run(
     if as_json:
         print_json(report)
     _judge(report, chaos)
+
+
+def _set_aside(folder: Path) -> None:
+    """Rename the gate's folder. Raises UsageError while a reset would lift a halt or forget an order in the air."""
+    if decisions_path(folder).exists():
+        try:
+            _refuse_while_needed(folder)
+        except StoreError as error:
+            hint = f"nobody can tell whether orders are in the air; if none are, rename `{folder}` yourself"
+            raise UsageError(str(error), hint=hint) from error
+    kept = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}.old-{n}")).exists())
+    try:
+        folder.rename(kept)
+    except OSError as error:
+        raise StoreError(f"`{folder}` cannot be renamed: {(error.strerror or 'unknown cause').lower()}") from error
+    typer.echo(f"what was there is kept in `{kept}`", err=True)
+
+
+def _refuse_while_needed(folder: Path) -> None:
+    with closing(Store(decisions_path(folder))) as store:
+        if store.halted:
+            raise UsageError(
+                f"`{folder.name}` is halted, and a reset would lift that", hint='sds resume --reason "..."'
+            )
+        if orders := store.value("SELECT count(*) FROM execution_log WHERE status IN ('PENDING', 'UNKNOWN')"):
+            raise UsageError(f"{orders} orders are in the air, and a reset would forget them", hint="sds recover")
 
 
 def _table(report: dict[str, Any], chaos: str | None) -> None:
@@ -89,7 +119,7 @@ def _table(report: dict[str, Any], chaos: str | None) -> None:
         console.print(
             f"tickets moved while the model was thinking: {report['moved_tickets']}, of which "
             f"{report['moved_tickets_that_would_have_paid']} would have been paid and "
-            f"{report['moved_tickets_paid']} were",
+            f"{report['moved_tickets_paid']} were; paid of those left alone: {report['unmoved_paid']}",
             soft_wrap=True,
         )
     console.print(NOT_FITTED, soft_wrap=True)
@@ -99,6 +129,10 @@ def _judge(report: dict[str, Any], chaos: str | None) -> None:
     """Fail the command when a promise was broken, or when chaos proved nothing."""
     broken = [n for n in ("out_of_envelope", "double_payouts", "record_faults", "moved_tickets_paid") if report.get(n)]
     if broken:
-        raise SdsError(f"a promise was broken: {', '.join(broken)}", reason_code="PROMISE_BROKEN")
-    if chaos and not report["moved_tickets_that_would_have_paid"]:
-        raise UsageError("no moved ticket would have been paid, so this run proves nothing", hint="raise --limit")
+        shown = [*report["double_payout_faults"][:1], *report["record_faults"][:1]]
+        raise SdsError(f"a promise was broken: {', '.join(broken + shown)}", reason_code="PROMISE_BROKEN")
+    if chaos and not (report["moved_tickets_that_would_have_paid"] and report["unmoved_paid"]):
+        missing = (
+            "ticket left alone was" if report["moved_tickets_that_would_have_paid"] else "moved ticket would have been"
+        )
+        raise UsageError(f"no {missing} paid, so this run proves nothing", hint="raise --limit")

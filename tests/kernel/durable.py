@@ -22,7 +22,7 @@ from sds.kernel import intake, registry
 from sds.kernel.answer import Answer
 from sds.kernel.contract import Contract, parse_contract
 from sds.kernel.errors import StateError
-from sds.kernel.executor import ExecutionIntent, Receipt, Signer
+from sds.kernel.executor import ExecutionIntent, Executor, Receipt, Signer
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.kernel.proposal import Proposal, write_proposal
 from sds.kernel.runtime import Kernel
@@ -241,6 +241,14 @@ class Rail:
             raise TimeoutError("the rail does not answer")
         return Receipt(found.status, found.reference, found.detail)  # type: ignore[arg-type]  # settled, rejected or absent
 
+    def void(self, key: str, deadline_s: float) -> Receipt:
+        self._faults.step("before void")
+        found = self._memory.void(key)
+        self._faults.step("after void")
+        if self.blind:
+            raise TimeoutError("the rail does not answer")
+        return Receipt(found.status, found.reference, found.detail)  # type: ignore[arg-type]  # settled or rejected
+
     def paid(self) -> list[tuple[str, str, str, int]]:
         """Return every payout: (dfid, ticket, kind, amount)."""
         sql = "SELECT dfid, ticket_id, kind, amount_minor FROM payouts WHERE status = 'settled' ORDER BY number"
@@ -273,12 +281,14 @@ class World:
         self._open.append(store)
         return store
 
-    def open_kernel(self, store: Store | None = None, *, terms: Contract | None = None) -> Kernel:
+    def open_kernel(
+        self, store: Store | None = None, *, terms: Contract | None = None, executor: Executor | None = None
+    ) -> Kernel:
         return Kernel(
             terms or self.contract,
             store or self.store,
             self.tickets,
-            self.rail,
+            executor or self.rail,
             SIGNER,
             now_ms=self.clock,
             new_id=lambda: f"flow-{next(self._numbers):05d}",

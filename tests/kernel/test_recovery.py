@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from sds.kernel import audit, registry
 from sds.kernel.executor import ExecutionIntent, Receipt, Signer
 from sds.kernel.recovery import Recovered, orders_in_the_air, recover
 from sds.kernel.runtime import Kernel
-from tests.kernel.durable import LEASE_MS, World, compensate, contract, counters, deny, refund
+from tests.kernel.durable import LEASE_MS, Rail, World, compensate, contract, counters, deny, refund, see_through
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def left_hanging(world: World, *, paid: bool, name: str = "C1") -> ExecutionInte
     """Reserve an order and stop there: the process has died on its way to the rail, or just behind it."""
     sent: list[ExecutionIntent] = []
     carry_out = world.kernel.dispatcher.carry_out
-    world.kernel.dispatcher.carry_out = lambda intent: sent.append(intent) or ""  # type: ignore[method-assign,func-returns-value]
+    world.kernel.dispatcher.carry_out = lambda intent, **_: sent.append(intent) or ""  # type: ignore[method-assign,func-returns-value]
     world.decide(refund(), name)
     world.kernel.dispatcher.carry_out = carry_out  # type: ignore[method-assign]
     (intent,) = sent
@@ -105,15 +105,92 @@ def test_an_absent_order_is_sent_again_with_the_same_key_when_that_is_safe(world
     assert (2, 1, 1) == (len(world.rail.sent), len(set(world.rail.sent)), len(world.rail.paid()))
 
 
-def test_an_absent_order_stays_unknown_when_sending_again_is_not_safe(once_only: World):
+def test_an_absent_order_is_voided_when_sending_again_is_not_safe_and_its_event_gets_a_fresh_flow(once_only: World):
+    once_only.rail.misfortunes = ["drop"]
+    first = once_only.decide(refund())
+    assert [Recovered(failed=1), Recovered()] == [recovered(once_only) for _ in range(2)]
+    assert (0, ["released"]) == (len(once_only.rail.paid()), once_only.column("SELECT status FROM reservations"))
+    assert "ABORTED" == see_through(once_only.kernel, once_only.event(), refund()).state or once_only.rail.paid()
+    (paid,) = once_only.rail.paid()
+    assert paid[0] != first.dfid
+
+
+class NoVoid:
+    """An executor of the smallest kind: it dispatches and looks up, and cannot void."""
+
+    def __init__(self, rail: Rail) -> None:
+        self.idempotent, self.dispatch, self.lookup = False, rail.dispatch, rail.lookup
+
+
+def test_an_absent_order_stays_unknown_and_held_when_it_can_neither_be_sent_again_nor_voided(once_only: World):
     once_only.rail.misfortunes = ["drop"]
     once_only.decide(refund())
+    once_only.kernel = once_only.open_kernel(executor=NoVoid(once_only.rail))
     assert [Recovered(unknown=1)] * 3 == [recovered(once_only) for _ in range(3)]
     assert (1, 0, ["live"]) == (
         len(once_only.rail.sent),
         len(once_only.rail.paid()),
         once_only.column("SELECT status FROM reservations"),
     )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda w: w.tickets.put("T1", mood="angry"),
+        lambda w: w.tickets.put("T1", refundable_minor=0),
+        lambda w: registry.transition(
+            w.store, w.contract.agent_id, "SUSPENDED", by="operator", reason="test", now_ms=1
+        ),
+        lambda w: registry.set_halted(w.store, True, by="operator", reason="test", now_ms=1),
+        lambda w: registry.register(w.store, contract(("1.0.0", "1.0.1")), by="registry", now_ms=1),
+    ],
+    ids=["state moved", "nothing left", "suspended", "halted", "new contract"],
+)
+def test_recovery_never_sends_an_order_that_would_not_be_reserved_again(
+    world: World, change: Callable[[World], object]
+):
+    left_hanging(world, paid=False)
+    world.clock.advance(LEASE_MS)
+    change(world)
+    assert Recovered(failed=1) == recovered(world)
+    assert ([], []) == (world.rail.sent, world.rail.paid())
+    assert ["INTERRUPTED"] == world.column("SELECT tag FROM decision_flows")
+    assert () == audit.verify(world.store).faults
+
+
+def test_a_sender_that_wakes_up_after_recovery_sends_nothing(world: World):
+    intent = left_hanging(world, paid=False)
+    until_ms = world.clock() + world.contract.budget.dispatch_ms_max
+    world.clock.advance(LEASE_MS)
+    world.tickets.put("T1", refundable_minor=0)
+    assert Recovered(failed=1) == recovered(world)
+    assert "FAILED" == world.kernel.dispatcher.carry_out(intent, until_ms=until_ms)
+    world.rail.dispatch(intent, intent.idempotency_key, 1.0)  # even if it were past its own look at the clock
+    assert [] == world.rail.paid()
+
+
+def test_a_refusal_of_our_own_is_not_the_rails_word(world: World):
+    """What a client refuses before it has sent anything settles nothing: an earlier sender may still be on its way."""
+    intent = left_hanging(world, paid=False)
+    world.clock.advance(LEASE_MS)
+    dispatch = world.rail.dispatch
+    world.rail.dispatch = lambda *_: Receipt("rejected", detail="the ticket has moved")  # type: ignore[method-assign]
+    assert Recovered(unknown=1) == recovered(world)
+    world.rail.dispatch = dispatch  # type: ignore[method-assign]
+    world.rail.dispatch(intent, intent.idempotency_key, 1.0)
+    assert Recovered(success=1) == recovered(world)
+
+
+def test_a_failed_order_that_turns_out_to_be_paid_is_dirty_and_takes_again_what_it_gave_back(world: World):
+    intent = left_hanging(world, paid=False)
+    world.kernel.dispatcher.settle(intent, Receipt("rejected"))
+    assert "DIRTY" == world.kernel.dispatcher.settle(intent, Receipt("settled", "PAY-9"))
+    assert [("DIRTY", "PAY-9")] == world.store.rows("SELECT status, external_receipt FROM execution_log")
+    assert [("tickets:T1#ticket.refundable_minor", 4_000)] == world.store.rows("SELECT resource, drawn FROM resources")
+    assert ["security.settlement_contradicted"] == [name for name, _ in world.logged if name.startswith("security")]
+    assert () == audit.verify(world.store).faults
+    assert "DIRTY" == world.kernel.dispatcher.settle(intent, Receipt("rejected"))
 
 
 @pytest.mark.parametrize("paid", [False, True])
@@ -123,8 +200,8 @@ def test_an_order_whose_sender_died_is_resolved_after_its_lease(folder: Path, pa
     left_hanging(world, paid=paid)
     assert Recovered() == recovered(world)  # its sender may still be alive
     world.clock.advance(LEASE_MS)
-    status = "SUCCESS" if paid or idempotent else "UNKNOWN"
-    assert Recovered(success=int(status == "SUCCESS"), unknown=int(status == "UNKNOWN")) == recovered(world)
+    status = "SUCCESS" if paid or idempotent else "FAILED"
+    assert Recovered(success=int(status == "SUCCESS"), failed=int(status == "FAILED")) == recovered(world)
     assert ([status], int(paid or idempotent)) == (execution(world), len(world.rail.paid()))
     assert () == audit.verify(world.store).faults
     world.close()
@@ -134,10 +211,10 @@ def test_nothing_is_sent_again_while_everything_is_halted(world: World):
     left_hanging(world, paid=False)
     world.clock.advance(LEASE_MS)
     registry.set_halted(world.store, True, by="operator", reason="test", now_ms=world.clock())
-    assert Recovered(unknown=1) == recovered(world)
+    assert Recovered(failed=1) == recovered(world)
     assert [] == world.rail.sent
     registry.set_halted(world.store, False, by="operator", reason="test", now_ms=world.clock())
-    assert Recovered(success=1) == recovered(world)
+    assert "SUCCESS" == see_through(world.kernel, world.event(), refund()).execution
 
 
 def test_a_payment_made_before_the_halt_is_still_acknowledged(world: World):
@@ -158,13 +235,16 @@ def test_recovering_again_changes_nothing(world: World):
 
 
 @pytest.mark.parametrize(
-    "receipt", [Receipt("settled", "PAY-9"), Receipt("rejected"), Receipt("unknown"), Receipt("absent")]
+    ("first", "receipt"),
+    [
+        *(("pay", Receipt(status)) for status in ("settled", "rejected", "unknown", "absent")),
+        *(("refuse", Receipt(status)) for status in ("rejected", "unknown", "absent")),
+    ],
 )
-@pytest.mark.parametrize("first", ["pay", "refuse"])
 def test_what_is_settled_stays_settled_whatever_is_said_later(world: World, first: str, receipt: Receipt):
     intent = left_hanging(world, paid=False)
     world.rail.misfortunes = [first]
-    status = world.kernel.dispatcher.carry_out(intent)
+    status = world.kernel.dispatcher.carry_out(intent, until_ms=world.clock())
     before = (audit.verify(world.store).head, list(counters(world.store)))
     assert status == world.kernel.dispatcher.settle(intent, receipt)
     assert before == (audit.verify(world.store).head, list(counters(world.store)))
@@ -274,7 +354,7 @@ def test_a_late_sender_and_recovery_together_pay_once(world: World):
     intent = left_hanging(world, paid=False)
     world.clock.advance(LEASE_MS)
     assert Recovered(success=1) == recovered(world)
-    assert "SUCCESS" == world.kernel.dispatcher.carry_out(intent)
+    assert "SUCCESS" == world.kernel.dispatcher.carry_out(intent, until_ms=world.clock())
     assert (2, 1) == (len(world.rail.sent), len(world.rail.paid()))
     assert () == audit.verify(world.store).faults
 
@@ -282,8 +362,9 @@ def test_a_late_sender_and_recovery_together_pay_once(world: World):
 def test_a_late_sender_settles_what_recovery_could_not_know(once_only: World):
     intent = left_hanging(once_only, paid=False)
     once_only.clock.advance(LEASE_MS)
+    once_only.kernel = once_only.open_kernel(executor=NoVoid(once_only.rail))
     assert Recovered(unknown=1) == recovered(once_only)
-    assert "SUCCESS" == once_only.kernel.dispatcher.carry_out(intent)
+    assert "SUCCESS" == once_only.kernel.dispatcher.carry_out(intent, until_ms=once_only.clock())
     assert 1 == len(once_only.rail.paid())
     assert () == audit.verify(once_only.store).faults
 

@@ -9,15 +9,19 @@ from pathlib import Path
 import pytest
 
 from sds.kernel import audit, registry, reserve
+from sds.kernel.canonical import digest
 from sds.kernel.contract import Contract
+from sds.kernel.dim import Verdict
 from sds.kernel.errors import StoreError
 from sds.kernel.executor import ExecutionIntent
 from sds.kernel.intake import read_event
+from sds.kernel.jit import JitReport
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.recovery import orders_in_the_air
 from sds.kernel.runtime import Kernel
 from tests.kernel.durable import (
     FARE_MINOR,
+    Propose,
     World,
     compensate,
     contract,
@@ -99,11 +103,21 @@ def test_a_draw_that_comes_between_reasoning_and_reservation_is_seen(world: Worl
     assert ("ABORTED", []) == (answer.state, [p for p in world.rail.paid() if p[0] == packet.dfid])
 
 
-def test_a_draw_that_has_come_and_gone_between_is_seen_by_its_epoch(folder: Path):
-    """Live state is as it was, to the last field: only the epoch of the resource tells."""
+@pytest.mark.parametrize("between", [refund("150.00"), compensate], ids=["the same field", "another field"])
+def test_whatever_is_drawn_from_a_ticket_after_the_last_look_at_it_is_seen_by_its_epoch(folder: Path, between: Propose):
+    """Between the just-in-time check and the reserving transaction only the resources' epochs can tell."""
     with opened(folder, contract(more="\ndraws_settle_in: source\n")) as world:
         packet = world.packet("C1")
-        world.decide(refund("150.00"), "C2")
+        look = world.kernel.just_in_time
+
+        def and_then(packet: DecisionPacket, verdict: Verdict) -> JitReport:
+            world.kernel.just_in_time = look  # type: ignore[method-assign]
+            report = look(packet, verdict)
+            assert report.ok
+            assert "SUCCESS" == world.decide(between, "C2").execution
+            return report
+
+        world.kernel.just_in_time = and_then  # type: ignore[method-assign]
         answer = world.kernel.decide(packet, refund("10.00")(packet))
         assert ("ABORTED", "RESOURCE_CONTENTION") == (answer.state, answer.tag)
 
@@ -121,7 +135,7 @@ def test_what_settles_in_the_source_is_given_back_because_the_source_now_tells(f
         world.decide(refund("150.00"))
         assert "50.00" == highest(world, "C2", "T1")
         world.rail.misfortunes = []
-        world.kernel.dispatcher.resolve(_only_order(world))
+        world.kernel.dispatcher.resolve(_only_order(world), world.kernel.still_valid)
         assert "200.00" == highest(world, "C2", "T1")
         world.tickets.put("T1", refundable_minor=5_000)
         assert "50.00" == highest(world, "C2", "T1")
@@ -173,9 +187,11 @@ def test_an_exhausted_limit_leaves_only_the_human(tight: World):
 
 def test_windows_are_utc_hours_and_days(tight: World):
     assert "2013-12-02T16" in reserve.scopes(tight.contract, {}, tight.clock())[0]
-    assert ["claims/hour/2013-12-02T16/*", "claims/day/2013-12-02/*", "claims/customer/2013-12-02/?"] == (
-        reserve.scopes(tight.contract, {}, tight.clock())
-    )
+    assert [
+        "claims/hour/2013-12-02T16/*",
+        "claims/day/2013-12-02/*",
+        f"claims/customer/2013-12-02/{digest('?')[:16]}",
+    ] == (reserve.scopes(tight.contract, {}, tight.clock()))
     tight.decide(refund("50.00"), "C1", "T1")
     tight.clock.advance(HOUR_MS)
     assert None is highest(tight, "C2", "T1")

@@ -109,7 +109,6 @@ def packet(
         snapshot=take_snapshot(rules.fields, "k-1", now.fields, "1", NOW_MS),
         situation=now,
         envelope=envelope_in_force(rules.envelope(now.fields), now, safeguards_of(contract)),
-        epochs={},
         notes=notes,
         now_ms=NOW_MS,
     )

@@ -7,12 +7,13 @@ last one stopped.
 from __future__ import annotations
 
 import json
-import os
+import secrets
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 from sds import home as places
 from sds.engine import Engine
@@ -26,9 +27,8 @@ from sds.gates.refund.tickets import make_world
 from sds.kernel import registry
 from sds.kernel.contract import Contract, load_contract
 from sds.kernel.errors import StateError
-from sds.kernel.executor import NoExecutor
+from sds.kernel.executor import NoExecutor, Signer
 from sds.kernel.runtime import Kernel
-from sds.kernel.state import NoState
 from sds.kernel.store import Store
 from sds.stream import Reasoned
 
@@ -52,17 +52,22 @@ def airline_path(folder: Path) -> Path:
 
 
 def ensure_world(folder: Path, *, claims: int = CLAIMS, seed: int = SEED) -> None:
-    """Make the airline and the queue of claims unless they are there."""
+    """Make the airline and the queue of claims unless they are there. Whoever comes first makes them for all."""
     if airline_path(folder).exists():
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    places.make_private(folder)
     world = make_world(load_flights(), claims, Random(seed))  # noqa: S311  a reproducible demo, not a secret
     queue = [{**c.event, "cause": c.cause.value, "injection": c.injection} for c in world.claims]
-    (folder / "claims.jsonl").write_text("".join(json.dumps(line) + "\n" for line in queue), encoding="utf-8")
-    fresh = folder / f"airline.{os.getpid()}.new"
-    fresh.unlink(missing_ok=True)
-    write_airline(fresh, world)
-    fresh.rename(airline_path(folder))
+    try:
+        with TemporaryDirectory(dir=folder, prefix="world-") as made:
+            fresh = Path(made)
+            (fresh / "claims.jsonl").write_text("".join(json.dumps(line) + "\n" for line in queue), encoding="utf-8")
+            write_airline(airline_path(fresh), world)
+            (fresh / "claims.jsonl").replace(folder / "claims.jsonl")
+            with suppress(FileExistsError):  # another process was first, and may be using its file already
+                airline_path(folder).hardlink_to(airline_path(fresh))
+    except OSError as error:
+        raise StateError(f"`{folder}` cannot be filled: {(error.strerror or 'unknown cause').lower()}") from error
 
 
 def read_queue(folder: Path) -> list[QueuedClaim]:
@@ -86,39 +91,44 @@ def load_refund_contract() -> Contract:
 
 @contextmanager
 def preview_kernel(folder: Path) -> Iterator[Kernel]:
-    """Open a kernel that can only look: no model, no rail, nothing is executed."""
+    """Open a kernel that can only look: no model, no rail, and a key that signs nothing. It records nothing."""
     contract = load_refund_contract()
     ensure_world(folder)
+    with ExitStack() as opened:
+        store = _store_to_look_at(folder, contract, opened)
+        source = TicketSource(airline_path(folder))
+        opened.callback(source.close)
+        signer = Signer(secrets.token_bytes(places.KEY_BYTES))
+        yield Kernel(contract, store, source, NoExecutor(), signer, now_ms=places.now_ms, new_id=places.new_id)
+
+
+def _store_to_look_at(folder: Path, contract: Contract, opened: ExitStack) -> Store:
+    """Return the record if there is one that knows the agent; else an empty one, gone when it is closed."""
+    path = places.decisions_path(folder)
+    if path.exists():
+        store = Store(path)
+        opened.callback(store.close)
+        if registry.lookup(store, contract.agent_id) is not None:
+            return store
+    empty = Store(places.decisions_path(Path(opened.enter_context(TemporaryDirectory()))))
+    opened.callback(empty.close)
+    registry.register(empty, contract, by="registry", now_ms=places.now_ms())
+    return empty
+
+
+@contextmanager
+def recovery_kernel(folder: Path) -> Iterator[Kernel]:
+    """Open a kernel with its tickets and its payment rail but without a model: to learn what became of orders."""
+    contract = load_refund_contract()
     with ExitStack() as opened:
         store = Store(places.decisions_path(folder))
         opened.callback(store.close)
         source = TicketSource(airline_path(folder))
         opened.callback(source.close)
         registry.register(store, contract, by="operator", now_ms=places.now_ms())
-        yield Kernel(
-            contract,
-            store,
-            source,
-            NoExecutor(),
-            places.signer(folder),
-            now_ms=places.now_ms,
-            new_id=places.new_id,
-        )
-
-
-@contextmanager
-def recovery_kernel(folder: Path) -> Iterator[Kernel]:
-    """Open a kernel with its payment rail but without a model: enough to learn what became of orders."""
-    with preview_kernel(folder) as kernel, RailProcess(folder / "rail.db") as rail:
-        yield Kernel(
-            kernel.contract,
-            kernel.store,
-            NoState(),
-            rail.executor(),
-            kernel.signer,
-            now_ms=places.now_ms,
-            new_id=places.new_id,
-        )
+        rail = opened.enter_context(RailProcess(folder / "rail.db"))
+        executor, signer = rail.executor(source.version), places.signer(folder)
+        yield Kernel(contract, store, source, executor, signer, now_ms=places.now_ms, new_id=places.new_id)
 
 
 def open_refund(

@@ -8,7 +8,9 @@ HTTP on 127.0.0.1 only, one request a connection, bodies in JSON:
                          again: the stored answer. The same key, another order: 409, nothing is paid.
     GET  /pay/KEY        settled | rejected | absent | pending. `absent`: nothing was done under this key, and no
                          request that arrived before this question can still do it.
+    POST /void           {"key"}: never pay under this key: rejected; or what became of it before, or pending.
     GET  /payouts        what was paid; /payouts/TICKET_ID for one ticket
+    GET  /payments/N     the next payments after number N, each as it was made; an empty list after the last
     POST /faults         {"lose_reply","fail","drop_before": 0..1, "delay_ms", "seed"}: from now on, lose replies after
                          the work is done, decline, close the connection before any work, wait before the work
 
@@ -40,6 +42,7 @@ from .rail_store import Order, PayoutStore, is_key, parse_order
 BODY_BYTES_MAX = 4096
 CONNECTIONS_MAX = 256
 DELAY_MS_MAX = 60_000
+NUMBER_DIGITS_MAX = 18
 REQUEST_S = 5.0
 SETTLING_S = 0.05
 
@@ -116,6 +119,10 @@ class Desk:
             self._unread.discard(number)
             self._changed.notify_all()
 
+    def working_on(self, key: str) -> bool:
+        with self._changed:
+            return self._working[key] > 0
+
     def certain(self, number: int, key: str) -> bool:
         """Tell whether, of all that arrived before `number`, nothing can still be done under `key`."""
         with self._changed:
@@ -174,6 +181,8 @@ class Handler(BaseHTTPRequestHandler):
         what, _, name = self.path.removeprefix("/").partition("/")
         if what == "payouts":
             self._answer(200, self.server.store.summary(name))
+        elif what == "payments" and name.isascii() and name.isdigit() and len(name) <= NUMBER_DIGITS_MAX:
+            self._answer(200, {"payments": [asdict(payment) for payment in self.server.store.payments(int(name))]})
         elif what == "pay" and is_key(name):
             self._look_up(name)
         else:
@@ -184,6 +193,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/pay":
             order = parse_order(data)
             self._malformed(order) if isinstance(order, str) else self._pay(order)
+        elif self.path == "/void":
+            key = data.get("key") if isinstance(data, dict) and set(data) == {"key"} else None
+            self._void(str(key)) if is_key(key) else self._malformed("a void has exactly: key")
         elif self.path == "/faults":
             faults = parse_faults(data)
             if isinstance(faults, str):
@@ -221,6 +233,14 @@ class Handler(BaseHTTPRequestHandler):
             self.server.desk.done(order.key)
         if not lose:
             self._answer(409 if answer.status == "conflict" else 200, {**asdict(answer), "key": order.key})
+
+    def _void(self, key: str) -> None:
+        # An order for this key that is not being worked on yet will find it void, whenever it arrived.
+        self.server.desk.was_read(self.client_address[-1])
+        working = self.server.desk.working_on(key)
+        answer = self.server.store.find(key) if working else self.server.store.void(key)
+        status = "pending" if answer.status == "absent" else answer.status
+        self._answer(200, {**asdict(answer), "status": status, "key": key})
 
     def _body(self) -> object:
         """Return the parsed body, None when there is none that can be used."""

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -25,6 +25,8 @@ from typing import Any, Self
 import sds
 from sds.kernel.errors import ExecutorError, StateError
 from sds.kernel.executor import ExecutionIntent, Receipt
+
+from .rail_store import Payment
 
 REPLY_BYTES_MAX = 64 * 1024
 READY_S = 15.0
@@ -109,6 +111,17 @@ class RailProcess:
         """Return what the rail has paid: `settled`, `rejected`, `paid_minor`, `by_kind`, `dfids_paid_twice`, ..."""
         return self._control("GET", f"/payouts/{ticket_id}" if ticket_id else "/payouts", None)
 
+    def payments(self) -> Iterator[Payment]:
+        """Yield every payment the rail has made, in order. Raises ExecutorError."""
+        after = 0
+        while page := self._control("GET", f"/payments/{after}", None).get("payments"):
+            for made in page:
+                payment = Payment(**made)
+                if payment.number <= after:
+                    raise ExecutorError("the payment rail tells of a payment twice")
+                after = payment.number
+                yield payment
+
     def _control(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
         try:
             code, data = _exchange(self.port, method, path, body, CONTROL_S)
@@ -155,18 +168,22 @@ class RailExecutor:
         """Ask what became of `key`."""
         return self._ask("GET", f"/pay/{key}", None, key, deadline_s)
 
+    def void(self, key: str, deadline_s: float) -> Receipt:
+        """Make certain that `key` never pays: `rejected` when it is void, `settled` when it has paid before."""
+        return self._ask("POST", "/void", {"key": key}, key, deadline_s)
+
     def _ask(self, method: str, path: str, body: Mapping[str, object] | None, key: str, deadline_s: float) -> Receipt:
         try:
             code, data = _exchange(self._port, method, path, body, deadline_s)
         except _NO_ANSWER as error:
             return Receipt("unknown", detail=f"no answer from the rail: {type(error).__name__}")
-        return _receipt(method, code, data, key)
+        return _receipt(path, code, data, key)
 
 
-def _receipt(method: str, code: int, data: Mapping[str, Any], key: str) -> Receipt:
+def _receipt(path: str, code: int, data: Mapping[str, Any], key: str) -> Receipt:
     """Read the rail's answer strictly: it must be about this key and make sense for what was asked."""
     status, reference, detail = data.get("status"), data.get("reference"), data.get("detail")
-    if method == "POST" and code in {400, 409}:
+    if path == "/pay" and code in {400, 409}:
         return Receipt("rejected", detail=str(detail)[:200])
     if code != 200 or data.get("key") != key:
         return Receipt("unknown", detail=f"the rail answered {code}, not about this key")
@@ -174,7 +191,7 @@ def _receipt(method: str, code: int, data: Mapping[str, Any], key: str) -> Recei
         return Receipt("settled", reference=reference[:64])
     if status == "rejected":
         return Receipt("rejected", detail=str(detail)[:200])
-    if status == "absent" and method == "GET":
+    if status == "absent" and path.startswith("/pay/"):
         return Receipt("absent")
     return Receipt("unknown", detail="the rail is still at work" if status == "pending" else "an unreadable answer")
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from threading import Lock
 
 AMOUNT_MINOR_MAX = 100_000_000
+PAGE_PAYMENTS = 100
 BUSY_S = 5.0
 
 _SCHEMA = f"""
@@ -26,6 +28,10 @@ CREATE TABLE IF NOT EXISTS payouts (
     status TEXT NOT NULL CHECK (status IN ('settled', 'rejected')),
     answered_at_ms INTEGER NOT NULL
 ) STRICT
+"""
+# A key that was made void before any order came with it. It stands in one of the two tables, never in both.
+_SCHEMA_VOIDED = """
+CREATE TABLE IF NOT EXISTS voided (key TEXT PRIMARY KEY, voided_at_ms INTEGER NOT NULL) STRICT, WITHOUT ROWID
 """
 _FORMS = {
     "key": re.compile(r"[0-9a-f]{64}"),
@@ -55,6 +61,18 @@ class Answer:
     detail: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Payment:
+    """One payment that was made. `number` counts everything the rail has answered, in order."""
+
+    number: int
+    key: str
+    dfid: str
+    ticket_id: str
+    kind: str
+    amount_minor: int
+
+
 def is_key(text: object) -> bool:
     return isinstance(text, str) and _FORMS["key"].fullmatch(text) is not None
 
@@ -81,18 +99,25 @@ class PayoutStore:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute(_SCHEMA)
+        self._db.execute(_SCHEMA_VOIDED)
 
-    def pay(self, order: Order, *, refuse: bool = False) -> Answer:
-        """Pay once, or tell again what was answered before. `refuse`: a new key is rejected for good instead."""
+    @contextmanager
+    def _durably(self) -> Iterator[None]:
+        """Hold the write lock for a block. What it did is on disk when this ends, and undone when it raises."""
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                answer = self._pay(order, refuse=refuse)
+                yield
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # a full disk has ended it already
+                    self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
-            return answer
+
+    def pay(self, order: Order, *, refuse: bool = False) -> Answer:
+        """Pay once, or tell again what was answered before. `refuse`: a new key is rejected for good instead."""
+        with self._durably():
+            return self._pay(order, refuse=refuse)  # which is told to nobody before it is durable
 
     def _pay(self, order: Order, *, refuse: bool) -> Answer:
         row = self._db.execute(
@@ -100,6 +125,8 @@ class PayoutStore:
         ).fetchone()
         if row is not None:
             return _answer(*row[:2]) if row[2:] == astuple(order) else _CONFLICT
+        if self._is_void(order.key):
+            return _VOIDED
         status = "rejected" if refuse else "settled"
         done = self._db.execute(
             "INSERT INTO payouts (key, kind, amount_minor, ticket_id, dfid, status, answered_at_ms)"
@@ -108,10 +135,37 @@ class PayoutStore:
         )
         return _answer(int(done.lastrowid or 0), status)
 
+    def void(self, key: str) -> Answer:
+        """Make certain that nothing is ever paid under `key`; a key answered for before keeps its answer."""
+        with self._durably():
+            answer = self._find(key)
+            if answer.status == "absent":
+                self._db.execute("INSERT INTO voided VALUES (?, ?)", (key, self._now_ms()))
+                answer = _VOIDED
+        return answer
+
     def find(self, key: str) -> Answer:
         with self._lock:
-            row = self._db.execute("SELECT number, status FROM payouts WHERE key = ?", (key,)).fetchone()
-        return _answer(*row) if row else Answer("absent")
+            return self._find(key)
+
+    def _find(self, key: str) -> Answer:
+        row = self._db.execute("SELECT number, status FROM payouts WHERE key = ?", (key,)).fetchone()
+        if row is not None:
+            return _answer(*row)
+        return _VOIDED if self._is_void(key) else Answer("absent")
+
+    def _is_void(self, key: str) -> bool:
+        return self._db.execute("SELECT 1 FROM voided WHERE key = ?", (key,)).fetchone() is not None
+
+    def payments(self, after: int) -> list[Payment]:
+        """Return the next `PAGE_PAYMENTS` payments with a number above `after`; fewer are the last."""
+        with self._lock:
+            rows = self._db.execute(
+                "SELECT number, key, dfid, ticket_id, kind, amount_minor FROM payouts"
+                " WHERE status = 'settled' AND number > ? ORDER BY number LIMIT ?",
+                (after, PAGE_PAYMENTS),
+            ).fetchall()
+        return [Payment(*row) for row in rows]
 
     def summary(self, ticket_id: str = "") -> dict[str, object]:
         """Count what was paid, for one ticket or (empty) for all, and what should never have been paid twice."""
@@ -136,6 +190,7 @@ class PayoutStore:
 
 
 _CONFLICT = Answer("conflict", detail="the key stands for another order")
+_VOIDED = Answer("rejected", detail="the key was made void")
 
 
 def _answer(number: int, status: str) -> Answer:

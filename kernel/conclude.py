@@ -1,0 +1,155 @@
+"""The end of one attempt, in one durable transaction: reject, escalate, close, or reserve and hand out the order.
+
+Whatever can have changed since the proposal was judged is asked again inside the transaction: is the flow still open
+and in time, the agent active, the contract in force, nothing halted, and nothing of this key reserved or settled
+since the just-in-time check looked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from sds.kernel import dim, record, registry, reserve
+from sds.kernel.canonical import idempotency_key
+from sds.kernel.contract import Contract
+from sds.kernel.dim import Reason
+from sds.kernel.dispatch import Log
+from sds.kernel.errors import UsageError
+from sds.kernel.executor import ExecutionIntent, Signer
+from sds.kernel.flow import State, walk
+from sds.kernel.governance import Observation
+from sds.kernel.packet import DecisionPacket
+from sds.kernel.record import Attempt
+from sds.kernel.store import Store
+
+# What an operator, a deployment or another flow did while the flow was open is not held against the agent.
+_NOT_THE_AGENT = frozenset({"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED", "KERNEL_FAULT", "RESOURCE_CONTENTION"})
+
+
+class Concluder:
+    """Writes the end of attempts for one gate."""
+
+    def __init__(
+        self, contract: Contract, store: Store, signer: Signer, *, now_ms: Callable[[], int], log: Log
+    ) -> None:
+        self._contract, self._store, self._signer = contract, store, signer
+        self._contract_hash = contract.hash
+        self._now_ms, self._log = now_ms, log
+
+    def conclude(self, attempt: Attempt) -> ExecutionIntent | None:
+        """Reserve and write the outcome of one attempt; return the order to send, if any. UsageError: not open."""
+        suspended: str | None = None
+        intent: ExecutionIntent | None = None
+        with self._store.transaction():
+            now_ms = self._now_ms()
+            created_at_ms, earlier = self._open_flow(attempt.packet)
+            attempt = replace(attempt, number=earlier + 1, now_ms=now_ms)
+            if attempt.verdict.outcome == "REJECTED":
+                suspended = self._reject(attempt)
+            elif attempt.verdict.outcome == "ESCALATED":
+                self._finish(attempt, "ESCALATED", attempt.verdict.reason_code)
+            else:
+                intent = self._accept(attempt, created_at_ms)
+        if suspended:
+            facts = {"dfid": attempt.packet.dfid, "agent_id": attempt.packet.agent_id, "reason": suspended}
+            self._log("agent.suspended", facts)
+        return intent
+
+    def _open_flow(self, packet: DecisionPacket) -> tuple[int, int]:
+        """Return when the flow was opened and how many attempts it had, both from the record."""
+        flow = self._store.row(
+            "SELECT f.created_at_ms, (SELECT count(*) FROM attempts a WHERE a.dfid = f.dfid) FROM decision_flows f"
+            " WHERE f.dfid = ? AND f.state = 'ACTIVE'",
+            (packet.dfid,),
+        )
+        if flow is None:
+            raise UsageError(f"flow `{packet.dfid}` is no longer open", reason_code="FLOW_CLOSED", dfid=packet.dfid)
+        return int(flow[0]), int(flow[1])
+
+    def _accept(self, attempt: Attempt, created_at_ms: int) -> ExecutionIntent | None:
+        report, intent = attempt.report, None
+        code = self._revoked(attempt, created_at_ms)
+        if code is None and (report is None or not report.ok or report.observed is None):
+            code = (report.code if report else None) or "STATE_DRIFT_DETECTED"
+        if code is None and report is not None and report.observed is not None:
+            intent, code = self._reserve(attempt, report.observed)
+        if code is None:
+            self._finish(attempt, "EXECUTING" if intent else "CLOSED", None)
+            return intent
+        why = "; ".join((*report.drift, *report.objections)) if report else ""
+        reasons = (Reason(dim.AFTER_THE_GATES, code, why or code.lower()),)
+        rejected = replace(attempt.verdict, outcome="REJECTED", reasons=reasons, gate_reached=dim.AFTER_THE_GATES)
+        self._finish(replace(attempt, verdict=rejected), "ABORTED", code)
+        return None
+
+    def _revoked(self, attempt: Attempt, created_at_ms: int) -> str | None:
+        """Tell whether authority has been withdrawn, or has run out, since."""
+        known = registry.lookup(self._store, self._contract.agent_id)
+        if known is None or not known.active:
+            return "AGENT_SUSPENDED"
+        if known.halted:
+            return "HALTED"
+        if not known.contract_hash == self._contract_hash == attempt.packet.contract_hash:
+            return "CONTRACT_REVOKED"
+        return "PROPOSAL_EXPIRED" if attempt.now_ms > created_at_ms + self._contract.budget.ttl_ms else None
+
+    def _reserve(self, attempt: Attempt, observed: Observation) -> tuple[ExecutionIntent | None, str | None]:
+        packet, verdict = attempt.packet, attempt.verdict
+        kind = verdict.proposal.action if verdict.proposal else ""
+        if not self._contract.kinds[kind].executes:
+            return None, None
+        numbers = dict(verdict.numbers)
+        needs = reserve.needs_of(self._contract, kind, numbers)
+        names = reserve.scopes(self._contract, observed.situation.fields, attempt.now_ms)
+        code = reserve.take(self._store, self._contract, packet.dfid, packet.key, needs, observed.epochs, names)
+        if code is not None:
+            return None, code
+        key = idempotency_key(packet.dfid, record.STEP_ID, {"action": kind, **numbers})
+        order = ExecutionIntent(packet.dfid, key, kind, tuple(sorted(numbers.items())), packet.key, observed.version)
+        intent = self._signer.signed(order)
+        record.write_reservation(self._store, intent, (needs.draws, needs.spends), attempt.now_ms)
+        return intent, None
+
+    def _reject(self, attempt: Attempt) -> str | None:
+        """Keep the attempt and let the flow go on, or end it when the limit is reached or nothing can help.
+
+        Return why the agent was suspended for it, if it was.
+        """
+        attempt = replace(attempt, data=attempt.data[: dim.PROPOSAL_KEPT_BYTES_MAX])
+        verdict = attempt.verdict
+        if verdict.contended:
+            self._finish(attempt, "ABORTED", verdict.reason_code)
+            return None
+        if verdict.final or attempt.number >= self._contract.retry.attempts_max:
+            ends = (reason.code for reason in verdict.reasons if reason.code in dim.FINAL_CODES)
+            self._finish(attempt, "ABORTED", next(ends, "REASONING_EXHAUSTION"))
+        else:
+            record.write_attempt(self._store, attempt)
+        return self._count_rejection(attempt)
+
+    def _count_rejection(self, attempt: Attempt) -> str | None:
+        """Suspend an agent that is rejected too often in a row, or that acts for another mission (DIR 3.5a)."""
+        agent_id, reasons = attempt.packet.agent_id, attempt.verdict.reasons
+        if any(reason.code in _NOT_THE_AGENT for reason in reasons):
+            return None
+        self._store.run("UPDATE agents SET rejections = rejections + 1 WHERE agent_id = ?", (agent_id,))
+        known = registry.lookup(self._store, agent_id)
+        if known is None or not known.active:
+            return None
+        dissonant = any(reason.code == "MISSION_DISSONANCE" for reason in reasons)
+        if not dissonant and known.rejections < self._contract.retry.rejections_to_suspend:
+            return None
+        why = "MISSION_DISSONANCE" if dissonant else f"{known.rejections} rejections in a row"
+        registry.move(self._store, agent_id, "SUSPENDED", by="runtime", reason=why, now_ms=attempt.now_ms)
+        return why
+
+    def _finish(self, attempt: Attempt, state: State, tag: str | None) -> None:
+        dfid, verdict = attempt.packet.dfid, attempt.verdict
+        passed: tuple[State, ...] = ("ACCEPTED",) if state in ("EXECUTING", "CLOSED") else ()
+        record.write_decision(self._store, attempt, state=walk("ACTIVE", "VALIDATING", *passed, state), tag=tag)
+        self._store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, tag, dfid))
+        if verdict.outcome == "ACCEPTED":
+            self._store.run(
+                "UPDATE agents SET rejections = 0 WHERE agent_id = ? AND rejections > 0", (attempt.packet.agent_id,)
+            )

@@ -1,0 +1,112 @@
+"""What the command line does when the world around it is not as it should be: users, folders, packages, files."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from sds.cli import common
+from sds.cli import run as runs
+from sds.home import decisions_path
+from sds.kernel import registry
+from sds.kernel.errors import UsageError
+from sds.kernel.store import Store
+from tests.cli.conftest import ROOT, Shell
+
+ORDER = "INSERT INTO execution_log VALUES ('d', 'k', 's', 'VOUCHER', '{}', 'T', '1', 'sig', 0, ?, NULL, NULL)"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "home" / "refund"
+    Store(decisions_path(made)).close()
+    return made
+
+
+@pytest.mark.parametrize("error", [KeyError("uid not found"), OSError("no entry")])
+def test_a_user_without_a_name_is_named_by_number(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail() -> str:
+        raise error
+
+    assert getpass.getuser() == common.operator()
+    monkeypatch.setattr(getpass, "getuser", fail)
+    assert f"uid {os.getuid()}" == common.operator()
+
+
+def test_a_reset_keeps_what_was_there_under_another_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for n in (1, 2):
+        folder.mkdir(exist_ok=True)
+        (folder / "mark").write_text(str(n))
+        runs._set_aside(folder)
+        kept = folder.with_name(f"refund.old-{n}")
+
+        assert f"what was there is kept in `{kept}`\n" == capsys.readouterr().err
+        assert (str(n), False) == ((kept / "mark").read_text(), folder.exists())
+
+
+@pytest.mark.parametrize("status", ["PENDING", "UNKNOWN"])
+def test_a_reset_is_refused_while_orders_are_in_the_air(folder: Path, status: str) -> None:
+    with closing(Store(decisions_path(folder))) as store, store.transaction():
+        store.run(ORDER, (status,))
+    with pytest.raises(UsageError, match="1 orders are in the air, and a reset would forget them") as caught:
+        runs._set_aside(folder)
+
+    assert "sds recover" == caught.value.hint
+    assert decisions_path(folder).exists()
+
+
+def test_a_reset_is_refused_while_halted(folder: Path) -> None:
+    with closing(Store(decisions_path(folder))) as store:
+        registry.set_halted(store, True, by="test", reason="test", now_ms=0)
+    with pytest.raises(UsageError, match="`refund` is halted, and a reset would lift that") as caught:
+        runs._set_aside(folder)
+
+    assert 'sds resume --reason "..."' == caught.value.hint
+
+
+def test_a_reset_of_a_damaged_record_is_left_to_the_operator(folder: Path) -> None:
+    decisions_path(folder).write_bytes(b"not a database" * 500)
+    with pytest.raises(UsageError, match="file is not a database") as caught:
+        runs._set_aside(folder)
+
+    assert f"rename `{folder}` yourself" in caught.value.hint
+
+
+def shell_in(home: Path, path: str = "") -> Callable[..., str]:
+    def doctor() -> str:
+        environment = os.environ.get("PYTHONPATH", "")
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("PYTHONPATH", os.pathsep.join(filter(None, (path, str(ROOT), environment))))
+            done = Shell(home)("doctor", "--model", "nowhere.gguf")
+        assert 1 == done.returncode
+        assert "Traceback" not in done.stderr
+        return done.stdout
+
+    return doctor
+
+
+@pytest.mark.parametrize("package", ["llama_cpp", "llguidance", "numpy", "structlog"])
+def test_doctor_names_a_missing_package_without_a_traceback(tmp_path: Path, package: str) -> None:
+    (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError(\"No module named '{package}'\")")
+
+    assert f": a package is missing: No module named '{package}'" in shell_in(tmp_path, str(tmp_path))()
+
+
+def test_doctor_finds_a_damaged_record_and_says_that_a_whole_one_is_whole(folder: Path) -> None:
+    doctor, path = shell_in(folder.parent), decisions_path(folder)
+    assert "is writable, 1 record in it is whole" in doctor()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4096] + bytes(4096) + whole[8192:])
+    assert f"FAIL  store: `{path}` is damaged: " in doctor()
+    path.write_bytes(b"")
+    assert f"FAIL  store: `{path}` is damaged: it has no `agents`" in doctor()
+
+
+def test_the_groups_of_commands_show_an_example(tmp_path: Path) -> None:
+    for name, example in (("ledger", "Example: sds ledger verify"), ("agents", "Example: sds agents list")):
+        assert example in Shell(tmp_path).ok(name, "--help")
