@@ -6,6 +6,7 @@ compiles its expressions. Every error names file and line.
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Mapping
 from functools import cached_property
@@ -277,13 +278,7 @@ def load_contract(path: Path, *, checksum: str | None = None) -> Contract:
     SHA-256 of the file), exactly those bytes. Raises ContractError.
     """
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # a pipe or a device could be read for ever
-            raise ContractError(f"{path}: not a regular file")
-        if found.st_mode & stat.S_IWOTH:
-            raise ContractError(f"{path}: anyone can write this file", hint=f"chmod o-w {path}")
-        with path.open("rb") as file:
-            raw = file.read(FILE_BYTES_MAX + 1)
+        raw = _read_trusted(path)
     except OSError as error:
         raise ContractError(f"{path}: cannot be read: {error.strerror}") from error
     if len(raw) > FILE_BYTES_MAX:
@@ -297,6 +292,21 @@ def load_contract(path: Path, *, checksum: str | None = None) -> Contract:
     except UnicodeDecodeError as error:
         raise ContractError(f"{path}: not UTF-8 at byte {error.start}") from error
     return parse_contract(text, str(path))
+
+
+def _read_trusted(path: Path) -> bytes:
+    """Read a file that was checked after it was opened: what has the name later cannot take its place."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)  # a pipe has no writer yet
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):  # a pipe or a device could be read for ever
+            raise ContractError(f"{path}: not a regular file")
+        if mode & stat.S_IWOTH:
+            raise ContractError(f"{path}: anyone can write this file", hint=f"chmod o-w {path}")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(FILE_BYTES_MAX + 1)
+    finally:
+        os.close(descriptor)
 
 
 def parse_contract(text: str, name: str = "contract") -> Contract:

@@ -60,14 +60,14 @@ class Dispatcher:
         except ExecutorError as error:
             return Receipt("rejected", detail=one_line(error, RECEIPT_CHARS_MAX))
         except Exception as error:  # noqa: BLE001  whatever it raises, it may have acted
-            receipt = Receipt("unknown", detail=f"the executor failed: {type(error).__name__}")
+            receipt = Receipt("unknown", detail=_failure("the executor failed", error))
         return receipt if receipt.status in ("settled", "rejected") else self._lookup(intent)
 
     def _lookup(self, intent: ExecutionIntent) -> Receipt:
         try:
             return _cleaned(self._executor.lookup(intent.idempotency_key, self._deadline_s))
         except Exception as error:  # noqa: BLE001  not knowing is an answer
-            return Receipt("unknown", detail=f"the look-up failed: {type(error).__name__}")
+            return Receipt("unknown", detail=_failure("the look-up failed", error))
 
     def resolve(self, intent: ExecutionIntent, still_valid: Callable[[ExecutionIntent], bool]) -> str:
         """Learn what became of an order whose sender is gone, by its key.
@@ -94,7 +94,7 @@ class Dispatcher:
         try:
             return _cleaned(self._executor.void(intent.idempotency_key, self._deadline_s))
         except Exception as error:  # noqa: BLE001  not knowing is an answer
-            return Receipt("unknown", detail=f"voiding failed: {type(error).__name__}")
+            return Receipt("unknown", detail=_failure("voiding failed", error))
 
     def settle(self, intent: ExecutionIntent, receipt: Receipt, *, tag: str = "EXECUTION_FAILED") -> str:
         """Record what became of an order; return the execution status. Settling it the same way twice changes nothing.
@@ -151,6 +151,10 @@ class Dispatcher:
             self._store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (end, tag, intent.dfid))
         body = {"status": status, "reference": receipt.reference, "detail": receipt.detail, "kept": kept, "tag": tag}
         ledger.append(self._store, now_ms, kind, intent.dfid, body)
+
+
+def _failure(what: str, error: Exception) -> str:
+    return one_line(f"{what}: {type(error).__name__}: {error}", RECEIPT_CHARS_MAX)
 
 
 def _cleaned(receipt: Receipt) -> Receipt:

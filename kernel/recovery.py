@@ -13,12 +13,16 @@ from sds.kernel.runtime import Kernel
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """How many flows were found interrupted, and what the orders in the air turned out to be."""
+    """How many flows were found interrupted, and what the orders in the air turned out to be.
+
+    `leased`: flows left alone because their holder may still be alive; recover again when their lease is over.
+    """
 
     interrupted: int = 0
     success: int = 0
     failed: int = 0
     unknown: int = 0
+    leased: int = 0
 
 
 def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
@@ -27,7 +31,12 @@ def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
     counts: Counter[str] = Counter()
     for intent in orders_in_the_air(kernel, now_ms):
         counts[kernel.dispatcher.resolve(intent, kernel.still_valid)] += 1
-    return Recovered(interrupted, counts["SUCCESS"], counts["FAILED"], counts["UNKNOWN"])
+    leased = kernel.store.value(
+        "SELECT count(*) FROM decision_flows f LEFT JOIN execution_log e ON e.dfid = f.dfid WHERE f.gate = ?"
+        " AND (f.state = 'ACTIVE' OR (f.state = 'EXECUTING' AND e.status = 'PENDING')) AND f.lease_until_ms >= ?",
+        (kernel.contract.gate, now_ms),
+    )
+    return Recovered(interrupted, counts["SUCCESS"], counts["FAILED"], counts["UNKNOWN"], leased)
 
 
 def _interrupt_orphans(kernel: Kernel, now_ms: int) -> int:

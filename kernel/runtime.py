@@ -19,7 +19,7 @@ from sds.kernel.conclude import Concluder
 from sds.kernel.contract import Contract
 from sds.kernel.dim import Reason, Standing, Verdict
 from sds.kernel.dispatch import Dispatcher, Log, no_log
-from sds.kernel.envelope import DecisionEnvelope
+from sds.kernel.envelope import ESCALATE, DecisionEnvelope
 from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.executor import ExecutionIntent, Executor, Signer
 from sds.kernel.governance import Observation, Situation, envelope_in_force, safeguards_of, standing_notes
@@ -79,6 +79,9 @@ class Kernel:
     def _compile(self, claimed: intake.Claim) -> DecisionPacket:
         now_ms = self._now_ms()
         seen = self._observe(claimed.event.key, now_ms)
+        envelope, notes = self.envelope(seen.situation), seen.notes
+        if envelope.names == (ESCALATE,) and not notes:
+            notes = ("the contract's rules or limits leave only the human",)
         snapshot = take_snapshot(self.rules.fields, claimed.event.key, seen.situation.fields, seen.version, now_ms)
         return compile_packet(
             self.contract,
@@ -89,8 +92,8 @@ class Kernel:
             evidence=claimed.event.evidence,
             snapshot=snapshot,
             situation=seen.situation,
-            envelope=self.envelope(seen.situation),
-            notes=seen.notes,
+            envelope=envelope,
+            notes=notes,
             now_ms=now_ms,
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from sds.kernel.errors import StoreError
 
 BUSY_MS = 5_000
+BUSY_POLL_MS = 5
 SCHEMA_VERSION = "1"
 
 Row = tuple[Any, ...]
@@ -101,8 +103,20 @@ class Store(Reader):
     def _unusable(self, error: Exception) -> StoreError:
         return StoreError(f"`{self.path}` cannot be opened as a decision store: {error}")
 
+    def _write_ahead(self) -> str:
+        """Switch to WAL; SQLite does not wait by itself while another does the same to a fresh file."""
+        tries = BUSY_MS // BUSY_POLL_MS
+        while True:
+            try:
+                return str(self._db.execute("PRAGMA journal_mode=WAL").fetchone()[0])
+            except sqlite3.OperationalError as error:
+                tries -= 1
+                if not tries or error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    raise
+                time.sleep(BUSY_POLL_MS / 1000)
+
     def _prepare(self) -> None:
-        mode = self._db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+        mode = self._write_ahead()
         if mode != "wal":
             raise StoreError(f"its file system offers no write-ahead log (journal mode {mode})")
         for pragma in ("synchronous=FULL", "foreign_keys=ON"):

@@ -19,6 +19,7 @@ from sds.kernel.packet import DecisionPacket, Decoding
 from sds.models.protocol import Backend, BackendError, prompt_sections
 
 THREADS_MAX = 256
+NOT_ASKED = "not asked"
 
 
 class Engine:
@@ -59,6 +60,8 @@ class Engine:
             raise ModelError(str(error), hint=error.hint) from error
 
     def _measured(self, decoded: Decoded, duration_ms: float) -> Decoding:
+        if not decoded.passes:  # only one decision was possible: the model was not asked
+            return Decoding(model=NOT_ASKED, duration_ms=duration_ms)
         return Decoding(
             model=self.model,
             confidence=decoded.confidence,

@@ -6,12 +6,14 @@ The kernel hands over facts it chose itself: ids, kinds, codes. Events, evidence
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
 import structlog
 
 from sds.kernel.dispatch import Log
+from sds.kernel.errors import StoreError
 
 _WARNINGS = ("security.", "agent.suspended")
 
@@ -20,8 +22,11 @@ class JsonLog:
     """Appends to one file, opened for the life of the gate."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise StoreError(f"`{path}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
         self._logger = structlog.wrap_logger(
             structlog.WriteLogger(self._file),
             processors=[
@@ -33,11 +38,13 @@ class JsonLog:
 
     def write(self, event: str, facts: Mapping[str, object]) -> None:
         level = "warning" if event.startswith(_WARNINGS) else "info"
-        getattr(self._logger, level)(event, **facts)
+        with suppress(OSError, ValueError):  # a full disk or a closed file: the record is the store, not this
+            getattr(self._logger, level)(event, **facts)
 
     @property
     def log(self) -> Log:
         return self.write
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # what could not be written before cannot be now
+            self._file.close()

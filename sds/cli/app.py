@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -48,6 +49,13 @@ def main() -> None:
         app()
     except SdsError as error:
         sys.exit(_say(error))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at exit
+        sys.exit(0)
+    except (OSError, UnicodeError) as error:
+        sys.exit(_say(SdsError(f"the machine refused: {error}")))
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def _say(error: SdsError) -> int:

@@ -353,6 +353,23 @@ def test_a_contract_that_anyone_can_write_is_not_trusted(file: Path):
     assert f"chmod o-w {file}" == caught.value.hint
 
 
+def test_the_file_that_is_checked_is_the_file_that_is_read(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file of anyone's that takes the name just after the check is not what is loaded."""
+    forged, real = tmp_path / "forged", os.fstat
+    forged.write_text("gate: forged")
+
+    def swap_after(descriptor: int) -> os.stat_result:
+        found = real(descriptor)
+        if forged.exists():
+            forged.replace(file)
+        return found
+
+    whole = load_contract(file)
+    monkeypatch.setattr(os, "fstat", swap_after)
+    assert whole == load_contract(file)
+    assert "gate: forged" == file.read_text()
+
+
 def test_what_cannot_be_read_as_a_contract_file_is_said_in_one_line(tmp_path: Path, file: Path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "latin").write_bytes(b"gate: caf\xe9")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 
@@ -148,3 +149,24 @@ def test_the_executor_gets_the_version_of_the_state_that_was_judged(world: World
     world.kernel = world.open_kernel()
     answer = world.decide(refund())
     assert (["3"], "ABORTED", "FAILED", "EXECUTION_FAILED") == (seen, answer.state, answer.execution, answer.tag)
+
+
+class OnFire:
+    """An executor that fails whatever it is asked."""
+
+    idempotent = False
+
+    def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
+        raise RuntimeError("card terminal on fire")
+
+    def lookup(self, key: str, deadline_s: float) -> Receipt:
+        raise RuntimeError("card terminal on fire")
+
+
+def test_what_an_executor_says_when_it_fails_is_on_the_record(folder: Path):
+    world = World(folder)
+    world.kernel = world.open_kernel(executor=OnFire())
+    assert "UNKNOWN" == world.decide(refund()).execution
+    said = world.column("SELECT body ->> '$.detail' FROM ledger WHERE kind = 'UNKNOWN'")
+    assert ["the look-up failed: RuntimeError: card terminal on fire"] == said
+    world.close()

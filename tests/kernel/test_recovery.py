@@ -198,7 +198,7 @@ def test_a_failed_order_that_turns_out_to_be_paid_is_dirty_and_takes_again_what_
 def test_an_order_whose_sender_died_is_resolved_after_its_lease(folder: Path, paid: bool, idempotent: bool):
     world = World(folder, idempotent=idempotent)
     left_hanging(world, paid=paid)
-    assert Recovered() == recovered(world)  # its sender may still be alive
+    assert Recovered(leased=1) == recovered(world)  # its sender may still be alive
     world.clock.advance(LEASE_MS)
     status = "SUCCESS" if paid or idempotent else "FAILED"
     assert Recovered(success=int(status == "SUCCESS"), failed=int(status == "FAILED")) == recovered(world)
@@ -259,7 +259,7 @@ def test_an_order_told_unknown_twice_is_written_down_once(world: World):
 def test_a_flow_whose_holder_died_before_deciding_is_interrupted_after_its_lease(world: World):
     packet = world.packet()
     world.clock.advance(world.contract.budget.ttl_ms)
-    assert Recovered() == recovered(world)
+    assert Recovered(leased=1) == recovered(world)
     world.clock.advance(LEASE_MS)
     assert Recovered(interrupted=1) == recovered(world)
     assert [("ABORTED", "INTERRUPTED")] == world.store.rows(

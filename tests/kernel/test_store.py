@@ -14,6 +14,7 @@ import pytest
 
 from sds.kernel.errors import StoreError
 from sds.kernel.store import Store, connect, expected_schema
+from tests.scale import scale
 
 
 @pytest.fixture
@@ -178,6 +179,36 @@ def test_a_folder_that_may_not_be_written_is_refused(folder: Path):
     )
     assert ["", 1] == [done.stderr, len(done.stdout.splitlines())]
     assert "unable to open database file" in done.stdout
+
+
+def test_many_threads_may_open_the_same_fresh_path_at_once(folder: Path):
+    for turn in range(scale(10, 100)):
+        path, start, failed = folder / f"{turn}.db", threading.Barrier(8), list[str]()
+
+        def first(path: Path = path, start: threading.Barrier = start, failed: list[str] = failed) -> None:
+            start.wait()
+            try:
+                Store(path).close()
+            except StoreError as error:
+                failed.append(str(error))
+
+        threads = [threading.Thread(target=first) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [] == failed
+
+
+def test_a_fresh_file_that_another_holds_too_long_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    path = folder / "k.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with monkeypatch.context() as patched:
+            patched.setattr("sds.kernel.store.BUSY_MS", 50)
+            assert "database is locked" == refusal(path)
+        other.execute("ROLLBACK")
+    Store(path).close()
 
 
 def test_several_processes_may_make_the_same_store_at_once(folder: Path):

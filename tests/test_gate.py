@@ -1,0 +1,47 @@
+"""What `Gate` refuses before it opens anything."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sds.engine import Engine
+from sds.gate import Gate
+from sds.home import now_ms
+from sds.kernel.errors import StoreError, UsageError
+from sds.models.llama import LlamaBackend
+from tests.kernel.durable import Rail, Tickets, contract
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> tuple[Tickets, Rail]:
+    return Tickets(), Rail(tmp_path / "rail.db")
+
+
+def test_what_is_no_contract_source_or_executor_is_refused_in_plain_words(
+    parts: tuple[Tickets, Rail], tmp_path: Path
+) -> None:
+    tickets, rail = parts
+    with pytest.raises(UsageError, match="the contract is neither a Contract nor a Path"):
+        Gate("gate: x", tickets, rail, folder=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="the state source is no object"):
+        Gate(contract(), Tickets, rail, folder=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="the executor is no object"):
+        Gate(contract(), tickets, object(), folder=tmp_path)  # type: ignore[arg-type]
+    assert [tmp_path / "rail.db"] == [file for file in tmp_path.iterdir() if file.name == "rail.db"]
+    assert not (tmp_path / "decisions.db").exists()
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["deleted", "emptied"])
+def test_a_folder_whose_record_is_gone_is_refused(
+    parts: tuple[Tickets, Rail], tmp_path: Path, tiny: LlamaBackend, damage: object
+) -> None:
+    engine = Engine(tiny, now_ms=now_ms)
+    Gate(contract(), *parts, folder=tmp_path / "gate", engine=engine).close()
+    for file in (tmp_path / "gate").glob("decisions.db-*"):
+        file.unlink()
+    damage(tmp_path / "gate" / "decisions.db")  # type: ignore[operator]
+    with pytest.raises(StoreError, match=re.escape("decisions.db` is gone, but its key is there")):
+        Gate(contract(), *parts, folder=tmp_path / "gate", engine=engine)
