@@ -37,6 +37,7 @@ def test_under_drift_nothing_is_paid_on_a_moved_ticket(shell: Shell, report: Any
     moved = shell.json("run", "refund", "--limit", str(scale(6, 200)), "--chaos", "drift", "--json")
     assert 0 < moved["moved_tickets_that_would_have_paid"] <= moved["moved_tickets"]
     assert 0 == moved["moved_tickets_paid"]
+    assert 0 < moved["unmoved_paid"]
     assert 0 == moved["double_payouts"]
 
 

@@ -14,7 +14,7 @@ from sds.cli import common
 from sds.cli import run as runs
 from sds.home import decisions_path
 from sds.kernel import registry
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.store import Store
 from tests.cli.conftest import ROOT, Shell
 
@@ -75,6 +75,34 @@ def test_a_reset_of_a_damaged_record_is_left_to_the_operator(folder: Path) -> No
         runs._set_aside(folder)
 
     assert f"rename `{folder}` yourself" in caught.value.hint
+
+
+GOOD = {
+    "out_of_envelope": 0,
+    "double_payouts": 0,
+    "double_payout_faults": [],
+    "record_faults": [],
+    "moved_tickets_paid": 0,
+    "moved_tickets_that_would_have_paid": 2,
+    "unmoved_paid": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"moved_tickets_that_would_have_paid": 0}, UsageError, "no moved ticket would have been paid, so this run"),
+        ({"unmoved_paid": 0}, UsageError, "no ticket left alone was paid, so this run proves nothing"),
+        ({"moved_tickets_paid": 1}, SdsError, "a promise was broken: moved_tickets_paid"),
+        ({"double_payouts": 1, "double_payout_faults": ["event E: paid 2 times"]}, SdsError, "event E: paid 2 times"),
+    ],
+)
+def test_a_run_that_proves_nothing_or_breaks_a_promise_fails(
+    changed: dict[str, object], error: type[SdsError], message: str
+) -> None:
+    runs._judge(GOOD, "drift")
+    with pytest.raises(error, match=message):
+        runs._judge(GOOD | changed, "drift")
 
 
 def shell_in(home: Path, path: str = "") -> Callable[..., str]:

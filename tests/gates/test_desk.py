@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
 from contextlib import closing
 from pathlib import Path
@@ -19,11 +20,16 @@ from sds.kernel.store import Store
 CLAIMS = 20
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "refund"
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("desk") / "refund"
     desk.ensure_world(made, claims=CLAIMS)
     return made
+
+
+@pytest.fixture
+def folder(world: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(world, tmp_path / "refund")
 
 
 def names(folder: Path) -> list[str]:
@@ -35,10 +41,10 @@ def packets(kernel: Kernel, folder: Path) -> list[DecisionPacket]:
     return [kernel.preview(event) for event in events]
 
 
-def test_the_world_is_made_in_a_private_folder_with_nothing_left_over(folder: Path) -> None:
-    assert 0o700 == stat.S_IMODE(folder.stat().st_mode)
-    assert ["airline.db", "claims.jsonl"] == names(folder)
-    assert CLAIMS == len(desk.read_queue(folder))
+def test_the_world_is_made_in_a_private_folder_with_nothing_left_over(world: Path) -> None:
+    assert 0o700 == stat.S_IMODE(world.stat().st_mode)
+    assert ["airline.db", "claims.jsonl"] == names(world)
+    assert CLAIMS == len(desk.read_queue(world))
 
 
 def test_looking_makes_no_record_and_no_key(folder: Path) -> None:

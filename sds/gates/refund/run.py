@@ -46,7 +46,8 @@ class Watch:
     airline: Path
     rng: Random | None
     out_of_envelope: int = 0
-    met: Counter[bool] = field(default_factory=Counter)  # flows so far, by whether their first proposal would pay
+    met: Counter[bool] = field(default_factory=Counter)  # claims so far, by whether their first proposal would pay
+    claims: dict[str, bool] = field(default_factory=dict)  # event id -> whether its ticket was moved
     would_pay: dict[str, bool] = field(default_factory=dict)  # dfid -> whether the last proposal would pay
     moved: set[str] = field(default_factory=set)  # dfids
     thumb: dict[str, str] = field(default_factory=dict)  # dfid -> what always paying would have decided
@@ -56,16 +57,17 @@ class Watch:
         self.thumb[packet.dfid] = next(name for name in THUMB if name in packet.envelope.names)
         proposal = parse_proposal(data)
         would_pay = isinstance(proposal, Proposal) and proposal.action in PAYS
-        first = packet.dfid not in self.would_pay
         self.would_pay[packet.dfid] = would_pay
-        if first and self.rng is not None:
-            self._maybe_move(packet, would_pay, self.rng)
+        if packet.event_id not in self.claims and self.rng is not None:  # what starts anew after drift is let through
+            self.claims[packet.event_id] = self._moved(packet, would_pay, self.rng)
 
-    def _maybe_move(self, packet: DecisionPacket, would_pay: bool, rng: Random) -> None:
+    def _moved(self, packet: DecisionPacket, would_pay: bool, rng: Random) -> bool:
         turn = self.met[would_pay]
         self.met[would_pay] += 1
-        if turn % MOVED_EVERY == 0 and move_ticket(self.airline, packet.key, rng) is not None:
-            self.moved.add(packet.dfid)
+        if turn % MOVED_EVERY or move_ticket(self.airline, packet.key, rng) is None:
+            return False
+        self.moved.add(packet.dfid)
+        return True
 
 
 def run(
@@ -133,7 +135,10 @@ def _report(
 def _chaos_report(
     watch: Watch, record: Reader, payments: list[Payment], decided: list[tuple[Answer, float, str]]
 ) -> dict[str, int]:
-    """Count by flow: of those moved, only what drift ended, or what was paid all the same, says anything."""
+    """Count by flow: of those moved, only what drift ended, or what was paid all the same, says anything.
+
+    What was paid on a second look, after the ticket had moved, is neither: it is counted nowhere.
+    """
     drifted = {row[0] for row in record.rows("SELECT dfid FROM decision_flows WHERE tag = 'STATE_DRIFT_DETECTED'")}
     paid = {payment.dfid for payment in payments}
     would_have_paid = {dfid for dfid in watch.moved & (drifted | paid) if watch.would_pay[dfid]}
@@ -141,7 +146,7 @@ def _chaos_report(
         "moved_tickets": len(watch.moved),
         "moved_tickets_that_would_have_paid": len(would_have_paid),
         "moved_tickets_paid": len(watch.moved & paid),
-        "unmoved_paid": len({answer.dfid for answer, _, _ in decided} & paid - watch.moved),
+        "unmoved_paid": sum(a.dfid in paid and not watch.claims.get(a.event_id, False) for a, _, _ in decided),
     }
 
 
