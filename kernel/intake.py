@@ -17,7 +17,7 @@ from sds.kernel.contract import Contract
 from sds.kernel.errors import EventError, SdsError
 from sds.kernel.flow import RESTARTABLE_TAGS, walk
 from sds.kernel.record import SEALED, seal
-from sds.kernel.store import Store
+from sds.kernel.store import Reader, Store
 
 ID_CHARS_MAX = 128
 EVENT_BYTES_MAX = 64 * 1024
@@ -151,4 +151,18 @@ def interrupt(store: Store, dfid: str, *, now_ms: int) -> None:
             "reason_code": "INTERRUPTED",
             "rows": seal(store, dfid, SEALED),
         },
+    )
+
+
+def settled_events(store: Reader, contract: Contract) -> frozenset[str]:
+    """Return the events of a gate that need no (further) deciding: an event whose flow may start afresh is not."""
+    rows = store.rows(
+        "SELECT e.event_id, f.state, f.tag, f.restarts FROM events e JOIN decision_flows f ON f.dfid = e.dfid"
+        " WHERE e.gate = ?",
+        (contract.gate,),
+    )
+    return frozenset(
+        name
+        for name, state, tag, restarts in rows
+        if state != "ABORTED" or tag not in RESTARTABLE_TAGS or restarts >= contract.retry.restarts_max
     )

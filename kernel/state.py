@@ -29,10 +29,3 @@ class StateSource(Protocol):
     def read(self, key: str) -> StateRead | None:
         """Return the state of `key` as it is now, or None when there is no such key. Raises StateError."""
         ...
-
-
-class NoState:
-    """A source without any state: everything escalates."""
-
-    def read(self, key: str) -> StateRead | None:  # noqa: ARG002
-        return None

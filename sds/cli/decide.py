@@ -50,7 +50,7 @@ def events(gate: GateName, limit: Annotated[int, typer.Option("--limit", min=1, 
     from sds.gates.refund import desk  # noqa: PLC0415
 
     with desk.preview_kernel(folder) as kernel:
-        known = {row[0] for row in kernel.store.rows("SELECT event_id FROM events WHERE gate = ?", (gate,))}
+        known = intake.settled_events(kernel.store, kernel.contract)
     waiting = [claim.event for claim in desk.read_queue(folder) if claim.event["claim_id"] not in known]
     for line in waiting[:limit]:
         print_json(line)

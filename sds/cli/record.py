@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from contextlib import closing
+from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -12,10 +14,12 @@ from rich.console import Console
 
 from sds.cli.common import GateOption, JsonFlag, Reason, folder_of, open_store, operator, print_json
 from sds.home import now_ms
+from sds.kernel import answer as answers
 from sds.kernel import audit as auditing
 from sds.kernel import ledger as ledgers
 from sds.kernel import recovery, registry
 from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.store import Store
 
 _HEAD = re.compile(r"([0-9]{1,18}):([0-9a-f]{64})")
 
@@ -25,6 +29,7 @@ ledger = typer.Typer(
 
 
 def add_to(app: typer.Typer) -> None:
+    app.command("flows")(flows)
     app.command("audit")(audit)
     app.command("recover")(recover)
     app.command("halt")(halt)
@@ -44,13 +49,48 @@ def audit(
     Example: sds audit 550e8400-e29b-41d4-a716-446655440000
     """
     with closing(open_store(gate)) as store:
-        found = auditing.flow_record(store, dfid)
+        found = auditing.flow_record(store, _whole(store, dfid))
     if found is None:
-        raise UsageError(f"there is no flow `{dfid}` in the record of `{gate}`", hint="an answer names its dfid")
+        raise UsageError(f"there is no flow `{dfid}` in the record of `{gate}`", hint="sds flows")
     if as_json:
         print_json(found)
     else:
         _show(found)
+
+
+def _whole(store: Store, given: str) -> str:
+    """Return the one dfid that begins with `given`, else what was given."""
+    known = [
+        row[0]
+        for row in store.rows(
+            "SELECT dfid FROM decision_flows WHERE substr(dfid, 1, ?) = ? LIMIT 2", (len(given), given)
+        )
+    ]
+    return str(known[0]) if len(known) == 1 else given
+
+
+def flows(
+    gate: GateOption = "refund",
+    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many, newest first.")] = 20,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the latest flows: when, dfid, event, state, action, what became of it.
+
+    Example: sds flows --limit 5
+    """
+    with closing(open_store(gate)) as store:
+        rows = store.rows(
+            "SELECT created_at_ms, dfid FROM decision_flows ORDER BY created_at_ms DESC, dfid LIMIT ?", (limit,)
+        )
+        found = [(at_ms, answers.answer(store, dfid)) for at_ms, dfid in rows]
+    for at_ms, answer in found:
+        if as_json:
+            print_json({"opened": _when(at_ms), **asdict(answer)} if answer else {})
+        elif answer:
+            became = answer.execution or answer.tag or answer.reason_code or ""
+            typer.echo(
+                f"{_when(at_ms)}  {answer.dfid}  {answer.event_id}  {answer.state}  {answer.action or '-'}  {became}"
+            )
 
 
 def verify(
@@ -106,11 +146,14 @@ def recover(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
         "success": found.success,
         "failed": found.failed,
         "unknown": found.unknown,
+        "leased": found.leased,
     }
     if as_json:
         print_json(facts)
     else:
         typer.echo(", ".join(f"{name}: {count}" for name, count in facts.items()))
+        if found.leased:
+            typer.echo("leased flows may still be in other hands: run `sds recover` again when their lease is over")
 
 
 def halt(reason: Reason, gate: GateOption = "refund") -> None:
@@ -149,7 +192,8 @@ def _show(found: dict[str, Any]) -> None:
     console = Console(highlight=False, soft_wrap=True, markup=False)
     flow, snapshot = found["decision_flows"], found["context_snapshots"] or {}
     proposal, verdict, order = (found[t] or {} for t in ("policy_proposals", "dim_validations", "execution_log"))
-    _lines(console, "flow", {k: flow[k] for k in ("dfid", "parent_dfid", "agent_id", "state", "tag", "contract_hash")})
+    facts = {k: flow[k] for k in ("dfid", "parent_dfid", "agent_id", "state", "tag", "contract_hash")}
+    _lines(console, "flow", {"opened": _when(flow["created_at_ms"]), **facts})
     _lines(console, "trigger", json.loads(flow["trigger_event"]))
     if snapshot:
         body = json.loads(snapshot["body"])
@@ -169,14 +213,17 @@ def _show(found: dict[str, Any]) -> None:
             shares = ", ".join(f"{label} {p:.3f}" for label, p in choice["probabilities"].items())
             _lines(console, f"alternatives of {choice['choice']} (Z {choice['z']:.3g})", {choice["chosen"]: shares})
     if verdict:
-        _lines(console, "verdict", {k: verdict[k] for k in ("outcome", "gate_reached", "attempt_number")})
+        facts = {k: verdict[k] for k in ("outcome", "gate_reached", "attempt_number")}
+        _lines(console, "verdict", {"at": _when(verdict["evaluated_at_ms"]), **facts})
         _reasons(console, verdict["reasons"])
         _lines(console, "drift", json.loads(verdict["drift"] or "{}"))
     if order:
         facts = {k: order[k] for k in ("status", "kind", "params", "idempotency_key", "external_receipt")}
         _lines(console, "receipt", facts)
     _lines(
-        console, "ledger", {str(entry["idx"]): f"{entry['kind']} {entry['entry_hash']}" for entry in found["ledger"]}
+        console,
+        "ledger",
+        {str(e["idx"]): f"{_when(e['at_ms'])} {e['kind']} {e['entry_hash']}" for e in found["ledger"]},
     )
 
 
@@ -189,4 +236,13 @@ def _lines(console: Console, title: str, facts: dict[str, Any]) -> None:
     if facts:
         console.print(title)
     for name, value in facts.items():
-        console.print(f"  {name}: {'-' if value is None else value}")
+        console.print(f"  {name}: {'-' if value is None else _plain(value)}")
+
+
+def _plain(value: object) -> str:
+    """Return a value on one line, control characters spelled out: a claim's text must not draw on this page."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+
+
+def _when(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -56,8 +56,13 @@ def run(
         def decided(answer: Answer) -> None:
             progress.update(task, advance=1, description=f"{answer.action or answer.state:<13}")
 
-        report = refund.run(folder, limit=limit, model=model, chaos=chaos, on_decided=decided)
-    _table(report, chaos)
+        try:
+            report = refund.run(folder, limit=limit, model=model, chaos=chaos, on_decided=decided)
+        except KeyboardInterrupt:
+            done = int(progress.tasks[0].completed)
+            console.print(f"stopped after {done} claims; `sds recover` ends what was in the air", markup=False)
+            raise
+    _table(report, chaos, Console(highlight=False, stderr=as_json))
     if as_json:
         print_json(report)
     _judge(report, chaos)
@@ -89,14 +94,13 @@ def _refuse_while_needed(folder: Path) -> None:
             raise UsageError(f"{orders} orders are in the air, and a reset would forget them", hint="sds recover")
 
 
-def _table(report: dict[str, Any], chaos: str | None) -> None:
+def _table(report: dict[str, Any], chaos: str | None, console: Console) -> None:
     table = Table()
     table.add_column("outcome")
     table.add_column("claims", justify="right")
     for name in ROWS:
         if name in report["outcomes"] or name in ROWS[:6]:
             table.add_row(name.replace("_", " "), str(report["outcomes"].get(name, 0)))
-    console = Console(highlight=False)
     console.print(f"{report['decisions']} claims, decided by {report['model']}", soft_wrap=True)
     console.print(table)
     latency = report["latency_ms"]

@@ -83,6 +83,8 @@ def test_the_ledger_verifies_and_a_kept_head_shows_truncation(shell: Shell, repo
 def test_a_halt_stops_everything_until_it_is_lifted(shell: Shell, report: Any) -> None:
     assert "refund: halted\n" == shell.ok("halt", "--reason", "a test")
     assert "refund: was halted already\n" == shell.ok("halt", "--reason", "a test")
+    refused = shell("run", "refund", "--limit", "1")
+    assert (2, "error: the gate is halted") == (refused.returncode, refused.stderr.splitlines()[-2])
     event = shell.ok("events", "refund", "--limit", "1")
     assert "ESCALATED" == shell.json("decide", "refund", "--event", "-", stdin=event)["state"]
     assert "refund: running\n" == shell.ok("resume", "--reason", "the test is over")
@@ -98,8 +100,28 @@ def test_an_operator_suspends_and_reactivates_an_agent_on_the_record(shell: Shel
     assert "0 faults" in shell.ok("ledger", "verify")
 
 
+def test_a_claim_cannot_draw_on_the_audit_page(shell: Shell, report: Any) -> None:
+    event = json.loads(shell.ok("events", "refund", "--limit", "1"))
+    forged = "late\x1b[2J\nreceipt\n  status: SUCCESS"
+    answer = shell.json("decide", "refund", "--event", "-", stdin=json.dumps({**event, "claim_text": forged}))
+    shown = shell.ok("audit", answer["dfid"])
+    assert "\x1b" not in shown
+    assert "  claim_text: late\\x1b[2J\\nreceipt\\n  status: SUCCESS" in shown
+
+
+def test_flows_lists_the_latest_and_audit_takes_the_beginning_of_a_dfid(shell: Shell, report: Any) -> None:
+    line = shell.ok("flows", "--limit", "1")
+    dfid = line.split()[1]
+    assert shell.ok("audit", dfid) == shell.ok("audit", dfid[:13])
+    assert dfid == shell.json("flows", "--limit", "1", "--json")["dfid"]
+
+
+def test_with_json_standard_output_is_one_document(shell: Shell, report: Any) -> None:
+    assert 1 == json.loads(shell.ok("run", "refund", "--limit", "1", "--json"))["decisions"]
+
+
 def test_recover_says_what_it_found(shell: Shell, report: Any) -> None:
-    assert {"interrupted": 0, "success": 0, "failed": 0, "unknown": 0} == shell.json("recover", "--json")
+    assert {"interrupted": 0, "success": 0, "failed": 0, "unknown": 0, "leased": 0} == shell.json("recover", "--json")
 
 
 def test_doctor_checks_model_mask_store_data_and_contract(shell: Shell, report: Any) -> None:
@@ -136,6 +158,7 @@ MISTAKES = [
     (("ledger", "burn"), 2, "No such command 'burn'"),
     (("agents", "suspend", "nobody", "--reason", "r"), 2, "error: there is no agent `nobody`"),
     (("agents", "reactivate", "refund-agent", "--reason", "r"), 2, "error: operator may not move agent"),
+    (("flows", "--gate", "nowhere"), 2, "error: there is no record at"),
     (("agents", "list", "--gate", "nowhere"), 2, "error: there is no record at"),
     (("halt",), 2, "Missing option '--reason'"),
     (("halt", "--reason", " "), 2, "error: a reason is needed"),

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from sds.gate import Gate
 from sds.gates.refund import books
 from sds.gates.refund.adjudication import expected_action
 from sds.gates.refund.airline import move_ticket
@@ -24,9 +25,10 @@ from sds.gates.refund.desk import QueuedClaim, airline_path, ensure_world, open_
 from sds.gates.refund.rail_client import RailProcess
 from sds.gates.refund.rail_store import Payment
 from sds.gates.refund.source import TicketSource
-from sds.kernel import audit
+from sds.kernel import audit, registry
 from sds.kernel.answer import Answer
 from sds.kernel.errors import UsageError
+from sds.kernel.intake import settled_events
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.proposal import Proposal, parse_proposal
 from sds.kernel.store import Reader
@@ -82,7 +84,8 @@ def run(
     rails: list[RailProcess] = []
     with open_refund(folder, model=model, on_reasoned=watch.reasoned, with_rail=rails.append) as gate:
         source = TicketSource(airline_path(folder))
-        known = {row[0] for row in gate.store.rows("SELECT event_id FROM events WHERE gate = 'refund'")}
+        _refuse_stopped(gate)
+        known = settled_events(gate.store, gate.contract)
         claims = [c for c in read_queue(folder) if c.event["claim_id"] not in known]
         if len(claims) < limit:
             raise UsageError(f"only {len(claims)} claims are left in the queue", hint="sds run refund --reset")
@@ -98,6 +101,16 @@ def run(
         source.close()
         report = _report(gate.engine.model, decided, watch, payments, wrong, audit.verify(gate.store).faults)
         return report | (_chaos_report(watch, gate.store, payments, decided) if chaos else {})
+
+
+def _refuse_stopped(gate: Gate) -> None:
+    """Refuse to use up the queue as escalations while nothing can be decided. Raises UsageError."""
+    known = registry.lookup(gate.store, gate.contract.agent_id)
+    if known is not None and known.halted:
+        raise UsageError("the gate is halted", hint="sds resume --reason ...")
+    if known is None or not known.active:
+        hint = f"sds agents reactivate {gate.contract.agent_id} --reason ..."
+        raise UsageError(f"agent `{gate.contract.agent_id}` is not active", hint=hint)
 
 
 def _expected(source: TicketSource, claim: QueuedClaim) -> str:
