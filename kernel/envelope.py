@@ -153,7 +153,7 @@ def meet(*envelopes: DecisionEnvelope) -> DecisionEnvelope:
 
 
 def _meet_two(a: DecisionEnvelope, b: DecisionEnvelope) -> DecisionEnvelope:
-    if a == b:
+    if a is b or a == b:
         return a
     both = (_meet_kinds(k, other) for k in a.kinds if (other := b.kind(k.kind)) is not None)
     return envelope_of((k for k in both if k is not None), min(a.rationale_chars_max, b.rationale_chars_max))

@@ -61,16 +61,22 @@ def safeguards_of(contract: Contract) -> tuple[Safeguard, ...]:
 
     def draws(full: DecisionEnvelope, situation: Situation) -> DecisionEnvelope:
         """No kind takes more from a field than is there."""
-        kinds = (_within_draws(contract, kind, situation.fields) for kind in full.kinds)
-        return envelope_of((k for k in kinds if k is not None), full.rationale_chars_max)
+        return _narrowed(full, [_within_draws(contract, kind, situation.fields) for kind in full.kinds])
 
     def spend(full: DecisionEnvelope, situation: Situation) -> DecisionEnvelope:
         """No kind spends more than is left, or less than nothing; one with nothing left escalates."""
         left = MAGNITUDE_MAX if situation.spend_left is None else situation.spend_left
         kinds = [_within_spend(contract, kind, left) for kind in full.kinds]
-        return ESCALATE_ONLY if None in kinds else envelope_of((k for k in kinds if k), full.rationale_chars_max)
+        return ESCALATE_ONLY if None in kinds else _narrowed(full, kinds)
 
     return (standing, draws, spend)
+
+
+def _narrowed(full: DecisionEnvelope, kinds: list[KindBound | None]) -> DecisionEnvelope:
+    """Return the envelope of these kinds, in the order of `full`'s; `full` itself when none was narrowed."""
+    if all(kind is was for kind, was in zip(kinds, full.kinds, strict=True)):
+        return full
+    return envelope_of((kind for kind in kinds if kind is not None), full.rationale_chars_max)
 
 
 def standing(full: DecisionEnvelope, situation: Situation) -> DecisionEnvelope:
@@ -115,6 +121,8 @@ def _at_most(kind: KindBound, name: str | int, limit: int) -> KindBound | None:
             return kind if 0 <= value <= limit else None
     params: list[tuple[str, Bound]] = []
     for param, allowed in kind.params:
+        if param == name and allowed.lo >= 0 and allowed.hi <= limit:
+            return kind
         narrowed = _between(allowed, 0, limit) if param == name else allowed
         if narrowed is None:
             return None

@@ -182,7 +182,7 @@ def test_an_exhausted_limit_leaves_only_the_human(tight: World):
     packet = tight.packet("C2", "T1")
     assert ("ESCALATE",) == packet.envelope.names
     answer = tight.kernel.decide(packet, escalate(packet))
-    assert ("ESCALATED", "ESCALATED_BY_AGENT") == (answer.state, answer.reason_code)
+    assert ("ESCALATED", "ESCALATED_BY_RULE") == (answer.state, answer.reason_code)
 
 
 def test_windows_are_utc_hours_and_days(tight: World):
