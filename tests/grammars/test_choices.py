@@ -164,7 +164,6 @@ NUMBER = Bound(0, 9, 1, 0, 0)
     [
         (KindBound("pay", OK), "`pay` is not a kind the form can write"),
         (KindBound("PAY", ('O"K',)), '`O"K` is not a reason code the form can write'),
-        (KindBound("PAY", ("OK", "OK")), "a reason code is missing or stands twice"),
         (KindBound("PAY", OK, (("Amount", NUMBER),)), "`PAY` has parameters the form cannot write"),
         (KindBound("PAY", OK, (("a", NUMBER), ("a", NUMBER))), "`PAY` has parameters the form cannot write"),
         (KindBound("PAY", OK, tuple((f"a{i}", NUMBER) for i in range(17))), "`PAY` has parameters"),
