@@ -169,4 +169,4 @@ def test_two_gates_may_use_the_same_event_identity(world: World):
 
 def test_an_event_that_gives_a_name_twice_is_refused(world: World):
     with pytest.raises(EventError, match="the event is not JSON: a name is given twice"):
-        intake.parse_event(world.contract, '{"claim_id":"C1","claim_id":"C2","ticket_id":"T1","text":"please"}')
+        parse_event(world.contract, '{"claim_id":"C1","claim_id":"C2","ticket_id":"T1","text":"please"}')
