@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import closing
 from itertools import count
 from pathlib import Path
@@ -53,7 +54,11 @@ def run(
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("loading the model and the claims", total=limit)
 
+        # While a model loads, its library would swallow a KeyboardInterrupt: until the first decision Ctrl-C just ends us.
+        gentle = signal.signal(signal.SIGINT, signal.SIG_DFL)
+
         def decided(answer: Answer) -> None:
+            signal.signal(signal.SIGINT, gentle)
             progress.update(task, advance=1, description=f"{answer.action or answer.state:<13}")
 
         try:
@@ -62,6 +67,8 @@ def run(
             done = int(progress.tasks[0].completed)
             console.print(f"stopped after {done} claims; `sds recover` ends what was in the air", markup=False)
             raise
+        finally:
+            signal.signal(signal.SIGINT, gentle)
     _table(report, chaos, Console(highlight=False, stderr=as_json))
     if as_json:
         print_json(report)
