@@ -20,6 +20,7 @@ from sds.kernel.executor import ExecutionIntent, Signer
 from sds.kernel.flow import State, walk
 from sds.kernel.governance import Observation
 from sds.kernel.packet import DecisionPacket
+from sds.kernel.proposal import PROPOSAL_BYTES_MAX
 from sds.kernel.record import Attempt
 from sds.kernel.store import Store
 
@@ -116,7 +117,7 @@ class Concluder:
 
         Return why the agent was suspended for it, if it was.
         """
-        attempt = replace(attempt, data=attempt.data[: dim.PROPOSAL_KEPT_BYTES_MAX])
+        attempt = replace(attempt, data=attempt.data[:PROPOSAL_BYTES_MAX])
         verdict = attempt.verdict
         if verdict.contended:
             self._finish(attempt, "ABORTED", verdict.reason_code)

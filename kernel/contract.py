@@ -84,7 +84,6 @@ class KindSpec(_Strict):
     fills: dict[Name, FillSpec] = Field(default_factory=dict, max_length=8)
     draws: dict[FieldPath, Drawn] = Field(default_factory=dict, max_length=4)
     spends: Name | None = None
-    impact: Literal["LOW", "HIGH"] = "LOW"
 
     @property
     def executes(self) -> bool:

@@ -24,7 +24,6 @@ from sds.kernel.proposal import Proposal, parse_proposal
 Outcome = Literal["ACCEPTED", "REJECTED", "ESCALATED"]
 
 AFTER_THE_GATES = 6
-PROPOSAL_KEPT_BYTES_MAX = 64 * 1024
 PROBABILITY_MAX = 1 + 1e-9  # a sum of measured probabilities may be rounded up
 FINAL_CODES = frozenset(
     {"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED", "MISSION_DISSONANCE", "PROPOSAL_EXPIRED", "TOKEN_BUDGET_EXCEEDED"}

@@ -66,13 +66,12 @@ def check(
     packet: DecisionPacket,
     proposal: Proposal,
     observed: Observation,
-    contract_hash: str,
     derive: Callable[[Situation], DecisionEnvelope],
     now_ms: int,
 ) -> JitReport:
     """Compare the packet with what is observed now. `derive` gives the envelope in force for a situation."""
     live, age_ms = observed.situation, now_ms - packet.snapshot.taken_at_ms
-    if contract_hash != packet.contract_hash:
+    if observed.contract_hash != packet.contract_hash:
         return JitReport(False, age_ms, code="CONTRACT_REVOKED")
     if not live.agent_active:
         return JitReport(False, age_ms, code="AGENT_SUSPENDED")

@@ -34,7 +34,10 @@ from sds.kernel.store import Store
 
 
 class Kernel:
-    """One gate's kernel over a store. Raises UsageError when the contract is not the registered one."""
+    """One gate's kernel over a store. Raises UsageError when the contract's agent is not registered there.
+
+    Under another contract than the registered one it only escalates.
+    """
 
     def __init__(
         self,
@@ -125,7 +128,8 @@ class Kernel:
             spend_left=reserve.spend_left(self.store, self.contract, names, own_spend),
         )
         notes += standing_notes(situation)
-        return Observation(situation, read.version if read else "", draws.epochs, tuple(notes))
+        version, in_force = read.version if read else "", known.contract_hash if known else ""
+        return Observation(situation, version, draws.epochs, in_force, tuple(notes))
 
     def _read(self, key: str) -> tuple[StateRead | None, list[str]]:
         """Read live state; state that cannot be read, or is none, is state that is not there."""
@@ -189,14 +193,12 @@ class Kernel:
         seen = self._observe(packet.key, now_ms)
         if verdict.proposal is None or not seen.situation.fields:
             return JitReport(False, now_ms - packet.snapshot.taken_at_ms, seen.notes, code="STATE_DRIFT_DETECTED")
-        known = registry.lookup(self.store, packet.agent_id)
         return jit.check(
             self.contract,
             self._tolerances,
             packet,
             verdict.proposal,
             seen,
-            known.contract_hash if known else "",
             self.envelope,
             now_ms,
         )

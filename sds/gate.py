@@ -14,13 +14,12 @@ from sds.engine import Engine, open_engine
 from sds.kernel import intake, monitor, recovery, registry
 from sds.kernel.answer import Answer
 from sds.kernel.contract import Contract, load_contract
-from sds.kernel.errors import SdsError, StoreError, UsageError
+from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.executor import Executor
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.recovery import Recovered
 from sds.kernel.runtime import Kernel
 from sds.kernel.state import StateSource
-from sds.kernel.store import Store
 from sds.logs import JsonLog
 from sds.stream import Reasoned, Stream
 
@@ -34,15 +33,6 @@ def _check_parts(contract: object, source: object, executor: object) -> None:
     methods = all(callable(getattr(executor, name, None)) for name in ("dispatch", "lookup"))
     if isinstance(executor, type) or not methods or not isinstance(getattr(executor, "idempotent", None), bool):
         raise UsageError("the executor is no object with `idempotent` (bool), `dispatch` and `lookup`")
-
-
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder whose record is gone: a fresh one would not know what has been paid. Raises StoreError."""
-    record = places.decisions_path(folder)
-    if (folder / "kernel.key").exists() and not (record.exists() and record.stat().st_size):
-        raise StoreError(
-            f"the record `{record}` is gone, but its key is there", hint="restore it, or use another folder"
-        )
 
 
 class Gate:
@@ -68,12 +58,11 @@ class Gate:
     ) -> None:
         self.contract = load_contract(contract) if isinstance(contract, Path) else contract
         _check_parts(self.contract, source, executor)
-        _check_folder(folder)
         self._now_ms = now_ms
         self._decided = 0
         places.make_private(folder)
         with ExitStack() as opened:
-            self.store = Store(places.decisions_path(folder))
+            self.store = places.open_record(folder)
             opened.callback(self.store.close)
             self._log = JsonLog(folder / "log.jsonl")
             opened.callback(self._log.close)

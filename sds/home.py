@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.executor import Signer
+from sds.kernel.store import Store
 
 GATES = ("refund",)  # the gates that ship with this package
 KEY_BYTES = 32
@@ -29,6 +30,22 @@ def decisions_path(folder: Path) -> Path:
     return folder / "decisions.db"
 
 
+def key_path(folder: Path) -> Path:
+    return folder / "kernel.key"
+
+
+def open_record(folder: Path) -> Store:
+    """Open a gate's record, made on first use. Raises StoreError when it is gone but its key is there.
+
+    A fresh record would not know what has been paid. Every command comes through here: a file that was emptied and
+    merely looked at would otherwise be a fresh record, too.
+    """
+    path = decisions_path(folder)
+    if key_path(folder).exists() and not (path.exists() and path.stat().st_size):
+        raise StoreError(f"the record `{path}` is gone, but its key is there", hint="restore it, or use another folder")
+    return Store(path)
+
+
 def make_private(folder: Path) -> None:
     """Make a folder that only this user can look into; one that is there already stays as it is."""
     try:
@@ -39,7 +56,7 @@ def make_private(folder: Path) -> None:
 
 def signer(folder: Path) -> Signer:
     """Return the kernel's signer, its key made on first use in a file that only this user can read."""
-    path = folder / "kernel.key"
+    path = key_path(folder)
     make_private(folder)
     try:
         if not path.exists():

@@ -12,7 +12,6 @@ from typing import TextIO
 
 import structlog
 
-from sds.kernel.dispatch import Log
 from sds.kernel.errors import StoreError
 
 _WARNINGS = ("security.", "agent.suspended")
@@ -40,10 +39,6 @@ class JsonLog:
         level = "warning" if event.startswith(_WARNINGS) else "info"
         with suppress(OSError, ValueError):  # a full disk or a closed file: the record is the store, not this
             getattr(self._logger, level)(event, **facts)
-
-    @property
-    def log(self) -> Log:
-        return self.write
 
     def close(self) -> None:
         with suppress(OSError):  # what could not be written before cannot be now

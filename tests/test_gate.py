@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sds.cli.common import open_store
 from sds.engine import Engine
 from sds.gate import Gate
 from sds.home import now_ms
@@ -30,18 +31,22 @@ def test_what_is_no_contract_source_or_executor_is_refused_in_plain_words(
         Gate(contract(), Tickets, rail, folder=tmp_path)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="the executor is no object"):
         Gate(contract(), tickets, object(), folder=tmp_path)  # type: ignore[arg-type]
-    assert [tmp_path / "rail.db"] == [file for file in tmp_path.iterdir() if file.name == "rail.db"]
     assert not (tmp_path / "decisions.db").exists()
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["deleted", "emptied"])
-def test_a_folder_whose_record_is_gone_is_refused(
-    parts: tuple[Tickets, Rail], tmp_path: Path, tiny: LlamaBackend, damage: object
+def test_a_folder_whose_record_is_gone_is_refused_and_looking_at_it_does_not_mend_that(
+    parts: tuple[Tickets, Rail], tmp_path: Path, tiny: LlamaBackend, damage: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(tiny, now_ms=now_ms)
     Gate(contract(), *parts, folder=tmp_path / "gate", engine=engine).close()
     for file in (tmp_path / "gate").glob("decisions.db-*"):
         file.unlink()
     damage(tmp_path / "gate" / "decisions.db")  # type: ignore[operator]
-    with pytest.raises(StoreError, match=re.escape("decisions.db` is gone, but its key is there")):
-        Gate(contract(), *parts, folder=tmp_path / "gate", engine=engine)
+    gone = re.escape("decisions.db` is gone, but its key is there")
+    monkeypatch.setenv("SDS_HOME", str(tmp_path))
+    for _ in range(2):
+        with pytest.raises(StoreError, match=gone):
+            open_store("gate")
+        with pytest.raises(StoreError, match=gone):
+            Gate(contract(), *parts, folder=tmp_path / "gate", engine=engine)

@@ -14,8 +14,8 @@ from sds.logs import JsonLog
 
 def test_a_line_is_one_json_object_with_its_level(tmp_path: Path) -> None:
     with closing(JsonLog(tmp_path / "log.jsonl")) as log:
-        log.log("flow.decided", {"dfid": "d1"})
-        log.log("security.injection_suspected", {"dfid": "d2"})
+        log.write("flow.decided", {"dfid": "d1"})
+        log.write("security.injection_suspected", {"dfid": "d2"})
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
 
     assert [("flow.decided", "info"), ("security.injection_suspected", "warning")] == [
@@ -26,14 +26,14 @@ def test_a_line_is_one_json_object_with_its_level(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_a_full_disk_fails_no_decision() -> None:
     log = JsonLog(Path("/dev/full"))
-    log.log("flow.decided", {"dfid": "d1"})
+    log.write("flow.decided", {"dfid": "d1"})
     log.close()
 
 
 def test_a_closed_log_fails_no_decision(tmp_path: Path) -> None:
     log = JsonLog(tmp_path / "log.jsonl")
     log.close()
-    log.log("flow.decided", {"dfid": "late"})
+    log.write("flow.decided", {"dfid": "late"})
 
     assert "" == (tmp_path / "log.jsonl").read_text()
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sds.home import GATES, decisions_path, gate_home
+from sds.home import GATES, decisions_path, gate_home, key_path, open_record
 from sds.kernel.errors import EventError, UsageError
 from sds.kernel.intake import EVENT_BYTES_MAX
 from sds.kernel.store import Store
@@ -41,10 +41,10 @@ def open_store(gate: str) -> Store:
     """Open the record of any gate that has one, your own gates included. Raises UsageError."""
     if not _GATE.fullmatch(gate):
         raise UsageError(f"`{gate}` is not the name of a gate")
-    path = decisions_path(gate_home(gate))
-    if not path.exists():
-        raise UsageError(f"there is no record at `{path}` yet", hint="sds run refund --limit 5")
-    return Store(path)
+    folder = gate_home(gate)
+    if not decisions_path(folder).exists() and not key_path(folder).exists():
+        raise UsageError(f"there is no record at `{decisions_path(folder)}` yet", hint="sds run refund --limit 5")
+    return open_record(folder)
 
 
 def operator() -> str:

@@ -6,7 +6,7 @@ import signal
 from contextlib import closing
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -16,6 +16,7 @@ from rich.table import Table
 from sds.cli.common import GateName, JsonFlag, ModelPath, folder_of, print_json
 from sds.home import decisions_path
 from sds.kernel.answer import Answer
+from sds.kernel.bounds import format_literal
 from sds.kernel.errors import SdsError, StoreError, UsageError
 from sds.kernel.store import Store
 
@@ -36,7 +37,7 @@ def run(
     as_json: JsonFlag = False,
     model: ModelPath = None,
     chaos: Annotated[
-        str | None, typer.Option("--chaos", help="drift: move tickets between reasoning and execution.")
+        Literal["drift"] | None, typer.Option("--chaos", help="Move tickets between reasoning and execution.")
     ] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Set the gate's folder aside first and start anew.")] = False,
 ) -> None:
@@ -116,7 +117,7 @@ def _table(report: dict[str, Any], chaos: str | None, console: Console) -> None:
         f"p99 {latency['p99']} ms (N = {report['decisions']})",
         soft_wrap=True,
     )
-    console.print(f"money paid: {report['paid_minor'] / 100:,.2f} EUR", soft_wrap=True)
+    console.print(f"money paid: {format_literal(report['paid_minor'], 2)} EUR", soft_wrap=True)
     console.print(
         f"agreement with the written adjudication rule: {report['agreement']:.0%} (always paying what is permitted: {report['agreement_always_paying']:.0%})",
         soft_wrap=True,

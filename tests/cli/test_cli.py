@@ -143,7 +143,7 @@ def test_logs_are_json_with_dfid_and_without_personal_data(shell: Shell, report:
 MISTAKES = [
     (("run", "loans"), 2, "error: there is no gate `loans`"),
     (("run", "refund", "--limit", "0"), 2, "greater than or equal to 1"),
-    (("run", "refund", "--limit", "3", "--chaos", "fire"), 2, "error: there is no chaos `fire`"),
+    (("run", "refund", "--limit", "3", "--chaos", "fire"), 2, "Invalid value for '--chaos'"),
     (("run", "refund", "--limit", "1", "--model", "nowhere.gguf"), 1, "error: `nowhere.gguf`"),
     (("run", "refund", "--limit", "1", "--model", "README.md"), 1, "error: `README.md` is not a GGUF file"),
     (("decide", "refund"), 2, "Missing option '--event'"),

@@ -13,6 +13,7 @@ from sds.gates.refund import desk
 from sds.gates.refund.tickets import World
 from sds.home import decisions_path, now_ms
 from sds.kernel import intake, ledger, registry
+from sds.kernel.errors import UsageError
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.runtime import Kernel
 from sds.kernel.store import Store
@@ -78,7 +79,11 @@ def test_a_record_that_does_not_know_the_agent_yet_is_left_as_it_is(folder: Path
         assert [] == registry.agents(store)
 
 
-def test_recovery_works_on_the_real_tickets(folder: Path) -> None:
+def test_recovery_works_on_the_real_tickets_and_puts_no_contract_in_force(folder: Path) -> None:
+    with pytest.raises(UsageError, match="is not registered in this store"), desk.recovery_kernel(folder):
+        pass
+    with closing(Store(decisions_path(folder))) as store:
+        registry.register(store, desk.load_refund_contract(), by="operator", now_ms=1)
     with desk.recovery_kernel(folder) as kernel:
         assert decisions_path(folder) == kernel.store.path
         assert any(len(packet.envelope.names) > 1 for packet in packets(kernel, folder))

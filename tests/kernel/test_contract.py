@@ -163,11 +163,7 @@ def test_a_whole_contract_is_loaded():
             "25: kinds.GRANT: a name is both a parameter and a fill",
         ),
         ("reasons: [GRANTED]", "reasons: []", "31: kinds.GRANT.reasons: must have 1 or more entries"),
-        (
-            "reasons: [GRANTED]",
-            "impact: HUGE\n    reasons: [GRANTED]",
-            "31: kinds.GRANT.impact: must be 'LOW' or 'HIGH'",
-        ),
+        ("spend:\n", "draws_settle_in: moon\nspend:\n", "39: draws_settle_in: must be 'kernel' or 'source'"),
         ("  DENY:\n    reasons: [NOT_OWED]\n", "", "18: kinds: DENY is missing: every contract lets its agent say no"),
         (
             "  DENY:\n",

@@ -65,8 +65,7 @@ def check(
         jit.tolerances(contract),
         packet,
         proposal,
-        Observation(live, "v2", {}),
-        contract_hash,
+        Observation(live, "v2", {}, contract_hash),
         derive,  # type: ignore[arg-type]  # a test may pass one that must not be called
         world.NOW_MS + after_ms,
     )
@@ -77,7 +76,7 @@ def live(spend_left: int | None = 10_000, **changes: Value | None) -> Situation:
 
 
 def test_a_world_that_has_not_moved_passes_and_says_what_was_looked_at():
-    assert JitReport(True, 10, observed=Observation(live(), "v2", {})) == check(live())
+    assert JitReport(True, 10, observed=Observation(live(), "v2", {}, TILL.hash)) == check(live())
 
 
 def test_a_packet_with_a_widened_envelope_does_not_get_past_the_live_one():
@@ -165,7 +164,7 @@ def test_what_moved_is_named_and_nothing_goes_out():
 
 def test_a_move_within_tolerance_is_fine_as_long_as_the_envelope_still_holds_the_decision():
     report = check(live(account_left=4_500))
-    assert (True, Observation(live(account_left=4_500), "v2", {})) == (report.ok, report.observed)
+    assert (True, Observation(live(account_left=4_500), "v2", {}, TILL.hash)) == (report.ok, report.observed)
     tight = check(live(account_left=4_500), proposed(amount="45.01"))
     assert (False, (), ("`amount` is outside its bounds",)) == (tight.ok, tight.drift, tight.objections)
 

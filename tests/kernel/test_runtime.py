@@ -13,6 +13,7 @@ from sds.kernel.canonical import idempotency_key
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.jit import JitReport
 from sds.kernel.packet import DecisionPacket, Decoding
+from sds.kernel.proposal import PROPOSAL_BYTES_MAX
 from sds.kernel.state import StateRead
 from tests.kernel.durable import (
     World,
@@ -111,9 +112,9 @@ def test_the_last_permitted_attempt_ends_the_flow(world: World):
 def test_a_proposal_larger_than_the_limit_is_kept_only_up_to_it(world: World):
     packet = world.packet()
     for _ in range(3):
-        world.kernel.decide(packet, b"x" * (dim.PROPOSAL_KEPT_BYTES_MAX + 1))
-    assert [dim.PROPOSAL_KEPT_BYTES_MAX] * 2 == world.column("SELECT length(proposal) FROM attempts")
-    assert [dim.PROPOSAL_KEPT_BYTES_MAX] == world.column("SELECT length(proposal) FROM policy_proposals")
+        world.kernel.decide(packet, b"x" * (PROPOSAL_BYTES_MAX + 1))
+    assert [PROPOSAL_BYTES_MAX] * 2 == world.column("SELECT length(proposal) FROM attempts")
+    assert [PROPOSAL_BYTES_MAX] == world.column("SELECT length(proposal) FROM policy_proposals")
 
 
 def test_too_many_rejections_in_a_row_suspend(world: World):

@@ -44,7 +44,6 @@ class QueuedClaim:
 
     event: dict[str, str]
     cause: Cause
-    injection: bool
 
 
 def airline_path(folder: Path) -> Path:
@@ -57,7 +56,7 @@ def ensure_world(folder: Path, *, claims: int = CLAIMS, seed: int = SEED) -> Non
         return
     places.make_private(folder)
     world = make_world(load_flights(), claims, Random(seed))  # noqa: S311  a reproducible demo, not a secret
-    queue = [{**c.event, "cause": c.cause.value, "injection": c.injection} for c in world.claims]
+    queue = [{**c.event, "cause": c.cause.value} for c in world.claims]
     try:
         with TemporaryDirectory(dir=folder, prefix="world-") as made:
             fresh = Path(made)
@@ -81,7 +80,7 @@ def read_queue(folder: Path) -> list[QueuedClaim]:
 
 def _queued(line: dict[str, str]) -> QueuedClaim:
     event = {name: line[name] for name in ("claim_id", "ticket_id", "claim_text")}
-    return QueuedClaim(event, Cause(line["cause"]), bool(line["injection"]))
+    return QueuedClaim(event, Cause(line["cause"]))
 
 
 def load_refund_contract() -> Contract:
@@ -104,9 +103,8 @@ def preview_kernel(folder: Path) -> Iterator[Kernel]:
 
 def _store_to_look_at(folder: Path, contract: Contract, opened: ExitStack) -> Store:
     """Return the record if there is one that knows the agent; else an empty one, gone when it is closed."""
-    path = places.decisions_path(folder)
-    if path.exists():
-        store = Store(path)
+    if places.decisions_path(folder).exists():
+        store = places.open_record(folder)
         opened.callback(store.close)
         if registry.lookup(store, contract.agent_id) is not None:
             return store
@@ -121,11 +119,10 @@ def recovery_kernel(folder: Path) -> Iterator[Kernel]:
     """Open a kernel with its tickets and its payment rail but without a model: to learn what became of orders."""
     contract = load_refund_contract()
     with ExitStack() as opened:
-        store = Store(places.decisions_path(folder))
+        store = places.open_record(folder)
         opened.callback(store.close)
         source = TicketSource(airline_path(folder))
         opened.callback(source.close)
-        registry.register(store, contract, by="operator", now_ms=places.now_ms())
         rail = opened.enter_context(RailProcess(folder / "rail.db"))
         executor, signer = rail.executor(source.version), places.signer(folder)
         yield Kernel(contract, store, source, executor, signer, now_ms=places.now_ms, new_id=places.new_id)

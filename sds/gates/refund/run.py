@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -33,7 +33,6 @@ from sds.kernel.packet import DecisionPacket
 from sds.kernel.proposal import Proposal, parse_proposal
 from sds.kernel.store import Reader
 
-CHAOS = ("drift",)
 MOVED_EVERY = 2  # of the proposals that would pay, and of the others
 PAYS = frozenset({"COMPENSATE", "REFUND_TICKET", "VOUCHER"})
 FAULTS_SHOWN = 10
@@ -73,11 +72,14 @@ class Watch:
 
 
 def run(
-    folder: Path, *, limit: int, model: Path | None, chaos: str | None, on_decided: Callable[[Answer], None]
+    folder: Path,
+    *,
+    limit: int,
+    model: Path | None,
+    chaos: Literal["drift"] | None,
+    on_decided: Callable[[Answer], None],
 ) -> dict[str, Any]:
     """Decide the next `limit` undecided claims; return the report. Raises UsageError when there are not so many."""
-    if chaos is not None and chaos not in CHAOS:
-        raise UsageError(f"there is no chaos `{chaos}`", hint=f"one of: {', '.join(CHAOS)}")
     ensure_world(folder)
     rng = Random(limit) if chaos else None  # noqa: S311  reproducible chaos, not a secret
     watch = Watch(airline_path(folder), rng)
