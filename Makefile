@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TESTABLE := $(VENV)/.testable
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test bench docs clean
@@ -13,7 +14,7 @@ help:
 	@echo "make bench   measure the kernel (alone on the machine, please)"
 	@echo "make clean   delete what was made: .venv and .sds"
 
-install: $(READY)
+install: $(TESTABLE)
 
 $(READY): pyproject.toml constraints.txt data.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 2; }
@@ -21,14 +22,20 @@ $(READY): pyproject.toml constraints.txt data.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@echo "installing; llama.cpp is built from source the first time, which takes some minutes"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	$(BIN)/python -m pip install --quiet --no-deps --requirement data.txt
 	@touch $(READY)
+
+# The tests run every engine: torch, transformers, Outlines and its backends, and a llama.cpp server.
+$(TESTABLE): $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[hf,outlines]' --group dev
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt xgrammar apache-tvm-ffi
+	@touch $(TESTABLE)
 
 demo: $(READY)
 	$(BIN)/sds run refund --limit 50
 
-test: $(READY)
+test: $(TESTABLE)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -38,7 +45,7 @@ test: $(READY)
 bench: $(READY)
 	$(BIN)/sds bench kernel --json
 
-docs: $(READY)
+docs: $(TESTABLE)
 	$(BIN)/python -m typer sds.cli.app utils docs --name sds --title "Command line" > docs/cli.md
 
 clean:

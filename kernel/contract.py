@@ -38,6 +38,7 @@ from sds.kernel.expressions import INT
 from sds.kernel.snapshot import parse_type
 from sds.kernel.yaml_lines import FILE_BYTES_MAX, load_with_lines
 
+PROPOSAL_SCHEMA = "1.0.0"
 KINDS_MAX = 16
 FIELDS_MAX = 64
 
@@ -76,6 +77,7 @@ class KindSpec(_Strict):
     """One decision kind. `draws`: snapshot field -> parameter name or a fixed integer taken from it.
 
     `spends`: the parameter or fill that counts against the spend limits. A kind with neither has no side effect.
+    `impact`: what a human is shown (DIR 4.7); left out, HIGH for what has a side effect, else LOW.
     """
 
     reasons: tuple[Code, ...] = Field(min_length=1, max_length=32)
@@ -84,6 +86,7 @@ class KindSpec(_Strict):
     fills: dict[Name, FillSpec] = Field(default_factory=dict, max_length=8)
     draws: dict[FieldPath, Drawn] = Field(default_factory=dict, max_length=4)
     spends: Name | None = None
+    impact: Literal["LOW", "HIGH"] | None = None
 
     @property
     def executes(self) -> bool:
@@ -146,10 +149,57 @@ class SpendLimit(_Strict):
 
 
 class EscalationSpec(_Strict):
-    """When a human must decide. `confidence_min_pct`: lowest measured probability of the chosen action."""
+    """When a human must decide. `confidence_min_pct`: lowest measured probability of the chosen action.
+
+    `per_hour`: how many escalations an agent has at most, as a token bucket of that size that fills up in an hour;
+    beyond it the agent is suspended (DIR 4.7). `impact_high_minor`: an amount from which any decision is of HIGH
+    impact. `pauses_agent`: the agent waits as ESCALATED until a human has resolved the case.
+    """
 
     confidence_min_pct: int = Field(default=0, ge=0, le=100)
     always: tuple[Code, ...] = ()
+    per_hour: int = Field(default=3, ge=1, le=1_000_000)
+    impact_high_minor: Amount | None = None
+    pauses_agent: bool = False
+
+
+class HumanSpec(_Strict):
+    """What a human may decide about an escalated case. Whatever is left out is as the agent has it.
+
+    `kinds` replaces whole kinds, or adds some; `authority` empty: the agent's and every kind named here.
+    """
+
+    authority: tuple[Code, ...] = ()
+    when: Expression | None = None
+    kinds: dict[Code, KindSpec] = Field(default_factory=dict, max_length=KINDS_MAX)
+
+
+class MemorySpec(_Strict):
+    """What the model is told of earlier decisions (DIR 3.2a): the last about the same key, or of the whole agent.
+
+    `tokens_max`: all of them together, in tokens of the model that decides. `days_max`: after that they are forgotten.
+    """
+
+    entries_max: int = Field(default=4, ge=0, le=32)
+    tokens_max: int = Field(default=96, ge=0, le=1024)
+    days_max: int = Field(default=90, ge=1, le=3650)
+    scope: Literal["key", "agent"] = "key"
+
+
+class ArtifactSpec(_Strict):
+    """Reference texts that the model reads with the contract (DIR 3.4), by name, within a token budget."""
+
+    names: tuple[Name, ...] = Field(default=(), max_length=8)
+    tokens_max: int = Field(default=256, ge=1, le=4096)
+
+
+class SagaSpec(_Strict):
+    """One intent in several steps, each a child flow of its own (DIR 4.8), and the menu for when a later one fails."""
+
+    steps: tuple[Code, ...] = Field(min_length=2, max_length=8)
+    compensation: tuple[Literal["REVERT", "CLOSE_ALL", "ALERT_HUMAN"], ...] = Field(
+        default=("REVERT", "CLOSE_ALL", "ALERT_HUMAN"), min_length=1, max_length=3
+    )
 
 
 class RetrySpec(_Strict):
@@ -184,6 +234,7 @@ class Contract(_Strict):
     version: SemVer
     owner: str = Field(min_length=3, max_length=200)
     effective_from: Date
+    proposal_schema: SemVer = PROPOSAL_SCHEMA  # the form of proposals it was written for: the handshake of DIR 3.5
     role: Literal["EXECUTOR"] = "EXECUTOR"
     mission: str = Field(min_length=1, max_length=2000)
     source: Name = "state"  # gates that name the same source share its resources
@@ -198,6 +249,10 @@ class Contract(_Strict):
     drift: DriftPolicy = DriftPolicy()
     spend: tuple[SpendLimit, ...] = Field(default=(), max_length=8)
     escalation: EscalationSpec = EscalationSpec()
+    human: HumanSpec = HumanSpec()
+    memory: MemorySpec = MemorySpec()
+    artifacts: ArtifactSpec = ArtifactSpec()
+    sagas: dict[Code, SagaSpec] = Field(default_factory=dict, max_length=KINDS_MAX)
     retry: RetrySpec = RetrySpec()
     budget: BudgetSpec = BudgetSpec()
     aggregate_thresholds: AggregateThresholds = AggregateThresholds()
@@ -205,6 +260,7 @@ class Contract(_Strict):
     @model_validator(mode="after")
     def _whole(self) -> Contract:
         _check_kinds(self)
+        _check_sagas(self)
         _check_paths(self)
         _check_numbers(self)
         return self
@@ -235,6 +291,17 @@ def _check_kinds(contract: Contract) -> None:
         for index, code in enumerate(codes):
             if code not in kinds:
                 raise ContradictionError((*path, index), f"`{code}` is not one of the kinds")
+
+
+def _check_sagas(contract: Contract) -> None:
+    for name, saga in contract.sagas.items():
+        if name in contract.kinds:
+            raise ContradictionError(("sagas", name), "is the name of a kind")
+        for index, step in enumerate(saga.steps):
+            if step not in contract.kinds or not contract.kinds[step].executes:
+                raise ContradictionError(("sagas", name, "steps", index), f"`{step}` is no kind with a side effect")
+        if "ALERT_HUMAN" not in saga.compensation:
+            raise ContradictionError(("sagas", name, "compensation"), "ALERT_HUMAN is missing: a human is always there")
 
 
 def _check_paths(contract: Contract) -> None:

@@ -78,6 +78,16 @@ CREATE TABLE spend_totals (
     scope TEXT PRIMARY KEY, used INTEGER NOT NULL CHECK (used >= 0)
 ) STRICT, WITHOUT ROWID;
 
+-- Since version 2, only by new tables: an older record gets them when it is opened.
+
+-- registry: contracts withdrawn, and how many escalations an agent has left (thousandths)
+
+-- human decisions
+
+-- context store: session, memory, artifacts
+
+-- sagas
+
 CREATE TABLE ledger (
     idx INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, kind TEXT NOT NULL, dfid TEXT NOT NULL, body TEXT NOT NULL,
     prev_hash TEXT NOT NULL, entry_hash TEXT NOT NULL

@@ -18,7 +18,8 @@ from sds.kernel.errors import StoreError
 
 BUSY_MS = 5_000
 BUSY_POLL_MS = 5
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
+UPGRADABLE = ("1",)  # versions that lack nothing but tables
 
 Row = tuple[Any, ...]
 Connect = Callable[[Path], sqlite3.Connection]
@@ -128,6 +129,8 @@ class Store(Reader):
                 self._create()
             elif not {"meta", "ledger"} <= found.keys():
                 raise StoreError("it is the database of another program")
+            else:
+                self._upgrade(found)
             self._db.execute("COMMIT")
         except BaseException:
             with suppress(sqlite3.Error):
@@ -136,6 +139,16 @@ class Store(Reader):
         version = self.value("SELECT value FROM meta WHERE key = 'schema_version'")
         if version != SCHEMA_VERSION:
             raise StoreError(f"it has schema version `{version}`, this program needs `{SCHEMA_VERSION}`")
+
+    def _upgrade(self, found: dict[str, str]) -> None:
+        """Add what an older version lacks. What it has stays as it is, down to the text of its definition."""
+        version = self._db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+        if version is None or version[0] not in UPGRADABLE:
+            return
+        for name, statement in expected_schema().items():
+            if name not in found:
+                self._db.execute(statement)
+        self._db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (SCHEMA_VERSION,))
 
     def _create(self) -> None:
         for statement in _statements():

@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Self
 
 from sds import home as places
-from sds.engine import Engine, open_engine
+from sds.engines.native import open_engine
+from sds.engines.protocol import Engine
 from sds.kernel import intake, monitor, recovery, registry
 from sds.kernel.answer import Answer
 from sds.kernel.contract import Contract, load_contract

@@ -8,30 +8,24 @@ Whatever the model's side does wrong ends as an escalation; drift ends the flow 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
+from sds.engines.protocol import Engine
 from sds.kernel.answer import Answer
 from sds.kernel.errors import SdsError, UsageError, WorldError
 from sds.kernel.flow import RESTARTABLE_TAGS
 from sds.kernel.intake import Event
-from sds.kernel.packet import DecisionPacket, Decoding
+from sds.kernel.packet import DecisionPacket
 from sds.kernel.runtime import Kernel
 
 POLL_S = 0.005
 BACKOFF_S = 0.02
 
 
-class Proposer(Protocol):
-    """What decides in user space; `engine.Engine` is one."""
-
-    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]: ...
-
-
 Reasoned = Callable[[DecisionPacket, bytes], None]
 
 
 class Stream:
-    """Runs events through one kernel and one proposer. Safe in several threads.
+    """Runs events through one kernel and one engine. Safe in several threads.
 
     `on_reasoned` is called between reasoning and execution: where the world moves while a model thinks.
     """
@@ -39,13 +33,13 @@ class Stream:
     def __init__(
         self,
         kernel: Kernel,
-        proposer: Proposer,
+        engine: Engine,
         *,
         now_ms: Callable[[], int],
         sleep: Callable[[float], None],
         on_reasoned: Reasoned | None = None,
     ) -> None:
-        self._kernel, self._proposer = kernel, proposer
+        self._kernel, self._engine = kernel, engine
         self._now_ms, self._sleep = now_ms, sleep
         self._on_reasoned = on_reasoned
 
@@ -83,13 +77,11 @@ class Stream:
     def _attempts(self, packet: DecisionPacket) -> Answer:
         while True:
             try:
-                data, decoding = self._proposer.propose(packet, tokens_max=self._kernel.contract.budget.tokens_max)
+                data, decoding = self._engine.propose(packet, tokens_max=self._kernel.contract.budget.tokens_max)
             except SdsError as error:
                 return self._kernel.escalate(packet, error.reason_code, str(error))
             except Exception as error:  # noqa: BLE001  user space may fail in any way; the answer is a human
-                return self._kernel.escalate(
-                    packet, "MODEL_UNAVAILABLE", f"the proposer failed: {type(error).__name__}"
-                )
+                return self._kernel.escalate(packet, "MODEL_UNAVAILABLE", f"the engine failed: {type(error).__name__}")
             if self._on_reasoned is not None:
                 self._on_reasoned(packet, data)
             answer = self._kernel.decide(packet, data, decoding)

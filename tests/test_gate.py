@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sds.cli.common import open_store
-from sds.engine import Engine
+from sds.engines.native import NativeEngine
 from sds.gate import Gate
 from sds.home import now_ms
 from sds.kernel.errors import StoreError, UsageError
@@ -38,7 +38,7 @@ def test_what_is_no_contract_source_or_executor_is_refused_in_plain_words(
 def test_a_folder_whose_record_is_gone_is_refused_and_looking_at_it_does_not_mend_that(
     parts: tuple[Tickets, Rail], tmp_path: Path, tiny: LlamaBackend, damage: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(tiny, now_ms=now_ms)
+    engine = NativeEngine(tiny, now_ms=now_ms)
     Gate(contract(), *parts, folder=tmp_path / "gate", engine=engine).close()
     for file in (tmp_path / "gate").glob("decisions.db-*"):
         file.unlink()

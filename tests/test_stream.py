@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.engine import Engine
+from sds.engines.native import NativeEngine
 from sds.kernel.answer import Answer
 from sds.kernel.errors import EventError, LanguageError, ModelError, WorldError
 from sds.kernel.packet import DecisionPacket, Decoding
@@ -35,7 +35,9 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-def decide(world: World, proposer: Says | Engine, name: str = "C1", on_reasoned: Reasoned | None = None) -> Answer:
+def decide(
+    world: World, proposer: Says | NativeEngine, name: str = "C1", on_reasoned: Reasoned | None = None
+) -> Answer:
     def sleep(seconds: float) -> None:
         world.clock.advance(round(seconds * 1000))
 
@@ -125,7 +127,7 @@ def _jumping(world: World) -> Callable[[], int]:
 def test_an_exception_inside_the_mask_stops_the_decision(
     world: World, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(tiny, now_ms=world.clock)
+    engine = NativeEngine(tiny, now_ms=world.clock)
 
     def broken(self: object) -> None:
         raise RuntimeError("the mask broke")
@@ -145,11 +147,11 @@ def test_an_engine_refuses_to_start_when_its_mask_is_dead(
 
     monkeypatch.setattr("sds.grammars.mask.Mask.allowed", everything)
     with pytest.raises(LanguageError, match="mask"):
-        Engine(tiny, now_ms=world.clock)
+        NativeEngine(tiny, now_ms=world.clock)
 
 
 def test_sixty_four_threads_with_one_event_and_a_real_model_pay_at_most_once(world: World, tiny: LlamaBackend) -> None:
-    engine = Engine(tiny, now_ms=world.clock)
+    engine = NativeEngine(tiny, now_ms=world.clock)
     stream = Stream(world.kernel, engine, now_ms=world.clock, sleep=lambda _s: None)
     answers = together(64, lambda _n: stream.decide(world.event("C1")))
     assert 1 == len({answer.dfid for answer in answers if isinstance(answer, Answer)})
@@ -157,7 +159,7 @@ def test_sixty_four_threads_with_one_event_and_a_real_model_pay_at_most_once(wor
 
 
 def test_the_record_holds_the_model_its_alternatives_and_what_was_permitted(world: World, tiny: LlamaBackend) -> None:
-    answer = decide(world, Engine(tiny, now_ms=world.clock))
+    answer = decide(world, NativeEngine(tiny, now_ms=world.clock))
     (model,) = world.column("SELECT model FROM policy_proposals WHERE dfid = ?", answer.dfid)
     assert str(model).endswith(tiny.fingerprint[:12])
     (chosen,) = world.column("SELECT alternatives ->> '$[0].chosen' FROM policy_proposals WHERE dfid = ?", answer.dfid)

@@ -59,7 +59,7 @@ def _versions() -> str:
 
 
 def _model(path: Path | None) -> str:
-    from sds.engine import open_engine  # noqa: PLC0415
+    from sds.engines.native import open_engine  # noqa: PLC0415
 
     engine = open_engine(path, now_ms=now_ms)
     engine.close()

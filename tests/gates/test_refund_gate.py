@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.engine import Engine
+from sds.engines.native import NativeEngine
 from sds.gate import Gate
 from sds.gates.refund.desk import QueuedClaim, ensure_world, open_refund, read_queue
 from sds.gates.refund.rail_client import RailProcess
@@ -137,7 +137,7 @@ def test_the_embedded_model_decides_within_its_envelope(folder: Path, embedded: 
     def reasoned(packet: DecisionPacket, data: bytes) -> None:
         outside.extend([] if packet.envelope.contains(data) else [data])
 
-    engine = Engine(embedded, now_ms=now_ms)
+    engine = NativeEngine(embedded, now_ms=now_ms)
     with open_refund(folder, engine=engine, on_reasoned=reasoned) as opened:
         answers = [opened.decide(claim.event) for claim in undecided(opened, folder)[:3]]
     assert [] == outside

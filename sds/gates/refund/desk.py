@@ -16,7 +16,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 from sds import home as places
-from sds.engine import Engine
+from sds.engines.protocol import Engine
 from sds.gate import Gate
 from sds.gates.refund.airline import write_airline
 from sds.gates.refund.claims import Cause

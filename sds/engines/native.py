@@ -22,7 +22,7 @@ THREADS_MAX = 256
 NOT_ASKED = "not asked"
 
 
-class Engine:
+class NativeEngine:
     """Drives a backend. Raises ModelError when the model cannot be loaded or its mask does not constrain."""
 
     def __init__(self, backend: Backend, *, now_ms: Callable[[], int]) -> None:
@@ -52,6 +52,10 @@ class Engine:
                 deadline_ms=packet.expires_at_ms,
             )
         return decoded.data, self._measured(decoded, (perf_counter() - began) * 1000)
+
+    def count_tokens(self, text: str) -> int:
+        with self._lock:
+            return len(self._backend.tokenize(text.encode(), special=False))
 
     def _sections(self, packet: DecisionPacket) -> list[list[int]]:
         try:
@@ -89,12 +93,12 @@ def _threads() -> int | None:
     return int(asked)
 
 
-def open_engine(model: Path | None, *, now_ms: Callable[[], int]) -> Engine:
+def open_engine(model: Path | None, *, now_ms: Callable[[], int]) -> NativeEngine:
     """Load a GGUF through llama.cpp, the embedded one when `model` is None. Raises ModelError."""
     from sds.models.catalog import embedded_model  # noqa: PLC0415  the library is loaded when a model is
     from sds.models.llama import LlamaBackend  # noqa: PLC0415
 
     try:
-        return Engine(LlamaBackend(model or embedded_model(), threads=_threads()), now_ms=now_ms)
+        return NativeEngine(LlamaBackend(model or embedded_model(), threads=_threads()), now_ms=now_ms)
     except BackendError as error:
         raise ModelError(str(error), hint=error.hint) from error
