@@ -28,7 +28,7 @@ def test_the_wheel_does_not_collide_with_a_users_own_modules(tmp_path: Path) -> 
         "from sds.kernel.store import Store\n"
         "from pathlib import Path\n"
         "Store(Path('probe.db')).close()\n"
-        "print(sds.__file__, models.MINE, kernel.MINE, load_refund_contract().version)\n",
+        "print(sds.__file__, models.MINE, kernel.MINE, load_refund_contract().gate)\n",
         encoding="utf-8",
     )
     done = subprocess.run(
@@ -41,7 +41,7 @@ def test_the_wheel_does_not_collide_with_a_users_own_modules(tmp_path: Path) -> 
         check=False,
     )
     assert 0 == done.returncode, done.stderr
-    assert [str(site / "sds" / "__init__.py"), "models", "kernel", "1.0.0"] == done.stdout.split()
+    assert [str(site / "sds" / "__init__.py"), "models", "kernel", "refund"] == done.stdout.split()
 
 
 def test_importing_sds_loads_neither_model_nor_kernel() -> None:

@@ -229,3 +229,26 @@ def test_the_connection_is_made_by_what_is_passed_in(folder: Path):
 
     Store(folder / "k.db", connect=how).close()
     assert [folder / "k.db"] == made
+
+
+IN_VERSION_1 = frozenset(
+    "meta contracts agents events decision_flows flows_unfinished context_snapshots policy_proposals dim_validations"
+    " attempts execution_log reservations one_live_reservation resources spend spend_totals ledger ledger_by_dfid"
+    " one_decided ledger_no_update ledger_no_delete ledger_next".split()
+)
+
+
+def test_an_older_record_gets_the_tables_it_lacks_and_keeps_the_rest(folder: Path):
+    path = folder / "k.db"
+    Store(path).close()
+    with closing(sqlite3.connect(path)) as db:
+        newer = "SELECT type, name FROM sqlite_master WHERE sql IS NOT NULL ORDER BY type = 'table'"
+        for kind, name in db.execute(newer).fetchall():
+            if name not in IN_VERSION_1:
+                db.execute(f"DROP {kind} {name}")
+        assert IN_VERSION_1 == {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE sql IS NOT NULL")}
+        db.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
+        db.commit()
+    with closing(Store(path)) as store:
+        assert expected_schema() == store.schema
+        assert "2" == store.value("SELECT value FROM meta WHERE key = 'schema_version'")
