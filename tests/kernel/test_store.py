@@ -232,9 +232,30 @@ def test_the_connection_is_made_by_what_is_passed_in(folder: Path):
 
 
 IN_VERSION_1 = frozenset(
-    "meta contracts agents events decision_flows flows_unfinished context_snapshots policy_proposals dim_validations"
-    " attempts execution_log reservations one_live_reservation resources spend spend_totals ledger ledger_by_dfid"
-    " one_decided ledger_no_update ledger_no_delete ledger_next".split()
+    [
+        "meta",
+        "contracts",
+        "agents",
+        "events",
+        "decision_flows",
+        "flows_unfinished",
+        "context_snapshots",
+        "policy_proposals",
+        "dim_validations",
+        "attempts",
+        "execution_log",
+        "reservations",
+        "one_live_reservation",
+        "resources",
+        "spend",
+        "spend_totals",
+        "ledger",
+        "ledger_by_dfid",
+        "one_decided",
+        "ledger_no_update",
+        "ledger_no_delete",
+        "ledger_next",
+    ]
 )
 
 
