@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -227,3 +228,9 @@ def test_a_paused_agent_stops_what_it_had_begun(folder: Path):
     assert "AGENT_SUSPENDED" == world.kernel.decide(packet, refund()(packet)).tag
     assert [] == world.rail.sent
     world.close()
+
+
+def test_what_is_not_charged_is_what_the_operators_page_says():
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    listed = page.split("Not counted:")[1].split("and every case")[0]
+    assert escalation.NOT_CHARGED == set(re.findall(r"`([A-Z_]+)`", listed))
