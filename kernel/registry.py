@@ -79,12 +79,7 @@ def register(
         if refused is not None:
             _write_refusal(store, entry, refused, new=not known, now_ms=now_ms)
         else:
-            if not known:
-                _insert(store, contract, entry, now_ms)
-                _take_into_service(store, contract, now_ms)
-            elif known[0].contract_hash != contract.hash:
-                _insert(store, contract, entry, now_ms)
-                store.run("UPDATE agents SET contract_hash = ? WHERE agent_id = ?", (contract.hash, contract.agent_id))
+            _put_in_force(store, contract, entry, known, now_ms)
             _revoke_superseded(store, contract, entry, everything=revoke_previous, now_ms=now_ms)
     if refused is not None:
         raise ContractError(refused.message, hint=refused.hint)
@@ -108,6 +103,17 @@ def _write_refusal(
     text = canonical(body).decode()
     if store.row("SELECT 1 FROM ledger WHERE kind = 'REFUSED' AND body = ?", (text,)) is None:
         ledger.append(store, now_ms, "REFUSED", "", body)
+
+
+def _put_in_force(
+    store: Store, contract: Contract, entry: Mapping[str, str], known: list[handshake.Known], now_ms: int
+) -> None:
+    if not known:
+        _insert(store, contract, entry, now_ms)
+        _take_into_service(store, contract, now_ms)
+    elif known[0].contract_hash != contract.hash:
+        _insert(store, contract, entry, now_ms)
+        store.run("UPDATE agents SET contract_hash = ? WHERE agent_id = ?", (contract.hash, contract.agent_id))
 
 
 def _insert(store: Store, contract: Contract, entry: Mapping[str, str], now_ms: int) -> None:
