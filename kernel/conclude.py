@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sds.kernel import dim, record, registry, reserve
+from sds.kernel import binding, dim, escalation, record, registry, reserve
 from sds.kernel.canonical import idempotency_key
 from sds.kernel.contract import Contract
 from sds.kernel.dim import Reason
@@ -49,7 +49,7 @@ class Concluder:
             if attempt.verdict.outcome == "REJECTED":
                 suspended = self._reject(attempt)
             elif attempt.verdict.outcome == "ESCALATED":
-                self._finish(attempt, "ESCALATED", attempt.verdict.reason_code)
+                suspended = self._escalate(attempt)
             else:
                 intent = self._accept(attempt, created_at_ms)
         if suspended:
@@ -91,7 +91,8 @@ class Concluder:
             return "AGENT_SUSPENDED"
         if known.halted:
             return "HALTED"
-        if not known.contract_hash == self._contract_hash == attempt.packet.contract_hash:
+        bound = binding.of_flow(self._store, attempt.packet.dfid)
+        if bound is None or not bound.contract_hash == self._contract_hash == attempt.packet.contract_hash:
             return "CONTRACT_REVOKED"
         return "PROPOSAL_EXPIRED" if attempt.now_ms > created_at_ms + self._contract.budget.ttl_ms else None
 
@@ -145,10 +146,23 @@ class Concluder:
         registry.move(self._store, agent_id, "SUSPENDED", by="runtime", reason=why, now_ms=attempt.now_ms)
         return why
 
-    def _finish(self, attempt: Attempt, state: State, tag: str | None) -> None:
+    def _escalate(self, attempt: Attempt) -> str | None:
+        """Hand the case to a human and charge it to the agent; return why the agent was suspended, if it was."""
+        packet, verdict = attempt.packet, attempt.verdict
+        charged = escalation.charge(self._store, self._contract, packet, verdict, attempt.now_ms)
+        self._finish(attempt, "ESCALATED", verdict.reason_code, charged.spent)
+        if charged.moves_to is None:
+            return None
+        status, why = charged.moves_to
+        registry.move(self._store, packet.agent_id, status, by="runtime", reason=why, now_ms=attempt.now_ms)
+        return why if status == "SUSPENDED" else None
+
+    def _finish(self, attempt: Attempt, state: State, tag: str | None, spent: escalation.Level | None = None) -> None:
         dfid, verdict = attempt.packet.dfid, attempt.verdict
         passed: tuple[State, ...] = ("ACCEPTED",) if state in ("EXECUTING", "CLOSED") else ()
-        record.write_decision(self._store, attempt, state=walk("ACTIVE", "VALIDATING", *passed, state), tag=tag)
+        more = {"escalations": [spent.parts, spent.at_ms]} if spent else {}
+        end = walk("ACTIVE", "VALIDATING", *passed, state)
+        record.write_decision(self._store, attempt, state=end, tag=tag, more=more)
         self._store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, tag, dfid))
         if verdict.outcome == "ACCEPTED":
             self._store.run(

@@ -46,6 +46,7 @@ class Reason:
 class Standing:
     """What registry and store say at the moment of judgement.
 
+    `contract_hash`, `mission_hash`: of the contract the flow is under, empty when that is revoked.
     `held`: snapshot fields whose resource another decision has reserved. `tokens_spent`: by earlier attempts.
     """
 
@@ -133,7 +134,7 @@ def _packet_reasons(
     if now_ms > packet.expires_at_ms:
         found.append(Reason(3, "PROPOSAL_EXPIRED", "the packet expired before the proposal came"))
     if standing.contract_hash != packet.contract_hash or contract.hash != packet.contract_hash:
-        found.append(Reason(2, "CONTRACT_REVOKED", "the packet was made under another contract"))
+        found.append(Reason(2, "CONTRACT_REVOKED", "the flow is not, or no longer, under the contract of this packet"))
     if standing.mission_hash != packet.mission_hash:
         found.append(Reason(5, "MISSION_DISSONANCE", "the packet was made for another mission"))
     return found

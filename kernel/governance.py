@@ -21,7 +21,7 @@ class Situation:
     """Everything besides the contract that an envelope depends on.
 
     `fields`: state net of what is reserved. `spend_left`: minor units left under the tightest limit, None without
-    one. `agent_active`: the registry has the agent active, under the contract of this kernel. `halted`: by an operator.
+    one. `agent_active`: the registry has the agent active, and the flow is under the contract of this kernel. `halted`: by an operator.
     """
 
     fields: Fields
@@ -34,7 +34,8 @@ class Situation:
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One look at the world. `version` is the source's, `epochs` those of the resources behind the fields, read
-    before the state; `contract_hash` is the registered contract's; `notes` say why only the human is left.
+    before the state; `contract_hash` is of the contract the flow is under, empty when that is revoked; `notes` say
+    why only the human is left.
     """
 
     situation: Situation

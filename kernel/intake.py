@@ -134,7 +134,7 @@ def _begin(
         parent_dfid=parent,
         gate=contract.gate,
         event_id=event.id,
-        contract_hash=contract.hash,
+        contract_hash=store.value("SELECT contract_hash FROM agents WHERE agent_id = ?", (contract.agent_id,)),
         restarts=restarts,
         created_at_ms=now_ms,
         state=walk("CREATED", "ACTIVE"),

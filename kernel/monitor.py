@@ -14,7 +14,7 @@ from sds.kernel.store import Store
 # An operator who reactivates an agent has looked at what it did: the window starts anew there.
 _REACTIVATED = (
     "SELECT COALESCE(MAX(idx), 0) FROM ledger WHERE kind = 'AGENT' AND json_extract(body, '$.agent_id') = ?"
-    " AND json_extract(body, '$.status') = 'ACTIVE'"
+    " AND json_extract(body, '$.status') = 'ACTIVE' AND COALESCE(json_extract(body, '$.was'), 'SUSPENDED') = 'SUSPENDED'"
 )
 
 

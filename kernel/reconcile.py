@@ -9,6 +9,7 @@ from typing import Any
 
 from sds.kernel import ledger, record
 from sds.kernel.canonical import digest
+from sds.kernel.reconcile_agents import Standing
 from sds.kernel.store import Reader
 
 _AFTER = {"SUCCESS": "CLOSED", "FAILED": "ABORTED", "UNKNOWN": "EXECUTING", "DIRTY": "ABORTED"}
@@ -28,16 +29,20 @@ class Tables:
         self._agents: dict[str, list[str]] = {}  # agent -> gate, contract, status
         self._contracts: dict[str, str] = {}  # hash -> digest of its row
         self._halted = False
+        self._standing = Standing()
 
     def faults(self, entries: Iterable[tuple[Any, ...]]) -> list[str]:
         for idx, at_ms, kind, dfid, text, _, _ in entries:
             try:
-                self._fold(idx, at_ms, kind, dfid, json.loads(text))
+                body = json.loads(text)
+                self._fold(idx, at_ms, kind, dfid, body)
+                self._standing.fold(at_ms, kind, body)
             except (KeyError, TypeError, ValueError, RecursionError):
                 self._found.append(f"entry {idx}: not an entry this program writes")
         self._compare_flows()
         self._compare_events()
         self._compare_registry()
+        self._found += self._standing.faults(self._store)
         self._compare_reservations()
         return self._found
 
@@ -62,7 +67,7 @@ class Tables:
             self._agents[body["agent_id"]][2] = body["status"]
         elif kind in ("HALT", "RESUME"):
             self._halted = kind == "HALT"
-        else:
+        elif kind not in ("REVOKED", "REFUSED"):
             raise ValueError(kind)
 
     def _sealed(self, idx: int, dfid: str, tables: Mapping[str, str], seals: Mapping[str, str]) -> None:

@@ -69,8 +69,10 @@ def write_attempt(store: Store, attempt: Attempt) -> None:
     )
 
 
-def write_decision(store: Store, attempt: Attempt, *, state: str, tag: str | None) -> None:
-    """Write snapshot, proposal and verdict of a flow's final attempt, and its one DECIDED entry."""
+def write_decision(
+    store: Store, attempt: Attempt, *, state: str, tag: str | None, more: Mapping[str, Any] | None = None
+) -> None:
+    """Write snapshot, proposal and verdict of a flow's final attempt, and its one DECIDED entry with `more` in it."""
     packet, verdict, report = attempt.packet, attempt.verdict, attempt.report
     envelope = canonical(packet.envelope.as_data())
     envelope_hash = sha256_hex(envelope)
@@ -111,7 +113,7 @@ def write_decision(store: Store, attempt: Attempt, *, state: str, tag: str | Non
         "proposal_sha256": sha256_hex(attempt.data),
         "rows": seal(store, packet.dfid, SEALED),
     }
-    ledger.append(store, attempt.now_ms, "DECIDED", packet.dfid, body)
+    ledger.append(store, attempt.now_ms, "DECIDED", packet.dfid, body | dict(more or {}))
 
 
 def _write_proposal(store: Store, packet: DecisionPacket, data: bytes, decoding: Decoding, verdict: Verdict) -> None:

@@ -6,16 +6,19 @@ change is a ledger entry with who, when and why.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from sds.kernel import ledger
-from sds.kernel.canonical import one_line
+from sds.kernel import handshake, ledger
+from sds.kernel.canonical import canonical, one_line
 from sds.kernel.contract import Contract
 from sds.kernel.errors import ContractError, TransitionError
 from sds.kernel.store import Store
 
 REASON_CHARS_MAX = 500
+DEPLOYMENT = "deployment"  # who registers when no operator does: whoever runs the program
 
 Status = Literal["INITIALIZING", "ACTIVE", "SUSPENDED", "ESCALATED", "RETIRED"]
 Actor = Literal["registry", "runtime", "operator", "agent"]
@@ -49,67 +52,139 @@ class Registration:
         return self.status == "ACTIVE"
 
 
-def register(store: Store, contract: Contract, *, by: Actor, now_ms: int) -> None:
+def register(
+    store: Store,
+    contract: Contract,
+    *,
+    by: Actor,
+    now_ms: int,
+    who: str = DEPLOYMENT,
+    reason: str = "deployed",
+    revoke_previous: bool = False,
+) -> None:
     """Put a contract in force for its agent; a new agent becomes ACTIVE. Registering it again changes nothing.
 
-    Raises TransitionError when an agent tries, ContractError when an older version would replace a newer one.
+    Flows that are open stay under the contract they were created under, unless that had a kind in its authority that
+    this one lacks, or `revoke_previous` says so: then it is revoked. Raises TransitionError when an agent tries,
+    ContractError when the handshake fails. A failed handshake leaves one ledger entry and no agent: RETIRED is final,
+    and an agent's name must not be used up by a mistake in its contract.
     """
     if by == "agent":
         raise TransitionError("an agent cannot register itself: contracts come from a deployment")
+    entry = {"hash": contract.hash, "gate": contract.gate, "agent_id": contract.agent_id, "by": by}
+    entry |= {"version": contract.version, "who": _text(who), "reason": _text(reason)}
     with store.transaction():
-        known = _registered(store, contract)
-        if known == contract.hash:
-            return
-        _insert(store, contract, new=known is None, now_ms=now_ms)
-        rows = store.rows("SELECT * FROM contracts WHERE hash = ?", (contract.hash,))
-        body = {"hash": contract.hash, "gate": contract.gate, "agent_id": contract.agent_id, "by": by}
-        body |= {"version": contract.version, "owner": contract.owner, "row": ledger.rows_digest(rows)}
-        ledger.append(store, now_ms, "CONTRACT", "", body)
+        known = _known(store, contract)
+        refused = handshake.refusal(contract, known)
+        if refused is not None:
+            _write_refusal(store, entry, refused, new=not known, now_ms=now_ms)
+        else:
+            _put_in_force(store, contract, entry, known, now_ms)
+            _revoke_superseded(store, contract, entry, everything=revoke_previous, now_ms=now_ms)
+    if refused is not None:
+        raise ContractError(refused.message, hint=refused.hint)
 
 
-def _registered(store: Store, contract: Contract) -> str | None:
-    """Return the hash of the contract that this one may replace, or its own; None when agent and gate are new."""
+def _known(store: Store, contract: Contract) -> list[handshake.Known]:
     rows = store.rows(
-        "SELECT a.gate, a.agent_id, a.contract_hash, c.version FROM agents a JOIN contracts c"
-        " ON c.hash = a.contract_hash WHERE a.gate = ? OR a.agent_id = ?",
+        "SELECT a.agent_id, a.gate, a.status, a.contract_hash, c.version, r.contract_hash FROM agents a"
+        " JOIN contracts c ON c.hash = a.contract_hash LEFT JOIN contract_revocations r ON r.contract_hash = c.hash"
+        " WHERE a.gate = ? OR a.agent_id = ?",
         (contract.gate, contract.agent_id),
     )
-    for gate, agent_id, known, version in rows:
-        if (gate, agent_id) != (contract.gate, contract.agent_id):
-            raise ContractError(
-                f"agent `{contract.agent_id}` cannot serve gate `{contract.gate}`: agent `{agent_id}` serves `{gate}`"
-            )
-        if known != contract.hash and _semver(version) >= _semver(contract.version):
-            raise ContractError(
-                f"version `{contract.version}` differs from and does not exceed the registered `{version}`",
-                hint="raise the contract's version",
-            )
-    return str(rows[0][2]) if rows else None
+    return [handshake.Known(*row) for row in rows]
 
 
-def _insert(store: Store, contract: Contract, *, new: bool, now_ms: int) -> None:
-    store.run(
-        "INSERT INTO contracts VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-        (
-            contract.hash,
-            contract.gate,
-            contract.agent_id,
-            contract.version,
-            contract.mission_hash,
-            contract.model_dump_json(),
-            now_ms,
-        ),
-    )
-    if new:
-        store.insert(
-            "agents", agent_id=contract.agent_id, gate=contract.gate, contract_hash=contract.hash, status="ACTIVE"
-        )
-    else:
+def _write_refusal(
+    store: Store, entry: Mapping[str, str], refused: handshake.Refusal, *, new: bool, now_ms: int
+) -> None:
+    """Write a failed handshake down, once: a process that starts over and over must not fill the ledger."""
+    body = {**entry, "refused": _text(refused.message)} | ({"was": "INITIALIZING", "status": "RETIRED"} if new else {})
+    text = canonical(body).decode()
+    if store.row("SELECT 1 FROM ledger WHERE kind = 'REFUSED' AND body = ?", (text,)) is None:
+        ledger.append(store, now_ms, "REFUSED", "", body)
+
+
+def _put_in_force(
+    store: Store, contract: Contract, entry: Mapping[str, str], known: list[handshake.Known], now_ms: int
+) -> None:
+    if not known:
+        _insert(store, contract, entry, now_ms)
+        _take_into_service(store, contract, now_ms)
+    elif known[0].contract_hash != contract.hash:
+        _insert(store, contract, entry, now_ms)
         store.run("UPDATE agents SET contract_hash = ? WHERE agent_id = ?", (contract.hash, contract.agent_id))
 
 
-def _semver(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split("."))
+def _insert(store: Store, contract: Contract, entry: Mapping[str, str], now_ms: int) -> None:
+    store.insert(
+        "contracts",
+        hash=contract.hash,
+        gate=contract.gate,
+        agent_id=contract.agent_id,
+        version=contract.version,
+        mission_hash=contract.mission_hash,
+        body=contract.model_dump_json(),
+        registered_at_ms=now_ms,
+    )
+    rows = store.rows("SELECT * FROM contracts WHERE hash = ?", (contract.hash,))
+    ledger.append(store, now_ms, "CONTRACT", "", {**entry, "owner": contract.owner, "row": ledger.rows_digest(rows)})
+
+
+def _take_into_service(store: Store, contract: Contract, now_ms: int) -> None:
+    agent_id = contract.agent_id
+    store.insert("agents", agent_id=agent_id, gate=contract.gate, contract_hash=contract.hash, status="INITIALIZING")
+    body = {"agent_id": agent_id, "status": "INITIALIZING", "by": "registry", "reason": "registered"}
+    ledger.append(store, now_ms, "AGENT", "", body)
+    why = f"handshake passed: version {contract.version}, proposal schema {contract.proposal_schema}"
+    move(store, agent_id, "ACTIVE", by="registry", reason=why, now_ms=now_ms)
+
+
+def _revoke_superseded(
+    store: Store, contract: Contract, entry: Mapping[str, str], *, everything: bool, now_ms: int
+) -> None:
+    """Revoke every earlier contract whose authority this one takes something from, or simply every one."""
+    rows = store.rows(
+        "SELECT hash, body FROM contracts WHERE agent_id = ? AND hash <> ?"
+        " AND hash NOT IN (SELECT contract_hash FROM contract_revocations)",
+        (contract.agent_id, contract.hash),
+    )
+    for known, body in rows:
+        lost = sorted(set(json.loads(body)["authority"]) - set(contract.authority))
+        if everything or lost:
+            why = f"version {contract.version} withdraws {', '.join(lost)}" if lost else entry["reason"]
+            _revoke(store, known, by=entry["by"], who=entry["who"], reason=why, now_ms=now_ms)
+
+
+def revoke(store: Store, contract_hash: str, *, who: str, reason: str, now_ms: int) -> bool:
+    """Withdraw a contract: every flow under it ends, even one that is about to reserve. Return False if it was so.
+
+    It is final. Raises ContractError for a contract that was never registered.
+    """
+    with store.transaction():
+        return _revoke(store, contract_hash, by="operator", who=who, reason=reason, now_ms=now_ms)
+
+
+def _revoke(store: Store, contract_hash: str, *, by: str, who: str, reason: str, now_ms: int) -> bool:
+    agent_id = store.value("SELECT agent_id FROM contracts WHERE hash = ?", (contract_hash,))
+    if agent_id is None:
+        raise ContractError(f"there is no contract `{contract_hash}`")
+    if store.row("SELECT 1 FROM contract_revocations WHERE contract_hash = ?", (contract_hash,)) is not None:
+        return False
+    row = {"who": _text(who), "reason": _reason(reason)}
+    store.insert("contract_revocations", contract_hash=contract_hash, **row, revoked_at_ms=now_ms)
+    ledger.append(store, now_ms, "REVOKED", "", {"hash": contract_hash, "agent_id": agent_id, "by": by, **row})
+    return True
+
+
+def _text(given: str) -> str:
+    return one_line(given, REASON_CHARS_MAX)
+
+
+def _reason(given: str) -> str:
+    if why := _text(given):
+        return why
+    raise TransitionError("a reason is needed")
 
 
 def lookup(store: Store, agent_id: str) -> Registration | None:
@@ -146,12 +221,17 @@ def move(store: Store, agent_id: str, status: Status, *, by: Actor, reason: str,
         raise TransitionError(f"there is no agent `{agent_id}`")
     if by not in _WHO_MAY.get((known.status, status), frozenset()):
         raise TransitionError(f"{by} may not move agent `{agent_id}` from {known.status} to {status}")
-    why = one_line(reason, REASON_CHARS_MAX)
-    if not why:
-        raise TransitionError("a reason is needed")
+    why = _reason(reason)
     store.run("UPDATE agents SET status = ?, rejections = 0 WHERE agent_id = ?", (status, agent_id))
-    body = {"agent_id": agent_id, "status": status, "by": by, "reason": why}
-    ledger.append(store, now_ms, "AGENT", "", body | ({"who": one_line(who, REASON_CHARS_MAX)} if who else {}))
+    if (known.status, status) == ("SUSPENDED", "ACTIVE"):  # an operator has looked: the agent may ask again
+        store.run("DELETE FROM escalation_budgets WHERE agent_id = ?", (agent_id,))
+    body = {"agent_id": agent_id, "was": known.status, "status": status, "by": by, "reason": why}
+    ledger.append(store, now_ms, "AGENT", "", body | ({"who": _text(who)} if who else {}))
+
+
+def request_retire(store: Store, agent_id: str, *, reason: str, now_ms: int) -> None:
+    """Retire an agent because it asks for it: the one move an agent may make, and only while it is ACTIVE."""
+    transition(store, agent_id, "RETIRED", by="agent", reason=reason, now_ms=now_ms, who=agent_id)
 
 
 def set_halted(store: Store, halted: bool, *, by: str, reason: str, now_ms: int) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from sds.kernel import dim, intake, jit, registry, reserve
+from sds.kernel import binding, dim, intake, jit, registry, reserve
 from sds.kernel.answer import Answer, answer
 from sds.kernel.canonical import one_line
 from sds.kernel.conclude import Concluder
@@ -36,7 +36,8 @@ from sds.kernel.store import Store
 class Kernel:
     """One gate's kernel over a store. Raises UsageError when the contract's agent is not registered there.
 
-    Under another contract than the registered one it only escalates.
+    A flow is under the contract that was registered when it was created. Of flows under another contract than its
+    own, or a revoked one, this kernel only escalates.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Kernel:
 
     def _compile(self, claimed: intake.Claim) -> DecisionPacket:
         now_ms = self._now_ms()
-        seen = self._observe(claimed.event.key, now_ms)
+        seen = self._observe(claimed.event.key, now_ms, dfid=claimed.dfid)
         envelope, notes = self.envelope(seen.situation), seen.notes
         if envelope.names == (ESCALATE,) and not notes:
             notes = ("the contract's rules or limits leave only the human",)
@@ -104,11 +105,11 @@ class Kernel:
         """Return the envelope in force: the contract's own, met with every safeguard."""
         return envelope_in_force(self.rules.envelope(situation.fields), situation, self._safeguards)
 
-    def _observe(self, key: str, now_ms: int, *, without: str = "") -> Observation:
+    def _observe(self, key: str, now_ms: int, *, dfid: str = "", without: str = "") -> Observation:
         """Look at the world: live state net of what is drawn, and everything else an envelope depends on.
 
         The resources' epochs are read before the state: what is reserved in between shows when this decision
-        reserves. `without`: an order in the air, looked at as if it had taken nothing.
+        reserves. `dfid`: the flow it is for; without one, one that would be created now. `without`: an order in the air, looked at as if it had taken nothing.
         """
         draws = reserve.read_draws(self.store, self.contract, key)
         own_draws, own_spend = reserve.own(self.store, without) if without else ({}, {})
@@ -120,16 +121,17 @@ class Kernel:
             notes += self.rules.faults(fields)
         names = reserve.scopes(self.contract, fields, now_ms)
         known = registry.lookup(self.store, self.contract.agent_id)
+        bound = binding.of_flow(self.store, dfid) or binding.of_agent(self.store, self.contract.agent_id)
         situation = Situation(
             fields=fields,
-            agent_active=known is not None and known.active and known.contract_hash == self._contract_hash,
+            agent_active=known is not None and known.active and bound.contract_hash == self._contract_hash,
             in_effect=now_ms >= self._effective_ms,
             halted=known is not None and known.halted,
             spend_left=reserve.spend_left(self.store, self.contract, names, own_spend),
         )
         notes += standing_notes(situation)
-        version, in_force = read.version if read else "", known.contract_hash if known else ""
-        return Observation(situation, version, draws.epochs, in_force, tuple(notes))
+        version = read.version if read else ""
+        return Observation(situation, version, draws.epochs, bound.contract_hash, tuple(notes))
 
     def _read(self, key: str) -> tuple[StateRead | None, list[str]]:
         """Read live state; state that cannot be read, or is none, is state that is not there."""
@@ -177,12 +179,14 @@ class Kernel:
 
     def _standing(self, packet: DecisionPacket) -> Standing:
         known = registry.lookup(self.store, packet.agent_id)
+        bound = binding.of_flow(self.store, packet.dfid) or binding.Binding()
         spent = self.store.value("SELECT total(tokens) FROM attempts WHERE dfid = ?", (packet.dfid,))
         return Standing(
             agent_active=known is not None and known.active,
             halted=known is not None and known.halted,
-            contract_hash=known.contract_hash if known else "",
-            mission_hash=known.mission_hash if known else "",
+            contract_hash=bound.contract_hash,
+            # of another contract there is no mission to compare: gate 2 objects, and a human may still be asked
+            mission_hash=bound.mission_hash if bound.contract_hash == packet.contract_hash else packet.mission_hash,
             held=reserve.read_draws(self.store, self.contract, packet.key).held,
             tokens_spent=int(spent),
         )
@@ -190,7 +194,7 @@ class Kernel:
     def just_in_time(self, packet: DecisionPacket, verdict: Verdict) -> JitReport:
         """Read the world again and tell whether an accepted decision still holds. Changes nothing."""
         now_ms = self._now_ms()
-        seen = self._observe(packet.key, now_ms)
+        seen = self._observe(packet.key, now_ms, dfid=packet.dfid)
         if verdict.proposal is None or not seen.situation.fields:
             return JitReport(False, now_ms - packet.snapshot.taken_at_ms, seen.notes, code="STATE_DRIFT_DETECTED")
         return jit.check(
@@ -211,7 +215,7 @@ class Kernel:
 
     def still_valid(self, intent: ExecutionIntent) -> bool:
         """Tell whether an order in the air would be reserved again now: same authority, same state, same numbers."""
-        seen = self._observe(intent.resource_key, self._now_ms(), without=intent.dfid)
+        seen = self._observe(intent.resource_key, self._now_ms(), dfid=intent.dfid, without=intent.dfid)
         stored = self.store.value("SELECT proposal FROM policy_proposals WHERE dfid = ?", (intent.dfid,))
         proposal = parse_proposal(stored) if isinstance(stored, bytes) else ""
         if seen.version != intent.state_version or isinstance(proposal, str):

@@ -80,7 +80,22 @@ CREATE TABLE spend_totals (
 
 -- Since version 2, only by new tables: an older record gets them when it is opened.
 
--- registry: contracts withdrawn, and how many escalations an agent has left (thousandths)
+-- registry: contracts withdrawn, and how many escalations an agent had left (in parts of 1/3,600,000) and when
+CREATE TABLE contract_revocations (
+    contract_hash TEXT PRIMARY KEY REFERENCES contracts, who TEXT NOT NULL, reason TEXT NOT NULL,
+    revoked_at_ms INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE escalation_budgets (
+    agent_id TEXT PRIMARY KEY, parts INTEGER NOT NULL CHECK (parts >= 0), at_ms INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TRIGGER revocation_no_update BEFORE UPDATE ON contract_revocations BEGIN
+    SELECT RAISE(ABORT, 'a revocation is final: no update');
+END;
+CREATE TRIGGER revocation_no_delete BEFORE DELETE ON contract_revocations BEGIN
+    SELECT RAISE(ABORT, 'a revocation is final: no delete');
+END;
 
 -- human decisions
 

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import asdict
-from typing import Annotated
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
 import typer
 
 from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator, print_json
 from sds.home import now_ms
 from sds.kernel import registry
+from sds.kernel.agent_record import AgentRecord, Held, Move, agent_record
+from sds.kernel.errors import UsageError
 from sds.kernel.registry import Status
 
 agents = typer.Typer(
-    help="List, suspend and reactivate agents.\n\nExample: sds agents list", no_args_is_help=True, rich_markup_mode=None
+    help="List, show, suspend, reactivate and retire agents, and revoke a contract.\n\nExample: sds agents list",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 AgentId = Annotated[str, typer.Argument(help="The agent, as its contract names it.", metavar="AGENT")]
 
 
 def add_to(app: typer.Typer) -> None:
     agents.command("list")(list_agents)
+    agents.command("show")(show)
     agents.command("suspend")(suspend)
     agents.command("reactivate")(reactivate)
+    agents.command("retire")(retire)
+    agents.command("revoke")(revoke)
     app.add_typer(agents, name="agents")
 
 
@@ -40,23 +48,121 @@ def list_agents(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
         typer.echo(f"{agent.agent_id}  {agent.status}  contract {agent.contract_hash[:12]}")
 
 
-def suspend(agent_id: AgentId, reason: Reason, gate: GateOption = "refund") -> None:
+def show(agent_id: AgentId, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
+    """Show one agent: who answers for it, where it stands since when and why, its contracts, its whole history.
+
+    Example: sds agents show refund-agent
+    """
+    found = _record(gate, agent_id)
+    if as_json:
+        print_json(asdict(found))
+        return
+    agent, now = found.agent, found.moves[-1] if found.moves else None
+    facts = {
+        "agent": agent.agent_id,
+        "gate": found.gate + ("  (halted by an operator)" if agent.halted else ""),
+        "owner": found.owner,
+        "contract": f"{found.version}  {agent.contract_hash}",
+        "status": agent.status
+        + (f" since {_when(now.at_ms)}, by {_named(now.by, now.who)}: {now.reason}" if now else ""),
+        "rejections in a row": agent.rejections,
+        "escalations left": f"{found.escalations_left} of {found.escalations_per_hour} an hour",
+    }
+    for name, value in facts.items():
+        typer.echo(f"{name}: {_plain(value)}")
+    typer.echo("contracts")
+    for held in found.contracts:
+        typer.echo(f"  {_plain(_told(held))}")
+    typer.echo("history")
+    for move in found.moves:
+        typer.echo(f"  {_plain(_moved(move))}")
+
+
+def suspend(agent_id: AgentId, reason: Reason, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
     """Suspend an agent: from the next transaction on it decides nothing, and its cases go to a human.
 
     Example: sds agents suspend refund-agent --reason "too many vouchers"
     """
-    _move(gate, agent_id, "SUSPENDED", reason)
+    _move(gate, agent_id, "SUSPENDED", reason, as_json)
 
 
-def reactivate(agent_id: AgentId, reason: Reason, gate: GateOption = "refund") -> None:
-    """Reactivate a suspended agent, after a review.
+def reactivate(agent_id: AgentId, reason: Reason, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
+    """Reactivate a suspended agent, after a review. Its escalation budget is full again.
 
     Example: sds agents reactivate refund-agent --reason "reviewed, thresholds were too low"
     """
-    _move(gate, agent_id, "ACTIVE", reason)
+    _move(gate, agent_id, "ACTIVE", reason, as_json)
 
 
-def _move(gate: str, agent_id: str, status: Status, reason: str) -> None:
+def retire(agent_id: AgentId, reason: Reason, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
+    """Retire an agent, for good: its gate's cases go to a human from the next transaction on.
+
+    Example: sds agents retire refund-agent --reason "the desk is closed"
+    """
+    _move(gate, agent_id, "RETIRED", reason, as_json)
+
+
+def revoke(
+    agent_id: AgentId,
+    version: Annotated[str, typer.Argument(help="The contract's version, as `sds agents show` lists it.")],
+    reason: Reason,
+    gate: GateOption = "refund",
+    as_json: JsonFlag = False,
+) -> None:
+    """Revoke a contract, for good: every flow under it ends. Only a higher version can take its place.
+
+    Example: sds agents revoke refund-agent 1.1.0 --reason "wrong table of amounts"
+    """
+    found = next((held for held in _record(gate, agent_id).contracts if held.version == version), None)
+    if found is None:
+        raise UsageError(f"agent `{agent_id}` never had a version `{version}`", hint=f"sds agents show {agent_id}")
+    with closing(open_store(gate)) as store:
+        changed = registry.revoke(store, found.contract_hash, who=operator(), reason=reason, now_ms=now_ms())
+    facts = {"agent_id": agent_id, "version": version, "contract_hash": found.contract_hash, "changed": changed}
+    if as_json:
+        print_json(facts)
+    else:
+        typer.echo(f"{agent_id} {version}: {'revoked' if changed else 'was revoked already'}")
+
+
+def _record(gate: str, agent_id: str) -> AgentRecord:
+    with closing(open_store(gate)) as store:
+        found = agent_record(store, agent_id, now_ms=now_ms())
+    if found is None:
+        raise UsageError(f"there is no agent `{agent_id}`", hint="sds agents list")
+    return found
+
+
+def _move(gate: str, agent_id: str, status: Status, reason: str, as_json: bool) -> None:
     with closing(open_store(gate)) as store:
         registry.transition(store, agent_id, status, by="operator", who=operator(), reason=reason, now_ms=now_ms())
-    typer.echo(f"{agent_id}: {status}")
+    if as_json:
+        print_json({"agent_id": agent_id, "status": status})
+    else:
+        typer.echo(f"{agent_id}: {status}")
+
+
+def _told(held: Held) -> str:
+    line = f"{held.version}  {held.contract_hash[:12]}  {held.standing}  registered {_when(held.registered_at_ms)}"
+    line += f" by {_named(held.by, held.who)}: {held.reason}"
+    if held.revoked_at_ms is None:
+        return line
+    return f"{line}; revoked {_when(held.revoked_at_ms)} by {held.revoked_who}: {held.revoked_reason}"
+
+
+def _moved(move: Move) -> str:
+    path = f"{move.was} -> {move.status}" if move.was else move.status
+    return f"{_when(move.at_ms)}  {path}  by {_named(move.by, move.who)}: {move.reason}"
+
+
+def _named(role: str, who: str) -> str:
+    return f"{role} ({who})" if who and who != role else role
+
+
+def _plain(value: Any) -> str:
+    """Return a value on one line, control characters spelled out: a contract's text must not draw on this page."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+
+
+def _when(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")

@@ -17,7 +17,7 @@ from sds.cli.common import GateName, JsonFlag, ModelPath, folder_of, print_json
 from sds.home import decisions_path
 from sds.kernel.answer import Answer
 from sds.kernel.bounds import format_literal
-from sds.kernel.errors import SdsError, StoreError, UsageError
+from sds.kernel.errors import SdsError, StoreError, UsageError, WorldError
 from sds.kernel.store import Store
 
 LIMIT_DEFAULT = 50
@@ -73,7 +73,10 @@ def run(
     _table(report, chaos, Console(highlight=False, stderr=as_json))
     if as_json:
         print_json(report)
-    _judge(report, chaos)
+    _judge(report, None if report["stopped"] else chaos)
+    if report["stopped"]:
+        why, hint = report["stopped"]
+        raise WorldError(f"stopped after {report['decisions']} of {limit} claims: {why}", hint=hint)
 
 
 def _set_aside(folder: Path) -> None:

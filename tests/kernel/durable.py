@@ -69,6 +69,7 @@ spend:
   - {name: customer, window: day, per: ticket.customer, max_minor: 100000}
 retry: {attempts_max: 3, restarts_max: 3, rejections_to_suspend: 10}
 budget: {ttl_ms: 30000, dispatch_ms_max: 5000}
+escalation: {per_hour: 1000000}
 """
 FARE_MINOR = 20_000
 COMPENSATION_MINOR = 25_000

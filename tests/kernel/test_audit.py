@@ -19,6 +19,7 @@ from tests.kernel.durable import (
     LEASE_MS,
     World,
     compensate,
+    contract,
     deny,
     escalate,
     goodwill,
@@ -62,6 +63,10 @@ def world(folder: Path) -> Iterator[World]:
     registry.transition(made.store, "claims-agent", "ACTIVE", by="operator", reason="all well", now_ms=made.clock())
     registry.set_halted(made.store, halted=True, by="operator", reason="a break", now_ms=made.clock())
     registry.set_halted(made.store, halted=False, by="operator", reason="over", now_ms=made.clock())
+    other = contract(("gate: claims", "gate: others"), ("agent_id: claims-agent", "agent_id: others-agent"))
+    registry.register(made.store, other, by="registry", now_ms=made.clock())
+    registry.revoke(made.store, other.hash, who="me", reason="a mistake", now_ms=made.clock())
+    made.decide(escalate, "escalated again", "T6")
     made.packet("still open", "T5")
     made.kernel.decide(packet := made.packet("open, once rejected", "T6"), nonsense(packet))
     assert () == audit.verify(made.store).faults
@@ -362,6 +367,7 @@ def rewritten(db: Stranger) -> None:
         )
         prev = own
     db.execute("UPDATE execution_log SET executed_at_ms = executed_at_ms - 3600000")
+    db.execute("UPDATE contract_revocations SET revoked_at_ms = revoked_at_ms - 3600000")
 
 
 def test_a_ledger_rewritten_as_a_whole_is_seen_only_with_a_head(world: World):

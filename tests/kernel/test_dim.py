@@ -84,7 +84,10 @@ def test_a_claim_that_is_not_of_the_envelope_is_rejected_at_its_gate(data: bytes
     [
         ({"agent_active": False}, (2, "AGENT_SUSPENDED", "agent `till-agent` is not active")),
         ({"halted": True}, (2, "HALTED", "an operator has halted the system")),
-        ({"contract_hash": "other"}, (2, "CONTRACT_REVOKED", "the packet was made under another contract")),
+        (
+            {"contract_hash": "other"},
+            (2, "CONTRACT_REVOKED", "the flow is not, or no longer, under the contract of this packet"),
+        ),
         ({"tokens_spent": 4087}, (2, "TOKEN_BUDGET_EXCEEDED", "4097 tokens are over the budget")),
         ({"now_ms": PACKET.expires_at_ms + 1}, (3, "PROPOSAL_EXPIRED", "the packet expired before the proposal came")),
         (

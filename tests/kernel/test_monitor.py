@@ -97,6 +97,15 @@ def test_only_an_operator_reactivates_and_the_window_starts_anew(world: World):
     assert "10 of the last 10 decisions paid, over 50 %" == watch(world)
 
 
+def test_a_case_that_a_human_resolved_starts_no_new_window(world: World):
+    """Only who lifts a suspension has looked at everything the agent did; else asking would keep the monitor blind."""
+    run(world, paid=9, denied=0)
+    for status, by in (("ESCALATED", "runtime"), ("ACTIVE", "operator")):
+        registry.transition(world.store, "claims-agent", status, by=by, reason="one case", now_ms=1)  # type: ignore[arg-type]
+    run(world, paid=1, denied=0, start=10)
+    assert "10 of the last 10 decisions paid, over 50 %" == watch(world)
+
+
 def test_a_flow_that_nobody_finished_counts_for_nothing(world: World):
     run(world, paid=5, denied=4)
     world.packet("abandoned")

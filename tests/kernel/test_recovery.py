@@ -143,9 +143,9 @@ def test_an_absent_order_stays_unknown_and_held_when_it_can_neither_be_sent_agai
             w.store, w.contract.agent_id, "SUSPENDED", by="operator", reason="test", now_ms=1
         ),
         lambda w: registry.set_halted(w.store, True, by="operator", reason="test", now_ms=1),
-        lambda w: registry.register(w.store, contract(("1.0.0", "1.0.1")), by="registry", now_ms=1),
+        lambda w: registry.revoke(w.store, w.contract.hash, who="me", reason="test", now_ms=1),
     ],
-    ids=["state moved", "nothing left", "suspended", "halted", "new contract"],
+    ids=["state moved", "nothing left", "suspended", "halted", "revoked"],
 )
 def test_recovery_never_sends_an_order_that_would_not_be_reserved_again(
     world: World, change: Callable[[World], object]
@@ -157,6 +157,27 @@ def test_recovery_never_sends_an_order_that_would_not_be_reserved_again(
     assert ([], []) == (world.rail.sent, world.rail.paid())
     assert ["INTERRUPTED"] == world.column("SELECT tag FROM decision_flows")
     assert () == audit.verify(world.store).faults
+
+
+def test_an_order_is_sent_again_under_the_contract_of_its_flow_and_by_no_other_kernel(world: World):
+    """Whoever runs the newer version cannot derive the older one's envelope: it voids what it finds of it."""
+    newer = contract(("1.0.0", "1.0.1"))
+    for name, terms in (("C1", world.contract), ("C2", newer)):
+        left_hanging(world, paid=False, name=name)
+        if terms is newer:
+            registry.register(world.store, newer, by="registry", now_ms=1)
+        world.clock.advance(LEASE_MS)
+        expected = Recovered(success=1) if terms is world.contract else Recovered(failed=1)
+        assert expected == recover(world.open_kernel(terms=terms), now_ms=world.clock())
+    assert 1 == len(world.rail.paid())
+    assert () == audit.verify(world.store).faults
+
+
+def test_an_order_of_a_superseded_contract_is_sent_again_by_a_kernel_that_still_runs_it(world: World):
+    left_hanging(world, paid=False)
+    registry.register(world.store, contract(("1.0.0", "1.0.1")), by="registry", now_ms=1)
+    world.clock.advance(LEASE_MS)
+    assert Recovered(success=1) == recovered(world)
 
 
 def test_a_sender_that_wakes_up_after_recovery_sends_nothing(world: World):

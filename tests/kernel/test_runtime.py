@@ -157,14 +157,69 @@ def test_what_others_did_while_a_flow_was_open_is_not_held_against_the_agent(wor
     assert ("ACTIVE", [0]) == (status(world), world.column("SELECT rejections FROM agents"))
 
 
-def test_a_new_mission_aborts_what_was_open_and_suspends_nobody(world: World):
-    packet = world.packet()
-    newer = contract(("1.0.0", "1.1.0"), ("Decide claims.", "Deny claims."))
+NARROWER = (("1.0.0", "1.1.0"), ("REFUND_TICKET, GOODWILL, DENY]", "GOODWILL, DENY]"))
+
+
+def newer_version(world: World, *changes: tuple[str, str]) -> None:
+    newer = contract(*(changes or (("1.0.0", "1.1.0"), ("Decide claims.", "Deny claims."))))
     registry.register(world.store, newer, by="registry", now_ms=world.clock())
+
+
+def revoke(world: World) -> None:
+    registry.revoke(world.store, world.contract.hash, who="me", reason="test", now_ms=world.clock())
+
+
+def test_a_flow_stays_under_the_contract_it_was_created_under(world: World):
+    """Judged, checked just in time and reserved under it, though a newer version with another mission is in force."""
+    packet = world.packet()
+    newer_version(world)
     answer = world.kernel.decide(packet, refund()(packet))
-    assert ("ABORTED", "CONTRACT_REVOKED", []) == (answer.state, answer.tag, world.rail.sent)
-    assert {"CONTRACT_REVOKED", "MISSION_DISSONANCE"} == {line.split(": ")[1] for line in answer.reasons}
+    assert ("CLOSED", "SUCCESS") == (answer.state, answer.execution)
+    assert [world.contract.hash] == world.column("SELECT contract_hash FROM decision_flows")
     assert "ACTIVE" == status(world)
+    assert () == audit.verify(world.store).faults
+
+
+def test_a_flow_created_after_a_newer_version_is_under_that_one_whoever_opened_it(world: World):
+    """Nothing is lost: a kernel that still runs the older version hands it to a human, mission changed or not."""
+    newer_version(world)
+    packet = world.packet()
+    assert (("ESCALATE",), world.contract.hash) == (packet.envelope.names, packet.contract_hash)
+    assert [packet.contract_hash] != world.column("SELECT contract_hash FROM decision_flows")
+    answer = world.kernel.decide(packet, escalate(packet))
+    assert ("ESCALATED", "CONTRACT_REVOKED") == (answer.state, answer.reason_code)
+
+
+def test_a_flow_started_anew_after_drift_is_under_the_contract_of_that_moment(world: World):
+    packet = world.packet()
+    newer_version(world)
+    world.tickets.put("T1", refundable_minor=1)
+    assert "STATE_DRIFT_DETECTED" == world.kernel.decide(packet, refund()(packet)).tag
+    assert ("ESCALATE",) == world.packet().envelope.names
+
+
+@pytest.mark.parametrize(
+    "act", [revoke, lambda w: newer_version(w, *NARROWER)], ids=["by an operator", "by taking a kind away"]
+)
+def test_a_revoked_contract_ends_every_flow_under_it(world: World, act: Callable[[World], object]):
+    packets = [world.packet(f"C{number}") for number in range(2)]
+    act(world)
+    answers = [world.kernel.decide(packet, say(packet)) for packet, say in zip(packets, (refund(), deny), strict=True)]
+    assert [("ABORTED", "CONTRACT_REVOKED")] * 2 == [(answer.state, answer.tag) for answer in answers]
+    assert ([], "ACTIVE") == (world.rail.sent, status(world))
+    assert ("ESCALATE",) == world.packet("C3").envelope.names
+    assert () == audit.verify(world.store).faults
+
+
+def test_a_newer_version_that_takes_no_kind_away_revokes_nothing_unless_it_says_so(world: World):
+    packet = world.packet("C1")
+    newer_version(world)
+    newer = contract(("1.0.0", "1.2.0"))
+    registry.register(world.store, newer, by="operator", who="me", now_ms=1, revoke_previous=True)
+    assert "CONTRACT_REVOKED" == world.kernel.decide(packet, refund()(packet)).tag
+    assert 2 == len(world.column("SELECT contract_hash FROM contract_revocations"))
+    opened = world.open_kernel(terms=newer).open(world.event("C2"))
+    assert "REFUND_TICKET" in opened.envelope.names  # type: ignore[union-attr]
 
 
 def test_another_mission_under_the_same_contract_suspends(world: World):
@@ -197,10 +252,8 @@ def test_everything_is_halted_between_reasoning_and_execution(world: World):
         (suspend, "AGENT_SUSPENDED"),
         (halt, "HALTED"),
         (lambda w: w.clock.advance(30_001), "PROPOSAL_EXPIRED"),
-        (
-            lambda w: registry.register(w.store, contract(("1.0.0", "1.0.1")), by="registry", now_ms=1),
-            "CONTRACT_REVOKED",
-        ),
+        (revoke, "CONTRACT_REVOKED"),
+        (lambda w: newer_version(w, *NARROWER), "CONTRACT_REVOKED"),
     ],
 )
 def test_authority_is_asked_for_again_inside_the_reserving_transaction(

@@ -25,7 +25,9 @@ from sds.gates.refund.desk import QueuedClaim, airline_path, ensure_world, open_
 from sds.gates.refund.rail_client import RailProcess
 from sds.gates.refund.rail_store import Payment
 from sds.gates.refund.source import TicketSource
-from sds.kernel import audit, registry
+from sds.home import now_ms
+from sds.kernel import audit, binding, registry
+from sds.kernel.agent_record import agent_record
 from sds.kernel.answer import Answer
 from sds.kernel.errors import UsageError
 from sds.kernel.intake import settled_events
@@ -36,6 +38,7 @@ from sds.kernel.store import Reader
 MOVED_EVERY = 2  # of the proposals that would pay, and of the others
 PAYS = frozenset({"COMPENSATE", "REFUND_TICKET", "VOUCHER"})
 FAULTS_SHOWN = 10
+HINTS = {"SUSPENDED": "sds agents reactivate {} --reason ...", "ESCALATED": "sds escalations list"}
 THUMB = ("COMPENSATE", "REFUND_TICKET", "VOUCHER", "DENY", "ESCALATE")
 OUTCOMES = {"COMPENSATE": "compensated", "REFUND_TICKET": "refunded", "VOUCHER": "vouchers", "DENY": "denied"}
 
@@ -86,7 +89,8 @@ def run(
     rails: list[RailProcess] = []
     with open_refund(folder, model=model, on_reasoned=watch.reasoned, with_rail=rails.append) as gate:
         source = TicketSource(airline_path(folder))
-        _refuse_stopped(gate)
+        if stopped := _stopped(gate):
+            raise UsageError(stopped[0], hint=stopped[1])
         known = settled_events(gate.store, gate.contract)
         claims = [c for c in read_queue(folder) if c.event["claim_id"] not in known]
         if len(claims) < limit:
@@ -98,21 +102,33 @@ def run(
             answer = gate.decide(claim.event)
             decided.append((answer, (perf_counter() - began) * 1000, expected))
             on_decided(answer)
+            stopped = _stopped(gate) if len(decided) < limit else None
+            if stopped:
+                break
         payments = list(rails[0].payments())
         wrong = list(books.faults(payments, gate.store, lambda ticket: _fare(source, ticket)))
         source.close()
         report = _report(gate.engine.model, decided, watch, payments, wrong, audit.verify(gate.store).faults)
+        report["stopped"] = stopped
         return report | (_chaos_report(watch, gate.store, payments, decided) if chaos else {})
 
 
-def _refuse_stopped(gate: Gate) -> None:
-    """Refuse to use up the queue as escalations while nothing can be decided. Raises UsageError."""
-    known = registry.lookup(gate.store, gate.contract.agent_id)
-    if known is not None and known.halted:
-        raise UsageError("the gate is halted", hint="sds resume --reason ...")
-    if known is None or not known.active:
-        hint = f"sds agents reactivate {gate.contract.agent_id} --reason ..."
-        raise UsageError(f"agent `{gate.contract.agent_id}` is not active", hint=hint)
+def _stopped(gate: Gate) -> tuple[str, str] | None:
+    """Return why nothing can be decided now, and how to mend it: the queue must not be used up as escalations."""
+    agent_id = gate.contract.agent_id
+    known = registry.lookup(gate.store, agent_id)
+    if known is None:
+        return f"agent `{agent_id}` is not registered", "sds agents list"
+    if known.halted:
+        return "the gate is halted", "sds resume --reason ..."
+    if not known.active:
+        found = agent_record(gate.store, agent_id, now_ms=now_ms())
+        why = f": {found.moves[-1].reason}" if found and found.moves else ""
+        hint = HINTS.get(known.status, "sds agents show {}").format(agent_id)
+        return f"agent `{agent_id}` is not active but {known.status}{why}", hint
+    if binding.of_agent(gate.store, agent_id).contract_hash != gate.contract.hash:
+        return f"agent `{agent_id}` is no longer under this contract", f"sds agents show {agent_id}"
+    return None
 
 
 def _expected(source: TicketSource, claim: QueuedClaim) -> str:

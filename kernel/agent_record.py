@@ -1,0 +1,114 @@
+"""Everything the record knows of one agent: who answers for it, where it stands since when and why, what it was under.
+
+Read from the ledger, where every entry has who, when and why; only what is now is read from the tables.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sds.kernel import escalation
+from sds.kernel.registry import Registration, lookup
+from sds.kernel.store import Reader, Store
+
+HISTORY_MAX = 100  # moves and contracts that are read back, the latest
+
+Standing = Literal["in force", "superseded", "revoked"]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One move of the agent. `by` is the role, `who` its name where one was given; `was` empty: not recorded."""
+
+    at_ms: int
+    was: str
+    status: str
+    by: str
+    who: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A contract the agent had. `revoked_*` are empty unless it was revoked."""
+
+    version: str
+    contract_hash: str
+    standing: Standing
+    registered_at_ms: int
+    by: str
+    who: str
+    reason: str
+    revoked_at_ms: int | None
+    revoked_who: str
+    revoked_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRecord:
+    """One agent. Moves and contracts oldest first. `escalations_left` of `escalations_per_hour`."""
+
+    agent: Registration
+    gate: str
+    owner: str
+    version: str
+    mission: str
+    escalations_left: int
+    escalations_per_hour: int
+    contracts: tuple[Held, ...]
+    moves: tuple[Move, ...]
+
+
+def agent_record(store: Store, agent_id: str, *, now_ms: int) -> AgentRecord | None:
+    """Return what is known of an agent, None when there is none of this name."""
+    agent = lookup(store, agent_id)
+    body = store.value("SELECT body FROM contracts WHERE hash = ?", (agent.contract_hash,)) if agent else None
+    if agent is None or body is None:
+        return None
+    terms = json.loads(body)
+    per_hour = int(terms.get("escalation", {}).get("per_hour", 3))
+    return AgentRecord(
+        agent=agent,
+        gate=terms["gate"],
+        owner=terms["owner"],
+        version=terms["version"],
+        mission=terms["mission"],
+        escalations_left=escalation.left(store, agent_id, per_hour, now_ms),
+        escalations_per_hour=per_hour,
+        contracts=tuple(_held(store, at_ms, entry, agent) for at_ms, entry in _entries(store, "CONTRACT", agent_id)),
+        moves=tuple(_move(at_ms, entry) for at_ms, entry in _entries(store, "AGENT", agent_id)),
+    )
+
+
+def _entries(store: Reader, kind: str, agent_id: str) -> list[tuple[int, dict[str, Any]]]:
+    rows = store.rows(
+        "SELECT at_ms, body FROM ledger WHERE kind = ? AND json_extract(body, '$.agent_id') = ?"
+        " ORDER BY idx DESC LIMIT ?",
+        (kind, agent_id, HISTORY_MAX),
+    )
+    return [(at_ms, json.loads(body)) for at_ms, body in reversed(rows)]
+
+
+def _move(at_ms: int, entry: dict[str, Any]) -> Move:
+    return Move(
+        at_ms, entry.get("was", ""), entry["status"], entry["by"], entry.get("who", ""), entry.get("reason", "")
+    )
+
+
+def _held(store: Reader, at_ms: int, entry: dict[str, Any], agent: Registration) -> Held:
+    revoked = store.row(
+        "SELECT revoked_at_ms, who, reason FROM contract_revocations WHERE contract_hash = ?", (entry["hash"],)
+    )
+    standing: Standing = "in force" if entry["hash"] == agent.contract_hash else "superseded"
+    return Held(
+        entry["version"],
+        entry["hash"],
+        "revoked" if revoked else standing,
+        at_ms,
+        entry["by"],
+        entry.get("who", ""),
+        entry.get("reason", ""),
+        *(revoked or (None, "", "")),
+    )

@@ -1,0 +1,109 @@
+"""`sds run` ends when nothing can be decided any more: the queue is not used up as escalations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from sds.cli import run as cli
+from sds.gates.refund import run as refund
+from sds.gates.refund.desk import ensure_world, load_refund_contract, open_refund
+from sds.home import now_ms, open_record
+from sds.kernel import registry
+from sds.kernel.answer import Answer
+from sds.kernel.errors import UsageError, WorldError
+from sds.kernel.store import Store
+from tests.gates.test_refund_gate import Greedy
+
+AGENT = "refund-agent"
+LIMIT = 4
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a gate's folder; its model pays whatever the envelope permits."""
+    monkeypatch.setenv("SDS_HOME", str(tmp_path))
+    monkeypatch.setattr(refund, "open_refund", partial(open_refund, engine=Greedy()))  # type: ignore[arg-type]  # any proposer
+    ensure_world(tmp_path / "refund", claims=40)
+    return tmp_path / "refund"
+
+
+def after(folder: Path, count: int, act: Callable[[Store], object]) -> Callable[[Answer], None]:
+    """Do something to the record from outside, once that many claims are decided."""
+    seen: list[Answer] = []
+
+    def decided(answer: Answer) -> None:
+        seen.append(answer)
+        if len(seen) == count:
+            with closing(open_record(folder)) as store:
+                act(store)
+
+    return decided
+
+
+def suspend(store: Store) -> None:
+    registry.transition(store, AGENT, "SUSPENDED", by="runtime", reason="escalation budget exhausted", now_ms=now_ms())
+
+
+def go(folder: Path, count: int, act: Callable[[Store], object]) -> dict[str, object]:
+    return refund.run(folder, limit=LIMIT, model=None, chaos=None, on_decided=after(folder, count, act))
+
+
+@pytest.mark.parametrize(
+    ("act", "why", "hint"),
+    [
+        (
+            suspend,
+            "is not active but SUSPENDED: escalation budget exhausted",
+            f"sds agents reactivate {AGENT} --reason",
+        ),
+        (
+            lambda s: registry.set_halted(s, True, by="me", reason="x", now_ms=1),
+            "the gate is halted",
+            "sds resume --reason",
+        ),
+        (
+            lambda s: registry.revoke(s, load_refund_contract().hash, who="me", reason="x", now_ms=1),
+            "is no longer under this contract",
+            f"sds agents show {AGENT}",
+        ),
+        (
+            lambda s: registry.transition(s, AGENT, "ESCALATED", by="runtime", reason="waits", now_ms=1),
+            "is not active but ESCALATED: waits",
+            "sds escalations list",
+        ),
+    ],
+    ids=["suspended", "halted", "revoked", "waiting"],
+)
+def test_a_run_stops_in_the_middle_and_says_why(
+    folder: Path, act: Callable[[Store], object], why: str, hint: str
+) -> None:
+    report = go(folder, 2, act)
+    said, mend = report["stopped"]  # type: ignore[misc]
+    assert (2, []) == (report["decisions"], report["record_faults"])
+    assert why in said
+    assert mend.startswith(hint)
+
+
+@pytest.mark.parametrize("count", [LIMIT, LIMIT + 1])
+def test_a_run_that_was_done_by_then_was_not_stopped(folder: Path, count: int) -> None:
+    report = go(folder, count, suspend)
+    assert (LIMIT, None) == (report["decisions"], report["stopped"])
+
+
+def test_the_command_shows_what_was_decided_and_fails_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop = after(folder, 2, suspend)
+    monkeypatch.setattr(refund, "run", lambda *args, whole=refund.run, **kw: whole(*args, **{**kw, "on_decided": stop}))
+    with pytest.raises(WorldError) as stopped:
+        cli.run("refund", limit=LIMIT)
+    assert "stopped after 2 of 4 claims: agent `refund-agent` is not active but SUSPENDED" in str(stopped.value)
+    assert f"sds agents reactivate {AGENT} --reason ..." == stopped.value.hint
+    assert "2 claims, decided by greedy" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="is not active but SUSPENDED: escalation budget exhausted"):
+        cli.run("refund", limit=LIMIT)
