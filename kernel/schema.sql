@@ -83,6 +83,13 @@ CREATE TABLE spend_totals (
 -- registry: contracts withdrawn, and how many escalations an agent has left (thousandths)
 
 -- human decisions
+CREATE TABLE human_decisions (
+    dfid TEXT PRIMARY KEY, decision TEXT NOT NULL, who TEXT NOT NULL, reason TEXT NOT NULL, impact TEXT NOT NULL,
+    acknowledged INTEGER NOT NULL, policy_kind TEXT, params TEXT, justification TEXT, proposal BLOB NOT NULL,
+    seen TEXT NOT NULL, snapshot_id TEXT, snapshot TEXT, envelope_hash TEXT, envelope TEXT,
+    contract_hash TEXT NOT NULL, lease_until_ms INTEGER NOT NULL, decided_at_ms INTEGER NOT NULL
+) STRICT;
+CREATE INDEX flows_escalated ON decision_flows (state) WHERE state = 'ESCALATED';
 
 -- context store: session, memory, artifacts
 
