@@ -9,11 +9,12 @@ either: they can always abort, even while everything is halted and no state can 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sds.kernel import dim, human_record, jit, registry, reserve
 from sds.kernel.answer import Answer, answer
+from sds.kernel.bounds import format_literal
 from sds.kernel.conclude import Concluder
 from sds.kernel.dim import Standing, Verdict
 from sds.kernel.dispatch import Log, no_log
@@ -125,10 +126,18 @@ class HumanDesk:
         if wanted.decision == "ABORT":
             self._abort(case, wanted)
         else:
-            made, intent = self._carry(case, wanted)
+            made, intent = self._carried(case, wanted)
             if intent is not None:
                 self._kernel.dispatcher.carry_out(intent, until_ms=made.lease_until_ms)
         return self._answer(dfid)
+
+    def _carried(self, case: Case, wanted: Resolution) -> tuple[HumanDecision, ExecutionIntent | None]:
+        """Do what `_carry` does; of two humans at once, the second is told of the first before anything else."""
+        try:
+            return self._carry(case, wanted)
+        except SdsError:
+            human_record.refuse_unless_waiting(self.case(case.dfid))
+            raise
 
     def _abort(self, case: Case, wanted: Resolution) -> None:
         made = self._made(wanted, "LOW", wanted.seen or case.snapshot_id)
@@ -185,10 +194,14 @@ class HumanDesk:
         action, numbers = verdict.proposal.action if verdict.proposal else "", dict(verdict.numbers)
         what = impact(self.contract, action, numbers)
         if what == "HIGH" and not wanted.acknowledged:
-            shown = ", ".join(f"{name} {value}" for name, value in numbers.items())
-            will = f"`{action}` ({shown or 'no numbers'}) will be carried out on `{case.key}`"
+            shown = "".join(f" {name} {value}" for name, value in self._literals(action, numbers))
+            will = f"`{action}{shown}` will be carried out on `{case.key}`"
             raise unacknowledged(case.dfid, f"this is of HIGH impact: {will} and cannot be undone")
         return what
+
+    def _literals(self, action: str, numbers: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+        spec = self.contract.kinds[action]
+        return ((name, format_literal(value, spec.scale(name))) for name, value in numbers.items())
 
     def _refuse_drift(self, case: Case, wanted: Resolution, look: Look) -> None:
         """Refuse when the world is not the one the human has looked at.

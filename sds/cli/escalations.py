@@ -24,7 +24,7 @@ from sds.kernel.envelope import ESCALATE, KindBound
 from sds.kernel.errors import UsageError
 from sds.kernel.human import HumanDesk, Look
 from sds.kernel.human_record import Case
-from sds.kernel.human_terms import impact
+from sds.kernel.human_terms import Impact, human_contract, impact
 from sds.kernel.snapshot import parse_type, show
 
 escalations = typer.Typer(
@@ -75,6 +75,8 @@ def _summary(terms: Contract, case: Case) -> dict[str, Any]:
         "since": _when(case.since_ms),
         "reason": "UNKNOWN" if case.unknown else case.reason_code,
         "proposed": _decision(terms, proposed, case.numbers) if proposed else None,
+        "action": proposed,
+        "params": case.numbers if proposed else {},
         "impact": case.impact(terms),
     }
 
@@ -136,10 +138,9 @@ def _commands(terms: Contract, case: Case, look: Look) -> list[str]:
     seen = f" --seen {look.seen}" if look.moved else ""
     commands, envelope = [], look.packet.envelope
     if case.proposal and not envelope.objections(replace(case.proposal, rationale=None)):
-        high = " --acknowledge" if case.impact(terms) == "HIGH" else ""
-        commands.append(f"{start} --override {why}{seen}{high}")
+        commands.append(f"{start} --override {why}{seen}{_acknowledge(case.impact(terms))}")
     commands += [
-        f"{start} --modify {shlex.quote(_example(kind))} {why}{seen}{_high(terms, kind)}"
+        f"{start} --modify {shlex.quote(_example(kind))} {why}{seen}{_acknowledge(_impacts(terms, kind)[0])}"
         for kind in envelope.kinds
         if kind.kind != ESCALATE
     ]
@@ -151,9 +152,16 @@ def _example(kind: KindBound) -> str:
     return f'{{"action":"{kind.kind}","params":{{{params}}},"reason_code":"{kind.reasons[0]}"}}'
 
 
-def _high(terms: Contract, kind: KindBound) -> str:
-    least = {name: bound.lo for name, bound in kind.params} | {name: value for name, value, _ in kind.fills}
-    return " --acknowledge" if impact(terms, kind.kind, least) == "HIGH" else ""
+def _acknowledge(level: Impact | None) -> str:
+    return " --acknowledge" if level == "HIGH" else ""
+
+
+def _impacts(terms: Contract, kind: KindBound) -> list[Impact]:
+    """Return the impact of the least and of the most that a kind may be now."""
+    fixed = {name: value for name, value, _ in kind.fills}
+    least = fixed | {name: bound.lo for name, bound in kind.params}
+    most = fixed | {name: bound.hi for name, bound in kind.params}
+    return [impact(terms, kind.kind, numbers) for numbers in (least, most)]
 
 
 def _print(terms: Contract, case: Case, look: Look, facts: dict[str, Any]) -> None:
@@ -204,8 +212,8 @@ def _state(terms: Contract, case: Case, look: Look) -> dict[str, str]:
 def _bounds(terms: Contract, kind: KindBound) -> str:
     numbers = [_range(name, bound) for name, bound in kind.params]
     numbers += [f"{name} {format_literal(value, scale)}" for name, value, scale in kind.fills]
-    level = "HIGH" if _high(terms, kind) else "LOW"
-    return "; ".join([*numbers, f"{level} impact", f"reasons {', '.join(kind.reasons)}"])
+    levels = " to ".join(dict.fromkeys(_impacts(terms, kind)))
+    return "; ".join([*numbers, f"{levels} impact", f"reasons {', '.join(kind.reasons)}"])
 
 
 def resolve(
@@ -249,7 +257,7 @@ def resolve(
             acknowledge=acknowledge,
             now_ms=now_ms,
         )
-        terms = kernel.contract
+        terms = human_contract(kernel.contract)
     if as_json:
         print_json(asdict(answer))
     else:

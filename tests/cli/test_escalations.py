@@ -173,7 +173,7 @@ def test_an_override_pays_what_was_proposed_after_an_acknowledgement_and_once(
     code, _, err = cli(*words)
     assert (2, True) == (
         code,
-        "error: this is of HIGH impact: `REFUND_TICKET` (amount 1200) will be carried out" in err,
+        "error: this is of HIGH impact: `REFUND_TICKET amount 12.00` will be carried out" in err,
     )
     assert "--acknowledge" in err
     answer = cli.json(*words, "--acknowledge")

@@ -1,9 +1,9 @@
-"""Crashes while a human's decision is carried out: it is either not made at all, or kept and recovered, never lost."""
+"""Crashes and races while a human's decision is carried out: it is either not made at all, or kept and recovered, never lost."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -12,13 +12,14 @@ import pytest
 from sds.kernel import audit, recovery
 from sds.kernel.answer import Answer
 from sds.kernel.attest import attest
+from sds.kernel.errors import UsageError
 from sds.kernel.executor import Receipt
 from sds.kernel.human import HumanDesk, Resolution
 from sds.kernel.runtime import Kernel
 from sds.kernel.store import Store
-from tests.kernel.durable import LEASE_MS, Faults, World, refund
+from tests.kernel.durable import LEASE_MS, Faults, World, refund, together
+from tests.kernel.humans import SORRY, TERMS, escalated, resolve
 from tests.kernel.test_crash import check, crashing, every_step
-from tests.kernel.test_human import SORRY, TERMS, escalated
 from tests.scale import scale, seeded
 
 RESOLUTIONS = {
@@ -26,6 +27,14 @@ RESOLUTIONS = {
     "modify": Resolution("MODIFY", "ada", "why", SORRY),
     "abort": Resolution("ABORT", "ada", "why"),
 }
+
+
+@pytest.fixture
+def world(folder: Path) -> Iterator[World]:
+    """A gate whose agent decides nothing alone, seen hours after it has handed its cases over."""
+    made = World(folder, terms=TERMS)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +156,58 @@ def test_stopped_at_any_step_a_humans_word_about_an_order_settles_it_whole_or_no
         return said is not None
 
     assert every_step(fresh, stop_once) > 10
+
+
+# --- two at once, recovery --------------------------------------------------------------------------------------------
+
+
+def test_of_two_humans_at_once_one_decides(world: World):
+    for number in range(8):
+        dfid = escalated(world, refund("1.00"), f"C{number}")
+        stores = [world.open_store(), world.open_store()]
+
+        def one(turn: int, dfid: str = dfid, stores: list[Store] = stores) -> str:
+            try:
+                return resolve(world, dfid, "OVERRIDE", who=f"human {turn}", store=stores[turn]).resolved_by or ""
+            except UsageError as error:
+                return str(error)
+
+        told = sorted(map(str, together(2, one)))
+        (first,) = world.column("SELECT who FROM human_decisions WHERE dfid = ?", dfid)
+        assert [f"flow `{dfid}` is resolved already: OVERRIDE by {first}", first] == told
+        assert 1 == len([row for row in world.rail.paid() if row[0] == dfid])
+        # what one has paid has moved the ticket: the next case looks at it anew
+        world.tickets.put("T1")
+    assert () == audit.verify(world.store).faults
+
+
+def test_recovery_leaves_an_order_alone_that_a_human_has_just_sent(world: World):
+    dfid = escalated(world, refund())
+    world.rail.misfortunes, world.rail.blind = ["drop"], True
+    waiting: list[recovery.Recovered] = []
+    sent = world.rail.dispatch
+
+    def dispatch(*given: object) -> Receipt:
+        waiting.append(recovery.recover(world.open_kernel(), now_ms=world.clock()))
+        return sent(*given)  # type: ignore[arg-type]  # passed on
+
+    world.rail.dispatch = dispatch  # type: ignore[assignment, method-assign]
+    resolve(world, dfid, "OVERRIDE")
+    assert [recovery.Recovered(leased=1)] == waiting
+
+
+@pytest.mark.parametrize(("moved", "paid"), [(False, 1), (True, 0)])
+def test_a_humans_order_that_was_lost_is_sent_again_only_if_the_human_might_decide_it_now(
+    world: World, moved: bool, paid: int
+):
+    dfid = escalated(world)
+    world.rail.misfortunes = ["drop"]
+    world.rail.blind = True
+    assert "UNKNOWN" == resolve(world, dfid, "MODIFY", SORRY).execution
+    world.rail.blind = False
+    world.clock.advance(LEASE_MS)
+    if moved:
+        world.tickets.put("T1")
+    recovery.recover(world.kernel, now_ms=world.clock())
+    assert paid == len(world.rail.paid())
+    assert () == audit.verify(world.store).faults
