@@ -69,7 +69,7 @@ class HumanDesk:
         self.contract = human_contract(kernel.contract)
         self._contract_hash = self.contract.hash
         self._rules = Rules(self.contract)
-        self._safeguards = safeguards_of(self.contract)
+        self._safeguards = safeguards_of(self.contract, for_human=True)
         self._policy = jit.tolerances(self.contract)
         self._concluder = Concluder(self.contract, kernel.store, kernel.signer, now_ms=now_ms, log=log)
 

@@ -34,13 +34,13 @@ WAITING_MAX = 10_000
 @dataclass(frozen=True, slots=True)
 class Case:
     """A flow as a human finds it. `since_ms`: when it began to wait; `fields`: the state as the agent saw it;
-    `said`: its proposal as recorded, `numbers` in minor units; `execution`: what became of its order, if it has one.
+    `said`: its proposal as recorded. `ordered` and `execution`: the kind of its order and what became of that, if it has
+    one; `numbers` in minor units: the order's, else the proposal's.
     """
 
     dfid: str
     event_id: str
     agent_id: str
-    contract_hash: str
     state: str
     since_ms: int
     trigger: Mapping[str, Any]
@@ -53,6 +53,7 @@ class Case:
     reason_code: str | None
     confidence: float | None
     alternatives: tuple[Mapping[str, Any], ...]
+    ordered: str | None
     execution: str | None
     resolved: str | None
 
@@ -63,6 +64,11 @@ class Case:
         return parsed if isinstance(parsed, Proposal) and parsed.action != ESCALATE else None
 
     @property
+    def action(self) -> str | None:
+        """What was ordered, else what is proposed."""
+        return self.ordered or (self.proposal.action if self.proposal else None)
+
+    @property
     def unknown(self) -> bool:
         return self.execution == "UNKNOWN"
 
@@ -70,14 +76,14 @@ class Case:
         """Return the impact of what is proposed; an order that nobody knows the end of is always HIGH."""
         if self.unknown:
             return "HIGH"
-        return impact(terms, self.proposal.action, self.numbers) if self.proposal else None
+        return impact(terms, self.action, self.numbers) if self.action else None
 
 
 _CASE = """
-SELECT f.dfid, f.event_id, f.agent_id, f.contract_hash, f.state,
+SELECT f.dfid, f.event_id, f.agent_id, f.state,
        CASE WHEN f.state = 'EXECUTING' THEN e.executed_at_ms ELSE v.evaluated_at_ms END, f.created_at_ms,
-       f.trigger_event, s.snapshot_id, s.body, p.proposal, p.params, v.reasons, v.reason_code, p.confidence,
-       p.alternatives, e.status, h.decision || ' by ' || h.who
+       f.trigger_event, s.snapshot_id, s.body, p.proposal, COALESCE(e.params, p.params), v.reasons, v.reason_code, p.confidence,
+       p.alternatives, e.kind, e.status, h.decision || ' by ' || h.who
 FROM decision_flows f
 LEFT JOIN context_snapshots s ON s.dfid = f.dfid
 LEFT JOIN policy_proposals p ON p.dfid = f.dfid
@@ -93,7 +99,7 @@ def waiting(store: Reader, contract: Contract, *, limit: int = WAITING_MAX) -> l
     found = [
         _case(contract, row)
         for where in ("f.state = 'ESCALATED'", "f.state = 'EXECUTING' AND e.status = 'UNKNOWN'")
-        for row in store.rows(f"{_CASE} AND {where} ORDER BY 6, f.dfid LIMIT ?", (contract.gate, limit))
+        for row in store.rows(f"{_CASE} AND {where} ORDER BY 5, f.dfid LIMIT ?", (contract.gate, limit))
     ]
     return sorted(found, key=lambda case: (case.since_ms, case.dfid))[:limit]
 
@@ -117,16 +123,13 @@ def registered_terms(store: Reader, gate: str) -> Contract:
 
 
 def _case(contract: Contract, row: tuple[Any, ...]) -> Case:
-    (dfid, event_id, agent_id, contract_hash, state, since_ms, opened_ms, trigger, snapshot_id, body, said, params) = (
-        row[:12]
-    )
-    reasons, reason_code, confidence, alternatives, execution, resolved = row[12:]
+    (dfid, event_id, agent_id, state, since_ms, opened_ms, trigger, snapshot_id, body, said, params) = row[:11]
+    reasons, reason_code, confidence, alternatives, ordered, execution, resolved = row[11:]
     event, snapshot = json.loads(trigger), json.loads(body or "{}")
     return Case(
         dfid=dfid,
         event_id=event_id,
         agent_id=agent_id,
-        contract_hash=contract_hash,
         state=state,
         since_ms=since_ms or opened_ms,
         trigger=event,
@@ -139,6 +142,7 @@ def _case(contract: Contract, row: tuple[Any, ...]) -> Case:
         reason_code=reason_code,
         confidence=confidence,
         alternatives=tuple(json.loads(alternatives or "[]")),
+        ordered=ordered,
         execution=execution,
         resolved=resolved,
     )

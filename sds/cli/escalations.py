@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Annotated, Any
@@ -68,15 +69,14 @@ def list_cases(
 
 
 def _summary(terms: Contract, case: Case) -> dict[str, Any]:
-    proposed = case.proposal.action if case.proposal else None
     return {
         "dfid": case.dfid,
         "event_id": case.event_id,
         "since": _when(case.since_ms),
         "reason": "UNKNOWN" if case.unknown else case.reason_code,
-        "proposed": _decision(terms, proposed, case.numbers) if proposed else None,
-        "action": proposed,
-        "params": case.numbers if proposed else {},
+        "proposed": _decision(terms, case.action, case.numbers) if case.action else None,
+        "action": case.action,
+        "params": case.numbers if case.action else {},
         "impact": case.impact(terms),
     }
 
@@ -169,7 +169,7 @@ def _print(terms: Contract, case: Case, look: Look, facts: dict[str, Any]) -> No
     console.print(f"{case.dfid}  {_plain(case.event_id)}  {case.resolved or case.state}, since {facts['since']}")
     for line in ["an order was sent, and nobody knows what became of it"] if case.unknown else case.reasons:
         console.print(f"  {_plain(line)}")
-    _section(console, "event", {name: _plain(value) for name, value in case.trigger.items()})
+    _section(console, "event", case.trigger)
     _section(
         console, f"state, as the agent read it ({case.snapshot_id[:12] or 'never'}), and now", _state(terms, case, look)
     )
@@ -181,7 +181,7 @@ def _print(terms: Contract, case: Case, look: Look, facts: dict[str, Any]) -> No
     for choice in case.alternatives:
         shares = dict(sorted(choice.get("probabilities", {}).items(), key=lambda share: -share[1]))
         proposal[str(choice.get("choice"))] = ", ".join(f"{label} {p:.3f}" for label, p in shares.items())
-    _section(console, "proposed", proposal)
+    _section(console, "ordered" if case.ordered else "proposed", proposal)
     _section(
         console,
         "a human may decide now",
@@ -193,10 +193,10 @@ def _print(terms: Contract, case: Case, look: Look, facts: dict[str, Any]) -> No
         console.print(f"  {command}")
 
 
-def _section(console: Console, title: str, facts: dict[str, str]) -> None:
+def _section(console: Console, title: str, facts: Mapping[str, object]) -> None:
     console.print(title)
     for name, value in facts.items():
-        console.print(f"  {name}: {value}")
+        console.print(f"  {name}: {_plain(value)}")
 
 
 def _state(terms: Contract, case: Case, look: Look) -> dict[str, str]:

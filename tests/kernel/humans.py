@@ -14,7 +14,7 @@ from sds.kernel.packet import Decoding
 from sds.kernel.store import Store
 from tests.kernel.durable import Propose, World, contract, escalate, refund
 
-ALWAYS = "escalation: {always: [COMPENSATE, REFUND_TICKET, DENY], impact_high_minor: 50000}\n"
+ALWAYS = "escalation: {always: [COMPENSATE, REFUND_TICKET, DENY], impact_high_minor: 50000, per_hour: 1000}\n"
 HUMAN = """
 human:
   kinds:

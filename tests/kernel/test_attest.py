@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel import audit
+from sds.kernel import audit, recovery
 from sds.kernel.answer import Answer
 from sds.kernel.attest import attest
 from sds.kernel.errors import UsageError
@@ -93,3 +93,14 @@ def test_an_altered_order_is_neither_looked_up_nor_sent_and_a_human_may_still_en
         (answer := say(world, silent, dfid, Receipt("rejected"))).execution,
         answer.reference,
     )
+
+
+def test_of_two_humans_with_opposite_words_the_first_is_kept_and_the_order_is_not_dirty(world: World):
+    silent = Silent()
+    unknown(world, silent)
+    kernel = world.open_kernel(executor=silent)
+    (intent,) = recovery.orders_in_the_air(kernel, world.clock())
+    words = [Receipt("rejected"), Receipt("settled", "B-7")]
+    assert ["FAILED", "FAILED"] == [kernel.dispatcher.attest(intent, word, by={"who": "ada"}) for word in words]
+    assert [("FAILED", None)] == world.store.rows("SELECT status, external_receipt FROM execution_log")
+    assert () == audit.verify(world.store).faults

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sds.kernel import audit, ledger, registry
-from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.errors import StoreError, UsageError, WorldError
 from sds.kernel.human import HumanDesk, Resolution
 from sds.kernel.human_record import Decision
 from tests.kernel.durable import (
@@ -192,30 +192,50 @@ def test_a_retired_agent_leaves_no_authority_but_to_abort(world: World):
     assert "ABORTED" == resolve(world, dfid, "ABORT").state
 
 
+def newer_contract(world: World, _other: str) -> None:
+    terms = contract(("1.0.0", "2.0.0"), more=ALWAYS + HUMAN)
+    registry.register(world.store, terms, by="registry", now_ms=world.clock())
+
+
 @pytest.mark.parametrize(
-    "act",
+    ("act", "code"),
     [
-        halt,
-        lambda w: registry.register(
-            w.store, contract(("1.0.0", "2.0.0"), more=ALWAYS + HUMAN), by="registry", now_ms=1
-        ),
+        (lambda world, _other: halt(world), "HALTED"),
+        (newer_contract, "CONTRACT_REVOKED"),
+        (lambda world, other: resolve(world, other, "OVERRIDE"), "RESOURCE_CONTENTION"),
+        (lambda world, _other: world.clock.advance(30_001), "STATE_DRIFT_DETECTED"),
     ],
+    ids=["halted", "another contract", "another payment", "too long ago"],
 )
-def test_authority_is_asked_for_again_inside_the_reserving_transaction(world: World, act: Callable[[World], object]):
-    dfid = escalated(world, refund())
+def test_what_can_have_changed_is_asked_for_again_inside_the_reserving_transaction(
+    world: World, act: Callable[[World, str], object], code: str
+):
+    dfid, other = escalated(world, refund("40.00")), escalated(world, refund("1.00"), "C2")
     at_the_desk = desk(world)
     judged = at_the_desk._judge
 
     def judge_and_then(*given: object) -> object:
         verdict = judged(*given)  # type: ignore[arg-type]  # passed on
-        act(world)
+        act(world, other)
         return verdict
 
     at_the_desk._judge = judge_and_then  # type: ignore[assignment, method-assign]
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises((UsageError, WorldError)) as caught:
         at_the_desk.resolve(dfid, Resolution("OVERRIDE", "ada", "why", acknowledged=True))
-    assert caught.value.reason_code in ("HALTED", "CONTRACT_REVOKED")
-    assert ([], []) == (world.rail.sent, world.column("SELECT 1 FROM human_decisions"))
+    assert code == caught.value.reason_code
+    assert [] == world.column("SELECT 1 FROM human_decisions WHERE dfid = ?", dfid)
+    assert dfid not in [row[0] for row in world.rail.paid()]
+    assert () == audit.verify(world.store).faults
+
+
+def test_limits_of_what_may_be_spent_hold_for_humans_too_and_leave_what_is_within_them(folder: Path):
+    world = World(folder, terms=contract(("per: ticket.customer, max_minor: 100000", "max_minor: 25500"), more=ALWAYS))
+    first, second = escalated(world, refund("40.00")), escalated(world, compensate, "C2")
+    assert "SUCCESS" == resolve(world, first, "OVERRIDE").execution
+    seen = desk(world).look(desk(world).case(second)).seen
+    assert "`COMPENSATE` is not permitted now" == str(refused(world, second, "OVERRIDE", seen=seen))
+    assert "SUCCESS" == resolve(world, second, "MODIFY", PAY, seen=seen).execution
+    world.close()
 
 
 # --- what the human has seen ------------------------------------------------------------------------------------------

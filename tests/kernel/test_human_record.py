@@ -15,7 +15,7 @@ from tests.kernel.durable import (
     escalate,
     refund,
 )
-from tests.kernel.humans import TERMS, Silent, desk, escalated, resolve, unknown
+from tests.kernel.humans import SORRY, TERMS, Silent, desk, escalated, resolve, unknown
 
 COLUMNS = (
     "decision, who, reason, impact, acknowledged, policy_kind, params, justification, proposal, seen, snapshot_id,"
@@ -38,12 +38,22 @@ def test_what_waits_is_listed_oldest_first_with_what_is_proposed_and_its_impact(
     first = unknown(world, silent)
     second, third = escalated(world, deny, "C2", "T2"), escalated(world, escalate, "C3", "T2")
     resolve(world, escalated(world, refund(), "C4", "T2"), "ABORT")
-    found = [
-        (case.dfid, case.proposal.action if case.proposal else None, case.impact(desk(world).contract))
-        for case in desk(world).waiting()
-    ]
+    found = [(case.dfid, case.action, case.impact(desk(world).contract)) for case in desk(world).waiting()]
     assert [(first, "REFUND_TICKET", "HIGH"), (second, "DENY", "LOW"), (third, None, None)] == found
     assert [first] == [c.dfid for c in human_record.waiting(world.store, world.contract, limit=1)]
+
+
+def test_an_order_that_is_unknown_is_listed_as_it_was_sent_and_not_as_it_was_proposed(world: World):
+    dfid = escalated(world, refund("40.00"))
+    world.rail.misfortunes, world.rail.blind = ["drop"], True
+    resolve(world, dfid, "MODIFY", SORRY)
+    (case,) = desk(world).waiting()
+    assert (True, "GOODWILL", {"amount": 5_000}, "HIGH") == (
+        case.unknown,
+        case.action,
+        case.numbers,
+        case.impact(desk(world).contract),
+    )
 
 
 def test_the_queue_of_any_gate_is_read_by_its_registered_terms(world: World):
