@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from sds.kernel import dim, human_record, jit, registry, reserve
 from sds.kernel.answer import Answer, answer
 from sds.kernel.bounds import format_literal
+from sds.kernel.canonical import one_line
 from sds.kernel.conclude import Concluder
 from sds.kernel.dim import Standing, Verdict
 from sds.kernel.dispatch import Log, no_log
@@ -23,7 +24,7 @@ from sds.kernel.errors import SdsError, UsageError, WorldError
 from sds.kernel.executor import ExecutionIntent
 from sds.kernel.flow import State, walk
 from sds.kernel.governance import Observation, envelope_in_force, safeguards_of, standing_notes
-from sds.kernel.human_input import moved_since, parse_change, said, seen_id, unacknowledged
+from sds.kernel.human_input import SEEN_CHARS_MAX, moved_since, parse_change, said, seen_id, unacknowledged
 from sds.kernel.human_record import Case, Decision, HumanDecision
 from sds.kernel.human_terms import Impact, human_contract, impact
 from sds.kernel.packet import DecisionPacket, Decoding
@@ -223,7 +224,7 @@ class HumanDesk:
             reason=wanted.reason,
             impact=what,
             acknowledged=wanted.acknowledged,
-            seen=seen,
+            seen=one_line(seen, SEEN_CHARS_MAX),
             contract_hash=self._kernel.contract.hash,
             lease_until_ms=until_ms,
         )

@@ -375,6 +375,15 @@ def test_who_and_why_are_needed(world: World, field: str):
         desk(world).resolve(dfid, Resolution("ABORT", **said))  # type: ignore[arg-type]  # by name
 
 
+def test_what_a_human_types_is_kept_on_one_line_and_within_limits(world: World):
+    dfid = escalated(world)
+    wanted = Resolution("ABORT", "ada\n" + "a" * 900, "why\ud800\x1b[2J" + "!" * 900, seen="\udcff" + "9" * 90_000)
+    desk(world).resolve(dfid, wanted)
+    ((who, why, seen),) = world.store.rows("SELECT who, reason, seen FROM human_decisions")
+    assert (200, 500, 4_096) == (len(who), len(why), len(seen))
+    assert (who + why + seen).isprintable()
+
+
 def test_a_record_that_was_altered_is_not_acted_on(world: World):
     dfid = escalated(world, refund("40.00"))
     with world.store.transaction():
