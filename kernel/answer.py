@@ -15,6 +15,7 @@ class Answer:
     """The decision as it stands. `params` in minor units; `execution` is None when nothing is to be executed.
 
     `justification` is the agent's own reason code (and rationale); `reason_code` and `reasons` are the kernel's.
+    Once a human has resolved an escalation, `resolution` says how, and action, params and justification are theirs.
     """
 
     dfid: str
@@ -32,6 +33,8 @@ class Answer:
     reference: str | None = None
     confidence: float | None = None
     parent_dfid: str | None = None
+    resolution: str | None = None
+    resolved_by: str | None = None
 
     @property
     def pending(self) -> bool:
@@ -40,12 +43,15 @@ class Answer:
 
 
 _SQL = """
-SELECT f.dfid, f.gate, f.event_id, f.state, v.outcome, p.policy_kind, p.params, p.justification, v.reason_code,
-       v.reasons, f.tag, e.status, e.external_receipt, p.confidence, f.parent_dfid
+SELECT f.dfid, f.gate, f.event_id, f.state, v.outcome, COALESCE(h.policy_kind, p.policy_kind),
+       COALESCE(h.params, p.params), COALESCE(h.justification, p.justification), v.reason_code,
+       v.reasons, f.tag, e.status, e.external_receipt, p.confidence, f.parent_dfid,
+       h.decision, h.who
 FROM decision_flows f
 LEFT JOIN policy_proposals p ON f.dfid = p.dfid
 LEFT JOIN dim_validations v ON f.dfid = v.dfid
 LEFT JOIN execution_log e ON f.dfid = e.dfid
+LEFT JOIN human_decisions h ON f.dfid = h.dfid
 WHERE f.dfid = ?
 """
 _COLUMNS = tuple(Answer.__dataclass_fields__)

@@ -74,7 +74,7 @@ def flow_record(store: Store, dfid: str) -> dict[str, Any] | None:
     flow = _one(store, "decision_flows", dfid)
     if flow is None:
         return None
-    tables = ("context_snapshots", "policy_proposals", "dim_validations", "execution_log")
+    tables = ("context_snapshots", "policy_proposals", "dim_validations", "human_decisions", "execution_log")
     return {
         "decision_flows": flow,
         **{table: _one(store, table, dfid) for table in tables},

@@ -74,7 +74,7 @@ class Concluder:
         if code is None and (report is None or not report.ok or report.observed is None):
             code = (report.code if report else None) or "STATE_DRIFT_DETECTED"
         if code is None and report is not None and report.observed is not None:
-            intent, code = self._reserve(attempt, report.observed)
+            intent, code = self.reserve(attempt, report.observed)
         if code is None:
             self._finish(attempt, "EXECUTING" if intent else "CLOSED", None)
             return intent
@@ -96,7 +96,8 @@ class Concluder:
             return "CONTRACT_REVOKED"
         return "PROPOSAL_EXPIRED" if attempt.now_ms > created_at_ms + self._contract.budget.ttl_ms else None
 
-    def _reserve(self, attempt: Attempt, observed: Observation) -> tuple[ExecutionIntent | None, str | None]:
+    def reserve(self, attempt: Attempt, observed: Observation) -> tuple[ExecutionIntent | None, str | None]:
+        """Reserve what an accepted decision takes, in the caller's transaction: (the signed order, why not)."""
         packet, verdict = attempt.packet, attempt.verdict
         kind = verdict.proposal.action if verdict.proposal else ""
         if not self._contract.kinds[kind].executes:

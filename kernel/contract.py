@@ -263,6 +263,9 @@ class Contract(_Strict):
         _check_sagas(self)
         _check_paths(self)
         _check_numbers(self)
+        from sds.kernel.human_terms import check_human  # noqa: PLC0415  those terms are a contract themselves
+
+        check_human(self, (_check_kinds, _check_paths, _check_numbers))
         return self
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:  # noqa: ARG002
@@ -377,6 +380,7 @@ def _read_trusted(path: Path) -> bytes:
 
 def parse_contract(text: str, name: str = "contract") -> Contract:
     """Return the contract in `text`. Raises ContractError with `name` and line."""
+    from sds.kernel.human_terms import human_contract  # noqa: PLC0415
     from sds.kernel.rules import Rules  # noqa: PLC0415  rules need the type of a contract, a contract is checked by its rules
 
     data, lines = load_with_lines(text, name)
@@ -385,10 +389,13 @@ def parse_contract(text: str, name: str = "contract") -> Contract:
     except ValidationError as error:
         line, message = min(say(each, lines) for each in error.errors(include_url=False))
         raise ContractError(f"{name}:{line}: {message}") from error
+    prefix: tuple[str, ...] = ()
     try:
         Rules(contract)
+        prefix = ("human",)
+        Rules(human_contract(contract))
     except ContractError as error:
-        where = getattr(error, "path", ())
+        where = (*prefix, *getattr(error, "path", ()))
         while where not in lines:  # an expression that was left out stands where its kind does
             where = where[:-1]
         raise ContractError(f"{name}:{lines[where]}: {'.'.join(map(str, where))}: {error}") from error

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from sds.kernel import ledger, reserve
 from sds.kernel.canonical import one_line
 from sds.kernel.contract import Contract
-from sds.kernel.errors import ExecutorError, StoreError
+from sds.kernel.errors import ExecutorError, StoreError, UsageError
 from sds.kernel.executor import ExecutionIntent, Executor, Receipt, Signer, VerifyingExecutor
 from sds.kernel.flow import State, walk
 from sds.kernel.store import Store
@@ -90,27 +90,49 @@ class Dispatcher:
             return self.settle(intent, sent if sent.status == "settled" else self._lookup(intent))
         return self.settle(intent, self._void(intent), tag="INTERRUPTED")
 
+    def attest(self, intent: ExecutionIntent, said: Receipt, *, by: Mapping[str, object]) -> str:
+        """Settle an UNKNOWN order as a human found it outside; `by` says who and why, for the ledger.
+
+        The executor is asked first, and a definite answer of its own wins. Raises UsageError when it is certain that
+        nothing was done and the human says that something was. An altered order is not looked up: see `resolve`.
+        """
+        known = self._lookup(intent) if self._signer.verify(intent) else Receipt("unknown")
+        if known.status == "absent" and said.status == "settled":
+            raise UsageError("the executor is certain that nothing was done", hint="sds recover", dfid=intent.dfid)
+        if known.status == "absent":
+            known = self._void(intent)
+        if known.status in ("settled", "rejected"):
+            return self.settle(intent, known)
+        return self.settle(intent, _cleaned(said), by=by)
+
     def _void(self, intent: ExecutionIntent) -> Receipt:
         try:
             return _cleaned(self._executor.void(intent.idempotency_key, self._deadline_s))
         except Exception as error:  # noqa: BLE001  not knowing is an answer
             return Receipt("unknown", detail=_failure("voiding failed", error))
 
-    def settle(self, intent: ExecutionIntent, receipt: Receipt, *, tag: str = "EXECUTION_FAILED") -> str:
+    def settle(
+        self,
+        intent: ExecutionIntent,
+        receipt: Receipt,
+        *,
+        tag: str = "EXECUTION_FAILED",
+        by: Mapping[str, object] | None = None,
+    ) -> str:
         """Record what became of an order; return the execution status. Settling it the same way twice changes nothing.
 
         An order that was settled as FAILED and turns out to have been carried out becomes DIRTY: what it took is
-        taken again, and a human must look at it. `tag`: why the flow is aborted, if the order failed.
+        taken again, and a human must look at it. `tag`: why the flow is aborted, if the order failed; `by`: the human whose word it is.
         """
         status = _STATUS[receipt.status]
         with self._store.transaction():
             was = self._store.value("SELECT status FROM execution_log WHERE dfid = ?", (intent.dfid,))
             if was is None:
                 raise StoreError("an order is not in the record", dfid=intent.dfid)
-            if was == "FAILED" and status == "SUCCESS":
+            if was == "FAILED" and status == "SUCCESS" and by is None:
                 status = self._write_dirty(intent, receipt)
             elif was in ("PENDING", "UNKNOWN") and was != status:
-                self._write(intent, receipt, status, str(was), tag)
+                self._write(intent, receipt, status, str(was), tag, by)
             else:
                 return str(was)
         event = "security.settlement_contradicted" if status == "DIRTY" else "flow.settled"
@@ -138,7 +160,15 @@ class Dispatcher:
             (status, receipt.reference or None, now_ms, intent.dfid),
         )
 
-    def _write(self, intent: ExecutionIntent, receipt: Receipt, status: str, was: str, failed_tag: str) -> None:
+    def _write(
+        self,
+        intent: ExecutionIntent,
+        receipt: Receipt,
+        status: str,
+        was: str,
+        failed_tag: str,
+        by: Mapping[str, object] | None,
+    ) -> None:
         now_ms = self._now_ms()
         self._write_status(intent, receipt, status, now_ms)
         tag = failed_tag if status == "FAILED" else None
@@ -150,7 +180,7 @@ class Dispatcher:
             end: State = walk("EXECUTING", "CLOSED" if succeeded else "ABORTED")
             self._store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (end, tag, intent.dfid))
         body = {"status": status, "reference": receipt.reference, "detail": receipt.detail, "kept": kept, "tag": tag}
-        ledger.append(self._store, now_ms, kind, intent.dfid, body)
+        ledger.append(self._store, now_ms, kind, intent.dfid, body | ({"by": dict(by)} if by else {}))
 
 
 def _failure(what: str, error: Exception) -> str:

@@ -58,8 +58,10 @@ def envelope_in_force(
         return ESCALATE_ONLY
 
 
-def safeguards_of(contract: Contract) -> tuple[Safeguard, ...]:
-    """Return the safeguards every contract is under."""
+def safeguards_of(contract: Contract, *, for_human: bool = False) -> tuple[Safeguard, ...]:
+    """Return the safeguards every contract is under. For a human a used-up limit drops the kind: they can tell it from
+    a denial, and there is nobody to escalate to.
+    """
 
     def draws(full: DecisionEnvelope, situation: Situation) -> DecisionEnvelope:
         """No kind takes more from a field than is there."""
@@ -69,7 +71,7 @@ def safeguards_of(contract: Contract) -> tuple[Safeguard, ...]:
         """No kind spends more than is left, or less than nothing; one with nothing left escalates."""
         left = MAGNITUDE_MAX if situation.spend_left is None else situation.spend_left
         kinds = [_within_spend(contract, kind, left) for kind in full.kinds]
-        return ESCALATE_ONLY if None in kinds else _narrowed(full, kinds)
+        return ESCALATE_ONLY if None in kinds and not for_human else _narrowed(full, kinds)
 
     return (standing, draws, spend)
 

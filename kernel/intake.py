@@ -70,13 +70,13 @@ def parse_event(contract: Contract, text: str | bytes) -> Event:
     if len(text) > EVENT_BYTES_MAX:
         raise EventError(f"the event is larger than {EVENT_BYTES_MAX} bytes")
     try:
-        data = json.loads(text, object_pairs_hook=_once)
+        data = json.loads(text, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise EventError(f"the event is not JSON: {error}") from error
     return read_event(contract, data)
 
 
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Build an object whose every name is given once: the last of two must not win in silence."""
     found = dict(pairs)
     if len(found) != len(pairs):

@@ -9,6 +9,7 @@ from typing import Any
 
 from sds.kernel import ledger, record
 from sds.kernel.canonical import digest
+from sds.kernel.human_record import SEALED_HUMAN
 from sds.kernel.reconcile_agents import Standing
 from sds.kernel.store import Reader
 
@@ -25,6 +26,7 @@ class Tables:
         self._found: list[str] = []
         self._flows: dict[str, tuple[str, str | None]] = {}  # dfid -> state, tag
         self._orders: dict[str, tuple[str, str | None, int | None]] = {}  # dfid -> status, receipt, executed at
+        self._humans: set[str] = set()  # flows that a human has resolved
         self._kept: set[str] = set()  # flows whose draws stay subtracted
         self._agents: dict[str, list[str]] = {}  # agent -> gate, contract, status
         self._contracts: dict[str, str] = {}  # hash -> digest of its row
@@ -53,6 +55,12 @@ class Tables:
         elif kind == "RESERVED":
             self._orders[dfid] = "PENDING", None, None
             self._sealed(idx, dfid, record.RESERVED, body["rows"])
+        elif kind == "HUMAN":
+            if self._flows[dfid][0] != "ESCALATED":
+                raise ValueError("not escalated")
+            self._flows[dfid] = body["state"], body["tag"]
+            self._humans.add(dfid)
+            self._sealed(idx, dfid, SEALED_HUMAN, body["rows"])
         elif kind in ("SETTLED", "UNKNOWN", "RESOLVED", "CONTRADICTED"):
             if self._orders[dfid][0] not in (("FAILED",) if kind == "CONTRADICTED" else ("PENDING", "UNKNOWN")):
                 raise ValueError("settled already")
@@ -89,7 +97,11 @@ class Tables:
         self._same("flow", ((dfid, (state, tag)) for dfid, state, tag in states if dfid not in open_flows), self._flows)
         orders = self._store.rows("SELECT dfid, status, external_receipt, executed_at_ms FROM execution_log")
         self._same("execution", ((row[0], row[1:]) for row in orders), self._orders)
-        for tables, known in ((record.SEALED, self._flows.keys() | open_flows), (record.RESERVED, self._orders.keys())):
+        for tables, known in (
+            (record.SEALED, self._flows.keys() | open_flows),
+            (record.RESERVED, self._orders.keys()),
+            (SEALED_HUMAN, self._humans),
+        ):
             for table in tables:
                 rows = self._store.rows(f"SELECT DISTINCT dfid FROM {table}")
                 self._found += [

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 
-from sds.kernel import intake
+from sds.kernel import human, intake
 from sds.kernel.executor import ExecutionIntent
 from sds.kernel.runtime import Kernel
+
+# A human's order has a lease of its own: that of the flow they decided about is long over.
+_LEASE = "COALESCE((SELECT h.lease_until_ms FROM human_decisions h WHERE h.dfid = f.dfid), f.lease_until_ms)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +34,11 @@ def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
     interrupted = _interrupt_orphans(kernel, now_ms)
     counts: Counter[str] = Counter()
     for intent in orders_in_the_air(kernel, now_ms):
-        counts[kernel.dispatcher.resolve(intent, kernel.still_valid)] += 1
+        counts[kernel.dispatcher.resolve(intent, partial(human.still_valid, kernel, now_ms=now_ms))] += 1
     leased = kernel.store.value(
         "SELECT count(*) FROM decision_flows f LEFT JOIN execution_log e ON e.dfid = f.dfid WHERE f.gate = ?"
-        " AND (f.state = 'ACTIVE' OR (f.state = 'EXECUTING' AND e.status = 'PENDING')) AND f.lease_until_ms >= ?",
+        " AND (f.state = 'ACTIVE' OR (f.state = 'EXECUTING' AND e.status = 'PENDING'))"
+        f" AND {_LEASE} >= ?",
         (kernel.contract.gate, now_ms),
     )
     return Recovered(interrupted, counts["SUCCESS"], counts["FAILED"], counts["UNKNOWN"], leased)
@@ -57,7 +62,7 @@ def orders_in_the_air(kernel: Kernel, now_ms: int) -> list[ExecutionIntent]:
         "SELECT e.dfid, e.idempotency_key, e.kind, e.params, e.resource_key, e.state_version, e.signature"
         " FROM decision_flows f JOIN execution_log e ON e.dfid = f.dfid"
         " WHERE f.state = 'EXECUTING' AND f.gate = ?"
-        " AND (e.status = 'UNKNOWN' OR (e.status = 'PENDING' AND f.lease_until_ms < ?)) ORDER BY e.reserved_at_ms",
+        f" AND (e.status = 'UNKNOWN' OR (e.status = 'PENDING' AND {_LEASE} < ?)) ORDER BY e.reserved_at_ms",
         (kernel.contract.gate, now_ms),
     )
     return [

@@ -82,7 +82,7 @@ class Kernel:
 
     def _compile(self, claimed: intake.Claim) -> DecisionPacket:
         now_ms = self._now_ms()
-        seen = self._observe(claimed.event.key, now_ms, dfid=claimed.dfid)
+        seen = self.observe(claimed.event.key, now_ms, dfid=claimed.dfid)
         envelope, notes = self.envelope(seen.situation), seen.notes
         if envelope.names == (ESCALATE,) and not notes:
             notes = ("the contract's rules or limits leave only the human",)
@@ -105,7 +105,7 @@ class Kernel:
         """Return the envelope in force: the contract's own, met with every safeguard."""
         return envelope_in_force(self.rules.envelope(situation.fields), situation, self._safeguards)
 
-    def _observe(self, key: str, now_ms: int, *, dfid: str = "", without: str = "") -> Observation:
+    def observe(self, key: str, now_ms: int, *, dfid: str = "", without: str = "") -> Observation:
         """Look at the world: live state net of what is drawn, and everything else an envelope depends on.
 
         The resources' epochs are read before the state: what is reserved in between shows when this decision
@@ -194,7 +194,7 @@ class Kernel:
     def just_in_time(self, packet: DecisionPacket, verdict: Verdict) -> JitReport:
         """Read the world again and tell whether an accepted decision still holds. Changes nothing."""
         now_ms = self._now_ms()
-        seen = self._observe(packet.key, now_ms, dfid=packet.dfid)
+        seen = self.observe(packet.key, now_ms, dfid=packet.dfid)
         if verdict.proposal is None or not seen.situation.fields:
             return JitReport(False, now_ms - packet.snapshot.taken_at_ms, seen.notes, code="STATE_DRIFT_DETECTED")
         return jit.check(
@@ -215,7 +215,7 @@ class Kernel:
 
     def still_valid(self, intent: ExecutionIntent) -> bool:
         """Tell whether an order in the air would be reserved again now: same authority, same state, same numbers."""
-        seen = self._observe(intent.resource_key, self._now_ms(), dfid=intent.dfid, without=intent.dfid)
+        seen = self.observe(intent.resource_key, self._now_ms(), dfid=intent.dfid, without=intent.dfid)
         stored = self.store.value("SELECT proposal FROM policy_proposals WHERE dfid = ?", (intent.dfid,))
         proposal = parse_proposal(stored) if isinstance(stored, bytes) else ""
         if seen.version != intent.state_version or isinstance(proposal, str):

@@ -98,6 +98,13 @@ CREATE TRIGGER revocation_no_delete BEFORE DELETE ON contract_revocations BEGIN
 END;
 
 -- human decisions
+CREATE TABLE human_decisions (
+    dfid TEXT PRIMARY KEY, decision TEXT NOT NULL, who TEXT NOT NULL, reason TEXT NOT NULL, impact TEXT NOT NULL,
+    acknowledged INTEGER NOT NULL, policy_kind TEXT, params TEXT, justification TEXT, proposal BLOB NOT NULL,
+    seen TEXT NOT NULL, snapshot_id TEXT, snapshot TEXT, envelope_hash TEXT, envelope TEXT,
+    contract_hash TEXT NOT NULL, lease_until_ms INTEGER NOT NULL, decided_at_ms INTEGER NOT NULL
+) STRICT;
+CREATE INDEX flows_escalated ON decision_flows (state) WHERE state = 'ESCALATED';
 
 -- context store: session, memory, artifacts
 

@@ -12,11 +12,14 @@ from typing import Self
 from sds import home as places
 from sds.engines.native import open_engine
 from sds.engines.protocol import Engine
+from sds.escalations import Resolve, resolve
 from sds.kernel import intake, monitor, recovery, registry
 from sds.kernel.answer import Answer
 from sds.kernel.contract import Contract, load_contract
 from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.executor import Executor
+from sds.kernel.human import HumanDesk, Look
+from sds.kernel.human_record import Case
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.recovery import Recovered
 from sds.kernel.runtime import Kernel
@@ -123,6 +126,42 @@ class Gate:
     def recover(self) -> Recovered:
         """End what a crash left open and resolve every order in the air by its key."""
         return recovery.recover(self.kernel, now_ms=self._now_ms())
+
+    def escalations(self) -> list[Case]:
+        """Return what waits for a human, oldest first: escalated cases, and orders whose end nobody knows."""
+        return HumanDesk(self.kernel, now_ms=self._now_ms).waiting()
+
+    def look(self, dfid: str) -> Look:
+        """Return a case's state as it is now, its name for `seen`, and what a human may decide. Records nothing."""
+        desk = HumanDesk(self.kernel, now_ms=self._now_ms)
+        return desk.look(desk.case(dfid))
+
+    def resolve(
+        self,
+        dfid: str,
+        decision: Resolve,
+        *,
+        who: str,
+        reason: str,
+        change: str = "",
+        seen: str = "",
+        reference: str = "",
+        acknowledge: bool = False,
+    ) -> Answer:
+        """Carry out what a human decided about what waits for them, exactly once: see `sds.escalations.resolve`."""
+        return resolve(
+            self.kernel,
+            dfid,
+            decision,
+            who=who,
+            reason=reason,
+            change=change,
+            seen=seen,
+            reference=reference,
+            acknowledge=acknowledge,
+            now_ms=self._now_ms,
+            log=self._log.write,
+        )
 
     def on_close(self, action: Callable[[], object]) -> None:
         """Run `action` when the gate is closed, before its own parts are."""

@@ -217,6 +217,7 @@ def _show(found: dict[str, Any]) -> None:
         _lines(console, "verdict", {"at": _when(verdict["evaluated_at_ms"]), **facts})
         _reasons(console, verdict["reasons"])
         _lines(console, "drift", json.loads(verdict["drift"] or "{}"))
+    _humans(console, found)
     if order:
         facts = {k: order[k] for k in ("status", "kind", "params", "idempotency_key", "external_receipt")}
         _lines(console, "receipt", facts)
@@ -225,6 +226,14 @@ def _show(found: dict[str, Any]) -> None:
         "ledger",
         {str(e["idx"]): f"{_when(e['at_ms'])} {e['kind']} {e['entry_hash']}" for e in found["ledger"]},
     )
+
+
+def _humans(console: Console, found: dict[str, Any]) -> None:
+    if human := found["human_decisions"]:
+        names = ("decision", "who", "reason", "impact", "seen", "snapshot_id", "proposal")
+        _lines(console, "human", {"at": _when(human["decided_at_ms"]), **{k: human[k] for k in names}})
+    for by in filter(None, (json.loads(entry["body"]).get("by") for entry in found["ledger"])):
+        _lines(console, "settled by a human's word", by)
 
 
 def _reasons(console: Console, text: str) -> None:

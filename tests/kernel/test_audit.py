@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sds.kernel import audit, recovery, registry
+from sds.kernel.human import HumanDesk, Resolution
 from sds.kernel.ledger import GENESIS, Head, entry_hash, head
 from sds.kernel.store import Store
 from tests.kernel.durable import (
@@ -48,6 +49,9 @@ def world(folder: Path) -> Iterator[World]:
     made.decide(goodwill("1.00"), "resolved at once", "T4")
     made.decide(deny, "denied", "T5")
     made.decide(escalate, "escalated", "T6")
+    case = made.decide(escalate, "resolved", "T6").dfid
+    denial = '{"action":"DENY","reason_code":"NOT_ELIGIBLE"}'
+    HumanDesk(made.kernel, now_ms=made.clock).resolve(case, Resolution("MODIFY", "ada", "a look", denial))
     packet = made.packet("exhausted", "T7")
     for _ in range(3):
         made.kernel.decide(packet, nonsense(packet))

@@ -1,0 +1,230 @@
+"""What waits for a human, and what humans have decided, as the record holds it.
+
+A flow has one DECIDED entry, and that is the agent's. What a human makes of it is one row of `human_decisions` and
+one HUMAN entry, which seals that row; the order that may follow is reserved and settled like any other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sds.kernel import ledger
+from sds.kernel.canonical import canonical, sha256_hex
+from sds.kernel.contract import Contract
+from sds.kernel.envelope import ESCALATE
+from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.flow import State
+from sds.kernel.human_terms import Impact, human_contract, impact
+from sds.kernel.packet import DecisionPacket
+from sds.kernel.proposal import Proposal, parse_proposal
+from sds.kernel.record import SEALED, seal
+from sds.kernel.state import Fields
+from sds.kernel.store import Reader, Store
+
+Decision = Literal["OVERRIDE", "MODIFY", "ABORT"]
+
+ABORT_TAG = "HUMAN_ABORTED"
+SEALED_HUMAN = {"human_decisions": "*"}
+WAITING_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A flow as a human finds it. `since_ms`: when it began to wait; `fields`: the state as the agent saw it;
+    `said`: its proposal as recorded. `ordered` and `execution`: the kind of its order and what became of that, if it has
+    one; `numbers` in minor units: the order's, else the proposal's.
+    """
+
+    dfid: str
+    event_id: str
+    agent_id: str
+    state: str
+    since_ms: int
+    trigger: Mapping[str, Any]
+    key: str
+    snapshot_id: str
+    fields: Fields
+    said: bytes
+    numbers: Mapping[str, int]
+    reasons: tuple[str, ...]
+    reason_code: str | None
+    confidence: float | None
+    alternatives: tuple[Mapping[str, Any], ...]
+    ordered: str | None
+    execution: str | None
+    resolved: str | None
+
+    @property
+    def proposal(self) -> Proposal | None:
+        """What the agent proposed to do; None when it handed the case over, or said nothing that can be read."""
+        parsed = parse_proposal(self.said)
+        return parsed if isinstance(parsed, Proposal) and parsed.action != ESCALATE else None
+
+    @property
+    def action(self) -> str | None:
+        """What was ordered, else what is proposed."""
+        return self.ordered or (self.proposal.action if self.proposal else None)
+
+    @property
+    def unknown(self) -> bool:
+        return self.execution == "UNKNOWN"
+
+    def impact(self, terms: Contract) -> Impact | None:
+        """Return the impact of what is proposed; an order that nobody knows the end of is always HIGH."""
+        if self.unknown:
+            return "HIGH"
+        return impact(terms, self.action, self.numbers) if self.action else None
+
+
+_CASE = """
+SELECT f.dfid, f.event_id, f.agent_id, f.state,
+       CASE WHEN f.state = 'EXECUTING' THEN e.executed_at_ms ELSE v.evaluated_at_ms END, f.created_at_ms,
+       f.trigger_event, s.snapshot_id, s.body, p.proposal, COALESCE(e.params, p.params), v.reasons, v.reason_code, p.confidence,
+       p.alternatives, e.kind, e.status, h.decision || ' by ' || h.who
+FROM decision_flows f
+LEFT JOIN context_snapshots s ON s.dfid = f.dfid
+LEFT JOIN policy_proposals p ON p.dfid = f.dfid
+LEFT JOIN dim_validations v ON v.dfid = f.dfid
+LEFT JOIN execution_log e ON e.dfid = f.dfid
+LEFT JOIN human_decisions h ON h.dfid = f.dfid
+WHERE f.gate = ?
+"""
+
+
+def waiting(store: Reader, contract: Contract, *, limit: int = WAITING_MAX) -> list[Case]:
+    """Return what waits for a human, oldest first: escalated flows, and orders whose end nobody knows."""
+    found = [
+        _case(contract, row)
+        for where in ("f.state = 'ESCALATED'", "f.state = 'EXECUTING' AND e.status = 'UNKNOWN'")
+        for row in store.rows(f"{_CASE} AND {where} ORDER BY 5, f.dfid LIMIT ?", (contract.gate, limit))
+    ]
+    return sorted(found, key=lambda case: (case.since_ms, case.dfid))[:limit]
+
+
+def read_case(store: Reader, contract: Contract, dfid: str) -> Case:
+    """Return one flow of this gate. Raises UsageError when there is none."""
+    row = store.row(f"{_CASE} AND f.dfid = ?", (contract.gate, dfid))
+    if row is None:
+        raise UsageError(f"there is no flow `{dfid}` of gate `{contract.gate}`", hint="sds escalations list")
+    return _case(contract, row)
+
+
+def registered_terms(store: Reader, gate: str) -> Contract:
+    """Return the terms a human decides under by the contract in force, as it was registered. Raises UsageError."""
+    body = store.value(
+        "SELECT c.body FROM agents a JOIN contracts c ON c.hash = a.contract_hash WHERE a.gate = ?", (gate,)
+    )
+    if body is None:
+        raise UsageError(f"no contract is registered for gate `{gate}`")
+    return human_contract(Contract.model_validate_json(body))
+
+
+def _case(contract: Contract, row: tuple[Any, ...]) -> Case:
+    (dfid, event_id, agent_id, state, since_ms, opened_ms, trigger, snapshot_id, body, said, params) = row[:11]
+    reasons, reason_code, confidence, alternatives, ordered, execution, resolved = row[11:]
+    event, snapshot = json.loads(trigger), json.loads(body or "{}")
+    return Case(
+        dfid=dfid,
+        event_id=event_id,
+        agent_id=agent_id,
+        state=state,
+        since_ms=since_ms or opened_ms,
+        trigger=event,
+        key=snapshot.get("key") or event[contract.event.key],
+        snapshot_id=snapshot_id or "",
+        fields=snapshot.get("fields", {}),
+        said=said or b"",
+        numbers=json.loads(params or "{}"),
+        reasons=tuple(f"{code}: {line}" for _, code, line in json.loads(reasons or "[]")),
+        reason_code=reason_code,
+        confidence=confidence,
+        alternatives=tuple(json.loads(alternatives or "[]")),
+        ordered=ordered,
+        execution=execution,
+        resolved=resolved,
+    )
+
+
+def refuse_unless_waiting(case: Case) -> None:
+    """Raise UsageError unless the flow is escalated and nobody has resolved it."""
+    if case.resolved:
+        raise UsageError(
+            f"flow `{case.dfid}` is resolved already: {case.resolved}", reason_code="FLOW_CLOSED", dfid=case.dfid
+        )
+    if case.state != "ESCALATED":
+        raise UsageError(
+            f"flow `{case.dfid}` is {case.state}, not ESCALATED", reason_code="FLOW_CLOSED", dfid=case.dfid
+        )
+
+
+def refuse_altered(store: Reader, dfid: str) -> None:
+    """Raise StoreError when the rows a human decides on are not those that the ledger sealed."""
+    body = store.value("SELECT body FROM ledger WHERE dfid = ? AND kind = 'DECIDED'", (dfid,))
+    if body is None or json.loads(body)["rows"] != seal(store, dfid, SEALED):
+        raise StoreError(f"the record of flow `{dfid}` is not what was written", hint="sds ledger verify", dfid=dfid)
+
+
+@dataclass(frozen=True, slots=True)
+class HumanDecision:
+    """Who decided what about a case, why, and on which state. `packet` is None for ABORT, which needs none.
+
+    `seen`: the snapshot, or the live state, that they have looked at.
+    """
+
+    decision: Decision
+    who: str
+    reason: str
+    impact: Impact
+    acknowledged: bool
+    seen: str
+    contract_hash: str
+    lease_until_ms: int
+    packet: DecisionPacket | None = None
+    data: bytes = b""
+    action: str | None = None
+    numbers: tuple[tuple[str, int], ...] = ()
+    justification: str | None = None
+
+
+def write_human(store: Store, case: Case, made: HumanDecision, *, state: State, now_ms: int) -> None:
+    """Write a human's decision and its HUMAN entry, in the caller's transaction, and move the flow."""
+    tag = ABORT_TAG if made.decision == "ABORT" else None
+    envelope = canonical(made.packet.envelope.as_data()) if made.packet else None
+    facts: dict[str, Any] = {
+        "decision": made.decision,
+        "who": made.who,
+        "reason": made.reason,
+        "impact": made.impact,
+        "acknowledged": int(made.acknowledged),
+        "policy_kind": made.action,
+        "params": canonical(dict(made.numbers)).decode() if made.packet else None,
+        "justification": made.justification,
+        "seen": made.seen,
+        "snapshot_id": made.packet.snapshot.id if made.packet else None,
+        "envelope_hash": sha256_hex(envelope) if envelope else None,
+        "contract_hash": made.contract_hash,
+    }
+    store.insert(
+        "human_decisions",
+        dfid=case.dfid,
+        **facts,
+        proposal=made.data,
+        snapshot=made.packet.snapshot.body.decode() if made.packet else None,
+        envelope=envelope.decode() if envelope else None,
+        lease_until_ms=made.lease_until_ms,
+        decided_at_ms=now_ms,
+    )
+    store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, tag, case.dfid))
+    body = {
+        **facts,
+        "agent_id": case.agent_id,
+        "outcome": "ACCEPTED" if made.packet else "REJECTED",
+        "proposal_sha256": sha256_hex(made.data),
+        "state": state,
+        "tag": tag,
+        "rows": seal(store, case.dfid, SEALED_HUMAN),
+    }
+    ledger.append(store, now_ms, "HUMAN", case.dfid, body)

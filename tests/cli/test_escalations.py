@@ -1,0 +1,272 @@
+"""`sds escalations` on the real refund gate: what a human sees, types and gets, with the real tickets and the real rail.
+
+The cases are made by a small engine that says what a test wants: which words a model chooses is not what is tested.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sds.cli import app
+from sds.cli.common import operator
+from sds.gate import Gate
+from sds.gates.refund import desk
+from sds.gates.refund.airline import move_ticket
+from sds.gates.refund.rail_client import RailProcess
+from sds.home import decisions_path
+from sds.kernel import audit
+from sds.kernel.answer import Answer
+from sds.kernel.contract import Contract
+from sds.kernel.errors import UsageError
+from sds.kernel.packet import DecisionPacket, Decoding
+from sds.kernel.proposal import Proposal, write_proposal
+from sds.kernel.store import Store
+from tests.cli.conftest import Shell
+from tests.scale import seeded
+
+CLAIMS = 40
+HANDED_OVER = ("ESCALATE", "HUMAN_REVIEW", ())
+
+
+@dataclass
+class Says:
+    """An engine that proposes what it is told to, as likely at three to one."""
+
+    what: tuple[str, str, tuple[tuple[str, str], ...]] = HANDED_OVER
+    model: str = "says"
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        action, reason, params = self.what
+        alternatives = (
+            {"choice": "action", "chosen": action, "z": 1.0, "probabilities": {"DENY": 0.25, action: 0.75}},
+        )
+        said = write_proposal(Proposal(action, params, reason, packet.snapshot.id))
+        return said, Decoding(self.model, 0.75, alternatives)
+
+    def count_tokens(self, text: str) -> int:
+        return len(text)
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+@dataclass
+class Cli:
+    """Runs `sds` in this process: (exit code, standard output, standard error)."""
+
+    capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch
+    folder: Path
+
+    def __call__(self, *args: str) -> tuple[int, str, str]:
+        self.monkeypatch.setattr(sys, "argv", ["sds", *args])
+        with pytest.raises(SystemExit) as ended:
+            app.main()
+        said = self.capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    def ok(self, *args: str) -> str:
+        code, out, err = self(*args)
+        assert 0 == code, err
+        return out
+
+    def json(self, *args: str) -> Any:
+        return json.loads(self.ok(*args, "--json"))
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("desk") / "refund"
+    desk.ensure_world(made, claims=CLAIMS)
+    return made
+
+
+@pytest.fixture
+def cli(template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    home = tmp_path / "home"
+    (home / "refund").mkdir(parents=True)
+    for file in template.iterdir():
+        (home / "refund" / file.name).write_bytes(file.read_bytes())
+    monkeypatch.setenv("SDS_HOME", str(home))
+    monkeypatch.setenv("COLUMNS", "200")
+    return Cli(capsys, monkeypatch, home / "refund")
+
+
+def refund_gate(cli: Cli, engine: Says, with_rail: Callable[[RailProcess], object] = lambda _: None) -> Gate:
+    return desk.open_refund(cli.folder, engine=engine, with_rail=with_rail)
+
+
+def payable(gate: Gate, kind: str) -> dict[str, str]:
+    """Return the first claim that nobody has decided and for which `kind` is possible."""
+    for claim in desk.read_queue(gate.store.path.parent):
+        known = gate.store.value("SELECT 1 FROM events WHERE event_id = ?", (claim.event["claim_id"],))
+        if known is None and gate.preview(claim.event).envelope.kind(kind) is not None:
+            return claim.event
+    raise AssertionError(f"no claim for {kind}")
+
+
+def always(*kinds: str) -> Contract:
+    contract = desk.load_refund_contract()
+    escalation = contract.escalation.model_copy(update={"always": kinds})
+    return contract.model_copy(update={"escalation": escalation})
+
+
+def escalated(cli: Cli, kind: str, what: tuple[str, str, tuple[tuple[str, str], ...]] = HANDED_OVER) -> Answer:
+    with refund_gate(cli, Says(what)) as gate:
+        answer = gate.decide(payable(gate, kind))
+    assert "ESCALATED" == answer.state
+    return answer
+
+
+def paid(cli: Cli) -> list[tuple[str, str, int]]:
+    with RailProcess(cli.folder / "rail.db") as rail:
+        return [(payment.dfid, payment.kind, payment.amount_minor) for payment in rail.payments()]
+
+
+def whole(cli: Cli) -> None:
+    with closing(Store(decisions_path(cli.folder))) as store:
+        assert () == audit.verify(store).faults
+
+
+def test_a_case_is_listed_shown_and_resolved_by_the_command_that_show_prints(cli: Cli) -> None:
+    case = escalated(cli, "REFUND_TICKET")
+    (line,) = cli.ok("escalations", "list").splitlines()
+    assert line.split()[1:] == [case.dfid, case.event_id, "ESCALATED_BY_AGENT", "-", "-"]
+    shown = cli.ok("escalations", "show", case.dfid[:13])
+    for part in ("ESCALATED_BY_AGENT", "ticket.refundable_minor: ", "now: ", "action: ESCALATE 0.750, DENY 0.250"):
+        assert part in shown
+    command = next(line.strip() for line in shown.splitlines() if '--modify \'{"action":"REFUND_TICKET"' in line)
+    assert command.endswith("--acknowledge")
+    told = cli.ok(*shlex.split(command.replace('"..."', '"the flight never left"'))[1:])
+    assert told.startswith(f"{case.dfid}  CLOSED  MODIFY  REFUND_TICKET amount 0.01  SUCCESS ")
+    assert [(case.dfid, "REFUND_TICKET", 1)] == paid(cli)
+    assert "nothing waits for a human\n" == cli.ok("escalations", "list")
+    audited = cli.ok("audit", case.dfid)
+    for part in ("human\n", "  decision: MODIFY", f"  who: {operator()}", "  reason: the flight never left"):
+        assert part in audited
+    assert "type one of" not in cli.ok("escalations", "show", case.dfid)
+    whole(cli)
+
+
+def test_an_override_pays_what_was_proposed_after_an_acknowledgement_and_once(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terms = always("REFUND_TICKET")
+    monkeypatch.setattr(desk, "load_refund_contract", lambda: terms)
+    case = escalated(cli, "REFUND_TICKET", ("REFUND_TICKET", "NOT_TRAVELLED", (("amount", "12.00"),)))
+    (facts,) = cli.json("escalations", "list")
+    assert ("REFUND_TICKET amount 12.00", "HIGH", "APPROVAL_REQUIRED") == (
+        facts["proposed"],
+        facts["impact"],
+        facts["reason"],
+    )
+    words = ("escalations", "resolve", case.dfid, "--override", "--reason", "checked")
+    code, _, err = cli(*words)
+    assert (2, True) == (
+        code,
+        "error: this is of HIGH impact: `REFUND_TICKET amount 12.00` will be carried out" in err,
+    )
+    assert "--acknowledge" in err
+    answer = cli.json(*words, "--acknowledge")
+    assert ("SUCCESS", "OVERRIDE", operator()) == (answer["execution"], answer["resolution"], answer["resolved_by"])
+    code, _, err = cli(*words, "--acknowledge")
+    assert (2, True) == (code, f"is resolved already: OVERRIDE by {operator()}" in err)
+    assert [(case.dfid, "REFUND_TICKET", 1_200)] == paid(cli)
+    with refund_gate(cli, Says()) as gate:
+        event = next(c.event for c in desk.read_queue(cli.folder) if c.event["claim_id"] == case.event_id)
+        again = gate.decide(event)
+        assert (case.dfid, "CLOSED", "OVERRIDE") == (again.dfid, again.state, again.resolution)
+    whole(cli)
+
+
+def test_a_ticket_that_moved_is_refused_until_the_human_has_seen_it(cli: Cli) -> None:
+    case = escalated(cli, "REFUND_TICKET")
+    key = cli.json("escalations", "show", case.dfid)["event"]["ticket_id"]
+    assert move_ticket(desk.airline_path(cli.folder), key, seeded(5))
+    denial = '{"action":"DENY","reason_code":"NOT_ELIGIBLE"}'
+    words = ("escalations", "resolve", case.dfid, "--modify", denial, "--reason", "not his ticket")
+    code, _, err = cli(*words)
+    assert (1, True) == (code, "error: the state has moved: ticket." in err)
+    facts = cli.json("escalations", "show", case.dfid)
+    assert facts["moved"]
+    assert all(f"--seen {facts['now']['id']}" in command for command in facts["commands"] if "--modify" in command)
+    assert "(moved)" in cli.ok("escalations", "show", case.dfid)
+    assert cli.ok(*words, "--seen", facts["now"]["id"]).startswith(f"{case.dfid}  CLOSED  MODIFY  DENY")
+    assert [] == paid(cli)
+
+
+def test_an_order_whose_end_nobody_knows_is_listed_and_settled_by_a_humans_word(cli: Cli) -> None:
+    rails: list[RailProcess] = []
+    with refund_gate(cli, Says(("REFUND_TICKET", "NOT_TRAVELLED", (("amount", "3.00"),))), rails.append) as gate:
+        event = payable(gate, "REFUND_TICKET")
+        rails[0].kill()
+        answer = gate.decide(event)
+        assert "UNKNOWN" == answer.execution
+        assert [answer.dfid] == [case.dfid for case in gate.escalations()]
+        assert cli.ok("escalations", "list").split()[3:] == ["UNKNOWN", "REFUND_TICKET", "amount", "3.00", "HIGH"]
+        assert "--settled REFERENCE" in cli.ok("escalations", "show", answer.dfid)
+        with pytest.raises(UsageError, match="of HIGH impact"):
+            gate.resolve(answer.dfid, "SETTLED", who="ada", reason="the bank says so", reference="B-7")
+        settled = gate.resolve(
+            answer.dfid, "SETTLED", who="ada", reason="the bank says so", reference="B-7", acknowledge=True
+        )
+        assert ("SUCCESS", "B-7") == (settled.execution, settled.reference)
+    audited = cli.ok("audit", answer.dfid)
+    assert "settled by a human's word\n  reason: the bank says so\n  who: ada" in audited
+    whole(cli)
+
+
+def test_a_gate_of_ones_own_is_resolved_in_code(cli: Cli) -> None:
+    with refund_gate(cli, Says()) as gate:
+        dfid = gate.decide(payable(gate, "REFUND_TICKET")).dfid
+        look = gate.look(dfid)
+        change = '{"action":"REFUND_TICKET","params":{"amount":2.00},"reason_code":"NOT_TRAVELLED"}'
+        answer = gate.resolve(dfid, "MODIFY", who="ada", reason="why", change=change, seen=look.seen, acknowledge=True)
+        assert ("SUCCESS", "ada", []) == (answer.execution, answer.resolved_by, gate.escalations())
+        logged = (cli.folder / "log.jsonl").read_text(encoding="utf-8")
+    assert '"event": "flow.resolved"' in logged
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ((), 2, "give exactly one of --override, --modify, --abort, --settled, --rejected"),
+        (("--abort", "--override"), 2, "give exactly one of"),
+        (("--override",), 2, "the agent proposed nothing that could be carried out"),
+        (("--modify", "pay"), 2, "the decision is not JSON"),
+        (("--modify", '{"action":"PAY","reason_code":"NOW"}'), 2, "`PAY` is not permitted now"),
+        (("--rejected",), 2, "has no order whose end is unknown"),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line_and_changes_nothing(
+    cli: Cli, words: tuple[str, ...], code: int, message: str
+) -> None:
+    case = escalated(cli, "REFUND_TICKET")
+    found, _, err = cli("escalations", "resolve", case.dfid, *words, "--reason", "r")
+    assert (code, True) == (found, message in err), err
+    assert 1 == len(cli.json("escalations", "list"))
+
+
+def test_without_a_reason_a_record_or_a_flow_nothing_is_resolved(cli: Cli, tmp_path: Path) -> None:
+    shell = Shell(tmp_path / "elsewhere")
+    assert "there is no record at" in shell("escalations", "list").stderr
+    case = escalated(cli, "REFUND_TICKET")
+    assert "a reason is needed" in cli("escalations", "resolve", case.dfid, "--abort", "--reason", " ")[2]
+    assert "there is no flow `nobody`" in cli("escalations", "show", "nobody")[2]
+    done = Shell(cli.folder.parent)("escalations", "resolve", case.dfid, "--abort")
+    assert (2, True) == (done.returncode, "Missing option '--reason'" in done.stderr)
+
+
+@pytest.mark.parametrize("args", [("list",), ("show",), ("resolve",), ()])
+def test_help_shows_an_example(cli: Cli, args: tuple[str, ...]) -> None:
+    name = " ".join(("sds escalations", *args)) if args else "sds escalations list"
+    assert f"Example: {name}" in cli.ok("escalations", *args, "--help").replace("\n  ", " ")

@@ -1,0 +1,89 @@
+"""What waits for a human, and what humans decided, in the record: read in order, and every alteration found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sds.kernel import audit, human_record, ledger
+from sds.kernel.errors import UsageError
+from tests.kernel.durable import (
+    World,
+    deny,
+    escalate,
+    refund,
+)
+from tests.kernel.humans import SORRY, TERMS, Silent, desk, escalated, resolve, unknown
+
+COLUMNS = (
+    "decision, who, reason, impact, acknowledged, policy_kind, params, justification, proposal, seen, snapshot_id,"
+    " snapshot, envelope_hash, envelope, contract_hash, lease_until_ms, decided_at_ms"
+)
+MADE_UP = f"INSERT INTO human_decisions SELECT 'x', {COLUMNS} FROM human_decisions"
+
+
+@pytest.fixture
+def world(folder: Path) -> Iterator[World]:
+    """A gate whose agent decides nothing alone, seen hours after it has handed its cases over."""
+    made = World(folder, terms=TERMS)
+    yield made
+    made.close()
+
+
+def test_what_waits_is_listed_oldest_first_with_what_is_proposed_and_its_impact(world: World):
+    silent = Silent()
+    world.tickets.put("T2")
+    first = unknown(world, silent)
+    second, third = escalated(world, deny, "C2", "T2"), escalated(world, escalate, "C3", "T2")
+    resolve(world, escalated(world, refund(), "C4", "T2"), "ABORT")
+    found = [(case.dfid, case.action, case.impact(desk(world).contract)) for case in desk(world).waiting()]
+    assert [(first, "REFUND_TICKET", "HIGH"), (second, "DENY", "LOW"), (third, None, None)] == found
+    assert [first] == [c.dfid for c in human_record.waiting(world.store, world.contract, limit=1)]
+
+
+def test_an_order_that_is_unknown_is_listed_as_it_was_sent_and_not_as_it_was_proposed(world: World):
+    dfid = escalated(world, refund("40.00"))
+    world.rail.misfortunes, world.rail.blind = ["drop"], True
+    resolve(world, dfid, "MODIFY", SORRY)
+    (case,) = desk(world).waiting()
+    assert (True, "GOODWILL", {"amount": 5_000}, "HIGH") == (
+        case.unknown,
+        case.action,
+        case.numbers,
+        case.impact(desk(world).contract),
+    )
+
+
+def test_the_queue_of_any_gate_is_read_by_its_registered_terms(world: World):
+    assert desk(world).contract == human_record.registered_terms(world.store, "claims")
+    with pytest.raises(UsageError, match="no contract is registered for gate `loans`"):
+        human_record.registered_terms(world.store, "loans")
+
+
+@pytest.mark.parametrize(
+    ("sql", "found"),
+    [
+        ("UPDATE human_decisions SET who = 'eve'", "table human_decisions of flow"),
+        ("UPDATE human_decisions SET reason = 'another'", "table human_decisions of flow"),
+        ("UPDATE human_decisions SET params = '{\"amount\":1}'", "table human_decisions of flow"),
+        ("DELETE FROM human_decisions", "table human_decisions of flow"),
+        ("UPDATE decision_flows SET state = 'ESCALATED', tag = NULL", "the table says ('ESCALATED', None)"),
+        (MADE_UP, "table human_decisions: flow x is not in the ledger"),
+    ],
+)
+def test_a_humans_decision_that_was_altered_behind_the_kernels_back_is_found(world: World, sql: str, found: str):
+    resolve(world, escalated(world, refund()), "OVERRIDE")
+    with world.store.transaction():
+        world.store.run(sql)
+    faults = audit.verify(world.store).faults
+    assert any(found in line for line in faults), faults
+
+
+def test_a_resolution_of_what_was_not_escalated_is_no_entry_this_program_writes(world: World):
+    dfid = escalated(world, refund())
+    resolve(world, dfid, "OVERRIDE")
+    with world.store.transaction():
+        ledger.append(world.store, 1, "HUMAN", dfid, {"state": "CLOSED", "tag": None, "rows": {}})
+    assert f"entry {ledger.head(world.store).idx}: not an entry this program writes" in audit.verify(world.store).faults
