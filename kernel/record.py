@@ -111,6 +111,8 @@ def write_decision(store: Store, attempt: Attempt, *, state: str, tag: str | Non
         "proposal_sha256": sha256_hex(attempt.data),
         "rows": seal(store, packet.dfid, SEALED),
     }
+    if packet.situation.artifacts:
+        body["artifacts"] = [artifact.reference for artifact in packet.situation.artifacts]
     ledger.append(store, attempt.now_ms, "DECIDED", packet.dfid, body)
 
 
