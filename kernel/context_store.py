@@ -25,13 +25,10 @@ from sds.kernel.errors import StoreError
 from sds.kernel.proposal import parse_proposal
 from sds.kernel.store import Reader, Row, Store
 
-SCAN_MAX = 64  # of one key's or one agent's newest decisions, how many are looked at
+SCAN_MAX = 64  # of one key's newest decisions, how many are looked at: gates that share a record may share keys
 CODES_MAX = 4
 _CODE = re.compile("[A-Z][A-Z0-9_]{0,63}")
-_HEADS = {
-    "key": "Decided before about this case, newest first:",
-    "agent": "Decided before by this agent, newest first:",
-}
+_HEADS = {"key": "Decided before, newest first:", "agent": "Decided before, any case, newest first:"}
 _NEWEST = {
     "key": "SELECT dfid, rowid AS n FROM context_snapshots"
     " WHERE CASE WHEN json_valid(body) THEN body ->> '$.key' END = ? ORDER BY rowid DESC LIMIT ?",
@@ -62,11 +59,11 @@ def memory(store: Reader, contract: Contract, key: str, *, now_ms: int) -> tuple
     spec = contract.memory
     if not spec.entries_max or not spec.tokens_max:
         return ()
-    of = key if spec.scope == "key" else contract.agent_id
+    newest = (key, SCAN_MAX) if spec.scope == "key" else (contract.agent_id, spec.entries_max)
     since_ms = now_ms - spec.days_max * DAY_MS
     rows = store.rows(
         _MEMORY.format(newest=_NEWEST[spec.scope]),
-        (of, SCAN_MAX, contract.agent_id, contract.gate, since_ms, spec.entries_max),
+        (*newest, contract.agent_id, contract.gate, since_ms, spec.entries_max),
     )
     return tuple(_entry(contract, row) for row in rows)
 

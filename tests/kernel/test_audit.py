@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sds.kernel import audit, recovery, registry
+from sds.kernel import artifacts, audit, recovery, registry
 from sds.kernel.ledger import GENESIS, Head, entry_hash, head
 from sds.kernel.store import Store
 from tests.kernel.durable import (
@@ -62,6 +62,10 @@ def world(folder: Path) -> Iterator[World]:
     registry.transition(made.store, "claims-agent", "ACTIVE", by="operator", reason="all well", now_ms=made.clock())
     registry.set_halted(made.store, halted=True, by="operator", reason="a break", now_ms=made.clock())
     registry.set_halted(made.store, halted=False, by="operator", reason="over", now_ms=made.clock())
+    for text, reason in (("Fares are net.", "asked for"), ("Fares are gross.", "they were gross")):
+        artifacts.put(made.store, "fares", text, who="desk", reason=reason, now_ms=made.clock())
+    made.clock.advance(1)
+    artifacts.sweep(made.store, days_max=0, who="desk", reason="a try", now_ms=made.clock())
     made.packet("still open", "T5")
     made.kernel.decide(packet := made.packet("open, once rejected", "T6"), nonsense(packet))
     assert () == audit.verify(made.store).faults
@@ -362,6 +366,7 @@ def rewritten(db: Stranger) -> None:
         )
         prev = own
     db.execute("UPDATE execution_log SET executed_at_ms = executed_at_ms - 3600000")
+    db.execute("UPDATE artifacts SET ended_at_ms = ended_at_ms - 3600000")
 
 
 def test_a_ledger_rewritten_as_a_whole_is_seen_only_with_a_head(world: World):
