@@ -71,7 +71,7 @@ def memory(store: Reader, contract: Contract, key: str, *, now_ms: int) -> tuple
 def memory_text(spec: MemorySpec, entries: tuple[str, ...], count_tokens: CountTokens) -> str:
     """Return as many of the newest entries as the budget holds, as the model reads them; none, no text."""
     for kept in range(len(entries), 0, -1):
-        text = "\n".join((_HEADS[spec.scope], *(f"- {entry}" for entry in entries[:kept])))
+        text = "".join((f"{_HEADS[spec.scope]}\n", *(f"- {entry}\n" for entry in entries[:kept])))
         if counted(count_tokens, text) <= spec.tokens_max:
             return text
     return ""

@@ -28,7 +28,7 @@ class DecisionPacket:
     """Everything one decision rests on, frozen. `snapshot.id` is what the proposal must refer to.
 
     `situation` is what the envelope was derived from.
-    `texts` are (contract, memory?, case, feedback?, evidence) as the model reads them; `feedback` is empty before the
+    `texts` are (contract, memory?, case, feedback?, evidence) as the model reads them, one after the other; `feedback` is empty before the
     first rejection; `notes` say why only the human is left. Times are milliseconds since 1970.
     """
 
@@ -84,7 +84,7 @@ def compile_packet(
     texts = (
         static_text(contract, situation.artifacts),
         memory,
-        case_text(contract, rules, snapshot, envelope),
+        case_text(contract, rules, snapshot, envelope) + "\n",
         f"Claim: {told}",
     )
     return DecisionPacket(
@@ -108,7 +108,7 @@ def compile_packet(
 def with_feedback(packet: DecisionPacket, feedback: str) -> DecisionPacket:
     """Return the packet with this feedback in the place of any earlier, before the evidence; all else is the same."""
     before = packet.texts[: -2 if packet.feedback else -1]
-    texts = (*before, feedback, packet.texts[-1]) if feedback else (*before, packet.texts[-1])
+    texts = (*before, f"{feedback}\n", packet.texts[-1]) if feedback else (*before, packet.texts[-1])
     return replace(packet, texts=texts, feedback=feedback)
 
 

@@ -111,7 +111,7 @@ def test_a_missing_artifact_leaves_only_the_human(library: World):
 
 def test_artifacts_over_the_budget_leave_only_the_human(library: World):
     put(library, text="x" * 256)
-    human_only(library, f"the artifacts are {256 + 33 + len(TONE)} tokens long, more than 256")
+    human_only(library, f"the artifacts are {256 + 35 + len(TONE)} tokens long, more than 256")
 
 
 def test_an_altered_artifact_leaves_only_the_human(folder: Path):
@@ -345,7 +345,7 @@ def test_the_next_attempt_is_told_what_was_rejected_before_the_evidence(world: W
     third = world.kernel.told(second)
     assert "Rejected before: REFUND_TICKET 200.01 (RBAC_DENIED)" == second.feedback
     assert "Rejected before: REFUND_TICKET 200.01 (RBAC_DENIED); no proposal (SCHEMA_INVALID)" == third.feedback
-    assert (*packet.texts[:-1], third.feedback, packet.texts[-1]) == third.texts
+    assert (*packet.texts[:-1], f"{third.feedback}\n", packet.texts[-1]) == third.texts
     assert (packet.dfid, packet.snapshot, packet.envelope) == (third.dfid, third.snapshot, third.envelope)
     assert third == world.kernel.told(third)
 

@@ -139,13 +139,13 @@ def test_memory_is_the_second_text_after_what_never_changes_and_before_the_case(
     plain = world.packet("first")
     world.kernel.decide(plain, compensate(plain))
     packet = world.packet("second")
-    assert (plain.texts[0], f"{HEAD}\n- COMPENSATE 250.00: paid") == packet.texts[:2]
-    assert packet.texts[2].endswith(", ".join(_permitted(packet)))
+    assert (plain.texts[0], f"{HEAD}\n- COMPENSATE 250.00: paid\n") == packet.texts[:2]
+    assert packet.texts[2].strip().endswith(", ".join(_permitted(packet)))
     assert plain.texts[-1] == packet.texts[-1]
 
 
 def _permitted(packet: DecisionPacket) -> list[str]:
-    return packet.texts[-2].rpartition("Permitted: ")[2].split(", ")
+    return packet.texts[-2].rpartition("Permitted: ")[2].strip().split(", ")
 
 
 def test_a_case_remembers_its_own_and_an_agent_all_of_its_decisions(world: World):
@@ -192,10 +192,10 @@ def test_the_budget_is_counted_by_the_models_own_tokenizer_and_keeps_the_newest(
 
     def by_line(text: str) -> int:
         counted.append(text)
-        return 32 * text.count("\n- ")
+        return 32 * text.count("- ")
 
     packet = opened(counting(world, by_line), world)
-    assert f"{HEAD}\n- ESCALATE: human\n- DENY: decided\n- DENY: decided" == packet.texts[1]  # 3 x 32 of 96
+    assert f"{HEAD}\n- ESCALATE: human\n- DENY: decided\n- DENY: decided\n" == packet.texts[1]  # 3 x 32 of 96
     assert packet.texts[1] == counted[-1]
     assert 3 == len(opened(counting(world, lambda _text: 97), world, "too long").texts)
 
@@ -204,7 +204,7 @@ def test_without_a_tokenizer_bytes_are_counted(world: World):
     for number in range(4):
         world.decide(deny, f"C{number}")
     text = world.packet("next").texts[1]
-    assert len(text) <= world.contract.memory.tokens_max < len(text) + len("\n- DENY: decided")
+    assert len(text) <= world.contract.memory.tokens_max < len(text) + len("- DENY: decided\n")
 
 
 def broken(_text: str) -> int:
@@ -255,7 +255,7 @@ def test_a_fresh_flow_after_drift_is_told_what_its_parent_met(world: World):
 
     answer = see_through(world.kernel, world.event(), say)
     assert ("CLOSED", seen[0].dfid) == (answer.state, answer.parent_dfid)
-    assert f"{HEAD}\n- REFUND_TICKET 40.00: rejected, STATE_DRIFT_DETECTED" == seen[1].texts[1]
+    assert f"{HEAD}\n- REFUND_TICKET 40.00: rejected, STATE_DRIFT_DETECTED\n" == seen[1].texts[1]
     (prompt,) = world.column("SELECT prompt FROM context_snapshots WHERE dfid = ?", answer.dfid)
     assert list(seen[1].texts) == json.loads(str(prompt))
 
@@ -278,7 +278,7 @@ def test_a_hostile_key_finds_its_own_memory_and_is_never_told(world: World, key:
     world.tickets.put(key)
     world.decide(compensate, "one", key)
     packet = world.packet("two", key)
-    assert f"{HEAD}\n- COMPENSATE 250.00: paid" == packet.texts[1]
+    assert f"{HEAD}\n- COMPENSATE 250.00: paid\n" == packet.texts[1]
     assert key not in packet.texts[0] + packet.texts[1]
     whole = contract(more="memory: {scope: agent}\n")
     assert ("COMPENSATE: paid",) == remembered(world, terms=whole)
@@ -350,7 +350,7 @@ def test_what_is_remembered_is_in_the_record_and_the_audit_finds_nothing(world: 
     (prompt,) = world.column(
         "SELECT prompt FROM context_snapshots s JOIN decision_flows f ON f.dfid = s.dfid WHERE event_id = 'two'"
     )
-    assert f"{HEAD}\n- COMPENSATE 250.00: paid" == json.loads(str(prompt))[1]
+    assert f"{HEAD}\n- COMPENSATE 250.00: paid\n" == json.loads(str(prompt))[1]
     assert () == audit.verify(world.store).faults
 
 
