@@ -422,3 +422,21 @@ def test_bytes_that_are_no_proposal_are_only_ever_rejected(world: World):
     packet = world.packet()
     states = [world.kernel.decide(packet, nonsense(packet)).state for _ in range(3)]
     assert ["ACTIVE", "ACTIVE", "ABORTED"] == states
+
+
+# An older record
+
+
+def test_a_record_made_before_there_was_memory_remembers_once_it_is_opened(folder: Path):
+    world = World(folder)
+    world.decide(compensate, "one")
+    with world.store.transaction():
+        for statement in ("INDEX snapshots_by_key", "INDEX proposals_by_agent", "TABLE artifacts"):
+            world.store.run(f"DROP {statement}")
+        world.store.run("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
+    world.store.close()
+    world.store = world.open_store()
+    world.kernel = world.open_kernel()
+    assert "COMPENSATE 250.00: paid" in world.packet("two").texts[1]
+    assert () == audit.verify(world.store).faults
+    world.close()
