@@ -6,6 +6,7 @@ SHA-256; the text itself is in the table until it is no longer in force and rete
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -115,11 +116,12 @@ class Shelf:
 
     def __init__(self, store: Reader, spec: ArtifactSpec, count_tokens: CountTokens) -> None:
         self._store, self._spec, self._count = store, spec, count_tokens
+        self._names = tuple(dict.fromkeys(spec.names))
         self._counted: tuple[tuple[Artifact, ...], int] = ((), 0)
 
     def read(self) -> tuple[tuple[Artifact, ...], tuple[str, ...]]:
         """Return the texts in force in the contract's order, or none of them and why not."""
-        if not self._spec.names:
+        if not self._names:
             return (), ()
         try:
             found, faults = self._in_force()
@@ -131,7 +133,7 @@ class Shelf:
         return (() if faults else found), faults
 
     def _in_force(self) -> tuple[tuple[Artifact, ...], tuple[str, ...]]:
-        names = self._spec.names
+        names = self._names
         rows = self._store.rows(
             "SELECT name, version, sha256, text FROM artifacts WHERE ended_at_ms IS NULL"
             f" AND name IN ({', '.join('?' * len(names))})",
@@ -146,6 +148,12 @@ class Shelf:
         if self._counted[0] != found:
             self._counted = found, counted(self._count, shown(found))
         return self._counted[1]
+
+
+def read_by(store: Reader, dfid: str) -> tuple[tuple[str, int, str], ...]:
+    """Return the references of what a decided flow read, from the ledger."""
+    text = store.value("SELECT body -> '$.artifacts' FROM ledger WHERE dfid = ? AND kind = 'DECIDED'", (dfid,))
+    return tuple((name, version, sha256) for name, version, sha256 in json.loads(text or "[]"))
 
 
 def shown(artifacts: tuple[Artifact, ...]) -> str:

@@ -83,12 +83,12 @@ def session(store: Reader, contract: Contract, dfid: str) -> str:
     Raises StoreError.
     """
     try:
-        rejected = [
+        attempts = [
             f"{_claimed(contract, proposal)} ({_codes(reasons)})" for proposal, reasons in store.rows(_SESSION, (dfid,))
         ]
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError("the attempts of this flow cannot be read", dfid=dfid) from error
-    return f"Rejected before: {'; '.join(rejected)}" if rejected else ""
+    return f"Rejected before: {'; '.join(attempts)}" if attempts else ""
 
 
 def rejected(store: Reader, dfid: str) -> tuple[frozenset[bytes], int]:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 from sds.kernel import context_store, dim, intake, jit, registry, reserve
 from sds.kernel.answer import Answer, answer
-from sds.kernel.artifacts import CountTokens, Shelf
+from sds.kernel.artifacts import CountTokens, Shelf, read_by
 from sds.kernel.canonical import one_line
 from sds.kernel.conclude import Concluder
 from sds.kernel.contract import Contract
@@ -245,6 +245,8 @@ class Kernel:
         stored = self.store.value("SELECT proposal FROM policy_proposals WHERE dfid = ?", (intent.dfid,))
         proposal = parse_proposal(stored) if isinstance(stored, bytes) else ""
         if seen.version != intent.state_version or isinstance(proposal, str):
+            return False
+        if read_by(self.store, intent.dfid) != tuple(a.reference for a in seen.situation.artifacts):
             return False
         envelope = self.envelope(seen.situation)
         kind = envelope.kind(proposal.action)
