@@ -47,7 +47,8 @@ class Standing:
     """What registry and store say at the moment of judgement.
 
     `contract_hash`, `mission_hash`: of the contract the flow is under, empty when that is revoked.
-    `held`: snapshot fields whose resource another decision has reserved. `tokens_spent`: by earlier attempts.
+    `held`: snapshot fields whose resource another decision has reserved. `tokens_spent`: by earlier attempts, whose
+    proposals are `rejected`.
     """
 
     agent_active: bool
@@ -56,6 +57,7 @@ class Standing:
     mission_hash: str
     held: frozenset[str] = frozenset()
     tokens_spent: int = 0
+    rejected: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,9 @@ def _judge(
     if isinstance(parsed, str):
         reasons.append(Reason(1, "SCHEMA_INVALID", parsed))
         return _rejected(reasons, None)
+    if data in standing.rejected:
+        again = Reason(1, "REPEATED_PROPOSAL", "this very proposal was rejected before")
+        return Verdict("ESCALATED", (again,), 1, parsed)
     for code, message in packet.envelope.objections(parsed):
         reasons.append(Reason(1 if code == "SCHEMA_INVALID" else 2, code, message))
     if parsed.context_ref != packet.snapshot.id:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from sds.kernel.artifacts import Artifact
 from sds.kernel.bounds import MAGNITUDE_MAX, Bound, bound
 from sds.kernel.contract import Contract
 from sds.kernel.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of, meet
@@ -22,6 +23,7 @@ class Situation:
 
     `fields`: state net of what is reserved. `spend_left`: minor units left under the tightest limit, None without
     one. `agent_active`: the registry has the agent active, and the flow is under the contract of this kernel. `halted`: by an operator.
+    `context_whole`: memory and artifacts, the reference texts, could be read and are within their limits.
     """
 
     fields: Fields
@@ -29,6 +31,8 @@ class Situation:
     in_effect: bool
     halted: bool
     spend_left: int | None
+    artifacts: tuple[Artifact, ...] = ()
+    context_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,11 @@ def _narrowed(full: DecisionEnvelope, kinds: list[KindBound | None]) -> Decision
 
 
 def standing(full: DecisionEnvelope, situation: Situation) -> DecisionEnvelope:
-    """Leave only the human while the system is halted, the agent not active or its contract not in effect."""
-    return full if situation.agent_active and situation.in_effect and not situation.halted else ESCALATE_ONLY
+    """Leave only the human while the system is halted, the agent not active or its contract not in effect, and where
+    the model could not be told all it must know.
+    """
+    able = situation.agent_active and situation.in_effect and situation.context_whole
+    return full if able and not situation.halted else ESCALATE_ONLY
 
 
 def standing_notes(situation: Situation) -> list[str]:

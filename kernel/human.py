@@ -90,7 +90,7 @@ class HumanDesk:
         """
         now_ms, terms = self._now_ms(), self.contract
         seen = self._kernel.observe(case.key, now_ms, without=without)
-        situation = replace(seen.situation, agent_active=self._in_force())
+        situation = replace(seen.situation, agent_active=self._in_force(), context_whole=True)
         others = [note for note in seen.notes if note not in standing_notes(seen.situation)]
         snapshot = take_snapshot(self._rules.fields, case.key, situation.fields, seen.version, now_ms)
         packet = DecisionPacket(

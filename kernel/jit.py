@@ -80,6 +80,8 @@ def check(
     if not 0 <= age_ms <= contract.drift.age_ms_max:
         return JitReport(False, age_ms, ("snapshot age",), code="STATE_DRIFT_DETECTED")
     moved = drift(policy, packet.situation.fields, live.fields)
+    if live.artifacts != packet.situation.artifacts:
+        moved = (*moved, "artifacts")
     envelope = derive(live)
     then, now = packet.envelope.kind(proposal.action), envelope.kind(proposal.action)
     objections = tuple(message for _, message in envelope.objections(proposal))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sds.kernel import ledger, record
-from sds.kernel.canonical import digest
+from sds.kernel.canonical import digest, sha256_hex
 from sds.kernel.human_record import SEALED_HUMAN
 from sds.kernel.reconcile_agents import Standing
 from sds.kernel.store import Reader
@@ -32,6 +32,7 @@ class Tables:
         self._contracts: dict[str, str] = {}  # hash -> digest of its row
         self._halted = False
         self._standing = Standing()
+        self._artifacts: dict[str, list[str | int | None]] = {}  # name/version -> digest, of its text, ended at
 
     def faults(self, entries: Iterable[tuple[Any, ...]]) -> list[str]:
         for idx, at_ms, kind, dfid, text, _, _ in entries:
@@ -46,12 +47,14 @@ class Tables:
         self._compare_registry()
         self._found += self._standing.faults(self._store)
         self._compare_reservations()
+        self._compare_artifacts()
         return self._found
 
     def _fold(self, idx: int, at_ms: int, kind: str, dfid: str, body: Mapping[str, Any]) -> None:
         if kind == "DECIDED":
             self._flows[dfid] = body["state"], body["tag"]
             self._sealed(idx, dfid, record.SEALED, body["rows"])
+            self._read_artifacts(idx, body.get("artifacts", ()))
         elif kind == "RESERVED":
             self._orders[dfid] = "PENDING", None, None
             self._sealed(idx, dfid, record.RESERVED, body["rows"])
@@ -75,6 +78,8 @@ class Tables:
             self._agents[body["agent_id"]][2] = body["status"]
         elif kind in ("HALT", "RESUME"):
             self._halted = kind == "HALT"
+        elif kind in ("ARTIFACT", "RETENTION"):
+            self._fold_artifacts(kind, at_ms, body)
         elif kind not in ("REVOKED", "REFUSED"):
             raise ValueError(kind)
 
@@ -130,6 +135,37 @@ class Tables:
         if self._store.halted != self._halted:
             self._found.append("halted: the table and the ledger differ")
 
+    def _fold_artifacts(self, kind: str, at_ms: int, body: Mapping[str, Any]) -> None:
+        if kind == "RETENTION":
+            for name, version in body["artifacts"]:
+                self._artifacts[f"{name}/{version}"][1] = None
+            return
+        name, version = body["name"], int(body["version"])
+        last = self._artifacts.get(f"{name}/{version - 1}")
+        if body["act"] == "retire":
+            self._artifacts[f"{name}/{version}"][2] = at_ms
+            return
+        if last is not None and last[2] is None:
+            last[2] = at_ms
+        self._artifacts[f"{name}/{version}"] = [body["sha256"], body["sha256"], None]
+
+    def _read_artifacts(self, idx: int, read: Iterable[tuple[str, int, str]]) -> None:
+        """A decision can only have read versions that had been put by then."""
+        for name, version, sha256 in read:
+            if self._artifacts.get(f"{name}/{version}", [""])[0] != sha256:
+                self._found.append(f"entry {idx}: artifact {name}/{version} was never so")
+
+    def _compare_artifacts(self) -> None:
+        rows = self._store.rows("SELECT name, version, sha256, text, ended_at_ms FROM artifacts")
+        self._same(
+            "artifact",
+            (
+                (f"{name}/{version}", [sha256, None if text is None else _text_digest(text), ended])
+                for name, version, sha256, text, ended in rows
+            ),
+            self._artifacts,
+        )
+
     def _compare_reservations(self) -> None:
         """Recompute every counter from the reservations that the ledger says are held, settled or given back."""
         drawn: Counter[str] = Counter()
@@ -146,6 +182,10 @@ class Tables:
         resources = self._store.rows("SELECT resource, epoch, drawn FROM resources")
         self._same("resource", ((n, (e, d)) for n, e, d in resources), {n: (epochs[n], drawn[n]) for n in epochs})
         self._same("spend", self._store.rows("SELECT scope, used FROM spend_totals"), used)
+
+
+def _text_digest(text: str) -> str:
+    return sha256_hex(text.encode("utf-8", "surrogateescape"))
 
 
 def _digest(text: str) -> str:

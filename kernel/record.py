@@ -113,6 +113,8 @@ def write_decision(
         "proposal_sha256": sha256_hex(attempt.data),
         "rows": seal(store, packet.dfid, SEALED),
     }
+    if packet.situation.artifacts:
+        body["artifacts"] = [artifact.reference for artifact in packet.situation.artifacts]
     ledger.append(store, attempt.now_ms, "DECIDED", packet.dfid, body | dict(more or {}))
 
 

@@ -10,10 +10,12 @@ several threads, and several processes may share one store.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 
-from sds.kernel import binding, dim, intake, jit, registry, reserve
+from sds.kernel import binding, context_store, dim, intake, jit, registry, reserve
 from sds.kernel.answer import Answer, answer
+from sds.kernel.artifacts import CountTokens, Shelf, read_by
 from sds.kernel.canonical import one_line
 from sds.kernel.conclude import Concluder
 from sds.kernel.contract import Contract
@@ -24,7 +26,7 @@ from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.executor import ExecutionIntent, Executor, Signer
 from sds.kernel.governance import Observation, Situation, envelope_in_force, safeguards_of, standing_notes
 from sds.kernel.jit import JitReport
-from sds.kernel.packet import DecisionPacket, Decoding, compile_packet
+from sds.kernel.packet import DecisionPacket, Decoding, compile_packet, with_feedback
 from sds.kernel.proposal import parse_proposal
 from sds.kernel.record import Attempt
 from sds.kernel.rules import Rules
@@ -33,11 +35,18 @@ from sds.kernel.state import Fields, StateRead, StateSource
 from sds.kernel.store import Store
 
 
+def bytes_of(text: str) -> int:
+    """Count UTF-8 bytes: no byte-level tokenizer makes more tokens of a text."""
+    return len(text.encode())
+
+
 class Kernel:
     """One gate's kernel over a store. Raises UsageError when the contract's agent is not registered there.
 
     A flow is under the contract that was registered when it was created. Of flows under another contract than its
     own, or a revoked one, this kernel only escalates.
+    `count_tokens`: how long a text is for the model
+    that decides, or an upper bound.
     """
 
     def __init__(
@@ -51,12 +60,14 @@ class Kernel:
         now_ms: Callable[[], int],
         new_id: Callable[[], str],
         log: Log = no_log,
+        count_tokens: CountTokens = bytes_of,
     ) -> None:
         self.contract, self.store, self.signer = contract, store, signer
         self.rules = Rules(contract)
         self._source = source
         self._now_ms, self._new_id, self._log = now_ms, new_id, log
         self._contract_hash = contract.hash
+        self._shelf, self._count_tokens = Shelf(store, contract.artifacts, count_tokens), count_tokens
         self._concluder = Concluder(contract, store, signer, now_ms=now_ms, log=log)
         self.dispatcher = Dispatcher(contract, store, executor, signer, now_ms=now_ms, log=log)
         self._safeguards = safeguards_of(contract)
@@ -82,7 +93,10 @@ class Kernel:
 
     def _compile(self, claimed: intake.Claim) -> DecisionPacket:
         now_ms = self._now_ms()
+        memory, unread = self._remember(claimed.event.key, now_ms)
         seen = self.observe(claimed.event.key, now_ms, dfid=claimed.dfid)
+        if unread:
+            seen = replace(seen, situation=replace(seen.situation, context_whole=False), notes=(*seen.notes, unread))
         envelope, notes = self.envelope(seen.situation), seen.notes
         if envelope.names == (ESCALATE,) and not notes:
             notes = ("the contract's rules or limits leave only the human",)
@@ -99,7 +113,16 @@ class Kernel:
             envelope=envelope,
             notes=notes,
             now_ms=now_ms,
+            memory=memory,
         )
+
+    def _remember(self, key: str, now_ms: int) -> tuple[str, str]:
+        """Return what the model is told of earlier decisions, or why that cannot be said."""
+        try:
+            entries = context_store.memory(self.store, self.contract, key, now_ms=now_ms)
+            return context_store.memory_text(self.contract.memory, entries, self._count_tokens), ""
+        except Exception as error:  # noqa: BLE001  rows and a tokenizer that are not as they should be: a human decides
+            return "", one_line(f"memory cannot be read: {str(error) or type(error).__name__}", 200)
 
     def envelope(self, situation: Situation) -> DecisionEnvelope:
         """Return the envelope in force: the contract's own, met with every safeguard."""
@@ -120,6 +143,7 @@ class Kernel:
             fields = self._net(read.fields, taken)
             notes += self.rules.faults(fields)
         names = reserve.scopes(self.contract, fields, now_ms)
+        artifacts, faults = self._shelf.read()
         known = registry.lookup(self.store, self.contract.agent_id)
         bound = binding.of_flow(self.store, dfid) or binding.of_agent(self.store, self.contract.agent_id)
         situation = Situation(
@@ -128,8 +152,10 @@ class Kernel:
             in_effect=now_ms >= self._effective_ms,
             halted=known is not None and known.halted,
             spend_left=reserve.spend_left(self.store, self.contract, names, own_spend),
+            artifacts=artifacts,
+            context_whole=not faults,
         )
-        notes += standing_notes(situation)
+        notes += [*standing_notes(situation), *faults]
         version = read.version if read else ""
         return Observation(situation, version, draws.epochs, bound.contract_hash, tuple(notes))
 
@@ -167,6 +193,10 @@ class Kernel:
             self.dispatcher.carry_out(intent, until_ms=until_ms)
         return self._answer(packet.dfid)
 
+    def told(self, packet: DecisionPacket) -> DecisionPacket:
+        """Return the packet for the next attempt: the same, with what this flow has had rejected and why."""
+        return with_feedback(packet, context_store.session(self.store, self.contract, packet.dfid))
+
     def escalate(self, packet: DecisionPacket, code: str, message: str, decoding: Decoding | None = None) -> Answer:
         """Hand the flow to a human because the user space failed: no model, no answer in time, a dead mask."""
         verdict = Verdict("ESCALATED", (Reason(1, code, one_line(message, 300)),), 1)
@@ -180,7 +210,7 @@ class Kernel:
     def _standing(self, packet: DecisionPacket) -> Standing:
         known = registry.lookup(self.store, packet.agent_id)
         bound = binding.of_flow(self.store, packet.dfid) or binding.Binding()
-        spent = self.store.value("SELECT total(tokens) FROM attempts WHERE dfid = ?", (packet.dfid,))
+        rejected, spent = context_store.rejected(self.store, packet.dfid)
         return Standing(
             agent_active=known is not None and known.active,
             halted=known is not None and known.halted,
@@ -188,7 +218,8 @@ class Kernel:
             # of another contract there is no mission to compare: gate 2 objects, and a human may still be asked
             mission_hash=bound.mission_hash if bound.contract_hash == packet.contract_hash else packet.mission_hash,
             held=reserve.read_draws(self.store, self.contract, packet.key).held,
-            tokens_spent=int(spent),
+            tokens_spent=spent,
+            rejected=rejected,
         )
 
     def just_in_time(self, packet: DecisionPacket, verdict: Verdict) -> JitReport:
@@ -219,6 +250,8 @@ class Kernel:
         stored = self.store.value("SELECT proposal FROM policy_proposals WHERE dfid = ?", (intent.dfid,))
         proposal = parse_proposal(stored) if isinstance(stored, bytes) else ""
         if seen.version != intent.state_version or isinstance(proposal, str):
+            return False
+        if read_by(self.store, intent.dfid) != tuple(a.reference for a in seen.situation.artifacts):
             return False
         envelope = self.envelope(seen.situation)
         kind = envelope.kind(proposal.action)

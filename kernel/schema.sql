@@ -107,6 +107,13 @@ CREATE TABLE human_decisions (
 CREATE INDEX flows_escalated ON decision_flows (state) WHERE state = 'ESCALATED';
 
 -- context store: session, memory, artifacts
+CREATE INDEX snapshots_by_key ON context_snapshots (CASE WHEN json_valid(body) THEN body ->> '$.key' END);
+CREATE INDEX proposals_by_agent ON policy_proposals (agent_id);
+CREATE TABLE artifacts (
+    name TEXT NOT NULL, version INTEGER NOT NULL, sha256 TEXT NOT NULL, text TEXT, ended_at_ms INTEGER,
+    PRIMARY KEY (name, version)
+) STRICT;
+CREATE UNIQUE INDEX one_artifact_in_force ON artifacts (name) WHERE ended_at_ms IS NULL;
 
 -- sagas
 

@@ -83,6 +83,7 @@ class Gate:
                 now_ms=now_ms,
                 new_id=new_id,
                 log=self._log.write,
+                count_tokens=self.engine.count_tokens,
             )
             self._stream = Stream(self.kernel, self.engine, now_ms=now_ms, sleep=time.sleep, on_reasoned=on_reasoned)
             self._closing = opened.pop_all()

@@ -75,8 +75,11 @@ class Stream:
             return None
 
     def _attempts(self, packet: DecisionPacket) -> Answer:
+        rejected = False
         while True:
             try:
+                if rejected:
+                    packet = self._kernel.told(packet)
                 data, decoding = self._engine.propose(packet, tokens_max=self._kernel.contract.budget.tokens_max)
             except SdsError as error:
                 return self._kernel.escalate(packet, error.reason_code, str(error))
@@ -87,3 +90,4 @@ class Stream:
             answer = self._kernel.decide(packet, data, decoding)
             if not answer.pending:
                 return answer
+            rejected = True

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from sds.engines.native import NativeEngine
+from sds.gate import Gate
 from sds.kernel.answer import Answer
+from sds.kernel.audit import verify
 from sds.kernel.errors import EventError, LanguageError, ModelError, WorldError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.models.llama import LlamaBackend
 from sds.stream import Reasoned, Stream
-from tests.kernel.durable import World, compensate, refund, together
+from tests.kernel.durable import START_MS, Rail, Tickets, World, compensate, contract, refund, together
 
 
 class Says:
@@ -77,6 +80,63 @@ def test_a_proposer_that_talks_nonsense_runs_out_of_attempts(world: World) -> No
     answer = decide(world, proposer)
     assert ("ABORTED", "REASONING_EXHAUSTION") == (answer.state, answer.tag)
     assert 3 == proposer.asked
+
+
+def test_an_engine_that_repeats_what_was_rejected_is_asked_twice_and_then_a_human_decides(world: World) -> None:
+    proposer = Says(refund("200.01"))
+    answer = decide(world, proposer)
+    assert ("ESCALATED", "REPEATED_PROPOSAL") == (answer.state, answer.reason_code)
+    assert 2 == proposer.asked
+    assert [1] == world.column("SELECT rejections FROM agents")
+
+
+def test_an_engine_that_listens_is_told_what_was_rejected_and_does_better(world: World) -> None:
+    read: list[tuple[str, ...]] = []
+
+    def listen(packet: DecisionPacket) -> bytes:
+        read.append(packet.texts)
+        told = any("Rejected before: REFUND_TICKET 200.01 (RBAC_DENIED)" in text for text in packet.texts)
+        return refund("200.00" if told else "200.01")(packet)
+
+    proposer = Says(listen)
+    answer = decide(world, proposer)
+    assert ("CLOSED", "SUCCESS", {"amount": 20_000}) == (answer.state, answer.execution, answer.params)
+    assert 2 == proposer.asked
+    assert read[0][:2] == read[1][:2]
+    assert read[0][-1] == read[1][-1]
+    (prompt,) = world.column("SELECT prompt FROM context_snapshots WHERE dfid = ?", answer.dfid)
+    assert list(read[1]) == json.loads(str(prompt))
+
+
+def test_a_session_that_cannot_be_read_ends_with_a_human_and_the_model_is_not_asked_again(world: World) -> None:
+    def spoil(packet: DecisionPacket) -> bytes:
+        with world.store.transaction():
+            world.store.run(
+                "CREATE TRIGGER spoil AFTER INSERT ON attempts BEGIN UPDATE attempts SET reasons = 'x'; END"
+            )
+        return refund("200.01")(packet)
+
+    proposer = Says(spoil)
+    answer = decide(world, proposer)
+    assert ("ESCALATED", "STORE_UNAVAILABLE") == (answer.state, answer.reason_code)
+    assert 1 == proposer.asked
+
+
+def test_an_earlier_decision_is_read_by_a_real_model_within_its_token_budget(
+    tmp_path: Path, tiny: LlamaBackend
+) -> None:
+    tickets, rail = Tickets(), Rail(tmp_path / "rail.db")
+    tickets.put("T1")
+    engine = NativeEngine(tiny, now_ms=lambda: START_MS)
+    terms = contract()
+    with Gate(terms, tickets, rail, folder=tmp_path / "gate", engine=engine, now_ms=lambda: START_MS) as gate:
+        for number in range(8):
+            gate.decide({"claim_id": f"C{number}", "ticket_id": "T1", "text": "please"})
+        packet = gate.preview({"claim_id": "next", "ticket_id": "T1", "text": "please"})
+        assert packet.texts[1].startswith("Decided before, newest first:\n- ")
+        assert 1 <= packet.texts[1].count("- ") <= terms.memory.entries_max
+        assert engine.count_tokens(packet.texts[1]) <= terms.memory.tokens_max
+        assert () == verify(gate.store).faults
 
 
 def test_drift_while_the_model_thinks_starts_a_fresh_flow_on_fresh_state(world: World) -> None:

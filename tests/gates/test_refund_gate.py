@@ -34,6 +34,9 @@ class Greedy:
         params = tuple((name, f"{b.hi // 100}.{b.hi % 100:02d}") for name, b in kind.params)
         return write_proposal(Proposal(kind.kind, params, kind.reasons[0], packet.snapshot.id)), Decoding("greedy", 1.0)
 
+    def count_tokens(self, text: str) -> int:
+        return len(text.encode())
+
     def close(self) -> None:
         pass
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sds.kernel import audit, recovery, registry
+from sds.kernel import artifacts, audit, recovery, registry
 from sds.kernel.human import HumanDesk, Resolution
 from sds.kernel.ledger import GENESIS, Head, entry_hash, head
 from sds.kernel.store import Store
@@ -71,6 +71,10 @@ def world(folder: Path) -> Iterator[World]:
     registry.register(made.store, other, by="registry", now_ms=made.clock())
     registry.revoke(made.store, other.hash, who="me", reason="a mistake", now_ms=made.clock())
     made.decide(escalate, "escalated again", "T6")
+    for text, reason in (("Fares are net.", "asked for"), ("Fares are gross.", "they were gross")):
+        artifacts.put(made.store, "fares", text, who="desk", reason=reason, now_ms=made.clock())
+    made.clock.advance(1)
+    artifacts.sweep(made.store, days_max=0, who="desk", reason="a try", now_ms=made.clock())
     made.packet("still open", "T5")
     made.kernel.decide(packet := made.packet("open, once rejected", "T6"), nonsense(packet))
     assert () == audit.verify(made.store).faults
@@ -372,6 +376,7 @@ def rewritten(db: Stranger) -> None:
         prev = own
     db.execute("UPDATE execution_log SET executed_at_ms = executed_at_ms - 3600000")
     db.execute("UPDATE contract_revocations SET revoked_at_ms = revoked_at_ms - 3600000")
+    db.execute("UPDATE artifacts SET ended_at_ms = ended_at_ms - 3600000")
 
 
 def test_a_ledger_rewritten_as_a_whole_is_seen_only_with_a_head(world: World):

@@ -81,6 +81,7 @@ CASES = {
     "a second attempt": Case(nonsense, refund()),
     "out of attempts": Case(nonsense, nonsense, nonsense),
     "drift": Case(refund(), refund(), drift=True),
+    "the same again": Case(refund("200.01"), refund("200.01")),
     "denied": Case(deny),
     "escalated": Case(escalate),
 }

@@ -295,3 +295,13 @@ def test_what_is_not_bytes_is_rejected(stranger: object):
 def test_a_standing_that_nobody_filled_in_is_rejected():
     nobody = Standing(agent_active=False, halted=False, contract_hash="", mission_hash="")
     assert "REJECTED" == judge(TILL, PACKET, PAY, nobody, SURE, world.NOW_MS).outcome
+
+
+@pytest.mark.parametrize("standing", [{}, {"halted": True}, {"agent_active": False}, {"mission_hash": "0" * 64}])
+def test_a_proposal_that_was_rejected_before_is_not_judged_again_but_goes_to_a_human(standing: dict[str, object]):
+    found = verdict(rejected=frozenset({PAY}), **standing)
+    assert ("ESCALATED", "REPEATED_PROPOSAL", ()) == (found.outcome, found.reason_code, found.numbers)
+
+
+def test_another_proposal_than_the_rejected_is_judged():
+    assert "ACCEPTED" == verdict(rejected=frozenset({PAY + b" ", b""})).outcome

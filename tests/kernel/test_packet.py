@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from sds.kernel import registry
+from sds.kernel.artifacts import Artifact
 from sds.kernel.executor import Signer
 from sds.kernel.intake import read_event
-from sds.kernel.packet import DecisionPacket
+from sds.kernel.packet import DecisionPacket, compile_packet, static_text, with_feedback
+from sds.kernel.rules import Rules
 from sds.kernel.runtime import Kernel
 from sds.kernel.state import Value
 from sds.kernel.store import Store
@@ -89,7 +91,7 @@ def test_a_packet_without_state_leaves_only_the_human():
     nothing = world.situation({})
     packet: DecisionPacket = world.packet(TILL, nothing, notes=("there is no state under this key",))
     assert ("ESCALATE",) == packet.envelope.names
-    assert "Permitted: ESCALATE" == packet.texts[1]
+    assert "Permitted: ESCALATE\n" == packet.texts[1]
 
 
 @pytest.mark.parametrize(
@@ -120,3 +122,49 @@ def test_state_that_is_not_as_declared_goes_to_a_human_with_the_reason(
     assert (f"gate 5: ESCALATED_BY_RULE: {why}",) == answer.reasons
     assert {} == payments.paid
     store.close()
+
+
+def test_every_text_but_the_last_ends_its_line_so_that_none_runs_into_the_next():
+    packet = with_feedback(compiled(memory="Decided before, newest first:\n- DENY: decided\n"), "Rejected before: PAY")
+    assert 5 == len(packet.texts)
+    assert all(text.endswith("\n") for text in packet.texts[1:-1])
+    assert ("Rejected before: PAY\n", "Claim: please") == packet.texts[-2:]
+
+
+def test_what_changes_last_comes_last():
+    """Contract, memory, case, feedback, evidence: a second attempt leaves every text before its feedback as it was."""
+    memory = "Decided before, newest first:\n- DENY: decided\n"
+    first = compiled(memory=memory)
+    told = with_feedback(first, "Rejected before: PAY")
+    again = with_feedback(told, "Rejected before: PAY; DENY")
+    assert memory == first.texts[1]
+    assert first.texts[:3] == told.texts[:3] == again.texts[:3]
+    assert ("Rejected before: PAY; DENY\n", first.texts[-1]) == again.texts[3:]
+    assert first == with_feedback(again, "")
+
+
+def test_artifacts_stand_between_mission_and_kinds_and_without_any_the_text_is_as_it_was():
+    plain = static_text(TILL)
+    rules = Artifact("rules", 1, "0" * 64, "Pay what is owed.\n")
+    mission = "Decide who is paid.\n"
+    assert plain.startswith(f"{mission}Kinds of decision")
+    assert plain.replace(mission, f"{mission}Reference rules:\nPay what is owed.\n", 1) == static_text(TILL, (rules,))
+
+
+def compiled(memory: str) -> DecisionPacket:
+    plain = world.packet(TILL, evidence="please")
+    rules = Rules(TILL)
+    return compile_packet(
+        TILL,
+        rules,
+        dfid=plain.dfid,
+        event_id=plain.event_id,
+        key=plain.key,
+        evidence="please",
+        snapshot=plain.snapshot,
+        situation=plain.situation,
+        envelope=plain.envelope,
+        notes=(),
+        now_ms=world.NOW_MS,
+        memory=memory,
+    )
