@@ -32,7 +32,7 @@ from tests.scale import scale, seeded
 from tests.strategies import random_envelope
 
 CONTEXT = "0123456789abcdef" * 4
-STRINGS_EACH = 40
+STRINGS_EACH = 80
 Judge = Callable[[bytes], bool]
 
 
