@@ -30,7 +30,9 @@ class GbnfVocabulary:
             piece: token
             for token in range(words.size)
             if (piece := words.piece(token))
-            and (len(piece) == 1 or (len(piece) <= PIECE_BYTES_MAX and piece.isascii() and piece.decode().isprintable()))
+            and (
+                len(piece) == 1 or (len(piece) <= PIECE_BYTES_MAX and piece.isascii() and piece.decode().isprintable())
+            )
         }
 
     def close(self) -> None:

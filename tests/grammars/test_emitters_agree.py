@@ -154,7 +154,13 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def in_form(said: Language, data: bytes) -> bytes:
     """Return the bytes that say the value of `data` in the language's own form; b"" where there are none."""
     match value_of(data):
-        case {"action": str(action), "params": dict(params), "reason_code": str(reason), "context_ref": str(ref), **more}:
+        case {
+            "action": str(action),
+            "params": dict(params),
+            "reason_code": str(reason),
+            "context_ref": str(ref),
+            **more,
+        }:
             if not isinstance(more.get("rationale", ""), str) or more.keys() - {"rationale"}:
                 return b""
             kind = said.envelope.kind(action)
