@@ -141,7 +141,10 @@ def _folder_words(path: Path, size: int) -> tuple[Words, str | None, str]:
         raise BackendError(f"`{path}` is a checkpoint folder, which needs the extra `hf`", hint=_HF_HINT) from error
     if not (path / "tokenizer.json").exists():
         raise BackendError(f"`{path}` has no tokenizer.json", hint="save the tokenizer with the fast library, too")
-    words = HfVocabulary(path, size)
+    try:
+        words = HfVocabulary(path, size)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BackendError(f"the tokenizer of `{path}` is damaged") from error
     model = _config(path / "tokenizer.json", bytes_max=TOKENIZER_BYTES_MAX).get("model")
     return words, words.chat_template, str(model.get("type", NOT_SAID)) if isinstance(model, dict) else NOT_SAID
 

@@ -9,6 +9,8 @@ import llama_cpp as lib
 from sds.models.protocol import BackendError
 
 PIECE_BYTES_MAX = 1 << 14
+BYTES_HINT = "use a model whose tokenizer falls back to bytes"
+_GUARD = b"\x02"
 
 
 class Vocabulary:
@@ -21,11 +23,22 @@ class Vocabulary:
         self.eos = lib.llama_vocab_eos(vocab)
         self.adds_bos = bool(lib.llama_vocab_get_add_bos(vocab))
         self._buffer = create_string_buffer(PIECE_BYTES_MAX)
+        self._guard: int | None = None
+        if lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_SPM:
+            self._refuse_lacking_bytes()
+            self._guard = self._encode(_GUARD, special=False)[-1]
 
     def release(self) -> None:
         self._vocab = None
 
     def encode(self, text: bytes, *, special: bool) -> list[int]:
+        if self._guard is None:
+            return self._encode(text, special=special)
+        # SentencePiece puts a space before a text: let it stand before a byte that joins with nothing, and drop both.
+        tokens = self._encode(_GUARD + text, special=special)
+        return tokens[tokens.index(self._guard) + 1 :]
+
+    def _encode(self, text: bytes, *, special: bool) -> list[int]:
         room = len(text) + 16
         buffer = (lib.llama_token * room)()
         count = lib.llama_tokenize(self._live(), text, len(text), buffer, room, False, special)
@@ -51,6 +64,13 @@ class Vocabulary:
             return True
         spelled = self.spelling(token) if attributes & lib.LLAMA_TOKEN_ATTR_USER_DEFINED else b""
         return spelled.startswith(b"<") and spelled.endswith(b">")
+
+    def _refuse_lacking_bytes(self) -> None:
+        """Refuse what would end the whole process at the first text with such a byte: llama.cpp does not catch it."""
+        texts = {lib.llama_vocab_get_text(self._live(), token) for token in range(self.size)}
+        lacking = [byte for byte in range(256) if not texts & {b"<0x%02X>" % byte, bytes([byte])}]
+        if lacking:
+            raise BackendError(f"the tokenizer has no token for {len(lacking)} of 256 bytes", hint=BYTES_HINT)
 
     def _live(self) -> lib.llama_vocab_p:
         if self._vocab is None:
