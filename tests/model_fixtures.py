@@ -98,7 +98,7 @@ def own_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_hf(own_checkpoint: Path) -> Iterator[Backend]:
     from sds.models.hf import HfBackend
 
-    backend = HfBackend(own_checkpoint)
+    backend = HfBackend(own_checkpoint, threads=TINY_THREADS)
     yield backend
     backend.close()
 
