@@ -1,15 +1,11 @@
-"""Small models of other kinds than the embedded one: what `sds models` has to tell apart."""
+"""A small model of another kind than the embedded one: SentencePiece, joined digits, no chat template."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import gguf
 import numpy as np
-
-from tests.hostile import Vocabulary
-from tests.own_models import write_checkpoint
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 WIDTH = 32
@@ -54,19 +50,4 @@ def sentencepiece_gguf(path: Path, *, without: bytes = b"", context: int = 4096,
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
-
-
-def header_folder(path: Path, vocabulary: Vocabulary, *, lacking: Collection[str] = ()) -> Path:
-    """Write a checkpoint folder with the embedded tokenizer and hardly a weight: enough to be inspected."""
-    size = len(vocabulary.lists["tokens"])
-    config: Mapping[str, object] = {
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": size,
-        "max_position_embeddings": 2048,
-    }
-    weights = {"model.embed_tokens.weight": np.zeros((size, 2), np.float16)}
-    write_checkpoint(path, config, weights, {**vocabulary.lists, "chat_template": vocabulary.chat_template})
-    for name in lacking:
-        (path / name).unlink()
     return path

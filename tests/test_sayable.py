@@ -22,7 +22,7 @@ from sds.models.words import Words
 from sds.sayable import Question, check_model, widest_envelope
 from tests.hostile import Vocabulary, tiny_checkpoint
 from tests.scale import scale, seeded
-from tests.small_models import header_folder, sentencepiece_gguf
+from tests.small_models import sentencepiece_gguf
 
 NAMES = ["template", "bytes", "spelling", "mask", "decisions", "context", "evidence"]
 CONTEXT_TOKENS = 4096
@@ -53,8 +53,8 @@ def test_the_embedded_model_can_say_every_decision(contract: Contract) -> None:
     assert [(name, True) for name in NAMES] == [(check.name, check.ok) for check in checks]
 
 
-def test_a_checkpoint_folder_of_the_same_words_can_too(tmp_path: Path, vocabulary: Vocabulary) -> None:
-    with asked(header_folder(tmp_path / "mine", vocabulary)) as found:
+def test_a_checkpoint_folder_of_the_same_words_can_too(tiny_folder: Callable[[int], Path]) -> None:
+    with asked(tiny_folder(1)) as found:
         assert {} == refused(found)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import hashlib
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,16 @@ import pytest
 
 from sds.models.catalog import embedded_model, models_in
 from sds.models.inspect import inspect_model
-from sds.models.protocol import BackendError, ChatFrame
-from tests.hostile import Vocabulary
-from tests.small_models import header_folder, sentencepiece_gguf
+from sds.models.protocol import Backend, BackendError, ChatFrame
+from tests.small_models import sentencepiece_gguf
 
 CHATML = ChatFrame("<|im_start|>system\n", "<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.fixture
+def folder(tiny_folder: Callable[[int], Path], tmp_path: Path) -> Path:
+    """Return a checkpoint folder of one's own, to damage."""
+    return Path(shutil.copytree(tiny_folder(1), tmp_path / "mine"))
 
 
 def refusal(path: Path) -> BackendError:
@@ -43,12 +49,11 @@ def test_a_gguf_is_known_from_its_header():
     )
 
 
-def test_a_checkpoint_folder_is_known_from_its_files(tmp_path: Path, vocabulary: Vocabulary):
-    path = header_folder(tmp_path / "mine", vocabulary)
-    with inspect_model(path) as model:
+def test_a_checkpoint_folder_is_known_from_its_files(folder: Path, tiny_hf: Backend):
+    with inspect_model(folder) as model:
         card = model.card
     assert ("mine", "checkpoint folder", "LlamaForCausalLM") == (card.name, card.form, card.architecture)
-    assert (2 * 49152, "F16", 2048, 49152, "BPE") == (
+    assert (3_219_776, "F16", 8192, 49152, "BPE") == (
         card.parameters,
         card.weights,
         card.context_tokens,
@@ -56,13 +61,13 @@ def test_a_checkpoint_folder_is_known_from_its_files(tmp_path: Path, vocabulary:
         card.tokenizer,
     )
     assert (CHATML, True) == (card.turn, card.splits_digits)
-    assert hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest() == card.sha256
+    assert (tiny_hf.fingerprint, tiny_hf.frame()) == (card.sha256, card.turn)  # as the record names it
 
 
-def test_the_vocabulary_of_both_forms_is_one(tmp_path: Path, vocabulary: Vocabulary):
+def test_the_vocabulary_of_both_forms_is_one(folder: Path):
     text = b'late <|im_end|> {"amount":150.05}'
-    with inspect_model(header_folder(tmp_path / "mine", vocabulary)) as folder, inspect_model(embedded_model()) as file:
-        assert folder.words.encode(text, special=True) == file.words.encode(text, special=True)
+    with inspect_model(folder) as other, inspect_model(embedded_model()) as file:
+        assert other.words.encode(text, special=True) == file.words.encode(text, special=True)
 
 
 def test_a_tokenizer_that_joins_digits_and_has_no_template_is_told_apart(tmp_path: Path):
@@ -84,11 +89,10 @@ def test_after_the_inspection_its_words_are_gone():
         words.encode(b"x", special=False)
 
 
-def test_a_template_without_a_turn_is_no_error_here(tmp_path: Path, vocabulary: Vocabulary):
-    path = header_folder(tmp_path / "mine", vocabulary)
-    settings = json.loads((path / "tokenizer_config.json").read_text())
-    (path / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": "nothing of yours"}))
-    with inspect_model(path) as model:
+def test_a_template_without_a_turn_is_no_error_here(folder: Path):
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": "nothing of yours"}))
+    with inspect_model(folder) as model:
         assert (True, None) == (model.card.has_chat_template, model.card.turn)
 
 
@@ -134,9 +138,9 @@ def test_what_is_no_model_is_refused(tmp_path: Path):
         ("tokenizer.json", "`{0}` has no tokenizer.json"),
     ],
 )
-def test_a_folder_that_lacks_a_file_says_which(lacking: str, message: str, tmp_path: Path, vocabulary: Vocabulary):
-    path = header_folder(tmp_path / "mine", vocabulary, lacking=[lacking])
-    assert message.format(path) == str(refusal(path))
+def test_a_folder_that_lacks_a_file_says_which(lacking: str, message: str, folder: Path):
+    (folder / lacking).unlink()
+    assert message.format(folder) == str(refusal(folder))
 
 
 @pytest.mark.parametrize(
@@ -162,13 +166,12 @@ def test_a_folder_that_lacks_a_file_says_which(lacking: str, message: str, tmp_p
         ),
     ],
 )
-def test_a_damaged_folder_says_where(file: str, content: bytes, message: str, tmp_path: Path, vocabulary: Vocabulary):
-    path = header_folder(tmp_path / "mine", vocabulary)
-    (path / file).write_bytes(content)
-    assert message.format(path) == str(refusal(path))
+def test_a_damaged_folder_says_where(file: str, content: bytes, message: str, folder: Path):
+    (folder / file).write_bytes(content)
+    assert message.format(folder) == str(refusal(folder))
 
 
-def test_without_the_extra_a_folder_names_it(tmp_path: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch):
+def test_without_the_extra_a_folder_names_it(folder: Path, monkeypatch: pytest.MonkeyPatch):
     real = builtins.__import__
 
     def without_tokenizers(name: str, *args: Any) -> Any:
@@ -178,18 +181,16 @@ def test_without_the_extra_a_folder_names_it(tmp_path: Path, vocabulary: Vocabul
 
     monkeypatch.delitem(sys.modules, "sds.models.hf_vocabulary", raising=False)
     monkeypatch.setattr(builtins, "__import__", without_tokenizers)
-    path = header_folder(tmp_path / "mine", vocabulary)
-    error = refusal(path)
-    assert f"`{path}` is a checkpoint folder, which needs the extra `hf`" == str(error)
+    error = refusal(folder)
+    assert f"`{folder}` is a checkpoint folder, which needs the extra `hf`" == str(error)
     assert "pip install 'sovereign-decision-stream[hf]'" == error.hint
 
 
-def test_models_of_ones_own_are_listed_by_name_and_nothing_else(tmp_path: Path, vocabulary: Vocabulary):
-    header_folder(tmp_path / "b-folder", vocabulary)
+def test_models_of_ones_own_are_listed_by_name_and_nothing_else(folder: Path, tmp_path: Path):
     (tmp_path / "a.gguf").write_bytes(b"")
     (tmp_path / "notes.txt").write_text("no model")
     (tmp_path / "empty").mkdir()
-    assert [tmp_path / "a.gguf", tmp_path / "b-folder"] == models_in(tmp_path)
+    assert [tmp_path / "a.gguf", folder] == models_in(tmp_path)
     assert [] == models_in(tmp_path / "absent")
     with pytest.raises(BackendError, match=r"`.*a\.gguf` cannot be read: not a directory"):
         models_in(tmp_path / "a.gguf")
