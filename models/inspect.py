@@ -65,6 +65,8 @@ def inspect_model(path: Path) -> Iterator[Inspected]:
     if path.is_dir():
         yield _folder(path)
         return
+    if path.exists() and not path.is_file():  # a pipe could be read for ever
+        raise BackendError(f"`{path}` is neither a file nor a folder")
     sha256 = gguf_fingerprint(path)
     try:
         model, words = load_gguf(path, vocab_only=True)

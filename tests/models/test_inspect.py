@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import hashlib
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -125,6 +126,8 @@ def test_what_is_no_model_is_refused(tmp_path: Path):
     text, folder = tmp_path / "text", tmp_path / "folder"
     text.write_text("hello")
     folder.mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    assert f"`{tmp_path / 'pipe'}` is neither a file nor a folder" == str(refusal(tmp_path / "pipe"))
     assert f"`{tmp_path / 'none'}` cannot be read: no such file or directory" == str(refusal(tmp_path / "none"))
     assert f"`{text}` is not a GGUF file" == str(refusal(text))
     assert f"`{folder}` is a folder without a config.json, so no checkpoint" == str(refusal(folder))
