@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from random import Random
 from typing import Any
 
@@ -33,6 +33,7 @@ from tests.strategies import random_envelope
 
 CONTEXT = "0123456789abcdef" * 4
 STRINGS_EACH = 80
+DIGITS_MAX = 1000  # a damaged number may have more digits than Python's decimals keep, or can take a remainder of
 Judge = Callable[[bytes], bool]
 
 
@@ -128,7 +129,8 @@ def schema_judge(said: Language) -> Judge | None:
 
     def judge(data: bytes) -> bool:
         value = value_of(data)
-        return value is not None and validator.is_valid(value)
+        with localcontext(prec=DIGITS_MAX):
+            return value is not None and validator.is_valid(value)
 
     return judge
 
@@ -175,7 +177,8 @@ def in_form(said: Language, data: bytes) -> bytes:
 def literal(value: object, decimals: int) -> str:
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
         return "null"
-    minor = value * 10**decimals
+    with localcontext(prec=DIGITS_MAX):
+        minor = value * 10**decimals
     return format_literal(int(minor), decimals) if minor == int(minor) else "null"
 
 
