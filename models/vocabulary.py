@@ -5,12 +5,12 @@ from __future__ import annotations
 from ctypes import create_string_buffer
 
 import llama_cpp as lib
-from llguidance import LLTokenizer, TokenizerWrapper
 
 from sds.models.protocol import BackendError
 
-TEXT_BYTES_MAX = 1 << 20
 PIECE_BYTES_MAX = 1 << 14
+BYTES_HINT = "use a model whose tokenizer falls back to bytes"
+_GUARD = b"\x02"
 
 
 class Vocabulary:
@@ -23,20 +23,28 @@ class Vocabulary:
         self.eos = lib.llama_vocab_eos(vocab)
         self.adds_bos = bool(lib.llama_vocab_get_add_bos(vocab))
         self._buffer = create_string_buffer(PIECE_BYTES_MAX)
+        self._guard: int | None = None
+        if lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_SPM:
+            self._refuse_lacking_bytes()
+            self._guard = self._encode(_GUARD, special=False)[-1]
 
     def release(self) -> None:
         self._vocab = None
 
-    def tokenize(self, text: bytes, *, special: bool) -> list[int]:
-        if len(text) > TEXT_BYTES_MAX:
-            raise BackendError(f"a text of {len(text)} bytes is longer than {TEXT_BYTES_MAX}")
+    def encode(self, text: bytes, *, special: bool) -> list[int]:
+        if self._guard is None:
+            return self._encode(text, special=special)
+        # SentencePiece puts a space before a text: let it stand before a byte that joins with nothing, and drop both.
+        tokens = self._encode(_GUARD + text, special=special)
+        return tokens[tokens.index(self._guard) + 1 :]
+
+    def _encode(self, text: bytes, *, special: bool) -> list[int]:
         room = len(text) + 16
         buffer = (lib.llama_token * room)()
         count = lib.llama_tokenize(self._live(), text, len(text), buffer, room, False, special)
         if count < 0:
             raise BackendError("a text could not be tokenized")
-        tokens = list(buffer[:count])
-        return tokens if special else self._without_control(text, tokens)
+        return list(buffer[:count])
 
     def piece(self, token: int) -> bytes:
         return b"" if self.is_control(token) else self.spelling(token)
@@ -57,34 +65,14 @@ class Vocabulary:
         spelled = self.spelling(token) if attributes & lib.LLAMA_TOKEN_ATTR_USER_DEFINED else b""
         return spelled.startswith(b"<") and spelled.endswith(b">")
 
-    def grammar_tokenizer(self) -> LLTokenizer:
-        """Build the tokenizer for masks; takes a quarter of a second."""
-        return LLTokenizer(TokenizerWrapper(_Spellings(self)))
-
-    def _without_control(self, text: bytes, tokens: list[int]) -> list[int]:
-        """Break up what reads as a control token all the same: llama.cpp always matches user-defined ones."""
-        spelled = next((self.spelling(token) for token in tokens if self.is_control(token)), b"")
-        at = text.find(spelled) + 1 if spelled else 0
-        if not at:
-            return tokens
-        return self.tokenize(text[:at], special=False) + self.tokenize(text[at:], special=False)
+    def _refuse_lacking_bytes(self) -> None:
+        """Refuse what would end the whole process at the first text with such a byte: llama.cpp does not catch it."""
+        texts = {lib.llama_vocab_get_text(self._live(), token) for token in range(self.size)}
+        lacking = [byte for byte in range(256) if not texts & {b"<0x%02X>" % byte, bytes([byte])}]
+        if lacking:
+            raise BackendError(f"the tokenizer has no token for {len(lacking)} of 256 bytes", hint=BYTES_HINT)
 
     def _live(self) -> lib.llama_vocab_p:
         if self._vocab is None:
             raise BackendError("the model is closed")
         return self._vocab
-
-
-class _Spellings:
-    """What llguidance asks of a tokenizer: the bytes of every token, and how text is written."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        every = range(vocabulary.size)
-        self.eos_token_id = vocabulary.eos
-        self.bos_token_id = None
-        self.tokens = [vocabulary.spelling(token) for token in every]
-        self.special_token_ids = [token for token in every if vocabulary.is_control(token)]
-        self._vocabulary = vocabulary
-
-    def __call__(self, text: bytes) -> list[int]:
-        return self._vocabulary.tokenize(text, special=False)

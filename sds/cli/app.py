@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from sds import __version__
-from sds.cli import agents, bench, context, decide, doctor, escalations, record, run
+from sds.cli import agents, bench, context, decide, doctor, escalations, models, record, run
 from sds.kernel.errors import SdsError, UsageError
 
 EXIT_WORLD, EXIT_USAGE = 1, 2
@@ -29,6 +29,7 @@ agents.add_to(app)
 escalations.add_to(app)
 context.add_to(app)
 doctor.add_to(app)
+models.add_to(app)
 bench.add_to(app)
 
 

@@ -17,7 +17,7 @@ from sds.kernel.envelope import DecisionEnvelope
 from sds.kernel.errors import UsageError
 from sds.kernel.packet import DecisionPacket
 
-FORMATS = ("regex", "json-schema", "lark")
+FORMATS = ("regex", "lark", "gbnf", "schema", "json-schema")  # the last two are one
 
 
 def add_to(app: typer.Typer) -> None:
@@ -74,7 +74,7 @@ def envelope(gate: GateName, event: EventFile, as_json: JsonFlag = False) -> Non
 def grammar(
     gate: GateName,
     event: EventFile,
-    form: Annotated[str, typer.Option("--format", help="regex, json-schema or lark.")] = "regex",
+    form: Annotated[str, typer.Option("--format", help="regex, lark, gbnf or schema.")] = "regex",
 ) -> None:
     """Print the language of an event's envelope: everything the model may say, and nothing else.
 
@@ -84,13 +84,14 @@ def grammar(
         raise UsageError(f"there is no format `{form}`", hint=f"one of: {', '.join(FORMATS)}")
     packet = _preview(gate, event)
     from sds.grammars import emit_json_schema, emit_lark, emit_regex  # noqa: PLC0415
+    from sds.grammars.emit_gbnf import to_gbnf  # noqa: PLC0415
     from sds.grammars.language import language  # noqa: PLC0415
 
     said = language(packet.envelope, packet.snapshot.id)
-    if form == "json-schema":
+    if form.endswith("schema"):
         typer.echo(json.dumps(emit_json_schema.emit(said), indent=2))
     else:
-        typer.echo(emit_regex.emit(said) if form == "regex" else emit_lark.emit(said))
+        typer.echo({"regex": emit_regex.emit, "lark": emit_lark.emit, "gbnf": to_gbnf}[form](said))
 
 
 def _preview(gate: str, event: str) -> DecisionPacket:

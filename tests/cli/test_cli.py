@@ -59,6 +59,20 @@ def test_one_event_from_queue_to_audit(shell: Shell, report: Any, tmp_path: Path
         assert part in shown
 
 
+def test_one_language_is_printed_in_every_form(shell: Shell, report: Any) -> None:
+    event = shell.ok("events", "refund", "--limit", "1")
+    forms = {
+        form: re.sub("[0-9a-f]{64}", "", shell.ok("grammar", "refund", "--event", "-", "--format", form, stdin=event))
+        for form in ("regex", "lark", "gbnf", "schema", "json-schema")
+    }
+    assert forms["regex"] == re.sub("[0-9a-f]{64}", "", shell.ok("grammar", "refund", "--event", "-", stdin=event))
+    assert forms["schema"] == forms["json-schema"]
+    assert f"start: /{forms['regex'].strip()}/" == forms["lark"].strip()
+    assert forms["gbnf"].startswith('root ::= "{\\"action\\":\\"" (')
+    for kind in json.loads(forms["schema"])["anyOf"]:
+        assert kind["properties"]["action"]["const"] in forms["gbnf"]
+
+
 def _reference(schema: Any) -> Any:
     """The snapshot is taken anew for each preview, so its hash differs; everything else must hold."""
     return re.search(r"[0-9a-f]{64}", json.dumps(schema))[0]  # type: ignore[index]

@@ -1,0 +1,156 @@
+"""`sds models`: which models there are, what one is, and whether every decision of a contract can be said in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sds.cli.common import JsonFlag, print_json
+from sds.home import home
+from sds.kernel.canonical import one_line
+from sds.kernel.contract import Contract, load_contract
+from sds.kernel.errors import ModelError, UsageError
+
+PathArgument = Annotated[Path, typer.Argument(help="A GGUF file or a checkpoint folder.", metavar="PATH")]
+ContractFile = Annotated[
+    Path | None, typer.Option("--contract", help="A contract; without it, the refund gate's.", show_default=False)
+]
+LINE_CHARS_MAX = 500
+
+models = typer.Typer(
+    help="List models, show what one is, check whether it can say a contract's decisions.\n\nExample: sds models list",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    models.command("list")(list_models)
+    models.command("show")(show)
+    models.command("check")(check)
+    app.add_typer(models, name="models")
+
+
+def list_models(as_json: JsonFlag = False) -> None:
+    """List the embedded model, and every GGUF file and checkpoint folder in $SDS_MODELS or .sds/models.
+
+    Example: sds models list
+    """
+    from sds.models import catalog  # noqa: PLC0415
+    from sds.models.protocol import BackendError  # noqa: PLC0415
+
+    with _told():
+        found = [("own", path) for path in catalog.models_in(_folder())]
+        try:
+            found.insert(0, ("embedded", catalog.embedded_model()))
+        except BackendError as error:
+            if not found:
+                raise
+            typer.echo(f"note: {error}", err=True)
+    listed = [
+        {"from": whence, "form": "checkpoint folder" if path.is_dir() else "GGUF", "path": str(path)}
+        for whence, path in found
+    ]
+    if as_json:
+        print_json(listed)
+        return
+    for line in listed:
+        typer.echo(f"{line['from']:8}  {line['form']:17}  {line['path']}")
+
+
+def show(path: PathArgument, as_json: JsonFlag = False) -> None:
+    """Show what a GGUF file or a checkpoint folder is. Its weights are not loaded.
+
+    Example: sds models show /models/mine.gguf
+    """
+    from sds.models.inspect import inspect_model  # noqa: PLC0415
+
+    with _told(), inspect_model(path) as model:
+        card = asdict(model.card)
+    if as_json:
+        print_json(card)
+        return
+    for name, value in _shown(card).items():
+        typer.echo(f"{name:20}  {one_line(str(value), LINE_CHARS_MAX)}")
+
+
+def check(path: PathArgument, contract: ContractFile = None, as_json: JsonFlag = False) -> None:
+    """Check whether every decision of a contract can be said in a model. Exit code 1 when one check says no.
+
+    Example: sds models check /models/mine.gguf --contract contract.yaml
+    """
+    asked = _contract(contract)
+    from sds.models.inspect import inspect_model  # noqa: PLC0415
+    from sds.models.llama import CONTEXT_TOKENS  # noqa: PLC0415
+    from sds.sayable import Question, check_model  # noqa: PLC0415
+
+    with _told(), inspect_model(path) as model:
+        checks = check_model(Question(asked, model.card, model.words, CONTEXT_TOKENS))
+    failed = sum(not check.ok for check in checks)
+    if as_json:
+        print_json({
+            "model": str(path),
+            "contract": f"{asked.gate} {asked.version}",
+            "fits": not failed,
+            "checks": [asdict(each) for each in checks],
+        })  # fmt: skip
+    else:
+        for each in checks:
+            typer.echo(f"{'ok' if each.ok else 'no':4}{each.name}: {each.reason}")
+    if failed:
+        raise ModelError(
+            f"`{path}` cannot decide under `{asked.gate}` {asked.version}: {failed} of {len(checks)} checks say no",
+            hint="use another model, or change what the lines with `no` name",
+        )
+
+
+def _folder() -> Path:
+    named = os.environ.get("SDS_MODELS")
+    if named and not Path(named).is_dir():
+        raise UsageError(f"SDS_MODELS is `{named}`, which is no folder")
+    return Path(named) if named else home() / "models"
+
+
+def _contract(path: Path | None) -> Contract:
+    if path:
+        return load_contract(path)
+    from sds.gates.refund.desk import load_refund_contract  # noqa: PLC0415
+
+    return load_refund_contract()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn what a model's library refuses into an error of ours."""
+    from sds.models.protocol import BackendError  # noqa: PLC0415
+
+    try:
+        yield
+    except BackendError as error:
+        raise ModelError(str(error), hint=error.hint) from error
+
+
+def _shown(card: Mapping[str, Any]) -> dict[str, object]:
+    turn = card["turn"]
+    looks = "{before_system}SYSTEM{between}USER{after_user}".format_map(turn) if turn else "the template has no turn"
+    return {
+        "name": card["name"],
+        "form": card["form"],
+        "architecture": card["architecture"],
+        "parameters": f"{card['parameters']:,}",
+        "weights": card["weights"],
+        "context": f"{card['context_tokens']:,} tokens" if card["context_tokens"] else "not said",
+        "vocabulary": f"{card['vocabulary_tokens']:,} tokens",
+        "tokenizer": card["tokenizer"],
+        "splits digits": "one by one" if card["splits_digits"] else "no",
+        "chat template": "yes" if card["has_chat_template"] else "no",
+        "turn": looks.encode("unicode_escape").decode(),
+        "size": f"{card['file_bytes']:,} bytes",
+        "sha256": card["sha256"],
+    }

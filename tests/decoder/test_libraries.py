@@ -1,0 +1,106 @@
+"""Two libraries on the same weights decide the same, or their own rounding explains why not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from sds.decoder import ACTION_CHOICE, JOINT, decode
+from sds.gates.refund import desk
+from sds.grammars.language import language
+from sds.kernel.intake import read_event
+from sds.kernel.packet import DecisionPacket
+from sds.models.llama import LlamaBackend
+from sds.models.protocol import Backend, prompt_sections
+from tests.model_fixtures import TINY_THREADS
+from tests.scale import scale
+
+PACKETS = scale(12, 200)
+NOISE_MAX = 0.1  # of a log-probability; where two libraries differ by more, one of them is wrong
+TOKENS_MAX = 1000
+
+Shares = Mapping[str, float]
+Choice = tuple[str, Shares]
+
+
+@pytest.fixture(scope="module")
+def packets(tmp_path_factory: pytest.TempPathFactory) -> list[DecisionPacket]:
+    """Return real packets in which the model has a choice."""
+    folder = tmp_path_factory.mktemp("refund")
+    with desk.preview_kernel(folder) as kernel:
+        events = (read_event(kernel.contract, queued.event) for queued in desk.read_queue(folder))
+        chosen = (packet for packet in map(kernel.preview, events) if len(packet.envelope.kinds) > 1)
+        return [packet for packet, _ in zip(chosen, range(PACKETS), strict=False)]
+
+
+def choice_of(backend: Backend, packet: DecisionPacket) -> Choice:
+    """Return the action that is decided, and the probability of every action."""
+    decoded = decode(
+        backend,
+        prompt_sections(backend, *packet.texts),
+        language(packet.envelope, packet.snapshot.id),
+        tokens_max=TOKENS_MAX,
+        now_ms=lambda: 0,
+        deadline_ms=0,
+    )
+    action = next(choice for choice in decoded.choices if choice.name == ACTION_CHOICE)
+    return action.chosen, dict(action.probabilities)
+
+
+def noise_of(pairs: list[tuple[Choice, Choice]]) -> float:
+    """Return the largest difference of a log-probability where both decide the same."""
+    return max(
+        abs(math.log(one[label]) - math.log(other[label]))
+        for (mine, one), (theirs, other) in pairs
+        if mine == theirs
+        for label in one.keys() & other.keys()
+    )
+
+
+def gap(shares: Shares, chosen: str, instead: str) -> float:
+    """Return by how much `chosen` was preferred to `instead`, which may have been put aside together with others."""
+    beside = next(share for label, share in shares.items() if instead in label.split(JOINT))
+    return math.log(shares[chosen]) - math.log(beside)
+
+
+def unexplained(pairs: list[tuple[Choice, Choice]]) -> Iterator[tuple[str, str, float]]:
+    """Yield what differs although one of the two preferred its action by more than twice the noise."""
+    noise = noise_of(pairs)
+    for (mine, one), (theirs, other) in pairs:
+        if mine != theirs:
+            preferred = max(gap(one, mine, theirs), gap(other, theirs, mine))
+            if preferred >= 2 * noise:
+                yield mine, theirs, preferred
+
+
+@pytest.mark.timeout(3600)
+def test_llama_cpp_and_transformers_decide_the_same_on_real_packets(
+    own_gguf: Path, own_hf: Backend, packets: list[DecisionPacket]
+):
+    llama = LlamaBackend(own_gguf, threads=TINY_THREADS)
+    pairs = [(choice_of(llama, packet), choice_of(own_hf, packet)) for packet in packets]
+    llama.close()
+    differ = sum(mine[0] != theirs[0] for mine, theirs in pairs)
+    actions = sorted({mine[0] for mine, _ in pairs})
+    print(f"{len(pairs)} packets, actions {actions}, {differ} differ, noise {noise_of(pairs):.4f}")
+    assert PACKETS == len(pairs)
+    assert noise_of(pairs) < NOISE_MAX
+    assert [] == list(unexplained(pairs))
+
+
+SAME = (("PAY", {"PAY": 0.50, "DENY|HOLD": 0.50}), ("PAY", {"PAY": 0.505, "DENY|HOLD": 0.495}))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "expected"),
+    [
+        ({"PAY": 0.499, "DENY": 0.501}, 0),
+        ({"PAY": 0.40, "DENY": 0.60}, 1),
+    ],
+)
+def test_a_difference_beyond_the_noise_is_not_explained(theirs: Shares, expected: int):
+    mine = ("PAY", {"PAY": 0.501, "DENY": 0.499})
+    assert expected == len(list(unexplained([SAME, (mine, ("DENY", theirs))])))
