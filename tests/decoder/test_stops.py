@@ -119,11 +119,12 @@ def test_a_mask_that_permits_everything_stops_the_decision(tiny: LlamaBackend, m
     )
 
 
-@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("nth", [1, 2])
 def test_an_exception_inside_transformers_stops_the_decision(
     nth: int, tiny_hf: HfBackend, monkeypatch: pytest.MonkeyPatch
 ):
     """In the middle of the Nth pass: the error is not swallowed, and the next decision is a whole one."""
+    tiny_hf.begin([])
     layer = tiny_hf._model.model.layers[1].mlp
     sound, calls = layer.forward, [0]
 
