@@ -42,8 +42,8 @@ def _check_parts(contract: object, source: object, executor: object) -> None:
 class Gate:
     """Decides events. Use it as a context manager, or call `close()`.
 
-    `folder` holds the record (`decisions.db`), the kernel's key and the log. `model` is a path to a GGUF; None is
-    the embedded model. Creating a gate registers its contract: whoever runs this code is the deployment. Safe to
+    `folder` holds the record (`decisions.db`), the kernel's key and the log. `model` is a GGUF or a checkpoint folder;
+    None is the embedded model. Creating a gate registers its contract: whoever runs this code is the deployment. Safe to
     call from several threads.
     """
 

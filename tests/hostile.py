@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from sds.grammars.language import Language
 from sds.grammars.mask import Mask
-from sds.models.llama import LlamaBackend
-from sds.models.protocol import ChatFrame
+from sds.models.protocol import Backend, ChatFrame
 
 LAYERS, WIDTH, HEADS, HEADS_KV, FEED_FORWARD = 2, 64, 2, 1, 128
 COPIED_NUMBERS = ("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id")
@@ -102,7 +101,7 @@ class AdversarialBackend:
     what is forbidden.
     """
 
-    def __init__(self, real: LlamaBackend, wish: Callable[[AdversarialBackend], Logits], seed: int = 0) -> None:
+    def __init__(self, real: Backend, wish: Callable[[AdversarialBackend], Logits], seed: int = 0) -> None:
         self._real, self._wish = real, wish
         self.name, self.fingerprint = "adversary", "0" * 64
         self.vocab_size, self.context_tokens_max = real.vocab_size, real.context_tokens_max

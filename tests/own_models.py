@@ -10,7 +10,7 @@ import argparse
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from ctypes import byref
 from pathlib import Path
 from typing import Any
@@ -151,14 +151,16 @@ def _tokenizer_config(fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def made_in(folder: Path) -> Iterator[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
-    yield checkpoint_folder(folder / CHECKPOINT)
-    yield second_gguf(folder / SECOND_GGUF)
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.own_models", description="make two models of one's own")
+    parser.add_argument("folder", type=Path)
+    folder: Path = parser.parse_args().folder
+    if folder.exists():
+        parser.error(f"`{folder}` exists already")
+    folder.mkdir(parents=True)
+    for path in (checkpoint_folder(folder / CHECKPOINT), second_gguf(folder / SECOND_GGUF)):
+        print(path)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m tests.own_models", description="make two models of one's own")
-    parser.add_argument("folder", type=Path)
-    for path in made_in(parser.parse_args().folder):
-        print(path)
+    main()

@@ -20,7 +20,9 @@ from tests.scale import scale, seeded
 from tests.strategies import random_envelope
 
 CHECKPOINTS = (101, 102, 103, 104)
+HF_CHECKPOINTS = (101, 105)
 DECISIONS = scale(2_000, 100_000) // (len(CHECKPOINTS) + len(WISHES)) + 1
+HF_DECISIONS = scale(50, DECISIONS)
 TOKENS_MAX = 1000  # more than the longest sentence of the pool has bytes of text and digits
 DEADLINE_MS = 60_000  # a hang, not a limit on speed
 
@@ -54,9 +56,25 @@ def test_a_random_model_never_leaves_the_envelope(seed: int, tiny_path: Callable
 
 
 @pytest.mark.timeout(7200)
+@pytest.mark.parametrize("seed", HF_CHECKPOINTS)
+def test_a_random_checkpoint_folder_never_leaves_the_envelope(seed: int, tiny_folder: Callable[[int], Path]):
+    from sds.models.hf import HfBackend
+
+    rng = seeded(seed)
+    backend = HfBackend(tiny_folder(seed), threads=TINY_THREADS)
+    for _ in range(HF_DECISIONS):
+        assert_decides_inside(backend, rng)
+    backend.close()
+
+
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("wish", WISHES)
-def test_a_model_that_wants_something_else_never_leaves_the_envelope(wish: str, tiny: LlamaBackend):
+@pytest.mark.parametrize("library", ["tiny", "tiny_hf"])
+def test_a_model_that_wants_something_else_never_leaves_the_envelope(
+    wish: str, library: str, request: pytest.FixtureRequest
+):
+    tiny: Backend = request.getfixturevalue(library)
     rng = seeded(list(WISHES).index(wish))
     backend = AdversarialBackend(tiny, WISHES[wish], seed=rng.randrange(2**32))
-    for _ in range(DECISIONS):
+    for _ in range(DECISIONS if library == "tiny" else HF_DECISIONS):
         assert_decides_inside(backend, rng)

@@ -9,11 +9,28 @@ from sds.grammars.mask import Mask, prove_alive
 from sds.kernel.envelope import ESCALATE_ONLY
 from sds.kernel.errors import LanguageError
 from sds.models.llama import LlamaBackend
+from sds.models.protocol import Backend
 from tests.model_fixtures import CONTEXT_REF, refund_language
 
 
-def test_the_mask_of_the_real_vocabulary_is_alive(tiny: LlamaBackend):
-    prove_alive(tiny.grammar_tokenizer())
+@pytest.mark.parametrize("library", ["tiny", "tiny_hf"])
+def test_the_mask_of_the_real_vocabulary_is_alive(library: str, request: pytest.FixtureRequest):
+    prove_alive(request.getfixturevalue(library).grammar_tokenizer())
+
+
+def test_both_libraries_give_the_same_masks(tiny: LlamaBackend, tiny_hf: Backend):
+    ours, theirs = (Mask(backend.grammar_tokenizer(), refund_language()) for backend in (tiny, tiny_hf))
+    while not ours.finished:
+        forced = ours.forced()
+        assert forced == theirs.forced()
+        for mask in (ours, theirs):
+            mask.advance(forced)
+        if not ours.finished:
+            allowed = ours.allowed()
+            assert allowed.tolist() == theirs.allowed().tolist()
+            for mask in (ours, theirs):
+                mask.advance([int(np.flatnonzero(allowed)[-1])])
+    assert theirs.finished
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from sds.decoder import decode
 from sds.grammars.mask import Mask
 from sds.kernel.errors import ModelError
+from sds.models.hf import HfBackend
 from sds.models.llama import LlamaBackend
 from sds.models.protocol import Backend, BackendError
 from tests.hostile import PROMPT, AdversarialBackend, Logits, constant
@@ -118,8 +119,38 @@ def test_a_mask_that_permits_everything_stops_the_decision(tiny: LlamaBackend, m
     )
 
 
-def test_a_model_closed_in_the_middle_stops_the_decision(tiny_path: Callable[[int], Path]):
-    backend = LlamaBackend(tiny_path(3), threads=TINY_THREADS)
+@pytest.mark.parametrize("nth", [1, 2])
+def test_an_exception_inside_transformers_stops_the_decision(
+    nth: int, tiny_hf: HfBackend, monkeypatch: pytest.MonkeyPatch
+):
+    """In the middle of the Nth pass: the error is not swallowed, and the next decision is a whole one."""
+    tiny_hf.begin([])
+    layer = tiny_hf._model.model.layers[1].mlp
+    sound, calls = layer.forward, [0]
+
+    def failing(*arguments: object) -> object:
+        calls[0] += 1
+        if calls[0] == nth:
+            raise ZeroDivisionError("broken")
+        return sound(*arguments)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(layer, "forward", failing)
+        error = stopped(tiny_hf)
+    assert nth == calls[0]
+    assert "BACKEND_FAILED" == error.reason_code
+    assert isinstance(error.__cause__.__cause__, ZeroDivisionError)
+    result = decode(tiny_hf, PROMPT, refund_language(), tokens_max=400, now_ms=lambda: 0, deadline_ms=0)
+    assert refund_envelope().contains(result.data)
+
+
+def test_logits_of_transformers_that_overflow_stop_the_decision(tiny_hf: HfBackend, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tiny_hf._model.model.norm, "forward", lambda hidden: hidden * float("inf"))
+    assert "LOGITS_INVALID" == stopped(tiny_hf).reason_code
+
+
+def test_a_model_closed_in_the_middle_stops_the_decision(opened: Callable[..., Backend]):
+    backend = opened(3)
     tokenizer = backend.grammar_tokenizer()
     backend.close()
     backend.grammar_tokenizer = lambda: tokenizer  # type: ignore[method-assign]

@@ -110,8 +110,12 @@ def test_a_model_whose_cache_cannot_be_cut_back_reads_from_the_beginning(folder:
     backend.close()
 
 
-def test_a_gguf_is_de_quantised_and_keeps_its_tokens_and_frame(tiny_path: Callable[[int], Path], tiny: LlamaBackend):
-    backend = opened(tiny_path(1))
+def test_a_gguf_is_de_quantised_and_keeps_its_tokens_and_frame(
+    tiny_path: Callable[[int], Path], tiny: LlamaBackend, capfd: pytest.CaptureFixture[str]
+):
+    backend = open_backend(tiny_path(1), library="transformers")
+    assert HfBackend is type(backend)
+    assert ("", "") == tuple(capfd.readouterr())
     first, second = sections_of(3, 40, 25)
     for either in (tiny, backend):
         either.begin([first, second])
@@ -354,14 +358,11 @@ def test_nothing_leaves_the_machine(folder: Path, monkeypatch: pytest.MonkeyPatc
     backend.close()
 
 
-def test_loading_and_running_prints_nothing(
-    folder: Path, tiny_path: Callable[[int], Path], capfd: pytest.CaptureFixture[str]
-):
-    for path in (folder, tiny_path(1)):
-        backend = opened(path)
-        backend.begin([[20, 21]])
-        backend.step([22])
-        backend.close()
+def test_loading_and_running_prints_nothing(folder: Path, capfd: pytest.CaptureFixture[str]):
+    backend = opened(folder)
+    backend.begin([[20, 21]])
+    backend.step([22])
+    backend.close()
     assert ("", "") == tuple(capfd.readouterr())
 
 
@@ -377,12 +378,8 @@ def test_without_the_libraries_the_mend_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_folder_opens_with_transformers_and_a_file_with_llama_cpp(folder: Path, tiny_path: Callable[[int], Path]):
-    for path, library, kind in (
-        (folder, None, HfBackend),
-        (tiny_path(1), None, LlamaBackend),
-        (tiny_path(1), "transformers", HfBackend),
-    ):
-        backend = open_backend(path, library=library)
+    for path, kind in ((folder, HfBackend), (tiny_path(1), LlamaBackend)):
+        backend = open_backend(path)
         assert kind is type(backend)
         backend.close()
     with pytest.raises(BackendError, match="cannot be read: is a directory"):
