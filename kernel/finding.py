@@ -1,0 +1,58 @@
+"""What a check of a contract says: how bad, where, what, and the mend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from sds.kernel.state import Fields
+from sds.kernel.yaml_lines import Lines, Path
+
+Severity = Literal["error", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding. `error`: the contract cannot do what it says; `info`: worth knowing, nothing to mend.
+
+    `rule` names the check for machines, `path` the place in the contract, `example` a snapshot that shows it.
+    """
+
+    rule: str
+    severity: Severity
+    path: Path
+    message: str
+    hint: str = ""
+    example: Fields | None = None
+
+    def line(self, lines: Lines) -> int:
+        """Return the line of `path`, or of the nearest place around it that is written out."""
+        where = self.path
+        while where and where not in lines:
+            where = where[:-1]
+        return lines.get(where, 1)
+
+    def as_data(self, lines: Lines) -> dict[str, object]:
+        return {
+            "rule": self.rule,
+            "severity": self.severity,
+            "line": self.line(lines),
+            "path": ".".join(map(str, self.path)),
+            "message": self.message,
+            "hint": self.hint,
+            "example": dict(self.example) if self.example is not None else None,
+        }
+
+
+def in_words(fields: Fields, paths: Iterable[str]) -> str:
+    """Write these fields of a snapshot in one line, in the units that expressions read."""
+    return (
+        ", ".join(f"{path}={json.dumps(fields[path])}" for path in sorted(set(paths)) if path in fields) or "anything"
+    )
+
+
+def sorted_findings(found: Iterable[Finding], lines: Mapping[Path, int]) -> list[Finding]:
+    return sorted(found, key=lambda f: (f.line(dict(lines)), SEVERITIES.index(f.severity), f.rule, f.message))
