@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,12 +47,10 @@ class Finding:
         }
 
 
-def in_words(fields: Fields, paths: Iterable[str]) -> str:
-    """Write these fields of a snapshot in one line, in the units that expressions read."""
-    return (
-        ", ".join(f"{path}={json.dumps(fields[path])}" for path in sorted(set(paths)) if path in fields) or "anything"
-    )
+def in_words(fields: Fields) -> str:
+    """Write fields of a snapshot in one line, in the units that expressions read."""
+    return ", ".join(f"{path}={json.dumps(value)}" for path, value in sorted(fields.items())) or "anything"
 
 
-def sorted_findings(found: Iterable[Finding], lines: Mapping[Path, int]) -> list[Finding]:
-    return sorted(found, key=lambda f: (f.line(dict(lines)), SEVERITIES.index(f.severity), f.rule, f.message))
+def sorted_findings(found: Iterable[Finding], lines: Lines) -> list[Finding]:
+    return sorted(found, key=lambda f: (f.line(lines), SEVERITIES.index(f.severity), f.rule, f.message))

@@ -12,13 +12,14 @@ from random import Random
 
 from sds.kernel.bounds import MAGNITUDE_MAX, Bound, bound
 from sds.kernel.contract import Contract, KindSpec
-from sds.kernel.envelope import DENY, DecisionEnvelope
+from sds.kernel.contract_diff import human_permits_more
+from sds.kernel.envelope import DENY
+from sds.kernel.errors import ContractError
 from sds.kernel.expressions import Program, Tree
 from sds.kernel.finding import Finding, Severity, in_words
-from sds.kernel.governance import Situation, envelope_in_force, safeguards_of
 from sds.kernel.intervals import Constraint, Ints, assume, of, propagate
 from sds.kernel.lint_declared import declared_findings
-from sds.kernel.probe import PLAUSIBLE_MAX, Space, draw, shrink, solve, space_of, subtrees
+from sds.kernel.probe import PLAUSIBLE_MAX, Space, calm_envelope, draw, shrink, solve, space_of, subtrees, what_matters
 from sds.kernel.rules import Path
 from sds.kernel.state import Fields
 
@@ -48,7 +49,7 @@ def lint(contract: Contract, rng: Random, *, random_snapshots: int = RANDOM_SNAP
     """Check a contract that loads. Equal seeds give equal reports."""
     space = space_of(contract)
     look = _Look(space)
-    findings = [*declared_findings(contract, look.places), *_proven(look)]
+    findings = [*declared_findings(contract, look.places), *_proven(look), *_human(contract, rng)]
     hopeless = {finding.path[1] for finding in findings if finding.rule == "kind-unreachable" and len(finding.path) > 1}
     reached: dict[str, list[Fields]] = {}
     in_force: set[str] = set()
@@ -69,12 +70,15 @@ def lint(contract: Contract, rng: Random, *, random_snapshots: int = RANDOM_SNAP
     return Report(tuple(findings), tried, reached)
 
 
-def calm_envelope(space: Space, fields: Fields) -> DecisionEnvelope:
-    """Return what is in force when nothing else narrows: agent active, nothing spent yet."""
-    contract = space.rules.contract
-    left = min((limit.max_minor for limit in contract.spend), default=None)
-    calm = Situation(fields, agent_active=True, in_effect=True, halted=False, spend_left=left)
-    return envelope_in_force(space.rules.envelope(fields), calm, safeguards_of(contract))
+def _human(contract: Contract, rng: Random) -> list[Finding]:
+    try:
+        more = human_permits_more(contract, rng)
+    except ContractError as error:
+        return [Finding("human-invalid", "error", ("human",), f"a human's own rules do not load: {error}")]
+    if more is not False:
+        return []
+    message = "a human may decide nothing here that the agent may not (a search, not a proof)"
+    return [Finding("human-no-wider", "warning", ("human",), message, "drop the section, or widen what a human may do")]
 
 
 def _unreached(kind: str, reached: dict[str, list[Fields]], in_force: set[str], tried: int) -> Finding | None:
@@ -175,22 +179,17 @@ class _Look:
     def finding(self, key: _Key, fields: Fields) -> Finding:
         """Return what to say about an issue, on the plainest snapshot that shows it."""
         rule, at = key
-        plain = shrink(self.space, fields, lambda trial: key in self.at(trial).issues)
-        reads = self._reads(at)
-        shown = {path: plain[path] for path in sorted(reads)}
+
+        def holds(trial: Fields) -> bool:
+            return key in self.at(trial).issues
+
+        plain = shrink(self.space, fields, holds)
+        shown = what_matters(self.space, plain, holds)
         words, hint = _WORDS[rule]
         absurd = any(isinstance(value, int) and abs(value) > PLAUSIBLE_MAX for value in shown.values())
         severity: Severity = "info" if absurd else "warning"
-        message = words.format(self._named(at), what=self.at(plain).issues[key], when=in_words(plain, reads))
+        message = words.format(self._named(at), what=self.at(plain).issues[key], when=in_words(shown))
         return Finding(rule, severity, at, message, hint, shown)
-
-    def _reads(self, at: Path) -> set[str]:
-        if at == ("when",):
-            return set(self.places[at].reads)
-        if at in self.places and at[-1] != "when":
-            return set(self.places[at].reads)
-        own = (found.reads for place, found in self.places.items() if place == ("when",) or place[:2] == at[:2])
-        return set().union(*own) | ({at[3]} if at[2] == "draws" else set())
 
     @staticmethod
     def _named(at: Path) -> str:

@@ -12,7 +12,9 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from sds.kernel.bounds import MAGNITUDE_MAX
+from sds.kernel.envelope import DecisionEnvelope
 from sds.kernel.expressions import Checked, Tree, check_expression
+from sds.kernel.governance import Situation, envelope_in_force, safeguards_of
 from sds.kernel.intervals import Constraint, Domain, Env, Ints, domain_of, point, propagate
 from sds.kernel.rules import Path, Rules, expressions_of
 from sds.kernel.snapshot import FieldSpec
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 LITERALS_MAX = 64
 TRIES_MAX = 6
 SHRINKS_MAX = 400
+OTHERS_MAX = 32
 PLAUSIBLE_MAX = 10**12  # a field beyond it is a corner of the type, hardly a case
 _PLAIN_INTS = (0, 1, -1, 2, 5, 10, 60, 100, 1000, 10_000, 1_000_000)
 _PLAIN_TEXTS = ("", "x")
@@ -96,6 +99,14 @@ def _pool(spec: FieldSpec, numbers: Sequence[int], texts: Sequence[str]) -> tupl
     return tuple(dict.fromkeys(n for n in known if abs(n) <= MAGNITUDE_MAX))
 
 
+def calm_envelope(space: Space, fields: Fields) -> DecisionEnvelope:
+    """Return what is in force when nothing else narrows: agent active, nothing spent yet."""
+    contract = space.rules.contract
+    left = min((limit.max_minor for limit in contract.spend), default=None)
+    calm = Situation(fields, agent_active=True, in_effect=True, halted=False, spend_left=left)
+    return envelope_in_force(space.rules.envelope(fields), calm, safeguards_of(contract))
+
+
 def draw(space: Space, rng: Random) -> dict[str, Value]:
     """Draw a random snapshot: mostly values of the pool, now and then one near another field's, or anything."""
     fields = {spec.path: rng.choice(space.pool[spec.path]) for spec in space.specs}
@@ -152,6 +163,16 @@ def shrink(space: Space, fields: Fields, holds: Callable[[Fields], bool]) -> dic
                 plain[spec.path] = value
                 plainer = _plainer(value, space.pool[spec.path])
     return plain
+
+
+def what_matters(space: Space, fields: Fields, holds: Callable[[Fields], bool]) -> dict[str, Value]:
+    """Return the fields without whose values `holds` would not be true, as far as other values of the pool show it."""
+    matters: dict[str, Value] = {}
+    for spec in space.specs:
+        others = space.pool[spec.path][:OTHERS_MAX]
+        if not all(holds({**fields, spec.path: other}) for other in others):
+            matters[spec.path] = fields[spec.path]
+    return matters
 
 
 def _plainer(value: Value, pool: Sequence[Value]) -> list[Value]:
