@@ -49,7 +49,9 @@ class Registration:
         return self.status == "ACTIVE"
 
 
-def register(store: Store, contract: Contract, *, by: Actor, now_ms: int) -> None:
+def register(
+    store: Store, contract: Contract, *, by: Actor, now_ms: int, who: str = "deployment", reason: str = "deployed"
+) -> None:
     """Put a contract in force for its agent; a new agent becomes ACTIVE. Registering it again changes nothing.
 
     Raises TransitionError when an agent tries, ContractError when an older version would replace a newer one.
@@ -64,6 +66,7 @@ def register(store: Store, contract: Contract, *, by: Actor, now_ms: int) -> Non
         rows = store.rows("SELECT * FROM contracts WHERE hash = ?", (contract.hash,))
         body = {"hash": contract.hash, "gate": contract.gate, "agent_id": contract.agent_id, "by": by}
         body |= {"version": contract.version, "owner": contract.owner, "row": ledger.rows_digest(rows)}
+        body |= {"who": one_line(who, REASON_CHARS_MAX), "reason": one_line(reason, REASON_CHARS_MAX)}
         ledger.append(store, now_ms, "CONTRACT", "", body)
 
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from sds import __version__
-from sds.cli import agents, bench, decide, doctor, record, run
+from sds.cli import agents, bench, contracts, decide, doctor, record, run
 from sds.kernel.errors import SdsError, UsageError
 
 EXIT_WORLD, EXIT_USAGE = 1, 2
@@ -26,6 +26,7 @@ run.add_to(app)
 decide.add_to(app)
 record.add_to(app)
 agents.add_to(app)
+contracts.add_to(app)
 doctor.add_to(app)
 bench.add_to(app)
 
