@@ -95,7 +95,7 @@ def _pool(spec: FieldSpec, numbers: Sequence[int], texts: Sequence[str]) -> tupl
         return (True, False)
     if spec.kind.name == "string":
         return tuple(sorted(spec.kind.values)) or tuple(dict.fromkeys((*texts, *_PLAIN_TEXTS)))
-    known: list[int] = [*numbers, *_PLAIN_INTS, MAGNITUDE_MAX, -MAGNITUDE_MAX, 9 * 10**9]
+    known: list[int] = [*numbers, *_PLAIN_INTS, MAGNITUDE_MAX, -MAGNITUDE_MAX, 10**8, 9 * 10**9]
     return tuple(dict.fromkeys(n for n in known if abs(n) <= MAGNITUDE_MAX))
 
 
