@@ -234,6 +234,7 @@ def _aims(space: Space, other: Space, *, comparable: bool) -> Iterator[list[Cons
     for kind, spec in kinds.items():
         permitting = space.permitting(kind)
         yield permitting
+        yield from ([*permitting, beyond] for beyond in _beyond_spend(space, kind))
         if not comparable or kind not in others:
             continue
         refused = Tree("&&", tuple(tree for tree, _ in other.permitting(kind)))
@@ -245,3 +246,17 @@ def _aims(space: Space, other: Space, *, comparable: bool) -> Iterator[list[Cons
         for fill in {*spec.fills} & {*others[kind].fills}:
             values = tuple(each.tree("kinds", kind, "fills", fill, "value") for each in (space, other))
             yield [*permitting, *other.permitting(kind), (Tree("!=", values), True)]
+
+
+def _beyond_spend(space: Space, kind: str) -> Iterator[Constraint]:
+    """Yield where what a kind spends is certainly more than a limit or less than nothing: there everything escalates."""
+    contract = space.rules.contract
+    spec = contract.kinds[kind]
+    if spec.spends is None:
+        return
+    at = ("params", spec.spends) if spec.spends in spec.params else ("fills", spec.spends)
+    ends = ("lo", "hi") if at[0] == "params" else ("value", "value")
+    lo, hi = (space.tree("kinds", kind, *at, end) for end in ends)
+    yield Tree("<", (hi, Tree("literal", value=0))), True
+    for limit in contract.spend:
+        yield Tree(">", (lo, Tree("literal", value=limit.max_minor))), True

@@ -64,7 +64,9 @@ def space_of(contract: Contract, *others: Contract) -> Space:
     trees += [checked.tree for checked in places.values()]
     steps = [p.step for each in (contract, *others) for kind in each.kinds.values() for p in kind.params.values()]
     literals = _literals(trees)
-    numbers = [n + near for n in (*literals, *steps) if isinstance(n, int) for near in (-1, 0, 1)]
+    limits = [limit.max_minor for each in (contract, *others) for limit in each.spend]
+    numbers = [n + near for n in (*literals, *steps, *limits) if isinstance(n, int) for near in (-1, 0, 1)]
+    numbers += [-step for step in steps]
     texts = [text for text in literals if isinstance(text, str)]
     pool = {spec.path: _pool(spec, numbers, texts) for spec in rules.fields}
     return Space(rules, places, rules.fields, {spec.path: domain_of(spec) for spec in rules.fields}, pool)
