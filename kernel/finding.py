@@ -52,5 +52,9 @@ def in_words(fields: Fields) -> str:
     return ", ".join(f"{path}={json.dumps(value)}" for path, value in sorted(fields.items())) or "anything"
 
 
+def counted(count: int, severity: Severity) -> str:
+    return f"{count} {severity}{'s' if count > 1 and severity != 'info' else ''}"
+
+
 def sorted_findings(found: Iterable[Finding], lines: Lines) -> list[Finding]:
     return sorted(found, key=lambda f: (f.line(lines), SEVERITIES.index(f.severity), f.rule, f.message))

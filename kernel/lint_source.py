@@ -21,6 +21,6 @@ def source_findings(contract: Contract, reads: Sequence[Fields]) -> list[Finding
             message = f"{wrong[0]} in {len(wrong)} of {len(reads)} keys read from the source: those cases escalate"
             severity: Severity = "error" if len(wrong) == len(reads) else "warning"
             rule = "field-not-at-source" if all(path not in fields for fields in reads) else "field-unlike-source"
-            hint = f"the source has: {', '.join(sorted(reads[0]))[:300]}" if severity == "error" else ""
+            hint = f"the source has: {', '.join(sorted(set().union(*reads)))[:300]}" if severity == "error" else ""
             found.append(Finding(rule, severity, ("snapshot", path), message, hint))
     return found

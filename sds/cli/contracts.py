@@ -27,7 +27,7 @@ from sds.kernel import registry
 from sds.kernel.contract import Contract, load_contract
 from sds.kernel.contract_diff import ContractDiff, diff
 from sds.kernel.errors import ContractError, ModelError, UsageError
-from sds.kernel.finding import SEVERITIES, Finding, in_words, sorted_findings
+from sds.kernel.finding import SEVERITIES, Finding, counted, in_words, sorted_findings
 from sds.kernel.lint import Report, lint
 from sds.kernel.lint_source import source_findings
 from sds.kernel.state import Fields
@@ -79,7 +79,7 @@ def check(
         print_json({"file": str(file), "findings": data, "counts": counts, "snapshots": report.snapshots})
     else:
         _print_findings(file, found, lines)
-        summary = ", ".join(f"{count} {severity}" for severity, count in counts.items() if count) or "no findings"
+        summary = ", ".join(counted(count, severity) for severity, count in counts.items() if count) or "no findings"
         typer.echo(f"{summary} ({report.snapshots} snapshots tried)")
     if counts["error"] or (strict and counts["warning"]):
         raise typer.Exit(1)
@@ -199,7 +199,7 @@ def _refuse_errors(file: Path, contract: Contract) -> None:
     errors = [finding for finding in _checked(contract).findings if finding.severity == "error"]
     if errors:
         hint = f"sds contracts check {file}"
-        raise ContractError(f"the contract has {len(errors)} errors: {errors[0].message}", hint=hint)
+        raise ContractError(f"the contract has {counted(len(errors), 'error')}: {errors[0].message}", hint=hint)
 
 
 def _real_reads(gate: str) -> list[Fields]:
