@@ -37,21 +37,36 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
+class Tree:
+    """What was read, for what is said about an expression without evaluating it (`kernel.intervals`).
+
+    `op`: `literal`, `path`, `chain` (arithmetic from the left, its operators in `value`), `neg`, `?`, `in`, `min`,
+    `max`, `!`, `||`, `&&` or a relation.
+    """
+
+    op: str
+    parts: tuple[Tree, ...] = ()
+    value: bool | int | str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Term:
-    """A part that was read: its type, the CEL text that evaluates it, and the token it began at."""
+    """A part that was read: its type, the CEL text that evaluates it, the token it began at, and its tree."""
 
     kind: Kind
     cel: str
     at: int
+    tree: Tree
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A whole expression: its type, the CEL text that evaluates it, and the paths that it reads."""
+    """A whole expression: its type, the CEL text that evaluates it, the paths that it reads, and its tree."""
 
     kind: Kind
     cel: str
     reads: frozenset[str]
+    tree: Tree
 
 
 BOOL, INT, STRING = Kind("bool"), Kind("int"), Kind("string")
@@ -77,7 +92,7 @@ def check_expression(text: str, types: Mapping[str, Kind]) -> Checked:
         cel.compile(f"[{whole.cel}]")
     except ValueError as error:
         raise ContractError(f"too deeply nested in `{parser.line}`") from error
-    return Checked(whole.kind, whole.cel, frozenset(parser.paths))
+    return Checked(whole.kind, whole.cel, frozenset(parser.paths), whole.tree)
 
 
 class _Parser:
@@ -148,7 +163,8 @@ class _Parser:
         self.want(no, yes.kind.name)
         # A side that may be any string makes the whole any string.
         values = yes.kind.values | no.kind.values if yes.kind.values and no.kind.values else frozenset()
-        return Term(Kind(yes.kind.name, values), f"({condition} ? {yes.cel} : {no.cel})", first.at)
+        tree = Tree("?", (first.tree, yes.tree, no.tree))
+        return Term(Kind(yes.kind.name, values), f"({condition} ? {yes.cel} : {no.cel})", first.at, tree)
 
     def disjunction(self) -> Term:
         return self.logical("||", self.conjunction)
@@ -160,10 +176,12 @@ class _Parser:
         first = below()
         if self.peek() != operator:
             return first
-        sides = [self.want(first, "bool")]
+        sides, trees = [self.want(first, "bool")], [first.tree]
         while self.take(operator):
-            sides.append(self.want(below(), "bool"))
-        return Term(BOOL, _in_turn(operator, sides), first.at)
+            side = below()
+            sides.append(self.want(side, "bool"))
+            trees.append(side.tree)
+        return Term(BOOL, _in_turn(operator, sides), first.at, Tree(operator, tuple(trees)))
 
     def relation(self) -> Term:
         left = self.sum()
@@ -171,20 +189,23 @@ class _Parser:
         if not self.take(*_RELATIONS):
             return left
         if operator == "in":
-            return Term(BOOL, f"({left.cel} in [{', '.join(self.members(left))}])", left.at)
+            members = self.members(left)
+            tree = Tree("in", (left.tree, *(member.tree for member in members)))
+            return Term(BOOL, f"({left.cel} in [{', '.join(member.cel for member in members)}])", left.at, tree)
         right = self.sum()
         self.comparable(left, right)
         if operator not in ("==", "!="):
             self.want(left, "int")
-        return Term(BOOL, f"({left.cel} {operator} {right.cel})", left.at)
+        tree = Tree(operator, (left.tree, right.tree))
+        return Term(BOOL, f"({left.cel} {operator} {right.cel})", left.at, tree)
 
-    def members(self, left: Term) -> list[str]:
+    def members(self, left: Term) -> list[Term]:
         self.demand("[")
-        found: list[str] = []
+        found: list[Term] = []
         while not found or self.take(","):
             item = self.sum()
             self.comparable(left, item)
-            found.append(item.cel)
+            found.append(item)
         self.demand("]")
         return found
 
@@ -205,19 +226,24 @@ class _Parser:
         first = below()
         if self.peek() not in operators:
             return first
-        text = self.want(first, "int")
+        text, read, trees = self.want(first, "int"), "", [first.tree]
         while (operator := self.peek()) and self.take(*operators):
-            text += f" {operator} {self.want(below(), 'int')}"
-        return Term(INT, f"({text})", first.at)
+            part = below()
+            text += f" {operator} {self.want(part, 'int')}"
+            read += operator
+            trees.append(part.tree)
+        return Term(INT, f"({text})", first.at, Tree("chain", tuple(trees), read))
 
     def unary(self) -> Term:
         at = self.at
         if self.take("!"):
-            return Term(BOOL, f"!{self.want(self.deeper(self.unary), 'bool')}", at)
+            part = self.deeper(self.unary)
+            return Term(BOOL, f"!{self.want(part, 'bool')}", at, Tree("!", (part.tree,)))
         if self.take("-"):
-            text = self.want(self.deeper(self.unary), "int")
+            part = self.deeper(self.unary)
+            text, tree = self.want(part, "int"), Tree("neg", (part.tree,))
             # CEL's own negation of the least integer wraps around; a subtraction fails.
-            return Term(INT, f"-{text}" if text.isdigit() else f"(0 - {text})", at)
+            return Term(INT, f"-{text}" if text.isdigit() else f"(0 - {text})", at, tree)
         return self.primary()
 
     def primary(self) -> Term:
@@ -233,29 +259,31 @@ class _Parser:
             self.fail(f"unexpected `{text}`")
         self.at += 1
         if group == "string":
-            return Term(Kind("string", frozenset({text[1:-1]})), text, at)
+            return Term(Kind("string", frozenset({text[1:-1]})), text, at, Tree("literal", value=text[1:-1]))
         if group == "path":
             return self.name(text, at)
         if int(text) > INT_MAX:
             self.fail(f"`{text[:24]}` is too large", at)
-        return Term(INT, str(int(text)), at)
+        return Term(INT, str(int(text)), at, Tree("literal", value=int(text)))
 
     def name(self, text: str, at: int) -> Term:
         if text in ("true", "false"):
-            return Term(BOOL, text, at)
+            return Term(BOOL, text, at, Tree("literal", value=text == "true"))
         if text in ("min", "max") and self.take("("):
-            left = self.want(self.ternary(), "int")
+            left = self.ternary()
+            self.want(left, "int")
             self.demand(",")
-            right = self.want(self.ternary(), "int")
+            right = self.ternary()
+            self.want(right, "int")
             self.demand(")")
-            return Term(INT, f"{text}({left}, {right})", at)
+            return Term(INT, f"{text}({left.cel}, {right.cel})", at, Tree(text, (left.tree, right.tree)))
         if text not in self.types:
             known = (
                 "is not a function: only min and max are" if self.peek() == "(" else "is not a declared snapshot field"
             )
             self.fail(f"`{text}` {known}", at)
         self.paths.add(text)
-        return Term(self.types[text], _variable(text), at)
+        return Term(self.types[text], _variable(text), at, Tree("path", value=text))
 
 
 def _variable(path: str) -> str:

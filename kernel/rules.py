@@ -36,7 +36,7 @@ class Rules:
         types = {spec.path: spec.kind for spec in self.fields}
         wanted: list[tuple[Path, str, str]] = [(("when",), self.contract.when, "bool")]
         for name, kind in sorted(self.contract.kinds.items()):
-            wanted += _expressions(name, kind)
+            wanted += expressions_of(name, kind)
         checked: list[Checked] = []
         for path, text, want in wanted:
             try:
@@ -70,7 +70,7 @@ class Rules:
         return envelope_of(kinds, self.contract.rationale_chars_max)
 
 
-def _expressions(name: str, kind: KindSpec) -> list[tuple[Path, str, str]]:
+def expressions_of(name: str, kind: KindSpec) -> list[tuple[Path, str, str]]:
     at: Path = ("kinds", name)
     found: list[tuple[Path, str, str]] = [((*at, "when"), kind.when, "bool")]
     for param, spec in sorted(kind.params.items()):

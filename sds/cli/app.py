@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from sds import __version__
-from sds.cli import agents, bench, context, decide, doctor, escalations, models, record, run
+from sds.cli import agents, bench, context, contracts, decide, doctor, escalations, models, record, run
 from sds.kernel.errors import SdsError, UsageError
 
 EXIT_WORLD, EXIT_USAGE = 1, 2
@@ -28,6 +28,7 @@ record.add_to(app)
 agents.add_to(app)
 escalations.add_to(app)
 context.add_to(app)
+contracts.add_to(app)
 doctor.add_to(app)
 models.add_to(app)
 bench.add_to(app)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -29,6 +30,7 @@ from sds.kernel.contract import Contract, load_contract
 from sds.kernel.errors import StateError
 from sds.kernel.executor import NoExecutor, Signer
 from sds.kernel.runtime import Kernel
+from sds.kernel.state import Fields
 from sds.kernel.store import Store
 from sds.stream import Reasoned
 
@@ -81,6 +83,15 @@ def read_queue(folder: Path) -> list[QueuedClaim]:
 def _queued(line: dict[str, str]) -> QueuedClaim:
     event = {name: line[name] for name in ("claim_id", "ticket_id", "claim_text")}
     return QueuedClaim(event, Cause(line["cause"]))
+
+
+def sample_reads(folder: Path, limit: int) -> list[Fields]:
+    """Return the state of the first tickets that are claimed for, as the gate reads it."""
+    ensure_world(folder)
+    with closing(TicketSource(airline_path(folder))) as source:
+        keys = dict.fromkeys(claim.event["ticket_id"] for claim in read_queue(folder))
+        reads = (source.read(key) for key in islice(keys, limit))
+        return [read.fields for read in reads if read is not None]
 
 
 def load_refund_contract() -> Contract:

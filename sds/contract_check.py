@@ -1,0 +1,173 @@
+"""Whether a model can say what a contract permits, and read what it is to read: its language, its tokens, its context.
+
+`findings` takes what a backend offers; no weights are run. A decision counts as sayable when the mask over the model's
+own tokenizer takes tokens that spell it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sds.grammars import emit_regex
+from sds.grammars.language import Language, language
+from sds.grammars.mask import Mask
+from sds.kernel.contract import Contract
+from sds.kernel.envelope import DecisionEnvelope, KindBound, format_literal
+from sds.kernel.errors import LanguageError
+from sds.kernel.finding import Finding, in_words
+from sds.kernel.packet import case_text, static_text
+from sds.kernel.proposal import Proposal, write_proposal
+from sds.kernel.rules import Rules
+from sds.kernel.snapshot import STRING_CHARS_MAX, take_snapshot
+from sds.kernel.state import Fields
+from sds.models.protocol import Backend, prompt_sections
+
+ENVELOPES_MAX = 12
+TOKENS_MAX = 4096
+_NO_REF = "0" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One envelope that the contract gives, and the snapshot it gives it for."""
+
+    fields: Fields
+    envelope: DecisionEnvelope
+
+
+def cases_of(contract: Contract, reached: Mapping[str, Sequence[Fields]]) -> list[_Case]:
+    """Choose envelopes to look at: for each kind the one with the most values, then the first ones."""
+    rules = Rules(contract)
+    chosen: dict[str, _Case] = {}
+    for kind, snapshots in reached.items():
+        cases = [_Case(fields, rules.envelope(fields)) for fields in snapshots]
+        widest = max(cases, key=lambda case: _size(case.envelope.kind(kind)), default=None)
+        for case in [*([widest] if widest else []), *cases[:2]]:
+            chosen.setdefault(case.envelope.hash, case)
+    return list(chosen.values())[:ENVELOPES_MAX]
+
+
+def _size(kind: KindBound | None) -> int:
+    return sum(len(allowed) for _, allowed in kind.params) if kind else 0
+
+
+def language_findings(contract: Contract, reached: Mapping[str, Sequence[Fields]]) -> list[Finding]:
+    """Return where an envelope has no language within the limits; no model is asked."""
+    found = []
+    for case in cases_of(contract, reached):
+        said, why = _language_or_why(case.envelope)
+        if said is None:
+            words = f"no language can be made when {in_words(case.fields)}: {why}"
+            hint = "narrow the bounds, or take a step that divides the scale evenly"
+            found.append(Finding("language-too-large", "error", ("kinds",), words, hint, dict(case.fields)))
+    return found
+
+
+def _language_or_why(envelope: DecisionEnvelope) -> tuple[Language | None, str]:
+    said = language(envelope, _NO_REF)
+    try:
+        emit_regex.emit(said)
+    except LanguageError as error:
+        return None, str(error)
+    return said, ""
+
+
+def model_findings(contract: Contract, reached: Mapping[str, Sequence[Fields]], backend: Backend) -> list[Finding]:
+    """Return what this model cannot say or hold. Raises BackendError."""
+    cases = [case for case in cases_of(contract, reached) if _language_or_why(case.envelope)[0] is not None]
+    unsaid: dict[tuple[str, str], Finding] = {}
+    longest = 0
+    for case in cases:
+        for proposal in _proposals(case.envelope):
+            data = write_proposal(proposal)
+            longest = max(longest, len(backend.tokenize(data, special=False)))
+            key = (proposal.action, proposal.reason_code)
+            if key not in unsaid and not _can_be_said(case.envelope, data, backend):
+                unsaid[key] = _unsayable(contract, proposal, data, backend)
+    return [*unsaid.values(), *_room(contract, cases, backend, longest)]
+
+
+def _unsayable(contract: Contract, proposal: Proposal, data: bytes, backend: Backend) -> Finding:
+    at = ("kinds", proposal.action, "reasons") if proposal.action in contract.kinds else ("kinds",)
+    text = data.decode()[: data.decode().rfind(',"context_ref"')]
+    words = f"`{backend.name}` cannot say `{text}`: no tokens of its vocabulary spell it"
+    return Finding("cannot-be-said", "error", at, words, "use codes of plain letters, or another model")
+
+
+def _proposals(envelope: DecisionEnvelope) -> Iterator[Proposal]:
+    """Yield every kind with every reason, its numbers at one end and at the other."""
+    rationale = "x" * min(envelope.rationale_chars_max, 1) or None
+    for kind in envelope.kinds:
+        for reason in kind.reasons:
+            for end in ("lo", "hi") if kind.params else ("lo",):
+                params = tuple(
+                    (name, format_literal(getattr(allowed, end), allowed.scale)) for name, allowed in kind.params
+                )
+                yield Proposal(kind.kind, params, reason, _NO_REF, rationale)
+
+
+def _can_be_said(envelope: DecisionEnvelope, data: bytes, backend: Backend) -> bool:
+    said = language(envelope, _NO_REF)
+    return _takes(said, data, backend, backend.tokenize(data, special=False)) or _spells(said, data, backend)
+
+
+def _takes(said: Language, data: bytes, backend: Backend, tokens: list[int]) -> bool:
+    """Tell whether the mask takes the tokens that the model's own tokenizer makes of `data`."""
+    mask = Mask(backend.grammar_tokenizer(), said)
+    try:
+        mask.advance(tokens)
+        return b"".join(map(backend.piece, tokens)) == data and mask.finished
+    except LanguageError:
+        return False
+
+
+def _spells(said: Language, data: bytes, backend: Backend) -> bool:
+    """Walk the mask with the longest token that goes on with `data`."""
+    mask, written = Mask(backend.grammar_tokenizer(), said), b""
+    for _ in range(TOKENS_MAX):
+        if mask.finished or written == data:
+            break
+        pieces = ((int(token), backend.piece(int(token))) for token in np.flatnonzero(mask.allowed()))
+        going = [(piece, token) for token, piece in pieces if piece and data.startswith(piece, len(written))]
+        if not going:
+            return False
+        piece, token = max(going, key=lambda each: len(each[0]))
+        mask.advance([token])
+        written += piece
+    return written == data and mask.finished
+
+
+def _room(contract: Contract, cases: Iterable[_Case], backend: Backend, longest: int) -> Iterator[Finding]:
+    """Yield where prompt and decision exceed the budget or the context: surely, or with the longest evidence."""
+    rules = Rules(contract)
+    texts = [_case(contract, rules, case) for case in cases] or [""]
+    read = max(sum(map(len, prompt_sections(backend, static_text(contract), text, "Claim: "))) for text in texts)
+    more = contract.memory.tokens_max * bool(contract.memory.entries_max)
+    more += contract.artifacts.tokens_max * bool(contract.artifacts.names)
+    surely = read + longest
+    most = surely + more + contract.rationale_chars_max + _unbounded_chars(contract)
+    limits = ((("budget", "tokens_max"), contract.budget.tokens_max, "the budget of one flow"),)
+    for at, limit, what in (*limits, (("mission",), backend.context_tokens_max, f"the context of `{backend.name}`")):
+        parts = f"prompt {read} and decision {longest} tokens"
+        if surely > limit:
+            words = f"{parts} exceed {what}, {limit}: every case escalates"
+            yield Finding("prompt-too-long", "error", at, words, "shorten mission or `show`, or raise the budget")
+        elif most > limit:
+            words = f"{parts}, with memory, artifacts and the longest evidence up to {most}, exceed {what}, {limit}"
+            yield Finding(
+                "prompt-can-be-too-long", "warning", at, words, "lower `evidence_chars_max`, or raise the budget"
+            )
+
+
+def _case(contract: Contract, rules: Rules, case: _Case) -> str:
+    return case_text(contract, rules, take_snapshot(rules.fields, "", case.fields, "", 0), case.envelope)
+
+
+def _unbounded_chars(contract: Contract) -> int:
+    """Return how many tokens foreign text may add at most: printable ASCII is never more than one a character."""
+    shown = contract.show or tuple(contract.snapshot)
+    texts = sum(contract.snapshot[path] == "string" for path in shown)
+    return texts * STRING_CHARS_MAX + contract.event.evidence_chars_max * (contract.event.evidence is not None)
