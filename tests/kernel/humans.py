@@ -14,7 +14,10 @@ from sds.kernel.packet import Decoding
 from sds.kernel.store import Store
 from tests.kernel.durable import Propose, World, contract, escalate, refund
 
-ALWAYS = "escalation: {always: [COMPENSATE, REFUND_TICKET, DENY], impact_high_minor: 50000, per_hour: 1000}\n"
+ALWAYS = (
+    "escalation: {per_hour: 1000000}",
+    "escalation: {always: [COMPENSATE, REFUND_TICKET, DENY], impact_high_minor: 50000, per_hour: 1000}",
+)
 HUMAN = """
 human:
   kinds:
@@ -24,7 +27,7 @@ human:
       impact: LOW
       reasons: [SHORT_DELAY, APOLOGY]
 """
-TERMS = contract(more=ALWAYS + HUMAN)
+TERMS = contract(ALWAYS, more=HUMAN)
 HOUR_MS = 3_600_000
 
 

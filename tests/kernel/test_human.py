@@ -178,7 +178,7 @@ def test_while_halted_a_human_may_only_abort(world: World):
 
 def test_a_contract_that_is_no_longer_in_force_gives_a_human_no_authority(world: World):
     dfid = escalated(world, refund())
-    newer = contract(("1.0.0", "1.0.1"), more=ALWAYS + HUMAN)
+    newer = contract(("1.0.0", "1.0.1"), ALWAYS, more=HUMAN)
     registry.register(world.store, newer, by="registry", now_ms=world.clock())
     assert refused(world, dfid, "OVERRIDE").reason_code in ("AGENT_SUSPENDED", "CONTRACT_REVOKED")
     new = HumanDesk(world.open_kernel(terms=newer), now_ms=world.clock)
@@ -193,7 +193,7 @@ def test_a_retired_agent_leaves_no_authority_but_to_abort(world: World):
 
 
 def newer_contract(world: World, _other: str) -> None:
-    terms = contract(("1.0.0", "2.0.0"), more=ALWAYS + HUMAN)
+    terms = contract(("1.0.0", "2.0.0"), ALWAYS, more=HUMAN)
     registry.register(world.store, terms, by="registry", now_ms=world.clock())
 
 
@@ -229,7 +229,7 @@ def test_what_can_have_changed_is_asked_for_again_inside_the_reserving_transacti
 
 
 def test_limits_of_what_may_be_spent_hold_for_humans_too_and_leave_what_is_within_them(folder: Path):
-    world = World(folder, terms=contract(("per: ticket.customer, max_minor: 100000", "max_minor: 25500"), more=ALWAYS))
+    world = World(folder, terms=contract(("per: ticket.customer, max_minor: 100000", "max_minor: 25500"), ALWAYS))
     first, second = escalated(world, refund("40.00")), escalated(world, compensate, "C2")
     assert "SUCCESS" == resolve(world, first, "OVERRIDE").execution
     seen = desk(world).look(desk(world).case(second)).seen
@@ -281,7 +281,7 @@ def test_looking_again_at_a_state_that_stood_still_gives_the_same_name_and_write
 
 @pytest.mark.parametrize(("now", "goes"), [(19_900, True), (19_899, False), (20_100, True), (20_101, False)])
 def test_the_contracts_tolerances_hold_for_what_a_human_has_seen(folder: Path, now: int, goes: bool):
-    loose = contract(more=ALWAYS + "drift: {fields: {ticket.refundable_minor: {abs: 100}}}\n")
+    loose = contract(ALWAYS, more="drift: {fields: {ticket.refundable_minor: {abs: 100}}}\n")
     world = World(folder, terms=loose)
     dfid = escalated(world, refund("40.00"))
     seen = desk(world).look(desk(world).case(dfid)).seen
@@ -315,7 +315,7 @@ def test_on_state_that_cannot_be_read_nothing_but_an_abort_is_possible(world: Wo
 
 def test_an_override_never_carries_out_another_value_that_the_rules_fixed(folder: Path):
     fixed = contract(
-        ("{amount: {value: 25000, scale: 2}}", "{amount: {value: ticket.refundable_minor, scale: 2}}"), more=ALWAYS
+        ("{amount: {value: 25000, scale: 2}}", "{amount: {value: ticket.refundable_minor, scale: 2}}"), ALWAYS
     )
     world = World(folder, terms=fixed)
     dfid = escalated(world, compensate)

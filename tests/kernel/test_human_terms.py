@@ -73,7 +73,7 @@ def test_what_the_human_section_leaves_out_is_as_the_agent_has_it():
 
 
 def test_a_human_with_less_authority_than_the_agent_has_just_that(folder: Path):
-    world = World(folder, terms=contract(more=ALWAYS + "human: {authority: [DENY], when: 'true'}\n"))
+    world = World(folder, terms=contract(ALWAYS, more="human: {authority: [DENY], when: 'true'}\n"))
     dfid = escalated(world, refund())
     assert "RBAC_DENIED" == refused(world, dfid, "OVERRIDE").reason_code
     assert "CLOSED" == resolve(world, dfid, "MODIFY", change("DENY", "NOT_ELIGIBLE")).state
