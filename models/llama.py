@@ -41,7 +41,7 @@ class LlamaBackend:
         # llama.cpp logs through this logger's level and straight to standard error; failures are raised here instead.
         logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
         self.name = path.name
-        self.fingerprint = _fingerprint(path)
+        self.fingerprint = weights_sha256(path)
         self.context_tokens_max = n_ctx
         self._batch_tokens = min(n_batch, n_ctx)
         self._model, self._vocabulary = _load(path)
@@ -63,13 +63,7 @@ class LlamaBackend:
     def frame(self) -> ChatFrame:
         self._ready()
         if self._frame is None:
-            template = lib.llama_model_chat_template(self._model, None)
-            words = self._vocabulary
-            bos, eos = (words.spelling(t).decode() if t >= 0 else "" for t in (words.bos, words.eos))
-            frame = chat_frame(template.decode() if template else None, bos=bos, eos=eos)
-            if words.adds_bos and not frame.before_system.startswith(bos):
-                frame = ChatFrame(bos + frame.before_system, frame.between, frame.after_user)
-            self._frame = frame
+            self._frame = model_frame(self._model, self._vocabulary)
         return self._frame
 
     def grammar_tokenizer(self) -> LLTokenizer:
@@ -152,7 +146,17 @@ class LlamaBackend:
         self._held, self._position = [], 0
 
 
-def _fingerprint(path: Path) -> str:
+def model_frame(model: lib.llama_model_p, words: Vocabulary) -> ChatFrame:
+    """Return the frame of the model's own chat template, with the token it begins with where it wants one."""
+    template = lib.llama_model_chat_template(model, None)
+    bos, eos = (words.spelling(t).decode() if t >= 0 else "" for t in (words.bos, words.eos))
+    frame = chat_frame(template.decode() if template else None, bos=bos, eos=eos)
+    if words.adds_bos and not frame.before_system.startswith(bos):
+        return ChatFrame(bos + frame.before_system, frame.between, frame.after_user)
+    return frame
+
+
+def weights_sha256(path: Path) -> str:
     try:
         with path.open("rb") as file:
             if file.read(len(_GGUF_MAGIC)) != _GGUF_MAGIC:
