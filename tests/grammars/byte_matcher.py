@@ -26,6 +26,13 @@ class ByteMatcher:
             self._check()
         return self._matcher.is_accepting()
 
+    def accepts_quickly(self, data: bytes) -> bool:
+        """Tell the same without a mask for every byte."""
+        self._matcher.reset()
+        taken = self._matcher.try_consume_tokens(list(data))
+        self._check()
+        return taken == len(data) and self._matcher.is_accepting()
+
     def everything(self) -> set[bytes]:
         """Return all strings the mask permits; only for small, finite languages."""
         found: set[bytes] = set()
