@@ -20,7 +20,7 @@ class _TokenPrompt(lib.Llama):
 
     held: list[int]
 
-    def __call__(self, prompt: str, *args: Any, **options: Any) -> Any:
+    def __call__(self, _prompt: str, *args: Any, **options: Any) -> Any:  # type: ignore[override]
         return super().__call__(self.held, *args, **options)  # type: ignore[arg-type]  # tokens are what it takes as well
 
 

@@ -10,15 +10,15 @@ tokens, whatever the texts spell.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from sds.models.protocol import BackendError, ChatFrame
-from sds.models.writer import Form, Grammar, Written
+from sds.models.writer import Dtype, Form, Grammar, Processing, Written
 
-Processing = Literal["outlines_core", "llguidance", "xgrammar"]
 OUTLINES_HINT = "pip install 'sovereign-decision-stream[outlines]'"
 XGRAMMAR_HINT = "pip install xgrammar, or take --backend llguidance"
 CONTEXT_TOKENS = 4096
@@ -69,7 +69,9 @@ class OutlinesWriter:
         room = self._driven.context_tokens_max - len(prompt)
         if room <= 0:
             raise BackendError(f"the prompt of {len(prompt)} tokens fills the model's context")
-        guard = Guard(self._compiled(grammar), end_token=self._driven.end_token, deadline_s=deadline_s, clock=self._clock)
+        guard = Guard(
+            self._compiled(grammar), end_token=self._driven.end_token, deadline_s=deadline_s, clock=self._clock
+        )
         text = self._generate(guard, prompt, min(tokens_max, room))
         if guard.error is not None:
             known = guard.error if isinstance(guard.error, BackendError) else None
@@ -117,7 +119,7 @@ class OutlinesWriter:
         limits = {**self._driven.limits, self._driven.tokens_name: tokens_max}
         try:
             text = Generator(self._driven.outlines_model, processor=guard)("-", **limits)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  foreign code, and the guard's error is the cause where it has one
             raise BackendError(f"the model could not be run: {type(error).__name__}") from (guard.error or error)
         if not isinstance(text, str):
             raise BackendError("the model wrote no text")
@@ -173,13 +175,15 @@ def _compiler(model: Any, processing: Processing) -> Any:
 
     if processing == "xgrammar" and not isinstance(model, models.Transformers):
         raise BackendError("xgrammar runs only with transformers", hint="--library transformers")
-    kinds = {
+    kinds: dict[Processing, Any] = {
         "outlines_core": backends.OutlinesCoreBackend,
         "llguidance": backends.LLGuidanceBackend,
         "xgrammar": backends.XGrammarBackend,
     }
     try:
-        return kinds[processing](model)
+        with warnings.catch_warnings():  # its library still calls llama.cpp by old names
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return kinds[processing](model)
     except ImportError as error:
         hint = XGRAMMAR_HINT if processing == "xgrammar" else OUTLINES_HINT
         raise BackendError(f"the package {processing} is missing", hint=hint) from error
@@ -196,7 +200,7 @@ def drive_llamacpp(path: Path, *, n_ctx: int = CONTEXT_TOKENS, threads: int | No
 
 
 def drive_transformers(
-    path: Path, *, device: str = "cpu", dtype: str = "fp32", threads: int | None = None, n_ctx: int = CONTEXT_TOKENS
+    path: Path, *, device: str = "cpu", dtype: Dtype = "fp32", threads: int | None = None, n_ctx: int = CONTEXT_TOKENS
 ) -> Driven:
     """Load a checkpoint folder, or a GGUF, as Outlines' transformers model."""
     _needs_outlines()

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from sds.models.bounded_http import Address, post
 from sds.models.protocol import BackendError
-from sds.models.writer import Form, Grammar, Written
+from sds.models.writer import Form, Grammar, Server, Written
 
-Kind = Literal["llama-server", "vllm", "sglang", "tgi", "ollama", "lmstudio", "openai"]
-FORMS: dict[Kind, Form] = {
+FORMS: dict[Server, Form] = {
     "llama-server": "gbnf",
     "vllm": "regex",
     "sglang": "regex",
@@ -37,9 +36,7 @@ Ask = Callable[[str, str, Grammar, int], str]
 class RemoteWriter:
     """One model of one server. `close()` has nothing to let go of: every exchange has a connection of its own."""
 
-    def __init__(
-        self, kind: Kind, *, url: str, model: str, form: Form | None = None, api_key: str = ""
-    ) -> None:
+    def __init__(self, kind: Server, *, url: str, model: str, form: Form | None = None, api_key: str = "") -> None:
         self.name, self.form = model, form or FORMS[kind]
         if self.form != FORMS[kind] and (kind, self.form) != ("openai", "gbnf"):
             raise BackendError(f"`{kind}` takes {FORMS[kind]}, not {self.form}")
@@ -107,12 +104,12 @@ class _Wire:
         return cut, counted if isinstance(counted, int) and not isinstance(counted, bool) and counted > 0 else 0
 
 
-def _ask(kind: Kind, wire: _Wire, model: str) -> Ask:
+def _ask(kind: Server, wire: _Wire, model: str) -> Ask:
     if kind == "llama-server":
         return _directly(wire, model)
     try:
-        import outlines  # noqa: F401, PLC0415  loaded when one of its engines is asked for
         import openai  # noqa: F401, PLC0415
+        import outlines  # noqa: F401, PLC0415  loaded when one of its engines is asked for
     except ImportError as error:
         raise BackendError(f"`{kind}` needs the package outlines", hint=OUTLINES_HINT) from error
     return _through_tgi(wire) if kind == "tgi" else _through_chat(kind, wire, model)
@@ -138,13 +135,13 @@ def _directly(wire: _Wire, model: str) -> Ask:
     return ask
 
 
-def _through_chat(kind: Kind, wire: _Wire, model: str) -> Ask:
+def _through_chat(kind: Server, wire: _Wire, model: str) -> Ask:
     import outlines  # noqa: PLC0415
     from outlines.inputs import Chat  # noqa: PLC0415
     from outlines.types import JsonSchema, Regex  # noqa: PLC0415
 
     make = {"vllm": outlines.from_vllm, "sglang": outlines.from_sglang}.get(kind, outlines.from_openai)
-    server = make(_client(wire), model)
+    server: Any = make(_client(wire), model)
 
     def ask(system: str, user: str, grammar: Grammar, tokens_max: int) -> str:
         chat = Chat([{"role": "system", "content": system}, {"role": "user", "content": user}])
@@ -169,7 +166,9 @@ def _client(wire: _Wire) -> Any:
     class Exchange(httpx.BaseTransport):
         def handle_request(self, request: Any) -> Any:
             path = str(request.url.path).removeprefix(wire.address.path)
-            return httpx.Response(200, headers={"Content-Type": "application/json"}, content=wire.post(path, request.read()))
+            return httpx.Response(
+                200, headers={"Content-Type": "application/json"}, content=wire.post(path, request.read())
+            )
 
     return openai.OpenAI(
         api_key="-",
@@ -185,7 +184,7 @@ def _through_tgi(wire: _Wire) -> Ask:
     from outlines.models import TGI  # noqa: PLC0415
     from outlines.types import Regex  # noqa: PLC0415
 
-    server = TGI(_TgiClient(wire))
+    server: Any = TGI(_TgiClient(wire))  # type: ignore[no-untyped-call]
 
     def ask(system: str, user: str, grammar: Grammar, tokens_max: int) -> str:
         return server(f"{system}\n\n{user}\n", Regex(grammar.text), max_new_tokens=tokens_max)  # type: ignore[no-any-return]
@@ -200,7 +199,12 @@ class _TgiClient:
         self._wire = wire
 
     def text_generation(self, prompt: str, grammar: dict[str, object], max_new_tokens: int) -> str:
-        parameters = {"grammar": grammar, "max_new_tokens": max_new_tokens, "do_sample": False, "return_full_text": False}
+        parameters = {
+            "grammar": grammar,
+            "max_new_tokens": max_new_tokens,
+            "do_sample": False,
+            "return_full_text": False,
+        }
         answer = self._wire.post("/generate", json.dumps({"inputs": prompt, "parameters": parameters}).encode())
         try:
             return json.loads(answer)["generated_text"]  # type: ignore[no-any-return]  # checked by `write`

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 Form = Literal["regex", "gbnf", "json_schema"]
+Server = Literal["llama-server", "vllm", "sglang", "tgi", "ollama", "lmstudio", "openai"]
+Library = Literal["llamacpp", "transformers"]
+Processing = Literal["outlines_core", "llguidance", "xgrammar"]
+Dtype = Literal["fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from sds.grammars.mask import prove_alive
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.models.protocol import Backend, BackendError, prompt_sections
+from sds.models.writer import Dtype, Library
 
 THREADS_MAX = 256
 NOT_ASKED = "not asked"
@@ -91,6 +92,15 @@ def _threads() -> int | None:
     if not asked.isdecimal() or not 1 <= int(asked) <= THREADS_MAX:
         raise UsageError(f"SDS_THREADS is `{asked}`, not a number from 1 to {THREADS_MAX}")
     return int(asked)
+
+
+def open_backend(
+    path: Path | None, *, library: Library | None = None, device: str = "cpu", dtype: Dtype = "fp32"
+) -> Backend:
+    from sds.models.catalog import embedded_model  # noqa: PLC0415
+    from sds.models.llama import LlamaBackend  # noqa: PLC0415
+
+    return LlamaBackend(path or embedded_model(), threads=_threads())
 
 
 def open_engine(model: Path | None, *, now_ms: Callable[[], int]) -> NativeEngine:

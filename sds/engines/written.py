@@ -63,7 +63,9 @@ class WrittenEngine:
         found = self._write(texts, grammar, grammar.bytes_max + END_TOKENS, deadline_ms)
         if found.data != expected:
             hint = "the server ignores the grammar it is sent; another kind of engine or a newer server may not"
-            raise ModelError(f"the engine `{self._name}` does not constrain its model", reason_code="MASK_FAILED", hint=hint)
+            raise ModelError(
+                f"the engine `{self._name}` does not constrain its model", reason_code="MASK_FAILED", hint=hint
+            )
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
         """Return what was written, at most PROPOSAL_BYTES_MAX and one byte more. Raises ModelError."""
@@ -76,7 +78,11 @@ class WrittenEngine:
         user = f"{case}\n{evidence}{_form_hint(said, self._writer.form)}"
         found = self._write((system, user), grammar, tokens_max, packet.expires_at_ms)
         measured = Decoding(
-            model=self.model, alternatives=None, tokens=found.tokens, passes=1, duration_ms=(perf_counter() - began) * 1000
+            model=self.model,
+            alternatives=None,
+            tokens=found.tokens,
+            passes=1,
+            duration_ms=(perf_counter() - began) * 1000,
         )
         return found.data[: PROPOSAL_BYTES_MAX + 1], measured
 
