@@ -17,9 +17,9 @@ import numpy as np
 from llguidance import LLTokenizer
 from numpy.typing import NDArray
 
-from sds.models.chat import chat_frame
 from sds.models.protocol import BackendError, ChatFrame
 from sds.models.vocabulary import Vocabulary
+from sds.models.words import grammar_tokenizer, model_frame, tokens_of
 
 CONTEXT_TOKENS = 4096
 BATCH_TOKENS = 512
@@ -38,13 +38,11 @@ class LlamaBackend:
         threads: int | None = None,
     ) -> None:
         """Load weights; raise `BackendError` when `path` is not a GGUF file that llama.cpp can run."""
-        # llama.cpp logs through this logger's level and straight to standard error; failures are raised here instead.
-        logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
         self.name = path.name
-        self.fingerprint = weights_sha256(path)
+        self.fingerprint = gguf_fingerprint(path)
         self.context_tokens_max = n_ctx
         self._batch_tokens = min(n_batch, n_ctx)
-        self._model, self._vocabulary = _load(path)
+        self._model, self._vocabulary = load_gguf(path)
         self.vocab_size = self._vocabulary.size
         self._context = _context(self._model, n_ctx, self._batch_tokens, threads or os.cpu_count() or 1)
         self._batch = lib.llama_batch_init(self._batch_tokens, 0, 1)
@@ -55,7 +53,7 @@ class LlamaBackend:
         self._frame: ChatFrame | None = None
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]:
-        return self._vocabulary.tokenize(text, special=special)
+        return tokens_of(self._vocabulary, text, special=special)
 
     def piece(self, token: int) -> bytes:
         return self._vocabulary.piece(token)
@@ -63,13 +61,13 @@ class LlamaBackend:
     def frame(self) -> ChatFrame:
         self._ready()
         if self._frame is None:
-            self._frame = model_frame(self._model, self._vocabulary)
+            self._frame = model_frame(chat_template(self._model), self._vocabulary)
         return self._frame
 
     def grammar_tokenizer(self) -> LLTokenizer:
         self._ready()
         if self._tokenizer is None:
-            self._tokenizer = self._vocabulary.grammar_tokenizer()
+            self._tokenizer = grammar_tokenizer(self._vocabulary)
         return self._tokenizer
 
     def begin(self, sections: Sequence[Sequence[int]]) -> None:
@@ -146,17 +144,7 @@ class LlamaBackend:
         self._held, self._position = [], 0
 
 
-def model_frame(model: lib.llama_model_p, words: Vocabulary) -> ChatFrame:
-    """Return the frame of the model's own chat template, with the token it begins with where it wants one."""
-    template = lib.llama_model_chat_template(model, None)
-    bos, eos = (words.spelling(t).decode() if t >= 0 else "" for t in (words.bos, words.eos))
-    frame = chat_frame(template.decode() if template else None, bos=bos, eos=eos)
-    if words.adds_bos and not frame.before_system.startswith(bos):
-        return ChatFrame(bos + frame.before_system, frame.between, frame.after_user)
-    return frame
-
-
-def weights_sha256(path: Path) -> str:
+def gguf_fingerprint(path: Path) -> str:
     try:
         with path.open("rb") as file:
             if file.read(len(_GGUF_MAGIC)) != _GGUF_MAGIC:
@@ -167,15 +155,24 @@ def weights_sha256(path: Path) -> str:
         raise BackendError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
 
 
-def _load(path: Path) -> tuple[lib.llama_model_p, Vocabulary]:
+def load_gguf(path: Path, *, vocab_only: bool = False) -> tuple[lib.llama_model_p, Vocabulary]:
+    """Load a model, or no more than its vocabulary; the caller frees it. Raises BackendError."""
+    # llama.cpp logs through this logger's level and straight to standard error; failures are raised here instead.
+    logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
     lib.llama_backend_init()
     params = lib.llama_model_default_params()
+    params.vocab_only = vocab_only
     params.n_gpu_layers = 0
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     vocab = lib.llama_model_get_vocab(model) if model else None
     if model is None or vocab is None:
         raise BackendError(f"`{path}` is damaged or of a kind this llama.cpp does not know")
     return model, Vocabulary(vocab)
+
+
+def chat_template(model: lib.llama_model_p) -> str | None:
+    template = lib.llama_model_chat_template(model, None)
+    return template.decode() if template else None
 
 
 def _context(model: lib.llama_model_p, n_ctx: int, n_batch: int, threads: int) -> lib.llama_context_p:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import llama_cpp as lib
 import outlines
 
-from sds.models.llama import model_frame, weights_sha256
+from sds.models.llama import chat_template, gguf_fingerprint
 from sds.models.protocol import BackendError, ChatFrame
 from sds.models.vocabulary import Vocabulary
+from sds.models.words import model_frame, tokens_of
 
 
 class _TokenPrompt(lib.Llama):
@@ -31,7 +33,7 @@ class DrivenLlama:
 
     def __init__(self, path: Path, *, n_ctx: int, threads: int | None) -> None:
         logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
-        self.name, self.fingerprint = path.name, weights_sha256(path)
+        self.name, self.fingerprint = path.name, gguf_fingerprint(path)
         self.context_tokens_max = n_ctx
         count = threads or os.cpu_count() or 1
         try:
@@ -46,13 +48,16 @@ class DrivenLlama:
         self.limits: dict[str, Any] = {"temperature": 0.0, "repeat_penalty": 1.0}
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]:
-        return self._words.tokenize(text, special=special)
+        return tokens_of(self._words, text, special=special)
 
     def frame(self) -> ChatFrame:
-        return model_frame(self._llama.model, self._words)
+        return model_frame(chat_template(self._llama.model), self._words)
 
     def hold(self, prompt: list[int]) -> None:
         self._llama.held = prompt
+
+    def running(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def close(self) -> None:
         self._words.release()

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
-from sds.models.protocol import BackendError, ChatFrame
-from sds.models.writer import Dtype, Form, Grammar, Processing, Written
+from sds.models.protocol import BackendError, ChatFrame, Dtype
+from sds.models.writer import Form, Grammar, Processing, Written
 
 OUTLINES_HINT = "pip install 'sovereign-decision-stream[outlines]'"
 XGRAMMAR_HINT = "pip install xgrammar, or take --backend llguidance"
@@ -45,6 +46,9 @@ class Driven(Protocol):
 
     def hold(self, prompt: list[int]) -> None:
         """Read these tokens at the next call instead of its text."""
+
+    def running(self) -> AbstractContextManager[object]:
+        """Enter what a generation needs around it."""
 
     def close(self) -> None: ...
 
@@ -118,7 +122,8 @@ class OutlinesWriter:
         self._driven.hold(prompt)
         limits = {**self._driven.limits, self._driven.tokens_name: tokens_max}
         try:
-            text = Generator(self._driven.outlines_model, processor=guard)("-", **limits)
+            with self._driven.running():
+                text = Generator(self._driven.outlines_model, processor=guard)("-", **limits)
         except Exception as error:  # noqa: BLE001  foreign code, and the guard's error is the cause where it has one
             raise BackendError(f"the model could not be run: {type(error).__name__}") from (guard.error or error)
         if not isinstance(text, str):

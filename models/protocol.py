@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
     from llguidance import LLTokenizer
     from numpy.typing import NDArray
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+Library = Literal["llamacpp", "transformers"]
 
 
 class BackendError(Exception):
@@ -44,7 +47,7 @@ class Backend(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the weights file, 64 hexadecimal digits."""
+        """SHA-256 of the weights file, 64 hexadecimal digits; of several, end to end in the order of their names."""
 
     @property
     def vocab_size(self) -> int: ...

@@ -11,9 +11,7 @@ from typing import Literal, Protocol
 
 Form = Literal["regex", "gbnf", "json_schema"]
 Server = Literal["llama-server", "vllm", "sglang", "tgi", "ollama", "lmstudio", "openai"]
-Library = Literal["llamacpp", "transformers"]
 Processing = Literal["outlines_core", "llguidance", "xgrammar"]
-Dtype = Literal["fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from sds.engines.protocol import Engine
 from sds.home import now_ms
 from sds.kernel.contract_types import say
 from sds.kernel.errors import UsageError
-from sds.models.writer import Dtype, Library, Processing
+from sds.models.protocol import Dtype, Library
+from sds.models.writer import Processing
 
 EngineKind = Annotated[
     Literal["native", "outlines"] | None,

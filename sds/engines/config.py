@@ -16,14 +16,14 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sds.engines.fallback import LINKS_MAX, FallbackEngine, Link
-from sds.engines.native import _threads
+from sds.engines.native import _threads, open_engine
 from sds.engines.protocol import Engine
 from sds.engines.written import WrittenEngine
 from sds.kernel.contract_types import ContradictionError, say
 from sds.kernel.errors import LanguageError, ModelError, UsageError
 from sds.kernel.yaml_lines import FILE_BYTES_MAX, load_with_lines
-from sds.models.protocol import BackendError
-from sds.models.writer import Dtype, Library, Processing, Server
+from sds.models.protocol import BackendError, Dtype, Library
+from sds.models.writer import Processing, Server
 
 Kind = Literal["native", "outlines", "llama-server", "vllm", "sglang", "tgi", "ollama", "lmstudio", "openai"]
 TIMEOUT_MS, COOL_DOWN_MS = 10_000, 5_000
@@ -143,11 +143,13 @@ def open_engine_of(spec: EngineSpec, *, now_ms: Callable[[], int], api_key: str 
     """Open one engine and prove that it constrains its model. Raises ModelError."""
     try:
         if spec.kind == "native":
-            from sds.engines.native import NativeEngine, open_backend  # noqa: PLC0415  loaded when asked for
-
-            model = Path(spec.model) if spec.model else None
-            backend = open_backend(model, library=spec.library, device=spec.device or "cpu", dtype=spec.dtype or "fp32")
-            return NativeEngine(backend, now_ms=now_ms)
+            return open_engine(
+                Path(spec.model) if spec.model else None,
+                now_ms=now_ms,
+                library=spec.library,
+                device=spec.device or "cpu",
+                dtype=spec.dtype or "fp32",
+            )
         limit: dict[str, Any] = {} if spec.kind == "outlines" else {"proof_timeout_ms": spec.timeout_ms}
         writer = _outlines(spec) if spec.kind == "outlines" else _remote(spec, api_key)
         try:

@@ -16,8 +16,7 @@ from sds.grammars.language import language
 from sds.grammars.mask import prove_alive
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
-from sds.models.protocol import Backend, BackendError, prompt_sections
-from sds.models.writer import Dtype, Library
+from sds.models.protocol import Backend, BackendError, Dtype, Library, prompt_sections
 
 THREADS_MAX = 256
 NOT_ASKED = "not asked"
@@ -94,21 +93,35 @@ def _threads() -> int | None:
     return int(asked)
 
 
-def open_backend(
-    path: Path | None, *, library: Library | None = None, device: str = "cpu", dtype: Dtype = "fp32"
-) -> Backend:
+def open_backend(path: Path, *, library: Library | None = None, device: str = "cpu", dtype: Dtype = "fp32") -> Backend:
+    """Load a model: unless `library` says otherwise a folder through transformers, a file through llama.cpp.
+
+    `device` and `dtype` are for transformers; llama.cpp runs on the CPU in the file's own types. Raises BackendError.
+    """
+    if library == "transformers" or (library is None and path.is_dir()):
+        from sds.models.hf import HfBackend  # noqa: PLC0415  torch is loaded when it is asked for
+
+        return HfBackend(path, device=device, dtype=dtype, threads=_threads())
+    if (device, dtype) != ("cpu", "fp32"):
+        raise BackendError("llama.cpp takes no device and no dtype here", hint="choose transformers for them")
+    from sds.models.llama import LlamaBackend  # noqa: PLC0415  the library is loaded when a model is
+
+    return LlamaBackend(path, threads=_threads())
+
+
+def open_engine(
+    model: Path | None,
+    *,
+    now_ms: Callable[[], int],
+    library: Library | None = None,
+    device: str = "cpu",
+    dtype: Dtype = "fp32",
+) -> NativeEngine:
+    """Load a model, the embedded GGUF when `model` is None. Raises ModelError."""
     from sds.models.catalog import embedded_model  # noqa: PLC0415
-    from sds.models.llama import LlamaBackend  # noqa: PLC0415
-
-    return LlamaBackend(path or embedded_model(), threads=_threads())
-
-
-def open_engine(model: Path | None, *, now_ms: Callable[[], int]) -> NativeEngine:
-    """Load a GGUF through llama.cpp, the embedded one when `model` is None. Raises ModelError."""
-    from sds.models.catalog import embedded_model  # noqa: PLC0415  the library is loaded when a model is
-    from sds.models.llama import LlamaBackend  # noqa: PLC0415
 
     try:
-        return NativeEngine(LlamaBackend(model or embedded_model(), threads=_threads()), now_ms=now_ms)
+        backend = open_backend(model or embedded_model(), library=library, device=device, dtype=dtype)
+        return NativeEngine(backend, now_ms=now_ms)
     except BackendError as error:
         raise ModelError(str(error), hint=error.hint) from error

@@ -23,9 +23,7 @@ def running_ms() -> int:
 
 
 @pytest.fixture(scope="session")
-def server(
-    tiny_path: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LlamaServer]:
+def server(tiny_path: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaServer]:
     started = LlamaServer(tiny_path(1), tmp_path_factory.mktemp("server") / "server.log")
     started.start()
     yield started

@@ -1,0 +1,100 @@
+"""What every vocabulary shares, whichever library it comes from: untrusted text, the mask's tokenizer, the chat frame."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Protocol
+
+from llguidance import LLTokenizer, TokenizerWrapper
+
+from sds.models.chat import chat_frame
+from sds.models.protocol import BackendError, ChatFrame
+
+TEXT_BYTES_MAX = 1 << 20
+CONTROL_ROUNDS_MAX = 8
+
+
+class Words(Protocol):
+    """Text to tokens, tokens to bytes, and which tokens steer the model. Methods raise `BackendError`.
+
+    `encode` is what the library makes of a text, control tokens perhaps among them. `spelling` is how a token is
+    written, control tokens too (`<|im_end|>`); empty where the model has an entry that its tokenizer has not.
+    """
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def bos(self) -> int:
+        """Return the token a prompt begins with; negative where there is none."""
+
+    @property
+    def eos(self) -> int: ...
+
+    @property
+    def adds_bos(self) -> bool: ...
+
+    def encode(self, text: bytes, *, special: bool) -> list[int]: ...
+
+    def spelling(self, token: int) -> bytes: ...
+
+    def is_control(self, token: int) -> bool: ...
+
+
+def tokens_of(words: Words, text: bytes, *, special: bool) -> list[int]:
+    """Return the tokens of `text`; with `special=False` a text that reads as a control token is broken up."""
+    if len(text) > TEXT_BYTES_MAX:
+        raise BackendError(f"a text of {len(text)} bytes is longer than {TEXT_BYTES_MAX}")
+    if special:
+        return words.encode(text, special=True)
+    spelled = set[bytes]()
+    for _ in range(CONTROL_ROUNDS_MAX):
+        tokens = [token for part in _broken_up(text, spelled) for token in words.encode(part, special=False)]
+        found = {words.spelling(token) for token in tokens if words.is_control(token)}
+        if not found:
+            return tokens
+        spelled |= found
+    raise BackendError("a text cannot be told apart from the model's control tokens")
+
+
+def _broken_up(text: bytes, spelled: set[bytes]) -> Iterator[bytes]:
+    """Cut behind the first character of everything in `text` that is `spelled` so."""
+    start = 0
+    if spelled:
+        for match in re.finditer(b"(?=" + b"|".join(map(re.escape, spelled)) + b")", text):
+            end = match.start() + 1
+            while end < len(text) and text[end] & 0xC0 == 0x80:  # the rest of one UTF-8 character
+                end += 1
+            yield text[start:end]
+            start = end
+    yield text[start:]
+
+
+def grammar_tokenizer(words: Words) -> LLTokenizer:
+    """Build the tokenizer for masks; takes a quarter of a second."""
+    return LLTokenizer(TokenizerWrapper(_Spellings(words)))
+
+
+def model_frame(template: str | None, words: Words) -> ChatFrame:
+    """Return the frame of the model's own template, which begins as the model expects a prompt to begin."""
+    bos, eos = (words.spelling(t).decode() if t >= 0 else "" for t in (words.bos, words.eos))
+    frame = chat_frame(template, bos=bos, eos=eos)
+    if words.adds_bos and not frame.before_system.startswith(bos):
+        return ChatFrame(bos + frame.before_system, frame.between, frame.after_user)
+    return frame
+
+
+class _Spellings:
+    """What llguidance asks of a tokenizer: the bytes of every token, and how text is written."""
+
+    def __init__(self, words: Words) -> None:
+        every = range(words.size)
+        self.eos_token_id = words.eos
+        self.bos_token_id = None
+        self.tokens = [words.spelling(token) for token in every]
+        self.special_token_ids = [token for token in every if words.is_control(token)]
+        self._words = words
+
+    def __call__(self, text: bytes) -> list[int]:
+        return tokens_of(self._words, text, special=False)
