@@ -4,9 +4,31 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-from tests.model_fixtures import embedded, tiny, tiny_path, vocabulary
+from tests.model_fixtures import (
+    embedded,
+    opened,
+    own_checkpoint,
+    own_gguf,
+    own_hf,
+    tiny,
+    tiny_folder,
+    tiny_hf,
+    tiny_path,
+    vocabulary,
+)
 
-__all__ = ["embedded", "tiny", "tiny_path", "vocabulary"]
+__all__ = [
+    "embedded",
+    "opened",
+    "own_checkpoint",
+    "own_gguf",
+    "own_hf",
+    "tiny",
+    "tiny_folder",
+    "tiny_hf",
+    "tiny_path",
+    "vocabulary",
+]
 
 settings.register_profile(
     "sds", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow], database=None

@@ -12,6 +12,7 @@ from sds.kernel.bounds import bound
 from sds.kernel.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from sds.models.catalog import embedded_model
 from sds.models.llama import LlamaBackend
+from sds.models.protocol import Backend
 from tests.hostile import Vocabulary, tiny_checkpoint
 
 CONTEXT_REF = "0123456789abcdef" * 4
@@ -40,6 +41,74 @@ def tiny(tiny_path: Callable[[int], Path]) -> Iterator[LlamaBackend]:
     backend = LlamaBackend(tiny_path(1), threads=TINY_THREADS)
     yield backend
     backend.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tiny_path: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Return the checkpoint folder with the weights of `tiny_path` of the same seed, written on first use."""
+    from tests.own_models import checkpoint_folder
+
+    parent = tmp_path_factory.mktemp("folders")
+
+    def folder(seed: int) -> Path:
+        path = parent / f"tiny-{seed}"
+        return path if path.exists() else checkpoint_folder(path, tiny_path(seed))
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_hf(tiny_folder: Callable[[int], Path]) -> Iterator[Backend]:
+    from sds.models.hf import HfBackend
+
+    backend = HfBackend(tiny_folder(1), threads=TINY_THREADS)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(params=["llama", "hf"])
+def opened(request: pytest.FixtureRequest) -> Iterator[Callable[..., Backend]]:
+    """Open the tiny model of a seed through each library: `opened(seed, n_ctx=256)`. Closed when the test ends."""
+    backends: list[Backend] = []
+
+    def open_one(seed: int = 1, **options: int) -> Backend:
+        if request.param == "llama":
+            backend: Backend = LlamaBackend(request.getfixturevalue("tiny_path")(seed), threads=TINY_THREADS, **options)
+        else:
+            from sds.models.hf import HfBackend
+
+            backend = HfBackend(request.getfixturevalue("tiny_folder")(seed), threads=TINY_THREADS, **options)
+        backends.append(backend)
+        return backend
+
+    yield open_one
+    for backend in backends:
+        backend.close()
+
+
+@pytest.fixture(scope="session")
+def own_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a checkpoint folder with the embedded model's weights."""
+    from tests.own_models import checkpoint_folder
+
+    return checkpoint_folder(tmp_path_factory.mktemp("own") / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def own_hf(own_checkpoint: Path) -> Iterator[Backend]:
+    from sds.models.hf import HfBackend
+
+    backend = HfBackend(own_checkpoint)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="session")
+def own_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return another GGUF of the embedded model's weights."""
+    from tests.own_models import second_gguf
+
+    return second_gguf(tmp_path_factory.mktemp("own") / "model-f16.gguf")
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from ctypes import byref
 from pathlib import Path
+from typing import Any
 
 import gguf
 import llama_cpp
@@ -23,6 +25,7 @@ from sds.models.catalog import embedded_model
 
 CHECKPOINT, SECOND_GGUF = "checkpoint", "model-f16.gguf"
 CONTROL = 3
+ROPE_BASE = 10_000.0
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -36,19 +39,26 @@ _LAYER_NAMES = {
 }
 _OTHER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
 
-Weights = dict[str, NDArray[np.float16]]
+Values = NDArray[np.float16] | NDArray[np.float32]
+Weights = dict[str, Values]
 
 
-def checkpoint_folder(path: Path) -> Path:
-    """Write the embedded model as a checkpoint folder: config, float16 safetensors, tokenizer, chat template."""
-    reader = gguf.GGUFReader(embedded_model())
-    config = llama_config(reader)
-    write_checkpoint(path, config, _weights(reader, config), _tokenizer_lists(reader))
+def checkpoint_folder(path: Path, source: Path | None = None) -> Path:
+    """Write `source`, or the embedded model, as a checkpoint folder of float16: config, safetensors, tokenizer."""
+    reader = gguf.GGUFReader(source or embedded_model())
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    config = _config(fields)
+    path.mkdir(parents=True)
+    save_file(_weights(reader, config), path / "model.safetensors", metadata={"format": "pt"})
+    _write_json(path / "config.json", config)
+    _write_json(path / "tokenizer.json", _tokenizer(fields))
+    _write_json(path / "tokenizer_config.json", _tokenizer_config(fields))
     return path
 
 
 def second_gguf(path: Path) -> Path:
     """Write the embedded model again as a GGUF of float16."""
+    logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize, params.nthread = llama_cpp.LLAMA_FTYPE_MOSTLY_F16, True, 1
     if llama_cpp.llama_model_quantize(os.fsencode(embedded_model()), os.fsencode(path), byref(params)):
@@ -56,63 +66,50 @@ def second_gguf(path: Path) -> Path:
     return path
 
 
-def write_checkpoint(
-    path: Path, config: Mapping[str, object], weights: Weights, lists: Mapping[str, list[str] | list[int] | str]
-) -> None:
-    """Write a checkpoint folder of these weights. `lists`: tokens, merges, token_type and chat_template of a GGUF."""
-    path.mkdir(parents=True)
-    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    tokens, types = list(lists["tokens"]), list(lists["token_type"])
-    special = [{"id": i, "content": tokens[i], "special": True} for i, kind in enumerate(types) if kind == CONTROL]
-    for name, content in {
-        "config.json": config,
-        "tokenizer.json": _tokenizer_json(tokens, list(lists["merges"]), special),
-        "tokenizer_config.json": {
-            "bos_token": tokens[1],
-            "eos_token": tokens[2],
-            "unk_token": tokens[0],
-            "chat_template": lists["chat_template"],
-            "tokenizer_class": "GPT2Tokenizer",
-        },
-    }.items():
-        (path / name).write_text(json.dumps(content), encoding="utf-8")
+def _write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content), encoding="utf-8")
 
 
-def llama_config(reader: gguf.GGUFReader) -> dict[str, object]:
-    def number(name: str) -> int | float:
-        return reader.fields[f"llama.{name}"].contents()
-
+def _config(fields: Mapping[str, Any]) -> dict[str, Any]:
+    names = {
+        "hidden_size": "embedding_length",
+        "intermediate_size": "feed_forward_length",
+        "max_position_embeddings": "context_length",
+        "num_attention_heads": "attention.head_count",
+        "num_hidden_layers": "block_count",
+        "num_key_value_heads": "attention.head_count_kv",
+        "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+        "vocab_size": "vocab_size",
+    }
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_act": "silu",
-        "hidden_size": number("embedding_length"),
-        "intermediate_size": number("feed_forward_length"),
-        "max_position_embeddings": number("context_length"),
-        "num_attention_heads": number("attention.head_count"),
-        "num_hidden_layers": number("block_count"),
-        "num_key_value_heads": number("attention.head_count_kv"),
-        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": number("rope.freq_base"),
+        "rope_theta": fields.get("llama.rope.freq_base", ROPE_BASE),
         "tie_word_embeddings": True,
-        "vocab_size": number("vocab_size"),
+        **{name: fields[f"llama.{key}"] for name, key in names.items()},
     }
 
 
-def _weights(reader: gguf.GGUFReader, config: Mapping[str, object]) -> Weights:
+def _weights(reader: gguf.GGUFReader, config: Mapping[str, int]) -> Weights:
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     return dict(_named(tensor, heads) for tensor in reader.tensors)
 
 
-def _named(tensor: gguf.ReaderTensor, heads: Mapping[str, object]) -> tuple[str, NDArray[np.float16]]:
+def _named(tensor: gguf.ReaderTensor, heads: Mapping[str, int]) -> tuple[str, Values]:
     kind = tensor.name.removesuffix(".weight")
     values = gguf.dequantize(tensor.data, tensor.tensor_type)
     if kind in _OTHER_NAMES:
-        return f"{_OTHER_NAMES[kind]}.weight", values.astype(np.float16)
+        return f"{_OTHER_NAMES[kind]}.weight", _halved(values)
     _, layer, kind = kind.split(".")
     if kind in heads:
-        values = _rotated_by_halves(values, int(str(heads[kind])))
-    return f"model.layers.{layer}.{_LAYER_NAMES[kind]}.weight", values.astype(np.float16)
+        values = _rotated_by_halves(values, heads[kind])
+    return f"model.layers.{layer}.{_LAYER_NAMES[kind]}.weight", _halved(values)
+
+
+def _halved(values: NDArray[np.float32]) -> Values:
+    """Return float16, but for the vectors of the norms, which llama.cpp keeps as they are."""
+    return values.astype(np.float16) if values.ndim > 1 else values
 
 
 def _rotated_by_halves(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
@@ -122,22 +119,16 @@ def _rotated_by_halves(values: NDArray[np.float32], heads: int) -> NDArray[np.fl
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(rows, width))
 
 
-def _tokenizer_lists(reader: gguf.GGUFReader) -> dict[str, list[str] | list[int] | str]:
-    lists = {name: reader.fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "merges", "token_type")}
-    return {**lists, "chat_template": reader.fields["tokenizer.chat_template"].contents()}
-
-
-def _tokenizer_json(
-    tokens: list[object], merges: list[object], special: list[dict[str, object]]
-) -> dict[str, object]:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+def _tokenizer(fields: Mapping[str, Any]) -> dict[str, Any]:
+    tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    flags = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     digits = {"type": "Digits", "individual_digits": True}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [{**token, **flags} for token in special],
+        "added_tokens": [{"id": i, "content": tokens[i], **flags} for i, t in enumerate(types) if t == CONTROL],
         "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, byte_level]},
         "post_processor": None,
@@ -145,8 +136,18 @@ def _tokenizer_json(
         "model": {
             "type": "BPE",
             "vocab": {token: number for number, token in enumerate(tokens)},
-            "merges": merges,
+            "merges": fields["tokenizer.ggml.merges"],
         },
+    }
+
+
+def _tokenizer_config(fields: Mapping[str, Any]) -> dict[str, Any]:
+    tokens = fields["tokenizer.ggml.tokens"]
+    named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown"}
+    return {
+        **{name: tokens[fields[f"tokenizer.ggml.{key}_token_id"]] for name, key in named.items()},
+        "chat_template": fields["tokenizer.chat_template"],
+        "tokenizer_class": "GPT2Tokenizer",
     }
 
 
