@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,12 @@ try:
     from transformers import AutoTokenizer, GenerationConfig
 except ImportError as error:
     raise BackendError("transformers is not installed", hint="pip install 'sovereign-decision-stream[hf]'") from error
+
+
+for _kernel in ("outlines_core.kernels.torch", "llguidance.torch"):
+    with warnings.catch_warnings():  # what torch loads with them is deprecated by torch itself
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import_module(_kernel)
 
 
 class _TokenPrompt(TransformerTokenizer):  # type: ignore[misc,unused-ignore]  # untyped

@@ -52,7 +52,7 @@ def test_a_real_llama_cpp_server_decides_inside_every_envelope(
 
     rng = seeded(7)
     writer = RemoteWriter(kind, url=server.url, model="tiny", form=form)
-    for _ in range(scale(12, 64)):
+    for _ in range(scale(8, 64)):
         envelope = random_envelope(rng.randint)
         said = language(envelope, f"{rng.getrandbits(256):064x}")
         grammar = grammar_of(said, "gbnf")
