@@ -41,3 +41,8 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def decide(world: World, engine: Engine, name: str = "C1") -> Answer:
     return Stream(world.kernel, engine, now_ms=running_ms, sleep=time.sleep).decide(world.event(name))
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tiny_path: Callable[[int], Path]) -> Path:
+    return tiny_path(1)
