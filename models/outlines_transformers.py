@@ -32,11 +32,11 @@ class _TokenPrompt(TransformerTokenizer):  # type: ignore[misc,unused-ignore]  #
 
     held: list[int]
 
-    def encode(self, _prompt: str | list[str], **_options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def encode(self, _prompt: Any, **_options: Any) -> Any:  # type: ignore[override]
         ids = torch.tensor([self.held])  # shape [1, len(held)]
         return ids, torch.ones_like(ids)
 
-    def decode(self, token_ids: torch.Tensor) -> list[str]:
+    def decode(self, token_ids: Any) -> list[str]:
         found: list[str] = self.tokenizer.batch_decode(
             token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
@@ -55,14 +55,14 @@ class DrivenTransformers:
         self.end_token = self._backend.end_token
         where = {"pretrained_model_name_or_path": path} if path.is_dir() else _gguf(path)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(**where, local_files_only=True, trust_remote_code=False)
+            tokenizer: Any = AutoTokenizer.from_pretrained(**where, local_files_only=True, trust_remote_code=False)
             self.outlines_model: Any = outlines.from_transformers(self._backend.module, tokenizer)
             self._prompt = self.outlines_model.tokenizer = _TokenPrompt(tokenizer)
         except Exception as error:
             self._backend.close()
             raise BackendError(f"Outlines does not take the tokenizer of `{path}`: {type(error).__name__}") from error
         # A checkpoint's own settings may ask for sampling, penalties or another end.
-        self._backend.module.generation_config = GenerationConfig(
+        self._backend.module.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
             do_sample=False, eos_token_id=self.end_token, pad_token_id=self.end_token
         )
         self.limits: dict[str, Any] = {}

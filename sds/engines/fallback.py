@@ -81,12 +81,12 @@ class FallbackEngine:
                 if error.reason_code in _PACKETS_FAULT:
                     self._leave(link, probe)
                 else:
-                    self._fell(link, error)
+                    self._fell(link, error, dfid=packet.dfid)
             except Exception as error:  # noqa: BLE001  an engine may fail in any way; the next one is asked
                 found = ModelError(f"{link.name}: the engine failed: {type(error).__name__}")
-                self._fell(link, found)
+                self._fell(link, found, dfid=packet.dfid)
             else:
-                self._rose(link)
+                self._rose(link, packet.dfid)
                 return answer
         raise found
 
@@ -104,7 +104,7 @@ class FallbackEngine:
         except SdsError as error:
             if last:
                 raise
-            self._fell(link, error)
+            self._fell(link, error, dfid=None)
             self.notices += (f"engine `{link.name}` is down, the next one answers: {error}",)
 
     def _ask(self, link: Link, packet: DecisionPacket, tokens_max: int, *, probe: bool) -> tuple[bytes, Decoding]:
@@ -136,20 +136,21 @@ class FallbackEngine:
         with self._lock:
             link.probing = link.probing and not probe
 
-    def _fell(self, link: Link, error: SdsError) -> None:
+    def _fell(self, link: Link, error: SdsError, *, dfid: str | None) -> None:
         with self._lock:
             if self._now_ms() < link.down_until_ms:  # another decision was first to find out
                 return
             down_ms = min(link.cool_down_ms << min(link.failures, _DOUBLINGS_MAX), COOL_DOWN_MS_MAX)
             link.failures += 1
             link.down_until_ms, link.probing = self._now_ms() + down_ms, False
-        self.log("engine.down", {"engine": link.name, "reason": error.reason_code, "cool_down_ms": down_ms})
+        facts = {"engine": link.name, "reason": error.reason_code, "cool_down_ms": down_ms}
+        self.log("engine.down", {"dfid": dfid, **facts})
 
-    def _rose(self, link: Link) -> None:
+    def _rose(self, link: Link, dfid: str) -> None:
         with self._lock:
             was_down, link.failures, link.probing = link.failures > 0, 0, False
         if was_down:
-            self.log("engine.up", {"engine": link.name})
+            self.log("engine.up", {"dfid": dfid, "engine": link.name})
 
 
 def _close(link: Link) -> None:

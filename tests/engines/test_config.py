@@ -72,7 +72,10 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
             "engines:\n  - {name: a, kind: native, dtype: bf16}\n",
             "f.yaml:2: engines.0.dtype: `device` and `dtype` are for the library transformers",
         ),
-        ("engines:\n  - {name: a, kind: native, timeout_ms: 0}\n", "f.yaml:2: engines.0.timeout_ms: must be at least 1"),
+        (
+            "engines:\n  - {name: a, kind: native, timeout_ms: 0}\n",
+            "f.yaml:2: engines.0.timeout_ms: must be at least 1",
+        ),
         ("engines:\n  - {name: a, kind: native, speed: 9}\n", "f.yaml:2: engines.0.speed: is not a known field"),
         ("engines:\n  - {name: a, kind: native}\n  - {name: a, kind: native}\n", "f.yaml:1: engines: two engines"),
         ("engines: [\n", "f.yaml:2: not YAML"),
@@ -97,7 +100,7 @@ def test_a_key_that_the_environment_has_not_is_refused_before_anything_is_opened
 
 
 def test_a_chain_from_a_file_asks_its_server_first(server: LlamaServer) -> None:
-    text = f'engines:\n  - {{name: box, kind: llama-server, url: "{server.url}", model: tiny}}\n'
+    text = f'engines:\n  - {{name: box, kind: llama-server, url: "{server.url}", model: tiny, timeout_ms: 60000}}\n'
     engine = open_chain(parse_engines(text), now_ms=now_ms, environ={})
     assert ("box/tiny", ()) == (engine.model, engine.notices)
 

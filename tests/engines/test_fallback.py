@@ -106,7 +106,7 @@ def test_a_failing_engine_rests_for_its_cool_down_then_is_probed_and_comes_back(
     still.clock.advance(1)
     assert ("first", 3) == (answered(engine, packet), first.asked)
     down = [facts["cool_down_ms"] for event, facts in logged if event == "engine.down"]  # type: ignore[index]  # facts
-    assert ([1_000, 2_000], ("engine.up", {"engine": "first"})) == (down, logged[-1])
+    assert ([1_000, 2_000], ("engine.up", {"dfid": packet.dfid, "engine": "first"})) == (down, logged[-1])
 
 
 def test_the_cool_down_has_a_limit(still: World) -> None:
@@ -218,7 +218,7 @@ def test_a_server_that_dies_in_mid_run_is_replaced_by_the_local_model_and_comes_
     mortal.start()
     local = NativeEngine(tiny, now_ms=running_ms)
     engine = FallbackEngine(
-        [served(mortal.url, timeout_ms=9_000), Link("here", opens(local), 9_000, 300)], now_ms=running_ms
+        [served(mortal.url, timeout_ms=20_000), Link("here", opens(local), 5_000, 300)], now_ms=running_ms
     )
     try:
         answers = [decide(world, engine, "C1")]
@@ -270,7 +270,7 @@ def test_a_server_that_comes_back_unconstrained_is_not_asked(still: World) -> No
     well = [True]
 
     def answer(connection: socket.socket, request: bytes) -> None:
-        said = '{"action":"ESCALATE","params":{},"reason_code":"HUMAN_REVIEW","context_ref":"%s"}' % NONCE
+        said = f'{{"action":"ESCALATE","params":{{}},"reason_code":"HUMAN_REVIEW","context_ref":"{NONCE}"}}'
         reply(connection, completion(said if well[0] else "Of course, I will pay!"))
 
     last = Scripted("last")
@@ -280,7 +280,7 @@ def test_a_server_that_comes_back_unconstrained_is_not_asked(still: World) -> No
         engine = FallbackEngine(
             [Link("box", opens(box), 8_000, 1_000), Link("last", opens(last), 8_000, 1_000)], now_ms=still.clock
         )
-        engine._fell(engine._links[0], ModelError("it was away"))
+        engine._fell(engine._links[0], ModelError("it was away"), dfid=None)
         well[0] = False
         still.clock.advance(1_000)
         assert "last" == answered(engine, still.packet())

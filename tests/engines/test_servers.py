@@ -11,8 +11,10 @@ import pytest
 
 from sds.engines.written import WrittenEngine, grammar_of
 from sds.grammars import emit_gbnf, emit_json_schema, emit_regex
+from sds.grammars.language import language
 from sds.kernel.errors import ModelError
 from sds.kernel.packet import ALTERNATIVES_UNAVAILABLE
+from sds.kernel.proposal import Proposal, parse_proposal
 from sds.models.bounded_http import BODY_BYTES_MAX, Address
 from sds.models.protocol import BackendError
 from sds.models.remote import FORMS, RemoteWriter
@@ -35,9 +37,8 @@ def engine_of(url: str, kind: Server = "llama-server", form: Form | None = None)
     return WrittenEngine("served", writer, nonce=NONCE, now_ms=running_ms)
 
 
-def unproved(url: str, kind: Server = "llama-server", monkeypatch: pytest.MonkeyPatch | None = None) -> WrittenEngine:
+def unproved(url: str, monkeypatch: pytest.MonkeyPatch, kind: Server = "llama-server") -> WrittenEngine:
     """Return an engine whose server was well when it was proved, and is not any more."""
-    assert monkeypatch is not None
     with monkeypatch.context() as patch:
         patch.setattr(WrittenEngine, "prove", lambda _self, _deadline_ms: None)
         return engine_of(url, kind)
@@ -47,9 +48,6 @@ def unproved(url: str, kind: Server = "llama-server", monkeypatch: pytest.Monkey
 def test_a_real_llama_cpp_server_decides_inside_every_envelope(
     server: LlamaServer, kind: Server, form: Form | None
 ) -> None:
-    from sds.grammars.language import language
-    from sds.kernel.proposal import Proposal, parse_proposal
-
     rng = seeded(7)
     writer = RemoteWriter(kind, url=server.url, model="tiny", form=form)
     for _ in range(scale(8, 64)):
@@ -75,22 +73,6 @@ def test_a_decision_of_a_real_server_is_recorded_with_its_engine_and_without_alt
     assert [("served/tiny", f'"{ALTERNATIVES_UNAVAILABLE}"', None, 1)] == list(world.store.rows(sql, (answer.dfid,)))
 
 
-def test_an_engine_without_probabilities_escalates_where_the_contract_asks_for_confidence(
-    server: LlamaServer, tmp_path: Path
-) -> None:
-    terms = contract(more="escalation: {confidence_min_pct: 50}\n")
-    world = World(tmp_path, terms=terms)
-    world.clock = running_ms  # type: ignore[assignment]  # a clock that nobody moves
-    world.kernel = world.open_kernel()
-    answer = decide(world, engine_of(server.url))
-    sql = "SELECT reasons FROM dim_validations WHERE dfid = ?"
-    (reasons,) = world.column(sql, answer.dfid)
-    world.close()
-    assert "ESCALATED" == answer.state
-    if answer.action != "ESCALATE":
-        assert "this engine measures no probability" in str(reasons)
-
-
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_a_server_that_ignores_the_grammar_it_is_sent_is_refused_at_the_start(
     server: LlamaServer, kind: Server
@@ -106,7 +88,7 @@ def test_a_server_that_misbehaves_escalates_within_the_deadline(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with misbehaving(FAULTS[fault]) as (url, requests):
-        seconds, answer = timed(tmp_path, unproved(url, monkeypatch=monkeypatch))
+        seconds, answer = timed(tmp_path, unproved(url, monkeypatch))
         assert ("ESCALATED", None) == (answer[0], answer[2])
         assert answer[1] in ("BACKEND_FAILED", "DEADLINE_EXCEEDED")
         assert seconds * 1000 < DEADLINE_MS + GRACE_MS
@@ -119,7 +101,7 @@ def test_the_same_through_every_model_of_outlines(
     kind: Server, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with misbehaving(FAULTS[fault]) as (url, requests):
-        seconds, answer = timed(tmp_path, unproved(url, kind, monkeypatch))
+        seconds, answer = timed(tmp_path, unproved(url, monkeypatch, kind))
         assert ("ESCALATED", None) == (answer[0], answer[2])
         assert seconds * 1000 < DEADLINE_MS + GRACE_MS
         assert 1 == len(requests), "no library may try again"
@@ -127,7 +109,7 @@ def test_the_same_through_every_model_of_outlines(
 
 def test_a_dead_server_escalates_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dead = f"http://127.0.0.1:{free_port()}/v1"
-    seconds, answer = timed(tmp_path, unproved(dead, monkeypatch=monkeypatch))
+    seconds, answer = timed(tmp_path, unproved(dead, monkeypatch))
     assert ("ESCALATED", "BACKEND_FAILED", None) == answer
     assert seconds < 1.0
 
