@@ -77,9 +77,7 @@ class OutlinesWriter:
             self._compiled(grammar), end_token=self._driven.end_token, deadline_s=deadline_s, clock=self._clock
         )
         text = self._generate(guard, prompt, min(tokens_max, room))
-        if guard.error is not None:
-            known = guard.error if isinstance(guard.error, BackendError) else None
-            raise known or BackendError(f"the mask failed: {type(guard.error).__name__}") from guard.error
+        _raise_kept(guard.error)
         if not guard.calls:
             raise BackendError("the model was run without its mask")
         return Written(text.encode("utf-8", "replace"), len(prompt) + guard.calls)
@@ -163,6 +161,13 @@ class Guard:
         if not bool((masked > float("-inf")).any()):
             raise BackendError("the mask permits no token, or the model returned no logits")
         return masked
+
+
+def _raise_kept(error: BaseException | None) -> None:
+    if isinstance(error, Exception) and not isinstance(error, BackendError):
+        raise BackendError(f"the mask failed: {type(error).__name__}") from error
+    if error is not None:  # an interrupt stays one
+        raise error
 
 
 def _refuse_explosion(grammar: Grammar) -> None:

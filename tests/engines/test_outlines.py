@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -98,8 +99,8 @@ def test_it_decides_through_the_kernel_and_the_record_names_it(
 class Raising:
     """A mask that fails at its N-th call."""
 
-    def __init__(self, inside: Any, at: int) -> None:
-        self._inside, self._left = inside, at
+    def __init__(self, inside: Any, at: int, error: type[BaseException] = RuntimeError) -> None:
+        self._inside, self._left, self._error = inside, at, error
 
     def reset(self) -> None:
         self._inside.reset()
@@ -107,7 +108,7 @@ class Raising:
     def __call__(self, input_ids: Any, logits: Any) -> Any:
         self._left -= 1
         if not self._left:
-            raise RuntimeError("the mask broke")
+            raise self._error("the mask broke")
         return self._inside(input_ids, logits)
 
 
@@ -127,6 +128,15 @@ def test_a_mask_that_raises_ends_the_decision(
     found = writer.write("Decide.", "A claim.", grammar, tokens_max=300, timeout_s=60)
     assert isinstance(parse_proposal(found.data), Proposal)
     writer.close()
+
+
+def test_an_interrupt_inside_the_mask_stays_an_interrupt(
+    writer: OutlinesWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = writer._compiled
+    monkeypatch.setattr(writer, "_compiled", lambda grammar: Raising(compiled(grammar), 2, KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        writer.write("Decide.", "A claim.", grammar_of(refund_language(), "regex"), tokens_max=300, timeout_s=60)
 
 
 class Idle:
@@ -234,6 +244,22 @@ def test_a_file_that_is_no_model_is_refused(drive_one: Callable[..., Driven], tm
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + b"\x00" * 100)
     with pytest.raises(BackendError, match="damaged or of a kind"):
         drive_one(tmp_path / "m.gguf", threads=1)
+
+
+@pytest.mark.parametrize("missing", ["outlines", "xgrammar"])
+def test_a_package_that_is_missing_is_one_line_with_its_mend(
+    drive: Drive, tiny_path: Callable[[int], Path], missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven = drive("transformers")
+    monkeypatch.setitem(sys.modules, missing, None)
+    opening: dict[str, Callable[[], object]] = {
+        "outlines": lambda: drive_llamacpp(tiny_path(1), threads=1),
+        "xgrammar": lambda: OutlinesWriter(driven, "xgrammar"),
+    }
+    with pytest.raises(BackendError, match=f"the package {missing} is missing") as refused:
+        opening[missing]()
+    driven.close()
+    assert refused.value.hint.startswith("pip install")
 
 
 def test_a_single_possible_sentence_is_not_asked_for(world: World, writer: OutlinesWriter) -> None:
