@@ -177,5 +177,7 @@ def _escalation(contract: Contract, packet: DecisionPacket, proposal: Proposal, 
     measured = decoding.confidence
     # Written so that NaN, and anything else that is no probability, is below every minimum.
     if minimum and (measured is None or not minimum / 100 <= measured <= PROBABILITY_MAX):
-        return Reason(5, "CONFIDENCE_BELOW_MINIMUM", f"the chosen action is less likely than {minimum} %")
+        unmeasured = f"this engine measures no probability, and {minimum} % are asked for"
+        less = f"the chosen action is less likely than {minimum} %"
+        return Reason(5, "CONFIDENCE_BELOW_MINIMUM", unmeasured if measured is None else less)
     return None

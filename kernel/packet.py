@@ -21,6 +21,7 @@ from sds.kernel.security import findings
 from sds.kernel.snapshot import Snapshot, show
 
 _UNPRINTABLE = re.compile(r"[^ -~]+")
+ALTERNATIVES_UNAVAILABLE = "unavailable with this engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,13 @@ class DecisionPacket:
 class Decoding:
     """What the user space measured while deciding; recorded, and never a permission.
 
-    `confidence`: masked probability of the chosen action, 0..1. `alternatives`: per choice, label -> probability.
+    `confidence`: masked probability of the chosen action, 0..1. `alternatives`: per choice, label -> probability. Both
+    are None with an engine that measures no probabilities.
     """
 
     model: str = ""
     confidence: float | None = None
-    alternatives: tuple[Mapping[str, object], ...] = field(default=())
+    alternatives: tuple[Mapping[str, object], ...] | None = field(default=())
     tokens: int = 0
     passes: int = 0
     duration_ms: float = 0.0

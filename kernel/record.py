@@ -14,7 +14,7 @@ from sds.kernel.canonical import canonical, sha256_hex
 from sds.kernel.dim import Verdict
 from sds.kernel.executor import ExecutionIntent
 from sds.kernel.jit import JitReport
-from sds.kernel.packet import DecisionPacket, Decoding
+from sds.kernel.packet import ALTERNATIVES_UNAVAILABLE, DecisionPacket, Decoding
 from sds.kernel.store import Reader, Row, Store
 
 STEP_ID = "execute"
@@ -121,6 +121,7 @@ def write_decision(
 def _write_proposal(store: Store, packet: DecisionPacket, data: bytes, decoding: Decoding, verdict: Verdict) -> None:
     proposal = verdict.proposal
     said = [proposal.reason_code, proposal.rationale] if proposal else []
+    alternatives = ALTERNATIVES_UNAVAILABLE if decoding.alternatives is None else decoding.alternatives
     store.insert(
         "policy_proposals",
         dfid=packet.dfid,
@@ -132,7 +133,7 @@ def _write_proposal(store: Store, packet: DecisionPacket, data: bytes, decoding:
         confidence=decoding.confidence,
         proposal=data,
         model=decoding.model,
-        alternatives=canonical(decoding.alternatives).decode(),
+        alternatives=canonical(alternatives).decode(),
         tokens=decoding.tokens,
         passes=decoding.passes,
         duration_ms=decoding.duration_ms,

@@ -83,6 +83,16 @@ class HfBackend:
         self._position = 0
         self._cache = DynamicCache(config=self._model.config)
 
+    @property
+    def module(self) -> Any:
+        """The model itself, for a library that drives it on its own."""
+        self._ready()
+        return self._model
+
+    @property
+    def end_token(self) -> int:
+        return self._words.eos
+
     def tokenize(self, text: bytes, *, special: bool) -> list[int]:
         return tokens_of(self._words, text, special=special)
 

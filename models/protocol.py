@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Dtype = Literal["fp32", "bf16", "fp16"]
+Library = Literal["llamacpp", "transformers"]
 
 
 class BackendError(Exception):

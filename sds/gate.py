@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from sds import home as places
+from sds.engines.fallback import FallbackEngine
 from sds.engines.native import open_engine
 from sds.engines.protocol import Engine
 from sds.escalations import Resolve, resolve
@@ -43,7 +44,8 @@ class Gate:
     """Decides events. Use it as a context manager, or call `close()`.
 
     `folder` holds the record (`decisions.db`), the kernel's key and the log. `model` is a GGUF or a checkpoint folder;
-    None is the embedded model. Creating a gate registers its contract: whoever runs this code is the deployment. Safe to
+    None is the embedded model. An `engine` given instead stays yours to close. Creating a gate registers its contract:
+    whoever runs this code is the deployment. Safe to
     call from several threads.
     """
 
@@ -73,6 +75,8 @@ class Gate:
             self.engine = engine or open_engine(model, now_ms=now_ms)
             if engine is None:
                 opened.callback(self.engine.close)
+            if isinstance(self.engine, FallbackEngine):
+                self.engine.log = self._log.write
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
             self.kernel = Kernel(
                 self.contract,
@@ -89,13 +93,15 @@ class Gate:
             self._closing = opened.pop_all()
 
     @classmethod
-    def load(cls, name: str, *, folder: Path | None = None, model: Path | None = None) -> Gate:
+    def load(
+        cls, name: str, *, folder: Path | None = None, model: Path | None = None, engine: Engine | None = None
+    ) -> Gate:
         """Open a gate that ships with this package; `refund` brings its airline and its payment rail."""
         if name not in places.GATES:
             raise UsageError(f"there is no gate `{name}`", hint=f"gates are: {', '.join(places.GATES)}")
         from sds.gates.refund.desk import open_refund  # noqa: PLC0415  a gate's world is loaded when it is opened
 
-        return open_refund(folder or places.gate_home(name), model=model)
+        return open_refund(folder or places.gate_home(name), model=model, engine=engine)
 
     def read(self, event: Mapping[str, object] | str | bytes) -> intake.Event:
         if isinstance(event, str | bytes):

@@ -14,7 +14,7 @@ import structlog
 
 from sds.kernel.errors import StoreError
 
-_WARNINGS = ("security.", "agent.suspended")
+_WARNINGS = ("security.", "agent.suspended", "engine.down")
 
 
 class JsonLog:

@@ -11,6 +11,15 @@ from rich.console import Console
 from rich.table import Table
 
 from sds.cli.common import EventFile, GateName, JsonFlag, ModelPath, folder_of, print_json, read_event_text
+from sds.cli.engines import (
+    BackendName,
+    DeviceName,
+    DtypeName,
+    EngineKind,
+    EnginesPath,
+    LibraryName,
+    opened_engine,
+)
 from sds.kernel import intake
 from sds.kernel.bounds import format_literal
 from sds.kernel.envelope import DecisionEnvelope
@@ -27,7 +36,17 @@ def add_to(app: typer.Typer) -> None:
     app.command("grammar")(grammar)
 
 
-def decide(gate: GateName, event: EventFile, model: ModelPath = None) -> None:
+def decide(
+    gate: GateName,
+    event: EventFile,
+    model: ModelPath = None,
+    engine: EngineKind = None,
+    backend: BackendName = None,
+    library: LibraryName = None,
+    device: DeviceName = None,
+    dtype: DtypeName = None,
+    engines: EnginesPath = None,
+) -> None:
     """Decide one event and print the answer as JSON. The same event again prints the stored answer.
 
     Example: sds events refund | head -1 | sds decide refund --event -
@@ -36,7 +55,12 @@ def decide(gate: GateName, event: EventFile, model: ModelPath = None) -> None:
     text = read_event_text(event)
     from sds.gate import Gate  # noqa: PLC0415  the model's libraries load when a model is needed
 
-    with Gate.load(gate, folder=folder, model=model) as opened:
+    with (
+        opened_engine(
+            model, engines, engine=engine, backend=backend, library=library, device=device, dtype=dtype
+        ) as decides,
+        Gate.load(gate, folder=folder, engine=decides) as opened,
+    ):
         answer = opened.decide(text)
     print_json(asdict(answer))
 

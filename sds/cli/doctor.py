@@ -6,7 +6,7 @@ import platform
 import sqlite3
 import tempfile
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,7 +14,17 @@ import typer
 
 from sds import __version__
 from sds.cli.common import ModelPath
-from sds.home import GATES, decisions_path, gate_home, home, now_ms
+from sds.cli.engines import (
+    BackendName,
+    DeviceName,
+    DtypeName,
+    EngineKind,
+    EnginesPath,
+    LibraryName,
+    opened_engine,
+)
+from sds.engines.protocol import Engine
+from sds.home import GATES, decisions_path, gate_home, home
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import SdsError, StoreError
 from sds.kernel.store import Reader, Store, expected_schema
@@ -27,14 +37,23 @@ def add_to(app: typer.Typer) -> None:
     app.command("doctor")(doctor)
 
 
-def doctor(model: ModelPath = None) -> None:
+def doctor(
+    model: ModelPath = None,
+    engine: EngineKind = None,
+    backend: BackendName = None,
+    library: LibraryName = None,
+    device: DeviceName = None,
+    dtype: DtypeName = None,
+    engines: EnginesPath = None,
+) -> None:
     """Check model, mask, store, data and versions.
 
     Example: sds doctor --model /models/mine.gguf
     """
+    opened = opened_engine(model, engines, engine=engine, backend=backend, library=library, device=device, dtype=dtype)
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
         ("versions", _versions),
-        ("model and mask", lambda: _model(model)),
+        ("model and mask", lambda: _model(opened)),
         ("store", _store),
         ("flights", _flights),
         ("contract", _contract),
@@ -58,12 +77,9 @@ def _versions() -> str:
     return f"sds {__version__}, python {platform.python_version()}, sqlite {sqlite3.sqlite_version}, {libraries}"
 
 
-def _model(path: Path | None) -> str:
-    from sds.engines.native import open_engine  # noqa: PLC0415
-
-    engine = open_engine(path, now_ms=now_ms)
-    engine.close()
-    return f"{engine.model} loads, its mask was proved alive, on the CPU (no GPU is used by this backend)"
+def _model(opened: AbstractContextManager[Engine]) -> str:
+    with opened as engine:
+        return f"{engine.model} answers, and was proved to be constrained"
 
 
 def _store() -> str:

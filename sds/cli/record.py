@@ -209,7 +209,10 @@ def _show(found: dict[str, Any]) -> None:
         _reasons(console, attempt["reasons"])
     if proposal:
         _lines(console, "proposal", {"bytes": proposal["proposal"], "model": proposal["model"]})
-        for choice in json.loads(proposal["alternatives"]):
+        alternatives = json.loads(proposal["alternatives"])
+        if isinstance(alternatives, str):
+            _lines(console, "alternatives", {"": alternatives})
+        for choice in alternatives if isinstance(alternatives, list) else ():
             shares = ", ".join(f"{label} {p:.3f}" for label, p in choice["probabilities"].items())
             _lines(console, f"alternatives of {choice['choice']} (Z {choice['z']:.3g})", {choice["chosen"]: shares})
     if verdict:

@@ -14,6 +14,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sds.cli.common import GateName, JsonFlag, ModelPath, folder_of, print_json
+from sds.cli.engines import (
+    BackendName,
+    DeviceName,
+    DtypeName,
+    EngineKind,
+    EnginesPath,
+    LibraryName,
+    opened_engine,
+)
 from sds.home import decisions_path
 from sds.kernel.answer import Answer
 from sds.kernel.bounds import format_literal
@@ -36,6 +45,12 @@ def run(
     ] = LIMIT_DEFAULT,
     as_json: JsonFlag = False,
     model: ModelPath = None,
+    engine: EngineKind = None,
+    backend: BackendName = None,
+    library: LibraryName = None,
+    device: DeviceName = None,
+    dtype: DtypeName = None,
+    engines: EnginesPath = None,
     chaos: Annotated[
         Literal["drift"] | None, typer.Option("--chaos", help="Move tickets between reasoning and execution.")
     ] = None,
@@ -63,7 +78,10 @@ def run(
             progress.update(task, advance=1, description=f"{answer.action or answer.state:<13}")
 
         try:
-            report = refund.run(folder, limit=limit, model=model, chaos=chaos, on_decided=decided)
+            with opened_engine(
+                model, engines, engine=engine, backend=backend, library=library, device=device, dtype=dtype
+            ) as decides:
+                report = refund.run(folder, limit=limit, engine=decides, chaos=chaos, on_decided=decided)
         except KeyboardInterrupt:
             done = int(progress.tasks[0].completed)
             console.print(f"stopped after {done} claims; `sds recover` ends what was in the air", markup=False)

@@ -10,18 +10,16 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Literal
 
 from sds.decoder import Decoded, decode
 from sds.grammars.language import language
 from sds.grammars.mask import prove_alive
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
-from sds.models.protocol import Backend, BackendError, Dtype, prompt_sections
+from sds.models.protocol import Backend, BackendError, Dtype, Library, prompt_sections
 
 THREADS_MAX = 256
 NOT_ASKED = "not asked"
-Library = Literal["llamacpp", "transformers"]
 
 
 class NativeEngine:

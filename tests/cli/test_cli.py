@@ -178,6 +178,26 @@ MISTAKES = [
     (("halt", "--reason", " "), 2, "error: a reason is needed"),
     (("recover", "--gate", "loans"), 2, "error: there is no gate `loans`"),
     (("doctor", "--model", "nowhere.gguf"), 1, "FAIL  model and mask: `nowhere.gguf`"),
+    (("run", "refund", "--engine", "gpt"), 2, "Invalid value for '--engine'"),
+    (
+        ("run", "refund", "--engine", "outlines", "--backend", "xgrammar", "--library", "llamacpp"),
+        2,
+        "error: xgrammar runs only",
+    ),
+    (("run", "refund", "--backend", "llguidance"), 2, "error: `native` has no use for `backend`"),
+    (("run", "refund", "--device", "cuda"), 2, "error: `device` and `dtype` are for the library transformers"),
+    (("run", "refund", "--engines", "nowhere.yaml"), 2, "error: `nowhere.yaml` cannot be read"),
+    (
+        ("run", "refund", "--engines", "x.yaml", "--engine", "native"),
+        2,
+        "error: --engines and --engine exclude each other",
+    ),
+    (("decide", "refund", "--event", "-", "--engines", "Makefile"), 2, "error: Makefile:"),
+    (
+        ("doctor", "--engine", "outlines", "--model", "nowhere.gguf"),
+        1,
+        "FAIL  model and mask: outlines: `nowhere.gguf`",
+    ),
     (("bench", "everything"), 2, "error: there is no benchmark `everything`"),
     (("fly",), 2, "No such command 'fly'"),
 ]

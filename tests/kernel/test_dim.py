@@ -201,6 +201,13 @@ def careful(action: str, reason: str, confidence: float | None, /, **params: str
 LOW = ("ESCALATED", "CONFIDENCE_BELOW_MINIMUM")
 
 
+def test_an_engine_that_measures_no_probability_is_below_every_minimum_and_the_reason_says_why() -> None:
+    data = world.said(CAREFUL_PACKET, "DENY", "NOT_OWED")
+    found = verdict(data, Decoding("m", None), contract=CAREFUL, packet=CAREFUL_PACKET)
+    assert "ESCALATED" == found.outcome
+    assert ["this engine measures no probability, and 29 % are asked for"] == [r.message for r in found.reasons]
+
+
 @pytest.mark.parametrize(
     ("confidence", "expected"),
     [

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from sds.engines.protocol import Engine
 from sds.gate import Gate
 from sds.gates.refund import books
 from sds.gates.refund.adjudication import expected_action
@@ -78,7 +79,7 @@ def run(
     folder: Path,
     *,
     limit: int,
-    model: Path | None,
+    engine: Engine,
     chaos: Literal["drift"] | None,
     on_decided: Callable[[Answer], None],
 ) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def run(
     rng = Random(limit) if chaos else None  # noqa: S311  reproducible chaos, not a secret
     watch = Watch(airline_path(folder), rng)
     rails: list[RailProcess] = []
-    with open_refund(folder, model=model, on_reasoned=watch.reasoned, with_rail=rails.append) as gate:
+    with open_refund(folder, engine=engine, on_reasoned=watch.reasoned, with_rail=rails.append) as gate:
         source = TicketSource(airline_path(folder))
         if stopped := _stopped(gate):
             raise UsageError(stopped[0], hint=stopped[1])

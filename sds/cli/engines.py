@@ -1,0 +1,73 @@
+"""Which engine decides: the options that `run`, `decide` and `doctor` share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from pydantic import ValidationError
+
+from sds.engines.protocol import Engine
+from sds.home import now_ms
+from sds.kernel.contract_types import say
+from sds.kernel.errors import UsageError
+from sds.models.protocol import Dtype, Library
+from sds.models.writer import Processing
+
+EngineKind = Annotated[
+    Literal["native", "outlines"] | None,
+    typer.Option("--engine", help="Who drives the model; without it, native.", show_default=False),
+]
+BackendName = Annotated[
+    Processing | None, typer.Option("--backend", help="What constrains it under Outlines.", show_default=False)
+]
+LibraryName = Annotated[
+    Library | None,
+    typer.Option("--library", help="What runs it; without it, transformers for a folder.", show_default=False),
+]
+DeviceName = Annotated[
+    str | None, typer.Option("--device", help="Where transformers runs it: cpu, cuda, cuda:1.", show_default=False)
+]
+DtypeName = Annotated[
+    Dtype | None,
+    typer.Option("--dtype", help="In which numbers transformers runs it.", show_default=False),
+]
+EnginesPath = Annotated[
+    Path | None, typer.Option("--engines", help="A YAML file with a chain of engines.", show_default=False)
+]
+
+
+@contextmanager
+def opened_engine(model: Path | None, engines: Path | None, **options: str | None) -> Iterator[Engine]:
+    """Open what the options name, and close it in the end. Raises UsageError, ModelError."""
+    engine = _open(model, engines, {name: value for name, value in options.items() if value is not None})
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _open(model: Path | None, engines: Path | None, given: dict[str, Any]) -> Engine:
+    from sds.engines.config import EngineSpec, load_engines, open_chain, open_engine_of  # noqa: PLC0415  loads libraries
+    from sds.engines.native import open_engine  # noqa: PLC0415
+
+    if engines is not None:
+        if model is not None or given:
+            other = "model" if model is not None else min(given)
+            raise UsageError(f"--engines and --{other} exclude each other", hint="write it into the file")
+        chain = open_chain(load_engines(engines), now_ms=now_ms)
+        for notice in chain.notices:
+            typer.echo(notice, err=True)
+        return chain
+    if not given:
+        return open_engine(model, now_ms=now_ms)
+    kind = given.pop("engine", "native")
+    try:
+        spec = EngineSpec(name=kind, kind=kind, model=None if model is None else str(model), **given)
+    except ValidationError as error:
+        _, message = say(error.errors()[0], {(): 0})
+        raise UsageError(message) from error
+    return open_engine_of(spec, now_ms=now_ms)

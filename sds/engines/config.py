@@ -1,0 +1,184 @@
+"""The chain of engines as a YAML file: strict, every fault with file and line.
+
+engines:
+- {name: gpu-box, kind: vllm, url: "http://10.0.0.5:8000/v1", model: my-model, timeout_ms: 8000, api_key_env: VLLM_KEY}
+- {name: here, kind: native, model: /models/mine.gguf}
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sds.engines.fallback import LINKS_MAX, FallbackEngine, Link
+from sds.engines.native import _threads, open_engine
+from sds.engines.protocol import Engine
+from sds.engines.written import WrittenEngine
+from sds.kernel.contract_types import ContradictionError, say
+from sds.kernel.errors import LanguageError, ModelError, UsageError
+from sds.kernel.yaml_lines import FILE_BYTES_MAX, load_with_lines
+from sds.models.protocol import BackendError, Dtype, Library
+from sds.models.writer import Processing, Server
+
+Kind = Literal["native", "outlines", "llama-server", "vllm", "sglang", "tgi", "ollama", "lmstudio", "openai"]
+TIMEOUT_MS, COOL_DOWN_MS = 10_000, 5_000
+_REMOTE = frozenset(get_args(Server))
+
+Millis = Annotated[int, Field(ge=1, le=3_600_000)]
+Line = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+
+class EngineSpec(BaseModel):
+    """One engine. What its kind has no use for is refused, and so is what it needs and has not got."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
+    kind: Kind
+    model: Line | None = None
+    url: Line | None = None
+    form: Literal["json_schema", "gbnf"] | None = None
+    api_key_env: Annotated[str, Field(pattern=r"^[A-Z_][A-Z0-9_]{0,63}$")] | None = None
+    library: Library | None = None
+    backend: Processing | None = None
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]{1,2})?)$")] | None = None
+    dtype: Dtype | None = None
+    timeout_ms: Millis = TIMEOUT_MS
+    cool_down_ms: Millis = COOL_DOWN_MS
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        uses = {"url", "model", "api_key_env"} if self.kind in _REMOTE else {"model", "library", "device", "dtype"}
+        uses |= {"form"} if self.kind == "openai" else set()
+        uses |= {"backend"} if self.kind == "outlines" else set()
+        needs = {"url", "model"} if self.kind in _REMOTE else set()
+        choices = ("model", "url", "form", "api_key_env", "library", "backend", "device", "dtype")
+        given = {name for name in choices if getattr(self, name) is not None}
+        if missing := needs - given:
+            raise ContradictionError(("kind",), f"`{self.kind}` needs `{min(missing)}`")
+        if useless := given - uses:
+            raise ContradictionError((min(useless),), f"`{self.kind}` has no use for `{min(useless)}`")
+        _check_local(self)
+        return self
+
+
+def _check_local(spec: EngineSpec) -> None:
+    if spec.library != "transformers" and not _is_folder(spec) and (spec.device or spec.dtype):
+        raise ContradictionError(
+            ("device" if spec.device else "dtype",), "`device` and `dtype` are for the library transformers"
+        )
+    if spec.backend == "xgrammar" and spec.library == "llamacpp":
+        raise ContradictionError(("backend",), "xgrammar runs only with transformers")
+
+
+def _is_folder(spec: EngineSpec) -> bool:
+    return spec.kind not in _REMOTE and spec.model is not None and Path(spec.model).is_dir()
+
+
+class EnginesFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    engines: Annotated[list[EngineSpec], Field(min_length=1, max_length=LINKS_MAX)]
+
+    @model_validator(mode="after")
+    def _named_once(self) -> Self:
+        names = [spec.name for spec in self.engines]
+        if len(set(names)) < len(names):
+            raise ContradictionError(("engines",), "two engines have one name")
+        return self
+
+
+def load_engines(path: Path) -> tuple[EngineSpec, ...]:
+    """Read a file of engines. Raises UsageError with file and line."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(FILE_BYTES_MAX + 1)
+        text = raw.decode("utf-8")
+    except OSError as error:
+        raise UsageError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"`{path}` is not UTF-8 at byte {error.start}") from error
+    return parse_engines(text, name=path.name)
+
+
+def parse_engines(text: str, *, name: str = "engines") -> tuple[EngineSpec, ...]:
+    data, lines = load_with_lines(text, name)
+    try:
+        return tuple(EnginesFile.model_validate(data).engines)
+    except ValidationError as error:
+        line, message = say(error.errors()[0], lines)
+        raise UsageError(f"{name}:{line}: {message}") from error
+
+
+def open_chain(
+    specs: tuple[EngineSpec, ...], *, now_ms: Callable[[], int], environ: Mapping[str, str] = os.environ
+) -> FallbackEngine:
+    """Open a chain: the last engine must open, any other may be down for now. Raises ModelError, UsageError."""
+    keys = {spec.name: _api_key(spec, environ) for spec in specs}
+
+    def opener(spec: EngineSpec) -> Callable[[], Engine]:
+        return lambda: open_engine_of(spec, now_ms=now_ms, api_key=keys[spec.name])
+
+    links = [Link(spec.name, opener(spec), spec.timeout_ms, spec.cool_down_ms) for spec in specs]
+    return FallbackEngine(links, now_ms=now_ms)
+
+
+def _api_key(spec: EngineSpec, environ: Mapping[str, str]) -> str:
+    if spec.api_key_env is None:
+        return ""
+    key = environ.get(spec.api_key_env, "")
+    if not key:
+        raise UsageError(f"engine `{spec.name}`: the environment has no `{spec.api_key_env}`")
+    if not key.isascii() or not key.isprintable():
+        raise UsageError(f"engine `{spec.name}`: `{spec.api_key_env}` holds what no header can carry")
+    return key
+
+
+def open_engine_of(spec: EngineSpec, *, now_ms: Callable[[], int], api_key: str = "") -> Engine:
+    """Open one engine and prove that it constrains its model. Raises ModelError."""
+    try:
+        if spec.kind == "native":
+            return open_engine(
+                Path(spec.model) if spec.model else None,
+                now_ms=now_ms,
+                library=spec.library,
+                device=spec.device or "cpu",
+                dtype=spec.dtype or "fp32",
+            )
+        limit: dict[str, Any] = {} if spec.kind == "outlines" else {"proof_timeout_ms": spec.timeout_ms}
+        writer = _outlines(spec) if spec.kind == "outlines" else _remote(spec, api_key)
+        try:
+            return WrittenEngine(spec.name, writer, nonce=secrets.token_hex(32), now_ms=now_ms, **limit)
+        except BaseException:
+            writer.close()
+            raise
+    except BackendError as error:
+        raise ModelError(f"{spec.name}: {error}", hint=error.hint) from error
+    except LanguageError as error:
+        raise ModelError(f"{spec.name}: {error}", reason_code=error.reason_code, hint=error.hint) from error
+
+
+def _remote(spec: EngineSpec, api_key: str) -> Any:
+    from sds.models.remote import RemoteWriter  # noqa: PLC0415
+
+    return RemoteWriter(spec.kind, url=spec.url or "", model=spec.model or "", form=spec.form, api_key=api_key)  # type: ignore[arg-type]  # a remote kind, by `_REMOTE`
+
+
+def _outlines(spec: EngineSpec) -> Any:
+    from sds.models import outlines_local as local  # noqa: PLC0415
+    from sds.models.catalog import embedded_model  # noqa: PLC0415
+
+    model = Path(spec.model) if spec.model else embedded_model()
+    library = spec.library or ("transformers" if model.is_dir() else "llamacpp")
+    if library == "llamacpp":
+        driven = local.drive_llamacpp(model, threads=_threads())
+    else:
+        driven = local.drive_transformers(
+            model, device=spec.device or "cpu", dtype=spec.dtype or "fp32", threads=_threads()
+        )
+    return local.OutlinesWriter(driven, spec.backend or "outlines_core")

@@ -1,0 +1,158 @@
+"""A chain of engines, the first choice first and a local one last. Each is asked only while it is well.
+
+An engine that fails is down for its cool-down, twice as long each time up to a limit; then one decision probes it, and
+the proof that it constrains its model is repeated before that decision may be asked of it. The next engine is asked
+within the same deadline: no engine may use up the time that those after it need.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from sds.decoder import TOKEN_BUDGET_EXCEEDED
+from sds.engines.protocol import Engine
+from sds.engines.written import WrittenEngine
+from sds.kernel.errors import LanguageError, ModelError, SdsError, UsageError
+from sds.kernel.packet import DecisionPacket, Decoding
+
+LINKS_MAX = 8
+COOL_DOWN_MS_MAX = 10 * 60_000
+_DOUBLINGS_MAX = 16
+# What says something about the packet, and nothing about the health of the engine.
+_PACKETS_FAULT = frozenset({TOKEN_BUDGET_EXCEEDED, "LANGUAGE_TOO_LARGE", "LANGUAGE_INVALID", "LANGUAGE_EMPTY"})
+
+Log = Callable[[str, Mapping[str, object]], None]
+
+
+@dataclass
+class Link:
+    """One engine of the chain. `open` loads it or reaches it, and raises ModelError; it is called again after that."""
+
+    name: str
+    open: Callable[[], Engine]
+    timeout_ms: int
+    cool_down_ms: int
+    engine: Engine | None = field(default=None, init=False)
+    failures: int = field(default=0, init=False)
+    down_until_ms: int = field(default=0, init=False)
+    probing: bool = field(default=False, init=False)
+
+
+class FallbackEngine:
+    """Asks the first link that is well. Raises ModelError at the start unless the last link opens.
+
+    `log` may be set later: a gate sets its own. `notices`: why links were down at the start, a line each.
+    """
+
+    def __init__(
+        self, links: Sequence[Link], *, now_ms: Callable[[], int], log: Log = lambda _event, _facts: None
+    ) -> None:
+        if not 1 <= len(links) <= LINKS_MAX:
+            raise UsageError(f"a chain has 1 to {LINKS_MAX} engines, not {len(links)}")
+        self._links, self._now_ms, self.log = tuple(links), now_ms, log
+        self._lock = threading.Lock()
+        self.notices: tuple[str, ...] = ()
+        with ExitStack() as opened:
+            for link in self._links:
+                self._start(link, last=link is self._links[-1])
+                opened.callback(_close, link)
+            opened.pop_all()
+
+    @property
+    def model(self) -> str:
+        """The models in the order in which they are asked; the one that answered is in each decision's record."""
+        return " > ".join(link.engine.model if link.engine else f"{link.name} (down)" for link in self._links)
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        found: SdsError = ModelError("every engine is down")
+        for number, link in enumerate(self._links):
+            probe = self._enter(link)
+            deadline_ms = self._deadline_ms(packet, number)
+            if probe is None or deadline_ms <= self._now_ms():
+                self._leave(link, probe)
+                continue
+            try:
+                answer = self._ask(link, replace(packet, expires_at_ms=deadline_ms), tokens_max, probe=probe)
+            except (ModelError, LanguageError) as error:  # another form of the language may have room for it
+                found = error
+                if error.reason_code in _PACKETS_FAULT:
+                    self._leave(link, probe)
+                else:
+                    self._fell(link, error, dfid=packet.dfid)
+            except Exception as error:  # noqa: BLE001  an engine may fail in any way; the next one is asked
+                found = ModelError(f"{link.name}: the engine failed: {type(error).__name__}")
+                self._fell(link, found, dfid=packet.dfid)
+            else:
+                self._rose(link, packet.dfid)
+                return answer
+        raise found
+
+    def count_tokens(self, text: str) -> int:
+        """Return the most that any engine needs."""
+        return max((link.engine.count_tokens(text) for link in self._links if link.engine), default=len(text.encode()))
+
+    def close(self) -> None:
+        for link in self._links:
+            _close(link)
+
+    def _start(self, link: Link, *, last: bool) -> None:
+        try:
+            link.engine = link.open()
+        except SdsError as error:
+            if last:
+                raise
+            self._fell(link, error, dfid=None)
+            self.notices += (f"engine `{link.name}` is down, the next one answers: {error}",)
+
+    def _ask(self, link: Link, packet: DecisionPacket, tokens_max: int, *, probe: bool) -> tuple[bytes, Decoding]:
+        if link.engine is None:
+            link.engine = link.open()
+        elif probe and isinstance(link.engine, WrittenEngine):  # what came back may be another server
+            link.engine.prove(packet.expires_at_ms)
+        return link.engine.propose(packet, tokens_max=tokens_max)
+
+    def _deadline_ms(self, packet: DecisionPacket, number: int) -> int:
+        """Return until when a link may work: its own time, less what the links after it need. The last has the rest."""
+        later = self._links[number + 1 :]
+        if not later:
+            return packet.expires_at_ms
+        reserved = sum(link.timeout_ms for link in later)
+        return min(self._now_ms() + self._links[number].timeout_ms, packet.expires_at_ms - reserved)
+
+    def _enter(self, link: Link) -> bool | None:
+        """Return whether asking this link now is a probe; None: it is down, or another decision probes it already."""
+        with self._lock:
+            if not link.failures:
+                return False
+            if link.probing or self._now_ms() < link.down_until_ms:
+                return None
+            link.probing = True
+            return True
+
+    def _leave(self, link: Link, probe: bool | None) -> None:
+        with self._lock:
+            link.probing = link.probing and not probe
+
+    def _fell(self, link: Link, error: SdsError, *, dfid: str | None) -> None:
+        with self._lock:
+            if self._now_ms() < link.down_until_ms:  # another decision was first to find out
+                return
+            down_ms = min(link.cool_down_ms << min(link.failures, _DOUBLINGS_MAX), COOL_DOWN_MS_MAX)
+            link.failures += 1
+            link.down_until_ms, link.probing = self._now_ms() + down_ms, False
+        facts = {"engine": link.name, "reason": error.reason_code, "cool_down_ms": down_ms}
+        self.log("engine.down", {"dfid": dfid, **facts})
+
+    def _rose(self, link: Link, dfid: str) -> None:
+        with self._lock:
+            was_down, link.failures, link.probing = link.failures > 0, 0, False
+        if was_down:
+            self.log("engine.up", {"dfid": dfid, "engine": link.name})
+
+
+def _close(link: Link) -> None:
+    if link.engine is not None:
+        link.engine.close()

@@ -1,0 +1,64 @@
+"""Another engine on the command line: the same run, and the record says who decided and what was not measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Shell
+from tests.engines.servers import LlamaServer, free_port
+from tests.hostile import Vocabulary, tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def tiny_model(vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny.gguf", vocabulary, 1)
+
+
+def test_a_run_under_outlines_keeps_every_promise_and_the_audit_says_what_is_unavailable(
+    shell: Shell, report: Any, tiny_model: Path
+) -> None:
+    options = ("--engine", "outlines", "--backend", "llguidance", "--model", str(tiny_model))
+    found = shell.json("run", "refund", "--limit", "4", "--json", *options)
+    assert found["model"].startswith("outlines/tiny.gguf@")
+    assert (0, 0, []) == (found["out_of_envelope"], found["double_payouts"], found["record_faults"])
+    flows = map(json.loads, shell.ok("flows", "--limit", "4", "--json").splitlines())
+    shown = [shell.ok("audit", flow["dfid"]) for flow in flows]
+    asked = [text for text in shown if "model: outlines/tiny.gguf@" in text]
+    assert asked
+    assert all("unavailable with this engine" in text for text in asked)
+
+
+def test_a_chain_decides_through_its_server_and_through_the_local_model_when_that_is_down(
+    shell: Shell, report: Any, tiny_model: Path, tmp_path: Path
+) -> None:
+    server = LlamaServer(tiny_model, tmp_path / "server.log")
+    file = tmp_path / "engines.yaml"
+    file.write_text(
+        "engines:\n"
+        f'  - {{name: box, kind: llama-server, url: "{server.url}", model: tiny}}\n'
+        f"  - {{name: here, kind: native, model: {tiny_model}}}\n"
+    )
+    server.start()
+    up = shell("doctor", "--engines", str(file))
+    server.kill()
+    down = shell("doctor", "--engines", str(file))
+    assert "model and mask: box/tiny > tiny.gguf@" in up.stdout
+    assert "model and mask: box (down) > tiny.gguf@" in down.stdout
+    assert down.stderr.startswith("engine `box` is down, the next one answers: box: the server cannot be reached")
+    assert 0 == down.returncode
+
+
+def test_one_event_is_decided_by_a_chain(shell: Shell, report: Any, tiny_model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "engines.yaml"
+    file.write_text(
+        "engines:\n"
+        f'  - {{name: box, kind: llama-server, url: "http://127.0.0.1:{free_port()}/v1", model: tiny}}\n'
+        f"  - {{name: here, kind: native, model: {tiny_model}}}\n"
+    )
+    event = shell.ok("events", "refund", "--limit", "1")
+    answer = json.loads(shell.ok("decide", "refund", "--event", "-", "--engines", str(file), stdin=event))
+    assert answer["state"] in ("CLOSED", "ESCALATED")

@@ -1,0 +1,123 @@
+"""The file of engines: whatever is wrong with it is said with its line, and nothing half-specified is opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sds.engines.config import load_engines, open_chain, parse_engines
+from sds.home import now_ms
+from sds.kernel.errors import ModelError, UsageError
+from tests.engines.servers import LlamaServer, free_port
+
+WHOLE = """
+engines:
+  - name: box
+    kind: vllm
+    url: "http://10.0.0.5:8000/v1"
+    model: my-model
+    timeout_ms: 8000
+    cool_down_ms: 2000
+    api_key_env: BOX_KEY
+  - {name: middle, kind: outlines, model: /models/folder, library: transformers, backend: xgrammar, dtype: bf16}
+  - {name: here, kind: native}
+"""
+
+
+def test_a_file_is_read_into_engines_in_its_order() -> None:
+    box, middle, here = parse_engines(WHOLE)
+    assert ("box", "vllm", "http://10.0.0.5:8000/v1", "my-model") == (box.name, box.kind, box.url, box.model)
+    assert (8000, 2000, "BOX_KEY") == (box.timeout_ms, box.cool_down_ms, box.api_key_env)
+    assert ("transformers", "xgrammar", "bf16") == (middle.library, middle.backend, middle.dtype)
+    assert ("here", "native", None, 10_000, 5_000) == (
+        here.name,
+        here.kind,
+        here.model,
+        here.timeout_ms,
+        here.cool_down_ms,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("engines: []\n", "f.yaml:1: engines: must have 1 or more entries"),
+        ("engine: []\n", "f.yaml:1: engines: is missing"),
+        ("engines:\n  - {name: a}\n", "f.yaml:2: engines.0.kind: is missing"),
+        ("engines:\n  - {name: A, kind: native}\n", "f.yaml:2: engines.0.name: "),
+        ("engines:\n  - {name: a, kind: gpt}\n", "f.yaml:2: engines.0.kind: must be 'native', 'outlines', "),
+        ("engines:\n  - {name: a, kind: vllm, model: m}\n", "f.yaml:2: engines.0.kind: `vllm` needs `url`"),
+        (
+            'engines:\n  - {name: a, kind: tgi, url: "http://a/"}\n',
+            "f.yaml:2: engines.0.kind: `tgi` needs `model`",
+        ),
+        (
+            'engines:\n  - name: a\n    kind: native\n    url: "http://a/"\n',
+            "f.yaml:4: engines.0.url: `native` has no use for `url`",
+        ),
+        (
+            "engines:\n  - name: a\n    kind: native\n    backend: xgrammar\n",
+            "f.yaml:4: engines.0.backend: `native` has no use for `backend`",
+        ),
+        (
+            "engines:\n  - {name: a, kind: native, api_key_env: KEY}\n",
+            "f.yaml:2: engines.0.api_key_env: `native` has no use for `api_key_env`",
+        ),
+        (
+            "engines:\n  - {name: a, kind: outlines, library: llamacpp, backend: xgrammar}\n",
+            "f.yaml:2: engines.0.backend: xgrammar runs only with transformers",
+        ),
+        (
+            "engines:\n  - {name: a, kind: native, dtype: bf16}\n",
+            "f.yaml:2: engines.0.dtype: `device` and `dtype` are for the library transformers",
+        ),
+        (
+            "engines:\n  - {name: a, kind: native, timeout_ms: 0}\n",
+            "f.yaml:2: engines.0.timeout_ms: must be at least 1",
+        ),
+        ("engines:\n  - {name: a, kind: native, speed: 9}\n", "f.yaml:2: engines.0.speed: is not a known field"),
+        ("engines:\n  - {name: a, kind: native}\n  - {name: a, kind: native}\n", "f.yaml:1: engines: two engines"),
+        ("engines: [\n", "f.yaml:2: not YAML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_said_with_its_line(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_engines(text, name="f.yaml")
+    assert str(refused.value).startswith(said), str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: no such file"):
+        load_engines(tmp_path / "none.yaml")
+
+
+def test_a_key_that_the_environment_has_not_is_refused_before_anything_is_opened() -> None:
+    with pytest.raises(UsageError, match="engine `box`: the environment has no `BOX_KEY`"):
+        open_chain(parse_engines(WHOLE), now_ms=now_ms, environ={})
+    with pytest.raises(UsageError, match="`BOX_KEY` holds what no header can carry"):
+        open_chain(parse_engines(WHOLE), now_ms=now_ms, environ={"BOX_KEY": "a\nHost: b"})
+
+
+def test_a_chain_from_a_file_asks_its_server_first(server: LlamaServer) -> None:
+    text = f'engines:\n  - {{name: box, kind: llama-server, url: "{server.url}", model: tiny, timeout_ms: 60000}}\n'
+    engine = open_chain(parse_engines(text), now_ms=now_ms, environ={})
+    assert ("box/tiny", ()) == (engine.model, engine.notices)
+
+
+def test_a_chain_whose_server_is_down_goes_on_with_the_local_model(tiny_gguf: Path) -> None:
+    text = (
+        f'engines:\n  - {{name: box, kind: llama-server, url: "http://127.0.0.1:{free_port()}/v1", model: m}}\n'
+        f"  - {{name: here, kind: native, model: {tiny_gguf}}}\n"
+    )
+    engine = open_chain(parse_engines(text), now_ms=now_ms, environ={})
+    (notice,) = engine.notices
+    assert notice.startswith("engine `box` is down, the next one answers: box: the server cannot be reached")
+    assert engine.model.startswith("box (down) > tiny-1.gguf@")
+    engine.close()
+
+
+def test_a_chain_of_one_dead_server_is_refused() -> None:
+    text = f'engines:\n  - {{name: box, kind: llama-server, url: "http://127.0.0.1:{free_port()}/v1", model: m}}\n'
+    with pytest.raises(ModelError, match="box: the server cannot be reached"):
+        open_chain(parse_engines(text), now_ms=now_ms, environ={})

@@ -1,0 +1,287 @@
+"""A chain of engines: whoever is well answers, and a dead first choice costs its own time, not the decision."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from sds.engines.fallback import COOL_DOWN_MS_MAX, LINKS_MAX, FallbackEngine, Link
+from sds.engines.native import NativeEngine
+from sds.engines.protocol import Engine
+from sds.engines.written import WrittenEngine
+from sds.gate import Gate
+from sds.kernel.errors import LanguageError, ModelError, UsageError
+from sds.kernel.packet import DecisionPacket, Decoding
+from sds.models.llama import LlamaBackend
+from sds.models.remote import RemoteWriter
+from tests.engines.conftest import decide, running_ms
+from tests.engines.servers import LlamaServer, completion, hang, misbehaving, reply
+from tests.kernel.durable import Clock, Rail, Tickets, World, contract, deny
+
+NONCE = "5eed" * 16
+
+
+class Scripted:
+    """An engine that does as it is told; user space may be anything."""
+
+    def __init__(self, name: str, clock: Clock | None = None) -> None:
+        self.model = name
+        self.clock = clock
+        self.failure: Exception | None = None
+        self.takes_ms = 0
+        self.asked = 0
+        self.deadlines: list[int] = []
+        self.closed = False
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        self.asked += 1
+        self.deadlines.append(packet.expires_at_ms)
+        if self.clock is not None:
+            self.clock.advance(self.takes_ms)
+        if self.failure is not None:
+            raise self.failure
+        return deny(packet), Decoding(self.model, 0.9)
+
+    def count_tokens(self, text: str) -> int:
+        return len(text)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def still(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    made.tickets.put("T1")
+    yield made
+    made.close()
+
+
+def opens(engine: Engine) -> Callable[[], Engine]:
+    return lambda: engine
+
+
+def chain(world: World, *engines: Scripted, timeout_ms: int = 8_000) -> tuple[FallbackEngine, list[tuple[str, object]]]:
+    links = [Link(engine.model, opens(engine), timeout_ms, 1_000) for engine in engines]
+    logged: list[tuple[str, object]] = []
+
+    def log(event: str, facts: Mapping[str, object]) -> None:
+        logged.append((event, dict(facts)))
+
+    return FallbackEngine(links, now_ms=world.clock, log=log), logged
+
+
+def answered(engine: FallbackEngine, packet: DecisionPacket) -> str:
+    return engine.propose(packet, tokens_max=4096)[1].model
+
+
+def test_the_first_engine_answers_while_it_is_well(still: World) -> None:
+    first, last = Scripted("first"), Scripted("last")
+    engine, logged = chain(still, first, last)
+    packet = still.packet()
+    assert ["first"] * 3 == [answered(engine, packet) for _ in range(3)]
+    assert (0, []) == (last.asked, logged)
+
+
+@pytest.mark.parametrize("failure", [ModelError("gone", reason_code="BACKEND_FAILED"), RuntimeError("bug")])
+def test_a_failing_engine_rests_for_its_cool_down_then_is_probed_and_comes_back(
+    still: World, failure: Exception
+) -> None:
+    first, last = Scripted("first"), Scripted("last")
+    engine, logged = chain(still, first, last)
+    packet = still.packet()
+    first.failure = failure
+    assert ["last", "last"] == [answered(engine, packet), answered(engine, packet)]
+    assert 1 == first.asked
+    still.clock.advance(1_000)
+    assert "last" == answered(engine, packet)
+    assert 2 == first.asked
+    still.clock.advance(1_999)
+    assert ("last", 2) == (answered(engine, packet), first.asked)
+    first.failure = None
+    still.clock.advance(1)
+    assert ("first", 3) == (answered(engine, packet), first.asked)
+    down = [facts["cool_down_ms"] for event, facts in logged if event == "engine.down"]  # type: ignore[index]  # facts
+    assert ([1_000, 2_000], ("engine.up", {"dfid": packet.dfid, "engine": "first"})) == (down, logged[-1])
+
+
+def test_the_cool_down_has_a_limit(still: World) -> None:
+    first, last = Scripted("first"), Scripted("last")
+    engine, logged = chain(still, first, last)
+    first.failure = ModelError("gone")
+    packet = still.packet()
+    for _ in range(40):
+        answered(engine, packet)
+        still.clock.advance(COOL_DOWN_MS_MAX)
+        packet = still.kernel.preview(still.event("C9"))
+    assert COOL_DOWN_MS_MAX == max(facts["cool_down_ms"] for _, facts in logged)  # type: ignore[index]  # facts
+
+
+def test_when_all_are_down_a_human_decides(still: World) -> None:
+    first, last = Scripted("first"), Scripted("last")
+    engine, _ = chain(still, first, last)
+    first.failure = last.failure = ModelError("gone", reason_code="BACKEND_FAILED")
+    assert "BACKEND_FAILED" == decide(still, engine, "C1").reason_code
+    answer = decide(still, engine, "C2")
+    assert ("ESCALATED", "MODEL_UNAVAILABLE") == (answer.state, answer.reason_code)
+    assert (1, 1) == (first.asked, last.asked)
+
+
+def test_each_engine_gets_its_own_time_less_what_the_next_ones_need(still: World) -> None:
+    first, last = Scripted("first", still.clock), Scripted("last", still.clock)
+    packet = still.packet()
+    began, expires = still.clock(), packet.expires_at_ms
+    assert 30_000 == expires - began
+    engine, _ = chain(still, first, last, timeout_ms=8_000)
+    first.failure, first.takes_ms = ModelError("late"), 8_000
+    assert "last" == answered(engine, packet)
+    assert [began + 8_000] == first.deadlines
+    assert [expires] == last.deadlines
+    greedy, _ = chain(still, Scripted("first"), last, timeout_ms=20_000)
+    assert "first" == answered(greedy, packet)
+    assert expires - 20_000 == greedy._links[0].engine.deadlines[0]  # type: ignore[union-attr]  # scripted
+
+
+def test_an_engine_for_which_no_time_is_left_is_passed_over_and_stays_well(still: World) -> None:
+    first, last = Scripted("first"), Scripted("last")
+    engine, logged = chain(still, first, last, timeout_ms=40_000)
+    assert "last" == answered(engine, still.packet())
+    assert (0, []) == (first.asked, logged)
+
+
+@pytest.mark.parametrize(
+    "failure", [ModelError("tokens", reason_code="TOKEN_BUDGET_EXCEEDED"), LanguageError("too large")]
+)
+def test_what_is_wrong_with_the_packet_is_not_held_against_the_engine(still: World, failure: Exception) -> None:
+    first, last = Scripted("first"), Scripted("last")
+    engine, logged = chain(still, first, last)
+    first.failure = failure
+    packet = still.packet()
+    assert ["last", "last"] == [answered(engine, packet), answered(engine, packet)]
+    assert (2, []) == (first.asked, logged)
+
+
+def test_a_chain_opens_while_only_its_last_engine_does_and_says_so(still: World) -> None:
+    last = Scripted("last")
+    up = False
+
+    def open_first() -> Engine:
+        if not up:
+            raise ModelError("nobody is there")
+        return Scripted("first")
+
+    links = [Link("first", open_first, 8_000, 1_000), Link("last", opens(last), 8_000, 1_000)]
+    engine = FallbackEngine(links, now_ms=still.clock)
+    assert ("engine `first` is down, the next one answers: nobody is there",) == engine.notices
+    assert "first (down) > last" == engine.model
+    packet = still.packet()
+    assert "last" == answered(engine, packet)
+    up = True
+    still.clock.advance(1_000)
+    assert ("first", "first > last") == (answered(engine, packet), engine.model)
+
+
+def test_a_chain_whose_last_engine_does_not_open_closes_what_was_open(still: World) -> None:
+    first = Scripted("first")
+
+    def never() -> Engine:
+        raise ModelError("no weights")
+
+    with pytest.raises(ModelError, match="no weights"):
+        FallbackEngine([Link("a", opens(first), 1, 1), Link("b", never, 1, 1)], now_ms=still.clock)
+    assert first.closed
+
+
+def test_a_chain_has_a_limit(still: World) -> None:
+    for count in (0, LINKS_MAX + 1):
+        links = [Link(f"e{n}", opens(Scripted("x")), 1, 1) for n in range(count)]
+        with pytest.raises(UsageError, match=f"a chain has 1 to {LINKS_MAX} engines, not {count}"):
+            FallbackEngine(links, now_ms=still.clock)
+
+
+def served(server_url: str, *, timeout_ms: int) -> Link:
+    def open_it() -> Engine:
+        writer = RemoteWriter("llama-server", url=server_url, model="tiny")
+        return WrittenEngine("box", writer, nonce=NONCE, now_ms=running_ms, proof_timeout_ms=timeout_ms)
+
+    return Link("box", open_it, timeout_ms, 300)
+
+
+def test_a_server_that_dies_in_mid_run_is_replaced_by_the_local_model_and_comes_back(
+    server: LlamaServer, world: World, tiny: LlamaBackend
+) -> None:
+    mortal = LlamaServer(server.model, server.log)
+    mortal.start()
+    local = NativeEngine(tiny, now_ms=running_ms)
+    engine = FallbackEngine(
+        [served(mortal.url, timeout_ms=20_000), Link("here", opens(local), 5_000, 300)], now_ms=running_ms
+    )
+    try:
+        answers = [decide(world, engine, "C1")]
+        mortal.kill()
+        answers.append(decide(world, engine, "C2"))
+        mortal.start()
+        time.sleep(0.4)
+        answers.append(decide(world, engine, "C3"))
+    finally:
+        mortal.kill()
+    models = [world.column("SELECT model FROM policy_proposals WHERE dfid = ?", a.dfid)[0] for a in answers]
+    assert ["box/tiny", local.model, "box/tiny"] == models
+    assert {"ACCEPTED", "ESCALATED"} >= {answer.outcome for answer in answers}
+
+
+def test_a_hanging_server_leaves_the_local_model_the_time_to_answer(
+    tmp_path: Path, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = NativeEngine(tiny, now_ms=running_ms)
+    with misbehaving(hang) as (url, _), monkeypatch.context() as patch:
+        patch.setattr(WrittenEngine, "prove", lambda _self, _deadline_ms: None)  # it hangs only later
+        links = [served(url, timeout_ms=400), Link("here", opens(local), 9_000, 300)]
+        engine = FallbackEngine(links, now_ms=running_ms)
+        with Gate(
+            contract(),
+            _tickets(),
+            Rail(tmp_path / "rail.db"),
+            folder=tmp_path / "gate",
+            engine=engine,
+            now_ms=running_ms,
+        ) as gate:
+            began = time.monotonic()
+            answer = gate.decide({"claim_id": "C1", "ticket_id": "T1", "text": "please"})
+            took_s = time.monotonic() - began
+            found = gate.store.value("SELECT model FROM policy_proposals WHERE dfid = ?", (answer.dfid,))
+        assert local.model == found
+        assert 0.4 <= took_s < 5
+        assert '"engine": "box"' in (tmp_path / "gate" / "log.jsonl").read_text()
+
+
+def _tickets() -> Tickets:
+    tickets = Tickets()
+    tickets.put("T1")
+    return tickets
+
+
+def test_a_server_that_comes_back_unconstrained_is_not_asked(still: World) -> None:
+    """Proved once, it failed once; what answers at its address now ignores the grammar."""
+    well = [True]
+
+    def answer(connection: socket.socket, request: bytes) -> None:
+        said = f'{{"action":"ESCALATE","params":{{}},"reason_code":"HUMAN_REVIEW","context_ref":"{NONCE}"}}'
+        reply(connection, completion(said if well[0] else "Of course, I will pay!"))
+
+    last = Scripted("last")
+    with misbehaving(answer) as (url, requests):
+        writer = RemoteWriter("llama-server", url=url, model="m")
+        box = WrittenEngine("box", writer, nonce=NONCE, now_ms=still.clock)
+        engine = FallbackEngine(
+            [Link("box", opens(box), 8_000, 1_000), Link("last", opens(last), 8_000, 1_000)], now_ms=still.clock
+        )
+        engine._fell(engine._links[0], ModelError("it was away"), dfid=None)
+        well[0] = False
+        still.clock.advance(1_000)
+        assert "last" == answered(engine, still.packet())
+        assert 2 == len(requests)

@@ -1,0 +1,203 @@
+"""Models behind a server: a real one is driven with the exact language; one that misbehaves costs a decision, no more."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from sds.engines.written import WrittenEngine, grammar_of
+from sds.grammars import emit_gbnf, emit_json_schema, emit_regex
+from sds.grammars.language import language
+from sds.kernel.errors import ModelError
+from sds.kernel.packet import ALTERNATIVES_UNAVAILABLE
+from sds.kernel.proposal import Proposal, parse_proposal
+from sds.models.bounded_http import BODY_BYTES_MAX, Address
+from sds.models.protocol import BackendError
+from sds.models.remote import FORMS, RemoteWriter
+from sds.models.writer import Form, Server
+from tests.engines.conftest import decide, running_ms
+from tests.engines.servers import FAULTS, LlamaServer, Misdeed, body_of, completion, free_port, hang, misbehaving, reply
+from tests.kernel.durable import World, contract
+from tests.model_fixtures import refund_language
+from tests.scale import scale, seeded
+from tests.strategies import random_envelope
+
+NONCE = "5eed" * 16
+DEADLINE_MS = 700
+GRACE_MS = 1500  # for a busy machine: the record's transaction, threads that wait for a core
+REAL: tuple[tuple[Server, Form | None], ...] = (("llama-server", None), ("openai", "gbnf"))
+
+
+def engine_of(url: str, kind: Server = "llama-server", form: Form | None = None) -> WrittenEngine:
+    writer = RemoteWriter(kind, url=url, model="tiny", form=form)
+    return WrittenEngine("served", writer, nonce=NONCE, now_ms=running_ms)
+
+
+def unproved(url: str, monkeypatch: pytest.MonkeyPatch, kind: Server = "llama-server") -> WrittenEngine:
+    """Return an engine whose server was well when it was proved, and is not any more."""
+    with monkeypatch.context() as patch:
+        patch.setattr(WrittenEngine, "prove", lambda _self, _deadline_ms: None)
+        return engine_of(url, kind)
+
+
+@pytest.mark.parametrize(("kind", "form"), REAL)
+def test_a_real_llama_cpp_server_decides_inside_every_envelope(
+    server: LlamaServer, kind: Server, form: Form | None
+) -> None:
+    rng = seeded(7)
+    writer = RemoteWriter(kind, url=server.url, model="tiny", form=form)
+    for _ in range(scale(8, 64)):
+        envelope = random_envelope(rng.randint)
+        said = language(envelope, f"{rng.getrandbits(256):064x}")
+        grammar = grammar_of(said, "gbnf")
+        found = writer.write("Decide.", "A claim.", grammar, tokens_max=grammar.bytes_max + 8, timeout_s=60)
+        proposal = parse_proposal(found.data)
+        assert isinstance(proposal, Proposal), found.data
+        assert [] == envelope.objections(proposal), (envelope, found.data)
+        assert said.context_ref == proposal.context_ref
+
+
+@pytest.mark.parametrize(("kind", "form"), REAL)
+def test_a_decision_of_a_real_server_is_recorded_with_its_engine_and_without_alternatives(
+    server: LlamaServer, world: World, kind: Server, form: Form | None
+) -> None:
+    engine = engine_of(server.url, kind, form)
+    answer = decide(world, engine)
+    assert answer.outcome in ("ACCEPTED", "ESCALATED")
+    assert answer.action in ("COMPENSATE", "REFUND_TICKET", "GOODWILL", "DENY", "ESCALATE")
+    sql = "SELECT model, alternatives, confidence, tokens > 100 FROM policy_proposals WHERE dfid = ?"
+    assert [("served/tiny", f'"{ALTERNATIVES_UNAVAILABLE}"', None, 1)] == list(world.store.rows(sql, (answer.dfid,)))
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_server_that_ignores_the_grammar_it_is_sent_is_refused_at_the_start(
+    server: LlamaServer, kind: Server
+) -> None:
+    """llama.cpp's server does not know the parameters of others, and answers unconstrained."""
+    with pytest.raises(ModelError, match="the engine `served` does not constrain its model") as refused:
+        engine_of(server.url, kind)
+    assert "MASK_FAILED" == refused.value.reason_code
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_server_that_misbehaves_escalates_within_the_deadline(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with misbehaving(FAULTS[fault]) as (url, requests):
+        seconds, answer = timed(tmp_path, unproved(url, monkeypatch))
+        assert ("ESCALATED", None) == (answer[0], answer[2])
+        assert answer[1] in ("BACKEND_FAILED", "DEADLINE_EXCEEDED")
+        assert seconds * 1000 < DEADLINE_MS + GRACE_MS
+        assert 1 == len(requests)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FORMS if kind != "llama-server"])
+@pytest.mark.parametrize("fault", ["hangs", "drips its body", "redirects", "fails", "answers half", "answers a number"])
+def test_the_same_through_every_model_of_outlines(
+    kind: Server, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with misbehaving(FAULTS[fault]) as (url, requests):
+        seconds, answer = timed(tmp_path, unproved(url, monkeypatch, kind))
+        assert ("ESCALATED", None) == (answer[0], answer[2])
+        assert seconds * 1000 < DEADLINE_MS + GRACE_MS
+        assert 1 == len(requests), "no library may try again"
+
+
+def test_a_dead_server_escalates_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = f"http://127.0.0.1:{free_port()}/v1"
+    seconds, answer = timed(tmp_path, unproved(dead, monkeypatch))
+    assert ("ESCALATED", "BACKEND_FAILED", None) == answer
+    assert seconds < 1.0
+
+
+def timed(folder: Path, engine: WrittenEngine) -> tuple[float, tuple[str, str | None, str | None]]:
+    world = World(folder, terms=contract(("ttl_ms: 30000", f"ttl_ms: {DEADLINE_MS}")))
+    world.clock = running_ms  # type: ignore[assignment]  # a clock that nobody moves
+    world.kernel = world.open_kernel()
+    began = time.monotonic()
+    answer = decide(world, engine)
+    took = time.monotonic() - began
+    world.close()
+    return took, (answer.state, answer.reason_code, answer.execution)
+
+
+def test_each_kind_of_server_is_sent_the_exact_language_in_its_own_parameter() -> None:
+    said = refund_language()
+    regex, gbnf, schema = emit_regex.emit(said), emit_gbnf.to_gbnf(said), emit_json_schema.emit(said)
+    sent = {kind: _sent(kind) for kind in FORMS}
+    assert gbnf == sent["llama-server"]["grammar"]
+    assert {"regex": f"({regex})"} == sent["vllm"]["structured_outputs"]
+    assert f"({regex})" == sent["sglang"]["regex"]
+    assert {"type": "regex", "value": f"({regex})"} == sent["tgi"]["parameters"]["grammar"]  # type: ignore[index]  # a mapping
+    for kind in ("ollama", "lmstudio", "openai"):
+        assert schema == sent[kind]["response_format"]["json_schema"]["schema"]  # type: ignore[index]  # a mapping
+    assert gbnf == _sent("openai", "gbnf")["grammar"]
+    for kind in FORMS:
+        options = sent[kind]["parameters"] if kind == "tgi" else sent[kind]
+        assert (0, 40) == (options.get("temperature", 0), options.get("max_tokens", options.get("max_new_tokens")))  # type: ignore[attr-defined]  # a mapping
+
+
+def _sent(kind: Server, form: Form | None = None) -> dict[str, object]:
+    def answer(connection: socket.socket, _request: bytes) -> None:
+        reply(connection, b'{"generated_text": "yes"}' if kind == "tgi" else completion("yes"))
+
+    with misbehaving(answer) as (url, requests):
+        writer = RemoteWriter(kind, url=url, model="m", form=form)
+        found = writer.write("s", "u", grammar_of(refund_language(), writer.form), tokens_max=40, timeout_s=20)
+        assert b"yes" == found.data
+        return body_of(requests[0])
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_the_key_travels_in_a_header_and_shows_nowhere_else(kind: Server) -> None:
+    def answer(connection: socket.socket, _request: bytes) -> None:
+        reply(connection, b'{"generated_text": "yes"}' if kind == "tgi" else completion("yes"))
+
+    with misbehaving(answer) as (url, requests):
+        writer = RemoteWriter(kind, url=url, model="m", api_key="secret-1")
+        writer.write("s", "u", grammar_of(refund_language(), writer.form), tokens_max=40, timeout_s=20)
+        assert [b"Bearer secret-1"] == re.findall(rb"(?i)authorization: ([^\r]*)", requests[0])
+        assert "secret-1" not in repr(writer)
+        assert "secret-1" not in writer.name
+
+
+def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with misbehaving(hang) as (proxy, asked):
+        for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "https_proxy"):
+            monkeypatch.setenv(name, proxy)
+        assert "m" == _sent("openai")["model"]
+        assert [] == asked
+
+
+def test_an_answer_longer_than_the_limit_is_refused() -> None:
+    def long(connection: socket.socket, _request: bytes) -> None:
+        reply(connection, b" " * (BODY_BYTES_MAX + 1))
+
+    with pytest.raises(BackendError, match=f"longer than {BODY_BYTES_MAX} bytes"):
+        _written(long)
+
+
+def test_what_a_failing_server_says_is_shown_on_one_line() -> None:
+    def angry(connection: socket.socket, _request: bytes) -> None:
+        reply(connection, b"no such\r\n\x1b[31mmodel", "404 Not Found")
+
+    with pytest.raises(BackendError, match=re.escape("the server answered with status 404: no such [31mmodel")):
+        _written(angry)
+
+
+def _written(misdeed: Misdeed) -> None:
+    with misbehaving(misdeed) as (url, _):
+        writer = RemoteWriter("llama-server", url=url, model="m")
+        writer.write("s", "u", grammar_of(refund_language(), "gbnf"), tokens_max=40, timeout_s=20)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "127.0.0.1:80", "ftp://a/b", "http://", "http://me:word@host/v1", "http://a:b/", "http://a/?q=1"]
+)
+def test_an_address_of_another_shape_is_refused(url: str) -> None:
+    with pytest.raises(BackendError, match="the url"):
+        Address(url)
