@@ -1,7 +1,7 @@
 """The append-only ledger: a hash chain whose every entry names the facts of one step of one decision.
 
-Kinds: DECIDED (exactly one for every flow), RESERVED, SETTLED, UNKNOWN, RESOLVED, CONTRADICTED; and, for operators, CONTRACT,
-AGENT, HALT, RESUME. SQLite triggers refuse anything but the next entry; `verify_chain` finds what went past them.
+Kinds: DECIDED (exactly one for every flow), RESERVED, SETTLED, UNKNOWN, RESOLVED, CONTRADICTED, SAGA, REVERSAL; and, for
+operators, CONTRACT, AGENT, HALT, RESUME. SQLite triggers refuse anything but the next entry; `verify_chain` finds what went past them.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from sds.kernel.store import Reader
 
 _AFTER = {"SUCCESS": "CLOSED", "FAILED": "ABORTED", "UNKNOWN": "EXECUTING", "DIRTY": "ABORTED"}
 _HELD = {"PENDING": "live", "UNKNOWN": "live", "SUCCESS": "settled", "FAILED": "released", "DIRTY": "settled"}
+_REVERSAL_AFTER = {"": ("PENDING",), "PENDING": ("REVERTED", "REFUSED", "UNKNOWN"), "UNKNOWN": ("REVERTED", "REFUSED")}
 _EPOCHS = {"PENDING": 1, "UNKNOWN": 1, "SUCCESS": 2, "FAILED": 2, "DIRTY": 3}
 
 
@@ -28,6 +29,8 @@ class Tables:
         self._agents: dict[str, list[str]] = {}  # agent -> gate, contract, status
         self._contracts: dict[str, str] = {}  # hash -> digest of its row
         self._halted = False
+        self._sagas: dict[str, tuple[str, str | None]] = {}  # dfid -> phase, compensation
+        self._reversals: dict[str, tuple[str, str, str, str | None]] = {}  # dfid -> saga, key, status, reference
 
     def faults(self, entries: Iterable[tuple[Any, ...]]) -> list[str]:
         for idx, at_ms, kind, dfid, text, _, _ in entries:
@@ -39,12 +42,16 @@ class Tables:
         self._compare_events()
         self._compare_registry()
         self._compare_reservations()
+        self._compare_sagas()
         return self._found
 
     def _fold(self, idx: int, at_ms: int, kind: str, dfid: str, body: Mapping[str, Any]) -> None:
         if kind == "DECIDED":
             self._flows[dfid] = body["state"], body["tag"]
             self._sealed(idx, dfid, record.SEALED, body["rows"])
+            self._sagas |= {dfid: ("ENDED", body["compensation"])} if dfid in self._sagas else {}
+        elif kind in ("SAGA", "REVERSAL"):
+            self._fold_saga(idx, dfid, body) if kind == "SAGA" else self._fold_reversal(dfid, body)
         elif kind == "RESERVED":
             self._orders[dfid] = "PENDING", None, None
             self._sealed(idx, dfid, record.RESERVED, body["rows"])
@@ -64,6 +71,21 @@ class Tables:
             self._halted = kind == "HALT"
         else:
             raise ValueError(kind)
+
+    def _fold_saga(self, idx: int, dfid: str, body: Mapping[str, Any]) -> None:
+        before = self._sagas.get(dfid, ("", None))[0]
+        if (before, body["phase"]) not in (("", "STEPS"), ("STEPS", "DIRTY")):
+            raise ValueError("not the next phase")
+        self._sagas[dfid] = body["phase"], None
+        self._flows[dfid] = "ACTIVE", body.get("tag")
+        if not before:
+            self._sealed(idx, dfid, record.SAGA, body["rows"])
+
+    def _fold_reversal(self, dfid: str, body: Mapping[str, Any]) -> None:
+        before = self._reversals.get(dfid, ("", "", "", None))[2]
+        if body["status"] not in _REVERSAL_AFTER[before] or self._orders[dfid][0] != "SUCCESS":
+            raise ValueError("not the next status")
+        self._reversals[dfid] = body["saga"], body["idempotency_key"], body["status"], body["reference"] or None
 
     def _sealed(self, idx: int, dfid: str, tables: Mapping[str, str], seals: Mapping[str, str]) -> None:
         now = record.seal(self._store, dfid, tables)
@@ -94,10 +116,10 @@ class Tables:
     def _compare_events(self) -> None:
         """Every event points to the last flow of its chain, and has the body of that flow's trigger."""
         flows = self._store.rows("SELECT dfid, gate, event_id, trigger_event, parent_dfid FROM decision_flows")
-        parents = {flow[4] for flow in flows}
+        superseded = {(flow[4], *flow[1:3]) for flow in flows}  # a saga has children, but of other events
         wanted: dict[str, tuple[str, str]] = {}
         for dfid, gate, event_id, body, _ in flows:
-            if dfid not in parents:
+            if (dfid, gate, event_id) not in superseded:
                 name = f"{gate}/{event_id}"
                 if name in wanted:
                     self._found.append(f"event {name}: flows {wanted[name][1]} and {dfid} both stand for it")
@@ -119,16 +141,25 @@ class Tables:
         epochs: Counter[str] = Counter()
         used: Counter[str] = Counter()
         for dfid, name, amount, status in self._store.rows("SELECT dfid, resource, amount, status FROM reservations"):
-            order = self._orders.get(dfid, ("",))[0]
-            if _HELD.get(order) != status:
+            order, reverted = self._orders.get(dfid, ("",))[0], self._reverted(dfid)
+            if ("released" if reverted else _HELD.get(order)) != status:
                 self._found.append(f"reservation of flow {dfid}: the table says {status}")
-            epochs[name] += _EPOCHS.get(order, 0)
+            epochs[name] += _EPOCHS.get(order, 0) + reverted
             drawn[name] += amount if status == "live" or (status == "settled" and dfid in self._kept) else 0
         for dfid, name, amount in self._store.rows("SELECT dfid, scope, amount FROM spend"):
-            used[name] += amount if self._orders.get(dfid, ("",))[0] != "FAILED" else 0
+            used[name] += amount if self._orders.get(dfid, ("",))[0] != "FAILED" and not self._reverted(dfid) else 0
         resources = self._store.rows("SELECT resource, epoch, drawn FROM resources")
         self._same("resource", ((n, (e, d)) for n, e, d in resources), {n: (epochs[n], drawn[n]) for n in epochs})
         self._same("spend", self._store.rows("SELECT scope, used FROM spend_totals"), used)
+
+    def _reverted(self, dfid: str) -> bool:
+        return self._reversals.get(dfid, ("", "", ""))[2] == "REVERTED"
+
+    def _compare_sagas(self) -> None:
+        sagas = self._store.rows("SELECT dfid, phase, compensation FROM sagas")
+        self._same("saga", ((row[0], row[1:]) for row in sagas), self._sagas)
+        reversals = self._store.rows("SELECT dfid, saga, idempotency_key, status, reference FROM saga_reversals")
+        self._same("reversal", ((row[0], row[1:]) for row in reversals), self._reversals)
 
 
 def _digest(text: str) -> str:
