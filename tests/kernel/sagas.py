@@ -10,12 +10,23 @@ from sds.kernel import saga, saga_drive
 from sds.kernel.answer import Answer
 from sds.kernel.contract import Contract
 from sds.kernel.envelope import format_literal
+from sds.kernel.errors import UsageError
 from sds.kernel.intake import Event
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.proposal import Proposal, write_proposal
 from sds.kernel.runtime import Kernel
 from sds.kernel.saga import SagaAnswer
-from tests.kernel.durable import Propose, World, contract, deny, escalate, nonsense, proposal, see_through
+from tests.kernel.durable import (
+    Propose,
+    World,
+    anything_else,
+    contract,
+    deny,
+    escalate,
+    nonsense,
+    proposal,
+    see_through,
+)
 
 SAGAS = """
 sagas:
@@ -31,7 +42,9 @@ def terms(*changes: tuple[str, str]) -> Contract:
 
 def most(packet: DecisionPacket) -> bytes:
     """Do what the step is about, for the most it may cost, but leave something for the next."""
-    kind = next(k for k in packet.envelope.kinds if k.kind not in ("DENY", "ESCALATE"))
+    kind = next((k for k in packet.envelope.kinds if k.kind not in ("DENY", "ESCALATE")), None)
+    if kind is None:
+        return anything_else(packet)
     params = tuple((name, format_literal(b.hi // 2, b.scale)) for name, b in kind.params)
     return write_proposal(Proposal(kind.kind, params, kind.reasons[0], packet.snapshot.id))
 
@@ -63,7 +76,12 @@ def run(kernel: Kernel, world: World, script: Propose, name: str = "BOTH", event
     """Bring a saga to its end, as the stream does."""
 
     def ask(child: Kernel, trigger: Event) -> Answer:
-        return see_through(child, trigger, script)
+        while True:
+            try:
+                return see_through(child, trigger, script)
+            except UsageError as error:  # someone else ended the flow meanwhile: look again, as the stream does
+                if error.reason_code != "FLOW_CLOSED":
+                    raise
 
     dfid = saga.claim(
         kernel.store, kernel.contract, name, world.event(event), dfid=kernel._new_id(), now_ms=world.clock()
