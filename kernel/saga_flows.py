@@ -9,6 +9,7 @@ rejection or failure of the model comes to the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from sds.kernel import intake, jit, registry, saga
 from sds.kernel.answer import Answer
@@ -52,7 +53,20 @@ class StepKernel(ChildKernel):
 
     def __init__(self, kernel: Kernel, parent: Saga, number: int) -> None:
         super().__init__(kernel, parent, number)
-        self.rules = Rules(self.contract, authority=(parent.steps[number - 1].kind,))
+        self._kind = parent.steps[number - 1].kind
+        self.rules = Rules(self.contract, authority=(self._kind,))
+
+    def _compile(self, claimed: intake.Claim) -> DecisionPacket:
+        packet = super()._compile(claimed)
+        _, case, evidence = packet.texts
+        return replace(packet, texts=(static_text(self.contract, (self._kind,)), f"{self._due()}\n{case}", evidence))
+
+    def _due(self) -> str:
+        """Return what the model is told of the mandate it decides under."""
+        steps = self._parent.steps
+        before = ", ".join(child.kind for child in steps[: self._number - 1])
+        done = f"{before} was carried out; " if before else ""
+        return f"Step {self._number} of {len(steps)} of {self._parent.name}: {done}{self._kind} is due."
 
     def still_valid(self, intent: ExecutionIntent) -> bool:
         """Tell whether an order in the air would be reserved again now: not once its saga takes no further step."""

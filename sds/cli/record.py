@@ -80,16 +80,18 @@ def flows(
     """
     with closing(open_store(gate)) as store:
         rows = store.rows(
-            "SELECT created_at_ms, dfid FROM decision_flows ORDER BY created_at_ms DESC, dfid LIMIT ?", (limit,)
+            "SELECT f.created_at_ms, f.dfid, s.name FROM decision_flows f LEFT JOIN sagas s ON s.dfid = f.dfid"
+            " ORDER BY f.created_at_ms DESC, f.rowid DESC LIMIT ?",
+            (limit,),
         )
-        found = [(at_ms, answers.answer(store, dfid)) for at_ms, dfid in rows]
-    for at_ms, answer in found:
+        found = [(at_ms, saga, answers.answer(store, dfid)) for at_ms, dfid, saga in rows]
+    for at_ms, saga, answer in found:
         if as_json:
-            print_json({"opened": _when(at_ms), **asdict(answer)} if answer else {})
+            print_json({"opened": _when(at_ms), **asdict(answer), "saga": saga} if answer else {})
         elif answer:
             became = answer.execution or answer.tag or answer.reason_code or ""
             typer.echo(
-                f"{_when(at_ms)}  {answer.dfid}  {answer.event_id}  {answer.state}  {answer.action or '-'}  {became}"
+                f"{_when(at_ms)}  {answer.dfid}  {answer.event_id}  {answer.state}  {answer.action or saga or '-'}  {became}"
             )
 
 
@@ -147,11 +149,15 @@ def recover(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
         "failed": found.failed,
         "unknown": found.unknown,
         "leased": found.leased,
+        "sagas_ended": found.sagas_ended,
+        "sagas_dirty": found.sagas_dirty,
     }
     if as_json:
         print_json(facts)
     else:
         typer.echo(", ".join(f"{name}: {count}" for name, count in facts.items()))
+        if found.sagas_dirty:
+            typer.echo(f"{found.sagas_dirty} sagas are dirty and wait for a model to choose: the next run asks")
         if found.leased:
             typer.echo("leased flows may still be in other hands: run `sds recover` again when their lease is over")
 
@@ -217,6 +223,7 @@ def _show(found: dict[str, Any]) -> None:
         _lines(console, "verdict", {"at": _when(verdict["evaluated_at_ms"]), **facts})
         _reasons(console, verdict["reasons"])
         _lines(console, "drift", json.loads(verdict["drift"] or "{}"))
+    _saga(console, found)
     if order:
         facts = {k: order[k] for k in ("status", "kind", "params", "idempotency_key", "external_receipt")}
         _lines(console, "receipt", facts)
@@ -225,6 +232,16 @@ def _show(found: dict[str, Any]) -> None:
         "ledger",
         {str(e["idx"]): f"{_when(e['at_ms'])} {e['kind']} {e['entry_hash']}" for e in found["ledger"]},
     )
+
+
+def _saga(console: Console, found: dict[str, Any]) -> None:
+    saga = found["saga"] or {}
+    _lines(console, "saga", {k: saga[k] for k in ("name", "phase", "compensation") if saga})
+    for child in found["children"]:
+        _lines(console, f"child {child['dfid']}", {k: v for k, v in child.items() if k != "dfid"})
+    for reversal in found["reversals"]:
+        facts = {k: reversal[k] for k in ("status", "reference", "idempotency_key")}
+        _lines(console, f"reversal of {reversal['dfid']}", facts)
 
 
 def _reasons(console: Console, text: str) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from sds.cli import sagas
 from sds.cli.common import GateName, JsonFlag, ModelPath, folder_of, print_json
 from sds.home import decisions_path
 from sds.kernel.answer import Answer
@@ -37,7 +38,13 @@ def run(
     as_json: JsonFlag = False,
     model: ModelPath = None,
     chaos: Annotated[
-        Literal["drift"] | None, typer.Option("--chaos", help="Move tickets between reasoning and execution.")
+        Literal["drift", "fail-second"] | None,
+        typer.Option(
+            "--chaos", help="drift: move tickets before execution; fail-second: the rail declines a saga's second step."
+        ),
+    ] = None,
+    saga: Annotated[
+        str | None, typer.Option("--saga", help="Decide each claim in the steps of this saga.", show_default=False)
     ] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Set the gate's folder aside first and start anew.")] = False,
 ) -> None:
@@ -45,9 +52,14 @@ def run(
 
     Example: sds run refund --limit 20 --chaos drift
     """
+    if (chaos == "fail-second") != (saga is not None) and chaos is not None:
+        raise UsageError(f"--chaos {chaos} does not go with {'--saga' if saga else 'single decisions'}")
     folder = folder_of(gate)
     if reset and folder.exists():
         _set_aside(folder)
+    if saga is not None:
+        sagas.show(folder, saga, limit, model, fail_second=chaos == "fail-second", as_json=as_json)
+        return
     from sds.gates.refund import run as refund  # noqa: PLC0415  the gate's libraries load when they are needed
 
     console = Console(stderr=True)
@@ -63,7 +75,8 @@ def run(
             progress.update(task, advance=1, description=f"{answer.action or answer.state:<13}")
 
         try:
-            report = refund.run(folder, limit=limit, model=model, chaos=chaos, on_decided=decided)
+            drift = chaos == "drift"
+            report = refund.run(folder, limit=limit, model=model, chaos="drift" if drift else None, on_decided=decided)
         except KeyboardInterrupt:
             done = int(progress.tasks[0].completed)
             console.print(f"stopped after {done} claims; `sds recover` ends what was in the air", markup=False)

@@ -86,7 +86,7 @@ def run(
     rails: list[RailProcess] = []
     with open_refund(folder, model=model, on_reasoned=watch.reasoned, with_rail=rails.append) as gate:
         source = TicketSource(airline_path(folder))
-        _refuse_stopped(gate)
+        refuse_stopped(gate)
         known = settled_events(gate.store, gate.contract)
         claims = [c for c in read_queue(folder) if c.event["claim_id"] not in known]
         if len(claims) < limit:
@@ -99,13 +99,13 @@ def run(
             decided.append((answer, (perf_counter() - began) * 1000, expected))
             on_decided(answer)
         payments = list(rails[0].payments())
-        wrong = list(books.faults(payments, gate.store, lambda ticket: _fare(source, ticket)))
+        wrong = list(books.faults(payments, gate.store, lambda ticket: fare_of(source, ticket)))
         source.close()
         report = _report(gate.engine.model, decided, watch, payments, wrong, audit.verify(gate.store).faults)
         return report | (_chaos_report(watch, gate.store, payments, decided) if chaos else {})
 
 
-def _refuse_stopped(gate: Gate) -> None:
+def refuse_stopped(gate: Gate) -> None:
     """Refuse to use up the queue as escalations while nothing can be decided. Raises UsageError."""
     known = registry.lookup(gate.store, gate.contract.agent_id)
     if known is not None and known.halted:
@@ -165,7 +165,7 @@ def _chaos_report(
     }
 
 
-def _fare(source: TicketSource, ticket_id: str) -> int | None:
+def fare_of(source: TicketSource, ticket_id: str) -> int | None:
     read = source.read(ticket_id)
     fare = read.fields.get("ticket.fare_minor") if read else None
     return fare if isinstance(fare, int) else None
