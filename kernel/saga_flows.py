@@ -58,15 +58,16 @@ class StepKernel(ChildKernel):
 
     def _compile(self, claimed: intake.Claim) -> DecisionPacket:
         packet = super()._compile(claimed)
-        _, case, evidence = packet.texts
-        return replace(packet, texts=(static_text(self.contract, (self._kind,)), f"{self._due()}\n{case}", evidence))
+        static, case, evidence = packet.texts
+        if self._kind not in self.contract.authority:  # what the model reads first of every case does not name it
+            static = static_text(self.contract, (self._kind,))
+        return replace(packet, texts=(static, f"{self._due()}{case}", evidence))
 
     def _due(self) -> str:
-        """Return what the model is told of the mandate it decides under."""
-        steps = self._parent.steps
-        before = ", ".join(child.kind for child in steps[: self._number - 1])
-        done = f"{before} was carried out; " if before else ""
-        return f"Step {self._number} of {len(steps)} of {self._parent.name}: {done}{self._kind} is due."
+        """Return what the model is told of the mandate a later step is under; the first is decided as any case is."""
+        before = ", ".join(child.kind for child in self._parent.steps[: self._number - 1])
+        place = f"Step {self._number} of {len(self._parent.steps)} of {self._parent.name}"
+        return f"{place}: {before} was carried out; {self._kind} is due.\n" if before else ""
 
     def still_valid(self, intent: ExecutionIntent) -> bool:
         """Tell whether an order in the air would be reserved again now: not once its saga takes no further step."""
