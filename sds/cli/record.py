@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from sds.kernel import audit as auditing
 from sds.kernel import ledger as ledgers
 from sds.kernel import recovery, registry
 from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.recovery import Recovered
 from sds.kernel.store import Store
 
 _HEAD = re.compile(r"([0-9]{1,18}):([0-9a-f]{64})")
@@ -135,6 +137,8 @@ def head(gate: GateOption = "refund") -> None:
 def recover(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
     """After a crash: end what nobody holds any more, resolve every order in the air by its key.
 
+    A saga that was half done is taken back or handed to a human, as the model chooses from the contract's menu.
+
     Example: sds recover
     """
     folder = folder_of(gate)
@@ -143,6 +147,8 @@ def recover(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
 
     with desk.recovery_kernel(folder) as kernel:
         found = recovery.recover(kernel, now_ms=now_ms())
+    if found.sagas_dirty:
+        found = _compensated(gate, folder, found)
     facts = {
         "interrupted": found.interrupted,
         "success": found.success,
@@ -156,10 +162,17 @@ def recover(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
         print_json(facts)
     else:
         typer.echo(", ".join(f"{name}: {count}" for name, count in facts.items()))
-        if found.sagas_dirty:
-            typer.echo(f"{found.sagas_dirty} sagas are dirty and wait for a model to choose: the next run asks")
         if found.leased:
             typer.echo("leased flows may still be in other hands: run `sds recover` again when their lease is over")
+
+
+def _compensated(gate: str, folder: Path, found: Recovered) -> Recovered:
+    """Have the model choose what is done about every saga that is dirty; only for this it is loaded."""
+    from sds.gate import Gate  # noqa: PLC0415
+
+    with Gate.load(gate, folder=folder) as opened:
+        again = opened.recover()
+    return replace(found, sagas_ended=found.sagas_ended + again.sagas_ended, sagas_dirty=again.sagas_dirty)
 
 
 def halt(reason: Reason, gate: GateOption = "refund") -> None:

@@ -160,9 +160,12 @@ def test_the_embedded_model_chooses_from_the_menu_and_from_nothing_else(folder: 
     desk = Desk(folder, NativeEngine(embedded, now_ms=now_ms))
     found = desk.decide()
     assert 0 == desk.watch.out_of_envelope
-    if found.compensation is not None:
-        assert found.compensation in ("REVERT", "CLOSE_ALL", "ALERT_HUMAN")
-        assert "PARTIAL_SUCCESS_DIRTY" in str(audit.flow_record(desk.gate.store, found.answer.dfid))
+    assert found.compensation in ("REVERT", "CLOSE_ALL", "ALERT_HUMAN")
+    assert found.chosen is not None
+    said = audit.flow_record(desk.gate.store, found.chosen.dfid)
+    assert said is not None
+    assert desk.gate.engine.model == said["policy_proposals"]["model"]
+    assert "PARTIAL_SUCCESS_DIRTY" in str(audit.flow_record(desk.gate.store, found.answer.dfid))
     desk.rail.misbehave()
     assert [] == desk.faults()
     desk.gate.close()
