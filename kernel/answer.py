@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sds.kernel.flow import FINAL
-from sds.kernel.store import Store
+from sds.kernel.store import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ WHERE f.dfid = ?
 _COLUMNS = tuple(Answer.__dataclass_fields__)
 
 
-def answer(store: Store, dfid: str) -> Answer | None:
+def answer(store: Reader, dfid: str) -> Answer | None:
     """Return the answer of a flow, or None when there is no such flow."""
     row = store.row(_SQL, (dfid,))
     if row is None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sds.kernel import ledger
+from sds.kernel.answer import answer
 from sds.kernel.errors import StoreError
 from sds.kernel.ledger import Head
 from sds.kernel.reconcile import Tables
@@ -80,13 +81,28 @@ def flow_record(store: Store, dfid: str) -> dict[str, Any] | None:
         **{table: _one(store, table, dfid) for table in tables},
         "attempts": _many(store, "attempts", dfid),
         "reservations": _many(store, "reservations", dfid),
+        "saga": _one(store, "sagas", dfid),
+        "children": _children(store, dfid, flow["event_id"]),
+        "reversals": _many(store, "saga_reversals", dfid) or _many(store, "saga_reversals", dfid, by="saga"),
         "ledger": _many(store, "ledger", dfid),
     }
 
 
-def _many(store: Reader, table: str, dfid: str) -> list[dict[str, Any]]:
+def _children(store: Reader, dfid: str, event_id: str) -> list[dict[str, Any]]:
+    """Return the flows that were opened for this one, each with its latest attempt: a restart is no child."""
+    rows = store.rows(
+        "SELECT DISTINCT e.dfid FROM decision_flows f JOIN events e ON e.gate = f.gate AND e.event_id = f.event_id"
+        " WHERE f.parent_dfid = ? AND f.event_id <> ? ORDER BY f.created_at_ms, f.rowid",
+        (dfid, event_id),
+    )
+    found = (answer(store, row[0]) for row in rows)
+    names = ("dfid", "event_id", "state", "tag", "action", "params", "execution", "reference")
+    return [{name: getattr(child, name) for name in names} for child in found if child is not None]
+
+
+def _many(store: Reader, table: str, dfid: str, *, by: str = "dfid") -> list[dict[str, Any]]:
     columns = [row[1] for row in store.rows(f"PRAGMA table_info({table})")]
-    rows = store.rows(f"SELECT * FROM {table} WHERE dfid = ?", (dfid,))
+    rows = store.rows(f"SELECT * FROM {table} WHERE {by} = ?", (dfid,))
     return [{c: _text(v) for c, v in zip(columns, row, strict=True)} for row in rows]
 
 

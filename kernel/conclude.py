@@ -100,7 +100,8 @@ class Concluder:
         """Reserve what an accepted decision takes, in the caller's transaction: (the signed order, why not)."""
         packet, verdict = attempt.packet, attempt.verdict
         kind = verdict.proposal.action if verdict.proposal else ""
-        if not self._contract.kinds[kind].executes:
+        spec = self._contract.kinds.get(kind)
+        if spec is None or not spec.executes:  # a choice from a saga's menu is no kind: what follows is the saga's
             return None, None
         numbers = dict(verdict.numbers)
         needs = reserve.needs_of(self._contract, kind, numbers)

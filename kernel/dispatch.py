@@ -111,6 +111,33 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001  not knowing is an answer
             return Receipt("unknown", detail=_failure("voiding failed", error))
 
+    @property
+    def voids(self) -> bool:
+        return self._executor.voids
+
+    @property
+    def reverts(self) -> bool:
+        return self._executor.reverts
+
+    def revert(self, intent: ExecutionIntent, *, sent_before: bool) -> Receipt:
+        """Undo an order that was carried out. Not asked for twice without a look-up between."""
+        if sent_before and (known := self.reverted(intent)).status != "absent":
+            return known
+        try:
+            receipt = _cleaned(self._executor.revert(intent, self._deadline_s))
+        except ExecutorError as error:
+            return Receipt("rejected", detail=one_line(error, RECEIPT_CHARS_MAX))
+        except Exception as error:  # noqa: BLE001  whatever it raises, it may have acted
+            receipt = Receipt("unknown", detail=_failure("the executor failed", error))
+        return receipt if receipt.status in ("settled", "rejected") else self.reverted(intent)
+
+    def reverted(self, intent: ExecutionIntent) -> Receipt:
+        """Look up whether an order was undone."""
+        try:
+            return _cleaned(self._executor.reverted(intent, self._deadline_s))
+        except Exception as error:  # noqa: BLE001  not knowing is an answer
+            return Receipt("unknown", detail=_failure("the look-up failed", error))
+
     def settle(
         self,
         intent: ExecutionIntent,

@@ -71,6 +71,19 @@ class Voids(Protocol):
         ...
 
 
+@runtime_checkable
+class Reverts(Protocol):
+    """An executor that can take back what it has carried out: at most once for a key, whole, however often it is asked."""
+
+    def revert(self, key: str, deadline_s: float) -> Receipt:
+        """Undo what was carried out under `key`: `settled` once it is undone, `rejected` if it never will be."""
+        ...
+
+    def reverted(self, key: str, deadline_s: float) -> Receipt:
+        """Tell whether `key` was undone: `settled`, or `absent` only if it is certain that it was not."""
+        ...
+
+
 class Signer:
     """Signs intents with HMAC-SHA256 under a key that only the kernel holds, at least 32 bytes."""
 
@@ -128,3 +141,21 @@ class VerifyingExecutor:
         if not isinstance(self._executor, Voids):
             return Receipt("unknown", detail="absent, and this executor cannot void it")
         return self._executor.void(key, deadline_s)
+
+    @property
+    def voids(self) -> bool:
+        return isinstance(self._executor, Voids)
+
+    @property
+    def reverts(self) -> bool:
+        return isinstance(self._executor, Reverts)
+
+    def revert(self, intent: ExecutionIntent, deadline_s: float) -> Receipt:
+        if not self._signer.verify(intent) or not isinstance(self._executor, Reverts):
+            raise ExecutorError("the order cannot be reverted", dfid=intent.dfid)
+        return self._executor.revert(intent.idempotency_key, deadline_s)
+
+    def reverted(self, intent: ExecutionIntent, deadline_s: float) -> Receipt:
+        if not self._signer.verify(intent) or not isinstance(self._executor, Reverts):
+            return Receipt("unknown", detail="the order cannot be looked up")
+        return self._executor.reverted(intent.idempotency_key, deadline_s)

@@ -148,6 +148,9 @@ class HumanDesk:
 
     def _carry(self, case: Case, wanted: Resolution) -> tuple[HumanDecision, ExecutionIntent | None]:
         """Judge, check and reserve what a human decided."""
+        if case.of_saga:
+            hint = "end it with --abort; what is still due takes an event of its own"
+            raise UsageError("a part of a saga cannot be carried out by itself", hint=hint, dfid=case.dfid)
         human_record.refuse_altered(self._store, case.dfid)
         look = self.look(case)
         data = self._proposal(case, wanted, look.packet)

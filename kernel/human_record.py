@@ -21,6 +21,7 @@ from sds.kernel.human_terms import Impact, human_contract, impact
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.proposal import Proposal, parse_proposal
 from sds.kernel.record import SEALED, seal
+from sds.kernel.saga import DIRTY
 from sds.kernel.state import Fields
 from sds.kernel.store import Reader, Store
 
@@ -56,6 +57,7 @@ class Case:
     ordered: str | None
     execution: str | None
     resolved: str | None
+    tag: str | None
 
     @property
     def proposal(self) -> Proposal | None:
@@ -67,6 +69,11 @@ class Case:
     def action(self) -> str | None:
         """What was ordered, else what is proposed."""
         return self.ordered or (self.proposal.action if self.proposal else None)
+
+    @property
+    def of_saga(self) -> bool:
+        """Whether it is a saga or a child of one: what is still due of it is no longer anybody's to carry out."""
+        return "saga" in self.trigger
 
     @property
     def unknown(self) -> bool:
@@ -83,7 +90,7 @@ _CASE = """
 SELECT f.dfid, f.event_id, f.agent_id, f.state,
        CASE WHEN f.state = 'EXECUTING' THEN e.executed_at_ms ELSE v.evaluated_at_ms END, f.created_at_ms,
        f.trigger_event, s.snapshot_id, s.body, p.proposal, COALESCE(e.params, p.params), v.reasons, v.reason_code, p.confidence,
-       p.alternatives, e.kind, e.status, h.decision || ' by ' || h.who
+       p.alternatives, e.kind, e.status, h.decision || ' by ' || h.who, f.tag
 FROM decision_flows f
 LEFT JOIN context_snapshots s ON s.dfid = f.dfid
 LEFT JOIN policy_proposals p ON p.dfid = f.dfid
@@ -124,7 +131,7 @@ def registered_terms(store: Reader, gate: str) -> Contract:
 
 def _case(contract: Contract, row: tuple[Any, ...]) -> Case:
     (dfid, event_id, agent_id, state, since_ms, opened_ms, trigger, snapshot_id, body, said, params) = row[:11]
-    reasons, reason_code, confidence, alternatives, ordered, execution, resolved = row[11:]
+    reasons, reason_code, confidence, alternatives, ordered, execution, resolved, tag = row[11:]
     event, snapshot = json.loads(trigger), json.loads(body or "{}")
     return Case(
         dfid=dfid,
@@ -145,6 +152,7 @@ def _case(contract: Contract, row: tuple[Any, ...]) -> Case:
         ordered=ordered,
         execution=execution,
         resolved=resolved,
+        tag=tag,
     )
 
 
@@ -192,6 +200,8 @@ class HumanDecision:
 def write_human(store: Store, case: Case, made: HumanDecision, *, state: State, now_ms: int) -> None:
     """Write a human's decision and its HUMAN entry, in the caller's transaction, and move the flow."""
     tag = ABORT_TAG if made.decision == "ABORT" else None
+    if case.tag == DIRTY:  # steps of it stand: whoever reads the record must go on seeing that
+        tag = DIRTY
     envelope = canonical(made.packet.envelope.as_data()) if made.packet else None
     facts: dict[str, Any] = {
         "decision": made.decision,

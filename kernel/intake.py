@@ -7,7 +7,7 @@ died is taken over when its lease ends, and one aborted by drift is started afre
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sds.kernel import ledger
@@ -21,6 +21,10 @@ from sds.kernel.store import Reader, Store
 
 ID_CHARS_MAX = 128
 EVENT_BYTES_MAX = 64 * 1024
+_BOUND = (
+    "SELECT COALESCE((SELECT contract_hash FROM decision_flows WHERE dfid = ?),"
+    " (SELECT contract_hash FROM agents WHERE agent_id = ?))"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,14 @@ class Claim:
 
     dfid: str
     event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Mandate:
+    """Why a flow is opened that no trigger asked for. `check` raises, in the claiming transaction, if it no longer may be."""
+
+    parent: str
+    check: Callable[[], None]
 
 
 def read_event(contract: Contract, data: object) -> Event:
@@ -84,13 +96,15 @@ def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def claim(store: Store, contract: Contract, event: Event, *, dfid: str, now_ms: int) -> Claim | Answer:
+def claim(
+    store: Store, contract: Contract, event: Event, *, dfid: str, now_ms: int, mandate: Mandate | None = None
+) -> Claim | Answer:
     """Claim the event's flow, or return what is known of it.
 
     A pending Answer means that another holder is at work. Raises EventError when the identity is known with
     another body.
     """
-    body_hash = digest(event.body)
+    body_hash, saga = digest(event.body), mandate.parent if mandate else None
     with store.transaction():
         known = store.row(
             "SELECT e.body_hash, f.dfid, f.state, f.tag, f.restarts, f.lease_until_ms FROM events e"
@@ -98,8 +112,9 @@ def claim(store: Store, contract: Contract, event: Event, *, dfid: str, now_ms: 
             (contract.gate, event.id),
         )
         if known is None:
+            _still_mandated(mandate)
             store.insert("events", gate=contract.gate, event_id=event.id, body_hash=body_hash, dfid=dfid)
-            _begin(store, contract, event, dfid, parent=None, restarts=0, now_ms=now_ms)
+            begin(store, contract, event, dfid, parent=saga, restarts=0, now_ms=now_ms, saga=saga)
             return Claim(dfid, event)
         if known[0] != body_hash:
             raise EventError(
@@ -111,9 +126,15 @@ def claim(store: Store, contract: Contract, event: Event, *, dfid: str, now_ms: 
             state, tag = "ABORTED", "INTERRUPTED"
         if state != "ABORTED" or tag not in RESTARTABLE_TAGS or known[4] >= contract.retry.restarts_max:
             return _known_answer(store, known[1])
+        _still_mandated(mandate)
         store.run("UPDATE events SET dfid = ? WHERE gate = ? AND event_id = ?", (dfid, contract.gate, event.id))
-        _begin(store, contract, event, dfid, parent=known[1], restarts=known[4] + 1, now_ms=now_ms)
+        begin(store, contract, event, dfid, parent=known[1], restarts=known[4] + 1, now_ms=now_ms, saga=saga)
     return Claim(dfid, event)
+
+
+def _still_mandated(mandate: Mandate | None) -> None:
+    if mandate is not None:
+        mandate.check()
 
 
 def _known_answer(store: Store, dfid: str) -> Answer:
@@ -123,9 +144,21 @@ def _known_answer(store: Store, dfid: str) -> Answer:
     return found
 
 
-def _begin(
-    store: Store, contract: Contract, event: Event, dfid: str, *, parent: str | None, restarts: int, now_ms: int
+def begin(
+    store: Store,
+    contract: Contract,
+    event: Event,
+    dfid: str,
+    *,
+    parent: str | None,
+    restarts: int,
+    now_ms: int,
+    saga: str | None = None,
 ) -> None:
+    """Write a fresh flow inside the caller's transaction.
+
+    A child of a saga is under its saga's contract; every other flow under the one that is registered now.
+    """
     store.insert(
         "decision_flows",
         dfid=dfid,
@@ -134,7 +167,7 @@ def _begin(
         parent_dfid=parent,
         gate=contract.gate,
         event_id=event.id,
-        contract_hash=store.value("SELECT contract_hash FROM agents WHERE agent_id = ?", (contract.agent_id,)),
+        contract_hash=store.value(_BOUND, (saga, contract.agent_id)),
         restarts=restarts,
         created_at_ms=now_ms,
         state=walk("CREATED", "ACTIVE"),

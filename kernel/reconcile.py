@@ -7,14 +7,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sds.kernel import ledger, record
-from sds.kernel.canonical import digest, sha256_hex
+from sds.kernel import record
+from sds.kernel.canonical import digest
 from sds.kernel.human_record import SEALED_HUMAN
-from sds.kernel.reconcile_agents import Standing
+from sds.kernel.reconcile_books import Artifacts, Registry, differences
 from sds.kernel.store import Reader
 
 _AFTER = {"SUCCESS": "CLOSED", "FAILED": "ABORTED", "UNKNOWN": "EXECUTING", "DIRTY": "ABORTED"}
 _HELD = {"PENDING": "live", "UNKNOWN": "live", "SUCCESS": "settled", "FAILED": "released", "DIRTY": "settled"}
+_REVERSAL_AFTER = {"": ("PENDING",), "PENDING": ("REVERTED", "REFUSED", "UNKNOWN"), "UNKNOWN": ("REVERTED", "REFUSED")}
 _EPOCHS = {"PENDING": 1, "UNKNOWN": 1, "SUCCESS": 2, "FAILED": 2, "DIRTY": 3}
 
 
@@ -28,60 +29,81 @@ class Tables:
         self._orders: dict[str, tuple[str, str | None, int | None]] = {}  # dfid -> status, receipt, executed at
         self._humans: set[str] = set()  # flows that a human has resolved
         self._kept: set[str] = set()  # flows whose draws stay subtracted
-        self._agents: dict[str, list[str]] = {}  # agent -> gate, contract, status
-        self._contracts: dict[str, str] = {}  # hash -> digest of its row
-        self._halted = False
-        self._standing = Standing()
-        self._artifacts: dict[str, list[str | int | None]] = {}  # name/version -> digest, of its text, ended at
+        self._sagas: dict[str, tuple[str, str | None]] = {}  # dfid -> phase, compensation
+        self._reversals: dict[str, tuple[str, str, str, str | None]] = {}  # dfid -> saga, key, status, reference
+        self._registry, self._artifacts = Registry(), Artifacts()
 
     def faults(self, entries: Iterable[tuple[Any, ...]]) -> list[str]:
         for idx, at_ms, kind, dfid, text, _, _ in entries:
             try:
-                body = json.loads(text)
-                self._fold(idx, at_ms, kind, dfid, body)
-                self._standing.fold(at_ms, kind, body)
+                self._fold(idx, at_ms, kind, dfid, json.loads(text))
             except (KeyError, TypeError, ValueError, RecursionError):
                 self._found.append(f"entry {idx}: not an entry this program writes")
         self._compare_flows()
         self._compare_events()
-        self._compare_registry()
-        self._found += self._standing.faults(self._store)
+        self._found += [*self._registry.faults(self._store), *self._artifacts.faults(self._store)]
         self._compare_reservations()
-        self._compare_artifacts()
+        self._compare_sagas()
         return self._found
 
     def _fold(self, idx: int, at_ms: int, kind: str, dfid: str, body: Mapping[str, Any]) -> None:
-        if kind == "DECIDED":
-            self._flows[dfid] = body["state"], body["tag"]
-            self._sealed(idx, dfid, record.SEALED, body["rows"])
-            self._read_artifacts(idx, body.get("artifacts", ()))
+        if kind in Registry.KINDS:
+            self._registry.fold(at_ms, kind, body)
+        elif kind in Artifacts.KINDS:
+            self._artifacts.fold(at_ms, kind, body)
+        elif kind == "DECIDED":
+            self._fold_decision(idx, dfid, body)
+        elif kind == "HUMAN":
+            self._fold_human(idx, dfid, body)
         elif kind == "RESERVED":
             self._orders[dfid] = "PENDING", None, None
             self._sealed(idx, dfid, record.RESERVED, body["rows"])
-        elif kind == "HUMAN":
-            if self._flows[dfid][0] != "ESCALATED":
-                raise ValueError("not escalated")
-            self._flows[dfid] = body["state"], body["tag"]
-            self._humans.add(dfid)
-            self._sealed(idx, dfid, SEALED_HUMAN, body["rows"])
         elif kind in ("SETTLED", "UNKNOWN", "RESOLVED", "CONTRADICTED"):
-            if self._orders[dfid][0] not in (("FAILED",) if kind == "CONTRADICTED" else ("PENDING", "UNKNOWN")):
-                raise ValueError("settled already")
-            self._orders[dfid] = body["status"], body["reference"] or None, at_ms
-            self._flows[dfid] = _AFTER[body["status"]], body["tag"]
-            self._kept |= {dfid} if body["kept"] else set()
-        elif kind == "CONTRACT":
-            self._contracts[body["hash"]] = body["row"]
-            known = self._agents.setdefault(body["agent_id"], ["", "", "ACTIVE"])
-            known[:2] = body["gate"], body["hash"]
-        elif kind == "AGENT":
-            self._agents[body["agent_id"]][2] = body["status"]
-        elif kind in ("HALT", "RESUME"):
-            self._halted = kind == "HALT"
-        elif kind in ("ARTIFACT", "RETENTION"):
-            self._fold_artifacts(kind, at_ms, body)
-        elif kind not in ("REVOKED", "REFUSED"):
+            self._fold_settlement(at_ms, kind, dfid, body)
+        elif kind == "SAGA":
+            self._fold_saga(idx, dfid, body)
+        elif kind == "REVERSAL":
+            self._fold_reversal(dfid, body)
+        else:
             raise ValueError(kind)
+
+    def _fold_decision(self, idx: int, dfid: str, body: Mapping[str, Any]) -> None:
+        self._flows[dfid] = body["state"], body["tag"]
+        self._sealed(idx, dfid, record.SEALED, body["rows"])
+        self._registry.decided(body)
+        unread = self._artifacts.unknown(body.get("artifacts", ()))
+        self._found += [f"entry {idx}: artifact {name} was never so" for name in unread]
+        if dfid in self._sagas:
+            self._sagas[dfid] = "ENDED", body["compensation"]
+
+    def _fold_human(self, idx: int, dfid: str, body: Mapping[str, Any]) -> None:
+        if self._flows[dfid][0] != "ESCALATED":
+            raise ValueError("not escalated")
+        self._flows[dfid] = body["state"], body["tag"]
+        self._humans.add(dfid)
+        self._sealed(idx, dfid, SEALED_HUMAN, body["rows"])
+
+    def _fold_settlement(self, at_ms: int, kind: str, dfid: str, body: Mapping[str, Any]) -> None:
+        if self._orders[dfid][0] not in (("FAILED",) if kind == "CONTRADICTED" else ("PENDING", "UNKNOWN")):
+            raise ValueError("settled already")
+        self._orders[dfid] = body["status"], body["reference"] or None, at_ms
+        self._flows[dfid] = _AFTER[body["status"]], body["tag"]
+        self._kept |= {dfid} if body["kept"] else set()
+
+    def _fold_saga(self, idx: int, dfid: str, body: Mapping[str, Any]) -> None:
+        before = self._sagas.get(dfid, ("", None))[0]
+        if (before, body["phase"]) not in (("", "STEPS"), ("STEPS", "DIRTY")):
+            raise ValueError("not the next phase")
+        self._sagas[dfid] = body["phase"], None
+        self._flows[dfid] = "ACTIVE", body.get("tag")
+        if not before:
+            self._sealed(idx, dfid, record.SAGA, body["rows"])
+
+    def _fold_reversal(self, dfid: str, body: Mapping[str, Any]) -> None:
+        before = self._reversals.get(dfid, ("", "", "", None))[2]
+        if body["status"] not in _REVERSAL_AFTER[before] or self._orders[dfid][0] != "SUCCESS":
+            raise ValueError("not the next status")
+        self._reversals[dfid] = body["saga"], body["idempotency_key"], body["status"], body["reference"] or None
 
     def _sealed(self, idx: int, dfid: str, tables: Mapping[str, str], seals: Mapping[str, str]) -> None:
         now = record.seal(self._store, dfid, tables)
@@ -90,11 +112,7 @@ class Tables:
         ]
 
     def _same(self, what: str, rows: Iterable[tuple[Any, ...]], expected: Mapping[Any, Any]) -> None:
-        """Compare (name, value) rows with what the ledger says."""
-        now = dict(rows)
-        for name in sorted({*now, *expected}):
-            if now.get(name) != expected.get(name):
-                self._found.append(f"{what} {name}: the table says {now.get(name)}, the ledger {expected.get(name)}")
+        self._found += differences(what, rows, expected)
 
     def _compare_flows(self) -> None:
         states = self._store.rows("SELECT dfid, state, tag FROM decision_flows")
@@ -116,10 +134,10 @@ class Tables:
     def _compare_events(self) -> None:
         """Every event points to the last flow of its chain, and has the body of that flow's trigger."""
         flows = self._store.rows("SELECT dfid, gate, event_id, trigger_event, parent_dfid FROM decision_flows")
-        parents = {flow[4] for flow in flows}
+        superseded = {(flow[4], *flow[1:3]) for flow in flows}  # a saga has children, but of other events
         wanted: dict[str, tuple[str, str]] = {}
         for dfid, gate, event_id, body, _ in flows:
-            if dfid not in parents:
+            if (dfid, gate, event_id) not in superseded:
                 name = f"{gate}/{event_id}"
                 if name in wanted:
                     self._found.append(f"event {name}: flows {wanted[name][1]} and {dfid} both stand for it")
@@ -127,65 +145,31 @@ class Tables:
         rows = self._store.rows("SELECT gate, event_id, body_hash, dfid FROM events")
         self._same("event", ((f"{row[0]}/{row[1]}", row[2:]) for row in rows), wanted)
 
-    def _compare_registry(self) -> None:
-        agents = self._store.rows("SELECT agent_id, gate, contract_hash, status FROM agents")
-        self._same("agent", ((row[0], list(row[1:])) for row in agents), self._agents)
-        contracts = self._store.rows("SELECT * FROM contracts")
-        self._same("contract", ((row[0], ledger.rows_digest([row])) for row in contracts), self._contracts)
-        if self._store.halted != self._halted:
-            self._found.append("halted: the table and the ledger differ")
-
-    def _fold_artifacts(self, kind: str, at_ms: int, body: Mapping[str, Any]) -> None:
-        if kind == "RETENTION":
-            for name, version in body["artifacts"]:
-                self._artifacts[f"{name}/{version}"][1] = None
-            return
-        name, version = body["name"], int(body["version"])
-        last = self._artifacts.get(f"{name}/{version - 1}")
-        if body["act"] == "retire":
-            self._artifacts[f"{name}/{version}"][2] = at_ms
-            return
-        if last is not None and last[2] is None:
-            last[2] = at_ms
-        self._artifacts[f"{name}/{version}"] = [body["sha256"], body["sha256"], None]
-
-    def _read_artifacts(self, idx: int, read: Iterable[tuple[str, int, str]]) -> None:
-        """A decision can only have read versions that had been put by then."""
-        for name, version, sha256 in read:
-            if self._artifacts.get(f"{name}/{version}", [""])[0] != sha256:
-                self._found.append(f"entry {idx}: artifact {name}/{version} was never so")
-
-    def _compare_artifacts(self) -> None:
-        rows = self._store.rows("SELECT name, version, sha256, text, ended_at_ms FROM artifacts")
-        self._same(
-            "artifact",
-            (
-                (f"{name}/{version}", [sha256, None if text is None else _text_digest(text), ended])
-                for name, version, sha256, text, ended in rows
-            ),
-            self._artifacts,
-        )
-
     def _compare_reservations(self) -> None:
         """Recompute every counter from the reservations that the ledger says are held, settled or given back."""
         drawn: Counter[str] = Counter()
         epochs: Counter[str] = Counter()
         used: Counter[str] = Counter()
         for dfid, name, amount, status in self._store.rows("SELECT dfid, resource, amount, status FROM reservations"):
-            order = self._orders.get(dfid, ("",))[0]
-            if _HELD.get(order) != status:
+            order, reverted = self._orders.get(dfid, ("",))[0], self._reverted(dfid)
+            if ("released" if reverted else _HELD.get(order)) != status:
                 self._found.append(f"reservation of flow {dfid}: the table says {status}")
-            epochs[name] += _EPOCHS.get(order, 0)
+            epochs[name] += _EPOCHS.get(order, 0) + reverted
             drawn[name] += amount if status == "live" or (status == "settled" and dfid in self._kept) else 0
         for dfid, name, amount in self._store.rows("SELECT dfid, scope, amount FROM spend"):
-            used[name] += amount if self._orders.get(dfid, ("",))[0] != "FAILED" else 0
+            used[name] += amount if self._orders.get(dfid, ("",))[0] != "FAILED" and not self._reverted(dfid) else 0
         resources = self._store.rows("SELECT resource, epoch, drawn FROM resources")
         self._same("resource", ((n, (e, d)) for n, e, d in resources), {n: (epochs[n], drawn[n]) for n in epochs})
         self._same("spend", self._store.rows("SELECT scope, used FROM spend_totals"), used)
 
+    def _reverted(self, dfid: str) -> bool:
+        return self._reversals.get(dfid, ("", "", ""))[2] == "REVERTED"
 
-def _text_digest(text: str) -> str:
-    return sha256_hex(text.encode("utf-8", "surrogateescape"))
+    def _compare_sagas(self) -> None:
+        sagas = self._store.rows("SELECT dfid, phase, compensation FROM sagas")
+        self._same("saga", ((row[0], row[1:]) for row in sagas), self._sagas)
+        reversals = self._store.rows("SELECT dfid, saga, idempotency_key, status, reference FROM saga_reversals")
+        self._same("reversal", ((row[0], row[1:]) for row in reversals), self._reversals)
 
 
 def _digest(text: str) -> str:

@@ -5,6 +5,7 @@ The DECIDED entry of the ledger carries a digest of every row written here; `aud
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,9 @@ RESERVED = {
     "reservations": "dfid, resource, amount",
     "spend": "dfid, scope, amount",
 }
+SAGA = {"decision_flows": SEALED["decision_flows"], "sagas": "dfid, name, steps, menu"}
+
+_ORDER = "SELECT dfid, idempotency_key, kind, params, resource_key, state_version, signature FROM execution_log"
 
 
 def seal(store: Reader, dfid: str, tables: Mapping[str, str]) -> dict[str, str]:
@@ -159,6 +163,23 @@ def write_reservation(store: Store, intent: ExecutionIntent, needs: Row, now_ms:
     ledger.append(
         store, now_ms, "RESERVED", intent.dfid, {**body, "needs": needs, "rows": seal(store, intent.dfid, RESERVED)}
     )
+
+
+def read_order(store: Reader, dfid: str) -> ExecutionIntent | None:
+    """Return a flow's order as it stands in the record; whoever acts on it verifies its signature first."""
+    row = store.row(f"{_ORDER} WHERE dfid = ?", (dfid,))
+    if row is None:
+        return None
+    dfid, key, kind, params, resource_key, version, signature = row
+    return ExecutionIntent(dfid, key, kind, _numbers(params), resource_key, version, signature)
+
+
+def _numbers(text: str) -> tuple[tuple[str, int], ...]:
+    """Return an order's numbers; none when the row was altered beyond reading, which its signature then shows."""
+    try:
+        return tuple(sorted(json.loads(text).items()))
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        return ()
 
 
 def _reasons(verdict: Verdict) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
-from sds.kernel import human, intake
+from sds.kernel import human, intake, record, saga_drive
 from sds.kernel.executor import ExecutionIntent
 from sds.kernel.runtime import Kernel
+from sds.kernel.saga_flows import mandated
 
 # A human's order has a lease of its own: that of the flow they decided about is long over.
 _LEASE = "COALESCE((SELECT h.lease_until_ms FROM human_decisions h WHERE h.dfid = f.dfid), f.lease_until_ms)"
@@ -20,6 +20,7 @@ class Recovered:
     """How many flows were found interrupted, and what the orders in the air turned out to be.
 
     `leased`: flows left alone because their holder may still be alive; recover again when their lease is over.
+    `sagas_dirty`: sagas of which something was done, and whose compensation a model must choose.
     """
 
     interrupted: int = 0
@@ -27,6 +28,8 @@ class Recovered:
     failed: int = 0
     unknown: int = 0
     leased: int = 0
+    sagas_ended: int = 0
+    sagas_dirty: int = 0
 
 
 def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
@@ -34,21 +37,24 @@ def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
     interrupted = _interrupt_orphans(kernel, now_ms)
     counts: Counter[str] = Counter()
     for intent in orders_in_the_air(kernel, now_ms):
-        counts[kernel.dispatcher.resolve(intent, partial(human.still_valid, kernel, now_ms=now_ms))] += 1
+        still_valid = partial(human.still_valid, mandated(kernel, intent.dfid), now_ms=now_ms)
+        counts[kernel.dispatcher.resolve(intent, still_valid)] += 1
+    ended, dirty = saga_drive.recover(kernel, now_ms=now_ms)
     leased = kernel.store.value(
         "SELECT count(*) FROM decision_flows f LEFT JOIN execution_log e ON e.dfid = f.dfid WHERE f.gate = ?"
         " AND (f.state = 'ACTIVE' OR (f.state = 'EXECUTING' AND e.status = 'PENDING'))"
         f" AND {_LEASE} >= ?",
         (kernel.contract.gate, now_ms),
     )
-    return Recovered(interrupted, counts["SUCCESS"], counts["FAILED"], counts["UNKNOWN"], leased)
+    return Recovered(interrupted, counts["SUCCESS"], counts["FAILED"], counts["UNKNOWN"], leased, ended, dirty)
 
 
 def _interrupt_orphans(kernel: Kernel, now_ms: int) -> int:
     store = kernel.store
     with store.transaction():
         orphans = store.rows(
-            "SELECT dfid FROM decision_flows WHERE state = 'ACTIVE' AND gate = ? AND lease_until_ms < ?",
+            "SELECT dfid FROM decision_flows WHERE state = 'ACTIVE' AND gate = ? AND lease_until_ms < ?"
+            " AND dfid NOT IN (SELECT dfid FROM sagas)",
             (kernel.contract.gate, now_ms),
         )
         for (dfid,) in orphans:
@@ -59,21 +65,9 @@ def _interrupt_orphans(kernel: Kernel, now_ms: int) -> int:
 def orders_in_the_air(kernel: Kernel, now_ms: int) -> list[ExecutionIntent]:
     """Return every order whose outcome nobody knows and whose sender is gone, oldest first."""
     rows = kernel.store.rows(
-        "SELECT e.dfid, e.idempotency_key, e.kind, e.params, e.resource_key, e.state_version, e.signature"
-        " FROM decision_flows f JOIN execution_log e ON e.dfid = f.dfid"
+        "SELECT e.dfid FROM decision_flows f JOIN execution_log e ON e.dfid = f.dfid"
         " WHERE f.state = 'EXECUTING' AND f.gate = ?"
         f" AND (e.status = 'UNKNOWN' OR (e.status = 'PENDING' AND {_LEASE} < ?)) ORDER BY e.reserved_at_ms",
         (kernel.contract.gate, now_ms),
     )
-    return [
-        ExecutionIntent(dfid, key, kind, _params(params), resource_key, version, signature)
-        for dfid, key, kind, params, resource_key, version, signature in rows
-    ]
-
-
-def _params(text: str) -> tuple[tuple[str, int], ...]:
-    """Return an order's numbers; none when the row was altered beyond reading, which its signature then shows."""
-    try:
-        return tuple(sorted(json.loads(text).items()))
-    except (AttributeError, TypeError, ValueError, RecursionError):
-        return ()
+    return [order for (dfid,) in rows if (order := record.read_order(kernel.store, dfid)) is not None]

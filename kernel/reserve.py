@@ -130,6 +130,17 @@ def reinstate(store: Store, dfid: str) -> None:
         store.run("UPDATE spend_totals SET used = used + ? WHERE scope = ?", (amount, name))
 
 
+def give_back(store: Store, dfid: str, *, kept: bool) -> None:
+    """Return what a settled decision took, because its effect has been undone. `kept`: it was still subtracted."""
+    settled = "SELECT resource, amount FROM reservations WHERE dfid = ? AND status = 'settled'"
+    for name, amount in store.rows(settled, (dfid,)):
+        back = amount if kept else 0
+        store.run("UPDATE resources SET epoch = epoch + 1, drawn = drawn - ? WHERE resource = ?", (back, name))
+    store.run("UPDATE reservations SET status = 'released' WHERE dfid = ? AND status = 'settled'", (dfid,))
+    for name, amount in store.rows("SELECT scope, amount FROM spend WHERE dfid = ?", (dfid,)):
+        store.run("UPDATE spend_totals SET used = used - ? WHERE scope = ?", (amount, name))
+
+
 def _draw(store: Store, dfid: str, name: str, amount: int) -> None:
     store.insert("reservations", dfid=dfid, resource=name, amount=amount, status="live")
     store.run(

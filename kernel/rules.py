@@ -22,12 +22,16 @@ Path = tuple[str, ...]
 
 
 class Rules:
-    """A contract's expressions, type-checked and compiled. Raises ContractError with a `path` attribute."""
+    """A contract's expressions, type-checked and compiled. Raises ContractError with a `path` attribute.
 
-    def __init__(self, contract: Contract) -> None:
+    `authority`: the kinds of a mandate within the contract, as one step of a saga has; None: the agent's own.
+    """
+
+    def __init__(self, contract: Contract, *, authority: tuple[str, ...] | None = None) -> None:
         self.contract = contract
         self.fields = tuple(parse_type(path, text) for path, text in contract.snapshot.items())
-        self._kinds = {name: contract.kinds[name] for name in sorted({*contract.authority, DENY})}
+        named = contract.authority if authority is None else authority
+        self._kinds = {name: contract.kinds[name] for name in sorted({*named, DENY})}
         self._reasons = {name: tuple(sorted(set(kind.reasons))) for name, kind in self._kinds.items()}
         self._program = Program(tuple(self._checked()))
 

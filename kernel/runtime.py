@@ -68,6 +68,7 @@ class Kernel:
         self._now_ms, self._new_id, self._log = now_ms, new_id, log
         self._contract_hash = contract.hash
         self._shelf, self._count_tokens = Shelf(store, contract.artifacts, count_tokens), count_tokens
+        self._mandate: intake.Mandate | None = None  # an agent acts on triggers; a step of a saga, on its saga's
         self._concluder = Concluder(contract, store, signer, now_ms=now_ms, log=log)
         self.dispatcher = Dispatcher(contract, store, executor, signer, now_ms=now_ms, log=log)
         self._safeguards = safeguards_of(contract)
@@ -78,7 +79,14 @@ class Kernel:
 
     def open(self, event: intake.Event) -> DecisionPacket | Answer:
         """Claim the event and compile its packet; or return what is known: final, or pending elsewhere."""
-        claimed = intake.claim(self.store, self.contract, event, dfid=self._new_id(), now_ms=self._now_ms())
+        claimed = intake.claim(
+            self.store,
+            self.contract,
+            event,
+            dfid=self._new_id(),
+            now_ms=self._now_ms(),
+            mandate=self._mandate,
+        )
         if isinstance(claimed, Answer):
             return claimed
         packet = self._compile(claimed)

@@ -115,7 +115,18 @@ CREATE TABLE artifacts (
 ) STRICT;
 CREATE UNIQUE INDEX one_artifact_in_force ON artifacts (name) WHERE ended_at_ms IS NULL;
 
--- sagas
+-- sagas: a parent flow in several steps, and what was undone of them (the dfid of a reversal is that of the step)
+
+CREATE TABLE sagas (
+    dfid TEXT PRIMARY KEY, name TEXT NOT NULL, steps TEXT NOT NULL, menu TEXT NOT NULL,
+    phase TEXT NOT NULL CHECK (phase IN ('STEPS', 'DIRTY', 'ENDED')), compensation TEXT
+) STRICT;
+CREATE INDEX sagas_open ON sagas (phase) WHERE phase <> 'ENDED';
+
+CREATE TABLE saga_reversals (
+    dfid TEXT PRIMARY KEY, saga TEXT NOT NULL REFERENCES sagas, idempotency_key TEXT NOT NULL UNIQUE,
+    status TEXT NOT NULL CHECK (status IN ('PENDING', 'REVERTED', 'REFUSED', 'UNKNOWN')), reference TEXT
+) STRICT;
 
 CREATE TABLE ledger (
     idx INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, kind TEXT NOT NULL, dfid TEXT NOT NULL, body TEXT NOT NULL,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,7 +15,7 @@ from sds.engines.fallback import FallbackEngine
 from sds.engines.native import open_engine
 from sds.engines.protocol import Engine
 from sds.escalations import Resolve, resolve
-from sds.kernel import intake, monitor, recovery, registry
+from sds.kernel import intake, monitor, recovery, registry, saga_drive
 from sds.kernel.answer import Answer
 from sds.kernel.contract import Contract, load_contract
 from sds.kernel.errors import SdsError, UsageError
@@ -24,8 +25,10 @@ from sds.kernel.human_record import Case
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.recovery import Recovered
 from sds.kernel.runtime import Kernel
+from sds.kernel.saga import SagaAnswer
 from sds.kernel.state import StateSource
 from sds.logs import JsonLog
+from sds.saga import SagaStream
 from sds.stream import Reasoned, Stream
 
 
@@ -90,6 +93,14 @@ class Gate:
                 count_tokens=self.engine.count_tokens,
             )
             self._stream = Stream(self.kernel, self.engine, now_ms=now_ms, sleep=time.sleep, on_reasoned=on_reasoned)
+            self._sagas = SagaStream(
+                self.kernel,
+                self.engine,
+                now_ms=now_ms,
+                new_id=new_id,
+                sleep=time.sleep,
+                on_reasoned=on_reasoned,
+            )
             self._closing = opened.pop_all()
 
     @classmethod
@@ -114,10 +125,19 @@ class Gate:
         Raises EventError for a malformed or contradicting event, StoreError when nothing could be recorded.
         """
         answer = self._stream.decide(self.read(event))
-        if self._decided % max(1, self.contract.aggregate_thresholds.window // 10) == 0:
-            self._watch(answer.dfid)
-        self._decided += 1
+        self._count(answer.dfid)
         return answer
+
+    def decide_saga(self, name: str, event: Mapping[str, object] | str | bytes) -> SagaAnswer:
+        """Decide one event in the steps of a saga of the contract. The same event again returns the stored outcome."""
+        answer = self._sagas.decide(name, self.read(event))
+        self._count(answer.answer.dfid)
+        return answer
+
+    def _count(self, dfid: str) -> None:
+        if self._decided % max(1, self.contract.aggregate_thresholds.window // 10) == 0:
+            self._watch(dfid)
+        self._decided += 1
 
     def _watch(self, dfid: str) -> None:
         """Look at the aggregates: with the first decision of a process, and every tenth of a window."""
@@ -131,8 +151,12 @@ class Gate:
         return self.kernel.preview(self.read(event))
 
     def recover(self) -> Recovered:
-        """End what a crash left open and resolve every order in the air by its key."""
-        return recovery.recover(self.kernel, now_ms=self._now_ms())
+        """End what a crash left open, resolve every order in the air by its key, have what is dirty compensated."""
+        found = recovery.recover(self.kernel, now_ms=self._now_ms())
+        dirty = saga_drive.waiting(self.kernel, now_ms=self._now_ms())
+        for dfid in dirty:
+            self._sagas.drive(dfid)
+        return replace(found, sagas_ended=found.sagas_ended + len(dirty), sagas_dirty=0)
 
     def escalations(self) -> list[Case]:
         """Return what waits for a human, oldest first: escalated cases, and orders whose end nobody knows."""

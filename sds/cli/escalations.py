@@ -135,6 +135,8 @@ def _commands(terms: Contract, case: Case, look: Look) -> list[str]:
     start, why = f"sds escalations resolve {case.dfid}", '--reason "..."'
     if case.unknown:
         return [f"{start} --settled REFERENCE {why} --acknowledge", f"{start} --rejected {why} --acknowledge"]
+    if case.of_saga:
+        return [f"{start} --abort {why}"]
     seen = f" --seen {look.seen}" if look.moved else ""
     commands, envelope = [], look.packet.envelope
     if case.proposal and not envelope.objections(replace(case.proposal, rationale=None)):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from sds.kernel import audit as auditing
 from sds.kernel import ledger as ledgers
 from sds.kernel import recovery, registry
 from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.recovery import Recovered
 from sds.kernel.store import Store
 
 _HEAD = re.compile(r"([0-9]{1,18}):([0-9a-f]{64})")
@@ -80,16 +82,18 @@ def flows(
     """
     with closing(open_store(gate)) as store:
         rows = store.rows(
-            "SELECT created_at_ms, dfid FROM decision_flows ORDER BY created_at_ms DESC, dfid LIMIT ?", (limit,)
+            "SELECT f.created_at_ms, f.dfid, s.name FROM decision_flows f LEFT JOIN sagas s ON s.dfid = f.dfid"
+            " ORDER BY f.created_at_ms DESC, f.rowid DESC LIMIT ?",
+            (limit,),
         )
-        found = [(at_ms, answers.answer(store, dfid)) for at_ms, dfid in rows]
-    for at_ms, answer in found:
+        found = [(at_ms, saga, answers.answer(store, dfid)) for at_ms, dfid, saga in rows]
+    for at_ms, saga, answer in found:
         if as_json:
-            print_json({"opened": _when(at_ms), **asdict(answer)} if answer else {})
+            print_json({"opened": _when(at_ms), **asdict(answer), "saga": saga} if answer else {})
         elif answer:
             became = answer.execution or answer.tag or answer.reason_code or ""
             typer.echo(
-                f"{_when(at_ms)}  {answer.dfid}  {answer.event_id}  {answer.state}  {answer.action or '-'}  {became}"
+                f"{_when(at_ms)}  {answer.dfid}  {answer.event_id}  {answer.state}  {answer.action or saga or '-'}  {became}"
             )
 
 
@@ -133,6 +137,8 @@ def head(gate: GateOption = "refund") -> None:
 def recover(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
     """After a crash: end what nobody holds any more, resolve every order in the air by its key.
 
+    A saga that was half done is taken back or handed to a human, as the model chooses from the contract's menu.
+
     Example: sds recover
     """
     folder = folder_of(gate)
@@ -141,12 +147,16 @@ def recover(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
 
     with desk.recovery_kernel(folder) as kernel:
         found = recovery.recover(kernel, now_ms=now_ms())
+    if found.sagas_dirty:
+        found = _compensated(gate, folder, found)
     facts = {
         "interrupted": found.interrupted,
         "success": found.success,
         "failed": found.failed,
         "unknown": found.unknown,
         "leased": found.leased,
+        "sagas_ended": found.sagas_ended,
+        "sagas_dirty": found.sagas_dirty,
     }
     if as_json:
         print_json(facts)
@@ -154,6 +164,15 @@ def recover(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
         typer.echo(", ".join(f"{name}: {count}" for name, count in facts.items()))
         if found.leased:
             typer.echo("leased flows may still be in other hands: run `sds recover` again when their lease is over")
+
+
+def _compensated(gate: str, folder: Path, found: Recovered) -> Recovered:
+    """Have the model choose what is done about every saga that is dirty; only for this it is loaded."""
+    from sds.gate import Gate  # noqa: PLC0415
+
+    with Gate.load(gate, folder=folder) as opened:
+        again = opened.recover()
+    return replace(found, sagas_ended=found.sagas_ended + again.sagas_ended, sagas_dirty=again.sagas_dirty)
 
 
 def halt(reason: Reason, gate: GateOption = "refund") -> None:
@@ -220,6 +239,7 @@ def _show(found: dict[str, Any]) -> None:
         _lines(console, "verdict", {"at": _when(verdict["evaluated_at_ms"]), **facts})
         _reasons(console, verdict["reasons"])
         _lines(console, "drift", json.loads(verdict["drift"] or "{}"))
+    _saga(console, found)
     _humans(console, found)
     if order:
         facts = {k: order[k] for k in ("status", "kind", "params", "idempotency_key", "external_receipt")}
@@ -229,6 +249,16 @@ def _show(found: dict[str, Any]) -> None:
         "ledger",
         {str(e["idx"]): f"{_when(e['at_ms'])} {e['kind']} {e['entry_hash']}" for e in found["ledger"]},
     )
+
+
+def _saga(console: Console, found: dict[str, Any]) -> None:
+    saga = found["saga"] or {}
+    _lines(console, "saga", {k: saga[k] for k in ("name", "phase", "compensation") if saga})
+    for child in found["children"]:
+        _lines(console, f"child {child['dfid']}", {k: v for k, v in child.items() if k != "dfid"})
+    for reversal in found["reversals"]:
+        facts = {k: reversal[k] for k in ("status", "reference", "idempotency_key")}
+        _lines(console, f"reversal of {reversal['dfid']}", facts)
 
 
 def _humans(console: Console, found: dict[str, Any]) -> None:

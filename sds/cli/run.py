@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from sds.cli import sagas
 from sds.cli.common import GateName, JsonFlag, ModelPath, folder_of, print_json
 from sds.cli.engines import (
     BackendName,
@@ -52,7 +53,13 @@ def run(
     dtype: DtypeName = None,
     engines: EnginesPath = None,
     chaos: Annotated[
-        Literal["drift"] | None, typer.Option("--chaos", help="Move tickets between reasoning and execution.")
+        Literal["drift", "fail-second"] | None,
+        typer.Option(
+            "--chaos", help="drift: move tickets before execution; fail-second: the rail declines a saga's second step."
+        ),
+    ] = None,
+    saga: Annotated[
+        str | None, typer.Option("--saga", help="Decide each claim in the steps of this saga.", show_default=False)
     ] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Set the gate's folder aside first and start anew.")] = False,
 ) -> None:
@@ -60,9 +67,17 @@ def run(
 
     Example: sds run refund --limit 20 --chaos drift
     """
+    if (chaos == "fail-second") != (saga is not None) and chaos is not None:
+        raise UsageError(f"--chaos {chaos} does not go with {'--saga' if saga else 'single decisions'}")
     folder = folder_of(gate)
     if reset and folder.exists():
         _set_aside(folder)
+    if saga is not None:
+        with opened_engine(
+            model, engines, engine=engine, backend=backend, library=library, device=device, dtype=dtype
+        ) as decides:
+            sagas.show(folder, saga, limit, decides, fail_second=chaos == "fail-second", as_json=as_json)
+        return
     from sds.gates.refund import run as refund  # noqa: PLC0415  the gate's libraries load when they are needed
 
     console = Console(stderr=True)
@@ -81,7 +96,9 @@ def run(
             with opened_engine(
                 model, engines, engine=engine, backend=backend, library=library, device=device, dtype=dtype
             ) as decides:
-                report = refund.run(folder, limit=limit, engine=decides, chaos=chaos, on_decided=decided)
+                report = refund.run(
+                    folder, limit=limit, engine=decides, chaos="drift" if chaos == "drift" else None, on_decided=decided
+                )
         except KeyboardInterrupt:
             done = int(progress.tasks[0].completed)
             console.print(f"stopped after {done} claims; `sds recover` ends what was in the air", markup=False)

@@ -15,7 +15,7 @@ from sds.gates.refund import books
 from sds.gates.refund.desk import airline_path, ensure_world, open_refund, read_queue
 from sds.gates.refund.rail_client import RailProcess
 from sds.gates.refund.rail_store import PAGE_PAYMENTS, Order, Payment, PayoutStore
-from sds.gates.refund.run import Watch, _chaos_report, _fare
+from sds.gates.refund.run import Watch, _chaos_report, fare_of
 from sds.gates.refund.source import TicketSource
 from sds.home import decisions_path
 from sds.kernel.answer import Answer
@@ -35,7 +35,7 @@ class Run:
     def faults(self, folder: Path) -> list[str]:
         source = TicketSource(airline_path(folder))
         with closing(Store(decisions_path(folder))) as store, closing(source):
-            return list(books.faults(payments(folder), store, lambda ticket: _fare(source, ticket)))
+            return list(books.faults(payments(folder), store, lambda ticket: fare_of(source, ticket)))
 
     def chaos(self, folder: Path) -> dict[str, int]:
         with closing(Store(decisions_path(folder))) as store:

@@ -250,6 +250,25 @@ class Rail:
             raise TimeoutError("the rail does not answer")
         return Receipt(found.status, found.reference, found.detail)  # type: ignore[arg-type]  # settled or rejected
 
+    def revert(self, key: str, deadline_s: float) -> Receipt:
+        self._faults.step("before revert")
+        fate = self.misfortunes.pop(0) if self.misfortunes else "pay"
+        if fate == "drop":
+            return Receipt("unknown", detail="no reply")
+        if fate == "refuse":
+            return Receipt("rejected", detail="too late to take it back")
+        found = self._memory.revert(key)
+        self._faults.step("after revert")
+        return Receipt("unknown") if fate == "lose" else Receipt(found.status, found.reference, found.detail)  # type: ignore[arg-type]  # settled or rejected
+
+    def reverted(self, key: str, deadline_s: float) -> Receipt:
+        self._faults.step("before reverted")
+        found = self._memory.reverted(key)
+        self._faults.step("after reverted")
+        if self.blind:
+            raise TimeoutError("the rail does not answer")
+        return Receipt(found.status, found.reference, found.detail)  # type: ignore[arg-type]  # settled or absent
+
     def paid(self) -> list[tuple[str, str, str, int]]:
         """Return every payout: (dfid, ticket, kind, amount)."""
         sql = "SELECT dfid, ticket_id, kind, amount_minor FROM payouts WHERE status = 'settled' ORDER BY number"

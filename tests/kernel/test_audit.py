@@ -28,6 +28,7 @@ from tests.kernel.durable import (
     refund,
     see_through,
 )
+from tests.kernel.sagas import REVERT, Script, run, terms
 from tests.scale import scale, seeded
 
 # Said openly in audit.py: how often an agent was rejected in a row is nowhere else, and a store of another schema
@@ -37,10 +38,11 @@ UNSEALED = {("agents", "rejections")}
 
 @pytest.fixture
 def world(folder: Path) -> Iterator[World]:
-    """Return a record with one of everything: paid, refused, unknown, denied, escalated, aborted, restarted, open."""
-    made = World(folder)
+    """Return a record with one of everything: paid, refused, unknown, denied, escalated, aborted, restarted, open, a saga."""
+    made = World(folder, terms=terms())
     for number in range(2, 9):
         made.tickets.put(f"T{number}", mood="angry")
+    run(made.kernel, made, Script(step_2=deny, compensation=REVERT), event="half settled")
     made.decide(refund(), "paid", confidence=0.5)
     made.decide(compensate, "compensated")
     made.rail.misfortunes = ["refuse", "drop", "lose"]
@@ -259,12 +261,12 @@ def test_a_changed_value_in_any_column_of_any_other_table_is_found(world: World)
             same = " AND ".join(f"{c} IS ?" for c in columns)
             sql = f"UPDATE {table} SET {column} = ? WHERE {same}"
             value = 1.0 if row[at] is None and column == "confidence" else bent(rng, row[at])
-            if column in ("status", "state", "outcome"):
+            if column in ("status", "state", "outcome", "phase"):
                 value = {"SUCCESS": "FAILED", "ACTIVE": "RETIRED", "CLOSED": "ABORTED", "settled": "released"}.get(
-                    row[at], {"status": "PENDING", "state": "CLOSED", "outcome": "ESCALATED"}[column]
+                    row[at], {"status": "PENDING", "state": "CLOSED", "outcome": "ESCALATED", "phase": "DIRTY"}[column]
                 )
-            if column == "attempt_number":  # the next one may be taken
-                value = 9
+            if column in ("amount", "attempt_number"):
+                value = row[at] + 100  # never nothing, and never the number of another attempt
             if table == "meta":
                 row, value = ("halted", "0"), "1" if column == "value" else "stopped"
             if table == "reservations" and value == "PENDING":

@@ -9,6 +9,8 @@ HTTP on 127.0.0.1 only, one request a connection, bodies in JSON:
     GET  /pay/KEY        settled | rejected | absent | pending. `absent`: nothing was done under this key, and no
                          request that arrived before this question can still do it.
     POST /void           {"key"}: never pay under this key: rejected; or what became of it before, or pending.
+    POST /revert         {"key"}: take back, whole and once, what was paid under this key; rejected when nothing was.
+    GET  /revert/KEY     settled: it was taken back | absent: it was not, nor by any request that arrived before | pending
     GET  /payouts        what was paid; /payouts/TICKET_ID for one ticket
     GET  /payments/N     the next payments after number N, each as it was made; an empty list after the last
     POST /faults         {"lose_reply","fail","drop_before": 0..1, "delay_ms", "seed"}: from now on, lose replies after
@@ -37,7 +39,7 @@ from socketserver import TCPServer
 from threading import Condition, Thread
 from typing import Any
 
-from .rail_store import Order, PayoutStore, is_key, parse_order
+from .rail_store import Answer, Order, PayoutStore, is_key, parse_order
 
 BODY_BYTES_MAX = 4096
 CONNECTIONS_MAX = 256
@@ -45,6 +47,7 @@ DELAY_MS_MAX = 60_000
 NUMBER_DIGITS_MAX = 18
 REQUEST_S = 5.0
 SETTLING_S = 0.05
+_DECLINED = Answer("rejected", detail="the rail declined to take it back")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +186,8 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(200, self.server.store.summary(name))
         elif what == "payments" and name.isascii() and name.isdigit() and len(name) <= NUMBER_DIGITS_MAX:
             self._answer(200, {"payments": [asdict(payment) for payment in self.server.store.payments(int(name))]})
-        elif what == "pay" and is_key(name):
-            self._look_up(name)
+        elif what in {"pay", "revert"} and is_key(name):
+            self._look_up(what, name)
         else:
             self._malformed("no such question")
 
@@ -193,9 +196,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/pay":
             order = parse_order(data)
             self._malformed(order) if isinstance(order, str) else self._pay(order)
-        elif self.path == "/void":
+        elif self.path in {"/void", "/revert"}:
             key = data.get("key") if isinstance(data, dict) and set(data) == {"key"} else None
-            self._void(str(key)) if is_key(key) else self._malformed("a void has exactly: key")
+            if not is_key(key):
+                self._malformed(f"a {self.path[1:]} has exactly: key")
+                return
+            (self._void if self.path == "/void" else self._revert)(str(key))
         elif self.path == "/faults":
             faults = parse_faults(data)
             if isinstance(faults, str):
@@ -214,10 +220,10 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
         """Say nothing: the rail's record is its file."""
 
-    def _look_up(self, key: str) -> None:
+    def _look_up(self, what: str, key: str) -> None:
         # First whether it is certain, then the file: an order that commits in between is found in the file.
         certain = self.server.desk.certain(self.client_address[-1], key)
-        answer = self.server.store.find(key)
+        answer = (self.server.store.find if what == "pay" else self.server.store.reverted)(key)
         status = "pending" if answer.status == "absent" and not certain else answer.status
         self._answer(200, {**asdict(answer), "status": status, "key": key})
 
@@ -233,6 +239,19 @@ class Handler(BaseHTTPRequestHandler):
             self.server.desk.done(order.key)
         if not lose:
             self._answer(409 if answer.status == "conflict" else 200, {**asdict(answer), "key": order.key})
+
+    def _revert(self, key: str) -> None:
+        drop, fail, lose, delay_ms = self.server.desk.draw()
+        if drop:
+            return
+        self.server.desk.was_read(self.client_address[-1], key)
+        try:
+            time.sleep(delay_ms / 1000)
+            answer = _DECLINED if fail else self.server.store.revert(key)
+        finally:
+            self.server.desk.done(key)
+        if not lose:
+            self._answer(200, {**asdict(answer), "key": key})
 
     def _void(self, key: str) -> None:
         # An order for this key that is not being worked on yet will find it void, whenever it arrived.

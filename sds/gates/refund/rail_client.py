@@ -172,6 +172,14 @@ class RailExecutor:
         """Make certain that `key` never pays: `rejected` when it is void, `settled` when it has paid before."""
         return self._ask("POST", "/void", {"key": key}, key, deadline_s)
 
+    def revert(self, key: str, deadline_s: float) -> Receipt:
+        """Take back what was paid under `key`: once, whole, however often it is asked."""
+        return self._ask("POST", "/revert", {"key": key}, key, deadline_s)
+
+    def reverted(self, key: str, deadline_s: float) -> Receipt:
+        """Ask whether what was paid under `key` has been taken back."""
+        return self._ask("GET", f"/revert/{key}", None, key, deadline_s)
+
     def _ask(self, method: str, path: str, body: Mapping[str, object] | None, key: str, deadline_s: float) -> Receipt:
         try:
             code, data = _exchange(self._port, method, path, body, deadline_s)
@@ -191,7 +199,7 @@ def _receipt(path: str, code: int, data: Mapping[str, Any], key: str) -> Receipt
         return Receipt("settled", reference=reference[:64])
     if status == "rejected":
         return Receipt("rejected", detail=str(detail)[:200])
-    if status == "absent" and path.startswith("/pay/"):
+    if status == "absent" and path.startswith(("/pay/", "/revert/")):
         return Receipt("absent")
     return Receipt("unknown", detail="the rail is still at work" if status == "pending" else "an unreadable answer")
 

@@ -33,6 +33,15 @@ CREATE TABLE IF NOT EXISTS payouts (
 _SCHEMA_VOIDED = """
 CREATE TABLE IF NOT EXISTS voided (key TEXT PRIMARY KEY, voided_at_ms INTEGER NOT NULL) STRICT, WITHOUT ROWID
 """
+# What was paid under a key and has been taken back, whole: one row for a payment at most.
+_SCHEMA_REVERSALS = """
+CREATE TABLE IF NOT EXISTS reversals (
+    number INTEGER PRIMARY KEY,
+    key TEXT NOT NULL UNIQUE REFERENCES payouts (key),
+    amount_minor INTEGER NOT NULL,
+    reversed_at_ms INTEGER NOT NULL
+) STRICT
+"""
 _FORMS = {
     "key": re.compile(r"[0-9a-f]{64}"),
     "kind": re.compile(r"[A-Z][A-Z0-9_]{0,63}"),
@@ -63,7 +72,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Payment:
-    """One payment that was made. `number` counts everything the rail has answered, in order."""
+    """One payment that was made. `number` counts everything the rail has answered, in order.
+
+    `reversed_minor`: what was taken back of it; nothing, or all.
+    """
 
     number: int
     key: str
@@ -71,6 +83,7 @@ class Payment:
     ticket_id: str
     kind: str
     amount_minor: int
+    reversed_minor: int = 0
 
 
 def is_key(text: object) -> bool:
@@ -100,6 +113,7 @@ class PayoutStore:
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute(_SCHEMA)
         self._db.execute(_SCHEMA_VOIDED)
+        self._db.execute(_SCHEMA_REVERSALS)
 
     @contextmanager
     def _durably(self) -> Iterator[None]:
@@ -144,6 +158,28 @@ class PayoutStore:
                 answer = _VOIDED
         return answer
 
+    def revert(self, key: str) -> Answer:
+        """Take back, whole and once, what was paid under `key`; rejected when nothing was."""
+        with self._durably():
+            found = self._reverted(key)
+            if found.status == "settled":
+                return found
+            done = self._db.execute(
+                "INSERT INTO reversals (key, amount_minor, reversed_at_ms)"
+                " SELECT key, amount_minor, ? FROM payouts WHERE key = ? AND status = 'settled'",
+                (self._now_ms(), key),
+            )
+            return _reversal(int(done.lastrowid or 0)) if done.rowcount else _NOT_PAID
+
+    def reverted(self, key: str) -> Answer:
+        """Tell whether what was paid under `key` has been taken back: settled, or absent."""
+        with self._lock:
+            return self._reverted(key)
+
+    def _reverted(self, key: str) -> Answer:
+        row = self._db.execute("SELECT number FROM reversals WHERE key = ?", (key,)).fetchone()
+        return _reversal(row[0]) if row else Answer("absent")
+
     def find(self, key: str) -> Answer:
         with self._lock:
             return self._find(key)
@@ -161,8 +197,9 @@ class PayoutStore:
         """Return the next `PAGE_PAYMENTS` payments with a number above `after`; fewer are the last."""
         with self._lock:
             rows = self._db.execute(
-                "SELECT number, key, dfid, ticket_id, kind, amount_minor FROM payouts"
-                " WHERE status = 'settled' AND number > ? ORDER BY number LIMIT ?",
+                "SELECT p.number, p.key, dfid, ticket_id, kind, p.amount_minor, coalesce(r.amount_minor, 0)"
+                " FROM payouts p LEFT JOIN reversals r ON r.key = p.key"
+                " WHERE status = 'settled' AND p.number > ? ORDER BY p.number LIMIT ?",
                 (after, PAGE_PAYMENTS),
             ).fetchall()
         return [Payment(*row) for row in rows]
@@ -174,6 +211,10 @@ class PayoutStore:
             rows = self._db.execute(
                 f"SELECT status, kind, count(*), sum(amount_minor) FROM payouts {where} GROUP BY status, kind", values
             ).fetchall()
+            back = self._db.execute(
+                f"SELECT count(*), coalesce(sum(r.amount_minor), 0) FROM reversals r JOIN payouts USING (key) {where}",
+                values,
+            ).fetchone()
             dfids = self._db.execute(f"SELECT count(*) FROM ({_twice('dfid', where)})", values).fetchone()[0]
             tickets = self._db.execute(f"SELECT count(*) FROM ({_twice('ticket_id, kind', where)})", values).fetchone()[
                 0
@@ -183,6 +224,8 @@ class PayoutStore:
             "settled": sum(row[2] for row in paid),
             "rejected": sum(row[2] for row in rows if row[0] == "rejected"),
             "paid_minor": sum(row[3] for row in paid),
+            "reversed": back[0],
+            "reversed_minor": back[1],
             "by_kind": {kind: {"settled": count, "paid_minor": total} for _, kind, count, total in paid},
             "dfids_paid_twice": dfids,
             "tickets_paid_twice_in_kind": tickets,
@@ -191,6 +234,7 @@ class PayoutStore:
 
 _CONFLICT = Answer("conflict", detail="the key stands for another order")
 _VOIDED = Answer("rejected", detail="the key was made void")
+_NOT_PAID = Answer("rejected", detail="nothing was paid under this key")
 
 
 def _answer(number: int, status: str) -> Answer:
@@ -199,6 +243,10 @@ def _answer(number: int, status: str) -> Answer:
     return Answer("rejected", detail="the rail declined the payment")
 
 
+def _reversal(number: int) -> Answer:
+    return Answer("settled", reference=f"REV-{number:08d}")
+
+
 def _twice(columns: str, where: str) -> str:
-    settled = f"{where or 'WHERE 1'} AND status = 'settled'"
+    settled = f"{where or 'WHERE 1'} AND status = 'settled' AND key NOT IN (SELECT key FROM reversals)"
     return f"SELECT 1 FROM payouts {settled} GROUP BY {columns} HAVING count(*) > 1"

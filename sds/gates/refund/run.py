@@ -90,8 +90,7 @@ def run(
     rails: list[RailProcess] = []
     with open_refund(folder, engine=engine, on_reasoned=watch.reasoned, with_rail=rails.append) as gate:
         source = TicketSource(airline_path(folder))
-        if stopped := _stopped(gate):
-            raise UsageError(stopped[0], hint=stopped[1])
+        refuse_stopped(gate)
         known = settled_events(gate.store, gate.contract)
         claims = [c for c in read_queue(folder) if c.event["claim_id"] not in known]
         if len(claims) < limit:
@@ -107,11 +106,17 @@ def run(
             if stopped:
                 break
         payments = list(rails[0].payments())
-        wrong = list(books.faults(payments, gate.store, lambda ticket: _fare(source, ticket)))
+        wrong = list(books.faults(payments, gate.store, lambda ticket: fare_of(source, ticket)))
         source.close()
         report = _report(gate.engine.model, decided, watch, payments, wrong, audit.verify(gate.store).faults)
         report["stopped"] = stopped
         return report | (_chaos_report(watch, gate.store, payments, decided) if chaos else {})
+
+
+def refuse_stopped(gate: Gate) -> None:
+    """Raise UsageError while nothing can be decided."""
+    if stopped := _stopped(gate):
+        raise UsageError(stopped[0], hint=stopped[1])
 
 
 def _stopped(gate: Gate) -> tuple[str, str] | None:
@@ -182,7 +187,7 @@ def _chaos_report(
     }
 
 
-def _fare(source: TicketSource, ticket_id: str) -> int | None:
+def fare_of(source: TicketSource, ticket_id: str) -> int | None:
     read = source.read(ticket_id)
     fare = read.fields.get("ticket.fare_minor") if read else None
     return fare if isinstance(fare, int) else None

@@ -1,0 +1,76 @@
+"""Undoing an order that was carried out: once, by its own key, in the record before anything is sent.
+
+What it drew and spent is given back when the executor has said that it is undone, and never before.
+"""
+
+from __future__ import annotations
+
+from sds.kernel import ledger, record, reserve
+from sds.kernel.errors import StoreError
+from sds.kernel.executor import ExecutionIntent, Receipt
+from sds.kernel.runtime import Kernel
+from sds.kernel.saga_flows import stopped
+
+_STATUS = {"settled": "REVERTED", "rejected": "REFUSED", "absent": "UNKNOWN", "unknown": "UNKNOWN"}
+
+
+def reverse(kernel: Kernel, saga: str, dfid: str, *, now_ms: int) -> str:
+    """Undo the order of one step; return REVERTED, REFUSED or UNKNOWN, or why it may not be undone now.
+
+    One that was begun before is looked up first; one that is settled is not asked for again.
+    """
+    order = record.read_order(kernel.store, dfid)
+    if order is None:
+        raise StoreError("an order is not in the record", dfid=dfid)
+    with kernel.store.transaction():
+        known = kernel.store.value("SELECT status FROM saga_reversals WHERE dfid = ?", (dfid,))
+        code = stopped(kernel, saga) if known is None else None
+        if code is not None:
+            return code
+        if known is None:
+            _begin(kernel, saga, order, now_ms)
+    if known in ("REVERTED", "REFUSED"):
+        return str(known)
+    return settle(kernel, saga, order, kernel.dispatcher.revert(order, sent_before=known is not None), now_ms)
+
+
+def look_again(kernel: Kernel, *, now_ms: int) -> None:
+    """Look up every reversal that nobody knows the outcome of, and whose saga has ended. Nothing is sent."""
+    rows = kernel.store.rows(
+        "SELECT r.dfid, r.saga FROM saga_reversals r JOIN sagas s ON s.dfid = r.saga"
+        " JOIN decision_flows f ON f.dfid = s.dfid"
+        " WHERE f.gate = ? AND s.phase = 'ENDED' AND r.status IN ('PENDING', 'UNKNOWN')",
+        (kernel.contract.gate,),
+    )
+    for dfid, saga in rows:
+        order = record.read_order(kernel.store, dfid)
+        if order is not None:
+            settle(kernel, saga, order, kernel.dispatcher.reverted(order), now_ms)
+
+
+def _begin(kernel: Kernel, saga: str, order: ExecutionIntent, now_ms: int) -> None:
+    kernel.store.insert(
+        "saga_reversals", dfid=order.dfid, saga=saga, idempotency_key=order.idempotency_key, status="PENDING"
+    )
+    body = {"status": "PENDING", "saga": saga, "idempotency_key": order.idempotency_key, "reference": ""}
+    ledger.append(kernel.store, now_ms, "REVERSAL", order.dfid, body)
+
+
+def settle(kernel: Kernel, saga: str, order: ExecutionIntent, receipt: Receipt, now_ms: int) -> str:
+    """Record what became of a reversal. What is settled already stays; nothing is given back twice."""
+    store, status = kernel.store, _STATUS[receipt.status]
+    with store.transaction():
+        was = store.value("SELECT status FROM saga_reversals WHERE dfid = ?", (order.dfid,))
+        if was in ("REVERTED", "REFUSED") or was == status:
+            return str(was)
+        store.run(
+            "UPDATE saga_reversals SET status = ?, reference = ? WHERE dfid = ?",
+            (status, receipt.reference or None, order.dfid),
+        )
+        if status == "REVERTED":
+            reserve.give_back(store, order.dfid, kept=kernel.contract.draws_settle_in == "kernel")
+        body = {"status": status, "saga": saga, "idempotency_key": order.idempotency_key}
+        ledger.append(
+            store, now_ms, "REVERSAL", order.dfid, body | {"reference": receipt.reference, "detail": receipt.detail}
+        )
+    return status

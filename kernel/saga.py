@@ -1,0 +1,322 @@
+"""A saga in the record (DIR 4.8): one parent flow, a child flow for each step, and what it says of itself.
+
+    STEPS   the steps are decided one after the other; a step is done only when its order is settled SUCCESS
+    DIRTY   a later step came to nothing, or nobody knows: the parent is tagged PARTIAL_SUCCESS_DIRTY, no further step
+            begins, and one decision out of the contract's fixed menu is asked for
+    ENDED   the parent has its one DECIDED entry
+
+Any number of callers may drive one saga: what comes next is read from the record, and each move asks again, in its
+own transaction, whether it is still the next one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from sds.kernel import ledger, record
+from sds.kernel.answer import Answer, answer
+from sds.kernel.canonical import canonical, digest
+from sds.kernel.contract import Contract, SagaSpec
+from sds.kernel.errors import EventError, StoreError, UsageError
+from sds.kernel.flow import RESTARTABLE_TAGS, State, walk
+from sds.kernel.intake import Event, begin
+from sds.kernel.store import Reader, Store
+
+DIRTY = "PARTIAL_SUCCESS_DIRTY"
+COMPENSATED = "COMPENSATED"
+MOVED_ON = "SAGA_MOVED_ON"
+COMPENSATION = 0  # the number of the child that chooses from the menu; steps count from 1
+
+Phase = Literal["STEPS", "DIRTY", "ENDED"]
+Became = Literal["NOT_BEGUN", "OPEN", "RESTARTABLE", "NOTHING", "DONE", "UNKNOWN", "DIRTY"]
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One step, or the compensation decision. `answer` is its latest flow's; None before it has one."""
+
+    number: int
+    kind: str
+    answer: Answer | None
+    became: Became
+
+    @property
+    def dfid(self) -> str:
+        return self.answer.dfid if self.answer else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Saga:
+    """One saga as the record has it at one moment."""
+
+    dfid: str
+    name: str
+    event: Event
+    prefix: str
+    menu: tuple[str, ...]
+    phase: Phase
+    compensation: str | None
+    steps: tuple[Child, ...]
+    chooser: Child
+    lease_until_ms: int
+
+    @property
+    def next(self) -> Child | None:
+        """The first step that is not done."""
+        return next((child for child in self.steps if child.became != "DONE"), None)
+
+    @property
+    def done(self) -> tuple[Child, ...]:
+        return tuple(child for child in self.steps if child.became == "DONE")
+
+    @property
+    def unclear(self) -> tuple[Child, ...]:
+        """Steps that may have had their effect: asked again, only the executor or a human can tell."""
+        return tuple(child for child in self.steps if child.became in ("UNKNOWN", "DIRTY"))
+
+    @property
+    def open_child(self) -> bool:
+        return any(child.became == "OPEN" for child in (*self.steps, self.chooser))
+
+    @property
+    def choice(self) -> str | None:
+        """What was chosen from the menu, if the kernel has accepted it."""
+        said = self.chooser.answer
+        return said.action if said is not None and said.state == "CLOSED" and said.outcome == "ACCEPTED" else None
+
+    def standing(self) -> dict[str, str]:
+        """Return what became of each step, as a menu is derived from it."""
+        return {f"step.{child.number}": f"{child.kind} {child.became}" for child in self.steps}
+
+
+def spec_of(contract: Contract, name: str) -> SagaSpec:
+    """Return a saga of the contract. Raises UsageError."""
+    if name not in contract.sagas:
+        hint = f"sagas are: {', '.join(contract.sagas)}" if contract.sagas else "the contract has no section `sagas`"
+        raise UsageError(f"there is no saga `{name}`", hint=hint)
+    return contract.sagas[name]
+
+
+def claim(store: Store, contract: Contract, name: str, event: Event, *, dfid: str, now_ms: int) -> str:
+    """Return the dfid of the event's saga: begun now under `dfid`, or the one that is known.
+
+    A saga that ended before anything was done, for a reason that says nothing about the case, is begun afresh as any
+    flow is. Raises EventError when the event is known with another body, as an ordinary decision or another saga.
+    """
+    spec = spec_of(contract, name)
+    parent = Event(event.id, event.key, event.evidence, _body({**json.loads(event.body), "saga": name}))
+    with store.transaction():
+        known = store.row(
+            "SELECT e.body_hash, f.dfid, f.state, f.tag, f.restarts FROM events e"
+            " JOIN decision_flows f ON f.dfid = e.dfid WHERE e.gate = ? AND e.event_id = ?",
+            (contract.gate, event.id),
+        )
+        if known is None:
+            store.insert("events", gate=contract.gate, event_id=event.id, body_hash=digest(parent.body), dfid=dfid)
+            _begin(store, contract, name, spec, parent, dfid, None, 0, now_ms)
+            return dfid
+        body_hash, last, state, tag, restarts = known
+        if body_hash != digest(parent.body):
+            raise EventError(f"event `{event.id}` was seen with another body", reason_code="EVENT_CONFLICT", dfid=last)
+        if state != "ABORTED" or tag not in RESTARTABLE_TAGS or restarts >= contract.retry.restarts_max:
+            return str(last)
+        store.run("UPDATE events SET dfid = ? WHERE gate = ? AND event_id = ?", (dfid, contract.gate, event.id))
+        _begin(store, contract, name, spec, parent, dfid, last, restarts + 1, now_ms)
+    return dfid
+
+
+def _begin(
+    store: Store,
+    contract: Contract,
+    name: str,
+    spec: SagaSpec,
+    event: Event,
+    dfid: str,
+    parent: str | None,
+    restarts: int,
+    now_ms: int,
+) -> None:
+    begin(store, contract, event, dfid, parent=parent, restarts=restarts, now_ms=now_ms)
+    steps, menu = canonical(spec.steps).decode(), canonical(spec.compensation).decode()
+    store.insert("sagas", dfid=dfid, name=name, steps=steps, menu=menu, phase="STEPS")
+    body = {"phase": "STEPS", "name": name, "steps": spec.steps, "rows": record.seal(store, dfid, record.SAGA)}
+    ledger.append(store, now_ms, "SAGA", dfid, body)
+
+
+def load(store: Reader, contract: Contract, dfid: str) -> Saga:
+    """Return a saga with its children as they stand. Raises StoreError when the record has none under this dfid."""
+    row = store.row(
+        "SELECT s.name, s.steps, s.menu, s.phase, s.compensation, f.event_id, f.trigger_event,"
+        " f.restarts, f.lease_until_ms FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid WHERE s.dfid = ?",
+        (dfid,),
+    )
+    if row is None:
+        raise StoreError(f"saga `{dfid}` is not in the record", dfid=dfid)
+    name, steps, menu, phase, compensation, event_id, body, restarts, lease_until_ms = row
+    prefix = event_id if not restarts else f"{event_id}/r{restarts}"
+    kinds = enumerate(json.loads(steps), start=1)
+    return Saga(
+        dfid,
+        name,
+        _event(contract, event_id, body),
+        prefix,
+        tuple(json.loads(menu)),
+        phase,
+        compensation,
+        tuple(_child(store, contract, prefix, dfid, number, kind) for number, kind in kinds),
+        _child(store, contract, prefix, dfid, COMPENSATION, "COMPENSATION"),
+        lease_until_ms,
+    )
+
+
+def _event(contract: Contract, event_id: str, body: str) -> Event:
+    said, spec = json.loads(body), contract.event
+    return Event(event_id, said[spec.key], said[spec.evidence] if spec.evidence else "", body)
+
+
+def _child(store: Reader, contract: Contract, prefix: str, saga: str, number: int, kind: str) -> Child:
+    row = store.row(
+        "SELECT f.dfid, f.trigger_event, f.restarts FROM events e JOIN decision_flows f ON f.dfid = e.dfid"
+        " WHERE e.gate = ? AND e.event_id = ?",
+        (contract.gate, child_id(prefix, number)),
+    )
+    if row is None or mandate_in(row[1]) != (saga, number):  # an outsider's event may have taken the name
+        return Child(number, kind, None, "NOT_BEGUN")
+    found = answer(store, row[0])
+    if found is None:
+        raise StoreError(f"flow `{row[0]}` is not in the record", dfid=row[0])
+    return Child(number, kind, found, _became(found, row[2] < contract.retry.restarts_max))
+
+
+def _became(found: Answer, may_restart: bool) -> Became:
+    if found.execution == "SUCCESS" and found.state == "CLOSED":
+        return "DONE"
+    if found.execution == "DIRTY":
+        return "DIRTY"
+    if found.execution == "UNKNOWN":
+        return "UNKNOWN"
+    if found.pending:
+        return "OPEN"
+    restartable = found.state == "ABORTED" and found.tag in RESTARTABLE_TAGS and may_restart
+    return "RESTARTABLE" if restartable else "NOTHING"
+
+
+def child_id(prefix: str, number: int) -> str:
+    return f"{prefix}/{number or 'compensation'}"
+
+
+def child_event(contract: Contract, saga: Saga, number: int) -> Event:
+    """Return the trigger of a child: what no outsider can send, because an event has no field `saga`.
+
+    What the customer wrote takes no part in the choice of a compensation.
+    """
+    spec, name = contract.event, child_id(saga.prefix, number)
+    evidence = saga.event.evidence if number != COMPENSATION else ""
+    body: dict[str, object] = {spec.id: name, spec.key: saga.event.key}
+    body |= {spec.evidence: evidence} if spec.evidence else {}
+    return Event(name, saga.event.key, evidence, _body(body | {"saga": [saga.dfid, number]}))
+
+
+def mandate_in(trigger: str) -> tuple[str, int] | None:
+    """Return (saga, number) of the child that has this trigger; None for every other flow."""
+    said = json.loads(trigger).get("saga")
+    return (str(said[0]), int(said[1])) if isinstance(said, list) and len(said) == 2 else None
+
+
+def _body(data: Mapping[str, object]) -> str:
+    return canonical(data).decode()
+
+
+def check_phase(store: Reader, dfid: str, phase: Phase) -> None:
+    """Refuse what comes too late, inside the caller's transaction. Raises UsageError."""
+    if store.value("SELECT phase FROM sagas WHERE dfid = ?", (dfid,)) != phase:
+        raise UsageError("the saga has moved on", reason_code=MOVED_ON, dfid=dfid)
+
+
+def close_steps(store: Store, contract: Contract, dfid: str, code: str, *, stopped: bool, now_ms: int) -> None:
+    """End the steps: all are done, nothing was done, or the saga is dirty. Changes nothing while a child is open.
+
+    `code`: why no further step is taken; `stopped`: because authority was withdrawn, not because of the case.
+    """
+    with store.transaction():
+        saga = load(store, contract, dfid)
+        if saga.phase != "STEPS" or saga.open_child:
+            return
+        failed = saga.next
+        if failed is None:
+            end(store, saga, "CLOSED", None, now_ms=now_ms)
+        elif saga.done or saga.unclear:
+            _mark_dirty(store, saga, failed, code, now_ms)
+        else:
+            end(store, saga, *_nothing_done(failed, code, stopped), now_ms=now_ms)
+
+
+def _nothing_done(failed: Child, code: str, stopped: bool) -> tuple[State, str]:
+    """Return state and tag of a parent of which nothing was carried out: those of the step that came to nothing."""
+    said = failed.answer
+    if stopped:
+        return "ESCALATED", code
+    if said is not None and said.state == "ESCALATED":
+        return "ESCALATED", said.tag or code
+    return "ABORTED", (said.tag if said is not None else None) or code
+
+
+def _mark_dirty(store: Store, saga: Saga, failed: Child, code: str, now_ms: int) -> None:
+    store.run("UPDATE sagas SET phase = 'DIRTY' WHERE dfid = ?", (saga.dfid,))
+    store.run("UPDATE decision_flows SET tag = ? WHERE dfid = ?", (DIRTY, saga.dfid))
+    body = {"phase": "DIRTY", "tag": DIRTY, "failed_step": failed.number, "reason_code": code, **_children(saga)}
+    ledger.append(store, now_ms, "SAGA", saga.dfid, body)
+
+
+def _children(saga: Saga) -> dict[str, object]:
+    return {"children": [[child.number, child.kind, child.dfid, child.became] for child in saga.steps]}
+
+
+def end(
+    store: Store, saga: Saga, state: State, tag: str | None, *, compensation: str | None = None, now_ms: int
+) -> None:
+    """Write the parent's end and its one DECIDED entry, inside the caller's transaction."""
+    passed: tuple[State, ...] = ("ACCEPTED",) if state == "CLOSED" else ()
+    walk("ACTIVE", "VALIDATING", *passed, state)
+    store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, tag, saga.dfid))
+    store.run("UPDATE sagas SET phase = 'ENDED', compensation = ? WHERE dfid = ?", (compensation, saga.dfid))
+    body = {
+        "outcome": "ACCEPTED" if state == "CLOSED" else state,
+        "state": state,
+        "tag": tag,
+        "reason_code": tag,
+        "saga": saga.name,
+        "compensation": compensation,
+        **_children(saga),
+        "rows": record.seal(store, saga.dfid, record.SEALED),
+    }
+    ledger.append(store, now_ms, "DECIDED", saga.dfid, body)
+
+
+@dataclass(frozen=True, slots=True)
+class SagaAnswer:
+    """What became of a saga. `compensation`: what was done about a partial success, `chosen` how that was decided.
+
+    `reversals`: dfid of a step -> REVERTED, REFUSED, UNKNOWN or, while it is being undone, PENDING.
+    """
+
+    answer: Answer
+    name: str
+    phase: Phase
+    steps: tuple[Answer | None, ...]
+    compensation: str | None
+    chosen: Answer | None
+    reversals: Mapping[str, str]
+
+
+def saga_answer(store: Reader, contract: Contract, dfid: str) -> SagaAnswer:
+    """Read a saga's answer from the record."""
+    saga, parent = load(store, contract, dfid), answer(store, dfid)
+    if parent is None:
+        raise StoreError(f"flow `{dfid}` is not in the record", dfid=dfid)
+    reversals: dict[str, str] = dict(store.rows("SELECT dfid, status FROM saga_reversals WHERE saga = ?", (dfid,)))
+    steps = tuple(child.answer for child in saga.steps)
+    return SagaAnswer(parent, saga.name, saga.phase, steps, saga.compensation, saga.chooser.answer, reversals)

@@ -1,0 +1,152 @@
+"""Driving a saga to its end: what comes next is read from the record, done, and read again.
+
+The runtime does not reason about recovery. Who decides a step, and who chooses from the menu, is passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sds.kernel import record, reversal, saga
+from sds.kernel.answer import Answer
+from sds.kernel.errors import EventError, SdsError, UsageError
+from sds.kernel.intake import Event
+from sds.kernel.runtime import Kernel
+from sds.kernel.saga import COMPENSATED, DIRTY, Saga, SagaAnswer
+from sds.kernel.saga_flows import ALERT_HUMAN, CLOSE_ALL, MenuKernel, StepKernel, said, stopped
+
+ROUNDS_MAX = 200  # far above steps x restarts; a saga that needs more does not move
+
+Ask = Callable[[Kernel, Event], Answer]
+
+
+def drive(kernel: Kernel, dfid: str, ask: Ask, *, now_ms: Callable[[], int]) -> SagaAnswer:
+    """Bring a saga to its end. `ask(kernel, event)` decides one child flow and returns when it is final.
+
+    Raises WorldError when a child stays busy elsewhere; the saga then stays open and may be driven again.
+    """
+    for _ in range(ROUNDS_MAX):
+        found = saga.load(kernel.store, kernel.contract, dfid)
+        if found.phase == "ENDED":
+            return saga.saga_answer(kernel.store, kernel.contract, dfid)
+        if found.phase == "STEPS":
+            _step(kernel, found, ask, now_ms)
+        else:
+            _compensate(kernel, found, ask, now_ms)
+    raise SdsError(f"saga `{dfid}` does not come to an end", dfid=dfid)
+
+
+def _step(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]) -> None:
+    child, code = found.next, stopped(kernel, found.dfid)
+    if child is None or child.became not in ("NOT_BEGUN", "OPEN", "RESTARTABLE"):
+        _close_steps(kernel, found, said(child.answer) if child else "", now_ms)
+    elif code is not None and child.became != "OPEN":
+        _close_steps(kernel, found, code, now_ms, stopped=True)
+    else:
+        step = StepKernel(kernel, found, child.number)
+        try:
+            _ask(step, step.event, ask)
+        except EventError as error:  # another event has taken this child's name
+            _close_steps(kernel, found, error.reason_code, now_ms)
+
+
+def _close_steps(kernel: Kernel, found: Saga, code: str, now_ms: Callable[[], int], *, stopped: bool = False) -> None:
+    saga.close_steps(kernel.store, kernel.contract, found.dfid, code, stopped=stopped, now_ms=now_ms())
+
+
+def _ask(kernel: Kernel, event: Event, ask: Ask) -> None:
+    try:
+        ask(kernel, event)
+    except UsageError as error:
+        if error.reason_code != saga.MOVED_ON:
+            raise
+
+
+def _compensate(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]) -> None:
+    """Ask once what to do about a partial success, unless only a human is left; then do it."""
+    menu = MenuKernel(kernel, found)
+    if found.chooser.became == "OPEN":
+        _ask(menu, menu.event, ask)
+    elif found.chooser.became in ("NOT_BEGUN", "RESTARTABLE"):
+        if stopped(kernel, found.dfid) or menu.possible() == (ALERT_HUMAN,):
+            alert(kernel, found, ALERT_HUMAN, now_ms())
+            return
+        try:
+            _ask(menu, menu.event, ask)
+        except EventError:
+            alert(kernel, found, ALERT_HUMAN, now_ms())
+    else:
+        carry_out(kernel, found, now_ms=now_ms())
+
+
+def carry_out(kernel: Kernel, found: Saga, *, now_ms: int) -> None:
+    """Do what was chosen. What cannot be done to its end leaves the saga dirty, to a human."""
+    choice = found.choice or ALERT_HUMAN
+    undone = choice != ALERT_HUMAN and _undo(kernel, found, choice, now_ms)
+    if not undone:
+        alert(kernel, found, choice, now_ms)
+        return
+    with kernel.store.transaction():
+        now = saga.load(kernel.store, kernel.contract, found.dfid)
+        if now.phase == "DIRTY":
+            saga.end(kernel.store, now, "ABORTED", COMPENSATED, compensation=choice, now_ms=now_ms)
+
+
+def _undo(kernel: Kernel, found: Saga, choice: str, now_ms: int) -> bool:
+    """Void what is open when all is to be closed, then take back what was done, the latest step first."""
+    if choice == CLOSE_ALL and stopped(kernel, found.dfid) is None:
+        for child in found.unclear:
+            order = record.read_order(kernel.store, child.dfid)
+            if order is not None:
+                kernel.dispatcher.resolve(order, lambda _: False)
+    now = saga.load(kernel.store, kernel.contract, found.dfid)
+    if now.unclear:
+        return False
+    for child in reversed(now.done):
+        status = reversal.reverse(kernel, now.dfid, child.dfid, now_ms=now_ms)
+        if status != "REVERTED":
+            return False
+    return True
+
+
+def alert(kernel: Kernel, found: Saga, choice: str, now_ms: int) -> None:
+    """Leave everything as it stands: a human decides, and the tag stays."""
+    with kernel.store.transaction():
+        now = saga.load(kernel.store, kernel.contract, found.dfid)
+        if now.phase == "DIRTY" and not now.open_child and (now.choice or ALERT_HUMAN) == choice:
+            saga.end(kernel.store, now, "ESCALATED", DIRTY, compensation=choice, now_ms=now_ms)
+
+
+def recover(kernel: Kernel, *, now_ms: int) -> tuple[int, int]:
+    """End every saga whose driver is gone; return how many ended, and how many wait, dirty, for their compensation.
+
+    No further step is taken: what was in the middle is complete, or nothing, or dirty. What was chosen from the menu
+    already is carried out; to choose takes a model, which whoever drives the saga next has.
+    """
+    rows = kernel.store.rows(
+        "SELECT s.dfid FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid"
+        " WHERE s.phase <> 'ENDED' AND f.gate = ? AND f.lease_until_ms < ? ORDER BY f.created_at_ms",
+        (kernel.contract.gate, now_ms),
+    )
+    left = [_settle(kernel, dfid, now_ms) for (dfid,) in rows]
+    reversal.look_again(kernel, now_ms=now_ms)
+    return left.count("ENDED"), left.count("DIRTY")
+
+
+def _settle(kernel: Kernel, dfid: str, now_ms: int) -> str:
+    code = "INTERRUPTED"
+    saga.close_steps(kernel.store, kernel.contract, dfid, code, stopped=False, now_ms=now_ms)
+    found = saga.load(kernel.store, kernel.contract, dfid)
+    if found.phase == "DIRTY" and found.chooser.became == "NOTHING":
+        carry_out(kernel, found, now_ms=now_ms)
+    return saga.load(kernel.store, kernel.contract, dfid).phase
+
+
+def waiting(kernel: Kernel, *, now_ms: int) -> list[str]:
+    """Return the dirty sagas whose driver is gone, oldest first: each waits for its compensation to be chosen."""
+    rows = kernel.store.rows(
+        "SELECT s.dfid FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid"
+        " WHERE s.phase = 'DIRTY' AND f.gate = ? AND f.lease_until_ms < ? ORDER BY f.created_at_ms",
+        (kernel.contract.gate, now_ms),
+    )
+    return [dfid for (dfid,) in rows]

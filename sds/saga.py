@@ -1,0 +1,49 @@
+"""A saga from trigger to end: each child is one decision through the whole hot path, with the same engine.
+
+event -> kernel.saga.claim -> step 1 -> step 2 ... -> CLOSED
+                                       └ dirty -> one choice from the menu -> reverted, or a human
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sds.engines.protocol import Engine
+from sds.kernel import saga, saga_drive
+from sds.kernel.answer import Answer
+from sds.kernel.intake import Event
+from sds.kernel.runtime import Kernel
+from sds.kernel.saga import SagaAnswer
+from sds.stream import Reasoned, Stream
+
+
+class SagaStream:
+    """Runs sagas through one kernel and one engine. Safe in several threads."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        engine: Engine,
+        *,
+        now_ms: Callable[[], int],
+        new_id: Callable[[], str],
+        sleep: Callable[[float], None],
+        on_reasoned: Reasoned | None = None,
+    ) -> None:
+        self._kernel, self._engine = kernel, engine
+        self._now_ms, self._new_id, self._sleep = now_ms, new_id, sleep
+        self._on_reasoned = on_reasoned
+
+    def decide(self, name: str, event: Event) -> SagaAnswer:
+        """Return the saga's answer: decided now, resumed where it stands, or stored."""
+        kernel = self._kernel
+        dfid = saga.claim(kernel.store, kernel.contract, name, event, dfid=self._new_id(), now_ms=self._now_ms())
+        return self.drive(dfid)
+
+    def drive(self, dfid: str) -> SagaAnswer:
+        """Bring a saga of the record to its end."""
+        return saga_drive.drive(self._kernel, dfid, self._ask, now_ms=self._now_ms)
+
+    def _ask(self, child: Kernel, event: Event) -> Answer:
+        stream = Stream(child, self._engine, now_ms=self._now_ms, sleep=self._sleep, on_reasoned=self._on_reasoned)
+        return stream.decide(event)
