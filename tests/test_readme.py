@@ -53,13 +53,12 @@ def test_the_example_gate_is_sixty_lines() -> None:
     assert 60 == len(_blocks("python")[-1].splitlines())
 
 
-def test_every_command_of_the_five_minutes_runs(tmp_path: Path) -> None:
-    """One shell, top to bottom, with the dfid that the decision printed; runs are cut to four claims."""
-    block = next(b for b in _blocks("") if "sds run refund" in b)
+def _run(block: str, tmp_path: Path) -> str:
+    """Run a block in one shell, top to bottom, with the dfid that its decision printed; runs are cut to six claims."""
     commands = block.replace("--limit 20", "--limit 6").replace("DFID ", '"$DFID" ')
-    decide = next(line for line in commands.splitlines() if line.startswith("sds decide"))
-    noted = f"""DFID=$({decide.partition("#")[0].strip()} | {shlex.quote(sys.executable)} -c "import json,sys; print(json.load(sys.stdin)['dfid'])")"""
-    script = "set -euo pipefail\n" + commands.replace(decide, noted)
+    noted = f"""DFID=$(\\g<0> | {shlex.quote(sys.executable)} -c "import json,sys; print(json.load(sys.stdin)['dfid'])")"""
+    script = "set -euo pipefail\n" + re.sub(r"^sds decide [^#\n]*[^# \n]", noted, commands, flags=re.MULTILINE)
+    (tmp_path / "sds").symlink_to(ROOT / "sds")
     done = subprocess.run(
         ["bash", "-c", script],
         cwd=tmp_path,
@@ -70,7 +69,24 @@ def test_every_command_of_the_five_minutes_runs(tmp_path: Path) -> None:
         check=False,
     )
     assert 0 == done.returncode, done.stderr + done.stdout
-    assert "0 faults" in done.stdout
+    return done.stdout
+
+
+def _block(name: str) -> str:
+    return next(block for block in _blocks("") if name in block)
+
+
+def test_every_command_of_the_five_minutes_runs(tmp_path: Path) -> None:
+    assert "0 faults" in _run(_block("--chaos drift"), tmp_path)
+
+
+def test_every_command_of_when_a_human_must_decide_runs(tmp_path: Path) -> None:
+    assert "0 faults" in _run(_block("sds escalations"), tmp_path)
+
+
+def test_every_command_of_use_your_own_model_runs(tmp_path: Path) -> None:
+    """With another GGUF and a checkpoint folder, both made of the embedded weights."""
+    assert "root ::=" in _run(_block("sds models check"), tmp_path)
 
 
 def test_the_test_command_at_the_top_is_what_ci_runs() -> None:
