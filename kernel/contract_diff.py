@@ -20,7 +20,7 @@ from sds.kernel.envelope import DecisionEnvelope, KindBound
 from sds.kernel.errors import ContractError
 from sds.kernel.expressions import Tree
 from sds.kernel.intervals import Constraint
-from sds.kernel.probe import Space, calm_envelope, draw, shrink, solve, space_of, what_matters
+from sds.kernel.probe import Space, calm_envelope, draw, shrink, solved, space_of, what_matters
 from sds.kernel.settings_diff import Direction, SettingChange, changed_settings
 from sds.kernel.state import Fields
 
@@ -222,9 +222,8 @@ def kind_in_words(kind: KindBound) -> str:
 def _snapshots(pair: _Pair, rng: Random, random_snapshots: int) -> list[Fields]:
     found: list[Fields] = []
     for space, other in ((pair.a, pair.b), (pair.b, pair.a)):
-        for constraints in _aims(space, other, comparable=pair.comparable):
-            solved = (solve(space, constraints, rng) for _ in range(SOLVES))
-            found += [{**draw(pair.both, rng), **fields} for fields in solved if fields is not None]
+        aims = list(_aims(space, other, comparable=pair.comparable))
+        found += [{**draw(pair.both, rng), **fields} for fields in solved(space, aims, rng, times=SOLVES)]
     return found + [draw(pair.both, rng) for _ in range(random_snapshots)]
 
 

@@ -19,7 +19,7 @@ from sds.kernel.expressions import Program, Tree
 from sds.kernel.finding import Finding, Severity, in_words
 from sds.kernel.intervals import Constraint, Ints, assume, of, propagate
 from sds.kernel.lint_declared import declared_findings
-from sds.kernel.probe import PLAUSIBLE_MAX, Space, calm_envelope, draw, shrink, solve, space_of, subtrees, what_matters
+from sds.kernel.probe import PLAUSIBLE_MAX, Space, calm_envelope, draw, shrink, solved, space_of, subtrees, what_matters
 from sds.kernel.rules import Path
 from sds.kernel.state import Fields
 
@@ -264,11 +264,7 @@ def _always_fails(look: _Look, at: Path) -> Finding | None:
 
 def _snapshots(look: _Look, rng: Random, random_snapshots: int) -> Iterator[Fields]:
     """Yield snapshots, those aimed at an issue first; every one of them is of the declared types."""
-    for constraints in _aims(look):
-        for _ in range(SOLVES):
-            found = solve(look.space, constraints, rng)
-            if found is not None:
-                yield found
+    yield from solved(look.space, list(_aims(look)), rng, times=SOLVES)
     for _ in range(random_snapshots):
         yield draw(look.space, rng)
 
