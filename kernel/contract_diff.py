@@ -231,13 +231,15 @@ def _aims(space: Space, other: Space, *, comparable: bool) -> Iterator[list[Cons
     """Yield what a snapshot must meet to be where `space` permits something, best of all what `other` does not."""
     kinds, others = space.rules.contract.kinds, other.rules.contract.kinds
     for kind, spec in kinds.items():
-        permitting = space.permitting(kind)
+        anyhow = space.permitting(kind)
+        permitting = [*anyhow, *space.in_force(kind)]
         yield permitting
-        yield from ([*permitting, beyond] for beyond in _beyond_spend(space, kind))
+        yield from ([*anyhow, beyond] for beyond in _beyond_spend(space, kind))
         if not comparable or kind not in others:
             continue
-        refused = Tree("&&", tuple(tree for tree, _ in other.permitting(kind)))
-        yield [*permitting, (refused, False)]
+        for refused in ([*other.permitting(kind)], [*other.in_force(kind)]):
+            if refused:
+                yield [*permitting, (Tree("&&", tuple(tree for tree, _ in refused)), False)]
         for param in {*spec.params} & {*others[kind].params}:
             for end, op in (("lo", "<"), ("hi", ">")):
                 ends = (space.bound(kind, param, end), other.bound(kind, param, end))

@@ -55,6 +55,20 @@ class Space:
         ends = [(self.bound(kind, param, "lo"), self.bound(kind, param, "hi")) for param in spec.params]
         return found + [(Tree("<=", pair), True) for pair in ends if with_values]
 
+    def in_force(self, kind: str) -> list[Constraint]:
+        """Return what a snapshot must meet, besides, for steps and safeguards to leave each parameter a value."""
+        spec, found = self.rules.contract.kinds[kind], list[Constraint]()
+        for name, numbers in spec.params.items():
+            lo, hi = self.bound(kind, name, "lo"), self.bound(kind, name, "hi")
+            limits = [Tree("path", value=path) for path, drawn in spec.draws.items() if drawn == name]
+            taken = bool(limits) or spec.spends == name
+            most = Tree("min", (hi, limits[0])) if limits else hi
+            shifted = Tree("chain", (most, Tree("literal", value=numbers.residue)), "-")
+            last = Tree("chain", (most, Tree("chain", (shifted, Tree("literal", value=numbers.step)), "%")), "-")
+            found.append((Tree(">=", (last, lo)), True))
+            found += [(Tree(">=", (most, Tree("literal", value=0))), True)] * taken
+        return found
+
     def bound(self, kind: str, param: str, end: str) -> Tree:
         return self.tree("kinds", kind, "params", param, end)
 
