@@ -10,17 +10,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from random import Random
 
-from pydantic import ValidationError
-
 from sds.kernel.bounds import Bound, format_literal
 from sds.kernel.bounds import meet as meet_bounds
-from sds.kernel.contract import Contract
-from sds.kernel.contract_types import say
+from sds.kernel.contract import Contract, HumanSpec
 from sds.kernel.envelope import DecisionEnvelope, KindBound
-from sds.kernel.errors import ContractError
 from sds.kernel.expressions import Tree
+from sds.kernel.human_terms import human_contract
 from sds.kernel.intervals import Constraint
-from sds.kernel.probe import Space, calm_envelope, draw, shrink, solve, space_of, what_matters
+from sds.kernel.probe import Space, calm_envelope, draw, shrink, solved, space_of, what_matters
 from sds.kernel.settings_diff import Direction, SettingChange, changed_settings
 from sds.kernel.state import Fields
 
@@ -97,20 +94,8 @@ def diff(
 
 
 def as_human(contract: Contract) -> Contract:
-    """Return the contract as it binds a human who resolves an escalated case: whole kinds replaced or added.
-
-    Raises ContractError when the human's kinds contradict the rest.
-    """
-    human = contract.human
-    if not (human.authority or human.kinds or human.when is not None):
-        return contract
-    kinds = {**contract.kinds, **human.kinds}
-    authority = human.authority or tuple(dict.fromkeys((*contract.authority, *human.kinds)))
-    when = contract.when if human.when is None else human.when
-    try:
-        return contract.model_copy(update={"kinds": kinds, "authority": authority, "when": when})
-    except ValidationError as error:
-        raise ContractError(say(error.errors(include_url=False)[0], {(): 0})[1]) from error
+    """Return the contract as it binds a human who resolves an escalated case; without a section `human`, itself."""
+    return contract if contract.human == HumanSpec() else human_contract(contract)
 
 
 def _human(*contracts: Contract) -> bool:
@@ -222,9 +207,8 @@ def kind_in_words(kind: KindBound) -> str:
 def _snapshots(pair: _Pair, rng: Random, random_snapshots: int) -> list[Fields]:
     found: list[Fields] = []
     for space, other in ((pair.a, pair.b), (pair.b, pair.a)):
-        for constraints in _aims(space, other, comparable=pair.comparable):
-            solved = (solve(space, constraints, rng) for _ in range(SOLVES))
-            found += [{**draw(pair.both, rng), **fields} for fields in solved if fields is not None]
+        aims = list(_aims(space, other, comparable=pair.comparable))
+        found += [{**draw(pair.both, rng), **fields} for fields in solved(space, aims, rng, times=SOLVES)]
     return found + [draw(pair.both, rng) for _ in range(random_snapshots)]
 
 
@@ -232,13 +216,15 @@ def _aims(space: Space, other: Space, *, comparable: bool) -> Iterator[list[Cons
     """Yield what a snapshot must meet to be where `space` permits something, best of all what `other` does not."""
     kinds, others = space.rules.contract.kinds, other.rules.contract.kinds
     for kind, spec in kinds.items():
-        permitting = space.permitting(kind)
+        anyhow = space.permitting(kind)
+        permitting = [*anyhow, *space.in_force(kind)]
         yield permitting
-        yield from ([*permitting, beyond] for beyond in _beyond_spend(space, kind))
+        yield from ([*anyhow, beyond] for beyond in _beyond_spend(space, kind))
         if not comparable or kind not in others:
             continue
-        refused = Tree("&&", tuple(tree for tree, _ in other.permitting(kind)))
-        yield [*permitting, (refused, False)]
+        for refused in ([*other.permitting(kind)], [*other.in_force(kind)]):
+            if refused:
+                yield [*permitting, (Tree("&&", tuple(tree for tree, _ in refused)), False)]
         for param in {*spec.params} & {*others[kind].params}:
             for end, op in (("lo", "<"), ("hi", ">")):
                 ends = (space.bound(kind, param, end), other.bound(kind, param, end))

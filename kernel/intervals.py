@@ -55,9 +55,9 @@ def point(value: Value) -> Domain:
     return Values(frozenset({value})) if isinstance(value, bool | str) else Ints(value, value)
 
 
-def propagate(constraints: Sequence[Constraint], env: Env) -> Env | None:
+def propagate(constraints: Sequence[Constraint], env: Env, *, rounds: int = ROUNDS_MAX) -> Env | None:
     """Return `env` narrowed by constraints that must all be met without failure; None proves that they cannot be."""
-    for _ in range(ROUNDS_MAX):
+    for _ in range(rounds):
         before = env
         for tree, wanted in constraints:
             narrowed = assume(tree, env, wanted)
@@ -271,7 +271,9 @@ def _hull(a: Domain, b: Domain) -> Domain:
 def _join(a: Env | None, b: Env | None) -> Env | None:
     if a is None or b is None:
         return b if a is None else a
-    return a if a == b else {path: _hull(domain, b[path]) for path, domain in a.items()}
+    if a is b:
+        return a
+    return {path: domain if (other := b[path]) is domain else _hull(domain, other) for path, domain in a.items()}
 
 
 def _without(tree: Tree, mine: Values, other: Values, env: Env) -> Env | None:

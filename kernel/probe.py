@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from sds.kernel.contract import Contract
 
 LITERALS_MAX = 64
-TRIES_MAX = 6
+TRIES_MAX = 4
+PROPAGATIONS_MAX = 60
+SOLVES_MAX = 300
 SHRINKS_MAX = 400
 OTHERS_MAX = 32
 PLAUSIBLE_MAX = 10**12  # a field beyond it is a corner of the type, hardly a case
@@ -51,6 +54,20 @@ class Space:
         found = [(self.tree("when"), True), (self.tree("kinds", kind, "when"), True)]
         ends = [(self.bound(kind, param, "lo"), self.bound(kind, param, "hi")) for param in spec.params]
         return found + [(Tree("<=", pair), True) for pair in ends if with_values]
+
+    def in_force(self, kind: str) -> list[Constraint]:
+        """Return what a snapshot must meet, besides, for steps and safeguards to leave each parameter a value."""
+        spec, found = self.rules.contract.kinds[kind], list[Constraint]()
+        for name, numbers in spec.params.items():
+            lo, hi = self.bound(kind, name, "lo"), self.bound(kind, name, "hi")
+            limits = [Tree("path", value=path) for path, drawn in spec.draws.items() if drawn == name]
+            taken = bool(limits) or spec.spends == name
+            most = Tree("min", (hi, limits[0])) if limits else hi
+            shifted = Tree("chain", (most, Tree("literal", value=numbers.residue)), "-")
+            last = Tree("chain", (most, Tree("chain", (shifted, Tree("literal", value=numbers.step)), "%")), "-")
+            found.append((Tree(">=", (last, lo)), True))
+            found += [(Tree(">=", (most, Tree("literal", value=0))), True)] * taken
+        return found
 
     def bound(self, kind: str, param: str, end: str) -> Tree:
         return self.tree("kinds", kind, "params", param, end)
@@ -123,19 +140,33 @@ def draw(space: Space, rng: Random) -> dict[str, Value]:
 
 
 def solve(space: Space, constraints: Sequence[Constraint], rng: Random) -> dict[str, Value] | None:
-    """Look for a snapshot that meets the constraints: fix one field after the other, and narrow the rest by it."""
+    """Look for a snapshot that meets the constraints: fix one field after the other, and narrow the rest by it.
+
+    Fields that no constraint reads are drawn. Beyond PROPAGATIONS_MAX the rest is guessed: whoever asks looks anyway.
+    """
+    reads = {str(each.value) for tree, _ in constraints for each in subtrees(tree) if each.op == "path"}
     env = propagate(constraints, space.whole)
-    for path in rng.sample(sorted(space.whole), len(space.whole)):
-        env = None if env is None else _fixed(space, constraints, env, path, rng)
-    return None if env is None else {path: _only(domain) for path, domain in env.items()}
+    left = PROPAGATIONS_MAX
+    for path in rng.sample(sorted(reads), len(reads)):
+        if env is None:
+            return None
+        candidates = _candidates(env[path], space.pool[path], rng)
+        tried = candidates[: max(0, min(TRIES_MAX, left))]
+        left -= len(tried)
+        narrowed = (propagate(constraints, {**env, path: point(value)}, rounds=1) for value in tried)
+        found = next((each for each in narrowed if each is not None), None)
+        env = {**env, path: point(candidates[0])} if candidates and not tried else found
+    return None if env is None else {**draw(space, rng), **{path: _only(env[path]) for path in reads}}
 
 
-def _fixed(space: Space, constraints: Sequence[Constraint], env: Env, path: str, rng: Random) -> Env | None:
-    for value in _candidates(env[path], space.pool[path], rng):
-        narrowed = propagate(constraints, {**env, path: point(value)})
-        if narrowed is not None:
-            return narrowed
-    return None
+def solved(
+    space: Space, aims: Sequence[Sequence[Constraint]], rng: Random, *, times: int
+) -> Iterator[dict[str, Value]]:
+    """Yield what `solve` finds for each aim, so many times over, SOLVES_MAX in all: every aim once before any twice."""
+    for constraints in islice((each for _ in range(times) for each in aims), SOLVES_MAX):
+        found = solve(space, constraints, rng)
+        if found is not None:
+            yield found
 
 
 def _candidates(domain: Domain, pool: Sequence[Value], rng: Random) -> list[Value]:
