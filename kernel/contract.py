@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from sds.kernel.bounds import MAGNITUDE_MAX, SCALE_MAX
 from sds.kernel.canonical import digest, sha256_hex
+from sds.kernel.contract_checks import CHECKS, check_sagas
 from sds.kernel.contract_types import (
     AgentId,
     Amount,
@@ -32,10 +33,8 @@ from sds.kernel.contract_types import (
     SemVer,
     say,
 )
-from sds.kernel.envelope import DENY, ESCALATE, RATIONALE_CHARS_MAX
+from sds.kernel.envelope import RATIONALE_CHARS_MAX
 from sds.kernel.errors import ContractError
-from sds.kernel.expressions import INT
-from sds.kernel.snapshot import parse_type
 from sds.kernel.yaml_lines import FILE_BYTES_MAX, load_with_lines
 
 PROPOSAL_SCHEMA = "1.0.0"
@@ -259,13 +258,12 @@ class Contract(_Strict):
 
     @model_validator(mode="after")
     def _whole(self) -> Contract:
-        _check_kinds(self)
-        _check_sagas(self)
-        _check_paths(self)
-        _check_numbers(self)
         from sds.kernel.human_terms import check_human  # noqa: PLC0415  those terms are a contract themselves
 
-        check_human(self, (_check_kinds, _check_paths, _check_numbers))
+        check_sagas(self)
+        for check in CHECKS:
+            check(self)
+        check_human(self, CHECKS)
         return self
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:  # noqa: ARG002
@@ -279,65 +277,6 @@ class Contract(_Strict):
     @cached_property
     def mission_hash(self) -> str:
         return digest([self.gate, self.agent_id, self.mission])
-
-
-def _check_kinds(contract: Contract) -> None:
-    kinds = contract.kinds
-    if DENY not in kinds:
-        raise ContradictionError(("kinds",), "DENY is missing: every contract lets its agent say no")
-    if ESCALATE in kinds:
-        raise ContradictionError(("kinds", ESCALATE), "is always there and is not declared")
-    deny = kinds[DENY]
-    if deny.params or deny.fills or deny.executes or deny.when != "true":
-        raise ContradictionError(("kinds", DENY), "takes only reasons")
-    for path, codes in ((("authority",), contract.authority), (("escalation", "always"), contract.escalation.always)):
-        for index, code in enumerate(codes):
-            if code not in kinds:
-                raise ContradictionError((*path, index), f"`{code}` is not one of the kinds")
-
-
-def _check_sagas(contract: Contract) -> None:
-    for name, saga in contract.sagas.items():
-        if name in contract.kinds:
-            raise ContradictionError(("sagas", name), "is the name of a kind")
-        for index, step in enumerate(saga.steps):
-            if step not in contract.kinds or not contract.kinds[step].executes:
-                raise ContradictionError(("sagas", name, "steps", index), f"`{step}` is no kind with a side effect")
-        if "ALERT_HUMAN" not in saga.compensation:
-            raise ContradictionError(("sagas", name, "compensation"), "ALERT_HUMAN is missing: a human is always there")
-
-
-def _check_paths(contract: Contract) -> None:
-    """Every path that is named is a declared field."""
-    named: list[tuple[tuple[str | int, ...], str]] = [(("show", i), path) for i, path in enumerate(contract.show)]
-    named += [(("drift", "fields", path), path) for path in contract.drift.fields]
-    named += [(("spend", i, "per"), limit.per) for i, limit in enumerate(contract.spend) if limit.per]
-    named += [(("kinds", name, "draws", path), path) for name, kind in contract.kinds.items() for path in kind.draws]
-    for at, path in named:
-        if path not in contract.snapshot:
-            raise ContradictionError(at, f"`{path}` is not a declared snapshot field")
-
-
-def _check_numbers(contract: Contract) -> None:
-    """What is drawn, spent or may drift is a number, and numbers that are set against each other share a scale."""
-    fields = {path: parse_type(path, text) for path, text in contract.snapshot.items()}
-    for path, rule in contract.drift.fields.items():
-        if rule.moves and fields[path].kind != INT:
-            raise ContradictionError(("drift", "fields", path), "is not a number and can only be strict")
-    names = [limit.name for limit in contract.spend]
-    for index, limit in enumerate(names):
-        if limit in names[:index]:  # two limits of one name would share a counter
-            raise ContradictionError(("spend", index, "name"), f"`{limit}` is the name of another limit")
-    spent: set[int] = set()
-    for name, kind in contract.kinds.items():
-        for path, drawn in kind.draws.items():
-            if fields[path].kind != INT:
-                raise ContradictionError(("kinds", name, "draws", path), "is not a number and cannot be drawn from")
-            if isinstance(drawn, str) and kind.scale(drawn) != fields[path].scale:
-                raise ContradictionError(("kinds", name, "draws", path), f"has another scale than `{drawn}`")
-        spent |= {kind.scale(kind.spends)} if kind.spends else set()
-        if len(spent) > 1:
-            raise ContradictionError(("kinds", name, "spends"), "has another scale than what other kinds spend")
 
 
 def load_contract(path: Path, *, checksum: str | None = None) -> Contract:

@@ -225,11 +225,11 @@ def _aims(space: Space, other: Space, *, comparable: bool) -> Iterator[list[Cons
         for refused in ([*other.permitting(kind)], [*other.in_force(kind)]):
             if refused:
                 yield [*permitting, (Tree("&&", tuple(tree for tree, _ in refused)), False)]
-        for param in {*spec.params} & {*others[kind].params}:
+        for param in sorted({*spec.params} & {*others[kind].params}):
             for end, op in (("lo", "<"), ("hi", ">")):
                 ends = (space.bound(kind, param, end), other.bound(kind, param, end))
                 yield [*permitting, *other.permitting(kind), (Tree(op, ends), True)]
-        for fill in {*spec.fills} & {*others[kind].fills}:
+        for fill in sorted({*spec.fills} & {*others[kind].fills}):
             values = tuple(each.tree("kinds", kind, "fills", fill, "value") for each in (space, other))
             yield [*permitting, *other.permitting(kind), (Tree("!=", values), True)]
 

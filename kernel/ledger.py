@@ -1,7 +1,7 @@
 """The append-only ledger: a hash chain whose every entry names the facts of one step of one decision.
 
 Kinds: DECIDED (exactly one for every flow), RESERVED, SETTLED, UNKNOWN, RESOLVED, CONTRADICTED, HUMAN, SAGA, REVERSAL; and, for operators, CONTRACT,
-REVOKED, REFUSED (a registration), AGENT, HALT, RESUME, ARTIFACT, RETENTION. SQLite triggers refuse anything but the next entry; `verify_chain` finds what went past them.
+REVOKED, REFUSED (a registration), AGENT, HALT, RESUME, ARTIFACT, RETENTION, OPERATOR. SQLite triggers refuse anything but the next entry; `verify_chain` finds what went past them.
 """
 
 from __future__ import annotations

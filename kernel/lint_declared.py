@@ -41,10 +41,11 @@ def _unused_fields(contract: Contract, places: Mapping[Path, Checked]) -> Iterat
 
 
 def _kinds(contract: Contract) -> Iterator[Finding]:
-    human = {*contract.human.authority, *contract.human.kinds}
+    steps = {step for saga in contract.sagas.values() for step in saga.steps}
+    others = {*contract.human.authority, *contract.human.kinds, *steps}
     for kind in contract.kinds:
-        if kind not in contract.authority and kind != DENY and kind not in human:
-            message = f"`{kind}` is declared, but neither the agent nor a human has the authority for it"
+        if kind not in contract.authority and kind != DENY and kind not in others:
+            message = f"`{kind}` is declared, but no agent, no human and no saga has the authority for it"
             yield Finding(
                 "kind-without-authority", "warning", ("kinds", kind), message, "name it in `authority`, or drop it"
             )

@@ -181,7 +181,7 @@ def _candidates(domain: Domain, pool: Sequence[Value], rng: Random) -> list[Valu
 
 
 def _only(domain: Domain) -> Value:
-    return domain.lo if isinstance(domain, Ints) else next(iter(domain.items or {""}))
+    return domain.lo if isinstance(domain, Ints) else min(domain.items or {""}, key=str)
 
 
 def shrink(space: Space, fields: Fields, holds: Callable[[Fields], bool]) -> dict[str, Value]:

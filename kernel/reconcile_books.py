@@ -26,7 +26,7 @@ def differences(what: str, rows: Iterable[tuple[Any, ...]], wanted: Mapping[Any,
 class Registry:
     """Agents, contracts, revocations, escalation budgets, the halt. Raises what a malformed entry raises."""
 
-    KINDS = frozenset({"CONTRACT", "AGENT", "REVOKED", "REFUSED", "HALT", "RESUME"})
+    KINDS = frozenset({"CONTRACT", "AGENT", "REVOKED", "REFUSED", "HALT", "RESUME", "OPERATOR"})
 
     def __init__(self) -> None:
         self._agents: dict[str, list[str]] = {}  # agent -> gate, contract, status

@@ -234,6 +234,12 @@ def request_retire(store: Store, agent_id: str, *, reason: str, now_ms: int) -> 
     transition(store, agent_id, "RETIRED", by="agent", reason=reason, now_ms=now_ms, who=agent_id)
 
 
+def write_act(store: Store, act: str, *, who: str, reason: str, now_ms: int) -> None:
+    """Write down what an operator does that has no entry of its own: recovering, setting a record aside."""
+    with store.transaction():
+        ledger.append(store, now_ms, "OPERATOR", "", {"act": act, "who": _text(who), "reason": _text(reason)})
+
+
 def set_halted(store: Store, halted: bool, *, by: str, reason: str, now_ms: int) -> bool:
     """Halt or resume everything. Return False when it already was so. From the next transaction on it binds."""
     with store.transaction():

@@ -199,7 +199,8 @@ _CHECKS: dict[str, Callable[[Question], str]] = {
 
 def widest_envelope(contract: Contract) -> DecisionEnvelope:
     """Return more than any snapshot can permit: a bound that is an expression is taken as far as a number may go."""
-    kinds = (_widest_kind(name, contract.kinds[name]) for name in sorted({*contract.authority, DENY}))
+    steps = {step for saga in contract.sagas.values() for step in saga.steps}
+    kinds = (_widest_kind(name, contract.kinds[name]) for name in sorted({*contract.authority, *steps, DENY}))
     return envelope_of([kind for kind in kinds if kind], contract.rationale_chars_max)
 
 

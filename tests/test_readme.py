@@ -83,7 +83,7 @@ def test_every_command_of_the_five_minutes_runs(tmp_path: Path) -> None:
 
 
 def test_every_command_of_when_a_human_must_decide_runs(tmp_path: Path) -> None:
-    assert "0 faults" in _run(_block("sds escalations"), tmp_path)
+    assert "0 faults" in _run("sds run refund --limit 5\n" + _block("sds escalations"), tmp_path)
 
 
 def test_every_command_of_use_your_own_model_runs(tmp_path: Path) -> None:

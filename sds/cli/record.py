@@ -134,7 +134,11 @@ def head(gate: GateOption = "refund") -> None:
         typer.echo(str(ledgers.head(store)))
 
 
-def recover(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
+def recover(
+    gate: GateOption = "refund",
+    reason: Annotated[str, typer.Option("--reason", help="Why, for the record.")] = "after a crash",
+    as_json: JsonFlag = False,
+) -> None:
     """After a crash: end what nobody holds any more, resolve every order in the air by its key.
 
     A saga that was half done is taken back or handed to a human, as the model chooses from the contract's menu.
@@ -142,7 +146,8 @@ def recover(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
     Example: sds recover
     """
     folder = folder_of(gate)
-    open_store(gate).close()
+    with closing(open_store(gate)) as store:
+        registry.write_act(store, "RECOVER", who=operator(), reason=reason, now_ms=now_ms())
     from sds.gates.refund import desk  # noqa: PLC0415
 
     with desk.recovery_kernel(folder) as kernel:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sds.cli import sagas
-from sds.cli.common import GateName, JsonFlag, ModelPath, folder_of, print_json
+from sds.cli.common import GateName, JsonFlag, ModelPath, folder_of, operator, print_json
 from sds.cli.engines import (
     BackendName,
     DeviceName,
@@ -24,7 +24,8 @@ from sds.cli.engines import (
     LibraryName,
     opened_engine,
 )
-from sds.home import decisions_path
+from sds.home import decisions_path, now_ms
+from sds.kernel import registry
 from sds.kernel.answer import Answer
 from sds.kernel.bounds import format_literal
 from sds.kernel.errors import SdsError, StoreError, UsageError, WorldError
@@ -131,13 +132,21 @@ def _set_aside(folder: Path) -> None:
 
 
 def _refuse_while_needed(folder: Path) -> None:
+    """Refuse to set a record aside that somebody still needs; else write down in it who does so."""
     with closing(Store(decisions_path(folder))) as store:
         if store.halted:
             raise UsageError(
                 f"`{folder.name}` is halted, and a reset would lift that", hint='sds resume --reason "..."'
             )
+        for agent in registry.agents(store):
+            if not agent.active:
+                hint = f'sds agents reactivate {agent.agent_id} --reason "..."' if agent.status != "RETIRED" else ""
+                raise UsageError(f"agent `{agent.agent_id}` is {agent.status}, and a reset would lift that", hint=hint)
         if orders := store.value("SELECT count(*) FROM execution_log WHERE status IN ('PENDING', 'UNKNOWN')"):
             raise UsageError(f"{orders} orders are in the air, and a reset would forget them", hint="sds recover")
+        if sagas := store.value("SELECT count(*) FROM sagas WHERE phase <> 'ENDED'"):
+            raise UsageError(f"{sagas} sagas are half done, and a reset would forget them", hint="sds recover")
+        registry.write_act(store, "SET_ASIDE", who=operator(), reason="sds run --reset", now_ms=now_ms())
 
 
 def _table(report: dict[str, Any], chaos: str | None, console: Console) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
-from functools import partial
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
 
 from sds.cli import run as cli
 from sds.gates.refund import run as refund
-from sds.gates.refund.desk import ensure_world, load_refund_contract, open_refund
+from sds.gates.refund.desk import ensure_world, load_refund_contract
 from sds.home import now_ms, open_record
 from sds.kernel import registry
 from sds.kernel.answer import Answer
@@ -27,7 +26,7 @@ LIMIT = 4
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a gate's folder; its model pays whatever the envelope permits."""
     monkeypatch.setenv("SDS_HOME", str(tmp_path))
-    monkeypatch.setattr(refund, "open_refund", partial(open_refund, engine=Greedy()))  # type: ignore[arg-type]  # any proposer
+    monkeypatch.setattr(cli, "opened_engine", lambda *_, **__: nullcontext(Greedy()))
     ensure_world(tmp_path / "refund", claims=40)
     return tmp_path / "refund"
 
@@ -50,7 +49,7 @@ def suspend(store: Store) -> None:
 
 
 def go(folder: Path, count: int, act: Callable[[Store], object]) -> dict[str, object]:
-    return refund.run(folder, limit=LIMIT, model=None, chaos=None, on_decided=after(folder, count, act))
+    return refund.run(folder, limit=LIMIT, engine=Greedy(), chaos=None, on_decided=after(folder, count, act))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""What the fields of a contract must say together. Each check raises ContradictionError with the path of the one to mend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sds.kernel.contract_types import ContradictionError
+from sds.kernel.envelope import DENY, ESCALATE
+from sds.kernel.expressions import INT
+from sds.kernel.snapshot import parse_type
+
+if TYPE_CHECKING:
+    from sds.kernel.contract import Contract
+
+
+def check_kinds(contract: Contract) -> None:
+    kinds = contract.kinds
+    if DENY not in kinds:
+        raise ContradictionError(("kinds",), "DENY is missing: every contract lets its agent say no")
+    if ESCALATE in kinds:
+        raise ContradictionError(("kinds", ESCALATE), "is always there and is not declared")
+    deny = kinds[DENY]
+    if deny.params or deny.fills or deny.executes or deny.when != "true":
+        raise ContradictionError(("kinds", DENY), "takes only reasons")
+    for path, codes in ((("authority",), contract.authority), (("escalation", "always"), contract.escalation.always)):
+        for index, code in enumerate(codes):
+            if code not in kinds:
+                raise ContradictionError((*path, index), f"`{code}` is not one of the kinds")
+
+
+def check_sagas(contract: Contract) -> None:
+    for name, saga in contract.sagas.items():
+        if name in contract.kinds:
+            raise ContradictionError(("sagas", name), "is the name of a kind")
+        for index, step in enumerate(saga.steps):
+            if step not in contract.kinds or not contract.kinds[step].executes:
+                raise ContradictionError(("sagas", name, "steps", index), f"`{step}` is no kind with a side effect")
+        if "ALERT_HUMAN" not in saga.compensation:
+            raise ContradictionError(("sagas", name, "compensation"), "ALERT_HUMAN is missing: a human is always there")
+
+
+def check_paths(contract: Contract) -> None:
+    """Every path that is named is a declared field."""
+    named: list[tuple[tuple[str | int, ...], str]] = [(("show", i), path) for i, path in enumerate(contract.show)]
+    named += [(("drift", "fields", path), path) for path in contract.drift.fields]
+    named += [(("spend", i, "per"), limit.per) for i, limit in enumerate(contract.spend) if limit.per]
+    named += [(("kinds", name, "draws", path), path) for name, kind in contract.kinds.items() for path in kind.draws]
+    for at, path in named:
+        if path not in contract.snapshot:
+            raise ContradictionError(at, f"`{path}` is not a declared snapshot field")
+
+
+def check_numbers(contract: Contract) -> None:
+    """What is drawn, spent or may drift is a number, and numbers that are set against each other share a scale."""
+    fields = {path: parse_type(path, text) for path, text in contract.snapshot.items()}
+    for path, rule in contract.drift.fields.items():
+        if rule.moves and fields[path].kind != INT:
+            raise ContradictionError(("drift", "fields", path), "is not a number and can only be strict")
+    names = [limit.name for limit in contract.spend]
+    for index, limit in enumerate(names):
+        if limit in names[:index]:  # two limits of one name would share a counter
+            raise ContradictionError(("spend", index, "name"), f"`{limit}` is the name of another limit")
+    spent: set[int] = set()
+    for name, kind in contract.kinds.items():
+        for path, drawn in kind.draws.items():
+            if fields[path].kind != INT:
+                raise ContradictionError(("kinds", name, "draws", path), "is not a number and cannot be drawn from")
+            if isinstance(drawn, str) and kind.scale(drawn) != fields[path].scale:
+                raise ContradictionError(("kinds", name, "draws", path), f"has another scale than `{drawn}`")
+        spent |= {kind.scale(kind.spends)} if kind.spends else set()
+        if len(spent) > 1:
+            raise ContradictionError(("kinds", name, "spends"), "has another scale than what other kinds spend")
+
+
+# What a human's own terms are held to as well.
+CHECKS = (check_kinds, check_paths, check_numbers)
