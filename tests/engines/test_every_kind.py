@@ -43,7 +43,9 @@ Spec = Callable[[Kind, str], EngineSpec]
 def spec_of(tiny_path: Callable[[int], Path], tiny_folder: Callable[[int], Path]) -> Spec:
     def make(kind: Kind, library: str) -> EngineSpec:
         model = tiny_folder(1) if library == "transformers" else tiny_path(1)
-        return EngineSpec(name="here", kind=kind, model=str(model))
+        return EngineSpec(
+            name="here", kind=kind, model=str(model), backend="llguidance" if kind == "outlines" else None
+        )
 
     return make
 
