@@ -135,6 +135,7 @@ class Guard:
     def __init__(self, inside: Any, *, end_token: int, deadline_s: float, clock: Callable[[], float]) -> None:
         self._inside, self._end_token = inside, end_token
         self._deadline_s, self._clock = deadline_s, clock
+        self._permitted: Any = None  # by the last mask, in the shape of the logits
         self.error: BaseException | None = None
         self.calls = 0
 
@@ -155,10 +156,15 @@ class Guard:
     def _masked(self, input_ids: Any, logits: Any) -> Any:
         if self._clock() > self._deadline_s:
             raise BackendError("the model did not finish in time")
+        if self._permitted is not None and not bool(self._permitted[..., int(input_ids[..., -1])]):
+            raise BackendError("a token was written that the mask forbids")
         masked = self._inside(input_ids, logits)
         if any(matcher.is_error() for matcher in getattr(self._inside, "ll_matchers", ())):
             raise BackendError("the mask refused a token that was written")
-        if not bool((masked > float("-inf")).any()):
+        self._permitted = masked > float("-inf")
+        if self._permitted.shape != logits.shape:  # C could not store it, and would go on without it
+            raise BackendError("the mask is of another shape than the logits")
+        if not bool(self._permitted.any()):
             raise BackendError("the mask permits no token, or the model returned no logits")
         return masked
 

@@ -29,6 +29,12 @@ FORMS: dict[Server, Form] = {
 }
 OUTLINES_HINT = "pip install 'sovereign-decision-stream[outlines]'"
 SEED = 0  # greedy all the same; some servers draw even then
+# Greedy means no penalty on what was said before: some servers have one unless told, others read it with the weights.
+_PLAIN: dict[Server, dict[str, float]] = {
+    "llama-server": {"repeat_penalty": 1.0},
+    "vllm": {"repetition_penalty": 1.0},
+    "sglang": {"repetition_penalty": 1.0},
+}
 
 Ask = Callable[[str, str, Grammar, int], str]
 
@@ -125,6 +131,7 @@ def _directly(wire: _Wire, model: str) -> Ask:
             "seed": SEED,
             "max_tokens": tokens_max,
             "stream": False,
+            **_PLAIN["llama-server"],
         }
         answer = wire.post("/chat/completions", json.dumps(body).encode())
         try:
@@ -147,7 +154,10 @@ def _through_chat(kind: Server, wire: _Wire, model: str) -> Ask:
         chat = Chat([{"role": "system", "content": system}, {"role": "user", "content": user}])
         options: dict[str, Any] = {"temperature": 0, "seed": SEED, "max_tokens": tokens_max}
         if grammar.form == "gbnf":  # Outlines has no type for it: it goes along beside the messages
-            return server(chat, None, **options, extra_body={"grammar": grammar.text})  # type: ignore[no-any-return]
+            beside = {"grammar": grammar.text, **_PLAIN["llama-server"]}
+            return server(chat, None, **options, extra_body=beside)  # type: ignore[no-any-return]
+        if kind in _PLAIN:
+            options["extra_body"] = dict(_PLAIN[kind])
         output = Regex(grammar.text) if grammar.form == "regex" else JsonSchema(grammar.text)
         return server(chat, output, **options)  # type: ignore[no-any-return]
 

@@ -122,6 +122,10 @@ def open_engine(
 
     try:
         backend = open_backend(model or embedded_model(), library=library, device=device, dtype=dtype)
-        return NativeEngine(backend, now_ms=now_ms)
     except BackendError as error:
         raise ModelError(str(error), hint=error.hint) from error
+    try:
+        return NativeEngine(backend, now_ms=now_ms)
+    except BaseException:  # a chain opens it again and again: weights nobody drives may not stay in memory
+        backend.close()
+        raise

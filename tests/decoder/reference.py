@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sds.grammars.language import Language
+from sds.grammars.mask import Mask
 from sds.models.protocol import Backend
 
 
@@ -28,3 +33,33 @@ def first_token_probabilities(
                 mass[option] += weight
     permitted = math.fsum(mass.values())
     return {option: share / permitted for option, share in mass.items()}, permitted / math.fsum(weights)
+
+
+def greedy_action(backend: Backend, prompt: Sequence[Sequence[int]], said: Language, *, forced_as_usual: bool) -> str:
+    """Return the action that is written when each token is the likeliest of those permitted.
+
+    `forced_as_usual`: what must come next is spelled as the tokenizer would, as llguidance does; without it any spelling
+    is permitted, as in llama.cpp. The whole prompt in one batch, then one token a pass; nothing is skipped.
+    """
+    mask = Mask(backend.grammar_tokenizer(), said)
+    pieces = [backend.piece(token) for token in range(backend.vocab_size)]
+    starts = [f'{{"action":"{kind.kind}","params":{{'.encode() for kind in said.envelope.kinds]
+
+    def permitted(data: bytes) -> NDArray[np.bool_]:
+        if forced_as_usual:
+            return mask.allowed()
+        return np.array([bool(piece) and _agree(data + piece, starts) for piece in pieces])
+
+    backend.begin([])
+    logits = backend.step([token for section in prompt for token in section])
+    data = b""
+    while data.count(b'"') < 4:  # {"action":"..."
+        token = int(np.where(permitted(data), logits, -np.inf).argmax())
+        mask.advance([token])
+        data += pieces[token]
+        logits = backend.step([token])
+    return data.split(b'"')[3].decode()
+
+
+def _agree(written: bytes, starts: Sequence[bytes]) -> bool:
+    return any(start.startswith(written) or written.startswith(start) for start in starts)

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from sds.decoder import ACTION_CHOICE, JOINT, decode
-from sds.gates.refund import desk
 from sds.grammars.language import language
-from sds.kernel.intake import read_event
 from sds.kernel.packet import DecisionPacket
 from sds.models.llama import LlamaBackend
 from sds.models.protocol import Backend, prompt_sections
 from tests.model_fixtures import TINY_THREADS
+from tests.real_packets import real_packets
 from tests.scale import scale
 
 PACKETS = scale(12, 200)
@@ -28,12 +27,7 @@ Choice = tuple[str, Shares]
 
 @pytest.fixture(scope="module")
 def packets(tmp_path_factory: pytest.TempPathFactory) -> list[DecisionPacket]:
-    """Return real packets in which the model has a choice."""
-    folder = tmp_path_factory.mktemp("refund")
-    with desk.preview_kernel(folder) as kernel:
-        events = (read_event(kernel.contract, queued.event) for queued in desk.read_queue(folder))
-        chosen = (packet for packet in map(kernel.preview, events) if len(packet.envelope.kinds) > 1)
-        return [packet for packet, _ in zip(chosen, range(PACKETS), strict=False)]
+    return real_packets(tmp_path_factory.mktemp("refund"), PACKETS)
 
 
 def choice_of(backend: Backend, packet: DecisionPacket) -> Choice:

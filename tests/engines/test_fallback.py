@@ -19,10 +19,12 @@ from sds.kernel.packet import DecisionPacket, Decoding
 from sds.models.llama import LlamaBackend
 from sds.models.remote import RemoteWriter
 from tests.engines.conftest import decide, running_ms
-from tests.engines.servers import LlamaServer, completion, hang, misbehaving, reply
+from tests.engines.servers import LlamaServer, completion, free_port, hang, misbehaving, reply
 from tests.kernel.durable import Clock, Rail, Tickets, World, contract, deny
 
 NONCE = "5eed" * 16
+TTL_MS = 1_200
+GRACE_MS = 2_000  # one pass is never cut short; and a busy machine
 
 
 class Scripted:
@@ -257,6 +259,33 @@ def test_a_hanging_server_leaves_the_local_model_the_time_to_answer(
         assert local.model == found
         assert 0.4 <= took_s < 5
         assert '"engine": "box"' in (tmp_path / "gate" / "log.jsonl").read_text()
+
+
+def test_a_chain_all_of_whose_links_fail_escalates_within_the_deadline(
+    tmp_path: Path, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One server hangs, the next one is dead, and the local model is too slow."""
+    local, step = NativeEngine(tiny, now_ms=running_ms), tiny.step
+
+    def slow(tokens: list[int]) -> object:
+        time.sleep(1.0)
+        return step(tokens)
+
+    with misbehaving(hang) as (url, asked), monkeypatch.context() as patch:
+        patch.setattr(WrittenEngine, "prove", lambda _self, _deadline_ms: None)  # they fail only later
+        patch.setattr(tiny, "step", slow)
+        links = [served(url, timeout_ms=300), served(f"http://127.0.0.1:{free_port()}/v1", timeout_ms=200)]
+        engine = FallbackEngine([*links, Link("here", opens(local), 400, 300)], now_ms=running_ms)
+        terms = contract(("ttl_ms: 30000", f"ttl_ms: {TTL_MS}"))
+        rail = Rail(tmp_path / "rail.db")
+        with Gate(terms, _tickets(), rail, folder=tmp_path / "gate", engine=engine, now_ms=running_ms) as gate:
+            began = time.monotonic()
+            answer = gate.decide({"claim_id": "C1", "ticket_id": "T1", "text": "please"})
+            took_ms = (time.monotonic() - began) * 1000
+    assert ("ESCALATED", "DEADLINE_EXCEEDED", None) == (answer.state, answer.reason_code, answer.execution)
+    assert 1 == len(asked)
+    assert took_ms < TTL_MS + GRACE_MS
+    assert [1, 1, 1] == [link.failures for link in engine._links]
 
 
 def _tickets() -> Tickets:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.engines.written import WrittenEngine, grammar_of
+from sds.engines.written import END_TOKENS, WrittenEngine, grammar_of
 from sds.grammars import emit_gbnf, emit_json_schema, emit_regex
 from sds.grammars.language import language
 from sds.kernel.errors import ModelError
@@ -21,7 +22,7 @@ from sds.models.remote import FORMS, RemoteWriter
 from sds.models.writer import Form, Server
 from tests.engines.conftest import decide, running_ms
 from tests.engines.servers import FAULTS, LlamaServer, Misdeed, body_of, completion, free_port, hang, misbehaving, reply
-from tests.kernel.durable import World, contract
+from tests.kernel.durable import World, contract, deny
 from tests.model_fixtures import refund_language
 from tests.scale import scale, seeded
 from tests.strategies import random_envelope
@@ -107,11 +108,39 @@ def test_the_same_through_every_model_of_outlines(
         assert 1 == len(requests), "no library may try again"
 
 
-def test_a_dead_server_escalates_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", FORMS)
+def test_a_dead_server_escalates_at_once(kind: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dead = f"http://127.0.0.1:{free_port()}/v1"
-    seconds, answer = timed(tmp_path, unproved(dead, monkeypatch))
+    seconds, answer = timed(tmp_path, unproved(dead, monkeypatch, kind))
     assert ("ESCALATED", "BACKEND_FAILED", None) == answer
     assert seconds < 1.0
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_a_legal_decision_about_another_packet_is_never_carried_out(
+    kind: Server, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that has cached an answer, or that somebody replays: what it says was right, for the claim before."""
+    world.tickets.put("T1")
+    old = deny(world.kernel.preview(world.event("C0"))).decode()
+
+    def replay(connection: socket.socket, _request: bytes) -> None:
+        reply(connection, json.dumps({"generated_text": old}).encode() if kind == "tgi" else completion(old))
+
+    world.tickets.put("T1", mood="angry")
+    with misbehaving(replay) as (url, requests):
+        answer = decide(world, unproved(url, monkeypatch, kind))
+    assert ("ESCALATED", "REPEATED_PROPOSAL", None) == (answer.state, answer.reason_code, answer.execution)
+    (first,) = world.column("SELECT reasons FROM attempts WHERE dfid = ? AND attempt_number = 1", answer.dfid)
+    assert ["STALE_CONTEXT"] == [code for _gate, code, *_ in json.loads(str(first))]
+    assert (2, []) == (len(requests), world.column("SELECT dfid FROM execution_log"))
+
+
+def test_the_proof_leaves_room_for_a_model_that_spells_byte_by_byte() -> None:
+    sentence = f'{{"action":"ESCALATE","params":{{}},"reason_code":"HUMAN_REVIEW","context_ref":"{NONCE}"}}'
+    with misbehaving(lambda connection, _request: reply(connection, completion(sentence))) as (url, requests):
+        engine_of(url)
+    assert body_of(requests[0])["max_tokens"] == len(sentence) + END_TOKENS
 
 
 def timed(folder: Path, engine: WrittenEngine) -> tuple[float, tuple[str, str | None, str | None]]:
@@ -136,6 +165,8 @@ def test_each_kind_of_server_is_sent_the_exact_language_in_its_own_parameter() -
     for kind in ("ollama", "lmstudio", "openai"):
         assert schema == sent[kind]["response_format"]["json_schema"]["schema"]  # type: ignore[index]  # a mapping
     assert gbnf == _sent("openai", "gbnf")["grammar"]
+    assert [1.0, 1.0] == [body["repeat_penalty"] for body in (sent["llama-server"], _sent("openai", "gbnf"))]
+    assert [1.0, 1.0] == [sent[kind]["repetition_penalty"] for kind in ("vllm", "sglang")]
     for kind in FORMS:
         options = sent[kind]["parameters"] if kind == "tgi" else sent[kind]
         assert (0, 40) == (options.get("temperature", 0), options.get("max_tokens", options.get("max_new_tokens")))  # type: ignore[attr-defined]  # a mapping
