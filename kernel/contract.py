@@ -193,13 +193,15 @@ class ArtifactSpec(_Strict):
     tokens_max: int = Field(default=256, ge=1, le=4096)
 
 
+Compensation = Literal["REVERT", "CLOSE_ALL", "ALERT_HUMAN"]
+MENU: tuple[Compensation, ...] = ("REVERT", "CLOSE_ALL", "ALERT_HUMAN")
+
+
 class SagaSpec(_Strict):
     """One intent in several steps, each a child flow of its own (DIR 4.8), and the menu for when a later one fails."""
 
     steps: tuple[Code, ...] = Field(min_length=2, max_length=8)
-    compensation: tuple[Literal["REVERT", "CLOSE_ALL", "ALERT_HUMAN"], ...] = Field(
-        default=("REVERT", "CLOSE_ALL", "ALERT_HUMAN"), min_length=1, max_length=3
-    )
+    compensation: tuple[Compensation, ...] = Field(default=MENU, min_length=1, max_length=3)
 
 
 class RetrySpec(_Strict):
@@ -297,9 +299,15 @@ def _check_kinds(contract: Contract) -> None:
 
 
 def _check_sagas(contract: Contract) -> None:
+    for field in ("id", "key", "evidence"):
+        if getattr(contract.event, field) == "saga":
+            raise ContradictionError(("event", field), "`saga` is the kernel's own field, in the parts of a saga")
     for name, saga in contract.sagas.items():
         if name in contract.kinds:
             raise ContradictionError(("sagas", name), "is the name of a kind")
+        for kind in (*contract.kinds, *contract.human.kinds):
+            if kind in MENU:
+                raise ContradictionError(("kinds", kind), "is what a saga's menu calls a way to compensate")
         for index, step in enumerate(saga.steps):
             if step not in contract.kinds or not contract.kinds[step].executes:
                 raise ContradictionError(("sagas", name, "steps", index), f"`{step}` is no kind with a side effect")
