@@ -19,7 +19,7 @@ from typing import Literal
 from sds.kernel import ledger, record
 from sds.kernel.answer import Answer, answer
 from sds.kernel.canonical import canonical, digest
-from sds.kernel.contract import Contract, SagaSpec
+from sds.kernel.contract import Contract, EventSpec, SagaSpec
 from sds.kernel.errors import EventError, StoreError, UsageError
 from sds.kernel.flow import RESTARTABLE_TAGS, State, walk
 from sds.kernel.intake import Event, begin
@@ -50,11 +50,12 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Saga:
-    """One saga as the record has it at one moment."""
+    """One saga as the record has it at one moment. `fields`: its trigger's, by the contract it was begun under."""
 
     dfid: str
     name: str
     event: Event
+    fields: EventSpec
     prefix: str
     menu: tuple[str, ...]
     phase: Phase
@@ -150,18 +151,20 @@ def load(store: Reader, contract: Contract, dfid: str) -> Saga:
     """Return a saga with its children as they stand. Raises StoreError when the record has none under this dfid."""
     row = store.row(
         "SELECT s.name, s.steps, s.menu, s.phase, s.compensation, f.event_id, f.trigger_event,"
-        " f.restarts, f.lease_until_ms FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid WHERE s.dfid = ?",
+        " f.restarts, f.lease_until_ms, c.body -> '$.event' FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid"
+        " JOIN contracts c ON c.hash = f.contract_hash WHERE s.dfid = ?",
         (dfid,),
     )
     if row is None:
         raise StoreError(f"saga `{dfid}` is not in the record", dfid=dfid)
-    name, steps, menu, phase, compensation, event_id, body, restarts, lease_until_ms = row
+    name, steps, menu, phase, compensation, event_id, body, restarts, lease_until_ms, named = row
     prefix = event_id if not restarts else f"{event_id}/r{restarts}"
-    kinds = enumerate(json.loads(steps), start=1)
+    kinds, fields = enumerate(json.loads(steps), start=1), EventSpec.model_validate_json(named)
     return Saga(
         dfid,
         name,
-        _event(contract, event_id, body),
+        _event(fields, event_id, body),
+        fields,
         prefix,
         tuple(json.loads(menu)),
         phase,
@@ -172,8 +175,8 @@ def load(store: Reader, contract: Contract, dfid: str) -> Saga:
     )
 
 
-def _event(contract: Contract, event_id: str, body: str) -> Event:
-    said, spec = json.loads(body), contract.event
+def _event(spec: EventSpec, event_id: str, body: str) -> Event:
+    said = json.loads(body)
     return Event(event_id, said[spec.key], said[spec.evidence] if spec.evidence else "", body)
 
 
@@ -208,12 +211,12 @@ def child_id(prefix: str, number: int) -> str:
     return f"{prefix}/{number or 'compensation'}"
 
 
-def child_event(contract: Contract, saga: Saga, number: int) -> Event:
+def child_event(saga: Saga, number: int) -> Event:
     """Return the trigger of a child: what no outsider can send, because an event has no field `saga`.
 
     What the customer wrote takes no part in the choice of a compensation.
     """
-    spec, name = contract.event, child_id(saga.prefix, number)
+    spec, name = saga.fields, child_id(saga.prefix, number)
     evidence = saga.event.evidence if number != COMPENSATION else ""
     body: dict[str, object] = {spec.id: name, spec.key: saga.event.key}
     body |= {spec.evidence: evidence} if spec.evidence else {}
