@@ -56,7 +56,9 @@ def test_the_example_gate_is_sixty_lines() -> None:
 def _run(block: str, tmp_path: Path) -> str:
     """Run a block in one shell, top to bottom, with the dfid that its decision printed; runs are cut to six claims."""
     commands = block.replace("--limit 20", "--limit 6").replace("DFID ", '"$DFID" ')
-    noted = f"""DFID=$(\\g<0> | {shlex.quote(sys.executable)} -c "import json,sys; print(json.load(sys.stdin)['dfid'])")"""
+    noted = (
+        f"""DFID=$(\\g<0> | {shlex.quote(sys.executable)} -c "import json,sys; print(json.load(sys.stdin)['dfid'])")"""
+    )
     script = "set -euo pipefail\n" + re.sub(r"^sds decide [^#\n]*[^# \n]", noted, commands, flags=re.MULTILINE)
     (tmp_path / "sds").symlink_to(ROOT / "sds")
     done = subprocess.run(

@@ -14,6 +14,7 @@ from sds.kernel.answer import Answer
 from sds.kernel.errors import EventError, UsageError
 from sds.kernel.executor import ExecutionIntent, Receipt
 from sds.kernel.packet import DecisionPacket
+from sds.kernel.reversal import reverse
 from sds.kernel.saga import SagaAnswer
 from tests.kernel.durable import (
     COMPENSATION_MINOR,
@@ -145,11 +146,14 @@ def test_the_menu_is_all_that_can_be_said_about_a_dirty_saga(world: World):
     assert "please" not in "".join(packet.texts)
 
 
-@pytest.mark.parametrize("says", [deny, escalate, refund("1.00"), nonsense])
-def test_whatever_else_is_said_about_a_dirty_saga_alerts_a_human(world: World, says: Propose):
+@pytest.mark.parametrize(
+    ("says", "outcome"),
+    [(deny, "ESCALATED"), (escalate, "ESCALATED"), (refund("1.00"), "ESCALATED"), (nonsense, "REJECTED")],
+)
+def test_whatever_else_is_said_about_a_dirty_saga_alerts_a_human(world: World, says: Propose, outcome: str):
     found = run(world.kernel, world, Script(step_2=deny, compensation=says))
     assert ("ESCALATED", DIRTY, "ALERT_HUMAN") == parent(found)
-    assert "REJECTED" == (found.chosen.outcome if found.chosen else None)
+    assert outcome == (found.chosen.outcome if found.chosen else None)  # said once more, it is escalated by itself
     assert [] == reversed_at(world.folder)
 
 
@@ -460,6 +464,19 @@ def test_a_version_one_record_gets_the_tables_of_sagas_when_it_is_opened(world: 
     world.kernel = world.open_kernel()
     assert ("CLOSED", None, None) == parent(run(world.kernel, world, Script()))
     assert answers == [see_through(world.kernel, world.event("C9"), refund("1.00"))]
+
+
+def test_no_reversal_is_begun_or_sent_again_once_the_saga_has_ended(world: World):
+    world.tickets.put("T1", mood="angry")
+    world.rail.misfortunes, world.rail.blind = ["pay", "pay", "refuse", "drop"], True
+    found = run(world.kernel, world, Script(compensation=REVERT), "ALL")
+    assert ("ESCALATED", DIRTY, "REVERT") == parent(found)
+    world.rail.blind = False
+    first, second, _ = (step.dfid for step in found.steps if step)
+    late = [reverse(world.kernel, found.answer.dfid, dfid, now_ms=world.clock()) for dfid in (second, first)]
+    assert [saga.MOVED_ON] * 2 == late
+    assert [("UNKNOWN",)] == world.store.rows("SELECT status FROM saga_reversals")
+    assert [] == reversed_at(world.folder)
 
 
 def test_the_children_of_a_saga_are_named_after_it():
