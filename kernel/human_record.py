@@ -21,7 +21,7 @@ from sds.kernel.human_terms import Impact, human_contract, impact
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.proposal import Proposal, parse_proposal
 from sds.kernel.record import SEALED, seal
-from sds.kernel.saga import DIRTY
+from sds.kernel.saga import DIRTY, event_fields
 from sds.kernel.state import Fields
 from sds.kernel.store import Reader, Store
 
@@ -90,15 +90,13 @@ _CASE = """
 SELECT f.dfid, f.event_id, f.agent_id, f.state,
        CASE WHEN f.state = 'EXECUTING' THEN e.executed_at_ms ELSE v.evaluated_at_ms END, f.created_at_ms,
        f.trigger_event, s.snapshot_id, s.body, p.proposal, COALESCE(e.params, p.params), v.reasons, v.reason_code, p.confidence,
-       p.alternatives, e.kind, e.status, h.decision || ' by ' || h.who, f.tag,
-       c.body ->> '$.event.key'
+       p.alternatives, e.kind, e.status, h.decision || ' by ' || h.who, f.tag
 FROM decision_flows f
 LEFT JOIN context_snapshots s ON s.dfid = f.dfid
 LEFT JOIN policy_proposals p ON p.dfid = f.dfid
 LEFT JOIN dim_validations v ON v.dfid = f.dfid
 LEFT JOIN execution_log e ON e.dfid = f.dfid
 LEFT JOIN human_decisions h ON h.dfid = f.dfid
-LEFT JOIN contracts c ON c.hash = f.contract_hash
 WHERE f.gate = ?
 """
 
@@ -106,7 +104,7 @@ WHERE f.gate = ?
 def waiting(store: Reader, contract: Contract, *, limit: int = WAITING_MAX) -> list[Case]:
     """Return what waits for a human, oldest first: escalated flows, and orders whose end nobody knows."""
     found = [
-        _case(row)
+        _case(store, row)
         for where in ("f.state = 'ESCALATED'", "f.state = 'EXECUTING' AND e.status = 'UNKNOWN'")
         for row in store.rows(f"{_CASE} AND {where} ORDER BY 5, f.dfid LIMIT ?", (contract.gate, limit))
     ]
@@ -118,7 +116,7 @@ def read_case(store: Reader, contract: Contract, dfid: str) -> Case:
     row = store.row(f"{_CASE} AND f.dfid = ?", (contract.gate, dfid))
     if row is None:
         raise UsageError(f"there is no flow `{dfid}` of gate `{contract.gate}`", hint="sds escalations list")
-    return _case(row)
+    return _case(store, row)
 
 
 def registered_terms(store: Reader, gate: str) -> Contract:
@@ -131,9 +129,9 @@ def registered_terms(store: Reader, gate: str) -> Contract:
     return human_contract(Contract.model_validate_json(body))
 
 
-def _case(row: tuple[Any, ...]) -> Case:
+def _case(store: Reader, row: tuple[Any, ...]) -> Case:
     (dfid, event_id, agent_id, state, since_ms, opened_ms, trigger, snapshot_id, body, said, params) = row[:11]
-    reasons, reason_code, confidence, alternatives, ordered, execution, resolved, tag, key = row[11:]
+    reasons, reason_code, confidence, alternatives, ordered, execution, resolved, tag = row[11:]
     event, snapshot = json.loads(trigger), json.loads(body or "{}")
     measured = json.loads(alternatives or "[]")
     return Case(
@@ -143,7 +141,7 @@ def _case(row: tuple[Any, ...]) -> Case:
         state=state,
         since_ms=since_ms or opened_ms,
         trigger=event,
-        key=snapshot.get("key") or event.get(key, ""),
+        key=snapshot.get("key") or _key(store, dfid, event),
         snapshot_id=snapshot_id or "",
         fields=snapshot.get("fields", {}),
         said=said or b"",
@@ -157,6 +155,12 @@ def _case(row: tuple[Any, ...]) -> Case:
         resolved=resolved,
         tag=tag,
     )
+
+
+def _key(store: Reader, dfid: str, event: Mapping[str, Any]) -> str:
+    """Return the key of a flow that has no snapshot to say it."""
+    fields = event_fields(store, dfid)
+    return str(event[fields.key]) if fields else ""
 
 
 def refuse_unless_waiting(case: Case) -> None:

@@ -50,7 +50,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Saga:
-    """One saga as the record has it at one moment. `fields`: its trigger's, by the contract it was begun under."""
+    """One saga as the record has it at one moment. `fields`: which of its trigger mean what."""
 
     dfid: str
     name: str
@@ -151,15 +151,16 @@ def load(store: Reader, contract: Contract, dfid: str) -> Saga:
     """Return a saga with its children as they stand. Raises StoreError when the record has none under this dfid."""
     row = store.row(
         "SELECT s.name, s.steps, s.menu, s.phase, s.compensation, f.event_id, f.trigger_event,"
-        " f.restarts, f.lease_until_ms, c.body -> '$.event' FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid"
-        " JOIN contracts c ON c.hash = f.contract_hash WHERE s.dfid = ?",
+        " f.restarts, f.lease_until_ms FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid WHERE s.dfid = ?",
         (dfid,),
     )
     if row is None:
         raise StoreError(f"saga `{dfid}` is not in the record", dfid=dfid)
-    name, steps, menu, phase, compensation, event_id, body, restarts, lease_until_ms, named = row
+    name, steps, menu, phase, compensation, event_id, body, restarts, lease_until_ms = row
     prefix = event_id if not restarts else f"{event_id}/r{restarts}"
-    kinds, fields = enumerate(json.loads(steps), start=1), EventSpec.model_validate_json(named)
+    kinds, fields = enumerate(json.loads(steps), start=1), event_fields(store, dfid)
+    if fields is None:
+        raise StoreError(f"the trigger of saga `{dfid}` has the form of no contract", dfid=dfid)
     return Saga(
         dfid,
         name,
@@ -173,6 +174,29 @@ def load(store: Reader, contract: Contract, dfid: str) -> Saga:
         _child(store, contract, prefix, dfid, COMPENSATION, "COMPENSATION"),
         lease_until_ms,
     )
+
+
+def event_fields(store: Reader, dfid: str) -> EventSpec | None:
+    """Return which fields of a flow's trigger mean what, whatever contract is in force by now; None if nothing fits.
+
+    It is the form of the contract the flow is under, unless a process that had not been replaced yet began it.
+    """
+    found = store.row("SELECT gate, event_id, trigger_event, contract_hash FROM decision_flows WHERE dfid = ?", (dfid,))
+    if found is None:
+        return None
+    gate, event_id, trigger, contract_hash = found
+    said = json.loads(trigger)
+    forms = store.rows(
+        "SELECT body -> '$.event' FROM contracts WHERE gate = ? ORDER BY hash = ? DESC, rowid DESC",
+        (gate, contract_hash),
+    )
+    specs = (EventSpec.model_validate_json(form) for (form,) in forms)
+    return next((spec for spec in specs if _is_form(spec, said, event_id)), None)
+
+
+def _is_form(spec: EventSpec, said: Mapping[str, object], event_id: str) -> bool:
+    named = {name for name in (spec.id, spec.key, spec.evidence) if name}
+    return named == said.keys() - {"saga"} and said[spec.id] == event_id
 
 
 def _event(spec: EventSpec, event_id: str, body: str) -> Event:

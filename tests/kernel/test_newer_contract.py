@@ -69,6 +69,14 @@ def test_a_saga_is_recovered_when_events_have_another_form(world: World):
     assert Recovered(sagas_ended=1) == recovery.recover(newer, now_ms=world.clock())
 
 
+def test_a_saga_that_an_older_process_began_is_driven_by_its_own_events_form(world: World):
+    registry.register(world.store, terms(NEWER, OTHER_KEY), by="operator", now_ms=world.clock())
+    found = run(world.kernel, world, Script())
+    assert ("ESCALATED", "CONTRACT_REVOKED") == (found.answer.state, found.answer.tag)
+    newer = deployed(world, terms(("version: 1.0.0", "version: 1.0.2"), OTHER_KEY))
+    assert ["T1"] == [case.key for case in HumanDesk(newer, now_ms=world.clock).waiting()]
+
+
 def test_what_was_left_subtracted_is_given_back_by_whoever_learns_of_the_reversal(world: World):
     world.rail.misfortunes, world.rail.blind = ["pay", "refuse", "lose"], True
     found = run(world.kernel, world, Script(step_compensation=REVERT))
