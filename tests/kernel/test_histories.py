@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from sds.kernel import artifacts, audit, context_store, recovery, registry, saga, saga_drive
 from sds.kernel.answer import Answer
@@ -227,7 +228,19 @@ class History:
     def kernel(self, store: Store) -> Kernel:
         """Return a process of the contract in force; or, at times, one that has not been replaced yet."""
         terms = self.rng.choice([*self.versions[-2:], *[self.versions[-1]] * 4])
-        return self.world.open_kernel(store, terms=terms)
+        kernel = self.world.open_kernel(store, terms=terms)
+        kernel.conclude = self.late(kernel.conclude)  # type: ignore[method-assign]
+        return kernel
+
+    def late(self, conclude: Callable[..., Any]) -> Callable[..., Any]:
+        """Let something happen at the last moment: all was looked at, and nothing is reserved yet."""
+
+        def after(*given: object) -> Any:
+            if self.rng.random() < 0.1:
+                self.rng.choice([self.meddle, self.halt, self.suspend, self.revoke])()
+            return conclude(*given)
+
+        return after
 
     def says(self, packet: DecisionPacket) -> bytes:
         if self.rng.random() < 0.15:
@@ -274,6 +287,7 @@ class History:
     def human(self, store: Store) -> None:
         """Somebody takes a case; somebody else may have taken it before, or wants it, too."""
         desk = HumanDesk(self.kernel(store), now_ms=self.world.clock)
+        desk._conclude = self.late(desk._conclude)  # type: ignore[method-assign]
         cases = desk.waiting()
         if not cases:
             return
