@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sds.kernel import ledger
@@ -148,6 +148,12 @@ class Shelf:
         if self._counted[0] != found:
             self._counted = found, counted(self._count, shown(found))
         return self._counted[1]
+
+
+def in_force(store: Reader, artifacts: Iterable[Artifact]) -> bool:
+    """Tell whether exactly these versions are still the ones in force."""
+    sql = "SELECT 1 FROM artifacts WHERE name = ? AND version = ? AND sha256 = ? AND ended_at_ms IS NULL"
+    return all(store.row(sql, artifact.reference) is not None for artifact in artifacts)
 
 
 def read_by(store: Reader, dfid: str) -> tuple[tuple[str, int, str], ...]:

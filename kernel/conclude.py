@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sds.kernel import binding, dim, escalation, record, registry, reserve
+from sds.kernel import artifacts, binding, dim, escalation, record, registry, reserve
 from sds.kernel.canonical import idempotency_key
 from sds.kernel.contract import Contract
 from sds.kernel.dim import Reason
@@ -74,7 +74,10 @@ class Concluder:
         if code is None and (report is None or not report.ok or report.observed is None):
             code = (report.code if report else None) or "STATE_DRIFT_DETECTED"
         if code is None and report is not None and report.observed is not None:
-            intent, code = self.reserve(attempt, report.observed)
+            if artifacts.in_force(self._store, report.observed.situation.artifacts):
+                intent, code = self.reserve(attempt, report.observed)
+            else:
+                report, code = replace(report, ok=False, drift=("artifacts",)), "STATE_DRIFT_DETECTED"
         if code is None:
             self._finish(attempt, "EXECUTING" if intent else "CLOSED", None)
             return intent
@@ -156,7 +159,9 @@ class Concluder:
         if charged.moves_to is None:
             return None
         status, why = charged.moves_to
-        registry.move(self._store, packet.agent_id, status, by="runtime", reason=why, now_ms=attempt.now_ms)
+        registry.move(
+            self._store, packet.agent_id, status, by="runtime", reason=why, now_ms=attempt.now_ms, case=packet.dfid
+        )
         return why if status == "SUSPENDED" else None
 
     def _finish(self, attempt: Attempt, state: State, tag: str | None, spent: escalation.Level | None = None) -> None:

@@ -192,13 +192,15 @@ class ArtifactSpec(_Strict):
     tokens_max: int = Field(default=256, ge=1, le=4096)
 
 
+Compensation = Literal["REVERT", "CLOSE_ALL", "ALERT_HUMAN"]
+MENU: tuple[Compensation, ...] = ("REVERT", "CLOSE_ALL", "ALERT_HUMAN")
+
+
 class SagaSpec(_Strict):
     """One intent in several steps, each a child flow of its own (DIR 4.8), and the menu for when a later one fails."""
 
     steps: tuple[Code, ...] = Field(min_length=2, max_length=8)
-    compensation: tuple[Literal["REVERT", "CLOSE_ALL", "ALERT_HUMAN"], ...] = Field(
-        default=("REVERT", "CLOSE_ALL", "ALERT_HUMAN"), min_length=1, max_length=3
-    )
+    compensation: tuple[Compensation, ...] = Field(default=MENU, min_length=1, max_length=3)
 
 
 class RetrySpec(_Strict):

@@ -29,9 +29,17 @@ def check_kinds(contract: Contract) -> None:
 
 
 def check_sagas(contract: Contract) -> None:
+    from sds.kernel.contract import MENU  # noqa: PLC0415  the menu's names are part of a contract's form
+
+    for field in ("id", "key", "evidence"):
+        if getattr(contract.event, field) == "saga":
+            raise ContradictionError(("event", field), "`saga` is the kernel's own field, in the parts of a saga")
     for name, saga in contract.sagas.items():
         if name in contract.kinds:
             raise ContradictionError(("sagas", name), "is the name of a kind")
+        for kind in (*contract.kinds, *contract.human.kinds):
+            if kind in MENU:
+                raise ContradictionError(("kinds", kind), "is what a saga's menu calls a way to compensate")
         for index, step in enumerate(saga.steps):
             if step not in contract.kinds or not contract.kinds[step].executes:
                 raise ContradictionError(("sagas", name, "steps", index), f"`{step}` is no kind with a side effect")

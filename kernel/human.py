@@ -155,7 +155,7 @@ class HumanDesk:
         look = self.look(case)
         data = self._proposal(case, wanted, look.packet)
         verdict = self._judge(look.packet, data)
-        self._refuse_other_numbers(case, wanted, verdict)
+        self._refuse_other_numbers(case, wanted, look.packet, verdict)
         what = self._acknowledged(case, wanted, verdict)
         self._refuse_drift(case, wanted, look)
         return self._conclude(case, look, data, verdict, self._made(wanted, what, wanted.seen or case.snapshot_id))
@@ -188,10 +188,13 @@ class HumanDesk:
         code = verdict.reason_code or "RBAC_DENIED"
         raise UsageError("; ".join(why), reason_code=code, hint=_look_again(packet.dfid), dfid=packet.dfid)
 
-    def _refuse_other_numbers(self, case: Case, wanted: Resolution, verdict: Verdict) -> None:
-        """An OVERRIDE carries out what was proposed, and nothing else: what the rules fix may have changed since."""
-        now = dict(verdict.numbers)
-        if wanted.decision == "OVERRIDE" and any(now.get(name) != value for name, value in case.numbers.items()):
+    def _refuse_other_numbers(self, case: Case, wanted: Resolution, packet: DecisionPacket, verdict: Verdict) -> None:
+        """An OVERRIDE carries out what was proposed, and nothing else: what the rules fix may have changed since, and
+        of what was not judged to its end nobody knows what it was.
+        """
+        now, kind = dict(verdict.numbers), packet.envelope.kind(verdict.proposal.action if verdict.proposal else "")
+        fixed = {*case.numbers, *(name for name, _, _ in (kind.fills if kind else ()))}
+        if wanted.decision == "OVERRIDE" and any(now.get(name) != case.numbers.get(name) for name in fixed):
             hint = f"decide on what it is now with --modify; {_look_again(case.dfid)}"
             raise _moved(case, "a value that the rules fix has changed since it was proposed", hint)
 
@@ -276,14 +279,23 @@ class HumanDesk:
         human_record.refuse_unless_waiting(self.case(case.dfid))
         human_record.write_human(self._store, case, made, state=state, now_ms=now_ms)
         known = registry.lookup(self._store, case.agent_id)
-        if known is not None and known.status == "ESCALATED":
+        if known is not None and known.status == "ESCALATED" and self._waited_for(case):
             why = f"{made.decision} of {case.dfid}: {made.reason}"
             registry.move(self._store, case.agent_id, "ACTIVE", by="operator", reason=why, now_ms=now_ms, who=made.who)
 
+    def _waited_for(self, case: Case) -> bool:
+        """Tell whether this is the case the agent waits for, or the saga which that is a part of."""
+        waits_for = registry.waits_for(self._store, case.agent_id)
+        parent = self._store.value("SELECT parent_dfid FROM decision_flows WHERE dfid = ?", (waits_for,))
+        return not waits_for or case.dfid in (waits_for, parent)
+
     def still_valid(self, intent: ExecutionIntent) -> bool:
-        """Tell whether a human's order in the air would be reserved again now, by the human's terms."""
-        stored = self._store.value("SELECT proposal FROM human_decisions WHERE dfid = ?", (intent.dfid,))
+        """Tell whether a human's order in the air would be reserved again now, by the terms it was decided under."""
+        sql = "SELECT proposal, contract_hash FROM human_decisions WHERE dfid = ?"
+        stored, decided_under = self._store.row(sql, (intent.dfid,)) or (b"", "")
         proposal = parse_proposal(stored)
+        if decided_under != self._kernel.contract.hash:
+            return False
         look = self.look(self.case(intent.dfid), without=intent.dfid)
         if isinstance(proposal, str) or look.packet.snapshot.version != intent.state_version:
             return False

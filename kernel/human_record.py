@@ -21,7 +21,7 @@ from sds.kernel.human_terms import Impact, human_contract, impact
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.proposal import Proposal, parse_proposal
 from sds.kernel.record import SEALED, seal
-from sds.kernel.saga import DIRTY
+from sds.kernel.saga import DIRTY, event_fields
 from sds.kernel.state import Fields
 from sds.kernel.store import Reader, Store
 
@@ -100,12 +100,15 @@ LEFT JOIN human_decisions h ON h.dfid = f.dfid
 WHERE f.gate = ?
 """
 
+# A part of a saga that was escalated waits as its saga does.
+_ESCALATED = "f.state = 'ESCALATED' AND json_type(f.trigger_event, '$.saga') IS NOT 'array'"
+
 
 def waiting(store: Reader, contract: Contract, *, limit: int = WAITING_MAX) -> list[Case]:
     """Return what waits for a human, oldest first: escalated flows, and orders whose end nobody knows."""
     found = [
-        _case(contract, row)
-        for where in ("f.state = 'ESCALATED'", "f.state = 'EXECUTING' AND e.status = 'UNKNOWN'")
+        _case(store, row)
+        for where in (_ESCALATED, "f.state = 'EXECUTING' AND e.status = 'UNKNOWN'")
         for row in store.rows(f"{_CASE} AND {where} ORDER BY 5, f.dfid LIMIT ?", (contract.gate, limit))
     ]
     return sorted(found, key=lambda case: (case.since_ms, case.dfid))[:limit]
@@ -116,7 +119,7 @@ def read_case(store: Reader, contract: Contract, dfid: str) -> Case:
     row = store.row(f"{_CASE} AND f.dfid = ?", (contract.gate, dfid))
     if row is None:
         raise UsageError(f"there is no flow `{dfid}` of gate `{contract.gate}`", hint="sds escalations list")
-    return _case(contract, row)
+    return _case(store, row)
 
 
 def registered_terms(store: Reader, gate: str) -> Contract:
@@ -129,10 +132,11 @@ def registered_terms(store: Reader, gate: str) -> Contract:
     return human_contract(Contract.model_validate_json(body))
 
 
-def _case(contract: Contract, row: tuple[Any, ...]) -> Case:
+def _case(store: Reader, row: tuple[Any, ...]) -> Case:
     (dfid, event_id, agent_id, state, since_ms, opened_ms, trigger, snapshot_id, body, said, params) = row[:11]
     reasons, reason_code, confidence, alternatives, ordered, execution, resolved, tag = row[11:]
     event, snapshot = json.loads(trigger), json.loads(body or "{}")
+    measured = json.loads(alternatives or "[]")
     return Case(
         dfid=dfid,
         event_id=event_id,
@@ -140,7 +144,7 @@ def _case(contract: Contract, row: tuple[Any, ...]) -> Case:
         state=state,
         since_ms=since_ms or opened_ms,
         trigger=event,
-        key=snapshot.get("key") or event[contract.event.key],
+        key=snapshot.get("key") or _key(store, dfid, event),
         snapshot_id=snapshot_id or "",
         fields=snapshot.get("fields", {}),
         said=said or b"",
@@ -148,12 +152,18 @@ def _case(contract: Contract, row: tuple[Any, ...]) -> Case:
         reasons=tuple(f"{code}: {line}" for _, code, line in json.loads(reasons or "[]")),
         reason_code=reason_code,
         confidence=confidence,
-        alternatives=tuple(json.loads(alternatives or "[]")),
+        alternatives=tuple(measured) if isinstance(measured, list) else (),  # else in words why there are none
         ordered=ordered,
         execution=execution,
         resolved=resolved,
         tag=tag,
     )
+
+
+def _key(store: Reader, dfid: str, event: Mapping[str, Any]) -> str:
+    """Return the key of a flow that has no snapshot to say it."""
+    fields = event_fields(store, dfid)
+    return str(event[fields.key]) if fields else ""
 
 
 def refuse_unless_waiting(case: Case) -> None:

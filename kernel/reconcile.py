@@ -88,7 +88,7 @@ class Tables:
             raise ValueError("settled already")
         self._orders[dfid] = body["status"], body["reference"] or None, at_ms
         self._flows[dfid] = _AFTER[body["status"]], body["tag"]
-        self._kept |= {dfid} if body["kept"] else set()
+        self._kept = self._kept | {dfid} if body["kept"] else self._kept - {dfid}
 
     def _fold_saga(self, idx: int, dfid: str, body: Mapping[str, Any]) -> None:
         before = self._sagas.get(dfid, ("", None))[0]

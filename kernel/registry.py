@@ -15,7 +15,7 @@ from sds.kernel import handshake, ledger
 from sds.kernel.canonical import canonical, one_line
 from sds.kernel.contract import Contract
 from sds.kernel.errors import ContractError, TransitionError
-from sds.kernel.store import Store
+from sds.kernel.store import Reader, Store
 
 REASON_CHARS_MAX = 500
 DEPLOYMENT = "deployment"  # who registers when no operator does: whoever runs the program
@@ -214,8 +214,18 @@ def transition(
         move(store, agent_id, status, by=by, reason=reason, now_ms=now_ms, who=who)
 
 
-def move(store: Store, agent_id: str, status: Status, *, by: Actor, reason: str, now_ms: int, who: str = "") -> None:
-    """Do what `transition` does, inside the caller's transaction."""
+def move(
+    store: Store,
+    agent_id: str,
+    status: Status,
+    *,
+    by: Actor,
+    reason: str,
+    now_ms: int,
+    who: str = "",
+    case: str = "",
+) -> None:
+    """Do what `transition` does, inside the caller's transaction. `case`: the flow it is moved for."""
     known = lookup(store, agent_id)
     if known is None:
         raise TransitionError(f"there is no agent `{agent_id}`")
@@ -226,7 +236,19 @@ def move(store: Store, agent_id: str, status: Status, *, by: Actor, reason: str,
     if (known.status, status) == ("SUSPENDED", "ACTIVE"):  # an operator has looked: the agent may ask again
         store.run("DELETE FROM escalation_budgets WHERE agent_id = ?", (agent_id,))
     body = {"agent_id": agent_id, "was": known.status, "status": status, "by": by, "reason": why}
-    ledger.append(store, now_ms, "AGENT", "", body | ({"who": _text(who)} if who else {}))
+    ledger.append(
+        store, now_ms, "AGENT", "", body | ({"who": _text(who)} if who else {}) | ({"case": case} if case else {})
+    )
+
+
+def waits_for(store: Reader, agent_id: str) -> str:
+    """Return the flow an ESCALATED agent waits for a human to resolve; empty when it is not known."""
+    found = store.value(
+        "SELECT json_extract(body, '$.case') FROM ledger WHERE kind = 'AGENT'"
+        " AND json_extract(body, '$.agent_id') = ? ORDER BY idx DESC LIMIT 1",
+        (agent_id,),
+    )
+    return str(found or "")
 
 
 def request_retire(store: Store, agent_id: str, *, reason: str, now_ms: int) -> None:

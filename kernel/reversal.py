@@ -5,33 +5,41 @@ What it drew and spent is given back when the executor has said that it is undon
 
 from __future__ import annotations
 
-from sds.kernel import ledger, record, reserve
+from sds.kernel import ledger, record, reserve, saga
 from sds.kernel.errors import StoreError
 from sds.kernel.executor import ExecutionIntent, Receipt
 from sds.kernel.runtime import Kernel
 from sds.kernel.saga_flows import stopped
 
 _STATUS = {"settled": "REVERTED", "rejected": "REFUSED", "absent": "UNKNOWN", "unknown": "UNKNOWN"}
+# Whether the settlement left it subtracted; by now another contract may be in force.
+_KEPT = (
+    "SELECT json_extract(body, '$.kept') FROM ledger WHERE dfid = ? AND kind IN ('SETTLED', 'RESOLVED')"
+    " ORDER BY idx DESC LIMIT 1"
+)
 
 
-def reverse(kernel: Kernel, saga: str, dfid: str, *, now_ms: int) -> str:
+def reverse(kernel: Kernel, parent: str, dfid: str, *, now_ms: int) -> str:
     """Undo the order of one step; return REVERTED, REFUSED or UNKNOWN, or why it may not be undone now.
 
-    One that was begun before is looked up first; one that is settled is not asked for again.
+    One that was begun before is looked up first; one that is settled is not asked for again. Once the saga has ended,
+    it is a human's, and nothing is sent any more.
     """
     order = record.read_order(kernel.store, dfid)
     if order is None:
         raise StoreError("an order is not in the record", dfid=dfid)
     with kernel.store.transaction():
         known = kernel.store.value("SELECT status FROM saga_reversals WHERE dfid = ?", (dfid,))
-        code = stopped(kernel, saga) if known is None else None
+        if known in ("REVERTED", "REFUSED"):
+            return str(known)
+        if kernel.store.value("SELECT phase FROM sagas WHERE dfid = ?", (parent,)) != "DIRTY":
+            return saga.MOVED_ON
+        code = stopped(kernel, parent) if known is None else None
         if code is not None:
             return code
         if known is None:
-            _begin(kernel, saga, order, now_ms)
-    if known in ("REVERTED", "REFUSED"):
-        return str(known)
-    return settle(kernel, saga, order, kernel.dispatcher.revert(order, sent_before=known is not None), now_ms)
+            _begin(kernel, parent, order, now_ms)
+    return settle(kernel, parent, order, kernel.dispatcher.revert(order, sent_before=known is not None), now_ms)
 
 
 def look_again(kernel: Kernel, *, now_ms: int) -> None:
@@ -42,21 +50,21 @@ def look_again(kernel: Kernel, *, now_ms: int) -> None:
         " WHERE f.gate = ? AND s.phase = 'ENDED' AND r.status IN ('PENDING', 'UNKNOWN')",
         (kernel.contract.gate,),
     )
-    for dfid, saga in rows:
+    for dfid, parent in rows:
         order = record.read_order(kernel.store, dfid)
         if order is not None:
-            settle(kernel, saga, order, kernel.dispatcher.reverted(order), now_ms)
+            settle(kernel, parent, order, kernel.dispatcher.reverted(order), now_ms)
 
 
-def _begin(kernel: Kernel, saga: str, order: ExecutionIntent, now_ms: int) -> None:
+def _begin(kernel: Kernel, parent: str, order: ExecutionIntent, now_ms: int) -> None:
     kernel.store.insert(
-        "saga_reversals", dfid=order.dfid, saga=saga, idempotency_key=order.idempotency_key, status="PENDING"
+        "saga_reversals", dfid=order.dfid, saga=parent, idempotency_key=order.idempotency_key, status="PENDING"
     )
-    body = {"status": "PENDING", "saga": saga, "idempotency_key": order.idempotency_key, "reference": ""}
+    body = {"status": "PENDING", "saga": parent, "idempotency_key": order.idempotency_key, "reference": ""}
     ledger.append(kernel.store, now_ms, "REVERSAL", order.dfid, body)
 
 
-def settle(kernel: Kernel, saga: str, order: ExecutionIntent, receipt: Receipt, now_ms: int) -> str:
+def settle(kernel: Kernel, parent: str, order: ExecutionIntent, receipt: Receipt, now_ms: int) -> str:
     """Record what became of a reversal. What is settled already stays; nothing is given back twice."""
     store, status = kernel.store, _STATUS[receipt.status]
     with store.transaction():
@@ -68,8 +76,8 @@ def settle(kernel: Kernel, saga: str, order: ExecutionIntent, receipt: Receipt, 
             (status, receipt.reference or None, order.dfid),
         )
         if status == "REVERTED":
-            reserve.give_back(store, order.dfid, kept=kernel.contract.draws_settle_in == "kernel")
-        body = {"status": status, "saga": saga, "idempotency_key": order.idempotency_key}
+            reserve.give_back(store, order.dfid, kept=bool(store.value(_KEPT, (order.dfid,))))
+        body = {"status": status, "saga": parent, "idempotency_key": order.idempotency_key}
         ledger.append(
             store, now_ms, "REVERSAL", order.dfid, body | {"reference": receipt.reference, "detail": receipt.detail}
         )

@@ -19,7 +19,7 @@ from typing import Literal
 from sds.kernel import ledger, record
 from sds.kernel.answer import Answer, answer
 from sds.kernel.canonical import canonical, digest
-from sds.kernel.contract import Contract, SagaSpec
+from sds.kernel.contract import Contract, EventSpec, SagaSpec
 from sds.kernel.errors import EventError, StoreError, UsageError
 from sds.kernel.flow import RESTARTABLE_TAGS, State, walk
 from sds.kernel.intake import Event, begin
@@ -50,11 +50,12 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Saga:
-    """One saga as the record has it at one moment."""
+    """One saga as the record has it at one moment. `fields`: which of its trigger mean what."""
 
     dfid: str
     name: str
     event: Event
+    fields: EventSpec
     prefix: str
     menu: tuple[str, ...]
     phase: Phase
@@ -157,11 +158,14 @@ def load(store: Reader, contract: Contract, dfid: str) -> Saga:
         raise StoreError(f"saga `{dfid}` is not in the record", dfid=dfid)
     name, steps, menu, phase, compensation, event_id, body, restarts, lease_until_ms = row
     prefix = event_id if not restarts else f"{event_id}/r{restarts}"
-    kinds = enumerate(json.loads(steps), start=1)
+    kinds, fields = enumerate(json.loads(steps), start=1), event_fields(store, dfid)
+    if fields is None:
+        raise StoreError(f"the trigger of saga `{dfid}` has the form of no contract", dfid=dfid)
     return Saga(
         dfid,
         name,
-        _event(contract, event_id, body),
+        _event(fields, event_id, body),
+        fields,
         prefix,
         tuple(json.loads(menu)),
         phase,
@@ -172,8 +176,31 @@ def load(store: Reader, contract: Contract, dfid: str) -> Saga:
     )
 
 
-def _event(contract: Contract, event_id: str, body: str) -> Event:
-    said, spec = json.loads(body), contract.event
+def event_fields(store: Reader, dfid: str) -> EventSpec | None:
+    """Return which fields of a flow's trigger mean what, whatever contract is in force by now; None if nothing fits.
+
+    It is the form of the contract the flow is under, unless a process that had not been replaced yet began it.
+    """
+    found = store.row("SELECT gate, event_id, trigger_event, contract_hash FROM decision_flows WHERE dfid = ?", (dfid,))
+    if found is None:
+        return None
+    gate, event_id, trigger, contract_hash = found
+    said = json.loads(trigger)
+    forms = store.rows(
+        "SELECT body -> '$.event' FROM contracts WHERE gate = ? ORDER BY hash = ? DESC, rowid DESC",
+        (gate, contract_hash),
+    )
+    specs = (EventSpec.model_validate_json(form) for (form,) in forms)
+    return next((spec for spec in specs if _is_form(spec, said, event_id)), None)
+
+
+def _is_form(spec: EventSpec, said: Mapping[str, object], event_id: str) -> bool:
+    named = {name for name in (spec.id, spec.key, spec.evidence) if name}
+    return named == said.keys() - {"saga"} and said[spec.id] == event_id
+
+
+def _event(spec: EventSpec, event_id: str, body: str) -> Event:
+    said = json.loads(body)
     return Event(event_id, said[spec.key], said[spec.evidence] if spec.evidence else "", body)
 
 
@@ -208,12 +235,12 @@ def child_id(prefix: str, number: int) -> str:
     return f"{prefix}/{number or 'compensation'}"
 
 
-def child_event(contract: Contract, saga: Saga, number: int) -> Event:
+def child_event(saga: Saga, number: int) -> Event:
     """Return the trigger of a child: what no outsider can send, because an event has no field `saga`.
 
     What the customer wrote takes no part in the choice of a compensation.
     """
-    spec, name = contract.event, child_id(saga.prefix, number)
+    spec, name = saga.fields, child_id(saga.prefix, number)
     evidence = saga.event.evidence if number != COMPENSATION else ""
     body: dict[str, object] = {spec.id: name, spec.key: saga.event.key}
     body |= {spec.evidence: evidence} if spec.evidence else {}

@@ -45,7 +45,7 @@ class ChildKernel(Kernel):
 
     @property
     def event(self) -> intake.Event:
-        return saga.child_event(self.contract, self._parent, self._number)
+        return saga.child_event(self._parent, self._number)
 
 
 class StepKernel(ChildKernel):
@@ -54,13 +54,15 @@ class StepKernel(ChildKernel):
     def __init__(self, kernel: Kernel, parent: Saga, number: int) -> None:
         super().__init__(kernel, parent, number)
         self._kind = parent.steps[number - 1].kind
-        self.rules = Rules(self.contract, authority=(self._kind,))
+        # a newer contract may no longer have the kind: then nothing is permitted, but what is in the air can be told
+        self._named = (self._kind,) if self._kind in self.contract.kinds else ()
+        self.rules = Rules(self.contract, authority=self._named)
 
     def _compile(self, claimed: intake.Claim) -> DecisionPacket:
         packet = super()._compile(claimed)
         static, *memory, case, evidence = packet.texts
         if self._kind not in self.contract.authority:  # what the model reads first of every case does not name it
-            static = static_text(self.contract, packet.situation.artifacts, (self._kind,))
+            static = static_text(self.contract, packet.situation.artifacts, self._named)
         return replace(packet, texts=(static, *memory, f"{self._due()}{case}", evidence))
 
     def _due(self) -> str:

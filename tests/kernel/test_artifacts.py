@@ -338,3 +338,15 @@ def test_an_act_that_is_stopped_at_any_step_is_done_whole_or_not_at_all(folder: 
             assert 2 == len(outcomes)
             return
     raise AssertionError("this never ends")
+
+
+def test_an_artifact_that_is_retired_just_before_it_is_reserved_is_drift(library: World):
+    packet = library.packet()
+    data = compensate(packet)
+    verdict = library.kernel.judge(packet, data, Decoding())
+    report = library.kernel.just_in_time(packet, verdict)
+    retire(library)
+    assert report.ok
+    assert None is library.kernel.conclude(packet, data, Decoding(), verdict, report)
+    assert ["STATE_DRIFT_DETECTED"] == library.column("SELECT tag FROM decision_flows")
+    assert () == audit.verify(library.store).faults

@@ -235,6 +235,12 @@ def test_a_whole_contract_is_loaded():
         ("spend:\n", "? [a]\n: b\nspend:\n", "39: a key must be text"),
         ("spend:\n", "---\nspend:\n", "39: not YAML: but found another document"),
         ("  - {name", "\t- {name", "40: not YAML: found character '\\t' that cannot start any token"),
+        ("{id: event_id,", "{id: saga,", "8: event.id: `saga` is the kernel's own field, in the parts of a saga"),
+        (
+            "kinds:\n",
+            "sagas: {BOTH: {steps: [PAY, GRANT]}}\nkinds:\n  REVERT: {reasons: [OWED]}\n",
+            "20: kinds.REVERT: is what a saga's menu calls a way to compensate",
+        ),
         ("spend:\n", "x: [[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]\nspend:\n", "39: nested deeper than 16"),
     ],
 )

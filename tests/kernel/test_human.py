@@ -17,9 +17,12 @@ from tests.kernel.durable import (
     compensate,
     contract,
     deny,
+    escalate,
+    proposal,
     refund,
 )
 from tests.kernel.humans import ALWAYS, HOUR_MS, HUMAN, PAY, SORRY, TERMS, change, desk, escalated, refused, resolve
+from tests.kernel.sagas import Script, run, terms
 from tests.kernel.test_runtime import halt, status, suspend
 
 
@@ -411,6 +414,34 @@ def test_an_agent_that_waits_for_its_case_goes_on_when_it_is_resolved(world: Wor
     assert () == audit.verify(world.store).faults
 
 
+def test_an_agent_goes_on_only_when_the_case_it_waits_for_is_resolved(folder: Path):
+    pauses = ("escalation: {per_hour: 1000000}", "escalation: {per_hour: 9, pauses_agent: true}")
+    world = World(folder, terms=contract(pauses))
+    halt(world)
+    earlier = escalated(world, name="C1")
+    registry.set_halted(world.store, False, by="test", reason="over", now_ms=world.clock())
+    waited_for = escalated(world, name="C2")
+    resolve(world, earlier, "ABORT")
+    assert "ESCALATED" == status(world)
+    resolve(world, waited_for, "ABORT")
+    assert "ACTIVE" == status(world)
+    assert () == audit.verify(world.store).faults
+    world.close()
+
+
+@pytest.mark.parametrize("name", ["step", "saga"])
+def test_an_agent_that_waits_for_a_step_goes_on_when_that_or_its_saga_is_resolved(folder: Path, name: str):
+    pauses = ("escalation: {per_hour: 1000000}", "escalation: {per_hour: 9, pauses_agent: true}")
+    world = World(folder, terms=terms(pauses))
+    found = run(world.kernel, world, Script(step_1=escalate))
+    (step, _), parent = found.steps, found.answer
+    assert step is not None
+    assert ("ESCALATED", "ESCALATED", "ESCALATED") == (step.state, parent.state, status(world))
+    resolve(world, {"step": step, "saga": parent}[name].dfid, "ABORT")
+    assert "ACTIVE" == status(world)
+    world.close()
+
+
 # --- impact -----------------------------------------------------------------------------------------------------------
 
 
@@ -423,3 +454,21 @@ def test_what_is_of_high_impact_is_refused_until_it_is_acknowledged(world: World
         == str(error)
     )
     assert "SUCCESS" == resolve(world, dfid, "OVERRIDE", acknowledged=True).execution
+
+
+def test_an_override_never_pays_what_the_rules_fix_for_a_human_when_it_is_not_known_what_they_fixed_before(
+    folder: Path,
+):
+    """A repeated proposal was never judged to its end, and a human's own terms fix another amount."""
+    gift = "GIFT: {when: '%s', fills: {amount: {value: %d, scale: 2}}, spends: amount, reasons: [SHORT_DELAY]}\n"
+    human = f"human:\n  authority: [GIFT, DENY]\n  kinds:\n    {gift % ('true', 90_000)}"
+    angry = gift % ('ticket.mood == "angry"', 100)
+    world = World(folder, terms=contract(("  DENY: {", f"  {angry}  DENY: {{"), more=human))
+    packet = world.packet()
+    data = proposal("GIFT", "SHORT_DELAY")(packet)
+    world.kernel.decide(packet, data)
+    answer = world.kernel.decide(packet, data)
+    assert ("ESCALATED", "REPEATED_PROPOSAL") == (answer.state, answer.reason_code)
+    assert "STATE_DRIFT_DETECTED" == refused(world, answer.dfid, "OVERRIDE").reason_code
+    assert "SUCCESS" == resolve(world, answer.dfid, "MODIFY", change("GIFT", "SHORT_DELAY")).execution
+    world.close()

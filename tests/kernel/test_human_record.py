@@ -9,6 +9,7 @@ import pytest
 
 from sds.kernel import audit, human_record, ledger
 from sds.kernel.errors import UsageError
+from sds.kernel.packet import Decoding
 from tests.kernel.durable import (
     World,
     deny,
@@ -87,3 +88,10 @@ def test_a_resolution_of_what_was_not_escalated_is_no_entry_this_program_writes(
     with world.store.transaction():
         ledger.append(world.store, 1, "HUMAN", dfid, {"state": "CLOSED", "tag": None, "rows": {}})
     assert f"entry {ledger.head(world.store).idx}: not an entry this program writes" in audit.verify(world.store).faults
+
+
+def test_a_case_whose_engine_measures_no_probabilities_has_no_alternatives(world: World):
+    packet = world.packet()
+    world.kernel.decide(packet, escalate(packet), Decoding(alternatives=None))
+    (case,) = desk(world).waiting()
+    assert () == case.alternatives

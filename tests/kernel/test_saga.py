@@ -14,6 +14,7 @@ from sds.kernel.answer import Answer
 from sds.kernel.errors import EventError, UsageError
 from sds.kernel.executor import ExecutionIntent, Receipt
 from sds.kernel.packet import DecisionPacket
+from sds.kernel.reversal import reverse
 from sds.kernel.saga import SagaAnswer
 from tests.kernel.durable import (
     COMPENSATION_MINOR,
@@ -464,6 +465,19 @@ def test_a_version_one_record_gets_the_tables_of_sagas_when_it_is_opened(world: 
     world.kernel = world.open_kernel()
     assert ("CLOSED", None, None) == parent(run(world.kernel, world, Script()))
     assert answers == [see_through(world.kernel, world.event("C9"), refund("1.00"))]
+
+
+def test_no_reversal_is_begun_or_sent_again_once_the_saga_has_ended(world: World):
+    world.tickets.put("T1", mood="angry")
+    world.rail.misfortunes, world.rail.blind = ["pay", "pay", "refuse", "drop"], True
+    found = run(world.kernel, world, Script(compensation=REVERT), "ALL")
+    assert ("ESCALATED", DIRTY, "REVERT") == parent(found)
+    world.rail.blind = False
+    first, second, _ = (step.dfid for step in found.steps if step)
+    late = [reverse(world.kernel, found.answer.dfid, dfid, now_ms=world.clock()) for dfid in (second, first)]
+    assert [saga.MOVED_ON] * 2 == late
+    assert [("UNKNOWN",)] == world.store.rows("SELECT status FROM saga_reversals")
+    assert [] == reversed_at(world.folder)
 
 
 def test_the_children_of_a_saga_are_named_after_it():
