@@ -60,7 +60,8 @@ class WrittenEngine:
             raise ModelError("the proof of the mask is no single sentence", reason_code=BACKEND_FAILED)
         grammar = grammar_of(only, self._writer.form)
         texts = (_PROOF_TEXTS[0], _PROOF_TEXTS[1] + _form_hint(only, self._writer.form))
-        found = self._write(texts, grammar, grammar.bytes_max + END_TOKENS, deadline_ms)
+        room = sum(map(self._writer.count_tokens, texts)) + grammar.bytes_max + END_TOKENS
+        found = self._write(texts, grammar, room, deadline_ms)
         if found.data != expected:
             hint = "the server ignores the grammar it is sent; another kind of engine or a newer server may not"
             raise ModelError(
