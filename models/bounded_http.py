@@ -136,5 +136,8 @@ class _Exchange:
             raise BackendError(f"the server's answer is longer than {BODY_BYTES_MAX} bytes")
         if self._status != 200:
             said = _UNSHOWN.sub(" ", self._answer[:SHOWN_CHARS].decode("utf-8", "replace")).strip()
-            raise BackendError(f"the server answered with status {self._status}{f': {said}' if said else ''}")
+            hint = "does the url end as the server's own do: in /v1, for TGI without?" if self._status == 404 else ""
+            raise BackendError(
+                f"the server answered with status {self._status}{f': {said}' if said else ''}", hint=hint
+            )
         return self._answer

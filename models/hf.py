@@ -206,7 +206,9 @@ def _fingerprint(path: Path) -> str:
         raise BackendError(f"`{path}` is an adapter, not a model", hint="merge it into its model first")
     files = sorted(path.glob("*.safetensors"))
     if not files:
-        raise BackendError(f"`{path}` holds no safetensors", hint="save the weights so; pickles are never loaded")
+        raise BackendError(
+            f"`{path}` holds no safetensors", hint="save_pretrained(FOLDER) writes them; pickles are never loaded"
+        )
     digest = hashlib.sha256()
     for name in files:
         with name.open("rb") as file:

@@ -148,7 +148,7 @@ def gguf_fingerprint(path: Path) -> str:
     try:
         with path.open("rb") as file:
             if file.read(len(_GGUF_MAGIC)) != _GGUF_MAGIC:
-                raise BackendError(f"`{path}` is not a GGUF file")
+                raise BackendError(f"`{path}` is not a GGUF file", hint="name a GGUF file or a checkpoint folder")
             file.seek(0)
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:

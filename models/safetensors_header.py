@@ -30,7 +30,9 @@ def read_weights(folder: Path) -> Weights:
     """Read the headers of all files, by name, and their fingerprint. Raises BackendError."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise BackendError(f"`{folder}` holds no safetensors", hint="save the weights so; pickles are never loaded")
+        raise BackendError(
+            f"`{folder}` holds no safetensors", hint="save_pretrained(FOLDER) writes them; pickles are never loaded"
+        )
     if len(files) > FILES_MAX:
         raise BackendError(f"`{folder}` holds more than {FILES_MAX} safetensors files")
     types, digest, size = Counter[str](), hashlib.sha256(), 0

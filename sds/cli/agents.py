@@ -104,7 +104,9 @@ def retire(agent_id: AgentId, reason: Reason, gate: GateOption = "refund", as_js
 
 def revoke(
     agent_id: AgentId,
-    version: Annotated[str, typer.Argument(help="The contract's version, as `sds agents show` lists it.")],
+    version: Annotated[
+        str, typer.Argument(help="The contract's version, as `sds agents show` lists it.", metavar="VERSION")
+    ],
     reason: Reason,
     gate: GateOption = "refund",
     as_json: JsonFlag = False,
@@ -134,6 +136,9 @@ def _record(gate: str, agent_id: str) -> AgentRecord:
 
 
 def _move(gate: str, agent_id: str, status: Status, reason: str, as_json: bool) -> None:
+    held = _record(gate, agent_id).agent
+    if held.status == status:
+        raise UsageError(f"agent `{agent_id}` is {status} already", hint=f"sds agents show {agent_id}")
     with closing(open_store(gate)) as store:
         registry.transition(store, agent_id, status, by="operator", who=operator(), reason=reason, now_ms=now_ms())
     if as_json:

@@ -30,6 +30,8 @@ def bench(
     """
     if question not in QUESTIONS:
         raise UsageError(f"there is no benchmark `{question}`", hint=f"one of: {', '.join(QUESTIONS)}")
+    if page is not None and (page.is_dir() or not page.parent.is_dir()):
+        raise UsageError(f"`{page}` cannot be written", hint="name a file in a folder that is there")
     command = [sys.executable, "-m", f"sds.benchmarks.{question}", *(["--json"] if as_json else [])]
     command += ["--page", str(page)] if page else []
     raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603  our own module

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sds.home import GATES, decisions_path, gate_home, key_path, open_record
+from sds.home import GATES, decisions_path, gate_home, home, key_path, open_record
 from sds.kernel.errors import EventError, UsageError
 from sds.kernel.intake import EVENT_BYTES_MAX
 from sds.kernel.store import Store
@@ -33,6 +33,9 @@ ModelPath = Annotated[
 def folder_of(gate: str) -> Path:
     """Return the folder of a gate that ships with this package. Raises UsageError."""
     if gate not in GATES:
+        if _GATE.fullmatch(gate) and decisions_path(gate_home(gate)).exists():
+            hint = "in your code: Gate.look, Gate.resolve, Gate.recover, Gate.preview"
+            raise UsageError(f"`{gate}` is a gate of your own: only your code knows its state and executor", hint=hint)
         raise UsageError(f"there is no gate `{gate}`", hint=f"gates are: {', '.join(GATES)}")
     return gate_home(gate)
 
@@ -43,8 +46,23 @@ def open_store(gate: str) -> Store:
         raise UsageError(f"`{gate}` is not the name of a gate")
     folder = gate_home(gate)
     if not decisions_path(folder).exists() and not key_path(folder).exists():
-        raise UsageError(f"there is no record at `{decisions_path(folder)}` yet", hint="sds run refund --limit 5")
+        known = ", ".join(sorted(path.parent.name for path in home().glob("*/decisions.db")))
+        hint = f"gates with a record: {known}" if known and gate not in GATES else "sds run refund --limit 5"
+        raise UsageError(f"there is no record at `{decisions_path(folder)}` yet", hint=hint)
     return open_record(folder)
+
+
+def existing(model: Path) -> Path:
+    """Return the path of a model that is there; what it is worth is another question. Raises UsageError."""
+    if not model.exists():
+        hint = "name a GGUF file or a checkpoint folder; `sds models list` shows those it knows"
+        raise UsageError(f"`{model}` cannot be read: no such file or directory", hint=hint)
+    return model
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things in words: `1 claim`, `2 claims`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def operator() -> str:

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import ValidationError
 
+from sds.cli.common import existing
 from sds.engines.protocol import Engine
 from sds.home import now_ms
-from sds.kernel.contract_types import say
+from sds.kernel.contract_types import ContradictionError, say
 from sds.kernel.errors import UsageError
 from sds.models.protocol import Dtype, Library
 from sds.models.writer import Processing
@@ -62,6 +63,8 @@ def _open(model: Path | None, engines: Path | None, given: dict[str, Any]) -> En
         for notice in chain.notices:
             typer.echo(notice, err=True)
         return chain
+    if model is not None:
+        existing(model)
     if not given:
         return open_engine(model, now_ms=now_ms)
     kind = given.pop("engine", "native")
@@ -69,5 +72,14 @@ def _open(model: Path | None, engines: Path | None, given: dict[str, Any]) -> En
         spec = EngineSpec(name=kind, kind=kind, model=None if model is None else str(model), **given)
     except ValidationError as error:
         _, message = say(error.errors()[0], {(): 0})
-        raise UsageError(message) from error
+        raise UsageError(message, hint=_mend(error.errors()[0], kind)) from error
     return open_engine_of(spec, now_ms=now_ms)
+
+
+def _mend(error: Any, kind: str) -> str:
+    """Say which option mends the first one that does not go with the others."""
+    cause = error.get("ctx", {}).get("error")
+    path = cause.path if isinstance(cause, ContradictionError) else ()
+    if path == ("backend",) and kind == "native":
+        return "--engine outlines"
+    return "--library transformers" if path else ""

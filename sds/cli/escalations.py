@@ -184,12 +184,12 @@ def _print(terms: Contract, case: Case, look: Look, facts: dict[str, Any]) -> No
         shares = dict(sorted(choice.get("probabilities", {}).items(), key=lambda share: -share[1]))
         proposal[str(choice.get("choice"))] = ", ".join(f"{label} {p:.3f}" for label, p in shares.items())
     _section(console, "ordered" if case.ordered else "proposed", proposal)
-    _section(
-        console,
-        "a human may decide now",
-        {kind.kind: _bounds(terms, kind) for kind in look.packet.envelope.kinds if kind.kind != ESCALATE},
-    )
     if facts["commands"]:
+        _section(
+            console,
+            "a human may decide now",
+            {kind.kind: _bounds(terms, kind) for kind in look.packet.envelope.kinds if kind.kind != ESCALATE},
+        )
         console.print("type one of")
     for command in facts["commands"]:
         console.print(f"  {command}")
@@ -283,6 +283,7 @@ def _wanted(*, override: bool, modify: str | None, abort: bool, settled: str | N
 
 def _tell(terms: Contract, answer: Answer, wanted: Resolve) -> None:
     done = _decision(terms, answer.action, answer.params) if answer.action else "-"
+    done = "nothing is carried out" if wanted == "ABORT" else done
     became = " ".join(part for part in (answer.execution, answer.reference) if part)
     typer.echo("  ".join(part for part in (answer.dfid, answer.state, wanted, done, became) if part))
     if answer.execution == "UNKNOWN":

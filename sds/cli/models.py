@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sds.cli.common import JsonFlag, print_json
+from sds.cli.common import JsonFlag, existing, print_json
 from sds.home import home
 from sds.kernel.canonical import one_line
 from sds.kernel.contract import Contract, load_contract
@@ -71,7 +71,7 @@ def show(path: PathArgument, as_json: JsonFlag = False) -> None:
     """
     from sds.models.inspect import inspect_model  # noqa: PLC0415
 
-    with _told(), inspect_model(path) as model:
+    with _told(), inspect_model(existing(path)) as model:
         card = asdict(model.card)
     if as_json:
         print_json(card)
@@ -90,7 +90,7 @@ def check(path: PathArgument, contract: ContractFile = None, as_json: JsonFlag =
     from sds.models.llama import CONTEXT_TOKENS  # noqa: PLC0415
     from sds.sayable import Question, check_model  # noqa: PLC0415
 
-    with _told(), inspect_model(path) as model:
+    with _told(), inspect_model(existing(path)) as model:
         checks = check_model(Question(asked, model.card, model.words, CONTEXT_TOKENS))
     failed = sum(not check.ok for check in checks)
     if as_json:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sds.cli.common import GateOption, JsonFlag, Reason, folder_of, open_store, operator, print_json
+from sds.cli.common import GateOption, JsonFlag, Reason, counted, folder_of, open_store, operator, print_json
 from sds.home import now_ms
 from sds.kernel import answer as answers
 from sds.kernel import audit as auditing
@@ -42,7 +42,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def audit(
-    dfid: Annotated[str, typer.Argument(help="The decision flow's id, as every answer names it.", metavar="DFID")],
+    dfid: Annotated[
+        str, typer.Argument(help="The flow's id, as every answer names it, or how it begins.", metavar="DFID")
+    ],
     gate: GateOption = "refund",
     as_json: JsonFlag = False,
 ) -> None:
@@ -61,13 +63,15 @@ def audit(
 
 
 def _whole(store: Store, given: str) -> str:
-    """Return the one dfid that begins with `given`, else what was given."""
+    """Return the one dfid that begins with `given`, else what was given. Raises UsageError when several do."""
     known = [
         row[0]
         for row in store.rows(
             "SELECT dfid FROM decision_flows WHERE substr(dfid, 1, ?) = ? LIMIT 2", (len(given), given)
         )
     ]
+    if len(known) > 1 and given not in known:
+        raise UsageError(f"several flows begin with `{given}`", hint="give more of the dfid: sds flows")
     return str(known[0]) if len(known) == 1 else given
 
 
@@ -118,7 +122,7 @@ def verify(
     else:
         for fault in report.faults:
             typer.echo(fault)
-        typer.echo(f"{report.entries} entries, {len(report.faults)} faults, head {report.head}")
+        typer.echo(f"{report.entries} entries, {counted(len(report.faults), 'fault')}, head {report.head}")
         if report.blind:
             typer.echo(f"cannot be seen {report.blind}")
     if report.faults:
@@ -145,7 +149,7 @@ def recover(
 
     Example: sds recover
     """
-    folder = folder_of(gate)
+    folder, reason = folder_of(gate), _given(reason)
     with closing(open_store(gate)) as store:
         registry.write_act(store, "RECOVER", who=operator(), reason=reason, now_ms=now_ms())
     from sds.gates.refund import desk  # noqa: PLC0415
@@ -197,12 +201,17 @@ def resume(reason: Reason, gate: GateOption = "refund") -> None:
 
 
 def _set_halted(gate: str, *, halted: bool, reason: str) -> None:
-    if not reason.strip():
-        raise UsageError("a reason is needed, for the record")
+    reason = _given(reason)
     with closing(open_store(gate)) as store:
         changed = registry.set_halted(store, halted, by=operator(), reason=reason, now_ms=now_ms())
     word = "halted" if halted else "running"
     typer.echo(f"{gate}: {word}" if changed else f"{gate}: was {word} already")
+
+
+def _given(reason: str) -> str:
+    if not reason.strip():
+        raise UsageError("a reason is needed, for the record")
+    return reason
 
 
 def _parse_head(text: str) -> ledgers.Head:
@@ -235,7 +244,7 @@ def _show(found: dict[str, Any]) -> None:
         _lines(console, "proposal", {"bytes": proposal["proposal"], "model": proposal["model"]})
         alternatives = json.loads(proposal["alternatives"])
         if isinstance(alternatives, str):
-            _lines(console, "alternatives", {"": alternatives})
+            console.print(f"alternatives: {alternatives}")
         for choice in alternatives if isinstance(alternatives, list) else ():
             shares = ", ".join(f"{label} {p:.3f}" for label, p in choice["probabilities"].items())
             _lines(console, f"alternatives of {choice['choice']} (Z {choice['z']:.3g})", {choice["chosen"]: shares})
@@ -283,7 +292,7 @@ def _lines(console: Console, title: str, facts: dict[str, Any]) -> None:
     if facts:
         console.print(title)
     for name, value in facts.items():
-        console.print(f"  {name}: {'-' if value is None else _plain(value)}")
+        console.print(f"  {name}: {'-' if value is None or value == '' else _plain(value)}")
 
 
 def _plain(value: object) -> str:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sds.cli import sagas
-from sds.cli.common import GateName, JsonFlag, ModelPath, folder_of, operator, print_json
+from sds.cli.common import GateName, JsonFlag, ModelPath, counted, folder_of, operator, print_json
 from sds.cli.engines import (
     BackendName,
     DeviceName,
@@ -69,7 +69,8 @@ def run(
     Example: sds run refund --limit 20 --chaos drift
     """
     if (chaos == "fail-second") != (saga is not None) and chaos is not None:
-        raise UsageError(f"--chaos {chaos} does not go with {'--saga' if saga else 'single decisions'}")
+        hint = "--chaos fail-second" if saga else "--saga REFUND_WITH_VOUCHER, or --chaos drift"
+        raise UsageError(f"--chaos {chaos} does not go with {'--saga' if saga else 'single decisions'}", hint=hint)
     folder = folder_of(gate)
     if reset and folder.exists():
         _set_aside(folder)
@@ -82,8 +83,9 @@ def run(
     from sds.gates.refund import run as refund  # noqa: PLC0415  the gate's libraries load when they are needed
 
     console = Console(stderr=True)
+    shown = console.is_terminal  # elsewhere a bar is one line of noise before an error
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, disable=not shown) as progress:
         task = progress.add_task("loading the model and the claims", total=limit)
 
         # While a model loads, its library would swallow a KeyboardInterrupt: until the first decision Ctrl-C just ends us.
@@ -156,7 +158,7 @@ def _table(report: dict[str, Any], chaos: str | None, console: Console) -> None:
     for name in ROWS:
         if name in report["outcomes"] or name in ROWS[:6]:
             table.add_row(name.replace("_", " "), str(report["outcomes"].get(name, 0)))
-    console.print(f"{report['decisions']} claims, decided by {report['model']}", soft_wrap=True)
+    console.print(f"{counted(report['decisions'], 'claim')}, decided by {report['model']}", soft_wrap=True)
     console.print(table)
     latency = report["latency_ms"]
     console.print(
@@ -176,9 +178,10 @@ def _table(report: dict[str, Any], chaos: str | None, console: Console) -> None:
     )
     if chaos:
         console.print(
-            f"tickets moved while the model was thinking: {report['moved_tickets']}, of which "
-            f"{report['moved_tickets_that_would_have_paid']} would have been paid and "
-            f"{report['moved_tickets_paid']} were; paid of those left alone: {report['unmoved_paid']}",
+            f"tickets moved while the model was thinking: {report['moved_tickets']}; of these decisions "
+            f"{report['moved_tickets_that_would_have_paid']} would have paid and {report['moved_tickets_paid']} did; "
+            f"paid on a second look, as the ticket is now: {report['moved_tickets_paid_anew']}; "
+            f"paid of those left alone: {report['unmoved_paid']}",
             soft_wrap=True,
         )
     console.print(NOT_FITTED, soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sds.cli.common import print_json
+from sds.cli.common import counted, print_json
 from sds.engines.protocol import Engine
 from sds.kernel.bounds import format_literal
 from sds.kernel.errors import SdsError, UsageError
@@ -42,12 +42,14 @@ def _table(report: dict[str, Any], console: Console) -> None:
     table.add_column("claims", justify="right")
     for name in ROWS:
         table.add_row(name.replace("_", " "), str(report["outcomes"].get(name, 0)))
-    console.print(f"{report['decisions']} claims in the steps of {report['saga']}, decided by {report['model']}")
+    console.print(
+        f"{counted(report['decisions'], 'claim')} in the steps of {report['saga']}, decided by {report['model']}"
+    )
     console.print(table)
     chosen = ", ".join(f"{name} {count}" for name, count in sorted(report["compensations"].items())) or "nothing"
     console.print(f"half settled: {report['dirty']}; chosen from the menu: {chosen}")
     paid, back = (format_literal(report[name], 2) for name in ("paid_minor", "reversed_minor"))
-    console.print(f"money paid: {paid} EUR, taken back: {back} EUR in {report['reversals']} reversals")
+    console.print(f"money paid: {paid} EUR, taken back: {back} EUR in {counted(report['reversals'], 'reversal')}")
     console.print(
         f"decisions outside the envelope: {report['out_of_envelope']}; double payouts: {report['double_payouts']}; "
         f"faults in the record: {len(report['record_faults'])}; "

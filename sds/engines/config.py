@@ -19,7 +19,7 @@ from sds.engines.fallback import LINKS_MAX, FallbackEngine, Link
 from sds.engines.native import _threads, open_engine
 from sds.engines.protocol import Engine
 from sds.engines.written import WrittenEngine
-from sds.kernel.contract_types import ContradictionError, say
+from sds.kernel.contract_types import ContradictionError, say, text_of
 from sds.kernel.errors import LanguageError, ModelError, UsageError
 from sds.kernel.yaml_lines import FILE_BYTES_MAX, load_with_lines
 from sds.models.protocol import BackendError, Dtype, Library
@@ -38,15 +38,15 @@ class EngineSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
+    name: Annotated[str, text_of(r"[a-z][a-z0-9_-]{0,31}", "a name in lower-case")]
     kind: Kind
     model: Line | None = None
     url: Line | None = None
     form: Literal["json_schema", "gbnf"] | None = None
-    api_key_env: Annotated[str, Field(pattern=r"^[A-Z_][A-Z0-9_]{0,63}$")] | None = None
+    api_key_env: Annotated[str, text_of("[A-Z_][A-Z0-9_]{0,63}", "the name of an environment VARIABLE")] | None = None
     library: Library | None = None
     backend: Processing | None = None
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]{1,2})?)$")] | None = None
+    device: Annotated[str, text_of("cpu|cuda(:[0-9]{1,2})?", "cpu, cuda or cuda:1")] | None = None
     dtype: Dtype | None = None
     timeout_ms: Millis = TIMEOUT_MS
     cool_down_ms: Millis = COOL_DOWN_MS

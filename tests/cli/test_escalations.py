@@ -225,6 +225,15 @@ def test_an_order_whose_end_nobody_knows_is_listed_and_settled_by_a_humans_word(
     whole(cli)
 
 
+def test_a_decision_that_there_is_none_of_is_refused_and_never_taken_for_one_that_pays(cli: Cli) -> None:
+    with refund_gate(cli, Says()) as gate:
+        dfid = gate.decide(payable(gate, "REFUND_TICKET")).dfid
+        with pytest.raises(UsageError, match="there is no decision `abort`"):
+            gate.resolve(dfid, "abort", who="ada", reason="withdrawn", acknowledge=True)  # type: ignore[arg-type]
+
+        assert [dfid] == [case.dfid for case in gate.escalations()]
+
+
 def test_a_gate_of_ones_own_is_resolved_in_code(cli: Cli) -> None:
     with refund_gate(cli, Says()) as gate:
         dfid = gate.decide(payable(gate, "REFUND_TICKET")).dfid

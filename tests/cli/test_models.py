@@ -70,10 +70,10 @@ def test_a_contract_of_ones_own_is_asked_about(shell: Shell, tmp_path: Path) -> 
 
 
 MISTAKES = [
-    (("show", "nowhere.gguf"), 1, "error: `nowhere.gguf` cannot be read: no such file or directory"),
+    (("show", "nowhere.gguf"), 2, "error: `nowhere.gguf` cannot be read: no such file or directory"),
     (("show", "README.md"), 1, "error: `README.md` is not a GGUF file"),
     (("show", "docs"), 1, "error: `docs` is a folder without a config.json, so no checkpoint"),
-    (("check", "nowhere"), 1, "error: `nowhere` cannot be read"),
+    (("check", "nowhere"), 2, "error: `nowhere` cannot be read"),
     (("check", "README.md", "--contract", "nowhere.yaml"), 2, "error: nowhere.yaml: cannot be read"),
     (("check", "README.md", "--contract", "Makefile"), 2, "error: Makefile:"),
     (("check",), 2, "Missing argument 'PATH'"),

@@ -13,6 +13,7 @@ import pytest
 from sds.engines.written import END_TOKENS, WrittenEngine, grammar_of
 from sds.grammars import emit_gbnf, emit_json_schema, emit_regex
 from sds.grammars.language import language
+from sds.kernel.envelope import envelope_of
 from sds.kernel.errors import ModelError
 from sds.kernel.packet import ALTERNATIVES_UNAVAILABLE
 from sds.kernel.proposal import Proposal, parse_proposal
@@ -82,6 +83,16 @@ def test_a_server_that_ignores_the_grammar_it_is_sent_is_refused_at_the_start(
     with pytest.raises(ModelError, match="the engine `served` does not constrain its model") as refused:
         engine_of(server.url, kind)
     assert "MASK_FAILED" == refused.value.reason_code
+
+
+def test_a_proof_leaves_room_for_its_whole_sentence_in_a_tokenizer_that_reads_byte_by_byte() -> None:
+    with misbehaving(lambda connection, _request: reply(connection, completion("yes"))) as (url, requests):
+        with pytest.raises(ModelError, match="does not constrain its model"):
+            engine_of(url)
+        body = body_of(requests[0])
+    said = language(envelope_of([]), NONCE)
+
+    assert grammar_of(said, "gbnf").bytes_max + END_TOKENS == body["max_tokens"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)

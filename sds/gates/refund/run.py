@@ -174,7 +174,7 @@ def _chaos_report(
 ) -> dict[str, int]:
     """Count by flow: of those moved, only what drift ended, or what was paid all the same, says anything.
 
-    What was paid on a second look, after the ticket had moved, is neither: it is counted nowhere.
+    What was paid on a second look, after the ticket had moved, is neither: it is counted on its own.
     """
     drifted = {row[0] for row in record.rows("SELECT dfid FROM decision_flows WHERE tag = 'STATE_DRIFT_DETECTED'")}
     paid = {payment.dfid for payment in payments}
@@ -183,6 +183,9 @@ def _chaos_report(
         "moved_tickets": len(watch.moved),
         "moved_tickets_that_would_have_paid": len(would_have_paid),
         "moved_tickets_paid": len(watch.moved & paid),
+        "moved_tickets_paid_anew": sum(
+            a.dfid in paid - watch.moved and watch.claims.get(a.event_id, False) for a, _, _ in decided
+        ),
         "unmoved_paid": sum(a.dfid in paid and not watch.claims.get(a.event_id, False) for a, _, _ in decided),
     }
 
