@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from sds.kernel import binding, dim, human_record, jit, registry, reserve
 from sds.kernel.answer import Answer, answer
@@ -122,6 +123,8 @@ class HumanDesk:
 
         Raises UsageError or WorldError when it is refused; then nothing has changed.
         """
+        if wanted.decision not in get_args(Decision):  # whoever calls this may not be type-checked
+            raise UsageError(f"there is no decision `{wanted.decision}`", hint=", ".join(get_args(Decision)))
         wanted = replace(wanted, who=said("name", wanted.who), reason=said("reason", wanted.reason))
         case = self.case(dfid)
         human_record.refuse_unless_waiting(case)

@@ -354,6 +354,13 @@ def test_a_case_without_any_words_of_the_agent_can_be_decided_by_the_human(world
     assert "SUCCESS" == resolve(world, dfid, "MODIFY", PAY).execution
 
 
+@pytest.mark.parametrize("decision", ["abort", "Override", "", "APPROVE"])
+def test_a_decision_that_there_is_none_of_is_refused_and_pays_nothing(world: World, decision: str):
+    dfid = escalated(world, refund("40.00"))
+    error = refused(world, dfid, decision)  # type: ignore[arg-type]  # callers may not be type-checked
+    assert f"there is no decision `{decision}`" == str(error)
+
+
 def test_a_second_resolution_is_refused_and_says_whose_the_first_was(world: World):
     dfid = escalated(world, refund())
     resolve(world, dfid, "ABORT", who="grace")
