@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sds.kernel import escalation
+from sds.kernel.contract import EscalationSpec
 from sds.kernel.registry import Registration, lookup
 from sds.kernel.store import Reader, Store
 
@@ -68,7 +69,7 @@ def agent_record(store: Store, agent_id: str, *, now_ms: int) -> AgentRecord | N
     if agent is None or body is None:
         return None
     terms = json.loads(body)
-    per_hour = int(terms.get("escalation", {}).get("per_hour", 3))
+    per_hour = int(terms.get("escalation", {}).get("per_hour", EscalationSpec().per_hour))
     return AgentRecord(
         agent=agent,
         gate=terms["gate"],
