@@ -31,8 +31,8 @@ class Situation:
     in_effect: bool
     halted: bool
     spend_left: int | None
+    context_whole: bool
     artifacts: tuple[Artifact, ...] = ()
-    context_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ def calm_envelope(space: Space, fields: Fields) -> DecisionEnvelope:
     """Return what is in force when nothing else narrows: agent active, nothing spent yet."""
     contract = space.rules.contract
     left = min((limit.max_minor for limit in contract.spend), default=None)
-    calm = Situation(fields, agent_active=True, in_effect=True, halted=False, spend_left=left)
+    calm = Situation(fields, agent_active=True, in_effect=True, halted=False, spend_left=left, context_whole=True)
     return envelope_in_force(space.rules.envelope(fields), calm, safeguards_of(contract))
 
 

@@ -106,6 +106,7 @@ class MenuKernel(ChildKernel):
             in_effect=True,
             halted=known is None or known.halted,
             spend_left=None,
+            context_whole=True,
         )
         return Observation(situation, "", {}, bound.contract_hash)
 

@@ -21,7 +21,7 @@ import llama_cpp
 import numpy as np
 
 from sds.models.llama import BATCH_TOKENS, CONTEXT_TOKENS, chat_template, gguf_fingerprint, load_gguf
-from sds.models.protocol import BackendError, ChatFrame, Dtype
+from sds.models.protocol import BackendError, ChatFrame, Dtype, shared_sections
 from sds.models.vocabulary import Vocabulary
 from sds.models.words import grammar_tokenizer, model_frame, tokens_of
 
@@ -115,10 +115,7 @@ class HfBackend:
         self._ready()
         wanted = [tuple(section) for section in sections]
         self._fits(sum(map(len, wanted)))
-        kept = 0
-        while kept < min(len(wanted), len(self._held)) and wanted[kept] == self._held[kept]:
-            kept += 1
-        kept = self._cut_back(kept)
+        kept = self._cut_back(shared_sections(wanted, self._held))
         for section in wanted[kept:]:
             self._decode(section)
             self._held.append(section)

@@ -17,7 +17,7 @@ import numpy as np
 from llguidance import LLTokenizer
 from numpy.typing import NDArray
 
-from sds.models.protocol import BackendError, ChatFrame
+from sds.models.protocol import BackendError, ChatFrame, shared_sections
 from sds.models.vocabulary import Vocabulary
 from sds.models.words import grammar_tokenizer, model_frame, tokens_of
 
@@ -74,9 +74,7 @@ class LlamaBackend:
         self._ready()
         wanted = [tuple(section) for section in sections]
         self._fits(sum(map(len, wanted)))
-        kept = 0
-        while kept < min(len(wanted), len(self._held)) and wanted[kept] == self._held[kept]:
-            kept += 1
+        kept = shared_sections(wanted, self._held)
         self._held = wanted[:kept]
         self._position = sum(map(len, self._held))
         if not lib.llama_memory_seq_rm(lib.llama_get_memory(self._context), 0, self._position, -1):

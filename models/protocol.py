@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -77,6 +78,12 @@ class Backend(Protocol):
         """Return the tokenizer for masks; after `close()` a mask over it fails."""
 
     def close(self) -> None: ...
+
+
+def shared_sections(wanted: Sequence[Sequence[int]], held: Sequence[Sequence[int]]) -> int:
+    """Return how many leading sections two prompts share: those a cache may keep."""
+    shared = takewhile(lambda pair: pair[0] == pair[1], zip(wanted, held, strict=False))
+    return sum(1 for _ in shared)
 
 
 def prompt_sections(backend: Backend, static: str, *dynamic: str) -> list[list[int]]:

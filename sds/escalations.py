@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 from sds.kernel.answer import Answer
 from sds.kernel.attest import attest
 from sds.kernel.dispatch import Log, no_log
-from sds.kernel.errors import UsageError
 from sds.kernel.executor import Receipt
 from sds.kernel.human import HumanDesk, Resolution
 from sds.kernel.runtime import Kernel
@@ -35,10 +34,6 @@ def resolve(
     OVERRIDE, MODIFY (`change`: the JSON of another decision) and ABORT are for an escalated flow; SETTLED (with its
     `reference` outside) and REJECTED for an order that is UNKNOWN. Raises UsageError or WorldError when it is refused.
     """
-    if decision not in get_args(Resolve):  # `abort` must not be taken for anything that pays
-        raise UsageError(
-            f"there is no decision `{decision}`", hint=f"one of: {', '.join(get_args(Resolve))}", dfid=dfid
-        )
     if decision == "SETTLED" or decision == "REJECTED":  # noqa: PLR1714  one by one, so that the type is narrowed
         receipt = Receipt("settled" if decision == "SETTLED" else "rejected", reference=reference)
         return attest(kernel, dfid, receipt, who=who, reason=reason, acknowledged=acknowledge, now_ms=now_ms())

@@ -41,7 +41,7 @@ ALWAYS = {"DENY", "ESCALATE"}
 def envelope(spend_left: int | None = None, /, **changes: Value | None) -> DecisionEnvelope:
     named = {name.replace("_", ".", 1): value for name, value in changes.items()}
     fields = {path: value for path, value in {**ON_TIME, **named}.items() if value is not None}
-    now = Situation(fields, agent_active=True, in_effect=True, halted=False, spend_left=spend_left)
+    now = Situation(fields, agent_active=True, in_effect=True, halted=False, spend_left=spend_left, context_whole=True)
     return envelope_in_force(RULES.envelope(fields), now, safeguards_of(CONTRACT))
 
 

@@ -90,7 +90,12 @@ def fields(**changes: Value | None) -> dict[str, Value]:
 
 def situation(state: Fields | None = None, **changes: object) -> Situation:
     calm = Situation(
-        FIELDS if state is None else state, agent_active=True, in_effect=True, halted=False, spend_left=None
+        FIELDS if state is None else state,
+        agent_active=True,
+        in_effect=True,
+        halted=False,
+        spend_left=None,
+        context_whole=True,
     )
     return replace(calm, **changes)  # type: ignore[arg-type]  # tests name the fields they change
 
