@@ -94,3 +94,16 @@ def reversed_at(folder: Path) -> list[tuple[str, int]]:
     sql = "SELECT kind, r.amount_minor FROM reversals r JOIN payouts USING (key) ORDER BY r.number"
     with closing(sqlite3.connect(folder / "rail.db")) as db:
         return db.execute(sql).fetchall()
+
+
+def parent(found: SagaAnswer) -> tuple[str, str | None, str | None]:
+    return found.answer.state, found.answer.tag, found.compensation
+
+
+def executions(found: SagaAnswer) -> list[str | None]:
+    return [step.execution if step else None for step in found.steps]
+
+
+def with_misfortune(world: World, misfortune: str, data: bytes) -> bytes:
+    world.rail.misfortunes = [misfortune]
+    return data

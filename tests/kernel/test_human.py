@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel import audit, ledger, registry
+from sds.kernel import audit, registry
 from sds.kernel.errors import StoreError, UsageError, WorldError
 from sds.kernel.human import HumanDesk, Resolution
 from sds.kernel.human_record import Decision
@@ -17,12 +17,10 @@ from tests.kernel.durable import (
     compensate,
     contract,
     deny,
-    escalate,
     proposal,
     refund,
 )
-from tests.kernel.humans import ALWAYS, HOUR_MS, HUMAN, PAY, SORRY, TERMS, change, desk, escalated, refused, resolve
-from tests.kernel.sagas import Script, run, terms
+from tests.kernel.humans import ALWAYS, HUMAN, PAY, SORRY, TERMS, change, desk, escalated, refused, resolve
 from tests.kernel.test_runtime import halt, status, suspend
 
 
@@ -244,78 +242,6 @@ def test_limits_of_what_may_be_spent_hold_for_humans_too_and_leave_what_is_withi
 # --- what the human has seen ------------------------------------------------------------------------------------------
 
 
-def test_a_world_that_moved_since_the_agent_looked_is_refused_until_the_human_has_seen_it(world: World):
-    dfid = escalated(world, refund("40.00"))
-    world.tickets.put("T1", refundable_minor=19_000)
-    error = refused(world, dfid, "OVERRIDE")
-    assert ("STATE_DRIFT_DETECTED", "the state has moved: ticket.refundable_minor") == (error.reason_code, str(error))
-    look = desk(world).look(desk(world).case(dfid))
-    assert ("ticket.refundable_minor",) == look.moved
-    assert "SUCCESS" == resolve(world, dfid, "OVERRIDE", seen=look.seen).execution
-    assert ["2"] == world.column("SELECT state_version FROM execution_log")
-
-
-def test_what_moves_between_looking_and_deciding_is_refused(world: World):
-    dfid = escalated(world, refund("40.00"))
-    look = desk(world).look(desk(world).case(dfid))
-    world.tickets.put("T1", mood="angry")
-    error = refused(world, dfid, "OVERRIDE", seen=look.seen)
-    assert "STATE_DRIFT_DETECTED" == error.reason_code
-    assert "look again: sds escalations show" in error.hint
-
-
-def test_a_look_at_another_case_or_a_made_up_one_counts_for_nothing(world: World):
-    first, second = escalated(world, refund()), escalated(world, refund(), "C2")
-    other = desk(world).look(desk(world).case(second)).seen
-    for seen in (other, "f" * 64, "x", ":", "9" * 10_000, f"{other}:1"):
-        assert "STATE_DRIFT_DETECTED" == refused(world, first, "OVERRIDE", seen=seen).reason_code
-
-
-def test_looking_again_at_a_state_that_stood_still_gives_the_same_name_and_writes_nothing(world: World):
-    dfid, before = escalated(world, refund()), ledger.head(world.store)
-    names = set()
-    for _ in range(3):
-        names.add(desk(world).look(desk(world).case(dfid)).seen)
-        world.clock.advance(1_000)
-    world.tickets.put("T1")  # only its version
-    names.add(desk(world).look(desk(world).case(dfid)).seen)
-    assert (1, before) == (len(names), ledger.head(world.store))
-
-
-@pytest.mark.parametrize(("now", "goes"), [(19_900, True), (19_899, False), (20_100, True), (20_101, False)])
-def test_the_contracts_tolerances_hold_for_what_a_human_has_seen(folder: Path, now: int, goes: bool):
-    loose = contract(ALWAYS, more="drift: {fields: {ticket.refundable_minor: {abs: 100}}}\n")
-    world = World(folder, terms=loose)
-    dfid = escalated(world, refund("40.00"))
-    seen = desk(world).look(desk(world).case(dfid)).seen
-    world.tickets.put("T1", refundable_minor=now)
-    if goes:
-        assert "SUCCESS" == resolve(world, dfid, "OVERRIDE", seen=seen).execution
-    else:
-        bent = seen.rpartition(":")[0] + f":{now}"
-        for said in ("", seen, bent):
-            assert "STATE_DRIFT_DETECTED" == refused(world, dfid, "OVERRIDE", seen=said).reason_code
-    world.close()
-
-
-def test_age_alone_refuses_nothing(world: World):
-    dfid = escalated(world, refund())
-    world.clock.advance(100 * 24 * HOUR_MS)
-    assert "SUCCESS" == resolve(world, dfid, "OVERRIDE").execution
-
-
-@pytest.mark.parametrize("how", ["gone", "down"])
-def test_on_state_that_cannot_be_read_nothing_but_an_abort_is_possible(world: World, how: str):
-    dfid = escalated(world, refund())
-    if how == "gone":
-        del world.tickets.rows["T1"]
-    else:
-        world.tickets.down = True
-    error = refused(world, dfid, "OVERRIDE")
-    assert ("there is no state under this key" if how == "gone" else "the ticket system is down") in str(error)
-    assert "ABORTED" == resolve(world, dfid, "ABORT").state
-
-
 def test_an_override_never_carries_out_another_value_that_the_rules_fixed(folder: Path):
     fixed = contract(
         ("{amount: {value: 25000, scale: 2}}", "{amount: {value: ticket.refundable_minor, scale: 2}}"), ALWAYS
@@ -406,47 +332,6 @@ def test_a_record_that_was_altered_is_not_acted_on(world: World):
 
 
 # --- an agent that waits ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("decision", ["OVERRIDE", "ABORT"])
-def test_an_agent_that_waits_for_its_case_goes_on_when_it_is_resolved(world: World, decision: Decision):
-    dfid = escalated(world, refund())
-    registry.transition(world.store, "claims-agent", "ESCALATED", by="runtime", reason=dfid, now_ms=world.clock())
-    resolve(world, dfid, decision)
-    assert "ACTIVE" == status(world)
-    (body,) = world.column("SELECT body FROM ledger WHERE kind = 'AGENT' ORDER BY idx DESC LIMIT 1")
-    assert ("operator", "ada", f"{decision} of {dfid}: looked into it") == tuple(
-        json.loads(str(body))[name] for name in ("by", "who", "reason")
-    )
-    assert () == audit.verify(world.store).faults
-
-
-def test_an_agent_goes_on_only_when_the_case_it_waits_for_is_resolved(folder: Path):
-    pauses = ("escalation: {per_hour: 1000000}", "escalation: {per_hour: 9, pauses_agent: true}")
-    world = World(folder, terms=contract(pauses))
-    halt(world)
-    earlier = escalated(world, name="C1")
-    registry.set_halted(world.store, False, by="test", reason="over", now_ms=world.clock())
-    waited_for = escalated(world, name="C2")
-    resolve(world, earlier, "ABORT")
-    assert "ESCALATED" == status(world)
-    resolve(world, waited_for, "ABORT")
-    assert "ACTIVE" == status(world)
-    assert () == audit.verify(world.store).faults
-    world.close()
-
-
-@pytest.mark.parametrize("name", ["step", "saga"])
-def test_an_agent_that_waits_for_a_step_goes_on_when_that_or_its_saga_is_resolved(folder: Path, name: str):
-    pauses = ("escalation: {per_hour: 1000000}", "escalation: {per_hour: 9, pauses_agent: true}")
-    world = World(folder, terms=terms(pauses))
-    found = run(world.kernel, world, Script(step_1=escalate))
-    (step, _), parent = found.steps, found.answer
-    assert step is not None
-    assert ("ESCALATED", "ESCALATED", "ESCALATED") == (step.state, parent.state, status(world))
-    resolve(world, {"step": step, "saga": parent}[name].dfid, "ABORT")
-    assert "ACTIVE" == status(world)
-    world.close()
 
 
 # --- impact -----------------------------------------------------------------------------------------------------------

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from sds.kernel import audit, recovery, registry, saga
-from sds.kernel.answer import Answer
 from sds.kernel.errors import EventError, UsageError
 from sds.kernel.executor import ExecutionIntent, Receipt
 from sds.kernel.packet import DecisionPacket
-from sds.kernel.reversal import reverse
 from sds.kernel.saga import SagaAnswer
 from tests.kernel.durable import (
     COMPENSATION_MINOR,
-    LEASE_MS,
     Propose,
     World,
     counters,
@@ -29,7 +26,20 @@ from tests.kernel.durable import (
     see_through,
     together,
 )
-from tests.kernel.sagas import ALERT_HUMAN, CLOSE_ALL, REVERT, SAYS, Script, most, reversed_at, run, terms
+from tests.kernel.sagas import (
+    ALERT_HUMAN,
+    CLOSE_ALL,
+    REVERT,
+    SAYS,
+    Script,
+    executions,
+    most,
+    parent,
+    reversed_at,
+    run,
+    terms,
+    with_misfortune,
+)
 
 DIRTY = "PARTIAL_SUCCESS_DIRTY"
 REFUND_MINOR = 10_000  # half of the fare, as `most` asks for
@@ -41,14 +51,6 @@ def world(folder: Path) -> Iterator[World]:
     yield made
     assert () == audit.verify(made.store).faults
     made.close()
-
-
-def parent(found: SagaAnswer) -> tuple[str, str | None, str | None]:
-    return found.answer.state, found.answer.tag, found.compensation
-
-
-def executions(found: SagaAnswer) -> list[str | None]:
-    return [step.execution if step else None for step in found.steps]
 
 
 def test_a_saga_whose_steps_all_succeed_is_closed_and_each_step_is_a_child_of_its_own(world: World):
@@ -187,7 +189,7 @@ def test_a_contract_may_offer_less_than_the_whole_menu(world: World):
 
 
 def test_a_step_nobody_knows_about_cannot_be_reverted_but_closing_all_voids_it(world: World):
-    script = Script(step_2=lambda packet: _with(world, "drop", most(packet)), compensation=CLOSE_ALL)
+    script = Script(step_2=lambda packet: with_misfortune(world, "drop", most(packet)), compensation=CLOSE_ALL)
     found = run(world.kernel, world, script)
     assert ("ALERT_HUMAN", "CLOSE_ALL") == script.packets[-1].envelope.names
     assert ("ABORTED", "COMPENSATED", "CLOSE_ALL") == parent(found)
@@ -202,7 +204,7 @@ def test_a_step_nobody_knows_about_cannot_be_reverted_but_closing_all_voids_it(w
 def test_closing_all_takes_back_what_turns_out_to_have_happened(world: World):
     def step_2(packet: DecisionPacket) -> bytes:
         world.rail.blind = True
-        return _with(world, "lose", most(packet))
+        return with_misfortune(world, "lose", most(packet))
 
     def chosen(packet: DecisionPacket) -> bytes:
         world.rail.blind = False
@@ -213,14 +215,9 @@ def test_closing_all_takes_back_what_turns_out_to_have_happened(world: World):
     assert [("COMPENSATE", COMPENSATION_MINOR), ("REFUND_TICKET", REFUND_MINOR)] == reversed_at(world.folder)
 
 
-def _with(world: World, misfortune: str, data: bytes) -> bytes:
-    world.rail.misfortunes = [misfortune]
-    return data
-
-
 @pytest.mark.parametrize("misfortune", ["refuse", "drop"])
 def test_a_reversal_that_is_not_done_leaves_the_saga_dirty_and_is_not_tried_again(world: World, misfortune: str):
-    script = Script(step_2=deny, compensation=lambda packet: _with(world, misfortune, REVERT(packet)))
+    script = Script(step_2=deny, compensation=lambda packet: with_misfortune(world, misfortune, REVERT(packet)))
     found = run(world.kernel, world, script)
     assert ("ESCALATED", DIRTY, "REVERT") == parent(found)
     assert ["REFUSED" if misfortune == "refuse" else "UNKNOWN"] == list(found.reversals.values())
@@ -229,7 +226,7 @@ def test_a_reversal_that_is_not_done_leaves_the_saga_dirty_and_is_not_tried_agai
 
 
 def test_a_reversal_whose_reply_was_lost_is_looked_up(world: World):
-    script = Script(step_2=deny, compensation=lambda packet: _with(world, "lose", REVERT(packet)))
+    script = Script(step_2=deny, compensation=lambda packet: with_misfortune(world, "lose", REVERT(packet)))
     assert ("ABORTED", "COMPENSATED", "REVERT") == parent(run(world.kernel, world, script))
     assert [("REFUND_TICKET", REFUND_MINOR)] == reversed_at(world.folder)
 
@@ -237,7 +234,7 @@ def test_a_reversal_whose_reply_was_lost_is_looked_up(world: World):
 def test_a_reversal_nobody_knew_about_is_settled_by_recovery_and_the_human_keeps_the_case(world: World):
     def chosen(packet: DecisionPacket) -> bytes:
         world.rail.blind = True
-        return _with(world, "lose", REVERT(packet))
+        return with_misfortune(world, "lose", REVERT(packet))
 
     found = run(world.kernel, world, Script(step_2=deny, compensation=chosen))
     assert (["UNKNOWN"], 1) == (list(found.reversals.values()), len(reversed_at(world.folder)))
@@ -350,73 +347,6 @@ def test_callers_that_bring_the_same_saga_together_get_one_outcome(world: World)
     assert (1, 1) == (len(world.rail.paid()), len(reversed_at(world.folder)))
 
 
-def interrupted_after(world: World, calls: int) -> Callable[[DecisionPacket], bytes]:
-    """Propose, but leave the process at the given call."""
-    script = Script()
-
-    def propose(packet: DecisionPacket) -> bytes:
-        if len(script.asked) == calls:
-            raise KeyboardInterrupt
-        return script(packet)
-
-    return propose
-
-
-def test_recovery_ends_a_saga_of_which_nothing_was_done_and_its_event_may_come_again(world: World):
-    with pytest.raises(KeyboardInterrupt):
-        run(world.kernel, world, interrupted_after(world, 0))
-    assert 0 == recovery.recover(world.kernel, now_ms=world.clock()).sagas_ended
-    world.clock.advance(LEASE_MS)
-    assert 1 == recovery.recover(world.kernel, now_ms=world.clock()).sagas_ended
-    found = run(world.kernel, world, Script())
-    assert (("CLOSED", None, None), "C1/r1/1") == (parent(found), found.steps[0].event_id if found.steps[0] else "")
-
-
-def test_recovery_marks_a_half_done_saga_dirty_and_whoever_has_a_model_asks_for_its_compensation(world: World):
-    with pytest.raises(KeyboardInterrupt):
-        run(world.kernel, world, interrupted_after(world, 1))
-    world.clock.advance(LEASE_MS)
-    found = recovery.recover(world.kernel, now_ms=world.clock())
-    assert (0, 1) == (found.sagas_ended, found.sagas_dirty)
-    assert [("ACTIVE", DIRTY)] == world.store.rows("SELECT state, tag FROM decision_flows JOIN sagas USING (dfid)")
-    assert () == audit.verify(world.store).faults
-    script = Script(compensation=REVERT)
-    assert ("ABORTED", "COMPENSATED", "REVERT") == parent(run(world.kernel, world, script))
-    assert ["compensation"] == script.asked
-
-
-def test_without_recovery_the_same_event_takes_the_saga_up_where_it_stands(world: World):
-    with pytest.raises(KeyboardInterrupt):
-        run(world.kernel, world, interrupted_after(world, 1))
-    world.clock.advance(LEASE_MS)
-    script = Script()
-    assert ("CLOSED", None, None) == parent(run(world.kernel, world, script))
-    assert ["2"] == script.asked
-
-
-def test_no_step_begins_once_a_saga_is_dirty_whoever_was_late(world: World):
-    """A driver that slept through its lease and a recovery finds its step refused in the claiming transaction."""
-
-    def late(packet: DecisionPacket) -> bytes:
-        if packet.event_id.endswith("/2"):
-            world.clock.advance(LEASE_MS)
-            recovery.recover(world.open_kernel(), now_ms=world.clock())
-        return script(packet)
-
-    script = Script(compensation=REVERT)
-    found = run(world.kernel, world, late)
-    assert ("ABORTED", "COMPENSATED", "REVERT") == parent(found)
-    assert ["REFUND_TICKET"] == [kind for _, _, kind, _ in world.rail.paid()]
-
-
-def test_an_unknown_step_of_an_ended_saga_is_voided_by_recovery_never_sent_again(world: World):
-    script = Script(step_2=lambda packet: _with(world, "drop", most(packet)), compensation=ALERT_HUMAN)
-    found = run(world.kernel, world, script)
-    assert ["SUCCESS", "UNKNOWN"] == executions(found)
-    assert (0, 1) == ((done := recovery.recover(world.kernel, now_ms=world.clock())).success, done.failed)
-    assert 1 == len(world.rail.paid())
-
-
 @pytest.mark.parametrize(
     "tampering",
     [
@@ -452,32 +382,6 @@ def test_a_flow_record_shows_a_parent_with_its_children_and_what_was_undone(worl
     children = [found.steps[0], found.steps[1], found.chosen]
     assert [child.dfid for child in children if child] == [child["dfid"] for child in record["children"]]
     assert ["REVERTED"] == [reversal["status"] for reversal in record["reversals"]]
-
-
-def test_a_version_one_record_gets_the_tables_of_sagas_when_it_is_opened(world: World):
-    answers: list[Answer] = [world.decide(refund("1.00"), "C9")]
-    world.store.close()
-    with closing(sqlite3.connect(world.path)) as db, db:
-        db.execute("DROP TABLE saga_reversals")
-        db.execute("DROP TABLE sagas")
-        db.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
-    world.store = world.open_store()
-    world.kernel = world.open_kernel()
-    assert ("CLOSED", None, None) == parent(run(world.kernel, world, Script()))
-    assert answers == [see_through(world.kernel, world.event("C9"), refund("1.00"))]
-
-
-def test_no_reversal_is_begun_or_sent_again_once_the_saga_has_ended(world: World):
-    world.tickets.put("T1", mood="angry")
-    world.rail.misfortunes, world.rail.blind = ["pay", "pay", "refuse", "drop"], True
-    found = run(world.kernel, world, Script(compensation=REVERT), "ALL")
-    assert ("ESCALATED", DIRTY, "REVERT") == parent(found)
-    world.rail.blind = False
-    first, second, _ = (step.dfid for step in found.steps if step)
-    late = [reverse(world.kernel, found.answer.dfid, dfid, now_ms=world.clock()) for dfid in (second, first)]
-    assert [saga.MOVED_ON] * 2 == late
-    assert [("UNKNOWN",)] == world.store.rows("SELECT status FROM saga_reversals")
-    assert [] == reversed_at(world.folder)
 
 
 def test_the_children_of_a_saga_are_named_after_it():

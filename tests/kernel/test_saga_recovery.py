@@ -1,0 +1,119 @@
+"""Sagas that were left in the middle: what recovery, or whoever brings the event again, makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sds.kernel import audit, recovery, saga
+from sds.kernel.packet import DecisionPacket
+from sds.kernel.reversal import reverse
+from tests.kernel.durable import (
+    LEASE_MS,
+    World,
+)
+from tests.kernel.sagas import (
+    ALERT_HUMAN,
+    REVERT,
+    Script,
+    executions,
+    most,
+    parent,
+    reversed_at,
+    run,
+    terms,
+    with_misfortune,
+)
+
+DIRTY = "PARTIAL_SUCCESS_DIRTY"
+REFUND_MINOR = 10_000  # half of the fare, as `most` asks for
+
+
+@pytest.fixture
+def world(folder: Path) -> Iterator[World]:
+    made = World(folder, terms=terms())
+    yield made
+    assert () == audit.verify(made.store).faults
+    made.close()
+
+
+def interrupted_after(world: World, calls: int) -> Callable[[DecisionPacket], bytes]:
+    """Propose, but leave the process at the given call."""
+    script = Script()
+
+    def propose(packet: DecisionPacket) -> bytes:
+        if len(script.asked) == calls:
+            raise KeyboardInterrupt
+        return script(packet)
+
+    return propose
+
+
+def test_recovery_ends_a_saga_of_which_nothing_was_done_and_its_event_may_come_again(world: World):
+    with pytest.raises(KeyboardInterrupt):
+        run(world.kernel, world, interrupted_after(world, 0))
+    assert 0 == recovery.recover(world.kernel, now_ms=world.clock()).sagas_ended
+    world.clock.advance(LEASE_MS)
+    assert 1 == recovery.recover(world.kernel, now_ms=world.clock()).sagas_ended
+    found = run(world.kernel, world, Script())
+    assert (("CLOSED", None, None), "C1/r1/1") == (parent(found), found.steps[0].event_id if found.steps[0] else "")
+
+
+def test_recovery_marks_a_half_done_saga_dirty_and_whoever_has_a_model_asks_for_its_compensation(world: World):
+    with pytest.raises(KeyboardInterrupt):
+        run(world.kernel, world, interrupted_after(world, 1))
+    world.clock.advance(LEASE_MS)
+    found = recovery.recover(world.kernel, now_ms=world.clock())
+    assert (0, 1) == (found.sagas_ended, found.sagas_dirty)
+    assert [("ACTIVE", DIRTY)] == world.store.rows("SELECT state, tag FROM decision_flows JOIN sagas USING (dfid)")
+    assert () == audit.verify(world.store).faults
+    script = Script(compensation=REVERT)
+    assert ("ABORTED", "COMPENSATED", "REVERT") == parent(run(world.kernel, world, script))
+    assert ["compensation"] == script.asked
+
+
+def test_without_recovery_the_same_event_takes_the_saga_up_where_it_stands(world: World):
+    with pytest.raises(KeyboardInterrupt):
+        run(world.kernel, world, interrupted_after(world, 1))
+    world.clock.advance(LEASE_MS)
+    script = Script()
+    assert ("CLOSED", None, None) == parent(run(world.kernel, world, script))
+    assert ["2"] == script.asked
+
+
+def test_no_step_begins_once_a_saga_is_dirty_whoever_was_late(world: World):
+    """A driver that slept through its lease and a recovery finds its step refused in the claiming transaction."""
+
+    def late(packet: DecisionPacket) -> bytes:
+        if packet.event_id.endswith("/2"):
+            world.clock.advance(LEASE_MS)
+            recovery.recover(world.open_kernel(), now_ms=world.clock())
+        return script(packet)
+
+    script = Script(compensation=REVERT)
+    found = run(world.kernel, world, late)
+    assert ("ABORTED", "COMPENSATED", "REVERT") == parent(found)
+    assert ["REFUND_TICKET"] == [kind for _, _, kind, _ in world.rail.paid()]
+
+
+def test_an_unknown_step_of_an_ended_saga_is_voided_by_recovery_never_sent_again(world: World):
+    script = Script(step_2=lambda packet: with_misfortune(world, "drop", most(packet)), compensation=ALERT_HUMAN)
+    found = run(world.kernel, world, script)
+    assert ["SUCCESS", "UNKNOWN"] == executions(found)
+    assert (0, 1) == ((done := recovery.recover(world.kernel, now_ms=world.clock())).success, done.failed)
+    assert 1 == len(world.rail.paid())
+
+
+def test_no_reversal_is_begun_or_sent_again_once_the_saga_has_ended(world: World):
+    world.tickets.put("T1", mood="angry")
+    world.rail.misfortunes, world.rail.blind = ["pay", "pay", "refuse", "drop"], True
+    found = run(world.kernel, world, Script(compensation=REVERT), "ALL")
+    assert ("ESCALATED", DIRTY, "REVERT") == parent(found)
+    world.rail.blind = False
+    first, second, _ = (step.dfid for step in found.steps if step)
+    late = [reverse(world.kernel, found.answer.dfid, dfid, now_ms=world.clock()) for dfid in (second, first)]
+    assert [saga.MOVED_ON] * 2 == late
+    assert [("UNKNOWN",)] == world.store.rows("SELECT status FROM saga_reversals")
+    assert [] == reversed_at(world.folder)
