@@ -1,7 +1,7 @@
 """What the stream asks of a local model: token ids in, logits out.
 
-Nothing here knows decisions, envelopes or grammars. A backend has one context and one cache: it belongs to one thread.
-It does not mask, sample or stop; it does not know which of its tokens are permitted.
+Nothing here knows decisions, envelopes or grammars. A backend holds `slots` prompts side by side; it belongs to one
+thread. It does not mask, sample, stop or schedule; it does not know which of its tokens are permitted.
 """
 
 from __future__ import annotations
@@ -40,8 +40,21 @@ class ChatFrame:
 PLAIN_FRAME = ChatFrame("", "\n\n", "\n")
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One prompt's part of a pass: `tokens` are appended to what `slot` holds, and the logits after the last `outputs`
+    of them are wanted (0: none)."""
+
+    slot: int
+    tokens: Sequence[int]
+    outputs: int = 1
+
+
 class Backend(Protocol):
-    """A model with one cache. Every method may raise `BackendError`; after one, go on with `begin`."""
+    """A model with a cache for some prompts. Every method may raise `BackendError`; after one, go on with `begin`.
+
+    The prompts are in the slots 0 .. slots - 1; a fork is in a slot of its own until it is dropped.
+    """
 
     @property
     def name(self) -> str: ...
@@ -54,7 +67,15 @@ class Backend(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
-    def context_tokens_max(self) -> int: ...
+    def context_tokens_max(self) -> int:
+        """How many tokens one slot can hold."""
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def pass_tokens_max(self) -> int:
+        """How many tokens, all rows together, go through the model in one pass; more are cut into several."""
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]:
         """Return the tokens of `text`. With `special=False` (anything untrusted) none of them is a control token."""
@@ -64,15 +85,35 @@ class Backend(Protocol):
 
     def frame(self) -> ChatFrame: ...
 
-    def begin(self, sections: Sequence[Sequence[int]]) -> None:
-        """Make the cache hold exactly these sections, in order.
+    def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
+        """Make `slot` hold exactly these sections, in order.
 
-        Every section is decoded in batches of its own, so where batches are cut never depends on what was cached:
+        Every section is decoded in passes of its own, so where passes are cut never depends on what was cached:
         logits after equal sections are bit-equal, whatever ran before. Leading sections already held are kept.
         """
 
-    def step(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Append at least one token in one batch; return the logits after the last one, shape [vocab_size]."""
+    def step(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
+        """Append at least one token in one pass; return the logits after the last one, shape [vocab_size]."""
+
+    def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """Append the tokens of all rows in one pass, at most one row a slot; return for each [outputs, vocab_size].
+
+        The same rows on the same slots give bit-equal logits, whatever ran before. Other company, other last digits.
+        """
+
+    def fork(self, slot: int) -> int:
+        """Return a new slot that holds what `slot` holds. Raises BackendError when no more can be made."""
+
+    def drop(self, fork: int) -> None:
+        """Give a fork's slot back."""
+
+    def hidden(
+        self, sections: Sequence[Sequence[int]], *, span: tuple[int, int] | None = None, layer: int | None = None
+    ) -> NDArray[np.float32]:
+        """Return the hidden state after these sections, shape [width]: at the last position, or the mean over the
+        positions `span` (from, to) of the last section. `layer`: how many layers were passed, None: all; raises
+        BackendError for one that the library does not hand out. Slot 0 holds the sections afterwards.
+        """
 
     def grammar_tokenizer(self) -> LLTokenizer:
         """Return the tokenizer for masks; after `close()` a mask over it fails."""
