@@ -98,7 +98,8 @@ class Backend(Protocol):
     def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         """Append the tokens of all rows in one pass, at most one row a slot; return for each [outputs, vocab_size].
 
-        The same rows on the same slots give bit-equal logits, whatever ran before. Other company, other last digits.
+        With one slot, equal passes give bit-equal logits, whatever ran before; with more, a row's company and its place
+        in the cache show in the last digits: `shape_noise` measures by how much.
         """
 
     def fork(self, slot: int) -> int:
