@@ -31,6 +31,7 @@ from sds.kernel.contract_types import (
     Millis,
     Name,
     SemVer,
+    Shown,
     say,
 )
 from sds.kernel.envelope import RATIONALE_CHARS_MAX
@@ -242,7 +243,7 @@ class Contract(_Strict):
     authority: tuple[Code, ...] = Field(min_length=1, max_length=KINDS_MAX)
     event: EventSpec
     snapshot: dict[FieldPath, FieldType] = Field(min_length=1, max_length=FIELDS_MAX)
-    show: tuple[FieldPath, ...] = ()  # what the model reads of the snapshot (need to know); empty: all of it
+    show: Shown = ()  # what the model reads of the snapshot (need to know), and under which label; empty: all of it
     when: Expression = "true"
     kinds: dict[Code, KindSpec] = Field(min_length=1, max_length=KINDS_MAX)
     rationale_chars_max: int = Field(default=0, ge=0, le=RATIONALE_CHARS_MAX)

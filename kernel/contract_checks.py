@@ -49,7 +49,7 @@ def check_sagas(contract: Contract) -> None:
 
 def check_paths(contract: Contract) -> None:
     """Every path that is named is a declared field."""
-    named: list[tuple[tuple[str | int, ...], str]] = [(("show", i), path) for i, path in enumerate(contract.show)]
+    named: list[tuple[tuple[str | int, ...], str]] = [(("show", path), path) for path, _ in contract.show]
     named += [(("drift", "fields", path), path) for path in contract.drift.fields]
     named += [(("spend", i, "per"), limit.per) for i, limit in enumerate(contract.spend) if limit.per]
     named += [(("kinds", name, "draws", path), path) for name, kind in contract.kinds.items() for path in kind.draws]

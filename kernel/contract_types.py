@@ -46,6 +46,15 @@ def _drawn(value: object) -> object:
     return value
 
 
+def _shown(value: object) -> object:
+    """Pairs keep the order, which the model sees; a list of fields shows them under their own names."""
+    if isinstance(value, dict):
+        return tuple(value.items())
+    return (
+        tuple((item, item) if isinstance(item, str) else item for item in value) if isinstance(value, tuple) else value
+    )
+
+
 Code = Annotated[str, text_of("[A-Z][A-Z0-9_]{0,63}", "a code IN_CAPITALS")]
 Name = Annotated[str, text_of("[a-z][a-z0-9_]{0,63}", "a name in_lower_case")]
 FieldPath = Annotated[
@@ -54,6 +63,8 @@ FieldPath = Annotated[
 SemVer = Annotated[str, text_of(r"[0-9]{1,9}\.[0-9]{1,9}\.[0-9]{1,9}", "a version like 1.0.0")]
 Date = Annotated[str, text_of("[0-9]{4}-[0-9]{2}-[0-9]{2}", "a date like 2026-01-31"), AfterValidator(_date)]
 AgentId = Annotated[str, text_of("[a-z0-9][a-z0-9_.-]{0,63}", "an id of lower-case letters, digits, `_`, `.` and `-`")]
+Label = Annotated[str, text_of(r"[ -~]{1,64}", "a label of 1 to 64 printable ASCII characters")]
+Shown = Annotated[tuple[tuple[FieldPath, Label], ...], BeforeValidator(_shown)]
 FieldType = Annotated[
     str,
     text_of(

@@ -26,7 +26,8 @@ def declared_findings(contract: Contract, places: Mapping[Path, Checked]) -> lis
 
 def _unused_fields(contract: Contract, places: Mapping[Path, Checked]) -> Iterator[Finding]:
     used = {path for checked in places.values() for path in checked.reads}
-    used |= set(contract.show or contract.snapshot) | set(contract.drift.fields)
+    used |= {path for path, _ in contract.show} or set(contract.snapshot)
+    used |= set(contract.drift.fields)
     used |= {limit.per for limit in contract.spend if limit.per}
     used |= {path for kind in contract.kinds.values() for path in kind.draws}
     for path in contract.snapshot:

@@ -128,9 +128,10 @@ def static_text(
 
 def case_text(contract: Contract, rules: Rules, snapshot: Snapshot, envelope: DecisionEnvelope) -> str:
     """Return this case as the model reads it: the shown fields, then what is permitted now."""
-    wanted = contract.show or tuple(sorted(contract.snapshot))
+    wanted = contract.show or tuple((path, path) for path in sorted(contract.snapshot))
     specs = {spec.path: spec for spec in rules.fields}
-    lines = [f"{path}: {show(specs[path], snapshot.fields[path])}" for path in wanted if path in snapshot.fields]
+    known = snapshot.fields
+    lines = [f"{label} {show(specs[path], known[path])}" for path, label in wanted if path in known]
     permitted = ", ".join(_permission(kind) for kind in envelope.kinds)
     return "\n".join([*lines, f"Permitted: {permitted}"])
 
@@ -138,5 +139,7 @@ def case_text(contract: Contract, rules: Rules, snapshot: Snapshot, envelope: De
 def _permission(kind: KindBound) -> str:
     fills = [f"{name} {format_literal(value, scale)}" for name, value, scale in kind.fills]
     params = [f"{n} {format_literal(b.lo, b.scale)} to {format_literal(b.hi, b.scale)}" for n, b in kind.params]
-    numbers = ", ".join([*fills, *params])
-    return f"{kind.kind} ({numbers})" if numbers else kind.kind
+    numbers = [*fills, *params]
+    if len(numbers) == 1:  # it needs no name, and every token costs time
+        return f"{kind.kind} {numbers[0].partition(' ')[2]}"
+    return f"{kind.kind} ({', '.join(numbers)})" if numbers else kind.kind

@@ -168,6 +168,6 @@ def _case(contract: Contract, rules: Rules, case: _Case) -> str:
 
 def _unbounded_chars(contract: Contract) -> int:
     """Return how many tokens foreign text may add at most: printable ASCII is never more than one a character."""
-    shown = contract.show or tuple(contract.snapshot)
+    shown = [path for path, _ in contract.show] or list(contract.snapshot)
     texts = sum(contract.snapshot[path] == "string" for path in shown)
     return texts * STRING_CHARS_MAX + contract.event.evidence_chars_max * (contract.event.evidence is not None)

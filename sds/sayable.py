@@ -162,7 +162,7 @@ def _tokens_needed(question: Question) -> Iterator[int]:
     for control in (frame.before_system, frame.between, frame.after_user) if frame else ():
         yield len(tokens_of(question.words, control.encode(), special=True))
     yield STRING_CHARS_MAX * sum(
-        _is_free_text(spec) for spec in rules.fields if not contract.show or spec.path in contract.show
+        _is_free_text(spec) for spec in rules.fields if not contract.show or spec.path in dict(contract.show)
     )
     yield len(question.content(b"Claim: ")) + contract.event.evidence_chars_max
     yield contract.memory.tokens_max if contract.memory.entries_max else 0

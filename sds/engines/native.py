@@ -59,7 +59,7 @@ class NativeEngine:
 
     def _sections(self, packet: DecisionPacket) -> list[list[int]]:
         try:
-            return prompt_sections(self._backend, *packet.texts)
+            return prompt_sections(self._backend, packet.texts[0], "".join(packet.texts[1:]))
         except BackendError as error:
             raise ModelError(str(error), hint=error.hint) from error
 

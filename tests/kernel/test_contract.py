@@ -187,7 +187,7 @@ def test_a_whole_contract_is_loaded():
             "max_minor: 100000, per: account.holder",
             "40: spend.0.per: `account.holder` is not a declared snapshot field",
         ),
-        ("spend:\n", "show: [claim.colour]\nspend:\n", "39: show.0: `claim.colour` is not a declared snapshot field"),
+        ("spend:\n", "show: [claim.colour]\nspend:\n", "39: show: `claim.colour` is not a declared snapshot field"),
         (
             "spend:\n",
             "drift: {fields: {claim.minutes: loose}}\nspend:\n",

@@ -43,14 +43,14 @@ def test_the_first_text_is_the_same_for_every_case():
 
 def test_the_case_is_told_field_by_field_with_what_is_permitted():
     expected = [
-        "account.left: 50.00",
-        "account.owner: Ada",
-        "account.slots: 2",
-        "claim.due: yes",
-        "claim.filed_at: 1600000000",
-        "claim.minutes: 60",
-        "claim.size: large",
-        "Permitted: DENY, ESCALATE, GRANT (amount 60.00), PAY (amount 0.01 to 50.00), TALK (days 1 to 3, minutes 5 to 60)",
+        "account.left 50.00",
+        "account.owner Ada",
+        "account.slots 2",
+        "claim.due yes",
+        "claim.filed_at 1600000000",
+        "claim.minutes 60",
+        "claim.size large",
+        "Permitted: DENY, ESCALATE, GRANT 60.00, PAY 0.01 to 50.00, TALK (days 1 to 3, minutes 5 to 60)",
     ]
     assert expected == world.packet(TILL).texts[1].splitlines()
 
@@ -58,7 +58,12 @@ def test_the_case_is_told_field_by_field_with_what_is_permitted():
 def test_the_model_reads_what_it_needs_and_no_more():
     shy = world.contract(("when: claim.due", "show: [claim.size, account.left]\nwhen: claim.due"))
     lines = world.packet(shy).texts[1].splitlines()
-    assert ["claim.size: large", "account.left: 50.00"] == lines[:-1]
+    assert ["claim.size large", "account.left 50.00"] == lines[:-1]
+
+
+def test_the_model_reads_a_field_under_its_label():
+    brief = world.contract(("when: claim.due", 'show: {account.left: "left:", claim.size: size}\nwhen: claim.due'))
+    assert ["left: 50.00", "size large"] == world.packet(brief).texts[1].splitlines()[:-1]
 
 
 def test_no_hash_and_no_id_is_shown_to_the_model():
