@@ -16,24 +16,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sqlite3
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from sds.benchmarks.cedar import cases, cedar, ours
+from sds.benchmarks.measuring import machine, summary, timed_us, versions
 from sds.gates.refund.desk import load_refund_contract
 from sds.kernel import dim, intake, jit, registry, store
 from sds.kernel.contract import Contract
 from sds.kernel.dim import Standing
-from sds.kernel.executor import NoExecutor, Signer
+from sds.kernel.executor import ExecutionIntent, Receipt, Signer
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.kernel.proposal import Proposal, write_proposal
 from sds.kernel.runtime import Kernel
@@ -70,22 +67,23 @@ class _Tickets:
         return StateRead({**FIELDS, "ticket.customer": key}, "1")
 
 
+class _Pays:
+    """Carries everything out at once."""
+
+    idempotent = True
+
+    def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:  # noqa: ARG002
+        return Receipt("settled", key)
+
+    def lookup(self, key: str, deadline_s: float) -> Receipt:  # noqa: ARG002
+        return Receipt("settled", key)
+
+
 def measure(call: Callable[[], object], times: int) -> dict[str, float]:
     """Return p50, p95, p99 and max of one call, in microseconds, after a warm-up."""
     for _ in range(WARM_UP):
         call()
-    return summary([_timed(call) for _ in range(times)])
-
-
-def _timed(call: Callable[[], object]) -> float:
-    began = time.perf_counter_ns()
-    call()
-    return (time.perf_counter_ns() - began) / 1000
-
-
-def summary(us: list[float]) -> dict[str, float]:
-    p50, p95, p99 = (float(p) for p in np.percentile(us, [50, 95, 99]))
-    return {"n": len(us), "p50": round(p50, 2), "p95": round(p95, 2), "p99": round(p99, 2), "max": round(max(us), 2)}
+    return summary([timed_us(call) for _ in range(times)])
 
 
 def drift_check() -> dict[str, float]:
@@ -111,6 +109,18 @@ def pure_verdict(kernel: Kernel, packet: DecisionPacket, data: bytes) -> dict[st
     return measure(once, PURE_N)
 
 
+def beside_cedar(kernel: Kernel) -> dict[str, dict[str, float]]:
+    """Measure one yes or no under the same rule: Cedar's and ours, after both have answered alike on every side of it."""
+    ask, own = cedar(), ours(kernel.rules)
+    proposal = Proposal("REFUND_TICKET", (("amount", "123.45"),), "NOT_TRAVELLED", "0" * 64)
+    found = {"rule_us": measure(lambda: own(FIELDS, proposal), PURE_N)}
+    if ask is None:
+        return found
+    if any(ask(fields, said) != own(fields, said) for fields, said in cases(FIELDS)):
+        raise SystemExit("Cedar's policies and the contract do not say the same")
+    return found | {"cedar_us": measure(lambda: ask(FIELDS, proposal), PURE_N)}
+
+
 def durable_verdict(kernel: Kernel, folder: Path) -> tuple[dict[str, float], dict[str, float]]:
     """Measure the durable transaction and a bare one-row commit, in turn, on the same file system."""
     bare = store.connect(folder / "bare.db")
@@ -120,13 +130,14 @@ def durable_verdict(kernel: Kernel, folder: Path) -> tuple[dict[str, float], dic
     commits: list[float] = []
     verdicts: list[float] = []
     for i in range(WARM_UP + DURABLE_N):
-        verdicts.append(_durable_once(kernel, i))
-        commits.append(_timed(lambda: bare.execute("INSERT INTO one (value) VALUES ('x')")))
+        verdicts.append(durable_once(kernel, i))
+        commits.append(timed_us(lambda: bare.execute("INSERT INTO one (value) VALUES ('x')")))
     bare.close()
     return summary(verdicts[WARM_UP:]), summary(commits[WARM_UP:])
 
 
-def _durable_once(kernel: Kernel, i: int) -> float:
+def durable_once(kernel: Kernel, i: int) -> float:
+    """Return what the durable transaction of one accepted, reserving decision took, in microseconds."""
     packet = _open(kernel, f"B-{i}")
     data = _proposal(packet)
     decoding = Decoding("bench", 0.9)
@@ -138,6 +149,14 @@ def _durable_once(kernel: Kernel, i: int) -> float:
     if intent is None:
         raise SystemExit("the benchmark's own decision was not reserved")
     return took
+
+
+def accepted(kernel: Kernel, key: str) -> None:
+    """Decide one event to its end: reserved, carried out, settled."""
+    packet = _open(kernel, key)
+    answer = kernel.decide(packet, _proposal(packet), Decoding("bench", 0.9))
+    if answer.execution != "SUCCESS":
+        raise SystemExit("the benchmark's own decision was not carried out")
 
 
 def _open(kernel: Kernel, key: str) -> DecisionPacket:
@@ -153,40 +172,44 @@ def _proposal(packet: DecisionPacket) -> bytes:
     return write_proposal(Proposal("REFUND_TICKET", params, "NOT_TRAVELLED", packet.snapshot.id))
 
 
-def run(folder: Path) -> dict[str, Any]:
+def open_kernel(path: Path, *, prefix: str = "flow") -> Kernel:
+    """Return the refund gate's kernel over a record of its own, with limits that no benchmark reaches.
+
+    `prefix`: of the ids of its flows. A record that is there is gone on with.
+    """
     contract = _without_limits(load_refund_contract())
-    opened = store.Store(folder / "decisions.db")
+    opened = store.Store(path)
     registry.register(opened, contract, by="operator", now_ms=1)
     ids = count()
-    kernel = Kernel(
+    return Kernel(
         contract,
         opened,
         _Tickets(),
-        NoExecutor(),
+        _Pays(),
         Signer(bytes(32)),
         now_ms=lambda: time.time_ns() // 1_000_000,
-        new_id=lambda: f"flow-{next(ids)}",
+        new_id=lambda: f"{prefix}-{next(ids)}",
     )
+
+
+def run(folder: Path) -> dict[str, Any]:
+    kernel = open_kernel(folder / "decisions.db")
     packet = _open(kernel, "A-0")
     jit_us = drift_check()
     verdict_us = pure_verdict(kernel, packet, _proposal(packet))
+    rule = beside_cedar(kernel)
     durable_us, commit_us = durable_verdict(kernel, folder)
-    opened.close()
+    kernel.store.close()
     return {
         "benchmark": "kernel",
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "cores": os.cpu_count(),
-        "machine": f"{platform.machine()} {_processor()}",
-        "versions": {
-            "python": platform.python_version(),
-            "sqlite": sqlite3.sqlite_version,
-            "common-expression-language": version("common-expression-language"),
-        },
+        **machine(),
+        "versions": versions("common-expression-language", "cedarpy") | {"sqlite": sqlite3.sqlite_version},
         "jit_us_p99": jit_us["p99"],
         "verdict_us_p50": verdict_us["p50"],
         "durable_over_commit_p50": round(durable_us["p50"] / commit_us["p50"], 2),
         "jit_us": jit_us,
         "verdict_us": verdict_us,
+        **rule,
         "durable_us": durable_us,
         "commit_us": commit_us,
     }
@@ -198,18 +221,12 @@ def _without_limits(contract: Contract) -> Contract:
     return contract.model_copy(update={"spend": spend})
 
 
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-
-
 TARGETS = {"jit_us_p99": 5.0, "verdict_us_p50": 60.0, "durable_over_commit_p50": 5.0}
 ROWS = {
     "jit_us": "drift check, five fields",
     "verdict_us": "pure verdict: envelope and five gates",
+    "rule_us": "one yes or no: this contract's rule",
+    "cedar_us": "one yes or no: Cedar, the same rule (`benchmarks/cedar.py`)",
     "durable_us": "durable verdict: one transaction",
     "commit_us": "bare one-row commit, same disk, same run",
 }
@@ -221,7 +238,8 @@ def page(report: dict[str, Any]) -> str:
     rows = "\n".join(
         f"| {text} | {r['n']:,} | {r['p50']} | {r['p95']} | {r['p99']} | {r['max']} |"
         for key, text in ROWS.items()
-        for r in [report[key]]
+        for r in [report.get(key)]
+        if r
     )
     versions = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
     return f"""# What the kernel costs
@@ -259,7 +277,7 @@ def main() -> None:
     if not options.json:
         print(__doc__)
         for name in ROWS:
-            print(f"{name:<12} {report[name]}")
+            print(f"{name:<12} {report.get(name, 'not installed')}")
     print(json.dumps(report))
 
 
