@@ -1,0 +1,220 @@
+"""Measure one decision from trigger to durable receipt, warm and cold, by stage: `sds bench hotpath --json`.
+
+    over_floor          a warm decision's reasoning over the bare passes it needs, run again in the same breath
+    exact_over_greedy   the exact distribution over whole alternatives, against the greedy one, on the same packets
+    stages_ms           open, reason, judge, drift, reserve, pay: medians, for DENY and for a four-digit REFUND_TICKET
+
+Real claims over real flights, the real payment rail in a process of its own, the record on this disk. The packets are of
+two sorts: those narrowed, as a safeguard would, to a denial or an escalation, and those narrowed to a refund of 10.00 to
+99.99, a denial or an escalation. What the model decides otherwise is counted and left out.
+
+Predicted before measuring: a pass cannot be faster than reading the weights once, nor than two operations for each weight
+and token, at the rates that numpy reaches here (printed first); all that is no pass, the language, the kernel and the
+disk, is less than a tenth of the passes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sds.benchmarks.floor import Device, Recorded, device
+from sds.benchmarks.measuring import machine, summary, versions
+from sds.benchmarks.packets import REFUND, narrow_to_denial, narrow_to_digits
+from sds.benchmarks.weights import open_weights, size_of, weights_path
+from sds.engines.native import NativeEngine
+from sds.gate import Gate
+from sds.gates.refund import desk
+from sds.home import now_ms
+from sds.kernel.envelope import DENY
+from sds.kernel.packet import DecisionPacket
+from sds.kernel.proposal import Proposal, parse_proposal
+
+N = 30
+N_MAX = 500
+WARM_UP = 3
+COLD_N = 3
+STAGES = ("open", "reason", "judge", "drift", "reserve", "pay")
+SORTS = {DENY: narrow_to_denial, REFUND: narrow_to_digits}
+
+
+@dataclass
+class Measured:
+    """The decisions of one sort: milliseconds of each stage, of the whole, and of the bare passes."""
+
+    stages: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in STAGES})
+    whole: list[float] = field(default_factory=list)
+    bare: list[float] = field(default_factory=list)
+    over_floor: list[float] = field(default_factory=list)
+    exact_over_greedy: list[float] = field(default_factory=list)
+    tokens: list[list[int]] = field(default_factory=list)
+    canonical: int = 0
+    otherwise: Counter[str] = field(default_factory=Counter)
+
+    def report(self) -> dict[str, Any]:
+        shape = Counter(map(tuple, self.tokens)).most_common(1)[0][0]
+        return {
+            "decisions": len(self.whole),
+            "decided_otherwise": dict(self.otherwise),
+            "canonical": self.canonical,
+            "whole_ms": summary(self.whole),
+            "stages_ms": {name: summary(found)["p50"] for name, found in self.stages.items()},
+            "reason_ms": summary(self.stages["reason"]),
+            "bare_passes_ms": summary(self.bare),
+            "over_floor": round(summary(self.over_floor)["p50"], 3),
+            "exact_over_greedy": round(summary(self.exact_over_greedy)["p50"], 3),
+            "tokens_of_passes": list(shape),
+        }
+
+
+class Bench:
+    """One gate with its stages opened up: what `Stream` does, with a clock between the steps."""
+
+    def __init__(self, gate: Gate, recorded: Recorded, greedy: NativeEngine, exact: NativeEngine) -> None:
+        self.gate, self.recorded, self.greedy, self.exact = gate, recorded, greedy, exact
+        self.tokens_max = gate.contract.budget.tokens_max
+
+    def measure(self, sort: str, claims: Iterator[desk.QueuedClaim], n: int) -> Measured:
+        """Decide claims until `n` were decided as `sort`, after a warm-up."""
+        found = Measured()
+        for number, claim in enumerate(claims):
+            if len(found.whole) == n:
+                return found
+            self._decide(sort, claim.event, number, found)
+        raise SystemExit(f"the queue ends after {len(found.whole)} decisions {sort}; {dict(found.otherwise)} otherwise")
+
+    def _decide(self, sort: str, event: dict[str, str], number: int, found: Measured) -> None:
+        kernel, clock = self.gate.kernel, [time.perf_counter()]
+        opened = kernel.open(self.gate.read(event))
+        clock.append(time.perf_counter())
+        narrowed = SORTS[sort](kernel, opened, number) if isinstance(opened, DecisionPacket) else None
+        if not isinstance(opened, DecisionPacket) or narrowed is None:
+            return
+        since = time.perf_counter() - clock[-1]  # narrowing is the benchmark's own doing
+        self.recorded.clear()
+        data, decoding = self.greedy.propose(narrowed, tokens_max=self.tokens_max)
+        clock.append(time.perf_counter() - since)
+        verdict = kernel.judge(narrowed, data, decoding)
+        clock.append(time.perf_counter() - since)
+        report = kernel.just_in_time(narrowed, verdict) if verdict.outcome == "ACCEPTED" else None
+        clock.append(time.perf_counter() - since)
+        intent = kernel.conclude(narrowed, data, decoding, verdict, report)
+        clock.append(time.perf_counter() - since)
+        if intent is not None:
+            kernel.dispatcher.carry_out(intent, until_ms=now_ms() + self.gate.contract.budget.dispatch_ms_max)
+        clock.append(time.perf_counter() - since)
+        proposal = parse_proposal(data)
+        action = proposal.action if isinstance(proposal, Proposal) else ""
+        if action != sort:
+            found.otherwise[action] += 1
+        elif number >= WARM_UP:
+            self._note(found, narrowed, [(b - a) * 1000 for a, b in zip(clock, clock[1:], strict=False)])
+            found.canonical += bool(decoding.facts["canonical"])
+
+    def _note(self, found: Measured, packet: DecisionPacket, stages: list[float]) -> None:
+        for name, ms in zip(STAGES, stages, strict=True):
+            found.stages[name].append(ms)
+        found.whole.append(sum(stages))
+        found.tokens.append(self.recorded.tokens)
+        bare = self.recorded.bare_ms()
+        found.bare.append(bare)
+        found.over_floor.append(stages[STAGES.index("reason")] / bare)
+        took = []
+        for engine in (self.greedy, self.exact):
+            began = time.perf_counter()
+            engine.propose(packet, tokens_max=self.tokens_max)
+            took.append(time.perf_counter() - began)
+        found.exact_over_greedy.append(took[1] / took[0])
+
+
+def cold_ms(model: Path, packet: DecisionPacket, tokens_max: int) -> list[float]:
+    """Return what the first decision of a fresh engine takes: nothing cached, no plan made; the weights are loaded."""
+    took = []
+    for _ in range(COLD_N):
+        with closing(NativeEngine(open_weights(model), now_ms=now_ms)) as engine:
+            began = time.perf_counter()
+            engine.propose(packet, tokens_max=tokens_max)
+            took.append((time.perf_counter() - began) * 1000)
+    return took
+
+
+def predicted(found: Device, model: Path, tokens: list[int]) -> dict[str, Any]:
+    weights_bytes, parameters = size_of(model)
+    least = [round(found.pass_ms(weights_bytes, parameters, count), 2) for count in tokens]
+    return {
+        "memory_gb_per_s": round(found.bytes_per_s / 1e9, 1),
+        "fp32_gflop_per_s": round(found.flops_per_s / 1e9, 1),
+        "weights_mb": round(weights_bytes / 1e6, 1),
+        "parameters_m": round(parameters / 1e6, 1),
+        "tokens_of_passes": tokens,
+        "passes_ms": least,
+        "floor_ms": round(sum(least), 2),
+    }
+
+
+def run(folder: Path, model: Path, n: int) -> dict[str, Any]:
+    rates = device()
+    with ExitStack() as opened:
+        backend = open_weights(model)
+        recorded = Recorded(backend)
+        greedy = NativeEngine(recorded, now_ms=now_ms)
+        opened.callback(greedy.close)
+        exact = NativeEngine(backend, now_ms=now_ms, mode="exact")
+        gate = opened.enter_context(desk.open_refund(folder, engine=greedy))
+        bench = Bench(gate, recorded, greedy, exact)
+        claims = iter(desk.read_queue(folder))
+        measured = {sort: bench.measure(sort, claims, n) for sort in SORTS}
+        claim = next(claims)
+        packet = narrow_to_denial(gate.kernel, gate.preview(claim.event), 0)
+        reports = {sort: found.report() for sort, found in measured.items()}
+        weights_name, sha256 = backend.name, backend.fingerprint
+        floors = {sort: predicted(rates, model, found["tokens_of_passes"]) for sort, found in reports.items()}
+    over = [ratio for found in measured.values() for ratio in found.over_floor]
+    exact_over = [ratio for found in measured.values() for ratio in found.exact_over_greedy]
+    return {
+        "benchmark": "hotpath",
+        **machine(),
+        "n": n,
+        "model": {"name": weights_name, "sha256": sha256},
+        "versions": versions("llama-cpp-python", "numpy"),
+        "over_floor": round(summary(over)["p50"], 3),
+        "exact_over_greedy": round(summary(exact_over)["p50"], 3),
+        "stages_ms": {sort: found["stages_ms"] for sort, found in reports.items()},
+        "predicted": floors,
+        "warm": reports,
+        "cold_ms": summary(cold_ms(model, packet, gate.contract.budget.tokens_max)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print only the JSON document")
+    parser.add_argument("--n", type=int, default=N, help="decisions of each sort")
+    parser.add_argument(
+        "--model", type=Path, help="a GGUF file; left out: the embedded model as prepared for this machine"
+    )
+    parser.add_argument("--folder", type=Path, default=Path(), help="where to measure: the disk matters")
+    options = parser.parse_args()
+    if not 1 <= options.n <= N_MAX:
+        parser.error(f"--n is not between 1 and {N_MAX}")
+    with tempfile.TemporaryDirectory(dir=options.folder, prefix=".bench-") as folder:
+        report = run(Path(folder), weights_path(options.model), options.n)
+    if not options.json:
+        print(__doc__)
+        for sort in SORTS:
+            print(f"{sort}: predicted {report['predicted'][sort]}")
+            print(f"{sort}: {report['warm'][sort]}")
+        print(f"cold: {report['cold_ms']}")
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Measure decisions a second with 1, 2, 4, 8 and 16 asked for at once: `sds bench throughput --json`.
+
+    ours_per_s        by concurrency: one engine with as many slots, decisions sharing passes
+    best_peer_per_s   by concurrency: the best of the peers, as one process with all cores or one process a core
+
+The packets are those of `sds bench peers`, half of them of each kind, each decided once. A choice that the company of its
+pass could have turned is an escalation: counted as `too_close`, and as a decision. Predicted before measuring: a case is
+read in one pass of its own tokens however many are asked for, which nothing can share; what is shared are the passes of a
+few tokens after it, so on a processor the rate grows by less than two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sds.benchmarks.measuring import machine, versions
+from sds.benchmarks.packets import digits_packets, fixed_packets
+from sds.benchmarks.peer_process import PeerProcess
+from sds.benchmarks.peers import OVERLAYS, PEERS, START_TIMEOUT_S, TIMEOUT_S, Contender, Task, tasks_of
+from sds.benchmarks.weights import open_weights, weights_path
+from sds.decoder import CHOICE_TOO_CLOSE
+from sds.engines.native import NativeEngine
+from sds.home import now_ms
+from sds.kernel.errors import ModelError
+from sds.kernel.packet import DecisionPacket
+from sds.models.llama import LlamaBackend
+
+AT_ONCE = (1, 2, 4, 8, 16)
+N = 32
+N_MAX = 1_000
+TOKENS_MAX = 2_048
+SERVING = ("guidance-llamacpp", "llamacpp-grammar", "outlines-llamacpp-llguidance")
+
+
+def ours(model: Path, packets: Sequence[DecisionPacket], at_once: int) -> dict[str, Any]:
+    """Decide all packets, `at_once` at a time, after one round to warm up."""
+    with closing(NativeEngine(open_weights(model, slots=at_once), now_ms=now_ms)) as engine:
+
+        def decide(packet: DecisionPacket) -> str:
+            fresh = replace(packet, expires_at_ms=now_ms() + int(TIMEOUT_S * 1000))
+            try:
+                data, _ = engine.propose(fresh, tokens_max=TOKENS_MAX)
+            except ModelError as error:
+                return error.reason_code
+            return "inside" if packet.envelope.contains(data) else "outside"
+
+        return _rate(decide, packets, at_once)
+
+
+def theirs(
+    contender: Contender, folder: Path, model: Path, tasks: Sequence[Task], at_once: int, *, processes: int
+) -> dict[str, Any]:
+    """Let processes of one peer take tasks from one queue; each runs on its share of the cores."""
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    with ExitStack() as opened:
+        free: list[PeerProcess] = []
+        for number in range(processes):
+            log = folder / f"{contender.name}-{processes}-{number}.log"
+            arguments = [str(model), str(threads), *contender.options]
+            overlay = OVERLAYS / contender.overlay if contender.overlay else None
+            process = PeerProcess(contender.module, arguments, log=log, overlay=overlay, timeout_s=START_TIMEOUT_S)
+            opened.callback(process.close)
+            free.append(process)
+        if why := next(
+            (process.missing or process.failed for process in free if process.missing or process.failed), ""
+        ):
+            return {"per_s": None, "notes": why}
+        lock = threading.Semaphore(processes)
+
+        def decide(task: Task) -> str:
+            with lock:
+                process = free.pop()
+                answer = process.ask(task.request, timeout_s=TIMEOUT_S)
+                free.append(process)
+            return "error" if "error" in answer else "inside" if task.permits(answer["text"]) else "outside"
+
+        return _rate(decide, tasks, at_once)
+
+
+def _rate(decide: Callable[[Any], str], work: Sequence[Any], at_once: int) -> dict[str, Any]:
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(decide, work[:at_once]))
+        began = time.perf_counter()
+        became = Counter(pool.map(decide, work))
+        took_s = time.perf_counter() - began
+    return {"per_s": round(len(work) / took_s, 2), "n": len(work), "became": dict(became)}
+
+
+def best_peer(folder: Path, model: Path, tasks: Sequence[Task], at_once: int) -> dict[str, Any]:
+    """Return the best of all peers and both ways to spread them over the cores, and what each of them reached."""
+    cores = os.cpu_count() or 1
+    tried = {
+        f"{contender.name}, {count} process{'es' * (count > 1)}": theirs(
+            contender, folder, model, tasks, at_once, processes=count
+        )
+        for contender in PEERS
+        if contender.name in SERVING
+        for count in sorted({1, min(at_once, cores)})
+    }
+    name, best = max(tried.items(), key=lambda found: found[1]["per_s"] or 0.0)
+    return {"best": name, **best, "tried": {name: found["per_s"] for name, found in tried.items()}}
+
+
+def run(folder: Path, model: Path, n: int, at_once: Sequence[int], say: Callable[[str], None]) -> dict[str, Any]:
+    packets = [
+        p for pair in zip(fixed_packets(folder, n // 2), digits_packets(folder, n // 2), strict=True) for p in pair
+    ]
+    with closing(LlamaBackend(model)) as backend:
+        tasks = tasks_of(packets, backend)
+        sha256 = backend.fingerprint
+    rows = []
+    for count in at_once:
+        row = {"at_once": count, "ours": ours(model, packets, count), "peer": best_peer(folder, model, tasks, count)}
+        say(str(row))
+        rows.append(row)
+    return {
+        "benchmark": "throughput",
+        **machine(),
+        "n": len(packets),
+        "model": {"name": model.name, "sha256": sha256},
+        "versions": versions("llama-cpp-python", "guidance", "outlines"),
+        "ours_per_s": {str(row["at_once"]): row["ours"]["per_s"] for row in rows},
+        "best_peer_per_s": {str(row["at_once"]): row["peer"]["per_s"] for row in rows},
+        "too_close": {str(row["at_once"]): row["ours"]["became"].get(CHOICE_TOO_CLOSE, 0) for row in rows},
+        "rows": rows,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print only the JSON document")
+    parser.add_argument("--n", type=int, default=N, help="decisions for each concurrency")
+    parser.add_argument("--at-once", type=int, nargs="+", default=AT_ONCE, help="how many at once")
+    parser.add_argument(
+        "--model", type=Path, help="a GGUF file; left out: the embedded model as prepared for this machine"
+    )
+    options = parser.parse_args()
+    if not 2 <= options.n <= N_MAX:
+        parser.error(f"--n is not between 2 and {N_MAX}")
+    if not options.json:
+        print(__doc__)
+    say = (lambda _: None) if options.json else print
+    with tempfile.TemporaryDirectory(prefix=".bench-") as folder:
+        report = run(Path(folder), weights_path(options.model), options.n, options.at_once, say)
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

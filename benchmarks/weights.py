@@ -1,0 +1,34 @@
+"""Which weights a benchmark runs, and how large they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import llama_cpp
+
+from sds.engines.native import open_backend
+from sds.home import model_cache
+from sds.models.catalog import embedded_model, weights_for
+from sds.models.llama import load_gguf
+from sds.models.protocol import Backend
+
+
+def weights_path(model: Path | None) -> Path:
+    """Return a user's own file, or what was prepared of the embedded model (`sds models prepare`), or that itself."""
+    if model is not None:
+        return model
+    found, _ = weights_for(embedded_model(), model_cache())
+    return found.path if found else embedded_model()
+
+
+def open_weights(path: Path, *, slots: int = 1) -> Backend:
+    return open_backend(path, slots=slots)
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    """Return a GGUF's weights: bytes, and how many there are."""
+    model, _ = load_gguf(path)
+    try:
+        return int(llama_cpp.llama_model_size(model)), int(llama_cpp.llama_model_n_params(model))
+    finally:
+        llama_cpp.llama_model_free(model)
