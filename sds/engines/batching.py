@@ -43,18 +43,11 @@ Passes = Generator[list[Row], "list[NDArray[np.float32]]", T]
 Sections = Sequence[Sequence[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class PassShape:
-    """What one pass looked like to one decision: its own rows and tokens, and those of the whole pass."""
-
-    own_rows: int
-    own_tokens: int
-    rows: int
-    tokens: int
-
-
 class Pending(Generic[T]):
-    """A decision that was asked for. Whoever ends it first, worker, clock or caller, has ended it."""
+    """A decision that was asked for. Whoever ends it first, worker, clock or caller, has ended it.
+
+    `rows`: for each pass its own tokens in it, and the rows of all.
+    """
 
     def __init__(
         self, batcher: Batcher, make: Callable[[Backend, int], Passes[T]], sections: Sections, deadline_ms: int
@@ -62,7 +55,7 @@ class Pending(Generic[T]):
         self.make, self.deadline_ms = make, deadline_ms
         self.shared = [tuple(section) for section in sections[:-1]]
         self.restarts = 0
-        self.shapes: list[PassShape] = []
+        self.rows: list[tuple[int, int]] = []
         self._batcher = batcher
         self._ended, self._lock = threading.Event(), threading.Lock()
         self.outcome: tuple[T] | SdsError | None = None
@@ -121,10 +114,16 @@ class _Running:
 
 
 class Batcher:
-    """Runs what is submitted from any thread; `close()` also closes the backend. `now_ms`: the clock of deadlines."""
+    """Runs what is submitted from any thread; `close()` also closes the backend. `now_ms`: the clock of deadlines.
 
-    def __init__(self, backend: Backend, *, now_ms: Callable[[], int], queue_max: int = QUEUE_MAX) -> None:
+    `words` is held while a decision goes on, and not during a pass: others take it to use the backend's tokenizer.
+    """
+
+    def __init__(
+        self, backend: Backend, *, now_ms: Callable[[], int], words: threading.Lock, queue_max: int = QUEUE_MAX
+    ) -> None:
         self.now_ms = now_ms
+        self._words = words
         self._backend, self._queue_max = backend, queue_max
         self._waiting: deque[Pending[Any]] = deque()
         self._running: list[_Running] = []
@@ -168,7 +167,8 @@ class Batcher:
         self._stop(ModelError("the engine is closed"))
         self._worker.join(CLOSE_S_MAX)
         if not self._worker.is_alive():
-            self._backend.close()
+            with self._words:
+                self._backend.close()
 
     def _stop(self, why: ModelError) -> None:
         with self._changed:
@@ -250,7 +250,8 @@ class Batcher:
 
     def _advance(self, running: _Running, logits: list[NDArray[np.float32]] | None) -> None:
         try:
-            running.rows = next(running.passes) if logits is None else running.passes.send(logits)
+            with self._words:
+                running.rows = next(running.passes) if logits is None else running.passes.send(logits)
         except StopIteration as finished:
             outcome: tuple[Any] | SdsError = (finished.value,)
         except SdsError as error:
@@ -276,13 +277,12 @@ class Batcher:
             return
         for running in self._running:
             running.left_out += 1
-        tokens = sum(running.tokens for running in riders)
         self._clear()
         for running in riders:
             answered, logits = logits[: len(running.rows)], logits[len(running.rows) :]
             if running in self._running:
                 running.left_out, running.begun = 0, True
-                running.pending.shapes.append(PassShape(len(running.rows), running.tokens, len(rows), tokens))
+                running.pending.rows.append((running.tokens, len(rows)))
                 self._advance(running, answered)
 
     def _riders(self) -> list[_Running]:
@@ -318,7 +318,7 @@ class Batcher:
                     why = "the model failed too often beside this decision"
                     running.pending.end(ModelError(why, reason_code=BACKEND_FAILED))
                 elif not running.pending.ended:
-                    running.pending.shapes.clear()
+                    running.pending.rows.clear()
                     self._waiting.appendleft(running.pending)
 
 

@@ -28,7 +28,7 @@ def opened() -> Iterator[Callable[..., Batcher]]:
     batchers: list[Batcher] = []
 
     def open_one(backend: HashBackend, **options: Any) -> Batcher:
-        batchers.append(Batcher(backend, now_ms=options.pop("now_ms", lambda: 0), **options))
+        batchers.append(Batcher(backend, now_ms=options.pop("now_ms", lambda: 0), words=threading.Lock(), **options))
         return batchers[-1]
 
     yield open_one
@@ -90,7 +90,7 @@ def test_those_who_want_a_pass_at_the_same_time_share_it(opened: Callable[..., B
     backend.gate.set()
     assert [alone([CONTRACTS[0], [n]], 4) for n in range(4)] == [pending.result() for pending in waiting]
     assert [1, 4, 4, 4, 3] == [len(rows) for rows in backend.passes]
-    assert (1, 1, 4, 4) == tuple(getattr(waiting[0].shapes[1], name) for name in waiting[0].shapes[1].__slots__)
+    assert [(1, 1), (1, 4), (1, 4), (1, 4)] == waiting[0].rows
 
 
 def test_one_that_ends_frees_its_slot_for_the_next_pass(opened: Callable[..., Batcher]) -> None:
