@@ -12,8 +12,8 @@ from pathlib import Path
 from time import perf_counter
 
 from sds.decoder import Decoded, decode
-from sds.grammars.language import language
 from sds.grammars.mask import prove_alive
+from sds.grammars.plan import Planner
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.models.protocol import Backend, BackendError, Dtype, Library, prompt_sections
@@ -28,6 +28,7 @@ class NativeEngine:
     def __init__(self, backend: Backend, *, now_ms: Callable[[], int]) -> None:
         self._backend, self._now_ms = backend, now_ms
         self._lock = threading.Lock()
+        self._planner = Planner(backend)
         try:
             prove_alive(backend.grammar_tokenizer())
         except BackendError as error:
@@ -46,7 +47,7 @@ class NativeEngine:
             decoded = decode(
                 self._backend,
                 sections,
-                language(packet.envelope, packet.snapshot.id),
+                self._planner.walk(packet.envelope, packet.snapshot.id),
                 tokens_max=tokens_max - sum(map(len, sections)),
                 now_ms=self._now_ms,
                 deadline_ms=packet.expires_at_ms,
