@@ -214,8 +214,8 @@ class _Run:
         if fork.finite:
             self._count(fork, shares.tolist(), best, z)
         elif fork.labels:
-            labels = [label for (label,) in fork.labels]
-            name = f"{fork.choice}[{len(self.walk.data) - fork.start}]"
+            labels = [JOINT.join(labels) for labels in fork.labels]
+            name = f"{fork.choice}[{max(0, len(self.walk.data) - fork.start)}]"
             self.choices.append(trace_of(name, labels, shares.tolist(), best, z))
         self._step(int(fork.tokens[best]), len(scores), float(shares[best]), z)
         self.write([int(fork.tokens[best])])
@@ -307,7 +307,7 @@ class _Run:
     def drop(self, forks: Sequence[int]) -> None:
         for fork in list(forks):
             self.forks.remove(fork)
-            with suppress(BackendError):  # a model that failed holds none any more
+            with suppress(Exception):  # a model that failed holds none any more
                 self.backend.drop(fork)
 
     def result(self) -> Decoded:

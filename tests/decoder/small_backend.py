@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.decoder import Decoded, Deciding
+from sds.decoder import Deciding, Decoded
+from sds.kernel.errors import ModelError
 from sds.models.protocol import PLAIN_FRAME, BackendError, ChatFrame, Row
 
 PIECES = (
@@ -114,9 +115,9 @@ class Disturbed(HashBackend):
         return (plain + 0.999 * noise).astype(np.float32)  # the rounding of the sum stays within the last thousandth
 
 
-def together(backend: HashBackend, decisions: Sequence[Deciding]) -> list[Decoded | Exception]:
+def together(backend: HashBackend, decisions: Sequence[Deciding]) -> list[Decoded | ModelError]:
     """Run decisions in common passes, every one that still goes on in each, until all have ended."""
-    ends: dict[int, Decoded | Exception] = {}
+    ends: dict[int, Decoded | ModelError] = {}
     wanted: dict[int, list[Row]] = {}
 
     def advance(index: int, found: list[NDArray[np.float32]] | None) -> None:
@@ -124,7 +125,7 @@ def together(backend: HashBackend, decisions: Sequence[Deciding]) -> list[Decode
             wanted[index] = next(decisions[index]) if found is None else decisions[index].send(found)
         except StopIteration as end:
             ends[index] = end.value
-        except Exception as error:
+        except ModelError as error:
             ends[index] = error
 
     for index in range(len(decisions)):
