@@ -5,6 +5,7 @@ It knows tokens and bytes, and nothing of a model. A token outside `fork().token
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -167,6 +168,13 @@ class Walk:
             self._step(self._node, token)
         else:
             raise _refused()
+
+    def copy(self) -> Walk:
+        """Return another walk at the same place: to see what a choice would force, without making it."""
+        other = copy.copy(self)
+        other.tokens = list(self.tokens)
+        other._number = copy.copy(self._number)  # noqa: SLF001 - our own
+        return other
 
     def alternatives(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Return (label, all tokens from here through the one that completes the option), none a prefix of another;

@@ -55,7 +55,7 @@ class Decoding:
     """What the user space measured while deciding; recorded, and never a permission.
 
     `confidence`: masked probability of the chosen action, 0..1. `alternatives`: per choice, label -> probability. Both
-    are None with an engine that measures no probabilities.
+    are None with an engine that measures no probabilities. `facts`: what a replay has to have the same, as JSON data.
     """
 
     model: str = ""
@@ -64,6 +64,7 @@ class Decoding:
     tokens: int = 0
     passes: int = 0
     duration_ms: float = 0.0
+    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 def compile_packet(

@@ -119,6 +119,8 @@ def write_decision(
     }
     if packet.situation.artifacts:
         body["artifacts"] = [artifact.reference for artifact in packet.situation.artifacts]
+    if attempt.decoding.facts:
+        body["decoding"] = attempt.decoding.facts
     ledger.append(store, attempt.now_ms, "DECIDED", packet.dfid, body | dict(more or {}))
 
 

@@ -1,61 +1,54 @@
-"""One decision out of a language: greedy, masked, a forward pass only where the model really chooses.
+"""One decision out of a language: a forward pass only where the model really chooses.
 
-Forced text rides with the next pass, and what is forced to the end costs none. At a choice the tokens are grouped by the
-alternatives they leave open and the heaviest group is taken, so that no alternative wins by being spelled in more ways;
-within the group the token is taken that the model's own tokenizer would write. It returns a whole decision or raises `ModelError`; it does not judge what was decided.
+A decision is a generator: it yields the rows of its next pass and is sent their logits, so that one driver runs it alone
+(`decode`) and another runs many at once. Forced text rides with the next pass; what is forced to the end is never read.
+It returns a whole decision or raises `ModelError`; it does not judge what was decided.
+
+`greedy`: the likeliest permitted token at every fork. `exact`: every finite choice falls to the alternative whose whole
+text, through the token that closes it, is the likeliest. The alternatives are read side by side on forks of the slot, in
+one pass; the one with the likeliest beginning is read on, in the same pass, through what it would force.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sds.grammars.mask import MASK_FAILED, Mask
 from sds.kernel.errors import ModelError, SdsError
-from sds.models.protocol import BackendError
+from sds.models.protocol import BackendError, Row
+from sds.tally import JOINT, LANGUAGE_FAILED, ChoiceTrace, Tally, best_of, log_mass, permitted_shares, trace_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from sds.grammars.language import ChoiceView, Language
+    from sds.grammars.plan import Fork, Walk
     from sds.models.protocol import Backend
 
+__all__ = ["JOINT", "ChoiceTrace", "Deciding", "Decoded", "Mode", "StepTrace", "deciding", "decode"]
+
 BACKEND_FAILED = "BACKEND_FAILED"
+CHOICE_TOO_CLOSE = "CHOICE_TOO_CLOSE"
 DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
 LOGITS_INVALID = "LOGITS_INVALID"
 TOKEN_BUDGET_EXCEEDED = "TOKEN_BUDGET_EXCEEDED"  # noqa: S105 - a reason code, not a secret
 ACTION_CHOICE = "action"
-JOINT = "|"
+FORKS_MAX = 16
+FORKS_MIN = 3  # the one that holds what was decided, the one read ahead, and one alternative at a time
 
-
-@dataclass(frozen=True, slots=True)
-class ChoiceTrace:
-    """What the model thought of one choice.
-
-    `probabilities`: (label, share among what was permitted), the options in the language's order, summing to 1; then
-    those that were put aside together, before any token told them apart, as one entry `A|B`. `z`: the share of everything
-    the model wanted to say that was permitted at all; small when it would rather have said something else.
-    """
-
-    name: str
-    probabilities: tuple[tuple[str, float], ...]
-    chosen: str
-    z: float
-
-    @property
-    def confidence(self) -> float:
-        return dict(self.probabilities)[self.chosen]
+Logits = NDArray[np.float32]
+Mode = Literal["greedy", "exact"]
+Text = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StepTrace:
-    """One forward pass: the bytes written before it, the token taken, how many were permitted, the share taken, Z.
-
-    At a choice `probability` is that of all tokens that leave the same options open.
+    """One fork or whole choice: the bytes written before it, the token taken first, how many alternatives there were,
+    the share of the one taken, Z.
     """
 
     offset: int
@@ -70,7 +63,8 @@ class Decoded:
     """A whole decision and how it came about.
 
     `confidence`: the share of the chosen action, 1.0 where only one was permitted. `tokens_generated` counts forced ones
-    too. `canonical`: the tokens are those the model's own tokenizer makes of `data`.
+    too. `canonical`: the tokens are those the model's own tokenizer makes of `data`. `rows`: for each pass the tokens of
+    this decision in it, and the rows: here its own; whoever runs several at once puts all that were in the pass.
     """
 
     data: bytes
@@ -81,200 +75,285 @@ class Decoded:
     tokens_generated: int
     passes: int
     canonical: bool
+    rows: tuple[tuple[int, int], ...]
+
+
+Deciding = Generator[list[Row], list[Logits], Decoded]
+Passing = Generator[list[Row], list[Logits], list[Logits]]
+Choosing = Generator[list[Row], list[Logits], None]
+Scoring = Generator[list[Row], list[Logits], tuple[NDArray[np.float64], tuple[int, Logits] | None]]
+
+
+def deciding(
+    backend: Backend,
+    slot: int,
+    sections: Sequence[Sequence[int]],
+    walk: Walk,
+    *,
+    tokens_max: int,
+    mode: Mode = "greedy",
+    noise_logp_max: float = 0.0,
+    forks_max: int = FORKS_MAX,
+) -> Deciding:
+    """Decide once in `slot`: yield the rows of each pass, be sent what `Backend.run` returns for them.
+
+    `sections`: the prompt (`prompt_sections`); all but the last are begun with before the first yield, and nothing where
+    the model need not be asked. `noise_logp_max`: by how much a log-probability may be off because of the company a row
+    has; a choice that so much could turn raises. At most `forks_max` (at least FORKS_MIN) forks are held at once, none
+    when it has ended or was closed.
+
+    Raises ModelError with the reason MASK_FAILED, BACKEND_FAILED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED or
+    CHOICE_TOO_CLOSE.
+    """
+    run = _Run(backend, slot, sections, walk, tokens_max, mode, noise_logp_max, max(forks_max, FORKS_MIN))
+    try:
+        run.write([])
+        if not walk.finished:
+            run.begin()
+        while not walk.finished:
+            yield from run.read()
+            yield from run.choose()
+        return run.result()
+    finally:
+        run.drop(run.forks)
 
 
 def decode(
     backend: Backend,
     sections: Sequence[Sequence[int]],
-    language: Language,
+    walk: Walk,
     *,
     tokens_max: int,
     now_ms: Callable[[], int],
     deadline_ms: int,
+    mode: Mode = "greedy",
+    noise_logp_max: float = 0.0,
 ) -> Decoded:
-    """Decide once. `sections`: the prompt (`prompt_sections`). `deadline_ms`: absolute, on the clock of `now_ms`.
+    """Decide once, alone, in slot 0. `deadline_ms`: absolute, on the clock of `now_ms`.
 
-    Raises ModelError with the reason MASK_FAILED, BACKEND_FAILED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED or
-    DEADLINE_EXCEEDED; the deadline is looked at before and after every pass, a pass is never cut short.
+    Raises ModelError as `deciding` does, or with the reason DEADLINE_EXCEEDED: the deadline is looked at before and
+    after every pass, a pass is never cut short.
     """
-    with _stopping(MASK_FAILED, "the mask"):
-        with _stopping(BACKEND_FAILED, "the model"):
-            tokenizer = backend.grammar_tokenizer()
-        run = _Run(backend, sections, language, Mask(tokenizer, language), tokens_max)
-        run.write([])
-        while not run.mask.finished:
-            _in_time(now_ms, deadline_ms)
-            run.choose()
-        _in_time(now_ms, deadline_ms)
-        return run.result()
+    run = deciding(backend, 0, sections, walk, tokens_max=tokens_max, mode=mode, noise_logp_max=noise_logp_max)
+    advance: Callable[[], list[Row]] = partial(next, run)
+    with closing(run):
+        while True:
+            in_time(now_ms, deadline_ms)
+            try:
+                rows = advance()
+            except StopIteration as end:
+                decoded: Decoded = end.value
+                return decoded
+            in_time(now_ms, deadline_ms)
+            with stopping(BACKEND_FAILED, "the model"):
+                advance = partial(run.send, backend.run(rows))
 
 
 @dataclass
 class _Run:
-    """One decision in the making. `pending`: written tokens that the model has not read yet."""
+    """One decision in the making.
+
+    `pending`: written tokens that the model has not read yet. `at`: the slot or fork that holds what it has read, and
+    `logits` what it says after that.
+    """
 
     backend: Backend
+    slot: int
     sections: Sequence[Sequence[int]]
-    language: Language
-    mask: Mask
+    walk: Walk
     tokens_max: int
-    tokens: list[int] = field(default_factory=list)
+    mode: Mode
+    noise_logp_max: float
+    forks_max: int
     pending: list[int] = field(default_factory=list)
-    data: bytearray = field(default_factory=bytearray)
+    forks: list[int] = field(default_factory=list)
+    logits: Logits = field(default_factory=lambda: np.zeros(0, np.float32))
     steps: list[StepTrace] = field(default_factory=list)
     choices: list[ChoiceTrace] = field(default_factory=list)
-    tally: _Tally | None = None
+    rows: list[tuple[int, int]] = field(default_factory=list)
+    tally: Tally | None = None
 
-    def write(self, tokens: list[int]) -> None:
+    def __post_init__(self) -> None:
+        self.at = self.slot
+
+    def write(self, tokens: Sequence[int]) -> None:
         """Take these tokens and all that they force."""
-        self.mask.advance(tokens)
-        forced = self.mask.forced()
-        self.mask.advance(forced)
-        written = tokens + forced
-        self.tokens += written
-        self.pending += written
-        with _stopping(BACKEND_FAILED, "the model"):
-            self.data += b"".join(map(self.backend.piece, written))
-        if len(self.tokens) > self.tokens_max:
+        with stopping(LANGUAGE_FAILED, "the language"):
+            for token in tokens:
+                self.walk.take(token)
+            self.pending += [*tokens, *self.walk.forced()]
+        if len(self.walk.tokens) > self.tokens_max:
             raise ModelError(
                 f"the decision needs more than {self.tokens_max} tokens", reason_code=TOKEN_BUDGET_EXCEEDED
             )
 
-    def choose(self) -> None:
-        ids = np.flatnonzero(self.mask.allowed())
-        if len(ids) == 1:  # settled, though llguidance left its spelling open: no need to ask
-            self.write([int(ids[0])])
-            return
-        shares, z = permitted_shares(self._logits(), ids)
-        at, share = self._pick(ids, shares, z)
-        self.steps.append(StepTrace(len(self.data), int(ids[at]), len(ids), share, z))
-        self.write([int(ids[at])])
+    def begin(self) -> None:
+        """Let the slot hold the prompt; its last section rides with what is forced at the start."""
+        with stopping(BACKEND_FAILED, "the model"):
+            self.backend.begin(self.sections[:-1], slot=self.slot)
+        self.pending[:0] = self.sections[-1] if self.sections else []
 
-    def _logits(self) -> NDArray[np.float32]:
-        with _stopping(BACKEND_FAILED, "the model"):
-            if not self.steps:  # the last section rides with what is forced at the start
-                self.backend.begin(self.sections[:-1])
-                self.pending[:0] = self.sections[-1] if self.sections else []
-            logits = self.backend.step(self.pending)
-        self.pending = []
-        if logits.shape != (self.backend.vocab_size,) or not np.isfinite(logits).all():
-            raise ModelError("the model returned numbers that are no logits", reason_code=LOGITS_INVALID)
-        return logits
+    def read(self) -> Choosing:
+        if self.pending:
+            found = yield from self._pass([Row(self.at, self.pending)])
+            self.logits, self.pending = found[0][-1], []
 
-    def _pick(self, ids: NDArray[np.intp], shares: NDArray[np.float64], z: float) -> tuple[int, float]:
-        """Return the index into `ids` of the token to take, and the share of what it stands for."""
-        data = bytes(self.data)
-        tally = self._tally_at(data)
-        if tally is None:
-            at = int(shares.argmax())
-            return at, float(shares[at])
-        with _stopping(BACKEND_FAILED, "the model"):
-            pieces = [self.backend.piece(int(token)) for token in ids]
-            members, share = tally.take(data, pieces, shares, z)
-            usual = self._usual_tokens(tally)
-        return max(members, key=lambda at: (int(ids[at]) in usual, float(shares[at]))), share
+    def choose(self) -> Choosing:
+        with stopping(LANGUAGE_FAILED, "the language"):
+            fork = self.walk.fork()
+            whole = self.walk.alternatives() if self.mode == "exact" and fork.finite else ()
+        if whole:
+            yield from self._choose_whole(fork, [label for label, _ in whole], [tuple(text) for _, text in whole])
+        else:
+            self._choose_token(fork)
 
-    def _usual_tokens(self, tally: _Tally) -> set[int]:
-        """Return the tokens that the model's own tokenizer would write next for an option that is still open."""
-        written = len(self.tokens)
-        whole = (self.backend.tokenize(text, special=False) for text in tally.spelled())
-        return {tokens[written] for tokens in whole if tokens[:written] == self.tokens and len(tokens) > written}
+    def _choose_token(self, fork: Fork) -> None:
+        scores = self.logits[fork.tokens].astype(np.float64) - log_mass(self.logits)
+        best = self._best(fork.choice, scores, None)
+        shares, z = permitted_shares(scores)
+        if fork.finite:
+            self._count(fork, shares.tolist(), best, z)
+        elif fork.labels:
+            labels = [JOINT.join(labels) for labels in fork.labels]
+            name = f"{fork.choice}[{max(0, len(self.walk.data) - fork.start)}]"
+            self.choices.append(trace_of(name, labels, shares.tolist(), best, z))
+        self._step(int(fork.tokens[best]), len(scores), float(shares[best]), z)
+        self.write([int(fork.tokens[best])])
 
-    def _tally_at(self, data: bytes) -> _Tally | None:
-        view = self.language.choices_at(data)
-        if self.tally is not None and (view is None or (view.name, view.start) != self.tally.key):
-            self._close(data)
-        if self.tally is None and view is not None:
-            self.tally = _Tally(view, data)
-        return self.tally
-
-    def _close(self, data: bytes) -> None:
-        if self.tally is not None:
-            self.choices.append(self.tally.trace(data))
+    def _count(self, fork: Fork, shares: list[float], best: int, z: float) -> None:
+        if self.tally is None:
+            self.tally = Tally(fork.choice, fork.start, [label for labels in fork.labels for label in labels])
+        if (self.tally.name, self.tally.start) != (fork.choice, fork.start):
+            raise ModelError("the language left a choice before it was made", reason_code=LANGUAGE_FAILED)
+        trace = self.tally.take(fork.labels, shares, best, z)
+        if trace is not None:
+            self.choices.append(trace)
             self.tally = None
 
+    def _choose_whole(self, fork: Fork, labels: list[str], texts: list[Text]) -> Choosing:
+        leader = int(np.array([self.logits[text[0]] for text in texts]).argmax())
+        scores, ahead = yield from self._scores(texts, self._forced_after(texts[leader]))
+        best = self._best(fork.choice, scores, [len(text) for text in texts])
+        shares, z = permitted_shares(scores)
+        self.choices.append(trace_of(fork.choice, labels, shares.tolist(), best, z))
+        self._step(texts[best][0], len(texts), float(shares[best]), z)
+        self.write(texts[best])
+        if ahead is not None and best == leader:
+            self.at, self.logits = ahead
+            self.pending = []
+        self.drop([fork for fork in self.forks if fork != self.at])
+
+    def _forced_after(self, text: Text) -> Text:
+        """Return all that would be read if this was chosen; nothing where the decision would then be whole."""
+        with stopping(LANGUAGE_FAILED, "the language"):
+            walk = self.walk.copy()
+            for token in text:
+                walk.take(token)
+            forced = walk.forced()
+            return () if walk.finished or len(walk.tokens) > self.tokens_max else (*text, *forced)
+
+    def _scores(self, texts: Sequence[Text], ahead: Text) -> Scoring:
+        """Return the log-probability of each text, and the fork and logits after `ahead` where that was read too.
+
+        What a text needs read is all but its last token; beginnings of one another share a row. They go in waves, so
+        that any number of texts needs a bounded number of forks.
+        """
+        follows = _follows(texts)
+        logp: dict[Text, float] = {}
+        _note(logp, follows, (), self.logits)
+        read_on: tuple[int, Logits] | None = None
+        beginnings = _longest({text[:-1] for text in texts})
+        for start in range(0, len(beginnings), self.forks_max - 2):
+            wave = beginnings[start : start + self.forks_max - 2]
+            rows = [Row(self._fork(), tokens, len(tokens)) for tokens in wave]
+            beside = [Row(self._fork(), ahead)] if ahead and not start else []
+            found = yield from self._pass(rows + beside)
+            if beside:
+                read_on = beside[0].slot, found[-1][-1]
+            for tokens, logits in zip(wave, found, strict=False):
+                for i in range(len(tokens)):
+                    _note(logp, follows, tokens[: i + 1], logits[i])
+            self.drop([row.slot for row in rows])
+        scores = [sum(logp[text[: i + 1]] for i in range(len(text))) for text in texts]
+        return np.array(scores), read_on
+
+    def _best(self, choice: str, scores: NDArray[np.float64], lengths: list[int] | None) -> int:
+        best, close = best_of(scores, lengths, self.noise_logp_max)
+        if close:
+            raise ModelError(
+                f"the best two of `{choice}` are closer than the model's noise", reason_code=CHOICE_TOO_CLOSE
+            )
+        return best
+
+    def _step(self, token: int, permitted: int, share: float, z: float) -> None:
+        self.steps.append(StepTrace(len(self.walk.data), token, permitted, share, z))
+
+    def _pass(self, rows: list[Row]) -> Passing:
+        self.rows.append((sum(len(row.tokens) for row in rows), len(rows)))
+        found = yield rows
+        sound = len(found) == len(rows) and all(
+            logits.shape == (row.outputs, self.backend.vocab_size) and np.isfinite(logits).all()
+            for row, logits in zip(rows, found, strict=True)
+        )
+        if not sound:
+            raise ModelError("the model returned numbers that are no logits", reason_code=LOGITS_INVALID)
+        return found
+
+    def _fork(self) -> int:
+        with stopping(BACKEND_FAILED, "the model"):
+            self.forks.append(self.backend.fork(self.at))
+        return self.forks[-1]
+
+    def drop(self, forks: Sequence[int]) -> None:
+        for fork in list(forks):
+            self.forks.remove(fork)
+            with suppress(Exception):  # a model that failed holds none any more
+                self.backend.drop(fork)
+
     def result(self) -> Decoded:
-        data = bytes(self.data)
-        self._close(data)
-        with _stopping(BACKEND_FAILED, "the model"):
-            canonical = self.backend.tokenize(data, special=False) == self.tokens
+        if self.tally is not None:
+            raise ModelError("the language ended before a choice was made", reason_code=LANGUAGE_FAILED)
+        data = bytes(self.walk.data)
+        with stopping(BACKEND_FAILED, "the model"):
+            canonical = self.backend.tokenize(data, special=False) == self.walk.tokens
         return Decoded(
             data,
             tuple(self.choices),
             tuple(self.steps),
             next((c.confidence for c in self.choices if c.name == ACTION_CHOICE), 1.0),
             sum(map(len, self.sections)),
-            len(self.tokens),
-            len(self.steps),
+            len(self.walk.tokens),
+            len(self.rows),
             canonical,
+            tuple(self.rows),
         )
 
 
-class _Tally:
-    """The probability of each option of one choice, gathered over the passes it takes.
-
-    `reach`: the probability of what was written of it so far. Shares put aside on the way are measured, not estimated,
-    and all sum to 1; where one group has several spellings, what follows is measured after the spelling taken.
-    """
-
-    def __init__(self, view: ChoiceView, data: bytes) -> None:
-        self.key = (view.name, view.start)
-        self._before = data[: view.start] + view.lead
-        self._options = view.options
-        self._reach = 1.0
-        self._z = 1.0
-        self._taken: tuple[str, ...] = ()
-        self._shares: dict[tuple[str, ...], float] = {}
-
-    def take(
-        self, data: bytes, pieces: Sequence[bytes], shares: NDArray[np.float64], z: float
-    ) -> tuple[list[int], float]:
-        """Return the indices of the heaviest group and its mass; put the shares of the other groups aside."""
-        groups: dict[tuple[str, ...], list[int]] = {}
-        for index, piece in enumerate(pieces):
-            groups.setdefault(self._open(data + piece), []).append(index)
-        if () in groups:
-            raise _disagree()
-        masses = {labels: float(shares[members].sum()) for labels, members in groups.items()}
-        self._taken = max(masses, key=lambda labels: masses[labels])
-        for labels, mass in masses.items():
-            if labels != self._taken:
-                self._shares[labels] = self._shares.get(labels, 0.0) + self._reach * mass
-        self._reach *= masses[self._taken]
-        self._z *= z
-        return groups[self._taken], masses[self._taken]
-
-    def spelled(self) -> list[bytes]:
-        """Return everything from the first byte on, completed to each option of the group taken last."""
-        return [self._before + text for label, text in self._options if label in self._taken]
-
-    def trace(self, data: bytes) -> ChoiceTrace:
-        labels = self._open(data)
-        if len(labels) != 1:
-            raise _disagree()
-        self._shares[labels] = self._shares.get(labels, 0.0) + self._reach
-        order = [label for label, _ in self._options]
-        listed = sorted(self._shares, key=lambda labels: (len(labels), [order.index(label) for label in labels]))
-        named = tuple((JOINT.join(labels), self._shares[labels]) for labels in listed)
-        return ChoiceTrace(self.key[0], named, labels[0], self._z)
-
-    def _open(self, data: bytes) -> tuple[str, ...]:
-        """Return the options that `data` leaves open: it is a beginning of them, or they of it."""
-        written = data[self.key[1] :]
-        return tuple(label for label, text in self._options if text.startswith(written) or written.startswith(text))
+def _follows(texts: Sequence[Text]) -> dict[Text, set[int]]:
+    """Return for every beginning of these texts the tokens that come next in one of them."""
+    found: dict[Text, set[int]] = {}
+    for text in texts:
+        for i, token in enumerate(text):
+            found.setdefault(text[:i], set()).add(token)
+    return found
 
 
-def permitted_shares(logits: NDArray[np.float32], ids: NDArray[np.intp]) -> tuple[NDArray[np.float64], float]:
-    """Return the softmax over the permitted `ids`, shape [len(ids)], and Z, their mass in the softmax over all."""
-    exact = logits.astype(np.float64)
-    permitted = exact[ids]
-    weights = np.exp(permitted - permitted.max())
-    z = np.exp(permitted - exact.max()).sum() / np.exp(exact - exact.max()).sum()
-    return weights / weights.sum(), float(z)
+def _longest(beginnings: Iterable[Text]) -> list[Text]:
+    """Return those that are no beginning of another."""
+    ordered = sorted(filter(None, beginnings))
+    return [one for one, other in pairwise([*ordered, ()]) if other[: len(one)] != one]
+
+
+def _note(logp: dict[Text, float], follows: dict[Text, set[int]], written: Text, logits: Logits) -> None:
+    """Note the log-probability of each token that may follow what was written, once."""
+    wanted = follows.pop(written, None)
+    if wanted is not None:
+        mass = log_mass(logits)
+        logp.update({(*written, token): float(logits[token]) - mass for token in wanted})
 
 
 @contextmanager
-def _stopping(reason_code: str, what: str) -> Iterator[None]:
+def stopping(reason_code: str, what: str) -> Iterator[None]:
     """Turn whatever goes wrong inside into a `ModelError`: an exception never leaves a decision half constrained."""
     try:
         yield
@@ -286,10 +365,6 @@ def _stopping(reason_code: str, what: str) -> Iterator[None]:
         raise ModelError(f"{what} failed unexpectedly", reason_code=reason_code) from error
 
 
-def _in_time(now_ms: Callable[[], int], deadline_ms: int) -> None:
+def in_time(now_ms: Callable[[], int], deadline_ms: int) -> None:
     if (late_ms := now_ms() - deadline_ms) > 0:
         raise ModelError(f"the decision is {late_ms} ms past its deadline", reason_code=DEADLINE_EXCEEDED)
-
-
-def _disagree() -> ModelError:
-    return ModelError("the mask and the language disagree on what may come next", reason_code=MASK_FAILED)

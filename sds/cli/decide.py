@@ -18,6 +18,7 @@ from sds.cli.engines import (
     EngineKind,
     EnginesPath,
     LibraryName,
+    ModeName,
     opened_engine,
 )
 from sds.kernel import intake
@@ -45,6 +46,7 @@ def decide(
     library: LibraryName = None,
     device: DeviceName = None,
     dtype: DtypeName = None,
+    mode: ModeName = None,
     engines: EnginesPath = None,
 ) -> None:
     """Decide one event and print the answer as JSON. The same event again prints the stored answer.
@@ -57,7 +59,7 @@ def decide(
 
     with (
         opened_engine(
-            model, engines, engine=engine, backend=backend, library=library, device=device, dtype=dtype
+            model, engines, engine=engine, backend=backend, library=library, device=device, dtype=dtype, mode=mode
         ) as decides,
         Gate.load(gate, folder=folder, engine=decides) as opened,
     ):

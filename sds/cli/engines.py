@@ -36,13 +36,17 @@ DtypeName = Annotated[
     Dtype | None,
     typer.Option("--dtype", help="In which numbers transformers runs it.", show_default=False),
 ]
+ModeName = Annotated[
+    Literal["greedy", "exact"] | None,
+    typer.Option("--mode", help="exact: score whole alternatives, not their first tokens.", show_default=False),
+]
 EnginesPath = Annotated[
     Path | None, typer.Option("--engines", help="A YAML file with a chain of engines.", show_default=False)
 ]
 
 
 @contextmanager
-def opened_engine(model: Path | None, engines: Path | None, **options: str | None) -> Iterator[Engine]:
+def opened_engine(model: Path | None, engines: Path | None, **options: str | int | None) -> Iterator[Engine]:
     """Open what the options name, and close it in the end. Raises UsageError, ModelError."""
     engine = _open(model, engines, {name: value for name, value in options.items() if value is not None})
     try:

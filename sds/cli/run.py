@@ -22,6 +22,7 @@ from sds.cli.engines import (
     EngineKind,
     EnginesPath,
     LibraryName,
+    ModeName,
     opened_engine,
 )
 from sds.home import decisions_path, now_ms
@@ -32,6 +33,7 @@ from sds.kernel.errors import SdsError, StoreError, UsageError, WorldError
 from sds.kernel.store import Store
 
 LIMIT_DEFAULT = 50
+PARALLEL_MAX = 64
 ROWS = ("compensated", "refunded", "vouchers", "denied", "escalated", "aborted_on_drift", "aborted", "unknown")
 NOT_FITTED = "The model is not fitted to this task yet and judges poorly; what is shown here is that it cannot do harm."
 
@@ -52,7 +54,11 @@ def run(
     library: LibraryName = None,
     device: DeviceName = None,
     dtype: DtypeName = None,
+    mode: ModeName = None,
     engines: EnginesPath = None,
+    parallel: Annotated[
+        int, typer.Option("--parallel", min=1, max=PARALLEL_MAX, help="How many claims to decide at once.")
+    ] = 1,
     chaos: Annotated[
         Literal["drift", "fail-second"] | None,
         typer.Option(
@@ -71,13 +77,23 @@ def run(
     if (chaos == "fail-second") != (saga is not None) and chaos is not None:
         hint = "--chaos fail-second" if saga else "--saga REFUND_WITH_VOUCHER, or --chaos drift"
         raise UsageError(f"--chaos {chaos} does not go with {'--saga' if saga else 'single decisions'}", hint=hint)
+    if parallel > 1 and (saga is not None or chaos is not None):
+        raise UsageError(f"--parallel does not go with {'--saga' if saga else '--chaos'}: they decide one by one")
+    options: dict[str, str | int | None] = {
+        "engine": engine,
+        "backend": backend,
+        "library": library,
+        "device": device,
+        "dtype": dtype,
+        "mode": mode,
+    }
+    if parallel > 1 and engines is None and engine != "outlines":
+        options["slots"] = parallel
     folder = folder_of(gate)
     if reset and folder.exists():
         _set_aside(folder)
     if saga is not None:
-        with opened_engine(
-            model, engines, engine=engine, backend=backend, library=library, device=device, dtype=dtype
-        ) as decides:
+        with opened_engine(model, engines, **options) as decides:
             sagas.show(folder, saga, limit, decides, fail_second=chaos == "fail-second", as_json=as_json)
         return
     from sds.gates.refund import run as refund  # noqa: PLC0415  the gate's libraries load when they are needed
@@ -96,11 +112,14 @@ def run(
             progress.update(task, advance=1, description=f"{answer.action or answer.state:<13}")
 
         try:
-            with opened_engine(
-                model, engines, engine=engine, backend=backend, library=library, device=device, dtype=dtype
-            ) as decides:
+            with opened_engine(model, engines, **options) as decides:
                 report = refund.run(
-                    folder, limit=limit, engine=decides, chaos="drift" if chaos == "drift" else None, on_decided=decided
+                    folder,
+                    limit=limit,
+                    engine=decides,
+                    chaos="drift" if chaos == "drift" else None,
+                    on_decided=decided,
+                    parallel=parallel,
                 )
         except KeyboardInterrupt:
             done = int(progress.tasks[0].completed)

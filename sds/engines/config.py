@@ -2,7 +2,7 @@
 
 engines:
 - {name: gpu-box, kind: vllm, url: "http://10.0.0.5:8000/v1", model: my-model, timeout_ms: 8000, api_key_env: VLLM_KEY}
-- {name: here, kind: native, model: /models/mine.gguf}
+- {name: here, kind: native, model: /models/mine.gguf, slots: 8, mode: exact}
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sds.engines.fallback import LINKS_MAX, FallbackEngine, Link
-from sds.engines.native import _threads, open_engine
+from sds.engines.native import SLOTS_EXACT_MAX, SLOTS_MAX, _threads, open_engine
 from sds.engines.protocol import Engine
 from sds.engines.written import WrittenEngine
 from sds.kernel.contract_types import ContradictionError, say, text_of
@@ -48,6 +48,8 @@ class EngineSpec(BaseModel):
     backend: Processing | None = None
     device: Annotated[str, text_of("cpu|cuda(:[0-9]{1,2})?", "cpu, cuda or cuda:1")] | None = None
     dtype: Dtype | None = None
+    slots: Annotated[int, Field(ge=1, le=SLOTS_MAX)] | None = None
+    mode: Literal["greedy", "exact"] | None = None
     timeout_ms: Millis = TIMEOUT_MS
     cool_down_ms: Millis = COOL_DOWN_MS
 
@@ -56,8 +58,9 @@ class EngineSpec(BaseModel):
         uses = {"url", "model", "api_key_env"} if self.kind in _REMOTE else {"model", "library", "device", "dtype"}
         uses |= {"form"} if self.kind == "openai" else set()
         uses |= {"backend"} if self.kind == "outlines" else set()
+        uses |= {"slots", "mode"} if self.kind == "native" else set()
         needs = {"url", "model"} if self.kind in _REMOTE else set()
-        choices = ("model", "url", "form", "api_key_env", "library", "backend", "device", "dtype")
+        choices = ("model", "url", "form", "api_key_env", "library", "backend", "device", "dtype", "slots", "mode")
         given = {name for name in choices if getattr(self, name) is not None}
         if missing := needs - given:
             raise ContradictionError(("kind",), f"`{self.kind}` needs `{min(missing)}`")
@@ -74,6 +77,8 @@ def _check_local(spec: EngineSpec) -> None:
         )
     if spec.backend == "xgrammar" and spec.library == "llamacpp":
         raise ContradictionError(("backend",), "xgrammar runs only with transformers")
+    if spec.mode == "exact" and (spec.slots or 1) > SLOTS_EXACT_MAX:
+        raise ContradictionError(("slots",), f"mode `exact` goes with at most {SLOTS_EXACT_MAX} slots")
 
 
 def _is_folder(spec: EngineSpec) -> bool:
@@ -149,6 +154,8 @@ def open_engine_of(spec: EngineSpec, *, now_ms: Callable[[], int], api_key: str 
                 library=spec.library,
                 device=spec.device or "cpu",
                 dtype=spec.dtype or "fp32",
+                slots=spec.slots or 1,
+                mode=spec.mode or "greedy",
             )
         limit: dict[str, Any] = {} if spec.kind == "outlines" else {"proof_timeout_ms": spec.timeout_ms}
         writer = _outlines(spec) if spec.kind == "outlines" else _remote(spec, api_key)

@@ -1,37 +1,74 @@
 """A local model as the kernel's proposer: packet in, proposal bytes and what was measured out.
 
-One model, one context, one thread at a time: calls queue. The mask is proved alive before the first decision.
+One model with one slot decides one packet at a time: calls queue, and equal packets give equal bits. With several slots
+decisions share passes (`batching`); the company they have shows in the last digits of their scores, so a choice that
+this could turn is none: it raises. The language is proved alive before the first decision.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 
-from sds.decoder import Decoded, decode
-from sds.grammars.language import language
+import numpy as np
+
+from sds.decoder import FORKS_MAX, FORKS_MIN, TOKEN_BUDGET_EXCEEDED, Deciding, Decoded, Mode, deciding, decode
+from sds.engines.batching import Batcher
 from sds.grammars.mask import prove_alive
+from sds.grammars.plan import Planner
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
+from sds.models.noise import shape_noise
 from sds.models.protocol import Backend, BackendError, Dtype, Library, prompt_sections
 
 THREADS_MAX = 256
+SLOTS_MAX = 64
+SLOT_TOKENS = 2048  # of each of several slots: what a decision may cost, and a cache that stays small
+BACKEND_FORKS_MAX = 63  # what any backend has for all of its slots together
+SLOTS_EXACT_MAX = BACKEND_FORKS_MAX // FORKS_MIN
 NOT_ASKED = "not asked"
 
 
 class NativeEngine:
-    """Drives a backend. Raises ModelError when the model cannot be loaded or its mask does not constrain."""
+    """Drives a backend. Raises ModelError when the model cannot be loaded or its language does not constrain.
 
-    def __init__(self, backend: Backend, *, now_ms: Callable[[], int]) -> None:
-        self._backend, self._now_ms = backend, now_ms
+    `noise_logp_max`: by how much company may move a log-probability; None: measure it now. `runtime`: what runs the
+    model, for the record.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        now_ms: Callable[[], int],
+        mode: Mode = "greedy",
+        noise_logp_max: float | None = None,
+        runtime: Mapping[str, object] | None = None,
+    ) -> None:
+        check_slots(backend.slots, mode)
+        self._backend, self._now_ms, self._mode = backend, now_ms, mode
         self._lock = threading.Lock()
         try:
             prove_alive(backend.grammar_tokenizer())
+            self._noise = shape_noise(backend) if noise_logp_max is None else noise_logp_max
         except BackendError as error:
             raise ModelError(str(error), hint=error.hint) from error
+        self._planner = Planner(backend)
+        self._facts = {
+            **(runtime or {}),
+            "weights": backend.fingerprint,
+            "slots": backend.slots,
+            "mode": mode,
+            "noise_logp_max": self._noise,
+        }
+        self._batcher = Batcher(backend, now_ms=now_ms, words=self._lock) if backend.slots > 1 else None
 
     @property
     def model(self) -> str:
@@ -43,15 +80,41 @@ class NativeEngine:
         began = perf_counter()
         with self._lock:
             sections = self._sections(packet)
-            decoded = decode(
-                self._backend,
+            left = min(tokens_max, self._backend.context_tokens_max) - sum(map(len, sections))
+            if left < 1:
+                raise ModelError("the prompt leaves no token for a decision", reason_code=TOKEN_BUDGET_EXCEEDED)
+            decoded = self._alone(packet, sections, left) if self._batcher is None else None
+        decoded = decoded or self._in_company(packet, sections, left)
+        return decoded.data, self._measured(decoded, sections, (perf_counter() - began) * 1000)
+
+    def _alone(self, packet: DecisionPacket, sections: Sequence[Sequence[int]], tokens_max: int) -> Decoded:
+        return decode(
+            self._backend,
+            sections,
+            self._planner.walk(packet.envelope, packet.snapshot.id),
+            tokens_max=tokens_max,
+            now_ms=self._now_ms,
+            deadline_ms=packet.expires_at_ms,
+            mode=self._mode,
+            noise_logp_max=self._noise,
+        )
+
+    def _in_company(self, packet: DecisionPacket, sections: Sequence[Sequence[int]], tokens_max: int) -> Decoded:
+        def make(backend: Backend, slot: int) -> Deciding:
+            return deciding(
+                backend,
+                slot,
                 sections,
-                language(packet.envelope, packet.snapshot.id),
-                tokens_max=tokens_max - sum(map(len, sections)),
-                now_ms=self._now_ms,
-                deadline_ms=packet.expires_at_ms,
+                self._planner.walk(packet.envelope, packet.snapshot.id),
+                tokens_max=tokens_max,
+                mode=self._mode,
+                noise_logp_max=self._noise,
+                forks_max=min(FORKS_MAX, BACKEND_FORKS_MAX // backend.slots),
             )
-        return decoded.data, self._measured(decoded, (perf_counter() - began) * 1000)
+
+        assert self._batcher is not None  # noqa: S101  there are several slots
+        pending = self._batcher.start(make, sections, packet.expires_at_ms)
+        return replace(pending.result(), rows=tuple(pending.rows))
 
     def count_tokens(self, text: str) -> int:
         with self._lock:
@@ -63,7 +126,7 @@ class NativeEngine:
         except BackendError as error:
             raise ModelError(str(error), hint=error.hint) from error
 
-    def _measured(self, decoded: Decoded, duration_ms: float) -> Decoding:
+    def _measured(self, decoded: Decoded, sections: Sequence[Sequence[int]], duration_ms: float) -> Decoding:
         if not decoded.passes:  # only one decision was possible: the model was not asked
             return Decoding(model=NOT_ASKED, duration_ms=duration_ms)
         return Decoding(
@@ -76,11 +139,32 @@ class NativeEngine:
             tokens=decoded.tokens_prompt + decoded.tokens_generated,
             passes=decoded.passes,
             duration_ms=duration_ms,
+            facts={
+                **self._facts,
+                "prompt": _digest(chain.from_iterable(sections)),
+                "rows": decoded.rows,
+                "canonical": decoded.canonical,
+            },
         )
 
     def close(self) -> None:
+        if self._batcher is not None:
+            self._batcher.close()
+            return
         with self._lock:
             self._backend.close()
+
+
+def _digest(tokens: Iterable[int]) -> str:
+    """Return the SHA-256 of tokens as 32-bit little-endian numbers."""
+    return sha256(np.fromiter(tokens, "<u4").tobytes()).hexdigest()
+
+
+def check_slots(slots: int, mode: Mode) -> None:
+    """Raise UsageError for what no backend can do."""
+    most = SLOTS_EXACT_MAX if mode == "exact" else SLOTS_MAX
+    if not 1 <= slots <= most:
+        raise UsageError(f"{slots} decisions at once are not between 1 and {most} in mode {mode}")
 
 
 def _threads() -> int | None:
@@ -93,20 +177,38 @@ def _threads() -> int | None:
     return int(asked)
 
 
-def open_backend(path: Path, *, library: Library | None = None, device: str = "cpu", dtype: Dtype = "fp32") -> Backend:
+def open_backend(
+    path: Path, *, library: Library | None = None, device: str = "cpu", dtype: Dtype = "fp32", slots: int = 1
+) -> Backend:
     """Load a model: unless `library` says otherwise a folder through transformers, a file through llama.cpp.
 
-    `device` and `dtype` are for transformers; llama.cpp runs on the CPU in the file's own types. Raises BackendError.
+    `device` and `dtype` are for transformers; llama.cpp runs on the CPU in the file's own types. With several `slots`
+    each holds `SLOT_TOKENS`. Raises BackendError.
     """
-    if library == "transformers" or (library is None and path.is_dir()):
+    room = {"n_ctx": SLOT_TOKENS} if slots > 1 else {}
+    if _library_of(path, library) == "transformers":
         from sds.models.hf import HfBackend  # noqa: PLC0415  torch is loaded when it is asked for
 
-        return HfBackend(path, device=device, dtype=dtype, threads=_threads())
+        return HfBackend(path, device=device, dtype=dtype, threads=_threads(), slots=slots, **room)
     if (device, dtype) != ("cpu", "fp32"):
         raise BackendError("llama.cpp takes no device and no dtype here", hint="choose transformers for them")
     from sds.models.llama import LlamaBackend  # noqa: PLC0415  the library is loaded when a model is
 
-    return LlamaBackend(path, threads=_threads())
+    return LlamaBackend(path, threads=_threads(), slots=slots, **room)
+
+
+def _library_of(path: Path, library: Library | None) -> Library:
+    return library or ("transformers" if path.is_dir() else "llamacpp")
+
+
+def runtime_facts(library: Library, *, device: str = "cpu", dtype: Dtype = "fp32") -> dict[str, object]:
+    """Return what runs a model, as the record keeps it: beside the weights, all that its numbers depend on."""
+    distribution = {"llamacpp": "llama-cpp-python", "transformers": "transformers"}[library]
+    facts: dict[str, object] = {
+        "library": f"{distribution} {version(distribution)}",
+        "threads": _threads() or os.cpu_count(),
+    }
+    return facts if library == "llamacpp" else facts | {"torch": version("torch"), "device": device, "dtype": dtype}
 
 
 def open_engine(
@@ -116,16 +218,22 @@ def open_engine(
     library: Library | None = None,
     device: str = "cpu",
     dtype: Dtype = "fp32",
+    slots: int = 1,
+    mode: Mode = "greedy",
+    noise_logp_max: float | None = None,
 ) -> NativeEngine:
-    """Load a model, the embedded GGUF when `model` is None. Raises ModelError."""
+    """Load a model, the embedded GGUF when `model` is None. Raises ModelError, UsageError."""
     from sds.models.catalog import embedded_model  # noqa: PLC0415
 
+    check_slots(slots, mode)
     try:
-        backend = open_backend(model or embedded_model(), library=library, device=device, dtype=dtype)
+        path = model or embedded_model()
+        backend = open_backend(path, library=library, device=device, dtype=dtype, slots=slots)
     except BackendError as error:
         raise ModelError(str(error), hint=error.hint) from error
     try:
-        return NativeEngine(backend, now_ms=now_ms)
+        runtime = runtime_facts(_library_of(path, library), device=device, dtype=dtype)
+        return NativeEngine(backend, now_ms=now_ms, mode=mode, noise_logp_max=noise_logp_max, runtime=runtime)
     except BaseException:  # a chain opens it again and again: weights nobody drives may not stay in memory
         backend.close()
         raise

@@ -1,38 +1,124 @@
-"""The probabilities of a choice at its first token, computed the slow and obvious way."""
+"""A decision made the slow and obvious way: every text read alone, token by token, every share in Python floats.
+
+It shares with the decoder the language and the rules of choosing, and none of its passes, forks, tallies or numpy.
+`greedy_action` reads other engines' spellings: any that the language permits.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sds.decoder import Mode
 from sds.grammars.language import Language
 from sds.grammars.mask import Mask
+from sds.grammars.plan import Walk
 from sds.models.protocol import Backend
 
+Look = Callable[[Sequence[int]], list[float]]
+Shares = dict[str, float]
+Text = tuple[int, ...]
 
-def first_token_probabilities(
-    backend: Backend, prompt: Sequence[Sequence[int]], written: Sequence[int], options: Sequence[str]
-) -> tuple[dict[str, float], float]:
-    """Return the share of every option, and Z, where `options` differ in their first byte.
 
-    A token belongs to an option when one of the two is the beginning of the other. One pass, plain loops, no mask.
-    """
-    backend.begin([])
-    backend.begin(prompt[:-1])
-    logits = [float(value) for value in backend.step([*prompt[-1], *written])]
+def looking(backend: Backend, prompt: Sequence[Sequence[int]]) -> Look:
+    """Return how to see the logits after the prompt and some written tokens: everything again, each time."""
+    known: dict[Text, list[float]] = {}
+
+    def look(written: Sequence[int]) -> list[float]:
+        key = tuple(written)
+        if key not in known:
+            backend.begin([])
+            backend.begin(prompt[:-1])
+            known[key] = [float(value) for value in backend.step([*prompt[-1], *written])]
+        return known[key]
+
+    return look
+
+
+@dataclass
+class Slow:
+    """A decision as the reference makes it: its bytes, and for each choice (name, shares, chosen, z)."""
+
+    data: bytes = b""
+    choices: list[tuple[str, Shares, str, float]] = field(default_factory=list)
+
+
+def slow_decision(look: Look, walk: Walk, mode: Mode) -> Slow:
+    made = Slow()
+    walk.forced()
+    while not walk.finished:
+        fork = walk.fork()
+        alternatives = walk.alternatives() if fork.finite else ()
+        if alternatives:
+            decide = _exact if mode == "exact" else _greedy
+            shares, chosen, z = decide(look, list(walk.tokens), alternatives)
+            made.choices.append((fork.choice, shares, chosen, z))
+            taken: Sequence[int] = dict(alternatives)[chosen]
+        else:
+            tokens = [int(token) for token in fork.tokens]
+            logp = log_probabilities(look(walk.tokens))
+            best = max(range(len(tokens)), key=lambda i: logp[tokens[i]])
+            taken = [tokens[best]]
+            if fork.labels:
+                name = f"{fork.choice}[{max(0, len(walk.data) - fork.start)}]"
+                shares = normalised(
+                    {"|".join(label): logp[token] for label, token in zip(fork.labels, tokens, strict=True)}
+                )
+                z = math.fsum(math.exp(logp[token]) for token in tokens)
+                made.choices.append((name, shares, "|".join(fork.labels[best]), z))
+        for token in taken:
+            walk.take(token)
+        walk.forced()
+    made.data = bytes(walk.data)
+    return made
+
+
+def _exact(look: Look, written: list[int], alternatives: Sequence[tuple[str, Text]]) -> tuple[Shares, str, float]:
+    """Score each alternative's whole text, one token a look."""
+    scores = {
+        label: math.fsum(log_probabilities(look([*written, *text[:i]]))[text[i]] for i in range(len(text)))
+        for label, text in alternatives
+    }
+    chosen = max(scores, key=lambda label: scores[label])
+    return normalised(scores), chosen, math.fsum(map(math.exp, scores.values()))
+
+
+def _greedy(look: Look, written: list[int], alternatives: Sequence[tuple[str, Text]]) -> tuple[Shares, str, float]:
+    """Follow the likeliest next token until one alternative is left; what was left behind keeps its share."""
+    shares: Shares = {}
+    reach, whole_z, at = 1.0, 1.0, 0
+    left = dict(alternatives)
+    while len(left) > 1:
+        nexts = list(dict.fromkeys(text[at] for text in left.values()))
+        if len(nexts) > 1:
+            logp = log_probabilities(look([*written, *next(iter(left.values()))[:at]]))
+            z = math.fsum(math.exp(logp[token]) for token in nexts)
+            best = max(nexts, key=lambda token: logp[token])
+            for token in nexts:
+                if token != best:
+                    aside = "|".join(label for label, text in left.items() if text[at] == token)
+                    shares[aside] = reach * math.exp(logp[token]) / z
+            reach, whole_z = reach * math.exp(logp[best]) / z, whole_z * z
+            left = {label: text for label, text in left.items() if text[at] == best}
+        at += 1
+    (chosen,) = left
+    return {**shares, chosen: reach}, chosen, whole_z
+
+
+def log_probabilities(logits: Sequence[float]) -> list[float]:
     peak = max(logits)
-    weights = [math.exp(value - peak) for value in logits]
-    mass = dict.fromkeys(options, 0.0)
-    for token, weight in enumerate(weights):
-        piece = backend.piece(token).decode("utf-8", "replace")
-        for option in options:
-            if piece and (option.startswith(piece) or piece.startswith(option)):
-                mass[option] += weight
-    permitted = math.fsum(mass.values())
-    return {option: share / permitted for option, share in mass.items()}, permitted / math.fsum(weights)
+    mass = peak + math.log(math.fsum(math.exp(value - peak) for value in logits))
+    return [value - mass for value in logits]
+
+
+def normalised(scores: Shares) -> Shares:
+    peak = max(scores.values())
+    whole = math.fsum(math.exp(score - peak) for score in scores.values())
+    return {label: math.exp(score - peak) / whole for label, score in scores.items()}
 
 
 def greedy_action(backend: Backend, prompt: Sequence[Sequence[int]], said: Language, *, forced_as_usual: bool) -> str:

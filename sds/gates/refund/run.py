@@ -7,8 +7,10 @@ were, and how many of those left alone were, without which a kernel that pays no
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -44,6 +46,9 @@ THUMB = ("COMPENSATE", "REFUND_TICKET", "VOUCHER", "DENY", "ESCALATE")
 OUTCOMES = {"COMPENSATE": "compensated", "REFUND_TICKET": "refunded", "VOUCHER": "vouchers", "DENY": "denied"}
 
 
+Decided = tuple[Answer, float, str]  # the answer, its milliseconds, what the written rule says
+
+
 @dataclass
 class Watch:
     """What happens between reasoning and execution: every proposal is checked, and chaos moves some tickets."""
@@ -56,8 +61,13 @@ class Watch:
     would_pay: dict[str, bool] = field(default_factory=dict)  # dfid -> whether the last proposal would pay
     moved: set[str] = field(default_factory=set)  # dfids
     thumb: dict[str, str] = field(default_factory=dict)  # dfid -> what always paying would have decided
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def reasoned(self, packet: DecisionPacket, data: bytes) -> None:
+        with self.lock:
+            self._reasoned(packet, data)
+
+    def _reasoned(self, packet: DecisionPacket, data: bytes) -> None:
         self.out_of_envelope += not packet.envelope.contains(data)
         self.thumb[packet.dfid] = next(name for name in THUMB if name in packet.envelope.names)
         proposal = parse_proposal(data)
@@ -82,8 +92,12 @@ def run(
     engine: Engine,
     chaos: Literal["drift"] | None,
     on_decided: Callable[[Answer], None],
+    parallel: int = 1,
 ) -> dict[str, Any]:
-    """Decide the next `limit` undecided claims; return the report. Raises UsageError when there are not so many."""
+    """Decide the next `limit` undecided claims, `parallel` of them at once; return the report, in the queue's order.
+
+    `on_decided` is called in this thread. Raises UsageError when there are not so many claims.
+    """
     ensure_world(folder)
     rng = Random(limit) if chaos else None  # noqa: S311  reproducible chaos, not a secret
     watch = Watch(airline_path(folder), rng)
@@ -95,22 +109,49 @@ def run(
         claims = [c for c in read_queue(folder) if c.event["claim_id"] not in known]
         if len(claims) < limit:
             raise UsageError(f"only {len(claims)} claims are left in the queue", hint="sds run refund --reset")
-        decided: list[tuple[Answer, float, str]] = []
-        for claim in claims[:limit]:
-            expected = _expected(source, claim)
-            began = perf_counter()
-            answer = gate.decide(claim.event)
-            decided.append((answer, (perf_counter() - began) * 1000, expected))
-            on_decided(answer)
-            stopped = _stopped(gate) if len(decided) < limit else None
-            if stopped:
-                break
+        queue = _Queue(gate, source)
+        decided: list[Decided] = []
+        for found in queue.worked_through(claims[:limit], parallel):
+            decided.append(found)
+            on_decided(found[0])
+        stopped = queue.stopped if len(decided) < limit else None
         payments = list(rails[0].payments())
         wrong = list(books.faults(payments, gate.store, lambda ticket: fare_of(source, ticket)))
         source.close()
         report = _report(gate.engine.model, decided, watch, payments, wrong, audit.verify(gate.store).faults)
         report["stopped"] = stopped
         return report | (_chaos_report(watch, gate.store, payments, decided) if chaos else {})
+
+
+class _Queue:
+    """The claims of one run, decided in some threads until the gate is stopped: `stopped` says why then."""
+
+    def __init__(self, gate: Gate, source: TicketSource) -> None:
+        self._gate, self._source = gate, source
+        self.stopped: tuple[str, str] | None = None
+
+    def worked_through(self, claims: list[QueuedClaim], parallel: int) -> Iterator[Decided]:
+        if parallel == 1:
+            yield from filter(None, map(self._decide, claims))
+            return
+        with ThreadPoolExecutor(parallel) as pool:
+            asked = [pool.submit(self._decide, claim) for claim in claims]
+            try:
+                for future in asked:
+                    if (found := future.result()) is not None:
+                        yield found
+            finally:  # who interrupts waits for what is being decided, and for no more
+                pool.shutdown(cancel_futures=True)
+
+    def _decide(self, claim: QueuedClaim) -> Decided | None:
+        if self.stopped:
+            return None
+        expected = _expected(self._source, claim)
+        began = perf_counter()
+        answer = self._gate.decide(claim.event)
+        found = answer, (perf_counter() - began) * 1000, expected
+        self.stopped = self.stopped or _stopped(self._gate)
+        return found
 
 
 def refuse_stopped(gate: Gate) -> None:
@@ -144,7 +185,7 @@ def _expected(source: TicketSource, claim: QueuedClaim) -> str:
 
 def _report(
     model: str,
-    decided: list[tuple[Answer, float, str]],
+    decided: list[Decided],
     watch: Watch,
     payments: list[Payment],
     wrong: list[str],
@@ -169,9 +210,7 @@ def _report(
     }
 
 
-def _chaos_report(
-    watch: Watch, record: Reader, payments: list[Payment], decided: list[tuple[Answer, float, str]]
-) -> dict[str, int]:
+def _chaos_report(watch: Watch, record: Reader, payments: list[Payment], decided: list[Decided]) -> dict[str, int]:
     """Count by flow: of those moved, only what drift ended, or what was paid all the same, says anything.
 
     What was paid on a second look, after the ticket had moved, is neither: it is counted on its own.

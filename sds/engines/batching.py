@@ -1,0 +1,327 @@
+"""Many decisions over one model: continuous batching of generators that say which rows they want next.
+
+One worker thread owns the backend. Whoever asks waits in a bounded queue, first come first served, until one of the
+backend's slots is free; a pass then carries rows of all who want one. It knows rows and tokens, nothing of decisions.
+
+- Those under way ride before those who have just begun, and whoever was left out of `LEFT_OUT_MAX` passes in a row
+  rides before all: so nobody waits for more than `LEFT_OUT_MAX + slots` passes.
+- The sections that prompts share are read alone, at most one prompt's between two passes. A newcomer gets the free slot
+  that holds most of its sections, else the one least recently used: the slots are the cache of sections, bounded by
+  their number.
+- A failed pass fails those who rode in it. The backend then holds nothing any more, so all others begin again, at most
+  `RESTARTS_MAX` times: a decision is a function of its prompt, and all that is lost is time.
+- Deadlines are looked at before and after every pass; a pass is never cut short, but no caller waits for its end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from sds.decoder import BACKEND_FAILED, DEADLINE_EXCEEDED
+from sds.kernel.errors import ModelError, SdsError
+from sds.models.protocol import Backend, BackendError, Row, shared_sections
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+QUEUE_MAX = 1024
+LEFT_OUT_MAX = 4
+RESTARTS_MAX = 2
+CLOSE_S_MAX = 10.0
+WAIT_S_MAX = 1.0  # how long a caller sleeps before it looks at the clock again
+WAIT_S_MIN = 0.001
+CANCELLED, QUEUE_FULL = "CANCELLED", "QUEUE_FULL"
+
+T = TypeVar("T")
+Passes = Generator[list[Row], "list[NDArray[np.float32]]", T]
+Sections = Sequence[Sequence[int]]
+
+
+class Pending(Generic[T]):
+    """A decision that was asked for. Whoever ends it first, worker, clock or caller, has ended it.
+
+    `rows`: for each pass its own tokens in it, and the rows of all.
+    """
+
+    def __init__(
+        self, batcher: Batcher, make: Callable[[Backend, int], Passes[T]], sections: Sections, deadline_ms: int
+    ) -> None:
+        self.make, self.deadline_ms = make, deadline_ms
+        self.shared = [tuple(section) for section in sections[:-1]]
+        self.restarts = 0
+        self.rows: list[tuple[int, int]] = []
+        self._batcher = batcher
+        self._ended, self._lock = threading.Event(), threading.Lock()
+        self.outcome: tuple[T] | SdsError | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
+
+    def end(self, outcome: tuple[T] | SdsError) -> None:
+        with self._lock:
+            if self.outcome is None:
+                self.outcome = outcome
+                self._ended.set()
+
+    def late(self, now_ms: int) -> bool:
+        """End it when its time is up; return whether it has ended."""
+        if now_ms > self.deadline_ms:
+            late = f"the decision is {now_ms - self.deadline_ms} ms past its deadline"
+            self.end(ModelError(late, reason_code=DEADLINE_EXCEEDED))
+        return self.ended
+
+    def cancel(self) -> None:
+        """Give up: its slot is free after the pass that runs now."""
+        self.end(ModelError("the decision was cancelled", reason_code=CANCELLED))
+        self._batcher.forget(self)
+
+    def result(self) -> T:
+        """Wait for the end, the deadline at most. Raises ModelError."""
+        now_ms = self._batcher.now_ms
+        try:
+            while not self.late(now_ms()):
+                self._ended.wait(min(WAIT_S_MAX, max(WAIT_S_MIN, (self.deadline_ms - now_ms()) / 1000)))
+        finally:
+            self.end(ModelError("the decision was cancelled", reason_code=CANCELLED))  # the caller was interrupted
+            self._batcher.forget(self)
+        if isinstance(self.outcome, tuple):
+            return self.outcome[0]
+        assert self.outcome is not None  # noqa: S101  it has ended
+        raise self.outcome
+
+
+@dataclass(eq=False)
+class _Running:
+    """A decision in a slot. `rows`: what it wants of its next pass; `left_out`: passes without it, in a row."""
+
+    pending: Pending[Any]
+    slot: int
+    passes: Passes[Any]
+    rows: list[Row] = field(default_factory=list)
+    begun: bool = False
+    left_out: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(row.tokens) for row in self.rows)
+
+
+class Batcher:
+    """Runs what is submitted from any thread; `close()` also closes the backend. `now_ms`: the clock of deadlines.
+
+    `words` is held while a decision goes on, and not during a pass: others take it to use the backend's tokenizer.
+    """
+
+    def __init__(
+        self, backend: Backend, *, now_ms: Callable[[], int], words: threading.Lock, queue_max: int = QUEUE_MAX
+    ) -> None:
+        self.now_ms = now_ms
+        self._words = words
+        self._backend, self._queue_max = backend, queue_max
+        self._waiting: deque[Pending[Any]] = deque()
+        self._running: list[_Running] = []
+        self._held: list[list[tuple[int, ...]]] = [[] for _ in range(backend.slots)]
+        self._used = [0] * backend.slots
+        self._turn = 0
+        self._changed = threading.Condition()
+        self._over: ModelError | None = None  # why nothing is taken any more
+        self._worker = threading.Thread(target=self._work, name="sds-batcher", daemon=True)
+        self._worker.start()
+
+    def submit(self, make: Callable[[Backend, int], Passes[T]], sections: Sections, deadline_ms: int) -> T:
+        """Return what the generator returns that `make(backend, slot)` makes. Raises ModelError.
+
+        `make` is called by the worker, and once more when it has to begin again; `sections` is the prompt, of which the
+        generator begins with all but the last.
+        """
+        return self.start(make, sections, deadline_ms).result()
+
+    def start(self, make: Callable[[Backend, int], Passes[T]], sections: Sections, deadline_ms: int) -> Pending[T]:
+        """Queue it. Raises ModelError when the queue is full or the worker is gone."""
+        pending = Pending(self, make, sections, deadline_ms)
+        with self._changed:
+            if self._over is not None:
+                raise ModelError(str(self._over), reason_code=self._over.reason_code)
+            if len(self._waiting) >= self._queue_max:
+                raise ModelError(f"{self._queue_max} decisions wait already", reason_code=QUEUE_FULL)
+            self._waiting.append(pending)
+            self._changed.notify_all()
+        return pending
+
+    def forget(self, pending: Pending[Any]) -> None:
+        """Take one that has ended out of the queue; the worker frees its slot if it has one."""
+        with self._changed:
+            with suppress(ValueError):
+                self._waiting.remove(pending)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End everything; a pass that outlasts `CLOSE_S_MAX` keeps its model in memory until the process ends."""
+        self._stop(ModelError("the engine is closed"))
+        self._worker.join(CLOSE_S_MAX)
+        if not self._worker.is_alive():
+            with self._words:
+                self._backend.close()
+
+    def _stop(self, why: ModelError) -> None:
+        with self._changed:
+            self._over = self._over or why
+            asked = [*self._waiting, *(running.pending for running in self._running)]
+            self._waiting.clear()
+            self._changed.notify_all()
+        for pending in asked:
+            pending.end(ModelError(str(why), reason_code=why.reason_code))
+
+    def _work(self) -> None:
+        try:
+            while self._wait():
+                self._clear()
+                self._join()
+                self._clear()
+                self._pass()
+        except BaseException as error:  # noqa: BLE001  whatever it was, nobody may wait for a thread that is gone
+            self._stop(ModelError(f"the batch worker failed: {type(error).__name__}", reason_code=BACKEND_FAILED))
+        for running in self._running.copy():
+            self._leave(running)
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do; return False when all is over."""
+        with self._changed:
+            while self._over is None and not self._waiting and not self._running:
+                self._changed.wait()
+            return self._over is None
+
+    def _clear(self) -> None:
+        """Let go of all that have ended, or whose time is up."""
+        now_ms = self.now_ms()
+        with self._changed:
+            self._waiting = deque(pending for pending in self._waiting if not pending.late(now_ms))
+        for running in [running for running in self._running if running.pending.late(now_ms)]:
+            self._leave(running)
+
+    def _leave(self, running: _Running) -> None:
+        with self._changed:
+            self._running.remove(running)
+        with suppress(Exception):  # it drops its forks; a backend that cannot will say so with the next pass
+            running.passes.close()
+
+    def _join(self) -> None:
+        """Let in whoever is first while slots are free; of those whose sections must be read, only one."""
+        read = False
+        for _ in self._held:
+            if (running := self._admit(may_read=not read)) is None:
+                return
+            shared, slot = running.pending.shared, running.slot
+            read |= self._must_read(shared)
+            held, self._held[slot] = self._held[slot], []
+            self._advance(running, None)
+            if running in self._running:
+                self._held[slot] = shared
+            elif isinstance(running.pending.outcome, tuple):  # the model was not asked
+                self._held[slot] = held
+
+    def _admit(self, *, may_read: bool) -> _Running | None:
+        with self._changed:
+            taken = {running.slot for running in self._running}
+            free = [slot for slot in range(len(self._held)) if slot not in taken]
+            if not self._waiting or not free or self._over is not None:
+                return None
+            shared = self._waiting[0].shared
+            if not may_read and self._must_read(shared):
+                return None
+            slot = max(free, key=lambda slot: (shared_sections(shared, self._held[slot]), -self._used[slot]))
+            pending = self._waiting.popleft()
+            running = _Running(pending, slot, _called(pending.make, self._backend, slot))
+            self._running.append(running)
+        self._turn += 1
+        self._used[slot] = self._turn
+        return running
+
+    def _must_read(self, shared: Sections) -> bool:
+        """Return whether no slot holds all of these: a backend copies what another slot holds."""
+        return all(shared_sections(shared, held) < len(shared) for held in self._held)
+
+    def _advance(self, running: _Running, logits: list[NDArray[np.float32]] | None) -> None:
+        try:
+            with self._words:
+                running.rows = next(running.passes) if logits is None else running.passes.send(logits)
+        except StopIteration as finished:
+            outcome: tuple[Any] | SdsError = (finished.value,)
+        except SdsError as error:
+            outcome = error
+        except Exception as error:  # noqa: BLE001  one decision may fail in any way; the others go on
+            outcome = ModelError(f"the decision failed unexpectedly: {type(error).__name__}")
+        else:
+            return
+        running.pending.end(outcome)
+        self._leave(running)
+        if isinstance(outcome, SdsError) and outcome.reason_code == BACKEND_FAILED:
+            self._begin_again()
+
+    def _pass(self) -> None:
+        riders = self._riders()
+        rows = [row for running in riders for row in running.rows]
+        try:
+            logits = self._backend.run(rows) if rows else []
+            if len(logits) != len(rows):
+                raise BackendError(f"the model answered {len(logits)} of {len(rows)} rows")
+        except Exception as error:  # noqa: BLE001  whatever it was, it is the end of this pass and not of the worker
+            self._fail(riders, error)
+            return
+        for running in self._running:
+            running.left_out += 1
+        self._clear()
+        for running in riders:
+            answered, logits = logits[: len(running.rows)], logits[len(running.rows) :]
+            if running in self._running:
+                running.left_out, running.begun = 0, True
+                running.pending.rows.append((running.tokens, len(rows)))
+                self._advance(running, answered)
+
+    def _riders(self) -> list[_Running]:
+        """Return who rides in the next pass: the first in any case, then as many as there is room for."""
+
+        def turn(running: _Running) -> tuple[bool, bool, int]:
+            return running.left_out < LEFT_OUT_MAX, not running.begun, -running.left_out
+
+        riders, room = list[_Running](), self._backend.pass_tokens_max
+        for running in sorted(self._running, key=turn):
+            if not riders or running.tokens <= room:
+                riders.append(running)
+                room -= running.tokens
+        return riders
+
+    def _fail(self, riders: list[_Running], error: Exception) -> None:
+        message, hint = (
+            (str(error), error.hint) if isinstance(error, BackendError) else ("the model failed unexpectedly", "")
+        )
+        for running in riders:
+            running.pending.end(ModelError(message, reason_code=BACKEND_FAILED, hint=hint))
+            self._leave(running)
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        """The backend holds nothing any more: put all that are left back to the head of the queue."""
+        self._held = [[] for _ in self._held]
+        with self._changed:  # whoever stops us finds each of them in one place or the other
+            for running in reversed(self._running.copy()):
+                self._leave(running)
+                running.pending.restarts += 1
+                if running.pending.restarts > RESTARTS_MAX:
+                    why = "the model failed too often beside this decision"
+                    running.pending.end(ModelError(why, reason_code=BACKEND_FAILED))
+                elif not running.pending.ended:
+                    running.pending.rows.clear()
+                    self._waiting.appendleft(running.pending)
+
+
+def _called(make: Callable[[Backend, int], Passes[T]], backend: Backend, slot: int) -> Passes[T]:
+    """Call `make` with the first step, so that whatever it raises is the decision's own failure."""
+    return (yield from make(backend, slot))
