@@ -16,19 +16,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sqlite3
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from sds.benchmarks.measuring import machine, summary, versions
 from sds.gates.refund.desk import load_refund_contract
 from sds.kernel import dim, intake, jit, registry, store
 from sds.kernel.contract import Contract
@@ -81,11 +77,6 @@ def _timed(call: Callable[[], object]) -> float:
     began = time.perf_counter_ns()
     call()
     return (time.perf_counter_ns() - began) / 1000
-
-
-def summary(us: list[float]) -> dict[str, float]:
-    p50, p95, p99 = (float(p) for p in np.percentile(us, [50, 95, 99]))
-    return {"n": len(us), "p50": round(p50, 2), "p95": round(p95, 2), "p99": round(p99, 2), "max": round(max(us), 2)}
 
 
 def drift_check() -> dict[str, float]:
@@ -174,14 +165,8 @@ def run(folder: Path) -> dict[str, Any]:
     opened.close()
     return {
         "benchmark": "kernel",
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "cores": os.cpu_count(),
-        "machine": f"{platform.machine()} {_processor()}",
-        "versions": {
-            "python": platform.python_version(),
-            "sqlite": sqlite3.sqlite_version,
-            "common-expression-language": version("common-expression-language"),
-        },
+        **machine(),
+        "versions": {**versions("common-expression-language"), "sqlite": sqlite3.sqlite_version},
         "jit_us_p99": jit_us["p99"],
         "verdict_us_p50": verdict_us["p50"],
         "durable_over_commit_p50": round(durable_us["p50"] / commit_us["p50"], 2),
@@ -196,14 +181,6 @@ def _without_limits(contract: Contract) -> Contract:
     """Raise the spend limits so that thousands of decisions an hour fit; the checks themselves stay."""
     spend = tuple(limit.model_copy(update={"max_minor": 10**12}) for limit in contract.spend)
     return contract.model_copy(update={"spend": spend})
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 TARGETS = {"jit_us_p99": 5.0, "verdict_us_p50": 60.0, "durable_over_commit_p50": 5.0}

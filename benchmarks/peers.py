@@ -327,13 +327,12 @@ def _prepare(
 ) -> tuple[dict[str, list[Task]], dict[str, dict[str, float]]]:
     """Choose the packets, and say what they must cost before anything is timed."""
     made = {"fixed": fixed_packets, "digits": digits_packets}
+    wanted: dict[str, Callable[[str], bool]] = {"fixed": bool, "digits": REFUND.__eq__}
     tasks: dict[str, list[Task]] = {}
     predicted: dict[str, dict[str, float]] = {}
     for kind in KINDS:
         candidates = tasks_of(made[kind](folder, count * CANDIDATES_PER_DECISION), backend)
-        tasks[kind], answers = chosen_tasks(
-            ours, candidates, count, lambda a, kind=kind: kind == "fixed" or a == REFUND
-        )
+        tasks[kind], answers = chosen_tasks(ours, candidates, count, wanted[kind])
         guess = predict(kind, tasks[kind][0], answers[0], backend)
         cost = costs(ours, tasks[kind][0], set(guess.shapes()))
         predicted[kind] = guess.ms(cost)
@@ -394,6 +393,10 @@ def _table_row(found: dict[str, Any]) -> str:
     return f"| {found['name']} | {libraries} | {figures} | {same} | {found['notes']} |"
 
 
+def _silent(_text: str) -> None:
+    """Say nothing: only the JSON document is wanted."""
+
+
 def main() -> None:
     names = ", ".join(peer.name for peer in PEERS)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -411,9 +414,10 @@ def main() -> None:
         parser.error(f"--n is not between 1 and {DECISIONS_MAX}")
     peers = [peer for peer in PEERS if peer.name in wanted]
     threads = int(os.environ.get("SDS_THREADS") or os.cpu_count() or 1)
-    say = (lambda _text: None) if options.json else print
-    say(__doc__ or "")
     model = options.model or embedded_model()
+    if not options.json:
+        print(__doc__)
+    say = _silent if options.json else print
     with tempfile.TemporaryDirectory(prefix="sds-peers-") as folder:
         report = run(Path(folder), model, peers, options.n, overlays=options.overlays, threads=threads, say=say)
     if options.page:

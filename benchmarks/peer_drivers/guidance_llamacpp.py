@@ -7,7 +7,9 @@ begins the prompt (guidance adds one itself, and a second one would lose the cac
 from __future__ import annotations
 
 import warnings
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from sds.benchmarks.peer_drivers.serving import Peer, Request, Said, serve, timed
 
@@ -16,7 +18,8 @@ CONTEXT_TOKENS = 2048
 
 def open_peer(model: Path, threads: int, _options: list[str]) -> Peer:
     import llama_cpp  # noqa: PLC0415  a peer may be missing
-    from guidance import models, regex  # noqa: PLC0415
+
+    guidance: Any = import_module("guidance")
 
     llama = llama_cpp.Llama(
         str(model),
@@ -32,11 +35,11 @@ def open_peer(model: Path, threads: int, _options: list[str]) -> Peer:
 
     with warnings.catch_warnings():  # it does not know the chat template, and we frame the prompt ourselves
         warnings.simplefilter("ignore")
-        empty = models.LlamaCpp(llama, echo=False, enable_monitoring=False)
+        empty = guidance.models.LlamaCpp(llama, echo=False, enable_monitoring=False)
 
     def decide(request: Request) -> Said:
         grammar, compile_ms = timed(
-            lambda: request["text"].removeprefix(begins) + regex(request["regex"], name="decision")
+            lambda: request["text"].removeprefix(begins) + guidance.regex(request["regex"], name="decision")
         )
         return Said((empty + grammar)["decision"], compile_ms)
 

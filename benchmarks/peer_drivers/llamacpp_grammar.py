@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from sds.benchmarks.peer_drivers.serving import Peer, Request, Said, serve, timed
 
@@ -10,7 +11,8 @@ CONTEXT_TOKENS = 2048
 
 
 def open_peer(model: Path, threads: int, _options: list[str]) -> Peer:
-    from llama_cpp import Llama, LlamaGrammar  # noqa: PLC0415  a peer may be missing
+    from llama_cpp import Llama  # noqa: PLC0415  a peer may be missing
+    from llama_cpp.llama_grammar import LlamaGrammar  # noqa: PLC0415
 
     llama = Llama(
         str(model),
@@ -23,7 +25,7 @@ def open_peer(model: Path, threads: int, _options: list[str]) -> Peer:
 
     def decide(request: Request) -> Said:
         grammar, compile_ms = timed(lambda: LlamaGrammar.from_string(request["gbnf"], verbose=False))
-        found = llama(
+        found: Any = llama(
             request["tokens"],
             grammar=grammar,
             temperature=0.0,

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,7 @@ from transformers import AutoTokenizer, DynamicCache, GenerationConfig
 from sds.benchmarks.peer_drivers.outlines_llamacpp import compiler_of
 from sds.benchmarks.peer_drivers.serving import Peer, Request, Said, serve, timed
 from sds.models.hf import HfBackend
-from sds.models.protocol import Dtype
 
-DTYPES: tuple[Dtype, ...] = ("fp32", "bf16")
 TRIAL_PROMPT_TOKENS, TRIAL_STEPS = 64, 8
 Processor = Callable[[str], dict[str, Any]]
 
@@ -30,14 +30,18 @@ class Model:
     """One model with the prefix of a prompt in its cache."""
 
     def __init__(self, path: Path, threads: int) -> None:
-        loaded = {dtype: _load(path, dtype, threads) for dtype in DTYPES}
-        trials = {dtype: _trial_s(module) for dtype, module in loaded.items()}
-        self.dtype = min(DTYPES, key=lambda dtype: trials[dtype])
-        self.module = loaded[self.dtype]
+        self.module = HfBackend(path, threads=threads).module
+        self.module.set_attn_implementation("sdpa")
+        halved = deepcopy(self.module).to(torch.bfloat16)
+        self.dtype = "fp32"
+        if _trial_s(halved) < _trial_s(self.module):
+            self.module, self.dtype = halved, "bf16"
         where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
         self.tokenizer: Any = AutoTokenizer.from_pretrained(**where, local_files_only=True)
         end = self.tokenizer.eos_token_id
-        self.module.generation_config = GenerationConfig(do_sample=False, eos_token_id=end, pad_token_id=end)
+        self.module.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+            do_sample=False, eos_token_id=end, pad_token_id=end
+        )
         self._cache = DynamicCache(config=self.module.config)
         self._static: list[int] = []
 
@@ -67,12 +71,6 @@ class Model:
         return found
 
 
-def _load(path: Path, dtype: Dtype, threads: int) -> Any:
-    module = HfBackend(path, dtype=dtype, threads=threads).module
-    module.set_attn_implementation("sdpa")
-    return module
-
-
 def _trial_s(module: Any) -> float:
     """Return how long a short prompt and some single tokens take, after a warm-up."""
     for _ in range(2):
@@ -92,9 +90,7 @@ def open_peer(path: Path, threads: int, options: list[str]) -> Peer:
     model = Model(path, threads)
     dists = (*(() if name in kinds else ("outlines",)), name, "transformers", "torch")
     decide = kinds[name](model) if name in kinds else _outlines(model, name)
-    return Peer(
-        decide, dists, f"transformers in {model.dtype} (the quicker of {', '.join(DTYPES)}), static prefix cached"
-    )
+    return Peer(decide, dists, f"transformers in {model.dtype} (the quicker of fp32 and bf16), static prefix cached")
 
 
 def _outlines(model: Model, backend: str) -> Callable[[Request], Said]:
@@ -106,7 +102,7 @@ def _outlines(model: Model, backend: str) -> Callable[[Request], Said]:
 
         held: list[int]
 
-        def encode(self, _prompt: Any, **_options: Any) -> Any:
+        def encode(self, _prompt: Any, **_options: Any) -> Any:  # type: ignore[override]
             ids = torch.tensor([self.held])
             return ids, torch.ones_like(ids)
 
@@ -121,7 +117,8 @@ def _outlines(model: Model, backend: str) -> Callable[[Request], Said]:
         processor, compile_ms = timed(lambda: compiler.get_regex_logits_processor(request["regex"]))
         driven.tokenizer.held = request["tokens"]
         with torch.inference_mode():
-            text = outlines.Generator(driven, processor=processor)("-", **model.options(request))
+            generate: Any = outlines.Generator(driven, processor=processor)
+            text = generate("-", **model.options(request))
         return Said(text, compile_ms)
 
     return decide
@@ -142,17 +139,14 @@ def _xgrammar(model: Model) -> Callable[[Request], Said]:
 
 
 def _lm_format_enforcer(model: Model) -> Callable[[Request], Said]:
-    import lmformatenforcer  # noqa: PLC0415  a peer may be missing
-    import transformers.tokenization_utils as old_place  # noqa: PLC0415
-
     # Its integration looks for one class where transformers 4 had it; nothing else of it has moved.
-    old_place.PreTrainedTokenizerBase = transformers.PreTrainedTokenizerBase
-    from lmformatenforcer.integrations import transformers as enforcing  # noqa: PLC0415
-
+    import_module("transformers.tokenization_utils").PreTrainedTokenizerBase = transformers.PreTrainedTokenizerBase  # type: ignore[attr-defined]
+    enforcer: Any = import_module("lmformatenforcer")
+    enforcing: Any = import_module("lmformatenforcer.integrations.transformers")
     known = enforcing.build_token_enforcer_tokenizer_data(model.tokenizer)
 
     def decide(request: Request) -> Said:
-        parser, compile_ms = timed(lambda: lmformatenforcer.RegexParser(request["regex"]))
+        parser, compile_ms = timed(lambda: enforcer.RegexParser(request["regex"]))
         allowed = enforcing.build_transformers_prefix_allowed_tokens_fn(known, parser)
         return Said(model.write(request, prefix_allowed_tokens_fn=allowed), compile_ms)
 

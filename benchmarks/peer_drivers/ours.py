@@ -37,12 +37,13 @@ def open_peer(model: Path, threads: int, _options: list[str]) -> Peer:
 def _pass_ms(backend: LlamaBackend, tokens: list[int], pass_tokens: int) -> float:
     """Return what one pass of so many tokens costs behind the rest of `tokens`."""
     cut = len(tokens) - pass_tokens
-    return min(timed(lambda: _one_pass(backend, tokens[:cut], tokens[cut:]))[0] for _ in range(PASSES))
+    return min(_one_pass(backend, tokens[:cut], tokens[cut:]) for _ in range(PASSES))
 
 
 def _one_pass(backend: LlamaBackend, before: list[int], tokens: list[int]) -> float:
     backend.begin([before])
-    return timed(lambda: backend.step(tokens))[1]
+    _, ms = timed(lambda: backend.step(tokens))
+    return ms
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def open_peer(model: Path, threads: int, options: list[str]) -> Peer:
     def decide(request: Request) -> Said:
         processor, compile_ms = timed(lambda: compiler.get_regex_logits_processor(request["regex"]))
         llama.held = request["tokens"]
-        generate = outlines.Generator(driven, processor=processor)
+        generate: Any = outlines.Generator(driven, processor=processor)
         text = generate("-", temperature=0.0, repeat_penalty=1.0, max_tokens=request["tokens_max"])
         return Said(text, compile_ms)
 
