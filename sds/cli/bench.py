@@ -12,14 +12,15 @@ import typer
 from sds.cli.common import JsonFlag
 from sds.kernel.errors import UsageError
 
-QUESTIONS = ("kernel",)
+QUESTIONS = ("kernel", "peers")
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("bench")(bench)
+    app.command("bench", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(bench)
 
 
 def bench(
+    context: typer.Context,
     question: Annotated[str, typer.Argument(help=f"Which question: {', '.join(QUESTIONS)}.", metavar="QUESTION")],
     as_json: JsonFlag = False,
     page: Annotated[Path | None, typer.Option("--page", help="Write a Markdown page, too.", show_default=False)] = None,
@@ -34,4 +35,5 @@ def bench(
         raise UsageError(f"`{page}` cannot be written", hint="name a file in a folder that is there")
     command = [sys.executable, "-m", f"sds.benchmarks.{question}", *(["--json"] if as_json else [])]
     command += ["--page", str(page)] if page else []
+    command += context.args  # what only this question knows: `--n 5`
     raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603  our own module

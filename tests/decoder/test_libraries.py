@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from sds.benchmarks.packets import real_packets
 from sds.decoder import ACTION_CHOICE, JOINT, decode
 from sds.grammars.language import language
 from sds.kernel.packet import DecisionPacket
 from sds.models.llama import LlamaBackend
 from sds.models.protocol import Backend, prompt_sections
 from tests.model_fixtures import TINY_THREADS
-from tests.real_packets import real_packets
 from tests.scale import scale
 
 PACKETS = scale(12, 200)

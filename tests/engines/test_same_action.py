@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from sds.benchmarks.packets import real_packets
 from sds.decoder import ACTION_CHOICE
 from sds.engines.native import NativeEngine
 from sds.engines.protocol import Engine
@@ -31,7 +32,6 @@ from tests.engines.conftest import running_ms
 from tests.engines.servers import LlamaServer
 from tests.kernel.durable import World
 from tests.model_fixtures import TINY_THREADS
-from tests.real_packets import real_packets
 from tests.scale import scale
 
 PACKETS = scale(2, 200)

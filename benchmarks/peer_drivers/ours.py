@@ -1,0 +1,50 @@
+"""Ours: the native engine on one slot, from the packet to the proposal's bytes."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from sds.benchmarks.peer_drivers.serving import Peer, Request, Said, serve, timed
+from sds.engines.native import NativeEngine
+from sds.models.llama import LlamaBackend
+
+PASSES = 5  # of one shape, of which the quickest counts: what the hardware charges
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def open_peer(model: Path, threads: int, _options: list[str]) -> Peer:
+    backend = LlamaBackend(model, threads=threads)
+    engine = NativeEngine(backend, now_ms=now_ms)
+
+    def decide(request: Request) -> Said:
+        if "pass_tokens" in request:
+            return Said("", facts={"pass_ms": _pass_ms(backend, request["tokens"], request["pass_tokens"])})
+        packet = pickle.loads(base64.b64decode(request["packet"]))  # noqa: S301  from the benchmark that started us
+        fresh = replace(packet, expires_at_ms=now_ms() + request["timeout_ms"])
+        data, decoding = engine.propose(fresh, tokens_max=request["tokens_max"])
+        return Said(data.decode(), facts={"passes": decoding.passes})
+
+    return Peer(decide, ("sovereign-decision-stream", "llama_cpp_python"))
+
+
+def _pass_ms(backend: LlamaBackend, tokens: list[int], pass_tokens: int) -> float:
+    """Return what one pass of so many tokens costs behind the rest of `tokens`."""
+    cut = len(tokens) - pass_tokens
+    return min(_one_pass(backend, tokens[:cut], tokens[cut:]) for _ in range(PASSES))
+
+
+def _one_pass(backend: LlamaBackend, before: list[int], tokens: list[int]) -> float:
+    backend.begin([before])
+    _, ms = timed(lambda: backend.step(tokens))
+    return ms
+
+
+if __name__ == "__main__":
+    serve(open_peer)

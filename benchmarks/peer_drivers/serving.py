@@ -1,0 +1,90 @@
+"""A peer in a process of its own: one JSON line in, one decision, one JSON line out. It idles on standard input.
+
+It imports nothing of ours, so that a peer may have other versions of our libraries beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TextIO
+
+ERROR_CHARS_MAX = 300
+
+Request = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a peer wrote; `compile_ms`: the part of the time that the grammar took before the first token."""
+
+    text: str
+    compile_ms: float | None = None
+    facts: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One loaded engine. `decide`: {tokens, tokens_static, text, regex, gbnf, tokens_max} to what it wrote."""
+
+    decide: Callable[[Request], Said]
+    dists: tuple[str, ...]
+    notes: str = ""
+
+
+def serve(open_peer: Callable[[Path, int, list[str]], Peer]) -> None:
+    """Answer requests until standard input ends. Arguments: MODEL THREADS [what the driver takes]."""
+    out = _private_output()
+    try:
+        peer = open_peer(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    except ImportError as error:
+        _write(out, {"missing": _line(error)})
+        return
+    except Exception as error:  # noqa: BLE001  foreign code: whatever it raises is counted
+        _write(out, {"error": _line(error)})
+        return
+    _write(out, {"notes": peer.notes, "versions": {name: version(name) for name in peer.dists}})
+    for line in sys.stdin:
+        _write(out, _answer(peer, json.loads(line)))
+
+
+def _answer(peer: Peer, request: Request) -> dict[str, Any]:
+    began = perf_counter()
+    try:
+        said = peer.decide(request)
+    except Exception as error:  # noqa: BLE001  foreign code: whatever it raises is counted
+        return {"error": _line(error), "ms": _ms_since(began)}
+    return {"text": said.text, "ms": _ms_since(began), "compile_ms": said.compile_ms, **(said.facts or {})}
+
+
+def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    """Return what `call` returns, and how long it took in milliseconds."""
+    began = perf_counter()
+    found = call()
+    return found, _ms_since(began)
+
+
+def _ms_since(began: float) -> float:
+    return (perf_counter() - began) * 1000
+
+
+def _private_output() -> TextIO:
+    """Keep the pipe for answers; whatever a library prints goes to standard error."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return out
+
+
+def _write(out: TextIO, answer: dict[str, Any]) -> None:
+    out.write(json.dumps(answer) + "\n")
+    out.flush()
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:ERROR_CHARS_MAX]

@@ -1,0 +1,431 @@
+"""Measure one decision, ours and that of every peer in its best mode: `sds bench peers --n 20`.
+
+The same weights file, the same prompt tokens, the same language (each is given the exact regular expression or GBNF of
+the packet), greedy. Every engine lives in a process of its own and is asked for one decision at a time, in turn, so that
+all see the same machine. Every decision is about a new packet: new state, bounds, claim and reference; what a grammar
+costs is part of what is measured. Peers keep the contract's part of the prompt in their cache, as we do.
+
+`fixed` packets have no free digit, `digits` ones an amount of four. What lies outside the envelope is counted as a
+violation, what raised or ran out of time as an error; times are of all that was written, violations too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import pickle
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sds.benchmarks.measuring import machine, summary, versions
+from sds.benchmarks.packets import REFUND, digits_packets, fixed_packets
+from sds.benchmarks.peer_process import PeerProcess
+from sds.engines.written import END_TOKENS, grammar_of
+from sds.grammars import emit_gbnf
+from sds.grammars.language import language
+from sds.kernel.packet import DecisionPacket
+from sds.kernel.proposal import Proposal, parse_proposal
+from sds.models.catalog import embedded_model
+from sds.models.llama import LlamaBackend
+from sds.models.protocol import prompt_sections
+
+WARM_UP = 2
+DECISIONS = 20
+DECISIONS_MAX = 1_000
+CANDIDATES_PER_DECISION = 4
+TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
+TOKENS_MAX = 2_048
+OPENING, TAIL = b'{"action":"', b'","context_ref"'
+KINDS = ("fixed", "digits")
+OVERLAYS = Path(".peers")
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One engine: the module that drives it and what that is told. `overlay`: whose other versions it needs."""
+
+    name: str
+    module: str
+    options: tuple[str, ...] = ()
+    overlay: str = ""
+
+
+_DRIVERS = "sds.benchmarks.peer_drivers"
+OURS = Contender("ours", f"{_DRIVERS}.ours")
+PEERS = (
+    Contender("guidance-llamacpp", f"{_DRIVERS}.guidance_llamacpp", overlay="guidance"),
+    Contender("llamacpp-grammar", f"{_DRIVERS}.llamacpp_grammar"),
+    Contender("outlines-llamacpp", f"{_DRIVERS}.outlines_llamacpp", ("outlines_core",)),
+    Contender("outlines-llamacpp-llguidance", f"{_DRIVERS}.outlines_llamacpp", ("llguidance",)),
+    Contender("outlines-transformers", f"{_DRIVERS}.on_transformers", ("outlines_core",)),
+    Contender("outlines-transformers-llguidance", f"{_DRIVERS}.on_transformers", ("llguidance",)),
+    Contender("xgrammar-transformers", f"{_DRIVERS}.on_transformers", ("xgrammar",)),
+    Contender("lm-format-enforcer-transformers", f"{_DRIVERS}.on_transformers", ("lm-format-enforcer",)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One packet, and the same question as every engine is asked it."""
+
+    packet: DecisionPacket
+    request: dict[str, Any]
+
+    def permits(self, text: str) -> bool:
+        """Tell whether a text is a decision about this packet within its envelope."""
+        data = text.encode("utf-8", "replace")
+        proposal = parse_proposal(data)
+        known = isinstance(proposal, Proposal) and proposal.context_ref == self.packet.snapshot.id
+        return known and self.packet.envelope.contains(data)
+
+
+@dataclass
+class Tally:
+    """What one engine did with the packets of one kind."""
+
+    ms: list[float] = field(default_factory=list)
+    compile_ms: list[float] = field(default_factory=list)
+    decided: Counter[str] = field(default_factory=Counter)
+    texts: list[str | None] = field(default_factory=list)
+    violations: int = 0
+    errors: int = 0
+    first_error: str = ""
+
+    def add(self, task: Task, answer: dict[str, Any]) -> None:
+        if "error" in answer:
+            self.errors += 1
+            self.first_error = self.first_error or answer["error"]
+            self.texts.append(None)
+            return
+        self.ms.append(answer["ms"])
+        if answer.get("compile_ms") is not None:
+            self.compile_ms.append(answer["compile_ms"])
+        self.texts.append(answer["text"])
+        if task.permits(answer["text"]):
+            self.decided[_action(answer["text"])] += 1
+        else:
+            self.violations += 1
+
+    @property
+    def ms_p50(self) -> float | None:
+        return summary(self.ms)["p50"] if self.ms else None
+
+
+def _action(text: str) -> str:
+    proposal = parse_proposal(text.encode())
+    return proposal.action if isinstance(proposal, Proposal) else ""
+
+
+@dataclass
+class Entry:
+    """One engine in the run. `missing`: why it did not start; then nothing is measured."""
+
+    contender: Contender
+    process: PeerProcess
+    tallies: dict[str, Tally] = field(default_factory=lambda: {kind: Tally() for kind in KINDS})
+
+    @property
+    def in_the_run(self) -> bool:
+        return not (self.process.missing or self.process.failed)
+
+
+def tasks_of(packets: Sequence[DecisionPacket], backend: LlamaBackend) -> list[Task]:
+    return [Task(packet, _request(packet, backend)) for packet in packets]
+
+
+def _request(packet: DecisionPacket, backend: LlamaBackend) -> dict[str, Any]:
+    said = language(packet.envelope, packet.snapshot.id)
+    grammar = grammar_of(said, "regex")
+    frame, sections = backend.frame(), prompt_sections(backend, *packet.texts)
+    static, *rest = packet.texts
+    return {
+        "tokens": [token for section in sections for token in section],
+        "tokens_static": len(sections[0]),
+        "text": f"{frame.before_system}{static}{frame.between}{''.join(rest)}{frame.after_user}",
+        "regex": grammar.text,
+        "gbnf": emit_gbnf.to_gbnf(said),
+        "tokens_max": grammar.bytes_max + END_TOKENS,
+    }
+
+
+def ask(entry: Entry, task: Task) -> dict[str, Any]:
+    """Ask one engine for one decision. Ours is given the packet itself, and makes of it what the others are handed."""
+    if entry.contender is not OURS:
+        return entry.process.ask(task.request, timeout_s=TIMEOUT_S)
+    packet = base64.b64encode(pickle.dumps(task.packet)).decode()
+    request = {"packet": packet, "tokens_max": TOKENS_MAX, "timeout_ms": int(TIMEOUT_S * 1000)}
+    return entry.process.ask(request, timeout_s=TIMEOUT_S)
+
+
+def chosen_tasks(
+    ours: Entry, candidates: Sequence[Task], count: int, wanted: Callable[[str], bool]
+) -> tuple[list[Task], list[dict[str, Any]]]:
+    """Return the tasks about which our engine decides as `wanted`, then others where these are too few; and its answers."""
+    answers: list[tuple[bool, Task, dict[str, Any]]] = []
+    for task in candidates:
+        answer = ask(ours, task)
+        answers.append((wanted(_action(answer.get("text", ""))), task, answer))
+        if sum(fits for fits, _, _ in answers) == count:
+            break
+    answers.sort(key=lambda found: not found[0])  # stable: in the order of the queue
+    return [task for _, task, _ in answers[:count]], [answer for _, _, answer in answers[:count]]
+
+
+def measure(entries: Sequence[Entry], tasks: dict[str, list[Task]]) -> None:
+    """Ask every engine about every packet, in turn; the first WARM_UP of each kind are not counted."""
+    for kind, of_kind in tasks.items():
+        for number, task in enumerate(of_kind):
+            for entry in _in_turn(entries, number):
+                answer = ask(entry, task)
+                if number >= WARM_UP:
+                    entry.tallies[kind].add(task, answer)
+
+
+def _in_turn(entries: Sequence[Entry], number: int) -> Iterator[Entry]:
+    """Yield those in the run; each time another is the first."""
+    living = [entry for entry in entries if entry.in_the_run]
+    return iter(living[number % len(living) :] + living[: number % len(living)])
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a kind must cost by its passes alone: the shapes of the passes, and the measured cost of each shape."""
+
+    kind: str
+    passes: int
+    read_tokens: int
+    opening_tokens: int
+    tail_at_token: int
+    decision_tokens: int
+
+    @property
+    def later_tokens(self) -> int:
+        """Tokens of each pass of ours after the first, on average: a choice and what it forces."""
+        return max(1, round((self.tail_at_token - self.opening_tokens) / max(1, self.passes - 1)))
+
+    def shapes(self) -> tuple[int, ...]:
+        return (self.read_tokens + self.opening_tokens, self.read_tokens, self.later_tokens, 1)
+
+    def ms(self, cost: dict[int, float]) -> dict[str, float]:
+        first, read, later, single = (cost[shape] for shape in self.shapes())
+        return {
+            "ours": round(first + (self.passes - 1) * later, 2),
+            "token_by_token": round(read + self.decision_tokens * single, 2),
+        }
+
+
+def predict(kind: str, task: Task, answer: dict[str, Any], backend: LlamaBackend) -> Prediction:
+    data = answer["text"].encode()
+    tail = data.index(TAIL)
+    return Prediction(
+        kind,
+        answer["passes"],
+        len(task.request["tokens"]) - task.request["tokens_static"],
+        len(backend.tokenize(OPENING, special=False)),
+        len(backend.tokenize(data[:tail], special=False)),
+        len(backend.tokenize(data, special=False)),
+    )
+
+
+def costs(ours: Entry, task: Task, shapes: set[int]) -> dict[int, float]:
+    """Return what one pass of each shape costs here, in milliseconds, behind the rest of the prompt."""
+    tokens = task.request["tokens"]
+    asked = {shape: min(shape, len(tokens) - 1) for shape in sorted(shapes)}
+    return {
+        shape: ours.process.ask({"tokens": tokens, "pass_tokens": of}, timeout_s=TIMEOUT_S)["pass_ms"]
+        for shape, of in asked.items()
+    }
+
+
+def row(entry: Entry, ours: Entry) -> dict[str, Any]:
+    """Return what is reported of one engine."""
+    found: dict[str, Any] = {"name": entry.contender.name, "version": entry.process.versions}
+    for kind, prefix in (("fixed", ""), ("digits", "digits_")):
+        tally = entry.tallies[kind]
+        found[f"{prefix}ms_p50"] = tally.ms_p50
+        found[f"{prefix}ms"] = summary(tally.ms) if tally.ms else None
+        found[f"{prefix}compile_ms_p50"] = summary(tally.compile_ms)["p50"] if tally.compile_ms else None
+        found[f"{prefix}decided"] = dict(sorted(tally.decided.items()))
+        pairs = zip(tally.texts, ours.tallies[kind].texts, strict=False)
+        found[f"{prefix}same_as_ours"] = sum(mine is not None and mine == other for mine, other in pairs)
+    tallies = entry.tallies.values()
+    found["violations"] = sum(tally.violations for tally in tallies)
+    found["errors"] = sum(tally.errors for tally in tallies)
+    errors = (tally.first_error for tally in tallies if tally.first_error)
+    found["notes"] = entry.process.missing or entry.process.failed or next(errors, "") or entry.process.notes
+    return found
+
+
+def speedups(rows: Sequence[dict[str, Any]], ours: Entry) -> dict[str, float | None]:
+    """Return how many times quicker ours was, by the medians: over the quickest peer, violations or not, and by name."""
+    fixed, digits = (ours.tallies[kind].ms_p50 for kind in KINDS)
+
+    def over(prefix: str, key: str, mine: float | None) -> float | None:
+        found = [r[key] for r in rows if r["name"].startswith(prefix) and r[key] is not None]
+        return round(min(found) / mine, 2) if found and mine else None
+
+    return {
+        "speedup_over_fastest": over("", "ms_p50", fixed),
+        "speedup_digits": over("", "digits_ms_p50", digits),
+        "speedup_over_outlines_llamacpp": over("outlines-llamacpp", "ms_p50", fixed),
+        "speedup_digits_over_outlines_llamacpp": over("outlines-llamacpp", "digits_ms_p50", digits),
+        "speedup_over_llamacpp_grammar": over("llamacpp-grammar", "ms_p50", fixed),
+        "speedup_digits_over_llamacpp_grammar": over("llamacpp-grammar", "digits_ms_p50", digits),
+    }
+
+
+def run(
+    folder: Path,
+    model: Path,
+    peers: Sequence[Contender],
+    count: int,
+    *,
+    overlays: Path = OVERLAYS,
+    threads: int,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Measure `count` decisions of each kind by each engine. `folder` is where the airline of the packets is made."""
+    with ExitStack() as opened:
+        backend = LlamaBackend(model, threads=threads)
+        opened.callback(backend.close)
+        entries = [_start(opened, contender, folder, model, overlays, threads) for contender in (OURS, *peers)]
+        ours = entries[0]
+        for entry in entries:
+            if not entry.in_the_run:
+                say(f"{entry.contender.name}: {entry.process.missing or entry.process.failed}")
+        if not ours.in_the_run:
+            raise SystemExit("our own engine did not start")
+        tasks, predicted = _prepare(ours, folder, backend, count + WARM_UP, say)
+        measure(entries, tasks)
+        rows = [row(entry, ours) for entry in entries]
+        return {
+            "benchmark": "peers",
+            **machine(),
+            "threads": threads,
+            "n": count,
+            "model": {"name": backend.name, "sha256": backend.fingerprint},
+            "versions": versions("llama_cpp_python", "llguidance", "numpy"),
+            "predicted_ms": predicted,
+            "ours_ms_p50": rows[0]["ms_p50"],
+            "ours_digits_ms_p50": rows[0]["digits_ms_p50"],
+            **speedups(rows[1:], ours),
+            "ours": rows[0],
+            "peers": rows[1:],
+        }
+
+
+def _prepare(
+    ours: Entry, folder: Path, backend: LlamaBackend, count: int, say: Callable[[str], None]
+) -> tuple[dict[str, list[Task]], dict[str, dict[str, float]]]:
+    """Choose the packets, and say what they must cost before anything is timed."""
+    made = {"fixed": fixed_packets, "digits": digits_packets}
+    wanted: dict[str, Callable[[str], bool]] = {"fixed": bool, "digits": REFUND.__eq__}
+    tasks: dict[str, list[Task]] = {}
+    predicted: dict[str, dict[str, float]] = {}
+    for kind in KINDS:
+        candidates = tasks_of(made[kind](folder, count * CANDIDATES_PER_DECISION), backend)
+        tasks[kind], answers = chosen_tasks(ours, candidates, count, wanted[kind])
+        guess = predict(kind, tasks[kind][0], answers[0], backend)
+        cost = costs(ours, tasks[kind][0], set(guess.shapes()))
+        predicted[kind] = guess.ms(cost)
+        say(
+            f"{kind}: {guess.read_tokens} prompt tokens to read, a decision of {guess.decision_tokens}; ours needs "
+            f"{guess.passes} passes, {predicted[kind]['ours']} ms; an engine that runs one for every token "
+            f"{guess.decision_tokens + 1}, {predicted[kind]['token_by_token']} ms"
+        )
+    return tasks, predicted
+
+
+def _start(opened: ExitStack, contender: Contender, folder: Path, model: Path, overlays: Path, threads: int) -> Entry:
+    log = folder / f"{contender.name}.log"
+    arguments = [str(model), str(threads), *contender.options]
+    overlay = overlays / contender.overlay if contender.overlay else None
+    process = PeerProcess(contender.module, arguments, log=log, overlay=overlay, timeout_s=START_TIMEOUT_S)
+    opened.callback(process.close)
+    return Entry(contender, process)
+
+
+def page(report: dict[str, Any]) -> str:
+    """Return the report as a Markdown page; every figure on it comes from the report."""
+    head = (
+        f"| {'engine | versions | fixed p50 | digits p50 | compile p50 | violations | errors | same as ours | notes'} |"
+    )
+    rows = "\n".join(map(_table_row, (report["ours"], *report["peers"])))
+    ratios = "\n".join(f"| `{name}` | {value} |" for name, value in report.items() if name.startswith("speedup"))
+    predicted = "; ".join(
+        f"{kind}: ours {ms['ours']} ms, a pass for every token {ms['token_by_token']} ms"
+        for kind, ms in report["predicted_ms"].items()
+    )
+    return f"""# One decision, ours and theirs
+
+Written by `sds bench peers --page` on {report["date"]}; nothing here is typed in by hand. Ours is the first row, and so
+is this benchmark. Machine: {report["machine"]}, {report["cores"]} cores, {report["threads"]} threads. Weights:
+{report["model"]["name"]}, SHA-256 {report["model"]["sha256"][:12]}, for every engine.
+
+{head}
+|{"---|" * 9}
+{rows}
+
+Milliseconds, N = {report["n"]} packets of each kind, each packet asked of every engine in turn. A new packet is a new
+grammar: what compiling it costs is in the times. `same as ours`: decisions with the same bytes, of {2 * report["n"]}.
+
+| ratio of the medians | |
+|---|---|
+{ratios}
+
+Where a ratio is below 1, that peer was the quicker one. Predicted from the bare passes before measuring, {predicted}.
+"""
+
+
+def _table_row(found: dict[str, Any]) -> str:
+    libraries = ", ".join(f"{name} {number}" for name, number in found["version"].items())
+    same = found["same_as_ours"] + found["digits_same_as_ours"]
+    keys = ("ms_p50", "digits_ms_p50", "compile_ms_p50", "violations", "errors")
+    figures = " | ".join("-" if found[key] is None else str(found[key]) for key in keys)
+    return f"| {found['name']} | {libraries} | {figures} | {same} | {found['notes']} |"
+
+
+def _silent(_text: str) -> None:
+    """Say nothing: only the JSON document is wanted."""
+
+
+def main() -> None:
+    names = ", ".join(peer.name for peer in PEERS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print only the JSON document")
+    parser.add_argument("--page", type=Path, help="write the report as a Markdown page, too")
+    parser.add_argument("--n", type=int, default=DECISIONS, help=f"decisions of each kind, 1 to {DECISIONS_MAX}")
+    parser.add_argument("--only", default="", help=f"peers to ask, with commas between them: {names}")
+    parser.add_argument("--model", type=Path, help="a GGUF file; without it the embedded model")
+    parser.add_argument("--overlays", type=Path, default=OVERLAYS, help="where peers' own versions of libraries lie")
+    options = parser.parse_args()
+    wanted = set(options.only.split(",")) if options.only else {peer.name for peer in PEERS}
+    if unknown := wanted - {peer.name for peer in PEERS}:
+        parser.error(f"there is no peer `{min(unknown)}`; peers are: {names}")
+    if not 1 <= options.n <= DECISIONS_MAX:
+        parser.error(f"--n is not between 1 and {DECISIONS_MAX}")
+    peers = [peer for peer in PEERS if peer.name in wanted]
+    threads = int(os.environ.get("SDS_THREADS") or os.cpu_count() or 1)
+    model = options.model or embedded_model()
+    if not options.json:
+        print(__doc__)
+    say = _silent if options.json else print
+    with tempfile.TemporaryDirectory(prefix="sds-peers-") as folder:
+        report = run(Path(folder), model, peers, options.n, overlays=options.overlays, threads=threads, say=say)
+    if options.page:
+        options.page.write_text(page(report), encoding="utf-8")
+    for found in [] if options.json else (report["ours"], *report["peers"]):
+        print(f"{found['name']:<34} {found['ms_p50']} ms  digits {found['digits_ms_p50']} ms")
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
