@@ -216,6 +216,8 @@ class LlamaBackend:
 
     def _runnable(self, rows: Sequence[Row]) -> None:
         """Refuse before anything is decoded: llama.cpp ends the process over some of these."""
+        if not rows:
+            raise BackendError("a pass needs at least one row")
         if len({row.slot for row in rows}) != len(rows):
             raise BackendError("a pass holds at most one row of a slot")
         ahead = sum(prompt.own for fork, prompt in self._prompts.items() if fork >= self.slots)
