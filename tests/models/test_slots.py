@@ -94,17 +94,17 @@ def test_with_one_slot_the_first_fork_of_a_pass_is_bit_equal_to_it_alone(one: Ll
     together = one.run([Row(one.fork(0), tail, len(tail)) for tail in tails])
     assert np.array_equal(alone[0], together[0])
     for expected, found in zip(alone, together, strict=True):
-        assert np.allclose(expected, found, rtol=0, atol=1e-4)
+        assert np.allclose(expected, found, rtol=0, atol=1e-3)
 
 
-def test_more_rows_than_a_pass_holds_are_cut_in_order(single_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_more_rows_than_a_pass_holds_are_cut_in_order_and_evenly(single_path: Path, monkeypatch: pytest.MonkeyPatch):
     small = LlamaBackend(single_path, slots=3, n_ctx=512, n_batch=64, threads=TINY_THREADS)
     large = LlamaBackend(single_path, slots=3, n_ctx=512, threads=TINY_THREADS)
     rows = [Row(slot, tokens, 5) for slot, tokens in enumerate(sections_of(24, 50, 100, 7))]
     expected = large.run(rows)
     passes = passes_of(small, monkeypatch)
     found = small.run(rows)
-    assert [64, 64, 29] == passes
+    assert [53, 53, 51] == passes
     for wanted, logits in zip(expected, found, strict=True):
         assert np.allclose(wanted, logits, rtol=0, atol=NOISE)
     for backend in (small, large):
