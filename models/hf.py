@@ -290,9 +290,8 @@ class HfBackend:
         prompts = [self._prompts[row.slot] for row in rows]
         parts = [Part(prompt.seat, prompt.position, row.tokens) for prompt, row in zip(prompts, rows, strict=True)]
         outputs = max(row.outputs for row in rows)
-        logits = states_at is None
-        forward: Forward = partial(self._logits, outputs) if logits else partial(self._states, states_at)
-        found = self._store.run(parts, forward, repeated=logits and outputs == 1)
+        forward: Forward = partial(self._logits, outputs) if states_at is None else partial(self._states, states_at)
+        found = self._store.run(parts, forward, repeated=states_at is None and outputs == 1)
         values = found[:, found.shape[1] - outputs :].float().cpu().numpy()
         for prompt, row in zip(prompts, rows, strict=True):
             prompt.position += len(row.tokens)

@@ -237,7 +237,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self.lazy_initialization(key_states, value_states)
         return self._cells.exchange(self.keys, key_states), self._cells.exchange(self.values, value_states)
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002  named by transformers
         raise TypeError("the mask is given: a model that makes its own takes no cells")
 
     def get_seq_length(self) -> int:
