@@ -64,7 +64,7 @@ def plain_logits(backend: HfBackend, tokens: list[int]) -> np.ndarray:
 
 
 def close(expected: np.ndarray, found: np.ndarray) -> bool:
-    return expected.shape == found.shape and bool(np.abs(expected - found).max() <= TOLERANCE)
+    return expected.shape == found.shape and bool(np.abs(expected - found).max(initial=0) <= TOLERANCE)
 
 
 def calls_of(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
@@ -98,7 +98,7 @@ def test_a_model_that_ignores_where_its_tokens_stand_takes_no_cells(
     tiny_folder: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ):
     """Found by trying it out, not by a list of names."""
-    from transformers.models.llama.modeling_llama import LlamaModel  # noqa: PLC0415
+    from transformers.models.llama.modeling_llama import LlamaModel
 
     sound = LlamaModel.forward
 
@@ -126,8 +126,7 @@ def test_rows_of_one_pass_are_what_each_is_alone_without_a_cache(either: HfBacke
             for row, logits in zip(rows, found, strict=True):
                 texts[row.slot] = texts[row.slot] + list(row.tokens)
                 expected = plain_logits(either, texts[row.slot])
-                assert close(expected[len(expected) - row.outputs :], logits) or not row.outputs == len(logits) == 0
-                assert row.outputs == len(logits)
+                assert close(expected[len(expected) - row.outputs :], logits)
 
 
 def _random_row(rng: Any, slot: int) -> Row:
@@ -194,8 +193,9 @@ def test_a_row_beside_what_is_no_number_is_not_touched_by_it(several: HfBackend)
     several.begin([short], slot=1)
     (expected,) = several.run([Row(1, [20, 21])])
     several.begin([long], slot=0)
-    for stored in several._store._stored():  # type: ignore[union-attr]
-        stored[1] = torch.nan
+    with torch.inference_mode():
+        for stored in several._store._stored():  # type: ignore[union-attr]
+            stored[1] = torch.nan
     several.begin([], slot=1)
     several.begin([short], slot=1)
     _, found = several.run([Row(0, [22]), Row(1, [20, 21])])
@@ -267,20 +267,12 @@ def test_passes_with_forks_are_bit_equal_whatever_ran_before(tiny_folder: Callab
 
     def scored() -> list[np.ndarray]:
         backend.begin([first, second])
-        forks = [backend.fork(0) for _ in range(3)]
-        return backend.run([Row(fork, [20 + fork] * (n + 1), n + 1) for n, fork in enumerate(forks)])[:0] + backend.run(
-            [Row(fork, [30] * (n + 1), n + 1) for n, fork in enumerate(forks)]
-        )
+        return backend.run([Row(backend.fork(0), [30] * n, n) for n in (1, 2, 3)])
 
-    def scored_once() -> list[np.ndarray]:
-        backend.begin([first, second])
-        return backend.run([Row(backend.fork(0), [30] * (n + 1), n + 1) for n in range(3)])
-
-    expected = scored_once()
+    expected = scored()
     backend.begin([other])
-    backend.step([22, 23])
-    scored()
-    assert all(np.array_equal(one, two) for one, two in zip(expected, scored_once(), strict=True))
+    backend.run([Row(fork, [22, 23]) for fork in (backend.fork(0), backend.fork(0))])
+    assert all(np.array_equal(one, two) for one, two in zip(expected, scored(), strict=True))
     backend.close()
 
 
@@ -292,9 +284,10 @@ def test_a_failed_pass_forgets_its_own_prompts_and_no_others(either: HfBackend, 
     either.begin([first, second], slot=0)
     fork = either.fork(1)
     shapes = calls_of(either, monkeypatch)
-    with monkeypatch.context() as broken, pytest.raises(BackendError, match="could not be run on 3 tokens: no memory"):
+    with monkeypatch.context() as broken:
         broken.setattr(either.module.model.layers[1].mlp, "forward", _out_of_memory)
-        either.run([Row(0, [20, 21]), Row(fork, [22])])
+        with pytest.raises(BackendError, match="could not be run on 3 tokens: no memory"):
+            either.run([Row(0, [20, 21]), Row(fork, [22])])
     either.drop(fork)
     shapes.clear()
     assert np.array_equal(expected, either.step([20, 21], slot=2))
@@ -420,7 +413,8 @@ def test_passes_of_fixed_shape_give_what_passes_of_their_own_shape_give(
     found = stepped(3)
     assert all(close(one, two) for one, two in zip(expected, found, strict=True))
     assert [(1 << (rows - 1).bit_length(), 1)] * 3 == shapes
-    assert close(plain_logits(several, [*texts[3], 25])[-1], several.step([25], slot=3)) or rows == SLOTS
+    held = texts[3] + ([20, 21, 22] if rows == SLOTS else [])
+    assert close(plain_logits(several, [*held, 25])[-1], several.step([25], slot=3))
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
