@@ -431,3 +431,22 @@ def test_half_precision_takes_cells_and_rows_stay_close_to_what_they_are_alone(
         assert np.float32 == found.dtype
         assert 0.1 > np.abs(expected - found[0]).max() / expected.std()
     backend.close()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_captured_passes_on_cuda_give_what_uncaptured_ones_give(
+    tiny_folder: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+):
+    backend = HfBackend(tiny_folder(1), device="cuda", threads=TINY_THREADS, slots=SLOTS)
+    texts = sections_of(23, 30, 4, 17, 9)
+
+    def stepped() -> list[np.ndarray]:
+        for slot, text in enumerate(texts):
+            backend.begin([text], slot=slot)
+        return [logits for n in range(3) for logits in backend.run([Row(slot, [20 + n]) for slot in range(3)])]
+
+    captured = stepped() + stepped()
+    assert {(4, 256)} == set(backend._store._graphs)  # type: ignore[union-attr]
+    monkeypatch.setattr(backend._store, "static", False)
+    assert all(close(one, two) for one, two in zip(stepped() * 2, captured, strict=True))
+    backend.close()
