@@ -1,10 +1,9 @@
-"""Several prompts in one transformers model: rows of one call, forks, hidden states, and models that take one row."""
+"""Several prompts in one transformers model: rows of one call, forks, and models that take one row."""
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,41 +15,12 @@ from sds.models.hf import FORKS_MAX, SLOTS_MAX, HfBackend
 from sds.models.hf_cells import Cells, OwnCaches
 from sds.models.protocol import BackendError, Row
 from tests.model_fixtures import TINY_THREADS
+from tests.models.conftest import SLOTS, edit
 from tests.models.test_backends import sections_of
 from tests.scale import scale, seeded
 
 TOLERANCE = 1e-4
-SLOTS = 4
-SLIDING = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 16, "head_dim": 32}
 DYNAMIC_ROPE = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}}
-
-
-@pytest.fixture(scope="module")
-def several(tiny_folder: Callable[[int], Path]) -> Iterator[HfBackend]:
-    backend = HfBackend(tiny_folder(1), threads=TINY_THREADS, slots=SLOTS)
-    yield backend
-    backend.close()
-
-
-@pytest.fixture
-def own_caches(tiny_folder: Callable[[int], Path], tmp_path: Path) -> Iterator[HfBackend]:
-    """Return a model whose windows forget: one row a call."""
-    folder = Path(shutil.copytree(tiny_folder(1), tmp_path / "checkpoint"))
-    edit(folder, **SLIDING)
-    backend = HfBackend(folder, threads=TINY_THREADS, slots=SLOTS)
-    yield backend
-    backend.close()
-
-
-@pytest.fixture(params=["several", "own_caches"])
-def either(request: pytest.FixtureRequest) -> HfBackend:
-    backend: HfBackend = request.getfixturevalue(request.param)
-    return backend
-
-
-def edit(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_bytes()), **changes}))
 
 
 def plain(backend: HfBackend, tokens: list[int], **options: Any) -> Any:
@@ -285,7 +255,7 @@ def test_a_failed_pass_forgets_its_own_prompts_and_no_others(either: HfBackend, 
     fork = either.fork(1)
     shapes = calls_of(either, monkeypatch)
     with monkeypatch.context() as broken:
-        broken.setattr(either.module.model.layers[1].mlp, "forward", _out_of_memory)
+        broken.setattr(either.module.model.layers[1].mlp, "forward", out_of_memory)
         with pytest.raises(BackendError, match="could not be run on 3 tokens: no memory"):
             either.run([Row(0, [20, 21]), Row(fork, [22])])
     either.drop(fork)
@@ -296,7 +266,7 @@ def test_a_failed_pass_forgets_its_own_prompts_and_no_others(either: HfBackend, 
     assert np.array_equal(expected, either.step([20, 21], slot=0))
 
 
-def _out_of_memory(*_: object) -> None:
+def out_of_memory(*_: object) -> None:
     raise MemoryError
 
 
@@ -326,72 +296,6 @@ def test_a_pass_that_cannot_be_is_refused_before_anything_runs(rows: list[Row], 
 def test_the_number_of_slots_is_limited(slots: int, tiny_folder: Callable[[int], Path]):
     with pytest.raises(BackendError, match=f"{slots} slots are not between 1 and {SLOTS_MAX}"):
         HfBackend(tiny_folder(1), threads=TINY_THREADS, slots=slots)
-
-
-@pytest.mark.parametrize("layer", [0, 1, 2, None])
-def test_hidden_states_are_those_of_the_plain_model(layer: int | None, either: HfBackend):
-    first, second = sections_of(17, 12, 9)
-    expected = plain(either, first + second, output_hidden_states=True).hidden_states[-1 if layer is None else layer][0]
-    assert close(expected[-1].numpy(), either.hidden([first, second], layer=layer))
-    mean = either.hidden([first, second], span=(2, 7), layer=layer)
-    assert np.float32 == mean.dtype
-    assert close(expected[len(first) + 2 : len(first) + 7].mean(dim=0).numpy(), mean)
-
-
-def test_hidden_states_of_a_text_longer_than_a_pass_are_averaged_over_all_of_it(several: HfBackend):
-    (text,) = sections_of(18, 700)
-    expected = plain(several, text, output_hidden_states=True).hidden_states[1][0].mean(dim=0)
-    assert close(expected.numpy(), several.hidden([text], span=(0, 700), layer=1))
-
-
-def test_a_call_for_a_lower_layer_runs_no_layer_above_and_leaves_the_model_whole(
-    several: HfBackend, monkeypatch: pytest.MonkeyPatch
-):
-    first, second = sections_of(19, 15, 8)
-    several.begin([first, second])
-    expected = several.step([20])
-    several.begin([])
-    with monkeypatch.context() as broken:
-        broken.setattr(several.module.model.layers[1], "forward", _out_of_memory)
-        several.hidden([first, second], layer=1)
-    assert np.array_equal(expected, several.step([20])), "the slot holds the sections, through all layers"
-    several.hidden([first, second], layer=1)
-    several.begin([first, second])
-    assert np.array_equal(expected, several.step([20]))
-    several.hidden([first, second], layer=1)
-    fork = several.fork(0)
-    assert np.array_equal(expected, several.step([20], slot=fork))
-
-
-def test_hidden_states_are_bit_equal_whatever_depth_was_held_before(several: HfBackend):
-    first, second = sections_of(20, 15, 8)
-    several.begin([])
-    expected = several.hidden([first, second], layer=1)
-    several.begin([first, second])
-    assert np.array_equal(expected, several.hidden([first, second], layer=1))
-    several.hidden([first], layer=0)
-    assert np.array_equal(expected, several.hidden([first, second], layer=1))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layer": 3}, "there is no layer 3: the model has 2"),
-        ({"layer": -1}, "there is no layer -1: the model has 2"),
-        ({"span": (0, 6)}, "positions 0 to 6 are no part of a section of 5 tokens"),
-        ({"span": (3, 3)}, "positions 3 to 3 are no part of a section of 5 tokens"),
-    ],
-)
-def test_a_hidden_state_that_is_not_there_is_refused(options: dict[str, Any], message: str, several: HfBackend):
-    with pytest.raises(BackendError) as caught:
-        several.hidden([[20] * 4, [21] * 5], **options)
-    assert message == str(caught.value)
-
-
-def test_there_is_no_hidden_state_of_nothing(several: HfBackend):
-    for sections in ([], [[20], []]):
-        with pytest.raises(BackendError, match="no part of a section of 0 tokens"):
-            several.hidden(sections)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
