@@ -1,0 +1,51 @@
+"""Transformers models for several prompts: one whose rows share a call, one that runs them one by one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.model_fixtures import TINY_THREADS
+
+if TYPE_CHECKING:
+    from sds.models.hf import HfBackend
+
+SLOTS = 4
+SLIDING = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 16, "head_dim": 32}
+
+
+@pytest.fixture(scope="session")
+def several(tiny_folder: Callable[[int], Path]) -> Iterator[HfBackend]:
+    from sds.models.hf import HfBackend
+
+    backend = HfBackend(tiny_folder(1), threads=TINY_THREADS, slots=SLOTS)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def own_caches(tiny_folder: Callable[[int], Path], tmp_path: Path) -> Iterator[HfBackend]:
+    """Return a model whose windows forget: one row a call."""
+    from sds.models.hf import HfBackend
+
+    folder = Path(shutil.copytree(tiny_folder(1), tmp_path / "checkpoint"))
+    edit(folder, **SLIDING)
+    backend = HfBackend(folder, threads=TINY_THREADS, slots=SLOTS)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(params=["several", "own_caches"])
+def either(request: pytest.FixtureRequest) -> HfBackend:
+    backend: HfBackend = request.getfixturevalue(request.param)
+    return backend
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), **changes}))
