@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sds.gates.refund import desk
 from sds.kernel.bounds import bound
-from sds.kernel.envelope import DENY, ESCALATE, envelope_of, meet
+from sds.kernel.envelope import DENY, KindBound, envelope_of, meet
 from sds.kernel.intake import read_event
 from sds.kernel.packet import DecisionPacket, case_text
 from sds.kernel.runtime import Kernel
@@ -34,8 +34,32 @@ def fixed_packets(folder: Path, count: int) -> list[DecisionPacket]:
 def digits_packets(folder: Path, count: int) -> list[DecisionPacket]:
     """Return packets that permit a refund of a four-digit amount, a denial or an escalation; no two bounds in a row are equal."""
     with _previews(folder) as (kernel, packets):
-        wide = (p for p in packets if _refundable_minor(p) >= DIGITS_HI_MINOR)
-        return [_narrowed(kernel, p, i) for i, p in enumerate(islice(wide, count))]
+        narrowed = (narrow_to_digits(kernel, packet, number) for number, packet in enumerate(packets))
+        return list(islice((packet for packet in narrowed if packet is not None), count))
+
+
+def narrow_to_digits(kernel: Kernel, packet: DecisionPacket, number: int) -> DecisionPacket | None:
+    """Narrow as a safeguard would, to refunds of 10.00 to 99.99 and a little less, as `number` has it."""
+    amount = bound(DIGITS_LO_MINOR + number % 97, DIGITS_HI_MINOR - number % 89, scale=2)
+    refund = packet.envelope.kind(REFUND)
+    if refund is None or amount is None or refund.params[0][1].hi < DIGITS_HI_MINOR:
+        return None
+    return _narrowed(kernel, packet, replace(refund, params=(("amount", amount),)))
+
+
+def narrow_to_denial(kernel: Kernel, packet: DecisionPacket, number: int) -> DecisionPacket | None:  # noqa: ARG001
+    """Narrow as a safeguard would, to a denial or an escalation."""
+    return _narrowed(kernel, packet) if packet.envelope.kind(DENY) else None
+
+
+def _narrowed(kernel: Kernel, packet: DecisionPacket, *kinds: KindBound) -> DecisionPacket:
+    """The model reads the narrower permission."""
+    denial = [kind for kind in packet.envelope.kinds if kind.kind == DENY]
+    envelope = meet(packet.envelope, envelope_of([*denial, *kinds]))
+    told = case_text(kernel.contract, kernel.rules, packet.snapshot, envelope) + "\n"
+    before = case_text(kernel.contract, kernel.rules, packet.snapshot, packet.envelope) + "\n"
+    texts = tuple(told if text == before else text for text in packet.texts)
+    return replace(packet, envelope=envelope, texts=texts)
 
 
 @contextmanager
@@ -47,22 +71,3 @@ def _previews(folder: Path) -> Iterator[tuple[Kernel, Iterator[DecisionPacket]]]
 
 def _has_numbers(packet: DecisionPacket) -> bool:
     return any(kind.params for kind in packet.envelope.kinds)
-
-
-def _refundable_minor(packet: DecisionPacket) -> int:
-    refund = packet.envelope.kind(REFUND)
-    return refund.params[0][1].hi if refund else 0
-
-
-def _narrowed(kernel: Kernel, packet: DecisionPacket, number: int) -> DecisionPacket:
-    """Narrow as a safeguard would; the model reads the narrower permission."""
-    amount = bound(DIGITS_LO_MINOR + number % 97, DIGITS_HI_MINOR - number % 89, scale=2)
-    kinds = [kind for kind in packet.envelope.kinds if kind.kind in {DENY, ESCALATE, REFUND}]
-    if amount is None:
-        raise ValueError("the bounds of the benchmark are empty")
-    only = [replace(kind, params=(("amount", amount),)) if kind.kind == REFUND else kind for kind in kinds]
-    envelope = meet(packet.envelope, envelope_of(only))
-    told = case_text(kernel.contract, kernel.rules, packet.snapshot, envelope) + "\n"
-    before = case_text(kernel.contract, kernel.rules, packet.snapshot, packet.envelope) + "\n"
-    texts = tuple(told if text == before else text for text in packet.texts)
-    return replace(packet, envelope=envelope, texts=texts)

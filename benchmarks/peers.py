@@ -144,7 +144,7 @@ def tasks_of(packets: Sequence[DecisionPacket], backend: LlamaBackend) -> list[T
 def _request(packet: DecisionPacket, backend: LlamaBackend) -> dict[str, Any]:
     said = language(packet.envelope, packet.snapshot.id)
     grammar = grammar_of(said, "regex")
-    frame, sections = backend.frame(), prompt_sections(backend, *packet.texts)
+    frame, sections = backend.frame(), prompt_sections(backend, packet.texts[0], "".join(packet.texts[1:]))
     static, *rest = packet.texts
     return {
         "tokens": [token for section in sections for token in section],
