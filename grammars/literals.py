@@ -12,12 +12,13 @@ from typing import NamedTuple
 from sds.kernel.bounds import Bound, format_literal
 
 DIGITS = "0123456789"
-_TENS = tuple(10**n for n in range(24))
+_TENS: tuple[int, ...] = tuple(10**n for n in range(24))
 
 
 class Written(NamedTuple):
     """The part of a literal that stands: its digits as one integer, how many of them are whole, how many decimals
-    (-1: no point yet)."""
+    (-1: no point yet).
+    """
 
     digits: int = 0
     whole: int = 0
