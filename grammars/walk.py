@@ -6,7 +6,8 @@ It knows tokens and bytes, and nothing of a model. A token outside `fork().token
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,7 @@ class Fork:
     finite: bool
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Writing:
     """A number being written. `text`: its characters so far, the sign among them. `start`: its offset."""
 
@@ -48,16 +49,15 @@ class _Writing:
     text: str
     written: Written = START
 
-    def labels(self, run: str, chunk: int) -> tuple[str, ...]:
-        """Return what stays open after `run`: a shorter one than a chunk is followed by no digit, an empty one by nothing."""
+    def labels(self, run: str, after: Written | None) -> tuple[str, ...]:
+        """Return what stays open after `run`; `after` is what then stands, None where the number has ended."""
         if not self.every:
             return (run,)
-        if not run:
+        if after is None:
             return (self.text,)
-        text, short = self.text + run, run.isdigit() and len(run) < chunk
-        return tuple(
-            each for each in self.every if each.startswith(text) and not (short and each[len(text) :][:1].isdigit())
-        )
+        text = self.text + run
+        begun = (each for each in self.every if each.startswith(text))
+        return tuple(each for each in begun if not (after.closed and each[len(text) :][:1].isdigit()))
 
 
 class Walk:
@@ -77,6 +77,12 @@ class Walk:
         self._text: TextEnd | None = None
         self._text_start = 0
         self._runs: dict[int, tuple[str, Written | None]] | None = None
+
+    def copy(self) -> Walk:
+        """Return a walk of its own that has written the same."""
+        copied = copy(self)
+        copied.tokens = self.tokens.copy()
+        return copied
 
     def forced(self) -> list[int]:
         """Take everything that is forced now, and return these tokens."""
@@ -243,18 +249,16 @@ class Walk:
             self._number, self._base = None, len(self.data)
             self._step(number.end.then, token)
             return
-        number.text += run
-        number.written = after
-        self._number = number
+        self._number = replace(number, text=number.text + run, written=after)
         self.tokens.append(token)
         self.data += run.encode()
 
     def _number_fork(self) -> Fork:
-        number, chunk = self._here(), self._spelling.chunk
+        number = self._here()
         tokens, labels = list[int](), list[tuple[str, ...]]()
         if number is not None:
             tokens += self._open_runs()
-            labels += (number.labels(run, chunk) for run, _ in self._open_runs().values())
+            labels += (number.labels(run, after) for run, after in self._open_runs().values())
             if self._number is not None:
                 return Fork(number.end.name, _ids(tokens), tuple(labels), number.start, finite=bool(number.every))
         end = _number_of(self._node.paths[0])
@@ -268,6 +272,8 @@ class Walk:
         if self._number is not None:
             text, every = self._number.text, self._number.every
             ways: list[tuple[tuple[int, ...], NumberEnd]] = [((), self._number.end)]
+            if any(each.startswith("-") != self._number.end.negative for each in every):
+                return ()  # the sign is decided
         else:
             ways = [(path.tokens[self._node.depth :], _number_of(path)) for path in self._node.paths]
             text, (_, every) = "", self._bound(ways[0][1])

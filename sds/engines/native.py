@@ -13,7 +13,7 @@ from time import perf_counter
 
 from sds.decoder import Decoded, decode
 from sds.grammars.language import language
-from sds.grammars.mask import prove_alive
+from sds.grammars.proof import prove_alive
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.models.protocol import Backend, BackendError, Dtype, Library, prompt_sections
@@ -29,7 +29,7 @@ class NativeEngine:
         self._backend, self._now_ms = backend, now_ms
         self._lock = threading.Lock()
         try:
-            prove_alive(backend.grammar_tokenizer())
+            prove_alive(backend)
         except BackendError as error:
             raise ModelError(str(error), hint=error.hint) from error
 
