@@ -28,7 +28,7 @@ class Fork:
 
     `choice`: "action", "reason_code", "rationale", or the name of a parameter. `tokens`: those permitted, two at least.
     `labels`: for each token the options it leaves open, whole labels where the choice is `finite`; of a wider number the
-    characters that come next (`""`: it ends here); of text none. `start`: the offset at which the choice began.
+    characters that come next (`""`: it ends here); of text none. `start`: the offset at which the choice begins; a token of a sign may begin before it.
     """
 
     choice: str

@@ -265,7 +265,7 @@ def test_the_alternatives_of_a_choice_are_all_its_options_and_none_begins_anothe
         begun = dict[tuple[bytes, int], int]()
         for walk, fork, labels in forks(Planner(words).walk(envelope, CONTEXT)):
             found = walk.alternatives()
-            key = (walk.data[: fork.start], fork.start)
+            key = (walk.data[: fork.start].rstrip(b'":'), fork.start)  # a sign may be chosen with what stands before it
             assert bool(found) == (key not in begun), walk.data
             begun[key] = 1
             if not found:
