@@ -205,7 +205,7 @@ class Walk:
         if not 0 < self._spelling.text_chars.get(token, 0) <= self._chars_left():
             raise _refused()
         self.tokens.append(token)
-        self.data += self._spelling.words.piece(token)
+        self.data += self._spelling.piece(token)
 
     # Numbers
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -301,7 +302,7 @@ def test_a_token_outside_the_fork_is_refused_and_changes_nothing(words: Tokens) 
             assert before == (walk.data, walk.tokens)
             assert open_ == walk.fork().tokens.tolist()
             walk.take(int(rng.choice(open_)))
-        for ask in (walk.fork, lambda: walk.take(0)):
+        for ask in (walk.fork, partial(walk.take, 0)):
             with pytest.raises(LanguageError, match="the decision is finished"):
                 ask()
 
