@@ -24,14 +24,13 @@ class Fact:
 class NumberEnd:
     """A number begins here, its sign written. `start`: where in the path's text, the sign counted to the number.
 
-    `kind`, `param`: its place in the envelope. `signs`: how many signs the number may have. `then`: what follows it.
+    `kind`, `param`: its place in the envelope. `then`: what follows it.
     """
 
     kind: int
     param: int
     name: str
     negative: bool
-    signs: int
     start: int
     then: Node
 
