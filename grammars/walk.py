@@ -118,15 +118,10 @@ class Walk:
             raise LanguageError("the decision is finished", reason_code=MASK_FAILED)
         if self._text is not None:
             return Fork(self._text.name, self._text_tokens(self._text), (), self._text_start, finite=False)
-        if self._number is not None or self._node.fact is None:
+        parting = self._node.parting
+        if self._number is not None or parting is None:
             return self._number_fork()
-        node, at = self._node, self._node.fact
-        fact = node.paths[0].facts[at]
-        labels = tuple(
-            tuple(dict.fromkeys(path.facts[at].label for path in child.paths)) for child in node.children.values()
-        )
-        tokens = np.fromiter(node.children, dtype=np.intp, count=len(node.children))
-        return Fork(fact.choice, tokens, labels, self._base + fact.start, finite=True)
+        return Fork(parting.choice, parting.tokens, parting.labels, self._base + parting.start, finite=True)
 
     def take(self, token: int) -> None:
         """Write a token that may come next, forced or not."""
@@ -150,13 +145,9 @@ class Walk:
         """
         if self.finished or self._text is not None:
             return ()
-        if self._number is not None or self._node.fact is None:
+        if self._number is not None or self._node.parting is None:
             return self._number_alternatives()
-        if not self._node.first:
-            return ()
-        node, at = self._node, self._node.fact
-        found = ((path.facts[at].label, path.tokens[node.depth : path.closes(at)]) for path in node.paths)
-        return tuple(dict.fromkeys(found))
+        return self._node.parting.alternatives
 
     # Tries
 
