@@ -1,7 +1,6 @@
-"""Fixed text as the model's own tokenizer spells it, and the tries it makes between two numbers.
+"""Tries of tokens: every way from the start, or from a number, to the next number, or to the end.
 
-A trie holds every way from one number, or the start, to the next one, or the end. Two ways part where their tokens do;
-each is spelled as a whole, with a digit or a letter beside it where one will stand, so the spelling is the tokenizer's.
+Two ways part where their tokens do. What may follow a number is a trie of its own.
 """
 
 from __future__ import annotations
@@ -9,22 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Protocol
 
-from sds.kernel.errors import LanguageError
-
-LANGUAGE_UNSPEAKABLE = "LANGUAGE_UNSPEAKABLE"
-
-
-class Words(Protocol):
-    """What a plan needs of a tokenizer; every backend has it."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def tokenize(self, text: bytes, *, special: bool) -> list[int]: ...
-
-    def piece(self, token: int) -> bytes: ...
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +27,13 @@ class Fact:
 class NumberEnd:
     """A number begins here, its sign written. `start`: where in the path's text, the sign counted to the number.
 
-    `kind`, `param`: its place in the envelope. `signs`: how many signs the number may have. `then`: what follows it.
+    `kind`, `param`: its place in the envelope. `then`: what follows it.
     """
 
     kind: int
     param: int
     name: str
     negative: bool
-    signs: int
     start: int
     then: Node
 
@@ -81,18 +66,34 @@ class Path:
         return next(n for n, size in enumerate(reached, 1) if size > self.facts[fact].stop)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Parting:
+    """Where the options of a choice part: the tokens, and for each the labels it leaves open.
+
+    `start`: where the choice begins in the paths' text. `alternatives`: where nothing of it was decided before, each
+    label with all tokens from here through the one that goes past its end.
+    """
+
+    choice: str
+    start: int
+    tokens: NDArray[np.intp]
+    labels: tuple[tuple[str, ...], ...]
+    alternatives: tuple[tuple[str, tuple[int, ...]], ...]
+
+
 @dataclass(slots=True, eq=False)
 class Node:
-    """A place in a trie. `depth`: tokens before it. `fact`: which fact of its paths is open, where tokens part here
-    over a choice; `first`: whether nothing of that choice was decided before."""
+    """A place in a trie. `depth`: tokens before it. `run`: what is forced from here, and where it leads.
+
+    `parting`: where tokens part over a choice, what they leave open.
+    """
 
     depth: int = 0
     piece: bytes = b""
     children: dict[int, Node] = field(default_factory=dict)
     paths: list[Path] = field(default_factory=list)
     end: End | None = None
-    fact: int | None = None
-    first: bool = True
+    parting: Parting | None = None
     run: tuple[tuple[int, ...], bytes, Node] | None = None
 
     @property
@@ -114,11 +115,9 @@ def grow(root: Node, paths: Iterable[Path]) -> None:
 
 
 def _note(node: Node, seen: frozenset[int]) -> None:
-    if len(node.children) > 1:
-        node.fact = _parting(node.paths)
-        if node.fact is not None:
-            node.first = node.fact not in seen
-            seen |= {node.fact}
+    if len(node.children) > 1 and (fact := _open_fact(node.paths)) is not None:
+        node.parting = _parting(node, fact, first=fact not in seen)
+        seen |= {fact}
     for child in node.children.values():
         _note(child, seen)
     if node.only:
@@ -127,26 +126,18 @@ def _note(node: Node, seen: frozenset[int]) -> None:
         node.run = ((token, *tokens), child.piece + data, last)
 
 
-def _parting(paths: Iterable[Path]) -> int | None:
+def _parting(node: Node, at: int, *, first: bool) -> Parting:
+    fact, children = node.paths[0].facts[at], node.children
+    tokens = np.fromiter(children, dtype=np.intp, count=len(children))
+    tokens.flags.writeable = False  # every fork here hands out the same
+    labels = tuple(tuple(dict.fromkeys(path.facts[at].label for path in each.paths)) for each in children.values())
+    spelled = ((path.facts[at].label, path.tokens[node.depth : path.closes(at)]) for path in node.paths)
+    return Parting(fact.choice, fact.start, tokens, labels, tuple(dict.fromkeys(spelled)) if first else ())
+
+
+def _open_fact(paths: Iterable[Path]) -> int | None:
     """Return the first fact in which the paths differ; None where all have the same (they differ in a sign)."""
     for i, facts in enumerate(zip(*(path.facts for path in paths), strict=False)):
         if len({fact.label for fact in facts}) > 1:
             return i
     return None
-
-
-def spelled(words: Words, text: bytes, *, before: bytes = b"", after: bytes = b"") -> tuple[int, ...]:
-    """Return the tokens of `text` as it is spelled between `before` and `after`.
-
-    Where a token reaches across an edge the text is spelled alone. Raises LanguageError when no tokens spell it.
-    """
-    for left, right in ((before, after), (b"", b"")):
-        tokens = words.tokenize(left + text + right, special=False)
-        edges = list(accumulate((len(words.piece(token)) for token in tokens), initial=0))
-        first, last = len(left), len(left) + len(text)
-        if first in edges and last in edges:
-            within = tokens[edges.index(first) : edges.index(last)]
-            if b"".join(map(words.piece, within)) == text:
-                return tuple(within)
-    shown = text.decode("ascii", "replace")[:40]
-    raise LanguageError(f"no tokens of the model spell `{shown}`", reason_code=LANGUAGE_UNSPEAKABLE)

@@ -12,7 +12,7 @@ import typer
 from sds.cli.common import JsonFlag
 from sds.kernel.errors import UsageError
 
-QUESTIONS = ("hotpath", "peers", "throughput", "kernel", "scaling")
+QUESTIONS = ("hotpath", "peers", "throughput", "grammar", "kernel", "scaling")
 
 
 def add_to(app: typer.Typer) -> None:
