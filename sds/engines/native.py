@@ -13,7 +13,7 @@ from time import perf_counter
 
 from sds.decoder import Decoded, decode
 from sds.grammars.mask import prove_alive
-from sds.grammars.plan import Planner
+from sds.grammars.plan import Planner, Walk
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.models.protocol import Backend, BackendError, Dtype, Library, prompt_sections
@@ -43,11 +43,11 @@ class NativeEngine:
         """Decide the packet within its expiry. Raises ModelError; never returns half a decision."""
         began = perf_counter()
         with self._lock:
-            sections = self._sections(packet)
+            sections, walk = self._prepared(packet)
             decoded = decode(
                 self._backend,
                 sections,
-                self._planner.walk(packet.envelope, packet.snapshot.id),
+                walk,
                 tokens_max=tokens_max - sum(map(len, sections)),
                 now_ms=self._now_ms,
                 deadline_ms=packet.expires_at_ms,
@@ -58,9 +58,10 @@ class NativeEngine:
         with self._lock:
             return len(self._backend.tokenize(text.encode(), special=False))
 
-    def _sections(self, packet: DecisionPacket) -> list[list[int]]:
+    def _prepared(self, packet: DecisionPacket) -> tuple[list[list[int]], Walk]:
         try:
-            return prompt_sections(self._backend, *packet.texts)
+            sections = prompt_sections(self._backend, *packet.texts)
+            return sections, self._planner.walk(packet.envelope, packet.snapshot.id)
         except BackendError as error:
             raise ModelError(str(error), hint=error.hint) from error
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from sds.decoder import CHOICE_TOO_CLOSE, Deciding, Decoded, Mode, deciding, decode
 from sds.grammars.plan import Planner
-from sds.kernel.envelope import DecisionEnvelope
+from sds.kernel.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.errors import ModelError
 from tests.decoder.small_backend import Disturbed, HashBackend, together
 from tests.model_fixtures import CONTEXT_REF
@@ -15,6 +17,7 @@ from tests.strategies import random_envelope
 
 PROMPT = [[5, 7], [6]]
 NOISE = 0.1
+SPREAD = 0.2  # most gaps between the best two are then of the size of the noise
 SLOTS = 4
 TOKENS_MAX = 2000
 
@@ -30,9 +33,6 @@ def beside(backend: HashBackend, envelope: DecisionEnvelope, mode: Mode, slot: i
     return deciding(
         backend, slot, [*PROMPT, [slot]], walk, tokens_max=TOKENS_MAX, mode=mode, noise_logp_max=noise, forks_max=5
     )
-
-
-SPREAD = 0.2  # most gaps between the best two are then of the size of the noise
 
 
 def in_company(seed: int, envelopes: list[DecisionEnvelope], mode: Mode, noise: float) -> list[Decoded | ModelError]:
@@ -86,10 +86,28 @@ def test_a_perfect_tie_without_noise_is_decided_by_order():
         assert envelope.names[0].encode() in found.data
 
 
-def test_a_gap_of_twice_the_noise_is_enough():
-    """Just under it there is no decision."""
+@pytest.mark.parametrize("mode", ["greedy", "exact"])
+def test_just_under_the_gap_of_the_best_two_noise_is_no_objection(mode: Mode):
+    """A whole text has the noise of each of its tokens."""
+    envelope = envelope_of([KindBound(DENY, ("NO",))])
     backend = HashBackend(7)
-    walk = Planner(backend).walk
-    envelope = random_envelope(seeded(53).randint)
-    plain = decode(backend, PROMPT, walk(envelope, CONTEXT_REF), tokens_max=TOKENS_MAX, now_ms=lambda: 0, deadline_ms=0)
-    assert plain.steps
+    planner = Planner(backend)
+    walk = planner.walk(envelope, CONTEXT_REF)
+    walk.forced()
+    tokens = [1, 1] if mode == "greedy" else [len(text) for _, text in walk.alternatives()]
+
+    def decided(noise: float) -> Decoded:
+        again = planner.walk(envelope, CONTEXT_REF)
+        (found,) = together(
+            backend, [deciding(backend, 0, PROMPT, again, tokens_max=TOKENS_MAX, mode=mode, noise_logp_max=noise)]
+        )
+        if isinstance(found, ModelError):
+            raise found
+        return found
+
+    (action,) = decided(0.0).choices
+    best, second = sorted((share for _, share in action.probabilities), reverse=True)
+    margin = math.log(best / second) / sum(tokens)
+    assert action == decided(margin * 0.999).choices[0]
+    with pytest.raises(ModelError, match="the best two of `action` are closer than the model's noise"):
+        decided(margin * 1.001)
