@@ -12,8 +12,8 @@ from pathlib import Path
 from time import perf_counter
 
 from sds.decoder import Decoded, decode
-from sds.grammars.mask import prove_alive
 from sds.grammars.plan import Planner, Walk
+from sds.grammars.proof import prove_alive
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.models.protocol import Backend, BackendError, Dtype, Library, prompt_sections
@@ -30,7 +30,7 @@ class NativeEngine:
         self._lock = threading.Lock()
         self._planner = Planner(backend)
         try:
-            prove_alive(backend.grammar_tokenizer())
+            prove_alive(backend)
         except BackendError as error:
             raise ModelError(str(error), hint=error.hint) from error
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sds.decoder import decode
-from sds.grammars.mask import prove_alive
 from sds.grammars.plan import Planner
+from sds.grammars.proof import prove_alive
 from sds.models.llama import LlamaBackend
 from sds.models.protocol import BackendError, prompt_sections
 from tests.model_fixtures import CONTEXT_REF, TINY_THREADS, refund_envelope
@@ -49,7 +49,7 @@ def test_a_text_comes_back_without_a_space_of_the_tokenizers(backend: LlamaBacke
 
 
 def test_its_mask_is_alive_and_it_decides(backend: LlamaBackend):
-    prove_alive(backend.grammar_tokenizer())
+    prove_alive(backend)
     decided = decode(
         backend,
         prompt_sections(backend, "Decide.", "Claim: late."),
