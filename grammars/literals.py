@@ -12,16 +12,18 @@ from typing import NamedTuple
 from sds.kernel.bounds import Bound, format_literal
 
 DIGITS = "0123456789"
-_TENS = tuple(10**n for n in range(24))
+_TENS: tuple[int, ...] = tuple(10**n for n in range(24))
 
 
 class Written(NamedTuple):
     """The part of a literal that stands: its digits as one integer, how many of them are whole, how many decimals
-    (-1: no point yet)."""
+    (-1: no point yet).
+    """
 
     digits: int = 0
     whole: int = 0
     decimals: int = -1
+    closed: bool = False  # a run shorter than the tokenizer's: no digit follows it
 
 
 START = Written()
@@ -41,7 +43,7 @@ class Literals:
 
     def after(self, written: Written, char: str) -> Written | None:
         """Return what stands after one more digit or the point; None where no value of the bound begins so."""
-        digits, whole, decimals = written
+        digits, whole, decimals, _ = written
         if char == ".":
             pointed = Written(digits, whole, 0)
             return pointed if decimals < 0 < whole and self._scale and self._reaches(digits, self._scale) else None
@@ -61,13 +63,15 @@ class Literals:
 
     def chunks(self, written: Written, size: int) -> Iterator[tuple[str, Written]]:
         """Yield the runs of `size` digits that may come next, and shorter ones where the point or the end may follow."""
-        for char in DIGITS:
+        for char in "" if written.closed else DIGITS:
             after = self.after(written, char)
             if after is None:
                 continue
-            if size == 1 or self.ends(after) or self.after(after, ".") is not None:
+            if size == 1:
                 yield char, after
-            if size > 1:
+            else:
+                if self.ends(after) or self.after(after, ".") is not None:
+                    yield char, after._replace(closed=True)
                 for more, last in self.chunks(after, size - 1):
                     yield char + more, last
 

@@ -13,9 +13,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from sds.grammars import emit_lark
-from sds.grammars.language import language
-from sds.kernel.bounds import bound
-from sds.kernel.envelope import DENY, KindBound, envelope_of
+from sds.grammars.walk import MASK_FAILED
 from sds.kernel.errors import LanguageError
 
 if TYPE_CHECKING:
@@ -23,10 +21,9 @@ if TYPE_CHECKING:
 
     from sds.grammars.language import Language
 
-MASK_FAILED = "MASK_FAILED"
-PROOF_TOKENS_MAX = 512
+__all__ = ["MASK_FAILED", "Mask"]
+
 _T = TypeVar("_T")
-_Rank = tuple[int, bytes]
 
 
 class Mask:
@@ -74,74 +71,3 @@ class Mask:
         if self._matcher.is_error():
             line = (self._matcher.get_error().splitlines() or ["unknown cause"])[0]
             raise LanguageError(f"the mask failed: {line[:200]}", reason_code=MASK_FAILED)
-
-
-def prove_alive(tokenizer: LLTokenizer) -> None:
-    """Raise LanguageError unless masks over this tokenizer really constrain. Run once at start-up.
-
-    A small language is walked as a model would that wants its longest, shortest, first and last bytes; every end must
-    be one of the language's six decisions, and a token that the mask forbids must be refused.
-    """
-    proof, decisions = _proof()
-    start = Mask(tokenizer, proof)
-    start.advance(start.forced())
-    forbidden = np.flatnonzero(~start.allowed())
-    if not len(forbidden):
-        raise _dead("forbids nothing")
-    try:
-        start.advance([int(forbidden[-1])])
-    except LanguageError:
-        pass
-    else:
-        raise _dead("took a forbidden token")
-    for wish in (_longest, _shortest, _last, _first):
-        _walk(tokenizer, proof, decisions, wish)
-
-
-def _proof() -> tuple[Language, set[bytes]]:
-    context_ref = "0" * 64
-    amounts = bound(995, 1010, step=5, scale=2)
-    if amounts is None:
-        raise _dead("has no language to be proved on")
-    kinds = [KindBound(DENY, ("NO",)), KindBound("PAY", ("YES",), (("amount", amounts),))]
-    written = [("DENY", "", "NO"), ("ESCALATE", "", "HUMAN_REVIEW")]
-    written += [("PAY", f'"amount":{amount}', "YES") for amount in ("9.95", "10.00", "10.05", "10.10")]
-    form = '{{"action":"{}","params":{{{}}},"reason_code":"{}","context_ref":"{}"}}'
-    return language(envelope_of(kinds), context_ref), {form.format(*w, context_ref).encode() for w in written}
-
-
-def _walk(tokenizer: LLTokenizer, proof: Language, decisions: set[bytes], wish: Callable[[bytes], _Rank]) -> None:
-    mask, tokens = Mask(tokenizer, proof), list[int]()
-    while not mask.finished:
-        step = mask.forced() or [_favourite(tokenizer, mask.allowed(), wish)]
-        mask.advance(step)
-        tokens += step
-        written = tokenizer.decode_bytes(tokens)
-        if len(tokens) > PROOF_TOKENS_MAX or not any(decision.startswith(written) for decision in decisions):
-            raise _dead("let a walk leave the language")
-    if tokenizer.decode_bytes(tokens) not in decisions:
-        raise _dead("ended before the decision did")
-
-
-def _favourite(tokenizer: LLTokenizer, allowed: NDArray[np.bool_], wish: Callable[[bytes], _Rank]) -> int:
-    return max(map(int, np.flatnonzero(allowed)), key=lambda token: wish(tokenizer.decode_bytes([token])))
-
-
-def _longest(piece: bytes) -> _Rank:
-    return len(piece), piece
-
-
-def _shortest(piece: bytes) -> _Rank:
-    return -len(piece), piece
-
-
-def _last(piece: bytes) -> _Rank:
-    return 0, piece
-
-
-def _first(piece: bytes) -> _Rank:
-    return 0, bytes(255 - byte for byte in piece)
-
-
-def _dead(what: str) -> LanguageError:
-    return LanguageError(f"the mask is not alive: it {what}", reason_code=MASK_FAILED, hint="run `sds doctor`")

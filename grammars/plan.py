@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sds.grammars.language import TEXT_CHARS_MAX, language
-from sds.grammars.literals import DIGITS
 from sds.grammars.nodes import Choice, Literal, Number, Text
 from sds.grammars.nodes import Node as Part
-from sds.grammars.tries import End, Fact, Node, NumberEnd, Path, TailEnd, TextEnd, Words, grow, spelled
-from sds.grammars.walk import MASK_FAILED, Fork, Spelling, Walk
+from sds.grammars.spelling import Spelling, Words
+from sds.grammars.tries import End, Fact, Node, NumberEnd, Path, TailEnd, TextEnd, grow
+from sds.grammars.walk import MASK_FAILED, Fork, Walk
 from sds.kernel.bounds import Bound
 from sds.kernel.envelope import DecisionEnvelope, KindBound
 from sds.kernel.errors import LanguageError
@@ -27,12 +24,8 @@ __all__ = ["MASK_FAILED", "Fork", "Planner", "Walk", "Words"]
 
 PLANS_MAX = 64
 PATHS_MAX = 1 << 14
-CHUNK_DIGITS_MAX = 3
 _HEX = "0123456789abcdef"
 _NO_REF = "0" * 64
-_TEXT_BYTES = frozenset(range(32, 127)) - frozenset(b'"\\')
-# Numbers on which a tokenizer shows how it cuts digits.
-_NUMBERS = ("1", "12", "123", "1234", "12345", "1234567", "1000", "2024", "99999999", "100000", "31415926535")
 
 _SIGNS: dict[tuple[bool, bool], tuple[int, int]] = {
     (False, True): (0, 1),
@@ -47,9 +40,8 @@ class Planner:
     """The plans of one tokenizer, at most PLANS_MAX of them; for one thread."""
 
     def __init__(self, words: Words) -> None:
-        self._words = words
+        self._spelling = Spelling(words)
         self._plans: OrderedDict[_Shape, Node] = OrderedDict()
-        self._spelling: Spelling | None = None
 
     def walk(self, envelope: DecisionEnvelope, context_ref: str) -> Walk:
         """Return a walk through the envelope's language.
@@ -71,13 +63,11 @@ class Planner:
             root = self._planned(shape, envelope)
         else:
             self._plans.move_to_end(shape)
-        if self._spelling is None:
-            self._spelling = Spelling(self._words, _digits(self._words), _text_tokens)
         return Walk(self._spelling, root, envelope, context_ref)
 
     def _planned(self, shape: _Shape, envelope: DecisionEnvelope) -> Node:
         language(envelope, _NO_REF)  # names, sizes and codes are the form's
-        root = self._plans[shape] = _Planning(self._words, shape).root
+        root = self._plans[shape] = _Planning(self._spelling, shape).root
         if len(self._plans) > PLANS_MAX:
             self._plans.popitem(last=False)
         return root
@@ -95,8 +85,8 @@ def _param(name: str, allowed: Bound) -> _ParamShape:
 class _Planning:
     """One plan in the making, from the language of an envelope that has the shape and bounds of no importance."""
 
-    def __init__(self, words: Words, shape: _Shape) -> None:
-        self._words = words
+    def __init__(self, spelling: Spelling, shape: _Shape) -> None:
+        self._spelling = spelling
         kinds, rationale = shape
         self._bounds = [[_some_bound(param) for param in params] for _, _, params in kinds]
         bounds = [
@@ -165,8 +155,8 @@ class _Planning:
         return at, [param for param, _ in self._envelope.kinds[at].params].index(name)
 
     def _path(self, text: bytes, facts: tuple[Fact, ...], end: End, before: bytes, after: bytes) -> Path:
-        tokens = spelled(self._words, text, before=before, after=after)
-        return Path(tokens, tuple(map(self._words.piece, tokens)), facts, end)
+        tokens = self._spelling.fixed(text, before=before, after=after)
+        return Path(tokens, tuple(map(self._spelling.words.piece, tokens)), facts, end)
 
 
 def _some_bound(param: _ParamShape) -> Bound:
@@ -176,40 +166,3 @@ def _some_bound(param: _ParamShape) -> Bound:
 
 def _signs(number: Number) -> tuple[bool, ...]:
     return tuple(negative for negative, there in ((False, number.bound.hi >= 0), (True, number.bound.lo < 0)) if there)
-
-
-def _digits(words: Words) -> dict[str, int]:
-    """Return the token of every run of digits that may be written at once, and of the point.
-
-    A tokenizer that cuts digits in threes, or one by one, from the left is followed. With any other, digits are written
-    one by one: exact, though not as the tokenizer would.
-    """
-    size = next((size for size in range(CHUNK_DIGITS_MAX, 1, -1) if _cuts(words, size)), 1)
-    runs = [f"{n:0{width}}" for width in range(1, size + 1) for n in range(10**width)]
-    return {run: _one_token(words, run) for run in (*runs, ".")}
-
-
-def _cuts(words: Words, size: int) -> bool:
-    """Tell whether digits are cut into runs of `size` from the left."""
-    for number in _NUMBERS:
-        pieces = [words.piece(token) for token in words.tokenize(number.encode(), special=False)]
-        if pieces != [number[at : at + size].encode() for at in range(0, len(number), size)]:
-            return False
-    return all(len(words.tokenize(f"{n:0{size}}".encode(), special=False)) == 1 for n in range(10**size))
-
-
-def _one_token(words: Words, text: str) -> int:
-    tokens = spelled(words, text.encode())
-    if len(tokens) > 1:
-        raise LanguageError(f"no token of the model spells `{text}`", reason_code="LANGUAGE_UNSPEAKABLE")
-    return tokens[0]
-
-
-def _text_tokens(words: Words) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the tokens of free text, the shortest first, and their lengths in characters."""
-    pieces = (words.piece(token) for token in range(words.vocab_size))
-    sizes = [len(piece) if _TEXT_BYTES.issuperset(piece) else 0 for piece in pieces]
-    lengths = np.array(sizes, dtype=np.intp)
-    order = np.argsort(lengths, kind="stable")
-    order = order[np.searchsorted(lengths[order], 1) :]
-    return order, lengths[order]

@@ -1,7 +1,6 @@
-"""Fixed text as the model's own tokenizer spells it, and the tries it makes between two numbers.
+"""Tries of tokens: every way from the start, or from a number, to the next number, or to the end.
 
-A trie holds every way from one number, or the start, to the next one, or the end. Two ways part where their tokens do;
-each is spelled as a whole, with a digit or a letter beside it where one will stand, so the spelling is the tokenizer's.
+Two ways part where their tokens do. What may follow a number is a trie of its own.
 """
 
 from __future__ import annotations
@@ -9,22 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Protocol
-
-from sds.kernel.errors import LanguageError
-
-LANGUAGE_UNSPEAKABLE = "LANGUAGE_UNSPEAKABLE"
-
-
-class Words(Protocol):
-    """What a plan needs of a tokenizer; every backend has it."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def tokenize(self, text: bytes, *, special: bool) -> list[int]: ...
-
-    def piece(self, token: int) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +67,8 @@ class Path:
 @dataclass(slots=True, eq=False)
 class Node:
     """A place in a trie. `depth`: tokens before it. `fact`: which fact of its paths is open, where tokens part here
-    over a choice; `first`: whether nothing of that choice was decided before."""
+    over a choice; `first`: whether nothing of that choice was decided before.
+    """
 
     depth: int = 0
     piece: bytes = b""
@@ -133,20 +117,3 @@ def _parting(paths: Iterable[Path]) -> int | None:
         if len({fact.label for fact in facts}) > 1:
             return i
     return None
-
-
-def spelled(words: Words, text: bytes, *, before: bytes = b"", after: bytes = b"") -> tuple[int, ...]:
-    """Return the tokens of `text` as it is spelled between `before` and `after`.
-
-    Where a token reaches across an edge the text is spelled alone. Raises LanguageError when no tokens spell it.
-    """
-    for left, right in ((before, after), (b"", b"")):
-        tokens = words.tokenize(left + text + right, special=False)
-        edges = list(accumulate((len(words.piece(token)) for token in tokens), initial=0))
-        first, last = len(left), len(left) + len(text)
-        if first in edges and last in edges:
-            within = tokens[edges.index(first) : edges.index(last)]
-            if b"".join(map(words.piece, within)) == text:
-                return tuple(within)
-    shown = text.decode("ascii", "replace")[:40]
-    raise LanguageError(f"no tokens of the model spell `{shown}`", reason_code=LANGUAGE_UNSPEAKABLE)

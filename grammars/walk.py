@@ -5,21 +5,21 @@ It knows tokens and bytes, and nothing of a model. A token outside `fork().token
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sds.grammars.language import CHOICE_VALUES_MAX
 from sds.grammars.literals import START, Literals, Written, every_literal
-from sds.grammars.tries import Node, NumberEnd, Path, TextEnd, Words, spelled
+from sds.grammars.spelling import Spelling
+from sds.grammars.tries import Node, NumberEnd, Path, TextEnd
 from sds.kernel.envelope import Bound, DecisionEnvelope
 from sds.kernel.errors import LanguageError
 
 MASK_FAILED = "MASK_FAILED"
-_TextTokens = tuple[NDArray[np.intp], NDArray[np.intp]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,41 +38,7 @@ class Fork:
     finite: bool
 
 
-class Spelling:
-    """What every walk with one tokenizer shares: how digits are spelled, and which tokens are text (made when needed)."""
-
-    def __init__(self, words: Words, digits: dict[str, int], text_tokens: Callable[[Words], _TextTokens]) -> None:
-        self.words = words
-        self.digits = digits
-        self.runs = {token: run for run, token in digits.items()}
-        self.chunk = max(map(len, digits))
-        self._text_tokens = text_tokens
-        self._text: _TextTokens | None = None
-        self._lengths: NDArray[np.intp] | None = None
-
-    def text(self) -> _TextTokens:
-        if self._text is None:
-            self._text = self._text_tokens(self.words)
-            self._lengths = np.zeros(self.words.vocab_size, dtype=np.intp)
-            self._lengths[self._text[0]] = self._text[1]
-        return self._text
-
-    def chars(self, token: int) -> int:
-        """Return how many characters of text a token is, 0 for one that is none."""
-        self.text()
-        lengths = self._lengths
-        return int(lengths[token]) if lengths is not None and 0 <= token < len(lengths) else 0
-
-    def number(self, unsigned: str) -> Iterator[int]:
-        """Yield the tokens of a literal without its sign."""
-        for i, part in enumerate(unsigned.split(".")):
-            if i:
-                yield self.digits["."]
-            for at in range(0, len(part), self.chunk):
-                yield self.digits[part[at : at + self.chunk]]
-
-
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Writing:
     """A number being written. `text`: its characters so far, the sign among them. `start`: its offset."""
 
@@ -83,14 +49,15 @@ class _Writing:
     text: str
     written: Written = START
 
-    def labels(self, run: str, chunk: int) -> tuple[str, ...]:
-        """Return what stays open after `run`, which is followed by no digit where it is shorter than a chunk."""
+    def labels(self, run: str, after: Written | None) -> tuple[str, ...]:
+        """Return what stays open after `run`; `after` is what then stands, None where the number has ended."""
         if not self.every:
             return (run,)
-        text, short = self.text + run, run.isdigit() and len(run) < chunk
-        return tuple(
-            each for each in self.every if each.startswith(text) and not (short and each[len(text) :][:1].isdigit())
-        )
+        if after is None:
+            return (self.text,)
+        text = self.text + run
+        begun = (each for each in self.every if each.startswith(text))
+        return tuple(each for each in begun if not (after.closed and each[len(text) :][:1].isdigit()))
 
 
 class Walk:
@@ -111,6 +78,12 @@ class Walk:
         self._text_start = 0
         self._runs: dict[int, tuple[str, Written | None]] | None = None
 
+    def copy(self) -> Walk:
+        """Return a walk of its own that has written the same."""
+        copied = copy(self)
+        copied.tokens = self.tokens.copy()
+        return copied
+
     def forced(self) -> list[int]:
         """Take everything that is forced now, and return these tokens."""
         begun = len(self.tokens)
@@ -129,20 +102,24 @@ class Walk:
     def _only(self) -> int | None:
         if self._text is not None:
             closers = self._text.then.children
-            return next(iter(closers)) if len(closers) == 1 and not len(self._text_open()) else None
+            return (
+                next(iter(closers)) if len(closers) == 1 and not len(self._spelling.text(self._chars_left())) else None
+            )
+        if self._number is None:  # tokens part here, were it only over a sign
+            return None
         runs = self._open_runs()
-        if len(runs) == 1 and not (self._number is None and self._node.children):
-            return next(iter(runs))
-        if not runs and self._number is not None:
+        if not runs:
             raise LanguageError("no digit can follow", reason_code=MASK_FAILED)
-        return None
+        return next(iter(runs)) if len(runs) == 1 else None
 
     def fork(self) -> Fork:
         """Return what may come next; for after `forced()`, unless all is written."""
         if self.finished:
             raise LanguageError("the decision is finished", reason_code=MASK_FAILED)
         if self._text is not None:
-            tokens = np.concatenate([np.array(list(self._text.then.children), dtype=np.intp), self._text_open()])
+            tokens = np.concatenate(
+                [np.array(list(self._text.then.children), dtype=np.intp), self._spelling.text(self._chars_left())]
+            )
             return Fork(self._text.name, tokens, (), self._text_start, finite=False)
         if self._number is not None or self._node.fact is None:
             return self._number_fork()
@@ -169,16 +146,11 @@ class Walk:
         else:
             raise _refused()
 
-    def copy(self) -> Walk:
-        """Return another walk at the same place: to see what a choice would force, without making it."""
-        other = copy.copy(self)
-        other.tokens = list(self.tokens)
-        other._number = copy.copy(self._number)  # noqa: SLF001 - our own
-        return other
-
     def alternatives(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Return (label, all tokens from here through the one that completes the option), none a prefix of another;
-        for a finite choice of which nothing is decided yet, else nothing."""
+        """Return (label, all tokens from here through the one that completes the option), none a prefix of another.
+
+        For a finite choice of which nothing is decided yet, else nothing.
+        """
         if self.finished or self._text is not None:
             return ()
         if self._number is not None or self._node.fact is None:
@@ -215,25 +187,22 @@ class Walk:
 
     def _finish(self) -> None:
         rest = f'{self._context_ref}"}}'.encode()
-        tokens = spelled(self._spelling.words, rest, before=b'","context_ref":"')
+        tokens = self._spelling.fixed(rest, before=b'","context_ref":"')
         self.tokens += tokens
         self.data += rest
         self.finished = True
 
     # Text
 
-    def _text_open(self) -> NDArray[np.intp]:
-        tokens, lengths = self._spelling.text()
-        left = self._text_start + self._envelope.rationale_chars_max - len(self.data)
-        return tokens[: np.searchsorted(lengths, left, side="right")]
+    def _chars_left(self) -> int:
+        return self._text_start + self._envelope.rationale_chars_max - len(self.data)
 
     def _take_text(self, text: TextEnd, token: int) -> None:
         if token in text.then.children:
             self._text, self._base = None, len(self.data)
             self._step(text.then, token)
             return
-        left = self._text_start + self._envelope.rationale_chars_max - len(self.data)
-        if not 0 < self._spelling.chars(token) <= left:
+        if not 0 < self._spelling.text_chars.get(token, 0) <= self._chars_left():
             raise _refused()
         self.tokens.append(token)
         self.data += self._spelling.words.piece(token)
@@ -280,21 +249,18 @@ class Walk:
             self._number, self._base = None, len(self.data)
             self._step(number.end.then, token)
             return
-        number.text += run
-        number.written = after
-        self._number = number
+        self._number = replace(number, text=number.text + run, written=after)
         self.tokens.append(token)
         self.data += run.encode()
 
     def _number_fork(self) -> Fork:
-        number, chunk = self._here(), self._spelling.chunk
+        number = self._here()
         tokens, labels = list[int](), list[tuple[str, ...]]()
         if number is not None:
-            for token, (run, after) in self._open_runs().items():
-                tokens.append(token)
-                labels.append((number.text if number.every else "",) if after is None else number.labels(run, chunk))
-        if self._number is not None:
-            return Fork(number.end.name, _ids(tokens), tuple(labels), number.start, finite=bool(number.every))
+            tokens += self._open_runs()
+            labels += (number.labels(run, after) for run, after in self._open_runs().values())
+            if self._number is not None:
+                return Fork(number.end.name, _ids(tokens), tuple(labels), number.start, finite=bool(number.every))
         end = _number_of(self._node.paths[0])
         allowed, every = self._bound(end)
         for token, child in self._node.children.items():
@@ -304,7 +270,10 @@ class Walk:
 
     def _number_alternatives(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         if self._number is not None:
-            text, every, ways = self._number.text, self._number.every, [((), self._number.end)]
+            text, every = self._number.text, self._number.every
+            ways: list[tuple[tuple[int, ...], NumberEnd]] = [((), self._number.end)]
+            if any(each.startswith("-") != self._number.end.negative for each in every):
+                return ()  # the sign is decided
         else:
             ways = [(path.tokens[self._node.depth :], _number_of(path)) for path in self._node.paths]
             text, (_, every) = "", self._bound(ways[0][1])

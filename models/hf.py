@@ -1,4 +1,4 @@
-"""transformers behind the `Backend` protocol: purely token ids, one cache, one sequence, one thread.
+"""transformers behind the `Backend` protocol: purely token ids, some prompts side by side, one thread.
 
 A checkpoint folder (config.json, safetensors, tokenizer.json), or a GGUF file: that one is de-quantised into memory and
 keeps llama.cpp's tokenizer. Nothing is downloaded, no code of the model's is run, no pickle is read. Needs the extra
@@ -7,32 +7,26 @@ keeps llama.cpp's tokenizer. Nothing is downloaded, no code of the model's is ru
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
-from logging import CRITICAL
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import llama_cpp
 import numpy as np
 
-from sds.models.llama import BATCH_TOKENS, CONTEXT_TOKENS, chat_template, gguf_fingerprint, load_gguf
-from sds.models.protocol import BackendError, ChatFrame, Dtype, shared_sections
-from sds.models.vocabulary import Vocabulary
+from sds.models.llama import BATCH_TOKENS, CONTEXT_TOKENS
+from sds.models.protocol import BackendError, ChatFrame, Dtype, Row, shared_sections
 from sds.models.words import grammar_tokenizer, model_frame, tokens_of
 
 try:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
-    from transformers.cache_utils import DynamicLayer
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-    from transformers.utils.logging import set_verbosity
 
-    from sds.models.hf_vocabulary import HfVocabulary
+    from sds.models.hf_cells import Forward, Part, store_of
+    from sds.models.hf_load import device_of, failing, fingerprint_of, loaded
 except ImportError as error:
     raise BackendError(
         "transformers and torch are not installed", hint="pip install 'sovereign-decision-stream[hf]'"
@@ -43,15 +37,31 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-READ_BYTES = 1 << 20
-HINT_CHARACTERS_MAX = 200
+SLOTS_MAX = 64
+FORKS_MAX = 63
+PADDING_TOKENS_MAX = 64  # of one call: more costs more than a call of its own
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """What one seat of the store holds: sections, each with how many layers it went through, and `position` tokens."""
+
+    seat: int
+    origin: int
+    sections: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
+    position: int = 0
+
+    def through(self, depth: int) -> list[tuple[int, ...]]:
+        """Return the leading sections that went through at least `depth` layers."""
+        return [tokens for tokens, passed in takewhile(lambda section: section[1] >= depth, self.sections)]
 
 
 class HfBackend:
-    """One model with one cache. Give each thread its own; call `close()` when done.
+    """One model with a cache for some prompts. Give each thread its own; call `close()` when done.
 
-    Every batch goes through eager attention alone, so its logits depend on nothing but the sections before it. Models
-    whose cache cannot be cut back (sliding windows, recurrent states) read every prompt from its beginning.
+    Attention is eager. A row alone in its call depends on nothing but the tokens before it and where they were cut;
+    rows that share a call are padded, which may show in the last digits. Models with sliding windows or recurrent
+    states run one row at a time and read every prompt from its beginning.
     """
 
     def __init__(
@@ -62,26 +72,30 @@ class HfBackend:
         dtype: Dtype = "fp32",
         n_ctx: int = CONTEXT_TOKENS,
         threads: int | None = None,
+        slots: int = 1,
     ) -> None:
         """Load weights; raise `BackendError` when `path` or `device` is nothing that transformers can run."""
-        self._device = _device(device)
+        if not 1 <= slots <= SLOTS_MAX:
+            raise BackendError(f"{slots} slots are not between 1 and {SLOTS_MAX}")
+        self._device = device_of(device)
         torch.set_num_threads(threads or os.cpu_count() or 1)
         self.name = path.name
-        self.fingerprint = _fingerprint(path)
-        with _failing(f"`{path}` is damaged or of a kind transformers does not know"), _quiet():
-            self._model: Any = (_from_folder if path.is_dir() else _from_gguf)(path, DTYPES[dtype])
-            self.vocab_size = int(self._model.get_output_embeddings().weight.shape[0])
-            self._words, self._template, self._free = _vocabulary(path, self.vocab_size)
-        with _failing(f"the model cannot be moved to `{device}`"):
+        self.fingerprint = fingerprint_of(path)
+        self.slots, self.pass_tokens_max = slots, BATCH_TOKENS
+        self._model, self._words, self._template, self._free = loaded(path, DTYPES[dtype])
+        self.vocab_size = int(self._model.get_output_embeddings().weight.shape[0])
+        with failing(f"the model cannot be moved to `{device}`"):
             self._model.eval().to(self._device)
-        longest = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        config = self._model.config.get_text_config()
+        longest = getattr(config, "max_position_embeddings", None)
         self.context_tokens_max = min(n_ctx, longest) if isinstance(longest, int) else n_ctx
+        self._layers = int(config.num_hidden_layers)
+        self._store = store_of(self._model, self._device, seats=slots, context=self.context_tokens_max)
+        self._prompts = {slot: _Prompt(slot, slot) for slot in range(slots)}
+        self._next_fork = slots
         self._open = True
         self._tokenizer: LLTokenizer | None = None
         self._frame: ChatFrame | None = None
-        self._held: list[tuple[int, ...]] = []
-        self._position = 0
-        self._cache = DynamicCache(config=self._model.config)
 
     @property
     def module(self) -> Any:
@@ -111,32 +125,86 @@ class HfBackend:
             self._tokenizer = grammar_tokenizer(self._words)
         return self._tokenizer
 
-    def begin(self, sections: Sequence[Sequence[int]]) -> None:
+    def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
+        """Make `slot` hold exactly these sections. Its forks are dropped; what another slot holds of them is copied."""
         self._ready()
-        wanted = [tuple(section) for section in sections]
-        self._fits(sum(map(len, wanted)))
-        kept = self._cut_back(shared_sections(wanted, self._held))
-        for section in wanted[kept:]:
-            self._decode(section)
-            self._held.append(section)
+        self._hold(slot, sections, self._layers)
 
-    def step(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+    def step(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
+        logits: NDArray[np.float32] = self.run([Row(slot, tokens)])[0][0]
+        return logits
+
+    def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         self._ready()
-        if not tokens:
-            raise BackendError("a step needs at least one token")
-        self._fits(self._position + len(tokens))
-        return self._decode(tokens)
+        self._runnable(rows)
+        for row in rows:
+            self._complete(row.slot)
+        return self._read(rows)
+
+    def fork(self, slot: int) -> int:
+        """Return a new slot with what `slot` holds: a copy of its keys and values. A fork goes when its prompt does."""
+        self._ready()
+        self._prompt(slot)
+        if len(self._prompts) - self.slots >= FORKS_MAX:
+            raise BackendError(f"more than {FORKS_MAX} forks at once", hint="drop some, or score fewer alternatives")
+        self._complete(slot)
+        source = self._prompts[slot]
+        taken = {prompt.seat for prompt in self._prompts.values()}
+        seat = next(seat for seat in range(self.slots + FORKS_MAX) if seat not in taken)
+        with failing("the prompt could not be forked"), torch.inference_mode():
+            self._store.copy(source.seat, seat, source.position)
+        fork, self._next_fork = self._next_fork, self._next_fork + 1
+        self._prompts[fork] = _Prompt(seat, source.origin, list(source.sections), source.position)
+        return fork
+
+    def drop(self, fork: int) -> None:
+        """Give a fork's slot back; one that went with its prompt, or after a failure, may be dropped again."""
+        self._ready()
+        if not self.slots <= fork < self._next_fork:
+            raise BackendError(f"there is no fork {fork}")
+        dropped = self._prompts.pop(fork, None)
+        if dropped is not None:
+            self._store.forget(dropped.seat)
+
+    def hidden(
+        self, sections: Sequence[Sequence[int]], *, span: tuple[int, int] | None = None, layer: int | None = None
+    ) -> NDArray[np.float32]:
+        """Return the state before layer `layer` (0: the embeddings); without one, after the last layer and its norm.
+
+        No layer from `layer` on is computed, for this or any section; a later `run` on the slot does it after all.
+        """
+        self._ready()
+        depth = self._layers if layer is None else layer
+        if not 0 <= depth <= self._layers:
+            raise BackendError(f"there is no layer {layer}: the model has {self._layers}")
+        last = tuple(sections[-1]) if sections else ()
+        start, end = span or (len(last) - 1, len(last))
+        if not 0 <= start < end <= len(last):
+            raise BackendError(f"positions {start} to {end} are no part of a section of {len(last)} tokens")
+        self._fits(sum(map(len, sections)))
+        self._known(last)
+        self._hold(0, sections[:-1], depth)
+        (states,) = self._read([Row(0, last, len(last))], states_at=depth)
+        self._prompts[0].sections.append((last, self._passed(depth)))
+        mean: NDArray[np.float32] = states[start:end].mean(axis=0, dtype=np.float64).astype(np.float32)
+        return mean
 
     def close(self) -> None:
         if self._open:
             self._open = False
             self._words.release()
             self._free()
-            del self._model, self._cache
+            del self._model, self._store
 
     def _ready(self) -> None:
         if not self._open:
             raise BackendError("the model is closed")
+
+    def _prompt(self, slot: int) -> _Prompt:
+        prompt = self._prompts.get(slot)
+        if prompt is None:
+            raise BackendError(f"there is no slot {slot}")
+        return prompt
 
     def _fits(self, tokens: int) -> None:
         if tokens > self.context_tokens_max:
@@ -145,134 +213,159 @@ class HfBackend:
                 hint="shorten the prompt or load the model with a larger context",
             )
 
-    def _cut_back(self, kept: int) -> int:
-        """Leave only the first `kept` sections in the cache, or none where it cannot be cut; return how many."""
-        position = sum(map(len, self._held[:kept]))
-        surplus = self._position - position
-        if not position or (surplus and not all(type(layer) is DynamicLayer for layer in self._cache.layers)):
-            self._forget()
-            return 0
-        if surplus:
-            with self._failing_empty("the model's cache cannot be cut back"):
-                self._cache.crop(-surplus)
-        self._held, self._position = self._held[:kept], position
-        return kept
-
-    def _decode(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Run the tokens through the model; return the last one's logits."""
-        if any(not 0 <= token < self.vocab_size for token in tokens):
+    def _known(self, tokens: Sequence[int]) -> None:
+        if tokens and not (min(tokens) >= 0 and max(tokens) < self.vocab_size):
             raise BackendError("a token is outside the vocabulary")
-        logits = np.zeros(0, np.float32)
-        for start in range(0, len(tokens), BATCH_TOKENS):
-            part = tokens[start : start + BATCH_TOKENS]
-            with self._failing_empty(f"the model could not be run on {len(part)} tokens"), torch.inference_mode():
-                ids = torch.tensor([part], device=self._device)  # shape [1, len(part)]
-                found = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
-                logits = found.logits[0, -1].float().cpu().numpy()
-            self._position += len(part)
-        return logits
+
+    def _runnable(self, rows: Sequence[Row]) -> None:
+        if len({row.slot for row in rows}) != len(rows):
+            raise BackendError("a pass holds at most one row of a slot")
+        for row in rows:
+            if not row.tokens:
+                raise BackendError("a step needs at least one token")
+            if not 0 <= row.outputs <= len(row.tokens):
+                raise BackendError(f"{row.outputs} outputs of {len(row.tokens)} tokens were asked for")
+            self._known(row.tokens)
+            self._fits(self._prompt(row.slot).position + len(row.tokens))
+
+    def _passed(self, depth: int) -> int:
+        """Return through how many layers a section goes when the state at `depth` is asked for."""
+        return depth if self._store.together else self._layers
+
+    def _complete(self, slot: int) -> None:
+        """Read again, through all layers, what went through some only."""
+        sections = [tokens for tokens, _ in self._prompts[slot].sections]
+        if len(self._prompts[slot].through(self._layers)) < len(sections):
+            self._hold(slot, sections, self._layers)
+
+    def _hold(self, slot: int, sections: Sequence[Sequence[int]], depth: int) -> None:
+        if not 0 <= slot < self.slots:
+            raise BackendError(f"there is no slot {slot}")
+        wanted = [tuple(section) for section in sections]
+        self._fits(sum(map(len, wanted)))
+        for section in wanted:
+            self._known(section)
+        prompt = self._prompts[slot]
+        for fork in [fork for fork, made in self._prompts.items() if fork >= self.slots and made.origin == slot]:
+            self.drop(fork)
+        self._keep(prompt, wanted, depth)
+        for section in wanted[len(prompt.sections) :]:
+            if section:
+                self._read([Row(slot, section, 0)], states_at=depth)
+            prompt.sections.append((section, self._passed(depth)))
+
+    def _keep(self, prompt: _Prompt, wanted: list[tuple[int, ...]], depth: int) -> None:
+        """Cut `prompt` back to the leading sections it shares with `wanted`, or copy more of them from another slot."""
+        donors = [prompt, *self._prompts.values()] if self._store.together else [prompt]
+        donor = max(donors, key=lambda held: shared_sections(wanted, held.through(depth)))
+        kept = donor.sections[: shared_sections(wanted, donor.through(depth))]
+        position = sum(len(tokens) for tokens, _ in kept)
+        with self._forgetting([prompt.origin], "the model's cache cannot be cut back"), torch.inference_mode():
+            if donor is not prompt:
+                self._store.copy(donor.seat, prompt.seat, position)
+            elif not self._cut(prompt, position):
+                self._store.forget(prompt.seat)
+                kept, position = [], 0
+        prompt.sections, prompt.position = kept, position
+
+    def _cut(self, prompt: _Prompt, position: int) -> bool:
+        surplus = prompt.position - position
+        return not surplus or self._store.cut(prompt.seat, position, surplus)
+
+    def _read(self, rows: Sequence[Row], *, states_at: int | None = None) -> list[NDArray[np.float32]]:
+        """Append the rows; return for each [outputs, vocab], or the hidden states at a depth, [outputs, width]."""
+        found: list[list[NDArray[np.float32]]] = [[] for _ in rows]
+        tokens = sum(len(row.tokens) for row in rows)
+        what = f"the model could not be run on {tokens} tokens"
+        with self._forgetting([row.slot for row in rows], what), torch.inference_mode():
+            for start in range(0, max((len(row.tokens) for row in rows), default=0), BATCH_TOKENS):
+                cuts = {n: _cut_out(row, start) for n, row in enumerate(rows) if start < len(row.tokens)}
+                for group in _groups(cuts, together=self._store.together):
+                    for n, states in zip(group, self._call([cuts[n] for n in group], states_at), strict=True):
+                        found[n].append(states)
+        return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in found]
+
+    def _call(self, rows: Sequence[Row], states_at: int | None) -> list[NDArray[np.float32]]:
+        """Run rows through the model in one call: the head only where logits are wanted."""
+        prompts = [self._prompts[row.slot] for row in rows]
+        parts = [Part(prompt.seat, prompt.position, row.tokens) for prompt, row in zip(prompts, rows, strict=True)]
+        outputs = max(row.outputs for row in rows)
+        forward: Forward = partial(self._logits, outputs) if states_at is None else partial(self._states, states_at)
+        found = self._store.run(parts, forward, repeated=states_at is None and outputs == 1)
+        values = found[:, found.shape[1] - outputs :].float().cpu().numpy()
+        for prompt, row in zip(prompts, rows, strict=True):
+            prompt.position += len(row.tokens)
+        return [of_row[outputs - row.outputs :] for of_row, row in zip(values, rows, strict=True)]
+
+    def _logits(self, outputs: int, **inputs: Any) -> torch.Tensor:
+        if not outputs:
+            return self._states(self._layers, **inputs).new_zeros((len(inputs["input_ids"]), 0, self.vocab_size))
+        return self._model(**inputs, use_cache=True, logits_to_keep=outputs).logits  # type: ignore[no-any-return]
+
+    def _states(self, depth: int, **inputs: Any) -> torch.Tensor:
+        """Return what goes into layer `depth`; layers from there on are left out where the cache allows it."""
+        base = self._model.base_model
+        if depth == self._layers:
+            return base(**inputs, use_cache=True).last_hidden_state  # type: ignore[no-any-return]
+        layers = [m for m in base.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == self._layers]
+        if not layers:
+            raise BackendError("the model's layers cannot be told apart")
+        return _input_of(layers[0][depth], lambda: base(**inputs, use_cache=True), stop=self._store.together)
 
     @contextmanager
-    def _failing_empty(self, what: str) -> Iterator[None]:
+    def _forgetting(self, slots: Sequence[int], what: str) -> Iterator[None]:
+        """Whatever fails leaves half a pass behind: these prompts are held no more."""
         try:
-            with _failing(what):
+            with failing(what):
                 yield
         except BackendError:
-            self._forget()
+            for slot in slots:
+                prompt = self._prompts[slot]
+                self._store.forget(prompt.seat)
+                prompt.sections, prompt.position = [], 0
+                if slot >= self.slots:
+                    del self._prompts[slot]
             raise
 
-    def _forget(self) -> None:
-        self._held, self._position = [], 0
-        self._cache = DynamicCache(config=self._model.config)
+
+class _Reached(Exception):  # noqa: N818  no error
+    """The layer asked for is reached: what comes after it is not wanted."""
 
 
-def _device(name: str) -> torch.device:
-    kind, _, number = name.partition(":")
-    if kind not in {"cpu", "cuda"} or (number and not number.isdecimal()):
-        raise BackendError(f"`{name}` is no device", hint="cpu, cuda or cuda:NUMBER")
-    if kind == "cuda" and int(number or 0) >= (count := torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        raise BackendError(f"no CUDA device{f' {number}' if count else ''}: torch sees {count or 'none'}")
-    return torch.device(name)
+def _input_of(layer: torch.nn.Module, run: Callable[[], object], *, stop: bool) -> torch.Tensor:
+    caught: list[torch.Tensor] = []
 
+    def catch(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        caught.append(args[0] if args else kwargs["hidden_states"])
+        if stop:
+            raise _Reached
 
-def _fingerprint(path: Path) -> str:
-    """Return the SHA-256 of the weights: of a GGUF file, or of a folder's safetensors files end to end, by name."""
-    if not path.is_dir():
-        return gguf_fingerprint(path)
-    if (path / "adapter_config.json").exists():
-        raise BackendError(f"`{path}` is an adapter, not a model", hint="merge it into its model first")
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise BackendError(
-            f"`{path}` holds no safetensors", hint="save_pretrained(FOLDER) writes them; pickles are never loaded"
-        )
-    digest = hashlib.sha256()
-    for name in files:
-        with name.open("rb") as file:
-            while chunk := file.read(READ_BYTES):
-                digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _vocabulary(path: Path, size: int) -> tuple[Vocabulary | HfVocabulary, str | None, Callable[[], object]]:
-    """Return the words of `size` logits, the chat template, and what frees them."""
-    if path.is_dir():
-        words = HfVocabulary(path, size)
-        return words, words.chat_template, lambda: None
-    model, vocabulary = load_gguf(path, vocab_only=True)
-    if vocabulary.size != size:
-        raise BackendError(f"the model has {size} logits and {vocabulary.size} tokens")
-    return vocabulary, chat_template(model), partial(llama_cpp.llama_model_free, model)
-
-
-def _from_folder(path: Path, dtype: torch.dtype) -> Any:
-    load: Any = AutoModelForCausalLM.from_pretrained
-    return _whole(load(path, local_files_only=True, trust_remote_code=False, use_safetensors=True, **_options(dtype)))
-
-
-def _from_gguf(path: Path, dtype: torch.dtype) -> Any:
-    """De-quantise through transformers' tables; its own `gguf_file=` would want one more library for the same."""
-    where = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(path.parent, **where)
-    build: Any = AutoModelForCausalLM.from_config
-    read: Any = load_gguf_checkpoint
-    with torch.device("meta"):
-        shapes = build(config)
-    weights = read(path, return_tensors=True, model_to_load=shapes, torch_dtype=dtype)["tensors"]
-    return _whole(type(shapes).from_pretrained(None, config=config, state_dict=weights, **_options(dtype)))
-
-
-def _options(dtype: torch.dtype) -> dict[str, Any]:
-    return {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True}
-
-
-def _whole(loaded: tuple[Any, dict[str, Any]]) -> Any:
-    """Refuse a model with weights that were not loaded: they would be random numbers."""
-    model, found = loaded
-    lacking = sorted(map(str, [*found["missing_keys"], *found["mismatched_keys"]]))
-    if lacking:
-        raise BackendError(f"the checkpoint lacks {len(lacking)} weights, the first is `{lacking[0]}`")
-    for name, weights in model.state_dict().items():
-        if weights.is_floating_point() and not bool(torch.isfinite(weights).all()):
-            raise BackendError(f"the weights `{name}` hold what is no number in {weights.dtype}")
-    return model
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and warnings off standard error; failures are raised here instead."""
-    set_verbosity(CRITICAL)
-    with redirect_stderr(io.StringIO()):
-        yield
-
-
-@contextmanager
-def _failing(what: str) -> Iterator[None]:
+    handle = layer.register_forward_pre_hook(catch, with_kwargs=True)
     try:
-        yield
-    except BackendError:
-        raise
-    except Exception as error:
-        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error):
-            raise BackendError(f"{what}: no memory", hint="use a smaller model, prompt or dtype") from error
-        raise BackendError(what, hint=(str(error).strip().splitlines() or [""])[0][:HINT_CHARACTERS_MAX]) from error
+        with suppress(_Reached):
+            run()
+    finally:
+        handle.remove()
+    return caught[0]
+
+
+def _cut_out(row: Row, start: int) -> Row:
+    """Return the part of a row from token `start` on that goes through the model at once."""
+    tokens = row.tokens[start : start + BATCH_TOKENS]
+    end, wanted = start + len(tokens), len(row.tokens) - row.outputs
+    return Row(row.slot, tokens, max(0, end - max(start, wanted)))
+
+
+def _groups(rows: dict[int, Row], *, together: bool) -> Iterator[list[int]]:
+    """Split rows into calls: of like length, so that little is padding; it depends on the rows' lengths alone."""
+    group: list[int] = []
+    real = 0
+    for n in sorted(rows, key=lambda n: len(rows[n].tokens)):
+        tokens = len(rows[n].tokens)
+        area, real = (len(group) + 1) * tokens, real + tokens
+        if group and (not together or area > BATCH_TOKENS or area - real > PADDING_TOKENS_MAX):
+            yield group
+            group, real = [], tokens
+        group.append(n)
+    if group:
+        yield group

@@ -1,19 +1,18 @@
 """Whether a model can say what a contract permits, and read what it is to read: its language, its tokens, its context.
 
-`findings` takes what a backend offers; no weights are run. A decision counts as sayable when the mask over the model's
-own tokenizer takes tokens that spell it.
+`findings` takes what a backend offers; no weights are run. A decision counts as sayable when a walk in the model's own
+tokens can write it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from sds.grammars import emit_regex
 from sds.grammars.language import Language, language
-from sds.grammars.mask import Mask
+from sds.grammars.plan import Planner
+from sds.grammars.proof import follow
 from sds.kernel.contract import Contract
 from sds.kernel.envelope import DecisionEnvelope, KindBound, format_literal
 from sds.kernel.errors import LanguageError
@@ -26,7 +25,6 @@ from sds.kernel.state import Fields
 from sds.models.protocol import Backend, prompt_sections
 
 ENVELOPES_MAX = 12
-TOKENS_MAX = 4096
 _NO_REF = "0" * 64
 
 
@@ -79,13 +77,13 @@ def model_findings(contract: Contract, reached: Mapping[str, Sequence[Fields]], 
     """Return what this model cannot say or hold. Raises BackendError."""
     cases = [case for case in cases_of(contract, reached) if _language_or_why(case.envelope)[0] is not None]
     unsaid: dict[tuple[str, str], Finding] = {}
-    longest = 0
+    longest, speaker = 0, _speaker(backend)
     for case in cases:
         for proposal in _proposals(case.envelope):
             data = write_proposal(proposal)
             longest = max(longest, len(backend.tokenize(data, special=False)))
             key = (proposal.action, proposal.reason_code)
-            if key not in unsaid and not _can_be_said(case.envelope, data, backend):
+            if key not in unsaid and not (speaker and _can_be_said(case.envelope, proposal, data, speaker)):
                 unsaid[key] = _unsayable(contract, proposal, data, backend)
     return [*unsaid.values(), *_room(contract, cases, backend, longest)]
 
@@ -109,35 +107,30 @@ def _proposals(envelope: DecisionEnvelope) -> Iterator[Proposal]:
                 yield Proposal(kind.kind, params, reason, _NO_REF, rationale)
 
 
-def _can_be_said(envelope: DecisionEnvelope, data: bytes, backend: Backend) -> bool:
-    said = language(envelope, _NO_REF)
-    return _takes(said, data, backend, backend.tokenize(data, special=False)) or _spells(said, data, backend)
-
-
-def _takes(said: Language, data: bytes, backend: Backend, tokens: list[int]) -> bool:
-    """Tell whether the mask takes the tokens that the model's own tokenizer makes of `data`."""
-    mask = Mask(backend.grammar_tokenizer(), said)
+def _can_be_said(envelope: DecisionEnvelope, proposal: Proposal, data: bytes, speaker: _Speaker) -> bool:
+    """Tell whether a walk that is open to this kind with this reason alone can write `data`."""
+    kinds = (replace(kind, reasons=(proposal.reason_code,)) for kind in envelope.kinds if kind.kind == proposal.action)
     try:
-        mask.advance(tokens)
-        return b"".join(map(backend.piece, tokens)) == data and mask.finished
+        walk = speaker.planner.walk(DecisionEnvelope(tuple(kinds), envelope.rationale_chars_max), proposal.context_ref)
+        return follow(walk, data, speaker.tokens) == data
     except LanguageError:
         return False
 
 
-def _spells(said: Language, data: bytes, backend: Backend) -> bool:
-    """Walk the mask with the longest token that goes on with `data`."""
-    mask, written = Mask(backend.grammar_tokenizer(), said), b""
-    for _ in range(TOKENS_MAX):
-        if mask.finished or written == data:
-            break
-        pieces = ((int(token), backend.piece(int(token))) for token in np.flatnonzero(mask.allowed()))
-        going = [(piece, token) for token, piece in pieces if piece and data.startswith(piece, len(written))]
-        if not going:
-            return False
-        piece, token = max(going, key=lambda each: len(each[0]))
-        mask.advance([token])
-        written += piece
-    return written == data and mask.finished
+@dataclass(frozen=True)
+class _Speaker:
+    """What a model can say: its plans, and a token for each spelling."""
+
+    planner: Planner
+    tokens: Mapping[bytes, int]
+
+
+def _speaker(backend: Backend) -> _Speaker | None:
+    """Return None where not even a digit can be said."""
+    try:
+        return _Speaker(Planner(backend), {backend.piece(token): token for token in range(backend.vocab_size)})
+    except LanguageError:
+        return None
 
 
 def _room(contract: Contract, cases: Iterable[_Case], backend: Backend, longest: int) -> Iterator[Finding]:

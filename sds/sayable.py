@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from random import Random
 
-from llguidance import LLTokenizer
-
 from sds.grammars.language import Choice, Language, Literal, Node, Number, language
-from sds.grammars.mask import Mask, prove_alive
 from sds.grammars.numbers import number_regex
+from sds.grammars.plan import Planner
+from sds.grammars.proof import follow, prove_alive
 from sds.kernel.bounds import MAGNITUDE_MAX, Bound, bound, format_literal
 from sds.kernel.canonical import one_line
 from sds.kernel.contract import Contract, KindSpec, ParamSpec
@@ -28,7 +27,7 @@ from sds.kernel.rules import Rules
 from sds.kernel.snapshot import STRING_CHARS_MAX, FieldSpec, take_snapshot
 from sds.kernel.state import Value
 from sds.models.inspect import ModelCard
-from sds.models.words import Words, grammar_tokenizer, tokens_of
+from sds.models.words import Words, tokens_of
 
 NUMBER_CHARS_MAX = 2000
 CONTROL_EACH = 32
@@ -65,10 +64,6 @@ class Question:
         return tuple(dict.fromkeys(_samples(self.said.envelope, Random(0))))  # noqa: S311  a fixed choice, no secret
 
     @cached_property
-    def tokenizer(self) -> LLTokenizer:
-        return grammar_tokenizer(self.words)
-
-    @cached_property
     def pieces(self) -> dict[bytes, int]:
         """Every spelling that a decision may be made of, and a token that has it."""
         every = (token for token in range(self.words.size) if not self.words.is_control(token))
@@ -76,6 +71,16 @@ class Question:
 
     def content(self, text: bytes) -> list[int]:
         return tokens_of(self.words, text, special=False)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.words.size
+
+    def tokenize(self, text: bytes, *, special: bool) -> list[int]:
+        return tokens_of(self.words, text, special=special)
+
+    def piece(self, token: int) -> bytes:
+        return b"" if self.words.is_control(token) else self.words.spelling(token)
 
 
 def check_model(question: Question) -> tuple[Check, ...]:
@@ -112,34 +117,18 @@ def _spelling(question: Question) -> str:
 
 
 def _alive(question: Question) -> str:
-    prove_alive(question.tokenizer)
+    prove_alive(question)
     return "the mask is alive: no walk through it leaves its language"
 
 
 def _decisions(question: Question) -> str:
+    planner = Planner(question)
     for sentence in question.sentences:
-        written = _walk(question, sentence)
+        written = follow(planner.walk(question.said.envelope, _CONTEXT_REF), sentence, question.pieces)
         if written != sentence:
             raise ModelError(f"`{_example(sentence)}` cannot be said beyond `{_example(written[-EXAMPLE_CHARS_MAX:])}`")
     kinds = len(question.said.envelope.kinds)
     return f"{len(question.sentences)} sample decisions of all {kinds} kinds can be said under the mask"
-
-
-def _walk(question: Question, sentence: bytes) -> bytes:
-    """Return how far the mask goes along with a sentence: what it forces, else the longest token that continues it."""
-    mask, written = Mask(question.tokenizer, question.said), b""
-    longest = max(map(len, question.pieces))
-    while sentence.startswith(written) and not mask.finished:
-        step = mask.forced()
-        if not step:
-            allowed, left = mask.allowed(), sentence[len(written) :]
-            spelled = (question.pieces.get(left[:size]) for size in range(min(longest, len(left)), 0, -1))
-            step = [token for token in spelled if token is not None and allowed[token]][:1]
-        if not step:
-            break
-        mask.advance(step)
-        written += question.tokenizer.decode_bytes(step)
-    return written
 
 
 def _context(question: Question) -> str:

@@ -21,8 +21,8 @@ import numpy as np
 
 from sds.decoder import FORKS_MAX, FORKS_MIN, TOKEN_BUDGET_EXCEEDED, Deciding, Decoded, Mode, deciding, decode
 from sds.engines.batching import Batcher
-from sds.grammars.mask import prove_alive
 from sds.grammars.plan import Planner
+from sds.grammars.proof import prove_alive
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.models.noise import shape_noise
@@ -56,7 +56,7 @@ class NativeEngine:
         self._backend, self._now_ms, self._mode = backend, now_ms, mode
         self._lock = threading.Lock()
         try:
-            prove_alive(backend.grammar_tokenizer())
+            prove_alive(backend)
             self._noise = shape_noise(backend) if noise_logp_max is None else noise_logp_max
         except BackendError as error:
             raise ModelError(str(error), hint=error.hint) from error

@@ -18,7 +18,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from sds.engines.native import open_backend, open_engine
-from sds.grammars.mask import Mask, prove_alive
+from sds.grammars.mask import Mask
+from sds.grammars.proof import prove_alive
 from sds.kernel.errors import ModelError
 from sds.models.catalog import embedded_model
 from sds.models.hf import HfBackend
@@ -124,7 +125,7 @@ def test_a_gguf_is_de_quantised_and_keeps_its_tokens_and_frame(
     for special in (False, True):
         assert tiny.tokenize(text, special=special) == backend.tokenize(text, special=special)
     assert (tiny.frame(), tiny.fingerprint) == (backend.frame(), backend.fingerprint)
-    prove_alive(backend.grammar_tokenizer())
+    prove_alive(backend)
     backend.close()
     with pytest.raises(BackendError, match="the model is closed"):
         backend.tokenize(b"x", special=False)
@@ -164,7 +165,7 @@ def test_entries_beyond_the_tokenizer_have_no_piece_and_are_never_permitted(fold
     backend = opened(folder)
     assert 49152 + PADDING == backend.vocab_size == backend.grammar_tokenizer().vocab_size
     assert {b""} == {backend.piece(token) for token in range(49152, backend.vocab_size)}
-    prove_alive(backend.grammar_tokenizer())
+    prove_alive(backend)
     mask = Mask(backend.grammar_tokenizer(), refund_language())
     while not mask.finished:
         mask.advance(mask.forced())
@@ -198,7 +199,7 @@ def test_a_metaspace_tokenizer_spells_bytes_exactly(folder: Path):
     assert [vocab["pay"], vocab["▁pay"]] == backend.tokenize(b"pay pay", special=False)
     assert [1] == backend.tokenize(b"<s>", special=True)
     assert backend.frame().before_system.startswith("<s>")
-    prove_alive(backend.grammar_tokenizer())
+    prove_alive(backend)
     backend.close()
 
 

@@ -1,0 +1,124 @@
+"""Loading what transformers can run, without a network, foreign code or pickles: weights, words, fingerprint, device."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from functools import partial
+from logging import CRITICAL
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers.utils.logging import set_verbosity
+
+from sds.models.hf_vocabulary import HfVocabulary
+from sds.models.llama import chat_template, gguf_fingerprint, load_gguf
+from sds.models.protocol import BackendError
+from sds.models.vocabulary import Vocabulary
+
+READ_BYTES = 1 << 20
+HINT_CHARACTERS_MAX = 200
+
+
+def device_of(name: str) -> torch.device:
+    kind, _, number = name.partition(":")
+    if kind not in {"cpu", "cuda"} or (number and not number.isdecimal()):
+        raise BackendError(f"`{name}` is no device", hint="cpu, cuda or cuda:NUMBER")
+    if kind == "cuda" and int(number or 0) >= (count := torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        raise BackendError(f"no CUDA device{f' {number}' if count else ''}: torch sees {count or 'none'}")
+    return torch.device(name)
+
+
+def fingerprint_of(path: Path) -> str:
+    """Return the SHA-256 of the weights: of a GGUF file, or of a folder's safetensors files end to end, by name."""
+    if not path.is_dir():
+        return gguf_fingerprint(path)
+    if (path / "adapter_config.json").exists():
+        raise BackendError(f"`{path}` is an adapter, not a model", hint="merge it into its model first")
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise BackendError(
+            f"`{path}` holds no safetensors", hint="save_pretrained(FOLDER) writes them; pickles are never loaded"
+        )
+    digest = hashlib.sha256()
+    for name in files:
+        with name.open("rb") as file:
+            while chunk := file.read(READ_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def loaded(path: Path, dtype: torch.dtype) -> tuple[Any, Vocabulary | HfVocabulary, str | None, Callable[[], object]]:
+    """Return the model of a checkpoint folder or a GGUF file, its words, its chat template, and what frees the words."""
+    with failing(f"`{path}` is damaged or of a kind transformers does not know"), _quiet():
+        model = (_from_folder if path.is_dir() else _from_gguf)(path, dtype)
+        return model, *_words(path, int(model.get_output_embeddings().weight.shape[0]))
+
+
+def _words(path: Path, size: int) -> tuple[Vocabulary | HfVocabulary, str | None, Callable[[], object]]:
+    if path.is_dir():
+        words = HfVocabulary(path, size)
+        return words, words.chat_template, lambda: None
+    model, vocabulary = load_gguf(path, vocab_only=True)
+    if vocabulary.size != size:
+        raise BackendError(f"the model has {size} logits and {vocabulary.size} tokens")
+    return vocabulary, chat_template(model), partial(llama_cpp.llama_model_free, model)
+
+
+def _from_folder(path: Path, dtype: torch.dtype) -> Any:
+    load: Any = AutoModelForCausalLM.from_pretrained
+    return _whole(load(path, local_files_only=True, trust_remote_code=False, use_safetensors=True, **_options(dtype)))
+
+
+def _from_gguf(path: Path, dtype: torch.dtype) -> Any:
+    """De-quantise through transformers' tables; its own `gguf_file=` would want one more library for the same."""
+    where = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(path.parent, **where)
+    build: Any = AutoModelForCausalLM.from_config
+    read: Any = load_gguf_checkpoint
+    with torch.device("meta"):
+        shapes = build(config)
+    weights = read(path, return_tensors=True, model_to_load=shapes, torch_dtype=dtype)["tensors"]
+    return _whole(type(shapes).from_pretrained(None, config=config, state_dict=weights, **_options(dtype)))
+
+
+def _options(dtype: torch.dtype) -> dict[str, Any]:
+    return {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True}
+
+
+def _whole(loaded: tuple[Any, dict[str, Any]]) -> Any:
+    """Refuse a model with weights that were not loaded: they would be random numbers."""
+    model, found = loaded
+    lacking = sorted(map(str, [*found["missing_keys"], *found["mismatched_keys"]]))
+    if lacking:
+        raise BackendError(f"the checkpoint lacks {len(lacking)} weights, the first is `{lacking[0]}`")
+    for name, weights in model.state_dict().items():
+        if weights.is_floating_point() and not bool(torch.isfinite(weights).all()):
+            raise BackendError(f"the weights `{name}` hold what is no number in {weights.dtype}")
+    return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers' progress bars and warnings off standard error; failures are raised here instead."""
+    set_verbosity(CRITICAL)
+    with redirect_stderr(io.StringIO()):
+        yield
+
+
+@contextmanager
+def failing(what: str) -> Iterator[None]:
+    try:
+        yield
+    except BackendError:
+        raise
+    except Exception as error:
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error):
+            raise BackendError(f"{what}: no memory", hint="use a smaller model, prompt or dtype") from error
+        raise BackendError(what, hint=(str(error).strip().splitlines() or [""])[0][:HINT_CHARACTERS_MAX]) from error

@@ -1,0 +1,429 @@
+"""A walk through a plan writes exactly the language, in the tokenizer's own spelling; llguidance is the second opinion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sds.grammars.language import language
+from sds.grammars.mask import Mask
+from sds.grammars.plan import PLANS_MAX, Fork, Planner, Walk
+from sds.grammars.proof import follow
+from sds.kernel.bounds import Bound, bound
+from sds.kernel.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of, format_literal
+from sds.kernel.errors import LanguageError
+from sds.kernel.proposal import TEXT_CHARS
+from sds.models.catalog import embedded_model
+from sds.models.words import grammar_tokenizer
+from tests.grammars.tokenizers import Tokens, in_threes, joined, of_gguf
+from tests.model_fixtures import refund_envelope
+from tests.scale import scale, seeded
+from tests.small_models import sentencepiece_gguf
+from tests.strategies import REASONS, random_bound, random_envelope
+
+CONTEXT = "0123456789abcdef" * 4
+STEPS_MAX = 4000
+NAMES = ["embedded", "sentencepiece", "threes", "joined"]
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[Tokens]:
+    with of_gguf(embedded_model()) as tokens:
+        yield tokens
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tokens]:
+    with of_gguf(sentencepiece_gguf(tmp_path_factory.mktemp("words") / "sentencepiece.gguf")) as tokens:
+        yield tokens
+
+
+@pytest.fixture(scope="module")
+def threes() -> Tokens:
+    return in_threes()
+
+
+@pytest.fixture(name="joined", scope="module")
+def joined_() -> Tokens:
+    return joined()
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def words(request: pytest.FixtureRequest) -> Tokens:
+    found: Tokens = request.getfixturevalue(request.param)
+    return found
+
+
+Picking = Callable[[Fork], int]
+
+
+def some(**params: Bound | None) -> DecisionEnvelope:
+    chosen = tuple((name, allowed) for name, allowed in params.items() if allowed)
+    return envelope_of([KindBound("PAY", ("LATE", "LATER"), chosen), KindBound(DENY, ("LATE", "NO"))])
+
+
+def walked(walk: Walk, pick: Picking) -> Walk:
+    """Go to the end, choosing by `pick` an index into the tokens of each fork."""
+    for _ in range(STEPS_MAX):
+        walk.forced()
+        if walk.finished:
+            return walk
+        fork = walk.fork()
+        walk.take(int(fork.tokens[pick(fork)]))
+    raise AssertionError("the walk does not end")
+
+
+def at_random(rng: Random) -> Picking:
+    return lambda fork: rng.randrange(len(fork.tokens))
+
+
+def taken(walk: Walk, *labels: str) -> None:
+    """Take the token that leaves these labels open."""
+    walk.forced()
+    fork = walk.fork()
+    walk.take(int(fork.tokens[fork.labels.index(labels)]))
+    walk.forced()
+
+
+def every_end(walk: Walk) -> Iterator[Walk]:
+    walk.forced()
+    if walk.finished:
+        yield walk
+        return
+    for token in walk.fork().tokens.tolist():
+        copied = walk.copy()
+        copied.take(token)
+        yield from every_end(copied)
+
+
+def decisions(envelope: DecisionEnvelope) -> set[bytes]:
+    """Write every decision of a small envelope without a rationale, by hand."""
+    found = set()
+    for kind in envelope.kinds:
+        rows = [""]
+        for name, b in kind.params:
+            values = [v for v in range(b.lo, b.hi + 1) if v in b]
+            rows = [f'{row}{"," if row else ""}"{name}":{format_literal(v, b.scale)}' for row in rows for v in values]
+        for reason in kind.reasons:
+            found |= {
+                f'{{"action":"{kind.kind}","params":{{{row}}},"reason_code":"{reason}","context_ref":"{CONTEXT}"}}'
+                for row in rows
+            }
+    return {text.encode() for text in found}
+
+
+SMALL = {
+    "nothing but escalation": ESCALATE_ONLY,
+    "two scales": some(amount=bound(95, 105, step=5, scale=2), days=bound(0, 12)),
+    "below zero": some(amount=bound(-13, -1), days=bound(-250, -100, step=25, scale=1)),
+    "around zero": some(amount=bound(-11, 11), days=bound(-20, 20, step=7, residue=3, scale=1)),
+    "one value": some(amount=bound(-250, -250, scale=2), amount_extra=bound(7, 7), days=bound(1, 2)),
+    "one end is the beginning of another": some(amount=bound(1, 1000, step=9)),
+    "kinds and reasons that begin alike": envelope_of(
+        [
+            KindBound("PAY", ("A", "A0", "LATE", "LATER", "LATE_R"), (("x", bound(0, 1)),)),  # type: ignore[arg-type]
+            KindBound("PAY_LATER", ("A",), (("x", bound(-1, 1)),)),  # type: ignore[arg-type]
+            KindBound("PAYS", ("A", "AA")),
+            KindBound(DENY, ("CREW", "CREWS")),
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("envelope", SMALL.values(), ids=SMALL)
+def test_every_decision_is_reached_in_one_way_and_nothing_else(words: Tokens, envelope: DecisionEnvelope) -> None:
+    ends = [*every_end(Planner(words).walk(envelope, CONTEXT))]
+    assert sorted(decisions(envelope)) == sorted(walk.data for walk in ends)
+    assert all(walk.data == b"".join(map(words.piece, walk.tokens)) for walk in ends)
+
+
+FEW = {name: envelope for name, envelope in SMALL.items() if name != "one end is the beginning of another"} | {
+    "few, and one end is the beginning of another": some(amount=bound(1, 1000, step=37), days=bound(9, 11)),
+}
+
+
+def pool(seed: int, count: int, rationale: bool | None = None) -> Iterator[tuple[Random, DecisionEnvelope]]:
+    rng = seeded(seed)
+    while count:
+        envelope = random_envelope(rng.randint)
+        if rationale is None or rationale == bool(envelope.rationale_chars_max):
+            count -= 1
+            yield rng, envelope
+
+
+def test_no_walk_leaves_the_mask_and_every_walk_ends_in_the_language(words: Tokens) -> None:
+    planner, tokenizer = Planner(words), grammar_tokenizer(words)
+    for rng, envelope in pool(20260811, scale(60, 3000)):
+        mask, walk = Mask(tokenizer, language(envelope, CONTEXT)), planner.walk(envelope, CONTEXT)
+        for _ in range(STEPS_MAX):
+            mask.advance(walk.forced())
+            if walk.finished:
+                break
+            fork, allowed = walk.fork(), mask.allowed()
+            assert len(set(fork.tokens.tolist())) == len(fork.tokens) >= 2
+            assert allowed[fork.tokens].all(), (envelope, walk.data)
+            token = int(rng.choice(fork.tokens))
+            walk.take(token)
+            mask.advance([token])
+        assert mask.finished
+        assert envelope.contains(walk.data)
+        assert walk.data.endswith(f'"context_ref":"{CONTEXT}"}}'.encode())
+
+
+def test_what_the_mask_permits_besides_is_another_spelling_only(words: Tokens) -> None:
+    """Leave the walk at a token that the mask alone permits, let the mask finish: a walk writes these bytes, too."""
+    planner, tokenizer, pieces = Planner(words), grammar_tokenizer(words), words.pieces()
+    left = 0
+    for rng, envelope in pool(20260812, scale(40, 1000)):
+        mask, walk = Mask(tokenizer, language(envelope, CONTEXT)), planner.walk(envelope, CONTEXT)
+        written = b""
+        for _ in range(STEPS_MAX):
+            if mask.finished:
+                break
+            allowed = np.flatnonzero(mask.allowed())
+            here = walk.data == written
+            if here:
+                walk.forced()
+                here = walk.data == written
+            open_ = walk.fork().tokens if here and not walk.finished else allowed
+            foreign = np.setdiff1d(allowed, open_)
+            left += len(foreign)
+            token = int(rng.choice(foreign if len(foreign) and rng.randrange(2) else allowed))
+            mask.advance([token])
+            written += words.piece(token)
+            if here and token in open_.tolist():
+                walk.take(token)
+        assert envelope.contains(written)
+        assert written == follow(planner.walk(envelope, CONTEXT), written, pieces), envelope
+    assert left
+
+
+@pytest.mark.parametrize("name", ["embedded", "threes"])
+def test_the_tokens_are_those_the_tokenizer_makes_of_the_finished_text(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    words: Tokens = request.getfixturevalue(name)
+    planner = Planner(words)
+    for rng, envelope in pool(20260813, scale(200, 10_000), rationale=False):
+        context_ref = f"{rng.getrandbits(256):064x}"
+        walk = walked(planner.walk(envelope, context_ref), at_random(rng))
+        assert words.tokenize(walk.data, special=False) == walk.tokens, walk.data
+
+
+def test_what_a_token_leaves_open_is_what_can_still_be_written(words: Tokens) -> None:
+    planner = Planner(words)
+    for envelope in FEW.values():
+        for walk, fork, options in forks(planner.walk(envelope, CONTEXT)):
+            assert fork.finite
+            for token, labels in zip(fork.tokens.tolist(), fork.labels, strict=True):
+                copied = walk.copy()
+                copied.take(token)
+                ends = {end.data for end in every_end(copied)}
+                begun = {label for label in options if any(is_option(end, fork.start, label) for end in ends)}
+                assert begun == set(labels), (walk.data, words.piece(token))
+
+
+def is_option(data: bytes, start: int, label: str) -> bool:
+    return data.startswith(label.encode(), start) and data[start + len(label) :][:1] in {b'"', b",", b"}"}
+
+
+def forks(walk: Walk) -> Iterator[tuple[Walk, Fork, set[str]]]:
+    """Yield every fork of a small language: the walk at it, and all labels that are open."""
+    walk.forced()
+    if walk.finished:
+        return
+    fork = walk.fork()
+    yield walk, fork, {label for labels in fork.labels for label in labels}
+    for token in fork.tokens.tolist():
+        copied = walk.copy()
+        copied.take(token)
+        yield from forks(copied)
+
+
+def test_the_labels_narrow_until_one_is_left(words: Tokens) -> None:
+    for envelope in FEW.values():
+        for walk, fork, _ in forks(Planner(words).walk(envelope, CONTEXT)):
+            for token, labels in zip(fork.tokens.tolist(), fork.labels, strict=True):
+                copied = walk.copy()
+                copied.take(token)
+                copied.forced()
+                same = None if copied.finished else copied.fork()
+                if same is not None and (same.choice, same.start) == (fork.choice, fork.start):
+                    assert {*labels} == {label for each in same.labels for label in each}
+                else:
+                    assert len(labels) == 1, (copied.data, labels)
+
+
+def test_the_alternatives_of_a_choice_are_all_its_options_and_none_begins_another(words: Tokens) -> None:
+    for envelope in FEW.values():
+        begun = dict[tuple[bytes, int], int]()
+        for walk, fork, labels in forks(Planner(words).walk(envelope, CONTEXT)):
+            found = walk.alternatives()
+            key = (walk.data[: fork.start], fork.start)
+            assert bool(found) == (key not in begun), walk.data
+            begun[key] = 1
+            if not found:
+                continue
+            assert labels == {label for label, _ in found}
+            assert len(found) == len(labels)
+            spelled = [tokens for _, tokens in found]
+            assert not any(a != b and a == b[: len(a)] for a in spelled for b in spelled)
+            for label, tokens in found:
+                copied = walk.copy()
+                for token in tokens:
+                    copied.take(token)
+                assert copied.data.startswith(label.encode(), fork.start)
+                if not copied.finished:
+                    copied.forced()
+                assert copied.finished or copied.fork().start != fork.start
+
+
+def test_a_token_outside_the_fork_is_refused_and_changes_nothing(words: Tokens) -> None:
+    planner = Planner(words)
+    for rng, envelope in pool(20260814, scale(25, 500)):
+        walk = planner.walk(envelope, CONTEXT)
+        for _ in range(STEPS_MAX):
+            walk.forced()
+            if walk.finished:
+                break
+            open_, before = walk.fork().tokens.tolist(), (walk.data, walk.tokens.copy())
+            outside = {rng.randrange(-2, words.vocab_size + 2) for _ in range(50)} | {words.eos}
+            for token in outside.difference(open_):
+                with pytest.raises(LanguageError) as refused:
+                    walk.take(token)
+                assert "MASK_FAILED" == refused.value.reason_code
+            assert before == (walk.data, walk.tokens)
+            assert open_ == walk.fork().tokens.tolist()
+            walk.take(int(rng.choice(open_)))
+        for ask in (walk.fork, lambda: walk.take(0)):
+            with pytest.raises(LanguageError, match="the decision is finished"):
+                ask()
+
+
+def test_a_wide_number_is_chosen_digit_by_digit(embedded: Tokens) -> None:
+    walk = Planner(embedded).walk(some(amount=bound(-5000, 25_000, scale=2)), CONTEXT)
+    taken(walk, "PAY")
+    fork = walk.fork()
+    assert ("amount", False, len(walk.data)) == (fork.choice, fork.finite, fork.start)
+    assert {*"0123456789-"} == {label for labels in fork.labels for label in labels}
+    assert () == walk.alternatives()
+    for digit in "25":
+        walk.take(embedded.tokenize(digit.encode(), special=False)[0])
+    assert {("0",), (".",)} == set(walk.fork().labels)
+    assert fork.start == walk.fork().start
+
+
+def test_a_whole_number_says_where_it_ends(embedded: Tokens) -> None:
+    walk = Planner(embedded).walk(some(amount=bound(1, 900)), CONTEXT)
+    taken(walk, "PAY")
+    walk.take(embedded.tokenize(b"9", special=False)[0])
+    assert {*((str(n),) for n in range(10)), ("",)} == set(walk.fork().labels)
+
+
+@settings(max_examples=scale(100, 5000))
+@given(st.data())
+def test_a_wider_bound_removes_no_path(embedded: Tokens, data: st.DataObject) -> None:
+    pick = lambda lo, hi: data.draw(st.integers(lo, hi))  # noqa: E731
+    narrow = random_bound(pick)
+    lo, hi = (end + sign * pick(0, 300) * narrow.step for end, sign in ((narrow.lo, -1), (narrow.hi, 1)))
+    wide = replace(narrow, lo=lo, hi=hi, residue=narrow.lo % narrow.step)
+    planner = Planner(embedded)
+    walk = walked(planner.walk(some(amount=narrow), CONTEXT), at_random(Random(pick(0, 10**6))))
+    wider = planner.walk(some(amount=wide), CONTEXT)
+    for token in walk.tokens:
+        if not wider.finished:
+            wider.take(token)
+    assert (walk.data, walk.tokens) == (wider.data, wider.tokens)
+
+
+@pytest.mark.parametrize("chars", [1, 2, 7, 40])
+def test_a_rationale_is_free_text_within_its_limit(words: Tokens, chars: int) -> None:
+    planner, rng, lengths = Planner(words), seeded(20260815), set[int]()
+    for i in range(scale(15, 300)):
+        walk = planner.walk(replace(refund_envelope(), rationale_chars_max=chars), CONTEXT)
+        walked(walk, lambda fork, i=i: rng.randrange(i % 2, 1 if i % 2 == rng.randrange(9) == 0 else len(fork.tokens)))
+        assert walk.data.count(b'"rationale":"') == 1
+        assert replace(refund_envelope(), rationale_chars_max=chars).contains(walk.data)
+        lengths.add(len(walk.data.split(b'"rationale":"')[1].split(b'"')[0]))
+    assert chars in lengths
+
+
+def test_every_text_that_the_form_permits_can_be_written(words: Tokens) -> None:
+    every = "".join(chr(c) for c in range(32, 127) if chr(c) not in '"\\')
+    assert 95 - 2 == len(every)
+    assert r"[ !#-\[\]-~]" == TEXT_CHARS
+    envelope = replace(ESCALATE_ONLY, rationale_chars_max=len(every))
+    start = walked(Planner(words).walk(envelope, CONTEXT), lambda _: 0).data
+    data = start.replace(b'"rationale":""', f'"rationale":"{every}"'.encode())
+    assert data != start
+    assert data == follow(Planner(words).walk(envelope, CONTEXT), data, words.pieces())
+
+
+def test_a_planner_keeps_few_plans_and_forgets_none_of_the_language(embedded: Tokens) -> None:
+    planner, first = Planner(embedded), some(amount=bound(1, 9))
+    before = {walk.data for walk in every_end(planner.walk(first, CONTEXT))}
+    for i in range(PLANS_MAX + 5):
+        planner.walk(envelope_of([KindBound(DENY, (f"R{i}",))]), CONTEXT)
+    assert PLANS_MAX == len(planner._plans)
+    assert before == {walk.data for walk in every_end(planner.walk(first, CONTEXT))}
+
+
+def test_new_bounds_and_a_new_reference_make_no_new_plan(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = Planner(embedded)
+    planner.walk(some(amount=bound(1, 900)), CONTEXT)
+    monkeypatch.setattr(embedded, "tokenize", None)
+    for hi in range(901, 1000):
+        walk = planner.walk(some(amount=bound(2, hi)), f"{hi:064x}")
+        walk.forced()
+        assert "action" == walk.fork().choice
+
+
+def of_one(*reasons: str, params: tuple[tuple[str, Bound], ...] = (), chars: int = 0) -> DecisionEnvelope:
+    return DecisionEnvelope((KindBound("PAY", reasons, params),), chars)
+
+
+@pytest.mark.parametrize(
+    ("envelope", "context_ref", "message"),
+    [
+        (ESCALATE_ONLY, "0" * 63, "the context reference is not 64 hexadecimal digits"),
+        (ESCALATE_ONLY, "G" * 64, "the context reference is not 64 hexadecimal digits"),
+        (ESCALATE_ONLY, "0" * 63 + "\n", "the context reference is not 64 hexadecimal digits"),
+        (of_one("A", chars=2001), CONTEXT, "a rationale of `2001` characters is not within 0..2000"),
+        (of_one("A", chars=-1), CONTEXT, "a rationale of `-1` characters is not within 0..2000"),
+        (of_one(), CONTEXT, "a reason code is missing or stands twice"),
+        (of_one("A", "A"), CONTEXT, "a reason code is missing or stands twice"),
+        (of_one("a"), CONTEXT, "`a` is not a reason code the form can write"),
+        (of_one("A", params=(("X", Bound(1, 2, 1, 0, 0)),)), CONTEXT, "`PAY` has parameters the form cannot write"),
+        (of_one("A", params=(("x", Bound(3, 4, 10, 7, 0)),)), CONTEXT, "`x` has a bound that holds no value"),
+        (of_one("A", params=(("x", Bound(2, 1, 1, 0, 0)),)), CONTEXT, "`x` has a bound that holds no value"),
+    ],
+)
+def test_what_the_form_cannot_write_is_refused(
+    embedded: Tokens, envelope: DecisionEnvelope, context_ref: str, message: str
+) -> None:
+    planner = Planner(embedded)
+    for _ in range(2):  # a refusal is not kept as a plan
+        with pytest.raises(LanguageError) as refused:
+            planner.walk(envelope, context_ref)
+        assert message == str(refused.value)
+
+
+def test_words_that_cannot_spell_a_decision_are_refused(threes: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    piece = threes.piece
+    monkeypatch.setattr(threes, "piece", lambda token: piece(token).replace(b"_", b"-"))
+    with pytest.raises(LanguageError) as refused:
+        Planner(threes).walk(ESCALATE_ONLY, CONTEXT)
+    assert "LANGUAGE_UNSPEAKABLE" == refused.value.reason_code
+    monkeypatch.setattr(threes, "piece", lambda token: piece(token).replace(b"7", b"8"))
+    with pytest.raises(LanguageError, match="no tokens of the model spell `7`"):
+        Planner(threes)
+
+
+def test_the_reasons_of_the_pool_begin_alike() -> None:
+    assert any(a != b and b.startswith(a) for a in REASONS for b in REASONS)
