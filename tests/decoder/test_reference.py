@@ -21,7 +21,7 @@ from tests.real_packets import real_packets
 from tests.scale import scale, seeded
 from tests.strategies import random_envelope
 
-PACKETS = scale(4, 200)
+PACKETS = scale(2, 200)
 PROMPT = [[300 - 9, 5, 7], [6], [8, 9]]
 MODES: tuple[Mode, ...] = ("greedy", "exact")
 
@@ -97,7 +97,7 @@ class Recording:
     def __init__(self, real: Backend) -> None:
         self._real = real
         self._written: dict[int, list[int]] = {}
-        self._seen: dict[tuple[int, ...], list[float]] = {}
+        self._seen: dict[tuple[int, ...], NDArray[np.float32]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -118,9 +118,9 @@ class Recording:
             written = self._written[row.slot]
             for back in range(row.outputs):
                 key = tuple(written[: len(written) - back])
-                self._seen.setdefault(key, [float(value) for value in logits[row.outputs - 1 - back]])
+                self._seen.setdefault(key, logits[row.outputs - 1 - back])
         return found
 
     def seen(self, prompt: list[list[int]]) -> Look:
         before = [token for section in prompt for token in section]
-        return lambda written: self._seen[(*before, *written)]
+        return lambda written: [float(value) for value in self._seen[*before, *written]]
