@@ -156,7 +156,7 @@ class _Planning:
 
     def _path(self, text: bytes, facts: tuple[Fact, ...], end: End, before: bytes, after: bytes) -> Path:
         tokens = self._spelling.fixed(text, before=before, after=after)
-        return Path(tokens, tuple(map(self._spelling.words.piece, tokens)), facts, end)
+        return Path(tokens, tuple(map(self._spelling.piece, tokens)), facts, end)
 
 
 def _some_bound(param: _ParamShape) -> Bound:

@@ -43,6 +43,7 @@ class Spelling:
 
     def __init__(self, words: Words) -> None:
         self.words = words
+        self._pieces: dict[int, bytes] = {}  # of the tokens met so far, at most the vocabulary
         self.chunk = next((size for size in range(CHUNK_DIGITS_MAX, 1, -1) if _cuts(words, size)), 1)
         runs = [f"{n:0{width}}" for width in range(1, self.chunk + 1) for n in range(10**width)]
         self.digits = {run: self._one(run) for run in (*runs, ".")}
@@ -54,14 +55,21 @@ class Spelling:
         """
         for left, right in ((before, after), (b"", b"")):
             tokens = self.words.tokenize(left + text + right, special=False)
-            edges = list(accumulate((len(self.words.piece(token)) for token in tokens), initial=0))
+            pieces = [self.piece(token) for token in tokens]
+            edges = list(accumulate(map(len, pieces), initial=0))
             first, last = len(left), len(left) + len(text)
             if first in edges and last in edges:
-                within = tokens[edges.index(first) : edges.index(last)]
-                if b"".join(map(self.words.piece, within)) == text:
-                    return tuple(within)
+                within = slice(edges.index(first), edges.index(last))
+                if b"".join(pieces[within]) == text:
+                    return tuple(tokens[within])
         shown = text.decode("ascii", "replace")
         raise LanguageError(f"no tokens of the model spell `{shown}`", reason_code=LANGUAGE_UNSPEAKABLE)
+
+    def piece(self, token: int) -> bytes:
+        found = self._pieces.get(token)
+        if found is None:
+            found = self._pieces[token] = self.words.piece(token)
+        return found
 
     def number(self, unsigned: str) -> Iterator[int]:
         """Yield the tokens of a literal without its sign, or of what is left of one after some runs."""

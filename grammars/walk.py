@@ -28,7 +28,7 @@ class Fork:
 
     `choice`: "action", "reason_code", "rationale", or the name of a parameter. `tokens`: those permitted, two at least.
     `labels`: for each token the options it leaves open, whole labels where the choice is `finite`; of a wider number the
-    characters that come next (`""`: it ends here); of text none. `start`: the offset at which the choice began.
+    characters that come next (`""`: it ends here); of text none. `start`: the offset at which the choice begins; a token of a sign may begin before it.
     """
 
     choice: str
@@ -205,7 +205,7 @@ class Walk:
         if not 0 < self._spelling.text_chars.get(token, 0) <= self._chars_left():
             raise _refused()
         self.tokens.append(token)
-        self.data += self._spelling.words.piece(token)
+        self.data += self._spelling.piece(token)
 
     # Numbers
 

@@ -71,6 +71,20 @@ def _broken_up(text: bytes, spelled: set[bytes]) -> Iterator[bytes]:
     yield text[start:]
 
 
+class Spoken:
+    """Words alone, without a model, as a backend has them: text to tokens, tokens to bytes."""
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+        self.vocab_size = words.size
+
+    def tokenize(self, text: bytes, *, special: bool) -> list[int]:
+        return tokens_of(self._words, text, special=special)
+
+    def piece(self, token: int) -> bytes:
+        return b"" if self._words.is_control(token) else self._words.spelling(token)
+
+
 def grammar_tokenizer(words: Words) -> LLTokenizer:
     """Build the tokenizer for masks; takes a quarter of a second."""
     return LLTokenizer(TokenizerWrapper(_Spellings(words)))

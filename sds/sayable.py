@@ -27,7 +27,7 @@ from sds.kernel.rules import Rules
 from sds.kernel.snapshot import STRING_CHARS_MAX, FieldSpec, take_snapshot
 from sds.kernel.state import Value
 from sds.models.inspect import ModelCard
-from sds.models.words import Words, tokens_of
+from sds.models.words import Spoken, Words, tokens_of
 
 NUMBER_CHARS_MAX = 2000
 CONTROL_EACH = 32
@@ -72,16 +72,6 @@ class Question:
     def content(self, text: bytes) -> list[int]:
         return tokens_of(self.words, text, special=False)
 
-    @property
-    def vocab_size(self) -> int:
-        return self.words.size
-
-    def tokenize(self, text: bytes, *, special: bool) -> list[int]:
-        return tokens_of(self.words, text, special=special)
-
-    def piece(self, token: int) -> bytes:
-        return b"" if self.words.is_control(token) else self.words.spelling(token)
-
 
 def check_model(question: Question) -> tuple[Check, ...]:
     return tuple(_made(name, check, question) for name, check in _CHECKS.items())
@@ -117,12 +107,12 @@ def _spelling(question: Question) -> str:
 
 
 def _alive(question: Question) -> str:
-    prove_alive(question)
+    prove_alive(Spoken(question.words))
     return "the mask is alive: no walk through it leaves its language"
 
 
 def _decisions(question: Question) -> str:
-    planner = Planner(question)
+    planner = Planner(Spoken(question.words))
     for sentence in question.sentences:
         written = follow(planner.walk(question.said.envelope, _CONTEXT_REF), sentence, question.pieces)
         if written != sentence:

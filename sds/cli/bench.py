@@ -12,7 +12,7 @@ import typer
 from sds.cli.common import JsonFlag
 from sds.kernel.errors import UsageError
 
-QUESTIONS = ("kernel",)
+QUESTIONS = ("kernel", "grammar")
 
 
 def add_to(app: typer.Typer) -> None:

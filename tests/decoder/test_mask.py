@@ -3,19 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sds.grammars import emit_lark
 from sds.grammars.language import language
-from sds.grammars.mask import Mask, prove_alive
+from sds.grammars.mask import Mask
 from sds.kernel.envelope import ESCALATE_ONLY
 from sds.kernel.errors import LanguageError
 from sds.models.llama import LlamaBackend
 from sds.models.protocol import Backend
 from tests.model_fixtures import CONTEXT_REF, refund_language
-
-
-@pytest.mark.parametrize("library", ["tiny", "tiny_hf"])
-def test_the_mask_of_the_real_vocabulary_is_alive(library: str, request: pytest.FixtureRequest):
-    prove_alive(request.getfixturevalue(library).grammar_tokenizer())
 
 
 def test_both_libraries_give_the_same_masks(tiny: LlamaBackend, tiny_hf: Backend):
@@ -31,44 +25,6 @@ def test_both_libraries_give_the_same_masks(tiny: LlamaBackend, tiny_hf: Backend
             for mask in (ours, theirs):
                 mask.advance([int(np.flatnonzero(allowed)[-1])])
     assert theirs.finished
-
-
-@pytest.mark.parametrize(
-    "grammar",
-    [
-        "start: /(.|\\n)*/",
-        'start: /\\{"action":"[A-Z]*".*/',
-        'start: /\\{"action":"(DENY|ESCALATE|PAY)","params":\\{("amount":[0-9]+\\.[0-9]{2})?\\},"reason_code":"[A-Z_]+","context_ref":"0{64}"\\}/',
-        "start: nothing",
-        "this is no grammar",
-        "start: //",
-    ],
-    ids=["anything", "any kind", "any amount", "undefined rule", "no grammar", "empty"],
-)
-def test_a_mask_that_does_not_constrain_is_found_at_start_up(
-    grammar: str, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(emit_lark, "emit", lambda _: grammar)
-    with pytest.raises(LanguageError) as caught:
-        prove_alive(tiny.grammar_tokenizer())
-    assert "MASK_FAILED" == caught.value.reason_code
-
-
-def test_a_mask_that_permits_every_token_is_found_at_start_up(tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
-    def everything(_: Mask) -> np.ndarray:
-        allowed = np.ones(tiny.vocab_size, np.bool_)
-        allowed[0] = False
-        return allowed
-
-    monkeypatch.setattr(Mask, "allowed", everything)
-    with pytest.raises(LanguageError):
-        prove_alive(tiny.grammar_tokenizer())
-
-
-def test_a_mask_that_takes_every_token_is_found_at_start_up(tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Mask, "advance", lambda *_: None)
-    with pytest.raises(LanguageError, match="the mask is not alive: it took a forbidden token"):
-        prove_alive(tiny.grammar_tokenizer())
 
 
 def test_exactly_the_beginnings_of_the_options_are_allowed(tiny: LlamaBackend):

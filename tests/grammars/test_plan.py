@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -265,7 +266,7 @@ def test_the_alternatives_of_a_choice_are_all_its_options_and_none_begins_anothe
         begun = dict[tuple[bytes, int], int]()
         for walk, fork, labels in forks(Planner(words).walk(envelope, CONTEXT)):
             found = walk.alternatives()
-            key = (walk.data[: fork.start], fork.start)
+            key = (walk.data[: fork.start].rstrip(b'":'), fork.start)  # a sign may be chosen with what stands before it
             assert bool(found) == (key not in begun), walk.data
             begun[key] = 1
             if not found:
@@ -301,7 +302,7 @@ def test_a_token_outside_the_fork_is_refused_and_changes_nothing(words: Tokens) 
             assert before == (walk.data, walk.tokens)
             assert open_ == walk.fork().tokens.tolist()
             walk.take(int(rng.choice(open_)))
-        for ask in (walk.fork, lambda: walk.take(0)):
+        for ask in (walk.fork, partial(walk.take, 0)):
             with pytest.raises(LanguageError, match="the decision is finished"):
                 ask()
 

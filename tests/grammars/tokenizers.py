@@ -10,7 +10,7 @@ from pathlib import Path
 import llama_cpp
 
 from sds.models.llama import load_gguf
-from sds.models.words import Words, tokens_of
+from sds.models.words import Spoken, Words
 
 _SCRAPS = (
     *('","', '":"', '":', '":-', '{"', '":{"', '":{},"', '},"', "},", ',"', '"}', "_code", "_ref", "action", "params"),
@@ -21,21 +21,15 @@ _JOINED = ("12", "00", "000", ".0", "0,", '0,"', "0}", '5},"', ":1", '":2', "99"
 _PARTS = re.compile(rb"[0-9]{1,3}|[A-Z]+|[a-z]+|[^0-9A-Za-z]+")
 
 
-class Tokens:
-    """A tokenizer as llguidance asks for it and as a plan does."""
+class Tokens(Spoken):
+    """A tokenizer as a plan asks for it, and as llguidance does."""
 
     bos, adds_bos = -1, False
 
     def __init__(self, words: Words) -> None:
-        self._words = words
-        self.size = self.vocab_size = words.size
+        super().__init__(words)
+        self.size = words.size
         self.eos = words.eos
-
-    def tokenize(self, text: bytes, *, special: bool) -> list[int]:
-        return tokens_of(self._words, text, special=special)
-
-    def piece(self, token: int) -> bytes:
-        return b"" if self.is_control(token) else self.spelling(token)
 
     def encode(self, text: bytes, *, special: bool) -> list[int]:
         return self._words.encode(text, special=special)
