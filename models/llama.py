@@ -216,6 +216,8 @@ class LlamaBackend:
 
     def _runnable(self, rows: Sequence[Row]) -> None:
         """Refuse before anything is decoded: llama.cpp ends the process over some of these."""
+        if not rows:
+            raise BackendError("a pass needs at least one row")
         if len({row.slot for row in rows}) != len(rows):
             raise BackendError("a pass holds at most one row of a slot")
         ahead = sum(prompt.own for fork, prompt in self._prompts.items() if fork >= self.slots)
@@ -253,8 +255,12 @@ class LlamaBackend:
         for row in rows:
             prompt = self._prompts[row.slot]
             batch.add(row.tokens, position=prompt.position, sequence=prompt.sequence, outputs=row.outputs)
-        starts = range(0, batch.size, self.pass_tokens_max)
-        found = [self._pass(start, min(start + self.pass_tokens_max, batch.size), hidden=hidden) for start in starts]
+        passes = -(-batch.size // self.pass_tokens_max)
+        length = -(
+            -batch.size // passes
+        )  # evenly: a lone token left over costs a pass, and goes through another kernel
+        starts = range(0, batch.size, length)
+        found = [self._pass(start, min(start + length, batch.size), hidden=hidden) for start in starts]
         for row in rows:
             prompt = self._prompts[row.slot]
             prompt.position += len(row.tokens)

@@ -17,7 +17,8 @@ from sds.models.protocol import Backend, BackendError, Row
 SEED = 4
 COMMON_TOKENS, RUN_TOKENS = 200, 12
 CASE_TOKENS = (40, 64, 100)
-COMPANY_MAX = 16
+COMPANY_MAX = 8
+TURNS = 2
 
 Prompt = Sequence[Sequence[int]]
 
@@ -40,12 +41,15 @@ def shape_noise(backend: Backend, *, prompts: Sequence[Prompt] | None = None) ->
     if backend.slots == 1:
         return 0.0
     work = prompts or _decisions(backend)
+    used = min(backend.slots, COMPANY_MAX)
     least: dict[tuple[int, int], NDArray[np.float32]] = {}
     most: dict[tuple[int, int], NDArray[np.float32]] = {}
-    for seats in _companies(len(work), min(backend.slots, COMPANY_MAX), max(map(len, work)) - 1):
+    for seats in _companies(len(work), used, max(map(len, work)) - 1):
         for row, logp in _seated(backend, work, seats):
             least[row] = np.minimum(least.get(row, logp), logp)
             most[row] = np.maximum(most.get(row, logp), logp)
+    for slot in range(used):
+        backend.begin([], slot=slot)
     return max(float((most[row] - least[row]).max()) for row in most)
 
 
@@ -64,29 +68,34 @@ def _decisions(backend: Backend) -> list[Prompt]:
 
 
 def _companies(prompts: int, slots: int, rows: int) -> Iterator[list[_Seat]]:
-    """Each alone, in the first and in the last slot; two by two; all slots in step; all slots out of step."""
+    """Each alone, in the first and in the last slot; two by two; all slots in step; all out of step and used again.
+
+    The last leaves holes in the cache, in which others go on: their cells are then out of order.
+    """
     for prompt in range(prompts):
         yield [_Seat(0, prompt)]
         yield [_Seat(slots - 1, prompt)]
         yield [_Seat(0, (prompt + 1) % prompts), _Seat(1, prompt)]
     yield [_Seat(slot, slot % prompts) for slot in range(slots)]
-    yield [_Seat(slot, (slot + slot // prompts) % prompts, slot % rows) for slot in range(slots)]
+    turns = [(turn, slot) for turn in range(TURNS) for slot in range(slots)]
+    yield [_Seat(slot, (slot // prompts + slot + turn) % prompts, slot % rows + turn * rows) for turn, slot in turns]
 
 
 def _seated(
     backend: Backend, work: Sequence[Prompt], seats: Sequence[_Seat]
 ) -> Iterator[tuple[tuple[int, int], NDArray[np.float32]]]:
     """Run every seat's rows; yield ((prompt, row), its log-probabilities [outputs, vocab_size])."""
-    for seat in seats:
-        backend.begin(work[seat.prompt][:1], slot=seat.slot)
     for number in range(max(seat.delay + len(work[seat.prompt]) for seat in seats) - 1):
+        for seat in seats:
+            if seat.delay == number:
+                backend.begin(work[seat.prompt][:1], slot=seat.slot)
         held = [(seat, number - seat.delay + 1) for seat in seats]
         riding = [(seat, row) for seat, row in held if 1 <= row < len(work[seat.prompt])]
         rows = [_row(seat.slot, work[seat.prompt][row]) for seat, row in riding]
-        for (seat, row), logits in zip(riding, backend.run(rows), strict=True):
+        for (seat, row), logits in zip(riding, backend.run(rows) if rows else [], strict=True):
             yield (seat.prompt, row), _logp(logits)
     for seat in seats:
-        backend.begin([], slot=seat.slot)
+        backend.begin(work[seat.prompt][:1], slot=seat.slot)
 
 
 def _row(slot: int, tokens: Sequence[int]) -> Row:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -35,7 +36,12 @@ class Vocabulary:
 
 
 def tiny_checkpoint(
-    path: Path, vocabulary: Vocabulary, seed: int, *, token_types: Mapping[int, int] | None = None
+    path: Path,
+    vocabulary: Vocabulary,
+    seed: int,
+    *,
+    token_types: Mapping[int, int] | None = None,
+    weights: type[np.floating[Any]] = np.float16,
 ) -> Path:
     """Write a random two-layer model of about 7 MB with this vocabulary; `token_types` overrides single types."""
     writer = gguf.GGUFWriter(path, "llama")
@@ -49,7 +55,7 @@ def tiny_checkpoint(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(vocabulary.lists["tokens"]))
     _write_tokenizer(writer, vocabulary, token_types or {})
-    _write_weights(writer, np.random.default_rng(seed), len(vocabulary.lists["tokens"]))
+    _write_weights(writer, np.random.default_rng(seed), len(vocabulary.lists["tokens"]), weights)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -72,7 +78,9 @@ def _write_tokenizer(writer: gguf.GGUFWriter, vocabulary: Vocabulary, token_type
     writer.add_chat_template(vocabulary.chat_template)
 
 
-def _write_weights(writer: gguf.GGUFWriter, rng: np.random.Generator, vocab_size: int) -> None:
+def _write_weights(
+    writer: gguf.GGUFWriter, rng: np.random.Generator, vocab_size: int, kind: type[np.floating[Any]]
+) -> None:
     head = WIDTH // HEADS
     shapes = {
         "attn_q": (WIDTH, WIDTH),
@@ -83,12 +91,12 @@ def _write_weights(writer: gguf.GGUFWriter, rng: np.random.Generator, vocab_size
         "ffn_up": (FEED_FORWARD, WIDTH),
         "ffn_down": (WIDTH, FEED_FORWARD),
     }
-    writer.add_tensor("token_embd.weight", rng.standard_normal((vocab_size, WIDTH), np.float32).astype(np.float16))
+    writer.add_tensor("token_embd.weight", rng.standard_normal((vocab_size, WIDTH), np.float32).astype(kind))
     writer.add_tensor("output_norm.weight", np.ones(WIDTH, np.float32))
     for layer in range(LAYERS):
         for name, shape in shapes.items():
             weights = rng.standard_normal(shape, np.float32) / np.float32(shape[1] ** 0.5)
-            writer.add_tensor(f"blk.{layer}.{name}.weight", weights.astype(np.float16))
+            writer.add_tensor(f"blk.{layer}.{name}.weight", weights.astype(kind))
         for name in ("attn_norm", "ffn_norm"):
             writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(WIDTH, np.float32))
 

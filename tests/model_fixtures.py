@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sds.grammars.language import Language, language
@@ -34,6 +35,13 @@ def tiny_path(vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory) 
         return file if file.exists() else tiny_checkpoint(file, vocabulary, seed)
 
     return path
+
+
+@pytest.fixture(scope="session")
+def single_path(vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the tiny checkpoint of seed 1 in single precision, where only the order of additions is left as noise."""
+    path = tmp_path_factory.mktemp("single") / "tiny-f32.gguf"
+    return tiny_checkpoint(path, vocabulary, 1, weights=np.float32)
 
 
 @pytest.fixture(scope="session")

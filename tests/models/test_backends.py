@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from sds.models.protocol import Backend, BackendError
+from sds.models.protocol import Backend, BackendError, Row
 from tests.hostile import Vocabulary
 from tests.scale import scale, seeded
 
@@ -133,6 +133,9 @@ def test_a_closed_model_says_so(opened: Callable[..., Backend]):
     for use in (
         lambda: backend.begin([]),
         lambda: backend.step([20]),
+        lambda: backend.run([Row(0, [20])]),
+        lambda: backend.fork(0),
+        lambda: backend.hidden([[20]]),
         lambda: backend.tokenize(b"x", special=False),
         lambda: backend.piece(20),
         backend.grammar_tokenizer,
@@ -148,3 +151,203 @@ def test_a_second_backend_of_the_same_weights_gives_the_same_logits(opened: Call
     for backend in (first, second):
         backend.begin(sections)
     assert np.array_equal(first.step([20, 21]), second.step([20, 21]))
+
+
+def test_a_step_is_a_pass_of_one_row(backend: Backend):
+    sections = sections_of(9, 30, 12)
+    backend.begin(sections)
+    expected = backend.step([20, 21, 22])
+    backend.begin(sections)
+    assert np.array_equal([expected], backend.run([Row(0, [20, 21, 22])])[0])
+
+
+def test_a_row_gives_as_many_logits_as_were_asked_for_and_the_same_ones(backend: Backend):
+    sections = sections_of(9, 30, 12)
+    found = []
+    for outputs in range(4):
+        backend.begin(sections)
+        found.append(backend.run([Row(0, [20, 21, 22], outputs)])[0])
+        assert (outputs, 49152) == found[-1].shape
+    for outputs in range(1, 4):
+        assert np.allclose(found[3][-outputs:], found[outputs], rtol=0, atol=1e-4)
+
+
+def test_what_forks_and_hidden_states_left_behind_shows_nowhere(backend: Backend):
+    rng = seeded(10)
+    sections = sections_of(10, 33, 21)
+    backend.begin(sections)
+    first, second = backend.step([20, 21, 22]), backend.step([23])
+    for _ in range(scale(6, 100)):
+        backend.begin(sections[: rng.randint(0, 2)])
+        forks = [backend.fork(0) for _ in range(rng.randint(0, 5))]
+        backend.run([Row(slot, sections_of(slot, rng.randint(1, 9))[0]) for slot in [0, *forks]])
+        for fork in rng.sample(forks, rng.randint(0, len(forks))):
+            backend.drop(fork)
+        if rng.random() < 0.5:
+            backend.hidden(sections, span=(0, 5))
+        backend.begin(sections)
+        assert np.array_equal(first, backend.step([20, 21, 22]))
+        assert np.array_equal(second, backend.step([23]))
+
+
+def test_a_fork_goes_on_as_its_slot_would_have_and_its_slot_does_not_see_it(backend: Backend):
+    sections = sections_of(11, 33, 21)
+    backend.begin(sections)
+    expected, then = backend.step([20, 21]), backend.step([22])
+    backend.begin(sections)
+    fork, other = backend.fork(0), backend.fork(0)
+    assert np.array_equal(expected, backend.step([20, 21], slot=fork))
+    grandchild = backend.fork(fork)
+    assert np.array_equal(then, backend.step([22], slot=grandchild))
+    for made in (fork, grandchild):
+        backend.drop(made)
+    assert np.array_equal(expected, backend.step([20, 21], slot=other))
+    backend.drop(other)
+    assert np.array_equal(expected, backend.step([20, 21]))
+    assert np.array_equal(then, backend.step([22]))
+
+
+def test_a_pass_over_forks_is_bit_equal_every_time_and_close_to_each_alone(backend: Backend):
+    sections = sections_of(12, 33, 21)
+    tails = sections_of(13, 4, 2, 7, 5)
+    alone = []
+    for tail in tails:
+        backend.begin(sections)
+        alone.append(backend.run([Row(0, tail, len(tail))])[0])
+    passes = []
+    for _ in range(2):
+        backend.begin(sections)
+        passes.append(backend.run([Row(backend.fork(0), tail, len(tail)) for tail in tails]))
+    for first, second, plain in zip(*passes, alone, strict=True):
+        assert np.array_equal(first, second)
+        assert np.allclose(plain, first, rtol=0, atol=1e-3)
+
+
+def test_the_next_prompt_of_a_slot_drops_its_forks(backend: Backend):
+    backend.begin([[20, 21]])
+    fork = backend.fork(0)
+    backend.begin([[20, 21]])
+    with pytest.raises(BackendError, match=f"there is no slot {fork}"):
+        backend.step([22], slot=fork)
+    backend.drop(fork)  # whoever made it may still give it back
+
+
+def test_forks_are_counted(backend: Backend):
+    backend.begin([[20, 21]])
+    forks = [backend.fork(0) for _ in range(63)]
+    with pytest.raises(BackendError, match="more than 63 forks at once") as caught:
+        backend.fork(0)
+    assert "drop some, or score fewer alternatives" == caught.value.hint
+    backend.drop(forks[7])
+    again = backend.fork(0)
+    assert again not in forks
+    assert np.array_equal(backend.step([22], slot=forks[0]), backend.step([22], slot=again))
+    backend.begin([])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([Row(0, [])], "a step needs at least one token"),
+        ([Row(0, [20]), Row(0, [21])], "a pass holds at most one row of a slot"),
+        ([Row(1, [20])], "there is no slot 1"),
+        ([Row(-1, [20])], "there is no slot -1"),
+        ([Row(0, [20], 2)], "2 outputs of 1 tokens were asked for"),
+        ([Row(0, [20], -1)], "-1 outputs of 1 tokens were asked for"),
+        ([Row(0, [20, 49152])], "a token is outside the vocabulary"),
+        ([Row(0, [20] * 4096)], "4098 tokens are more than the model's context of 4096"),
+    ],
+)
+def test_a_row_that_cannot_be_run_is_refused_and_nothing_is_lost(rows: list[Row], message: str, backend: Backend):
+    backend.begin([[20, 21]])
+    expected = backend.step([22])
+    backend.begin([[20, 21]])
+    with pytest.raises(BackendError) as caught:
+        backend.run(rows)
+    assert message == str(caught.value)
+    assert np.array_equal(expected, backend.step([22]))
+
+
+def test_an_unknown_slot_or_fork_is_refused(backend: Backend):
+    backend.begin([])
+    for use in (lambda: backend.begin([], slot=1), lambda: backend.begin([], slot=-1), lambda: backend.fork(7**9)):
+        with pytest.raises(BackendError, match="there is no slot"):
+            use()
+    for fork in (0, -1, 7**9):
+        with pytest.raises(BackendError, match=f"there is no fork {fork}"):
+            backend.drop(fork)
+
+
+def test_a_hidden_state_is_the_last_position_or_the_mean_over_a_span(backend: Backend):
+    sections = sections_of(14, 20, 11)
+    last = backend.hidden(sections)
+    assert (64,) == last.shape
+    assert np.float32 == last.dtype
+    single = [backend.hidden(sections, span=(at, at + 1)) for at in range(11)]
+    assert np.array_equal(last, single[10])
+    assert np.allclose(np.mean(single[3:8], axis=0), backend.hidden(sections, span=(3, 8)), rtol=0, atol=1e-5)
+
+
+def test_slot_0_holds_what_a_hidden_state_was_taken_of(backend: Backend):
+    sections = sections_of(15, 20, 11)
+    backend.begin(sections)
+    expected = backend.step([20, 21])
+    backend.hidden(sections)
+    assert np.array_equal(expected, backend.step([20, 21]))
+
+
+@pytest.mark.parametrize("span", [(3, 3), (-1, 2), (4, 12), (5, 3)])
+def test_a_span_outside_the_last_section_is_refused(span: tuple[int, int], backend: Backend):
+    with pytest.raises(BackendError, match=r"are no part of a section of 11 tokens"):
+        backend.hidden(sections_of(16, 20, 11), span=span)
+
+
+def test_a_layer_the_model_has_not_is_refused(backend: Backend):
+    with pytest.raises(BackendError, match=r"layer"):
+        backend.hidden([[20]], layer=3)
+    assert np.array_equal(backend.hidden([[20]]), backend.hidden([[20]], layer=2))
+
+
+def test_several_slots_answer_as_one_would(opened: Callable[..., Backend]):
+    one, four = opened(), opened(slots=4, n_ctx=512)
+    common, *own = sections_of(17, 50, 12, 30, 1, 60)
+    assert (1, 4) == (one.slots, four.slots)
+    for slot in range(4):
+        four.begin([common], slot=slot)
+    found = four.run([Row(slot, own[slot]) for slot in range(4)])
+    for slot in range(4):
+        one.begin([common])
+        assert np.allclose(one.step(own[slot]), found[slot][0], rtol=0, atol=0.05)
+
+
+def test_slots_do_not_see_each_other(opened: Callable[..., Backend]):
+    """Neither a neighbour's prompt, nor its fork, nor its end moves a slot by more than the last digits."""
+    backend = opened(slots=3, n_ctx=512)
+    common, own, other, longer = sections_of(18, 50, 12, 30, 60)
+    backend.begin([common, own], slot=1)
+    expected = backend.step([20, 21], slot=1)
+    backend.begin([common, other], slot=0)
+    backend.begin([common, own], slot=1)
+    backend.begin([longer], slot=2)
+    fork = backend.fork(0)
+    together = backend.run([Row(fork, longer), Row(1, [20, 21]), Row(2, other)])[1][0]
+    backend.begin([], slot=0)
+    backend.begin([], slot=2)
+    backend.begin([common, own], slot=1)
+    assert np.allclose(expected, together, rtol=0, atol=0.05)
+    assert np.allclose(expected, backend.step([20, 21], slot=1), rtol=0, atol=0.05)
+
+
+def test_every_slot_can_be_full_at_once(opened: Callable[..., Backend]):
+    backend = opened(slots=3, n_ctx=256)
+    for slot in range(3):
+        backend.begin([[20 + slot] * 255], slot=slot)
+    assert [(1, 49152)] * 3 == [logits.shape for logits in backend.run([Row(slot, [30]) for slot in range(3)])]
+    with pytest.raises(BackendError, match=r"257 tokens are more than the model's context of 256"):
+        backend.step([31], slot=1)
+
+
+@pytest.mark.parametrize("slots", [0, -1, 65])
+def test_a_number_of_slots_out_of_bounds_is_refused(slots: int, opened: Callable[..., Backend]):
+    with pytest.raises(BackendError, match=f"{slots} slots are not between 1 and 64"):
+        opened(slots=slots)

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from sds.models.llama import LlamaBackend
+from sds.models.noise import shape_noise
+from sds.models.protocol import BackendError, Row
+from tests.model_fixtures import TINY_THREADS
+from tests.small_models import sentencepiece_gguf
+
+PLANTED_LOGP = 0.3
+
+
+class MovedByCompany(LlamaBackend):
+    """Moves one token's logit wherever a row has company, or wherever it is not in the first slot."""
+
+    by_place = False
+
+    def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        found = super().run(rows)
+        for row, logits in zip(rows, found, strict=True):
+            if row.slot > 0 if self.by_place else len(rows) > 1:
+                logits[:, 1000] += PLANTED_LOGP
+        return found
+
+
+@pytest.fixture
+def single(single_path: Path) -> Iterator[MovedByCompany]:
+    backend = MovedByCompany(single_path, slots=3, n_ctx=512, threads=TINY_THREADS)
+    yield backend
+    backend.close()
+
+
+def test_one_slot_has_no_noise_by_its_protocol(tiny: LlamaBackend):
+    assert 0.0 == shape_noise(tiny)
+
+
+def test_in_single_precision_company_is_hardly_seen(single_path: Path):
+    backend = LlamaBackend(single_path, slots=3, n_ctx=512, threads=TINY_THREADS)
+    noise = shape_noise(backend)
+    assert 0.0 < noise < 0.05
+    assert noise == shape_noise(backend)
+    backend.close()
+
+
+@pytest.mark.parametrize("by_place", [False, True])
+def test_a_planted_difference_is_found(by_place: bool, single: MovedByCompany):
+    single.by_place = by_place
+    assert PLANTED_LOGP == pytest.approx(shape_noise(single), abs=0.05)
+
+
+def test_prompts_of_ones_own_may_be_measured(single: MovedByCompany):
+    prompts = [[[20, 21, 22], [23, 24], [25]], [[20, 21, 22], [26]]]
+    assert PLANTED_LOGP == pytest.approx(shape_noise(single, prompts=prompts), abs=0.05)
+
+
+def test_the_slots_are_left_empty(single: MovedByCompany):
+    shape_noise(single)
+    for slot in range(3):
+        assert (1, 49152) == single.run([Row(slot, [20] * 512)])[0].shape  # all of its context
+
+
+def test_a_vocabulary_of_hardly_any_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    backend = LlamaBackend(sentencepiece_gguf(tmp_path / "small.gguf"), slots=2, n_ctx=512, threads=TINY_THREADS)
+    assert shape_noise(backend) < 0.1
+    monkeypatch.setattr(backend, "piece", lambda token: b"x" if token < 9 else b"")
+    with pytest.raises(BackendError, match="the vocabulary has too few tokens that stand for text"):
+        shape_noise(backend)
+    backend.close()

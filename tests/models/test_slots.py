@@ -1,0 +1,260 @@
+"""What llama.cpp's one cache does with several prompts, their forks and their hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter_ns
+
+import numpy as np
+import pytest
+
+from sds.models.llama import FORK_TOKENS_MAX, FORKS_MAX, SLOTS_MAX, LlamaBackend
+from sds.models.llama_batch import TokenBatch
+from sds.models.protocol import BackendError, Row
+from tests.model_fixtures import TINY_THREADS
+from tests.models.test_backends import sections_of
+from tests.scale import scale, seeded
+
+NOISE = 0.1  # flash attention reckons in half precision, also where the weights are single; another prompt moves 10
+
+
+@pytest.fixture
+def four(single_path: Path) -> Iterator[LlamaBackend]:
+    backend = LlamaBackend(single_path, slots=4, n_ctx=512, threads=TINY_THREADS)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def one(single_path: Path) -> Iterator[LlamaBackend]:
+    backend = LlamaBackend(single_path, n_ctx=512, threads=TINY_THREADS)
+    yield backend
+    backend.close()
+
+
+def passes_of(backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the list to which the length of every pass from now on is added."""
+    lengths: list[int] = []
+    real = LlamaBackend._pass
+
+    def counted(self: LlamaBackend, start: int, end: int, *, hidden: bool) -> np.ndarray:
+        lengths.append(end - start)
+        return real(self, start, end, hidden=hidden)
+
+    monkeypatch.setattr(LlamaBackend, "_pass", counted)
+    return lengths
+
+
+def test_random_work_in_four_slots_gives_what_one_slot_gives(four: LlamaBackend, one: LlamaBackend):
+    """Prompts with beginnings in common come and go, ride together in every company, and fork."""
+    rng = seeded(20)
+    pieces = sections_of(rng.randrange(2**32), 40, 7, 30, 1, 12)
+    held: list[list[list[int]]] = [[], [], [], []]
+    for _ in range(scale(40, 1000)):
+        slots = rng.sample(range(4), rng.randint(1, 4))
+        for slot in slots:
+            if rng.random() < 0.5:
+                held[slot] = [pieces[rng.randrange(5)] for _ in range(rng.randint(0, 4))]
+            four.begin(held[slot], slot=slot)
+        rows = [Row(four.fork(slot) if rng.random() < 0.3 else slot, pieces[rng.randrange(5)]) for slot in slots]
+        for slot, row, logits in zip(slots, rows, four.run(rows), strict=True):
+            one.begin(held[slot])
+            assert np.allclose(one.step(row.tokens), logits[0], rtol=0, atol=NOISE)
+
+
+def test_what_another_slot_holds_is_shared_and_not_decoded_again(four: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
+    common, own, other = sections_of(21, 100, 12, 9)
+    four.begin([common, own], slot=2)
+    passes = passes_of(four, monkeypatch)
+    four.begin([common, other], slot=0)
+    assert [9] == passes
+    four.begin([], slot=2)
+    four.begin([common, own], slot=3)
+    assert [9, 12] == passes
+
+
+def test_shared_cells_stay_when_the_slot_they_came_from_moves_on(four: LlamaBackend, one: LlamaBackend):
+    common, own, other = sections_of(22, 100, 12, 9)
+    four.begin([common, own], slot=0)
+    four.begin([common], slot=1)
+    four.begin([other, other], slot=0)
+    one.begin([common])
+    assert np.allclose(one.step(own), four.step(own, slot=1), rtol=0, atol=NOISE)
+
+
+def test_with_one_slot_the_first_fork_of_a_pass_is_bit_equal_to_it_alone(one: LlamaBackend):
+    """Its cells are its positions; those of the others lie behind, which shows in the last digits."""
+    common, *tails = sections_of(23, 100, 12, 9, 2, 7)
+    alone = []
+    for tail in tails:
+        one.begin([common])
+        alone.append(one.run([Row(0, tail, len(tail))])[0])
+    one.begin([common])
+    together = one.run([Row(one.fork(0), tail, len(tail)) for tail in tails])
+    assert np.array_equal(alone[0], together[0])
+    for expected, found in zip(alone, together, strict=True):
+        assert np.allclose(expected, found, rtol=0, atol=1e-3)
+
+
+def test_more_rows_than_a_pass_holds_are_cut_in_order_and_evenly(single_path: Path, monkeypatch: pytest.MonkeyPatch):
+    small = LlamaBackend(single_path, slots=3, n_ctx=512, n_batch=64, threads=TINY_THREADS)
+    large = LlamaBackend(single_path, slots=3, n_ctx=512, threads=TINY_THREADS)
+    rows = [Row(slot, tokens, 5) for slot, tokens in enumerate(sections_of(24, 50, 100, 7))]
+    expected = large.run(rows)
+    passes = passes_of(small, monkeypatch)
+    found = small.run(rows)
+    assert [53, 53, 51] == passes
+    for wanted, logits in zip(expected, found, strict=True):
+        assert np.allclose(wanted, logits, rtol=0, atol=NOISE)
+    for backend in (small, large):
+        backend.close()
+
+
+def test_a_pass_without_outputs_gives_none(four: LlamaBackend):
+    assert [(0, 49152), (0, 49152)] == [found.shape for found in four.run([Row(0, [20], 0), Row(3, [21, 22], 0)])]
+
+
+def test_a_failed_pass_forgets_every_slot_and_every_fork(four: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
+    common, own = sections_of(25, 30, 12)
+    for slot in range(4):
+        four.begin([common, own], slot=slot)
+    fork = four.fork(2)
+    expected = four.step([20, 21], slot=1)
+    monkeypatch.setattr("llama_cpp.llama_decode", lambda *_: -3)
+    with pytest.raises(BackendError) as caught:
+        four.step([20], slot=0)
+    assert "the model could not be run on 1 tokens (llama.cpp code -3)" == str(caught.value)
+    monkeypatch.undo()
+    passes = passes_of(four, monkeypatch)
+    four.drop(fork)
+    with pytest.raises(BackendError, match=f"there is no slot {fork}"):
+        four.step([20], slot=fork)
+    four.begin([common, own], slot=1)
+    assert [30, 12] == passes
+    assert np.allclose(expected, four.step([20, 21], slot=1), rtol=0, atol=NOISE)
+
+
+def test_forks_hold_a_bounded_number_of_tokens_of_their_own(one: LlamaBackend):
+    one.begin([[20] * 12])
+    forks = [one.fork(0) for _ in range(5)]
+    room = FORK_TOKENS_MAX // 5
+    one.run([Row(fork, [21] * room) for fork in forks])
+    with pytest.raises(BackendError) as caught:
+        one.run([Row(fork, [22]) for fork in forks])
+    assert f"forks hold {5 * room + 5} tokens of their own, at most {FORK_TOKENS_MAX}" == str(caught.value)
+    one.drop(forks[0])
+    one.run([Row(fork, [22]) for fork in forks[1:]])
+    one.begin([])
+
+
+def test_all_slots_and_all_forks_can_be_full_at_once(single_path: Path):
+    """The cache has room for what the limits permit: no pass is refused for lack of it."""
+    backend = LlamaBackend(single_path, slots=SLOTS_MAX, n_ctx=64, threads=TINY_THREADS)
+    own = FORK_TOKENS_MAX // FORKS_MAX
+    for slot in range(SLOTS_MAX):
+        backend.begin([[20 + slot] * (64 - own)], slot=slot)
+    forks = [backend.fork(slot) for slot in range(FORKS_MAX)]
+    backend.run([Row(fork, [21] * own, 0) for fork in forks])
+    found = backend.run([Row(slot, [22] * own) for slot in range(SLOTS_MAX)])
+    assert SLOTS_MAX == len(found)
+    assert all(np.isfinite(logits).all() for logits in found)
+    backend.close()
+
+
+def test_a_cache_beyond_the_limit_is_refused_before_anything_is_loaded(tmp_path: Path):
+    with pytest.raises(BackendError) as caught:
+        LlamaBackend(tmp_path / "none.gguf", slots=64, n_ctx=4096)
+    assert "64 slots of 4096 tokens are more than a cache of 131072" == str(caught.value)
+    assert "ask for fewer slots or a smaller context" == caught.value.hint
+
+
+def test_a_build_without_a_gpu_says_so(single_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("llama_cpp.llama_supports_gpu_offload", lambda: False)
+    with pytest.raises(BackendError) as caught:
+        LlamaBackend(single_path, gpu_layers=99)
+    assert "this llama.cpp was built without a GPU" == str(caught.value)
+
+
+def test_the_layers_for_a_gpu_reach_llama_cpp(single_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import llama_cpp
+
+    asked: list[int] = []
+    load = llama_cpp.llama_model_load_from_file
+
+    def loaded(path: bytes, params: llama_cpp.llama_model_params) -> object:
+        asked.append(params.n_gpu_layers)
+        return load(path, params)
+
+    monkeypatch.setattr("llama_cpp.llama_supports_gpu_offload", lambda: True)
+    monkeypatch.setattr("llama_cpp.llama_model_load_from_file", loaded)
+    for layers in (0, 7):
+        LlamaBackend(single_path, threads=TINY_THREADS, gpu_layers=layers).close()
+    assert [0, 7] == asked
+
+
+def test_hidden_states_are_those_of_transformers(tiny: LlamaBackend, tiny_folder: object):
+    import torch
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(tiny_folder(1), dtype=torch.float32)  # type: ignore[operator]
+    common, own = sections_of(26, 40, 17)
+    with torch.no_grad():
+        states = model(torch.tensor([common + own])).last_hidden_state[0].numpy()
+    for span, expected in (
+        (None, states[-1]),
+        ((0, 17), states[40:].mean(axis=0)),
+        ((5, 9), states[45:49].mean(axis=0)),
+    ):
+        found = tiny.hidden([common, own], span=span)
+        cosine = found @ expected / np.linalg.norm(found) / np.linalg.norm(expected)
+        assert cosine > 0.999
+        assert np.linalg.norm(found) == pytest.approx(np.linalg.norm(expected), rel=0.01)
+
+
+def test_a_hidden_state_reads_a_section_longer_than_a_pass(single_path: Path, one: LlamaBackend):
+    small = LlamaBackend(single_path, n_ctx=512, n_batch=64, threads=TINY_THREADS)
+    sections = sections_of(27, 20, 150)
+    for span in (None, (60, 70), (0, 150)):
+        assert np.allclose(one.hidden(sections, span=span), small.hidden(sections, span=span), rtol=0, atol=1e-3)
+    small.close()
+
+
+def test_a_layer_in_between_is_a_matter_of_preparing_a_model(one: LlamaBackend):
+    with pytest.raises(BackendError) as caught:
+        one.hidden([[20]], layer=1)
+    assert "llama.cpp hands out hidden states after the last of 2 layers only" == str(caught.value)
+    assert "`sds models prepare --layers 1` makes a model that ends there" == caught.value.hint
+
+
+def test_logits_after_a_failed_hidden_state_are_still_logits(one: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
+    one.begin([[20, 21]])
+    expected = one.step([22])
+    real = LlamaBackend._pass
+
+    def failing(self: LlamaBackend, start: int, end: int, *, hidden: bool) -> np.ndarray:
+        if hidden:
+            raise BackendError("planted")
+        return real(self, start, end, hidden=hidden)
+
+    monkeypatch.setattr(LlamaBackend, "_pass", failing)
+    with pytest.raises(BackendError, match="planted"):
+        one.hidden([[20, 21]])
+    one.begin([[20, 21]])
+    assert np.array_equal(expected, one.step([22]))
+
+
+def test_filling_a_batch_costs_microseconds():
+    batch, tokens = TokenBatch(4096), list(range(100))
+    took_us = []
+    for _ in range(50):
+        start = perf_counter_ns()
+        batch.clear()
+        batch.add(tokens, position=200, sequence=3, outputs=1)
+        filled = batch.part(0, 100)
+        took_us.append((perf_counter_ns() - start) / 1000)
+    assert 100 == filled.n_tokens
+    assert [(0, 200, 3, 0), (99, 299, 3, 1)] == [
+        (filled.token[i], filled.pos[i], filled.seq_id[i][0], filled.logits[i]) for i in (0, 99)
+    ]
+    assert min(took_us) < 50
