@@ -14,9 +14,8 @@ import numpy as np
 from llguidance import LLTokenizer
 from numpy.typing import NDArray
 
-from sds.grammars.language import Language
-from sds.grammars.mask import Mask
-from sds.models.protocol import Backend, ChatFrame
+from sds.grammars.plan import Walk
+from sds.models.protocol import Backend, ChatFrame, Row
 
 LAYERS, WIDTH, HEADS, HEADS_KV, FEED_FORWARD = 2, 64, 2, 1, 128
 COPIED_NUMBERS = ("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id")
@@ -105,9 +104,11 @@ def _write_weights(
 class AdversarialBackend:
     """The tokenizer of a real model, and logits from a wish: `wish(self) -> logits`, shape [vocab_size].
 
-    Call `face(language)` before each decision: `mask` then follows what is written, so that a wish can know exactly
-    what is forbidden.
+    Call `face(walk)` with a walk of its own before each decision: `permitted` then follows what a slot was told, so that
+    a wish can know exactly what is forbidden.
     """
+
+    slots, pass_tokens_max = 1, 512
 
     def __init__(self, real: Backend, wish: Callable[[AdversarialBackend], Logits], seed: int = 0) -> None:
         self._real, self._wish = real, wish
@@ -115,10 +116,12 @@ class AdversarialBackend:
         self.vocab_size, self.context_tokens_max = real.vocab_size, real.context_tokens_max
         self.rng = np.random.default_rng(seed)
         self.pieces = [real.piece(token) for token in range(real.vocab_size)]
-        self.mask: Mask | None = None
+        self.held: dict[int, list[int]] = {0: []}
+        self.permitted = np.zeros(0, np.intp)
+        self._walk: Walk | None = None
 
-    def face(self, language: Language) -> None:
-        self.mask = Mask(self.grammar_tokenizer(), language)
+    def face(self, walk: Walk) -> None:
+        self._walk = walk
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]:
         return self._real.tokenize(text, special=special)
@@ -132,13 +135,41 @@ class AdversarialBackend:
     def grammar_tokenizer(self) -> LLTokenizer:
         return self._real.grammar_tokenizer()
 
-    def begin(self, sections: Sequence[Sequence[int]]) -> None:
-        pass
+    def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
+        self.held[slot] = []
 
-    def step(self, tokens: Sequence[int]) -> Logits:
-        if self.mask is not None:
-            self.mask.advance([token for token in tokens if self.pieces[token]])  # the prompt is all control tokens
-        return self._wish(self)
+    def step(self, tokens: Sequence[int], *, slot: int = 0) -> Logits:
+        return self.run([Row(slot, tokens)])[0][-1]
+
+    def run(self, rows: Sequence[Row]) -> list[Logits]:
+        return [self._answers(row) for row in rows]
+
+    def _answers(self, row: Row) -> Logits:
+        answers = []
+        for place, token in enumerate(row.tokens, start=1):
+            self.held[row.slot] += [token] if self.pieces[token] else []  # the prompt is all control tokens
+            if place > len(row.tokens) - row.outputs:
+                self._look(self.held[row.slot])
+                answers.append(self._wish(self))
+        return np.array(answers, np.float32)
+
+    def _look(self, written: Sequence[int]) -> None:
+        if self._walk is not None:
+            walk = self._walk.copy()
+            for token in written:
+                walk.take(token)
+            self.permitted = np.array(walk.forced()[:1] or walk.fork().tokens, np.intp)
+
+    def fork(self, slot: int) -> int:
+        fork = max(self.held) + 1
+        self.held[fork] = list(self.held[slot])
+        return fork
+
+    def drop(self, fork: int) -> None:
+        del self.held[fork]
+
+    def hidden(self, sections: Sequence[Sequence[int]], **_: object) -> Logits:
+        raise NotImplementedError
 
     def close(self) -> None:
         pass
@@ -171,8 +202,9 @@ def _ending(piece: bytes) -> float:
 
 
 def forbidden(backend: AdversarialBackend) -> Logits:
-    assert backend.mask is not None
-    return np.where(backend.mask.allowed(), -1e4, 1e4).astype(np.float32) + random(backend)
+    wanted = np.full(backend.vocab_size, 1e4, np.float32)
+    wanted[backend.permitted] = -1e4
+    return wanted + random(backend)
 
 
 def random(backend: AdversarialBackend) -> Logits:

@@ -184,29 +184,24 @@ def _jumping(world: World) -> Callable[[], int]:
     return lambda: world.clock() + next(ticks)
 
 
-def test_an_exception_inside_the_mask_stops_the_decision(
+def test_an_exception_inside_the_language_stops_the_decision(
     world: World, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = NativeEngine(tiny, now_ms=world.clock)
 
     def broken(self: object) -> None:
-        raise RuntimeError("the mask broke")
+        raise RuntimeError("the language broke")
 
-    monkeypatch.setattr("sds.grammars.mask.Mask.allowed", broken)
+    monkeypatch.setattr("sds.grammars.walk.Walk.fork", broken)
     answer = decide(world, engine)
     assert ("ESCALATED", "MASK_FAILED") == (answer.state, answer.reason_code)
 
 
-def test_an_engine_refuses_to_start_when_its_mask_is_dead(
+def test_an_engine_refuses_to_start_when_its_language_refuses_nothing(
     world: World, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import numpy as np
-
-    def everything(self: object) -> object:
-        return np.ones(tiny.vocab_size, dtype=np.bool_)
-
-    monkeypatch.setattr("sds.grammars.mask.Mask.allowed", everything)
-    with pytest.raises(LanguageError, match="mask"):
+    monkeypatch.setattr("sds.grammars.walk.Walk.take", lambda _walk, _token: None)
+    with pytest.raises(LanguageError, match="it took a forbidden token"):
         NativeEngine(tiny, now_ms=world.clock)
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from sds.decoder import TOKEN_BUDGET_EXCEEDED
+from sds.decoder import CHOICE_TOO_CLOSE, TOKEN_BUDGET_EXCEEDED
+from sds.engines.batching import QUEUE_FULL
 from sds.engines.protocol import Engine
 from sds.engines.written import WrittenEngine
 from sds.kernel.errors import LanguageError, ModelError, SdsError, UsageError
@@ -23,6 +24,7 @@ COOL_DOWN_MS_MAX = 10 * 60_000
 _DOUBLINGS_MAX = 16
 # What says something about the packet, and nothing about the health of the engine.
 _PACKETS_FAULT = frozenset({TOKEN_BUDGET_EXCEEDED, "LANGUAGE_TOO_LARGE", "LANGUAGE_INVALID", "LANGUAGE_EMPTY"})
+_NO_FAULT = _PACKETS_FAULT | {QUEUE_FULL, CHOICE_TOO_CLOSE}
 
 Log = Callable[[str, Mapping[str, object]], None]
 
@@ -78,8 +80,12 @@ class FallbackEngine:
                 answer = self._ask(link, replace(packet, expires_at_ms=deadline_ms), tokens_max, probe=probe)
             except (ModelError, LanguageError) as error:  # another form of the language may have room for it
                 found = error
-                if error.reason_code in _PACKETS_FAULT:
+                if error.reason_code in _NO_FAULT:
                     self._leave(link, probe)
+                    if (
+                        error.reason_code == CHOICE_TOO_CLOSE
+                    ):  # company may cost a decision, never turn it: no second opinion
+                        raise
                 else:
                     self._fell(link, error, dfid=packet.dfid)
             except Exception as error:  # noqa: BLE001  an engine may fail in any way; the next one is asked

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from importlib.metadata import version
@@ -21,7 +22,7 @@ import numpy as np
 
 from sds.decoder import FORKS_MAX, FORKS_MIN, TOKEN_BUDGET_EXCEEDED, Deciding, Decoded, Mode, deciding, decode
 from sds.engines.batching import Batcher
-from sds.grammars.plan import Planner
+from sds.grammars.plan import Planner, Walk
 from sds.grammars.proof import prove_alive
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
@@ -55,11 +56,9 @@ class NativeEngine:
         check_slots(backend.slots, mode)
         self._backend, self._now_ms, self._mode = backend, now_ms, mode
         self._lock = threading.Lock()
-        try:
+        with _telling():
             prove_alive(backend)
             self._noise = shape_noise(backend) if noise_logp_max is None else noise_logp_max
-        except BackendError as error:
-            raise ModelError(str(error), hint=error.hint) from error
         self._planner = Planner(backend)
         self._facts = {
             **(runtime or {}),
@@ -91,7 +90,7 @@ class NativeEngine:
         return decode(
             self._backend,
             sections,
-            self._planner.walk(packet.envelope, packet.snapshot.id),
+            self._walk(packet),
             tokens_max=tokens_max,
             now_ms=self._now_ms,
             deadline_ms=packet.expires_at_ms,
@@ -105,7 +104,7 @@ class NativeEngine:
                 backend,
                 slot,
                 sections,
-                self._planner.walk(packet.envelope, packet.snapshot.id),
+                self._walk(packet),
                 tokens_max=tokens_max,
                 mode=self._mode,
                 noise_logp_max=self._noise,
@@ -121,10 +120,12 @@ class NativeEngine:
             return len(self._backend.tokenize(text.encode(), special=False))
 
     def _sections(self, packet: DecisionPacket) -> list[list[int]]:
-        try:
+        with _telling():
             return prompt_sections(self._backend, packet.texts[0], "".join(packet.texts[1:]))
-        except BackendError as error:
-            raise ModelError(str(error), hint=error.hint) from error
+
+    def _walk(self, packet: DecisionPacket) -> Walk:
+        with _telling():
+            return self._planner.walk(packet.envelope, packet.snapshot.id)
 
     def _measured(self, decoded: Decoded, sections: Sequence[Sequence[int]], duration_ms: float) -> Decoding:
         if not decoded.passes:  # only one decision was possible: the model was not asked
@@ -153,6 +154,15 @@ class NativeEngine:
             return
         with self._lock:
             self._backend.close()
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    """Tell what a backend refuses as the project does."""
+    try:
+        yield
+    except BackendError as error:
+        raise ModelError(str(error), hint=error.hint) from error
 
 
 def _digest(tokens: Iterable[int]) -> str:
@@ -226,11 +236,9 @@ def open_engine(
     from sds.models.catalog import embedded_model  # noqa: PLC0415
 
     check_slots(slots, mode)
-    try:
+    with _telling():
         path = model or embedded_model()
         backend = open_backend(path, library=library, device=device, dtype=dtype, slots=slots)
-    except BackendError as error:
-        raise ModelError(str(error), hint=error.hint) from error
     try:
         runtime = runtime_facts(_library_of(path, library), device=device, dtype=dtype)
         return NativeEngine(backend, now_ms=now_ms, mode=mode, noise_logp_max=noise_logp_max, runtime=runtime)

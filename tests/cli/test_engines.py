@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,19 @@ def test_a_run_under_outlines_keeps_every_promise_and_the_audit_says_what_is_una
     asked = [text for text in shown if "model: outlines/tiny.gguf@" in text]
     assert asked
     assert all("unavailable with this engine" in text for text in asked)
+
+
+def test_several_claims_are_decided_at_once_and_the_record_says_how(tiny_model: Path, tmp_path: Path) -> None:
+    alone = Shell(tmp_path)
+    options = ("--parallel", "3", "--mode", "exact", "--model", str(tiny_model))
+    found = alone.json("run", "refund", "--limit", "9", "--json", *options)
+    assert (9, 0, 0, []) == tuple(
+        found[name] for name in ("decisions", "out_of_envelope", "double_payouts", "record_faults")
+    )
+    with closing(sqlite3.connect(tmp_path / "refund" / "decisions.db")) as record:
+        bodies = [json.loads(body) for (body,) in record.execute("SELECT body FROM ledger WHERE kind = 'DECIDED'")]
+    facts = [body["decoding"] for body in bodies if "decoding" in body]
+    assert {("exact", 3)} == {(fact["mode"], fact["slots"]) for fact in facts}
 
 
 def test_a_chain_decides_through_its_server_and_through_the_local_model_when_that_is_down(

@@ -25,13 +25,12 @@ Text = tuple[int, ...]
 
 
 def looking(backend: Backend, prompt: Sequence[Sequence[int]]) -> Look:
-    """Return how to see the logits after the prompt and some written tokens: everything again, each time."""
+    """Return how to see the logits after the prompt and some written tokens: its last section and all of them, each time."""
     known: dict[Text, list[float]] = {}
 
     def look(written: Sequence[int]) -> list[float]:
         key = tuple(written)
         if key not in known:
-            backend.begin([])
             backend.begin(prompt[:-1])
             known[key] = [float(value) for value in backend.step([*prompt[-1], *written])]
         return known[key]

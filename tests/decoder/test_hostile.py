@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from sds.decoder import decode
-from sds.grammars.language import language
+from sds.decoder import Mode, decode
+from sds.grammars.plan import Planner
 from sds.kernel.proposal import Proposal, parse_proposal
 from sds.models.llama import LlamaBackend
 from sds.models.protocol import Backend
@@ -24,6 +24,7 @@ HF_CHECKPOINTS = (101, 105)
 DECISIONS = scale(2_000, 100_000) // (len(CHECKPOINTS) + len(WISHES)) + 1
 HF_DECISIONS = scale(50, DECISIONS)
 TOKENS_MAX = 1000  # more than the longest sentence of the pool has bytes of text and digits
+EXACT_SHARE = 0.1
 DEADLINE_MS = 60_000  # a hang, not a limit on speed
 
 
@@ -31,17 +32,23 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-def assert_decides_inside(backend: Backend, rng: Random) -> None:
-    envelope = random_envelope(rng.randint)
-    found = language(envelope, f"{rng.getrandbits(256):064x}")
+def assert_decides_inside(backend: Backend, planner: Planner, rng: Random) -> None:
+    envelope, context_ref = random_envelope(rng.randint), f"{rng.getrandbits(256):064x}"
     if isinstance(backend, AdversarialBackend):
-        backend.face(found)
+        backend.face(planner.walk(envelope, context_ref))
+    mode: Mode = "exact" if rng.random() < EXACT_SHARE else "greedy"
     result = decode(
-        backend, PROMPT, found, tokens_max=TOKENS_MAX, now_ms=monotonic_ms, deadline_ms=monotonic_ms() + DEADLINE_MS
+        backend,
+        PROMPT,
+        planner.walk(envelope, context_ref),
+        tokens_max=TOKENS_MAX,
+        now_ms=monotonic_ms,
+        deadline_ms=monotonic_ms() + DEADLINE_MS,
+        mode=mode,
     )
     proposal = parse_proposal(result.data)
     assert isinstance(proposal, Proposal), result.data
-    assert found.context_ref == proposal.context_ref
+    assert context_ref == proposal.context_ref
     assert [] == envelope.objections(proposal), (envelope, result.data)
 
 
@@ -50,8 +57,9 @@ def assert_decides_inside(backend: Backend, rng: Random) -> None:
 def test_a_random_model_never_leaves_the_envelope(seed: int, tiny_path: Callable[[int], Path]):
     rng = seeded(seed)
     backend = LlamaBackend(tiny_path(seed), threads=TINY_THREADS)
+    planner = Planner(backend)
     for _ in range(DECISIONS):
-        assert_decides_inside(backend, rng)
+        assert_decides_inside(backend, planner, rng)
     backend.close()
 
 
@@ -62,8 +70,9 @@ def test_a_random_checkpoint_folder_never_leaves_the_envelope(seed: int, tiny_fo
 
     rng = seeded(seed)
     backend = HfBackend(tiny_folder(seed), threads=TINY_THREADS)
+    planner = Planner(backend)
     for _ in range(HF_DECISIONS):
-        assert_decides_inside(backend, rng)
+        assert_decides_inside(backend, planner, rng)
     backend.close()
 
 
@@ -76,5 +85,6 @@ def test_a_model_that_wants_something_else_never_leaves_the_envelope(
     tiny: Backend = request.getfixturevalue(library)
     rng = seeded(list(WISHES).index(wish))
     backend = AdversarialBackend(tiny, WISHES[wish], seed=rng.randrange(2**32))
+    planner = Planner(backend)
     for _ in range(DECISIONS if library == "tiny" else HF_DECISIONS):
-        assert_decides_inside(backend, rng)
+        assert_decides_inside(backend, planner, rng)

@@ -10,7 +10,7 @@ import pytest
 
 from sds.benchmarks.packets import real_packets
 from sds.decoder import ACTION_CHOICE, JOINT, decode
-from sds.grammars.language import language
+from sds.grammars.plan import Planner
 from sds.kernel.packet import DecisionPacket
 from sds.models.llama import LlamaBackend
 from sds.models.protocol import Backend, prompt_sections
@@ -35,7 +35,7 @@ def choice_of(backend: Backend, packet: DecisionPacket) -> Choice:
     decoded = decode(
         backend,
         prompt_sections(backend, *packet.texts),
-        language(packet.envelope, packet.snapshot.id),
+        Planner(backend).walk(packet.envelope, packet.snapshot.id),
         tokens_max=TOKENS_MAX,
         now_ms=lambda: 0,
         deadline_ms=0,

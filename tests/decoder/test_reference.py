@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from sds.decoder import Decoded, Mode, decode
 from sds.grammars.plan import Planner
 from sds.kernel.envelope import DecisionEnvelope
-from sds.models.protocol import Backend
-from tests.decoder.reference import Slow, looking, slow_decision
+from sds.kernel.packet import DecisionPacket
+from sds.models.llama import LlamaBackend
+from sds.models.protocol import Backend, Row, prompt_sections
+from tests.decoder.reference import Look, Slow, looking, slow_decision
 from tests.decoder.small_backend import HashBackend
 from tests.model_fixtures import CONTEXT_REF
+from tests.real_packets import real_packets
 from tests.scale import scale, seeded
 from tests.strategies import random_envelope
 
+PACKETS = scale(2, 200)
 PROMPT = [[300 - 9, 5, 7], [6], [8, 9]]
 MODES: tuple[Mode, ...] = ("greedy", "exact")
 
 
-def both(backend: Backend, envelope: DecisionEnvelope, mode: Mode, prompt: list[list[int]]) -> tuple[Decoded, Slow]:
+def both(
+    backend: Backend, envelope: DecisionEnvelope, mode: Mode, prompt: list[list[int]], look: Look | None = None
+) -> tuple[Decoded, Slow]:
     planner = Planner(backend)
+    backend.begin([])
     decoded = decode(
         backend,
         prompt,
@@ -29,7 +40,7 @@ def both(backend: Backend, envelope: DecisionEnvelope, mode: Mode, prompt: list[
         deadline_ms=0,
         mode=mode,
     )
-    return decoded, slow_decision(looking(backend, prompt), planner.walk(envelope, CONTEXT_REF), mode)
+    return decoded, slow_decision(look or looking(backend, prompt), planner.walk(envelope, CONTEXT_REF), mode)
 
 
 def assert_equal(decoded: Decoded, slow: Slow, tolerance: float) -> None:
@@ -51,3 +62,65 @@ def test_shares_and_decisions_are_those_of_the_reference(mode: Mode):
         assert envelope.contains(decoded.data)
         assert_equal(decoded, slow, 1e-9)
         assert 0 == backend.forks_held
+
+
+@pytest.fixture(scope="module")
+def packets(tmp_path_factory: pytest.TempPathFactory) -> list[DecisionPacket]:
+    return real_packets(tmp_path_factory.mktemp("refund"), PACKETS)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("mode", MODES)
+def test_transformers_decides_real_packets_as_the_reference(mode: Mode, own_hf: Backend, packets: list[DecisionPacket]):
+    for packet in packets:
+        decoded, slow = both(own_hf, packet.envelope, mode, prompt_sections(own_hf, *packet.texts))
+        assert_equal(decoded, slow, 1e-3)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("mode", MODES)
+def test_llama_cpp_decides_real_packets_as_the_reference_that_sees_the_same_passes(
+    mode: Mode, embedded: LlamaBackend, packets: list[DecisionPacket]
+):
+    """The reference looks up what was read where the decoder read it, and takes nothing else from the decoder."""
+    for packet in packets:
+        prompt = prompt_sections(embedded, *packet.texts)
+        recorder = Recording(embedded)
+        decoded, slow = both(recorder, packet.envelope, mode, prompt, recorder.seen(prompt))
+        assert packet.envelope.contains(decoded.data.replace(CONTEXT_REF.encode(), packet.snapshot.id.encode()))
+        assert_equal(decoded, slow, 1e-6)
+
+
+class Recording:
+    """A real model that remembers its logits by everything that was written before them."""
+
+    def __init__(self, real: Backend) -> None:
+        self._real = real
+        self._written: dict[int, list[int]] = {}
+        self._seen: dict[tuple[int, ...], NDArray[np.float32]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def begin(self, sections: list[list[int]], *, slot: int = 0) -> None:
+        self._real.begin(sections, slot=slot)
+        self._written[slot] = [token for section in sections for token in section]
+
+    def fork(self, slot: int) -> int:
+        fork = self._real.fork(slot)
+        self._written[fork] = list(self._written[slot])
+        return fork
+
+    def run(self, rows: list[Row]) -> list[NDArray[np.float32]]:
+        found = self._real.run(rows)
+        for row, logits in zip(rows, found, strict=True):
+            self._written[row.slot] += row.tokens
+            written = self._written[row.slot]
+            for back in range(row.outputs):
+                key = tuple(written[: len(written) - back])
+                self._seen.setdefault(key, logits[row.outputs - 1 - back])
+        return found
+
+    def seen(self, prompt: list[list[int]]) -> Look:
+        before = [token for section in prompt for token in section]
+        return lambda written: [float(value) for value in self._seen[*before, *written]]

@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from sds.decoder import decode
-from sds.grammars.mask import Mask
+from sds.decoder import Decoded, Mode, decode
+from sds.grammars.plan import Fork, Planner, Walk
 from sds.kernel.errors import ModelError
 from sds.models.hf import HfBackend
 from sds.models.llama import LlamaBackend
-from sds.models.protocol import Backend, BackendError
+from sds.models.protocol import Backend, BackendError, Row
 from tests.hostile import PROMPT, AdversarialBackend, Logits, constant
-from tests.model_fixtures import TINY_THREADS, refund_envelope, refund_language
+from tests.model_fixtures import CONTEXT_REF, TINY_THREADS, refund_envelope
 
 
-def stopped(backend: Backend, *, tokens_max: int = 400, clock: Callable[[], int] = lambda: 0) -> ModelError:
+def refund(
+    backend: Backend,
+    *,
+    prompt: list[list[int]] = PROMPT,
+    tokens_max: int = 400,
+    clock: Callable[[], int] = lambda: 0,
+    mode: Mode = "greedy",
+) -> Decoded:
+    walk = Planner(backend).walk(refund_envelope(), CONTEXT_REF)
+    return decode(backend, prompt, walk, tokens_max=tokens_max, now_ms=clock, deadline_ms=1000, mode=mode)
+
+
+def stopped(backend: Backend, **options: Any) -> ModelError:
     with pytest.raises(ModelError) as caught:
-        decode(backend, PROMPT, refund_language(), tokens_max=tokens_max, now_ms=clock, deadline_ms=1000)
+        refund(backend, **options)
     return caught.value
 
 
@@ -37,20 +51,21 @@ class Spoiled(AdversarialBackend):
         super().__init__(real, constant)
         self._left, self._spoil = nth, spoil
 
-    def step(self, tokens: list[int]) -> Logits:
+    def run(self, rows: Sequence[Row]) -> list[Logits]:
         self._left -= 1
-        logits = super().step(tokens)
-        return logits if self._left else self._spoil(logits)
+        found = super().run(rows)
+        return found if self._left else [*found[:-1], self._spoil(found[-1])]
 
 
 def _with(value: float, at: int) -> Callable[[Logits], Logits]:
     def spoil(logits: Logits) -> Logits:
-        logits[at] = value
+        logits[0, at] = value
         return logits
 
     return spoil
 
 
+@pytest.mark.parametrize("mode", ["greedy", "exact"])
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize(
     "spoil",
@@ -59,13 +74,17 @@ def _with(value: float, at: int) -> Callable[[Logits], Logits]:
         _with(np.inf, 49151),
         _with(-np.inf, 20),
         lambda logits: logits * np.nan,
-        lambda logits: logits[:-1],
-        lambda logits: logits.reshape(1, -1),
+        lambda logits: logits[:, :-1],
+        lambda logits: logits[0],
     ],
     ids=["one NaN", "one inf", "one -inf", "all NaN", "too few", "wrong shape"],
 )
-def test_numbers_that_are_no_logits_stop_the_decision(nth: int, spoil: Callable[[Logits], Logits], tiny: LlamaBackend):
-    error = stopped(Spoiled(tiny, nth, spoil))
+def test_numbers_that_are_no_logits_stop_the_decision(
+    mode: Mode, nth: int, spoil: Callable[[Logits], Logits], tiny: LlamaBackend
+):
+    backend = Spoiled(tiny, nth, spoil)
+    error = stopped(backend, mode=mode)
+    assert [0] == list(backend.held), "the forks are given back"
     assert ("LOGITS_INVALID", "the model returned numbers that are no logits") == (error.reason_code, str(error))
 
 
@@ -84,39 +103,64 @@ def test_an_exception_in_the_model_stops_the_decision(nth: int, error: Exception
     assert error is found.__cause__
 
 
-@pytest.mark.parametrize("method", ["forced", "allowed", "advance"])
+def test_a_model_that_answers_too_few_rows_stops_the_decision(tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(AdversarialBackend, "run", lambda *_: [])
+    assert "LOGITS_INVALID" == stopped(AdversarialBackend(tiny, constant)).reason_code
+
+
+@pytest.mark.parametrize("method", ["begin", "fork"])
+@pytest.mark.parametrize("error", [BackendError("out of memory"), RuntimeError("boom"), StopIteration()])
+def test_a_model_that_cannot_make_room_stops_the_decision(
+    method: str, error: Exception, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+):
+    def failing(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(AdversarialBackend, method, failing)
+    found = stopped(AdversarialBackend(tiny, constant), mode="exact")
+    assert ("BACKEND_FAILED", error) == (found.reason_code, found.__cause__)
+
+
+ASKED = {"greedy": {"alternatives": 0, "copy": 0}, "exact": {"fork": 2, "alternatives": 2, "copy": 2}}  # if not thrice
+
+
+@pytest.mark.parametrize("mode", ["greedy", "exact"])
+@pytest.mark.parametrize("method", ["forced", "fork", "take", "alternatives", "copy"])
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_an_exception_in_the_mask_stops_the_decision(
-    method: str, nth: int, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+def test_an_exception_in_the_language_stops_the_decision(
+    mode: Mode, method: str, nth: int, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch
 ):
     """Fail the Nth call for N = 1, 2, 3: none of them is swallowed, none leaves the model unconstrained."""
-    sound, calls = getattr(Mask, method), [0]
+    sound, calls = getattr(Walk, method), [0]
 
-    def failing(self: Mask, *args: object) -> object:
+    def failing(self: Walk, *args: object) -> object:
         calls[0] += 1
         if calls[0] == nth:
             raise ZeroDivisionError("broken")
         return sound(self, *args)
 
-    monkeypatch.setattr(Mask, method, failing)
-    error = stopped(AdversarialBackend(tiny, refunding))
-    assert ("MASK_FAILED", "the mask failed unexpectedly") == (error.reason_code, str(error))
-    assert isinstance(error.__cause__, ZeroDivisionError)
+    monkeypatch.setattr(Walk, method, failing)
+    backend = AdversarialBackend(tiny, refunding)
+    if nth <= ASKED[mode].get(method, 3):
+        error = stopped(backend, mode=mode)
+        assert ("MASK_FAILED", "the language failed unexpectedly") == (error.reason_code, str(error))
+        assert isinstance(error.__cause__, ZeroDivisionError)
+    else:
+        assert refund_envelope().contains(refund(backend, mode=mode).data)
+        assert nth > calls[0]
 
 
-def test_a_mask_that_permits_nothing_stops_the_decision(tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Mask, "allowed", lambda _: np.zeros(tiny.vocab_size, np.bool_))
-    assert "MASK_FAILED" == stopped(tiny).reason_code
+def test_a_fork_outside_the_language_stops_the_decision(tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
+    """The walk refuses to take what it should not have offered."""
+    sound = Walk.fork
 
+    def wider(self: Walk) -> Fork:
+        fork = sound(self)
+        return replace(fork, tokens=np.append(fork.tokens, 11), labels=(*fork.labels, ("PAY_ALL",)))
 
-def test_a_mask_that_permits_everything_stops_the_decision(tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
-    """The decoder does not trust the mask alone: a token outside the language is found out by the language."""
-    monkeypatch.setattr(Mask, "allowed", lambda _: np.ones(tiny.vocab_size, np.bool_))
-    error = stopped(tiny)
-    assert ("MASK_FAILED", "the mask and the language disagree on what may come next") == (
-        error.reason_code,
-        str(error),
-    )
+    monkeypatch.setattr(Walk, "fork", wider)
+    backend = AdversarialBackend(tiny, lambda _: np.eye(1, tiny.vocab_size, 11, dtype=np.float32)[0])
+    assert "MASK_FAILED" == stopped(backend).reason_code
 
 
 @pytest.mark.parametrize("nth", [1, 2])
@@ -140,7 +184,7 @@ def test_an_exception_inside_transformers_stops_the_decision(
     assert nth == calls[0]
     assert "BACKEND_FAILED" == error.reason_code
     assert isinstance(error.__cause__.__cause__, ZeroDivisionError)
-    result = decode(tiny_hf, PROMPT, refund_language(), tokens_max=400, now_ms=lambda: 0, deadline_ms=0)
+    result = refund(tiny_hf)
     assert refund_envelope().contains(result.data)
 
 
@@ -151,16 +195,17 @@ def test_logits_of_transformers_that_overflow_stop_the_decision(tiny_hf: HfBacke
 
 def test_a_model_closed_in_the_middle_stops_the_decision(opened: Callable[..., Backend]):
     backend = opened(3)
-    tokenizer = backend.grammar_tokenizer()
+    walk = Planner(backend).walk(refund_envelope(), CONTEXT_REF)
     backend.close()
-    backend.grammar_tokenizer = lambda: tokenizer  # type: ignore[method-assign]
-    assert "MASK_FAILED" == stopped(backend).reason_code
+    with pytest.raises(ModelError, match="the model is closed") as caught:
+        decode(backend, PROMPT, walk, tokens_max=400, now_ms=lambda: 0, deadline_ms=0)
+    assert "BACKEND_FAILED" == caught.value.reason_code
 
 
 def test_a_prompt_beyond_the_context_stops_the_decision(tiny_path: Callable[[int], Path]):
     backend = LlamaBackend(tiny_path(1), n_ctx=256, threads=TINY_THREADS)
     with pytest.raises(ModelError, match="more than the model's context of 256") as caught:
-        decode(backend, [[20] * 300, [21]], refund_language(), tokens_max=400, now_ms=lambda: 0, deadline_ms=0)
+        refund(backend, prompt=[[20] * 300, [21]])
     assert "BACKEND_FAILED" == caught.value.reason_code
     assert caught.value.hint
     backend.close()
@@ -175,7 +220,7 @@ def test_a_passed_deadline_stops_the_decision(late_at: int, tiny: LlamaBackend):
 
 
 def test_a_decision_on_the_last_millisecond_counts(tiny: LlamaBackend):
-    result = decode(tiny, PROMPT, refund_language(), tokens_max=400, now_ms=lambda: 1000, deadline_ms=1000)
+    result = refund(tiny, clock=lambda: 1000)
     assert refund_envelope().contains(result.data)
 
 
@@ -187,13 +232,12 @@ def test_too_small_a_budget_stops_the_decision(tokens_max: int, tiny: LlamaBacke
 
 
 def test_the_budget_is_exact(tiny: LlamaBackend):
-    language = refund_language()
-    needed = decode(tiny, PROMPT, language, tokens_max=400, now_ms=lambda: 0, deadline_ms=0).tokens_generated
-    assert needed == decode(tiny, PROMPT, language, tokens_max=needed, now_ms=lambda: 0, deadline_ms=0).tokens_generated
+    needed = refund(tiny).tokens_generated
+    assert needed == refund(tiny, tokens_max=needed).tokens_generated
     assert "TOKEN_BUDGET_EXCEEDED" == stopped(tiny, tokens_max=needed - 1).reason_code
 
 
 def test_the_wall_clock_is_not_read(tiny: LlamaBackend):
     """`now_ms` is the only clock: one that stands still never ends a decision."""
-    result = decode(tiny, PROMPT, refund_language(), tokens_max=400, now_ms=lambda: -sys.maxsize, deadline_ms=0)
+    result = refund(tiny, clock=lambda: -sys.maxsize)
     assert refund_envelope().contains(result.data)

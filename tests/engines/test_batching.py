@@ -169,6 +169,34 @@ def test_a_newcomer_gets_the_slot_that_holds_its_sections_and_else_the_one_least
     assert [0, 0, 1, 1, 1, 1, 0, 1, 0] == [kept for _, kept, _ in backend.begun]
 
 
+def test_a_decision_that_asks_no_model_leaves_a_slot_as_it_was(opened: Callable[..., Batcher]) -> None:
+    backend = HashBackend(2)
+    batcher = opened(backend)
+    for contract in (0, 1):
+        start(batcher, [CONTRACTS[contract], [5]]).result()
+    assert (7,) == batcher.submit(settled, [CONTRACTS[0], [5]], FAR)
+    start(batcher, [CONTRACTS[0], [5]]).result()
+    assert [0, 1, 0] == [slot for slot, _, _ in backend.begun]
+
+
+def settled(_: object, slot: int) -> Generator[list[Row], list[Logits], tuple[int, ...]]:
+    yield from ()
+    return (7,)
+
+
+def test_after_a_failed_pass_shared_sections_are_read_again_by_one(opened: Callable[..., Batcher]) -> None:
+    backend = HashBackend(4)
+    batcher = opened(backend)
+    backend.fails_at = {0}
+    first = held_up(backend, batcher)
+    others = [start(batcher, [CONTRACTS[n], [n]], 9) for n in (0, 1)]
+    backend.gate.set()
+    for pending in others:
+        pending.result()
+    assert first.ended
+    assert [1, 1, 2] == [len(rows) for rows in backend.passes[:3]]
+
+
 def test_of_those_whose_sections_must_be_read_one_joins_between_two_passes(opened: Callable[..., Batcher]) -> None:
     backend = HashBackend(8)
     batcher = opened(backend)
@@ -212,6 +240,19 @@ def test_a_late_one_ends_and_the_others_go_on(opened: Callable[..., Batcher]) ->
         assert "DEADLINE_EXCEEDED" == found.value.reason_code
     assert alone([CONTRACTS[0], [0]]) == going.result()
     until(lambda: not batcher._running)
+
+
+def test_what_is_done_after_its_deadline_is_not_done(opened: Callable[..., Batcher]) -> None:
+    backend, clock = HashBackend(1), [0]
+    batcher = opened(backend, now_ms=lambda: clock[0])
+    backend.gate.clear()
+    late = batcher.start(make([[1], [2]], 1), [[1], [2]], 100)
+    assert backend.waits.wait(10)
+    clock[0] = 101
+    backend.gate.set()
+    until(lambda: late.ended)
+    with pytest.raises(ModelError, match="1 ms past its deadline"):
+        late.result()
 
 
 def test_no_caller_waits_for_the_end_of_a_pass_that_outlasts_its_deadline(opened: Callable[..., Batcher]) -> None:
@@ -317,6 +358,28 @@ def test_a_language_that_cannot_be_made_is_told_as_what_it_is(opened: Callable[.
 
     with pytest.raises(LanguageError, match="too large"):
         opened(HashBackend(1)).submit(broken, [[1]], FAR)
+
+
+def test_the_backends_words_are_a_decisions_own_except_during_a_pass(opened: Callable[..., Batcher]) -> None:
+    backend = HashBackend(1)
+    batcher = opened(backend)
+    held: list[bool] = []
+
+    def looks(_: object, slot: int) -> Generator[list[Row], list[Logits], tuple[int, ...]]:
+        held.append(batcher._words.locked())
+        backend.begin([], slot=slot)
+        yield [Row(slot, [1])]
+        held.append(batcher._words.locked())
+        return ()
+
+    backend.gate.clear()
+    pending = batcher.start(looks, [[1]], FAR)
+    assert backend.waits.wait(10)
+    assert batcher._words.acquire(timeout=5)
+    batcher._words.release()
+    backend.gate.set()
+    pending.result()
+    assert [True, True] == held
 
 
 def test_when_the_worker_dies_everybody_is_told(

@@ -73,6 +73,15 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
             "f.yaml:2: engines.0.dtype: `device` and `dtype` are for the library transformers",
         ),
         (
+            "engines:\n  - {name: a, kind: outlines, slots: 2}\n",
+            "f.yaml:2: engines.0.slots: `outlines` has no use for `slots`",
+        ),
+        (
+            "engines:\n  - {name: a, kind: native, slots: 22, mode: exact}\n",
+            "f.yaml:2: engines.0.slots: mode `exact` goes with at most 21 slots",
+        ),
+        ("engines:\n  - {name: a, kind: native, slots: 0}\n", "f.yaml:2: engines.0.slots: must be at least 1"),
+        (
             "engines:\n  - {name: a, kind: native, timeout_ms: 0}\n",
             "f.yaml:2: engines.0.timeout_ms: must be at least 1",
         ),

@@ -16,8 +16,7 @@ from sds.decoder import DEADLINE_EXCEEDED
 from sds.engines.config import EngineSpec, Kind, open_engine_of
 from sds.engines.native import NativeEngine
 from sds.engines.protocol import Engine
-from sds.grammars import emit_lark
-from sds.grammars.mask import Mask
+from sds.grammars.walk import Walk
 from sds.kernel.answer import Answer
 from sds.kernel.errors import ModelError
 from sds.models.outlines_local import Guard, OutlinesWriter
@@ -79,7 +78,7 @@ def test_a_local_engine_whose_mask_is_dead_does_not_open(
 ) -> None:
     closed = closings(monkeypatch)
     if kind == "native":
-        monkeypatch.setattr(emit_lark, "emit", lambda _said: "start: /(.|\\n)*/")
+        monkeypatch.setattr(Walk, "take", lambda _walk, _token: None)
     else:
         monkeypatch.setattr(OutlinesWriter, "_compiled", lambda _self, _grammar: Idle())
     with pytest.raises(ModelError) as refused:
@@ -146,7 +145,7 @@ def test_a_slow_local_model_escalates_within_the_deadline_and_one_pass(
     kind: Kind, library: str, local: Callable[[Kind, str], Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = local(kind, library)
-    owner, name = (engine._backend, "step") if isinstance(engine, NativeEngine) else (Guard, "_masked")
+    owner, name = (engine._backend, "run") if isinstance(engine, NativeEngine) else (Guard, "_masked")
     sound = getattr(owner, name)
 
     def slow(*arguments: object) -> object:
@@ -169,7 +168,7 @@ def test_a_mask_that_raises_while_a_local_model_decides_escalates(
         calls[0] += 1
         raise ZeroDivisionError("broken")
 
-    owner, name, reason = (Mask, "allowed", "MASK_FAILED") if kind == "native" else (Guard, "_masked", "BACKEND_FAILED")
+    owner, name, reason = (Walk, "fork", "MASK_FAILED") if kind == "native" else (Guard, "_masked", "BACKEND_FAILED")
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, broken)
         answer = decide(world, engine, "C1")
@@ -184,6 +183,6 @@ def test_logits_that_are_no_numbers_escalate_with_both_libraries(
     engine = local("native", library)
     assert isinstance(engine, NativeEngine)
     size = engine._backend.vocab_size
-    monkeypatch.setattr(engine._backend, "step", lambda _tokens: np.full(size, np.nan, np.float32))
+    monkeypatch.setattr(engine._backend, "run", lambda _rows: [np.full((1, size), np.nan, np.float32)])
     answer = decide(world, engine)
     assert ("ESCALATED", "LOGITS_INVALID", None) == (answer.state, answer.reason_code, answer.execution)

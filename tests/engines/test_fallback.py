@@ -17,6 +17,7 @@ from sds.gate import Gate
 from sds.kernel.errors import LanguageError, ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.models.llama import LlamaBackend
+from sds.models.protocol import Row
 from sds.models.remote import RemoteWriter
 from tests.engines.conftest import decide, running_ms
 from tests.engines.servers import LlamaServer, completion, free_port, hang, misbehaving, reply
@@ -265,15 +266,15 @@ def test_a_chain_all_of_whose_links_fail_escalates_within_the_deadline(
     tmp_path: Path, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One server hangs, the next one is dead, and the local model is too slow."""
-    local, step = NativeEngine(tiny, now_ms=running_ms), tiny.step
+    local, run = NativeEngine(tiny, now_ms=running_ms), tiny.run
 
-    def slow(tokens: list[int]) -> object:
+    def slow(rows: list[Row]) -> object:
         time.sleep(1.0)
-        return step(tokens)
+        return run(rows)
 
     with misbehaving(hang) as (url, asked), monkeypatch.context() as patch:
         patch.setattr(WrittenEngine, "prove", lambda _self, _deadline_ms: None)  # they fail only later
-        patch.setattr(tiny, "step", slow)
+        patch.setattr(tiny, "run", slow)
         links = [served(url, timeout_ms=300), served(f"http://127.0.0.1:{free_port()}/v1", timeout_ms=200)]
         engine = FallbackEngine([*links, Link("here", opens(local), 400, 300)], now_ms=running_ms)
         terms = contract(("ttl_ms: 30000", f"ttl_ms: {TTL_MS}"))

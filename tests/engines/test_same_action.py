@@ -1,6 +1,6 @@
 """The same weights, driven greedily by ours and by others, choose the same action, or it is known why not.
 
-Ours takes the alternative that is heaviest over all its spellings, others the likeliest token; and llama.cpp's grammar
+Ours writes as the model's own tokenizer spells, others take the likeliest token of any spelling; and llama.cpp's grammar
 lets a model spell even what is forced as it likes, which then is what it reads. So another action is explained by a gap
 within the noise of batch shapes, or by a plain greedy walk over our own logits, masked as theirs, that ends there.
 """
@@ -21,13 +21,14 @@ from sds.engines.native import NativeEngine
 from sds.engines.protocol import Engine
 from sds.engines.written import WrittenEngine
 from sds.grammars.language import language
+from sds.grammars.plan import Planner
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.proposal import Proposal, parse_proposal
 from sds.models.llama import LlamaBackend
 from sds.models.outlines_local import OutlinesWriter, drive_llamacpp
 from sds.models.protocol import prompt_sections
 from sds.models.remote import RemoteWriter
-from tests.decoder.reference import first_token_probabilities, greedy_action
+from tests.decoder.reference import greedy_action, log_probabilities, looking, normalised
 from tests.engines.conftest import running_ms
 from tests.engines.servers import LlamaServer
 from tests.kernel.durable import World
@@ -86,8 +87,11 @@ def decided(engine: NativeEngine, backend: LlamaBackend, packet: DecisionPacket)
     assert isinstance(shares, dict)
     assert len(shares) == len({label[0] for label in shares}), "one token tells the actions apart"
     prompt = [token for section in prompt_sections(backend, *packet.texts) for token in section]
-    start = backend.tokenize(b'{"action":"', special=False)
-    plain, _ = first_token_probabilities(backend, [prompt, *([token] for token in start)], [], list(shares))
+    walk = Planner(backend).walk(packet.envelope, packet.snapshot.id)
+    start = walk.forced()
+    logp = log_probabilities(looking(backend, [prompt, *([token] for token in start)])([]))
+    fork = walk.fork()
+    plain = normalised({label: logp[token] for (label,), token in zip(fork.labels, fork.tokens, strict=True)})
     return Ours(packet, action, shares, plain)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
+from threading import get_ident
+from typing import Any
 
 import pytest
 
 from sds.cli import run as cli
 from sds.gates.refund import run as refund
-from sds.gates.refund.desk import ensure_world, load_refund_contract
+from sds.gates.refund.desk import ensure_world, load_refund_contract, read_queue
 from sds.home import now_ms, open_record
 from sds.kernel import registry
 from sds.kernel.answer import Answer
@@ -92,6 +94,34 @@ def test_a_run_stops_in_the_middle_and_says_why(
 def test_a_run_that_was_done_by_then_was_not_stopped(folder: Path, count: int) -> None:
     report = go(folder, count, suspend)
     assert (LIMIT, None) == (report["decisions"], report["stopped"])
+
+
+def test_several_claims_at_once_are_reported_in_the_order_of_the_queue(folder: Path) -> None:
+    seen: list[tuple[str, object]] = []
+
+    def decided(answer: Answer) -> None:
+        seen.append((answer.event_id, get_ident()))
+
+    report = refund.run(folder, limit=12, engine=Greedy(), chaos=None, on_decided=decided, parallel=4)
+    queue = [claim.event["claim_id"] for claim in read_queue(folder)]
+    assert [(claim, get_ident()) for claim in queue[:12]] == seen
+    assert (12, 0, 0, []) == tuple(
+        report[name] for name in ("decisions", "out_of_envelope", "double_payouts", "record_faults")
+    )
+    assert report["paid_minor"] > 0
+
+
+def test_several_at_once_stop_too_and_use_up_no_more_than_are_under_way(folder: Path) -> None:
+    report = refund.run(folder, limit=30, engine=Greedy(), chaos=None, on_decided=after(folder, 2, suspend), parallel=3)
+    assert "is not active but SUSPENDED" in report["stopped"][0]
+    assert report["decisions"] < 30
+    assert [] == report["record_faults"]
+
+
+@pytest.mark.parametrize("other", [{"chaos": "drift"}, {"saga": "REFUND_WITH_VOUCHER"}])
+def test_chaos_and_sagas_decide_one_by_one(folder: Path, other: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"--parallel does not go with --{next(iter(other))}: they decide one by one"):
+        cli.run("refund", limit=LIMIT, parallel=2, **other)
 
 
 def test_the_command_shows_what_was_decided_and_fails_in_one_line(

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from sds.decoder import decode
+from sds.grammars.plan import Planner
 from sds.grammars.proof import prove_alive
 from sds.models.llama import LlamaBackend
 from sds.models.protocol import BackendError, prompt_sections
-from tests.model_fixtures import TINY_THREADS, refund_envelope, refund_language
+from tests.model_fixtures import CONTEXT_REF, TINY_THREADS, refund_envelope
 from tests.scale import scale, seeded
 from tests.small_models import sentencepiece_gguf
 
@@ -52,7 +53,7 @@ def test_its_mask_is_alive_and_it_decides(backend: LlamaBackend):
     decided = decode(
         backend,
         prompt_sections(backend, "Decide.", "Claim: late."),
-        refund_language(),
+        Planner(backend).walk(refund_envelope(), CONTEXT_REF),
         tokens_max=2000,
         now_ms=lambda: 0,
         deadline_ms=60_000,

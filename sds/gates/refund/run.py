@@ -114,7 +114,7 @@ def run(
         for found in queue.worked_through(claims[:limit], parallel):
             decided.append(found)
             on_decided(found[0])
-        stopped = queue.stopped if len(decided) < limit else None
+        stopped = queue.stopped
         payments = list(rails[0].payments())
         wrong = list(books.faults(payments, gate.store, lambda ticket: fare_of(source, ticket)))
         source.close()
@@ -124,7 +124,9 @@ def run(
 
 
 class _Queue:
-    """The claims of one run, decided in some threads until the gate is stopped: `stopped` says why then."""
+    """The claims of one run, decided until the gate is stopped: `stopped` says why then. What other threads decide at
+    that moment is decided to its end.
+    """
 
     def __init__(self, gate: Gate, source: TicketSource) -> None:
         self._gate, self._source = gate, source
@@ -144,14 +146,13 @@ class _Queue:
                 pool.shutdown(cancel_futures=True)
 
     def _decide(self, claim: QueuedClaim) -> Decided | None:
+        self.stopped = self.stopped or _stopped(self._gate)
         if self.stopped:
             return None
         expected = _expected(self._source, claim)
         began = perf_counter()
         answer = self._gate.decide(claim.event)
-        found = answer, (perf_counter() - began) * 1000, expected
-        self.stopped = self.stopped or _stopped(self._gate)
-        return found
+        return answer, (perf_counter() - began) * 1000, expected
 
 
 def refuse_stopped(gate: Gate) -> None:

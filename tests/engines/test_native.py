@@ -1,0 +1,130 @@
+"""A local model as an engine: alone bit for bit the same, in company the same or nobody's decision."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sds.decoder import Mode
+from sds.engines.fallback import FallbackEngine, Link
+from sds.engines.native import NativeEngine, check_slots, open_engine, runtime_facts
+from sds.kernel import audit
+from sds.kernel.errors import ModelError, UsageError
+from sds.kernel.packet import DecisionPacket
+from sds.models.llama import LlamaBackend
+from sds.models.protocol import Backend
+from tests.engines.conftest import decide, running_ms
+from tests.kernel.durable import START_MS, World
+from tests.model_fixtures import TINY_THREADS, refund_envelope
+from tests.scale import scale, seeded
+
+SLOTS, THREADS, TOKENS = 4, 16, 1024
+
+
+def packets(world: World, count: int) -> list[DecisionPacket]:
+    rng = seeded(5)
+    first = world.kernel.preview(world.event("C1"))
+    texts = (first.texts[0], first.texts[0].upper())
+    words = first.texts[-1].split()
+    return [
+        replace(
+            first,
+            texts=(texts[n % 2], f"case {n}: {' '.join(rng.sample(words * 20, 1 + n % 20))}"),
+            envelope=refund_envelope(),
+            expires_at_ms=START_MS + 10**9,
+        )
+        for n in range(count)
+    ]
+
+
+def said(engine: NativeEngine, packet: DecisionPacket) -> bytes | str:
+    try:
+        data, _ = engine.propose(packet, tokens_max=TOKENS)
+    except ModelError as error:
+        return error.reason_code
+    assert packet.envelope.contains(data)
+    return data
+
+
+@pytest.mark.parametrize("mode", ["greedy", "exact"])
+def test_sixteen_threads_decide_as_alone_or_not_at_all(
+    world: World, opened: Callable[..., Backend], mode: Mode
+) -> None:
+    asked = packets(world, scale(32, 320))
+    alone = NativeEngine(opened(), now_ms=running_ms, mode=mode)
+    expected = [said(alone, packet) for packet in asked]
+    engine = NativeEngine(opened(slots=SLOTS, n_ctx=TOKENS), now_ms=running_ms, mode=mode)
+    with closing(engine), ThreadPoolExecutor(THREADS) as pool:
+        found = list(pool.map(lambda packet: (said(engine, packet), engine.count_tokens("x y")), asked))
+    differing = [now for before, (now, _) in zip(expected, found, strict=True) if before != now]
+    assert {"CHOICE_TOO_CLOSE"} >= set(differing)
+    assert len(differing) < len(asked) / 2
+    assert {2} == {count for _, count in found}
+
+
+def test_a_choice_that_company_could_turn_is_a_humans(
+    world: World, tiny_path: Callable[[int], Path], tiny: LlamaBackend
+) -> None:
+    backend = LlamaBackend(tiny_path(1), threads=TINY_THREADS, slots=2, n_ctx=TOKENS)
+    shy = NativeEngine(backend, now_ms=running_ms, noise_logp_max=100.0)
+    bold = NativeEngine(tiny, now_ms=running_ms)
+    chain = FallbackEngine(
+        [Link("shy", lambda: shy, 5_000, 300), Link("bold", lambda: bold, 5_000, 300)], now_ms=running_ms
+    )
+    with closing(shy):
+        answers = [decide(world, shy, "C1"), decide(world, chain, "C2")]
+    assert [("ESCALATED", "CHOICE_TOO_CLOSE")] * 2 == [(answer.state, answer.reason_code) for answer in answers]
+    assert 0 == chain._links[0].failures
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_the_ledger_keeps_what_a_replay_has_to_have_the_same(
+    world: World, tiny_path: Callable[[int], Path], slots: int
+) -> None:
+    engine = open_engine(tiny_path(1), now_ms=running_ms, slots=slots, mode="exact", noise_logp_max=0.0)
+    with closing(engine):
+        answer = decide(world, engine)
+    (body,) = world.column("SELECT body FROM ledger WHERE kind = 'DECIDED' AND dfid = ?", answer.dfid)
+    facts = json.loads(str(body))["decoding"]
+    (passes,) = world.column("SELECT passes FROM policy_proposals WHERE dfid = ?", answer.dfid)
+    assert passes == len(facts["rows"]) > 0
+    assert {"prompt": 64, "weights": 64} == {name: len(facts[name]) for name in ("prompt", "weights")}
+    assert ("exact", slots, 0.0, 1) == tuple(facts[name] for name in ("mode", "slots", "noise_logp_max", "threads"))
+    assert facts["library"].startswith("llama-cpp-python 0.")
+    assert () == audit.verify(world.store).faults
+
+
+def test_a_prompt_that_is_too_long_disturbs_nobody(world: World, tiny_path: Callable[[int], Path]) -> None:
+    engine = open_engine(tiny_path(1), now_ms=running_ms, slots=2, noise_logp_max=0.0)
+    packet = packets(world, 1)[0]
+    long = replace(packet, texts=(packet.texts[0], "very " * 4000))
+    with closing(engine), ThreadPoolExecutor(2) as pool:
+        other = pool.submit(said, engine, packet)
+        assert "TOKEN_BUDGET_EXCEEDED" == said(engine, long)
+        assert isinstance(other.result(), bytes)
+
+
+def test_a_closed_engine_says_so(world: World, tiny_path: Callable[[int], Path]) -> None:
+    engine = open_engine(tiny_path(1), now_ms=running_ms, slots=2, noise_logp_max=0.0)
+    engine.close()
+    engine.close()
+    with pytest.raises(ModelError, match="closed"):
+        engine.propose(packets(world, 1)[0], tokens_max=TOKENS)
+
+
+@pytest.mark.parametrize(("slots", "mode", "most"), [(0, "greedy", 64), (65, "greedy", 64), (22, "exact", 21)])
+def test_more_at_once_than_a_backend_can_is_refused(slots: int, mode: Mode, most: int) -> None:
+    with pytest.raises(UsageError, match=f"{slots} decisions at once are not between 1 and {most} in mode {mode}"):
+        check_slots(slots, mode)
+
+
+def test_what_runs_a_checkpoint_is_told_with_device_and_type() -> None:
+    facts = runtime_facts("transformers", device="cuda:0", dtype="bf16")
+    assert ("cuda:0", "bf16") == (facts["device"], facts["dtype"])
+    assert str(facts["library"]).startswith("transformers 5.")
