@@ -34,6 +34,7 @@ _SIGNS: dict[tuple[bool, bool], tuple[int, int]] = {
 }
 _ParamShape = tuple[str, int, bool, bool]
 _Shape = tuple[tuple[tuple[str, tuple[str, ...], tuple[_ParamShape, ...]], ...], bool]
+_Way = tuple[bytes, tuple[Fact, ...], str, Sequence[Part]]
 
 
 class Planner:
@@ -48,12 +49,10 @@ class Planner:
 
         Raises LanguageError where `language()` does, for a bound without a value, and where no tokens spell a decision.
         """
-        if len(context_ref) != len(_NO_REF) or context_ref.strip(_HEX):
-            language(envelope, context_ref)
-            raise LanguageError("the context reference is not 64 hexadecimal digits", reason_code="LANGUAGE_INVALID")
-        if not 0 <= envelope.rationale_chars_max <= TEXT_CHARS_MAX:
-            language(envelope, context_ref)
-            raise LanguageError("the rationale has no such length", reason_code="LANGUAGE_INVALID")
+        well_formed = len(context_ref) == len(_NO_REF) and not context_ref.strip(_HEX)
+        if not (well_formed and 0 <= envelope.rationale_chars_max <= TEXT_CHARS_MAX):
+            language(envelope, context_ref)  # raises, and says why
+            raise LanguageError("the form cannot write this envelope", reason_code="LANGUAGE_INVALID")
         shape: _Shape = (
             tuple([(kind.kind, kind.reasons, tuple([_param(*p) for p in kind.params])) for kind in envelope.kinds]),
             envelope.rationale_chars_max > 0,
@@ -86,22 +85,13 @@ class _Planning:
     """One plan in the making, from the language of an envelope that has the shape and bounds of no importance."""
 
     def __init__(self, spelling: Spelling, shape: _Shape) -> None:
-        self._spelling = spelling
         kinds, rationale = shape
-        self._bounds = [[_some_bound(param) for param in params] for _, _, params in kinds]
-        bounds = [
-            tuple((param[0], allowed) for param, allowed in zip(params, chosen, strict=True))
-            for (_, _, params), chosen in zip(kinds, self._bounds, strict=True)
-        ]
-        envelope = DecisionEnvelope(
-            tuple(KindBound(kind, reasons, params) for (kind, reasons, _), params in zip(kinds, bounds, strict=True)),
-            int(rationale),
-        )
-        self._kinds = {kind.kind: i for i, kind in enumerate(envelope.kinds)}
-        self._only = envelope.kinds[0].kind
-        self._envelope = envelope
+        bare = (KindBound(kind, reasons, tuple(map(_some_bound, params))) for kind, reasons, params in kinds)
+        self._envelope = DecisionEnvelope(tuple(bare), int(rationale))
+        self._spelling = spelling
         self._count = 0
-        self.root = self._segment(language(envelope, _NO_REF).root, self._only, b"")
+        only = self._envelope.kinds[0].kind  # where there are several, the one chosen takes its place
+        self.root = self._segment(language(self._envelope, _NO_REF).root, only, b"")
 
     def _segment(self, parts: Sequence[Part], kind: str, before: bytes) -> Node:
         """Return the trie of all that can follow up to the next number or text; `kind`: the one chosen before."""
@@ -109,9 +99,7 @@ class _Planning:
         grow(root, [path for way in self._ways(parts, b"", (), kind) for path in self._paths(way, before)])
         return root
 
-    def _ways(
-        self, parts: Sequence[Part], text: bytes, facts: tuple[Fact, ...], kind: str
-    ) -> Iterator[tuple[bytes, tuple[Fact, ...], str, Sequence[Part]]]:
+    def _ways(self, parts: Sequence[Part], text: bytes, facts: tuple[Fact, ...], kind: str) -> Iterator[_Way]:
         """Yield every way: its text, the options it takes, its kind, and what follows from the number or text on."""
         for i, part in enumerate(parts):
             if isinstance(part, Literal):
@@ -127,17 +115,17 @@ class _Planning:
                 return
         yield text, facts, kind, ()
 
-    def _paths(self, way: tuple[bytes, tuple[Fact, ...], str, Sequence[Part]], before: bytes) -> Iterator[Path]:
+    def _paths(self, way: _Way, before: bytes) -> Iterator[Path]:
         self._count += 1
         if self._count > PATHS_MAX:
             raise LanguageError(f"the language has more than {PATHS_MAX} ways through it")
         text, facts, kind, parts = way
         first = parts[0] if parts else None
         if isinstance(first, Number):
-            for negative, then in self._signed(first, kind, parts):
-                end = NumberEnd(
-                    *self._place(kind, first.name), first.name, negative, len(_signs(first)), len(text), then
-                )
+            kind_at, param_at = self._place(kind, first.name)
+            then = self._segment(parts[1:], kind, b"0")
+            for negative in _signs(first):
+                end = NumberEnd(kind_at, param_at, first.name, negative, len(text), then)
                 yield self._path(text + b"-" * negative, facts, end, before, b"1")
         elif isinstance(first, Text):
             then = self._segment(parts[1:], kind, b"a")
@@ -145,13 +133,8 @@ class _Planning:
         else:
             yield self._path(text.removesuffix(f'{_NO_REF}"}}'.encode()), facts, TailEnd(), before, b"0")
 
-    def _signed(self, number: Number, kind: str, parts: Sequence[Part]) -> Iterator[tuple[bool, Node]]:
-        then = self._segment(parts[1:], kind, b"0")
-        for negative in _signs(number):
-            yield negative, then
-
     def _place(self, kind: str, name: str) -> tuple[int, int]:
-        at = self._kinds[kind]
+        at = self._envelope.names.index(kind)
         return at, [param for param, _ in self._envelope.kinds[at].params].index(name)
 
     def _path(self, text: bytes, facts: tuple[Fact, ...], end: End, before: bytes, after: bytes) -> Path:
@@ -159,9 +142,9 @@ class _Planning:
         return Path(tokens, tuple(map(self._spelling.piece, tokens)), facts, end)
 
 
-def _some_bound(param: _ParamShape) -> Bound:
-    _, scale, below, above = param
-    return Bound(*_SIGNS[below, above], 1, 0, scale)
+def _some_bound(param: _ParamShape) -> tuple[str, Bound]:
+    name, scale, below, above = param
+    return name, Bound(*_SIGNS[below, above], 1, 0, scale)
 
 
 def _signs(number: Number) -> tuple[bool, ...]:

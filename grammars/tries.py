@@ -9,6 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 @dataclass(frozen=True, slots=True)
 class Fact:
@@ -24,14 +27,13 @@ class Fact:
 class NumberEnd:
     """A number begins here, its sign written. `start`: where in the path's text, the sign counted to the number.
 
-    `kind`, `param`: its place in the envelope. `signs`: how many signs the number may have. `then`: what follows it.
+    `kind`, `param`: its place in the envelope. `then`: what follows it.
     """
 
     kind: int
     param: int
     name: str
     negative: bool
-    signs: int
     start: int
     then: Node
 
@@ -64,10 +66,26 @@ class Path:
         return next(n for n, size in enumerate(reached, 1) if size > self.facts[fact].stop)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Parting:
+    """Where the options of a choice part: the tokens, and for each the labels it leaves open.
+
+    `start`: where the choice begins in the paths' text. `alternatives`: where nothing of it was decided before, each
+    label with all tokens from here through the one that goes past its end.
+    """
+
+    choice: str
+    start: int
+    tokens: NDArray[np.intp]
+    labels: tuple[tuple[str, ...], ...]
+    alternatives: tuple[tuple[str, tuple[int, ...]], ...]
+
+
 @dataclass(slots=True, eq=False)
 class Node:
-    """A place in a trie. `depth`: tokens before it. `fact`: which fact of its paths is open, where tokens part here
-    over a choice; `first`: whether nothing of that choice was decided before.
+    """A place in a trie. `depth`: tokens before it. `run`: what is forced from here, and where it leads.
+
+    `parting`: where tokens part over a choice, what they leave open.
     """
 
     depth: int = 0
@@ -75,8 +93,7 @@ class Node:
     children: dict[int, Node] = field(default_factory=dict)
     paths: list[Path] = field(default_factory=list)
     end: End | None = None
-    fact: int | None = None
-    first: bool = True
+    parting: Parting | None = None
     run: tuple[tuple[int, ...], bytes, Node] | None = None
 
     @property
@@ -98,11 +115,9 @@ def grow(root: Node, paths: Iterable[Path]) -> None:
 
 
 def _note(node: Node, seen: frozenset[int]) -> None:
-    if len(node.children) > 1:
-        node.fact = _parting(node.paths)
-        if node.fact is not None:
-            node.first = node.fact not in seen
-            seen |= {node.fact}
+    if len(node.children) > 1 and (fact := _open_fact(node.paths)) is not None:
+        node.parting = _parting(node, fact, first=fact not in seen)
+        seen |= {fact}
     for child in node.children.values():
         _note(child, seen)
     if node.only:
@@ -111,7 +126,16 @@ def _note(node: Node, seen: frozenset[int]) -> None:
         node.run = ((token, *tokens), child.piece + data, last)
 
 
-def _parting(paths: Iterable[Path]) -> int | None:
+def _parting(node: Node, at: int, *, first: bool) -> Parting:
+    fact, children = node.paths[0].facts[at], node.children
+    tokens = np.fromiter(children, dtype=np.intp, count=len(children))
+    tokens.flags.writeable = False  # every fork here hands out the same
+    labels = tuple(tuple(dict.fromkeys(path.facts[at].label for path in each.paths)) for each in children.values())
+    spelled = ((path.facts[at].label, path.tokens[node.depth : path.closes(at)]) for path in node.paths)
+    return Parting(fact.choice, fact.start, tokens, labels, tuple(dict.fromkeys(spelled)) if first else ())
+
+
+def _open_fact(paths: Iterable[Path]) -> int | None:
     """Return the first fact in which the paths differ; None where all have the same (they differ in a sign)."""
     for i, facts in enumerate(zip(*(path.facts for path in paths), strict=False)):
         if len({fact.label for fact in facts}) > 1:

@@ -28,7 +28,8 @@ class Fork:
 
     `choice`: "action", "reason_code", "rationale", or the name of a parameter. `tokens`: those permitted, two at least.
     `labels`: for each token the options it leaves open, whole labels where the choice is `finite`; of a wider number the
-    characters that come next (`""`: it ends here); of text none. `start`: the offset at which the choice begins; a token of a sign may begin before it.
+    characters that come next (`""`: it ends here); of text none. `start`: the offset at which the choice begins; the
+    token of a sign may begin before it.
     """
 
     choice: str
@@ -63,7 +64,8 @@ class _Writing:
 class Walk:
     """One walk through one language. `data` is written so far, as `tokens`; begin with `forced()`.
 
-    Every method raises LanguageError (MASK_FAILED) where the language is left or nothing can follow.
+    Every method raises LanguageError (MASK_FAILED) where the language is left or nothing can follow, and whatever the
+    words raise.
     """
 
     def __init__(self, spelling: Spelling, root: Node, envelope: DecisionEnvelope, context_ref: str) -> None:
@@ -101,10 +103,8 @@ class Walk:
 
     def _only(self) -> int | None:
         if self._text is not None:
-            closers = self._text.then.children
-            return (
-                next(iter(closers)) if len(closers) == 1 and not len(self._spelling.text(self._chars_left())) else None
-            )
+            tokens = self._text_tokens(self._text)
+            return int(tokens[0]) if len(tokens) == 1 else None
         if self._number is None:  # tokens part here, were it only over a sign
             return None
         runs = self._open_runs()
@@ -117,19 +117,11 @@ class Walk:
         if self.finished:
             raise LanguageError("the decision is finished", reason_code=MASK_FAILED)
         if self._text is not None:
-            tokens = np.concatenate(
-                [np.array(list(self._text.then.children), dtype=np.intp), self._spelling.text(self._chars_left())]
-            )
-            return Fork(self._text.name, tokens, (), self._text_start, finite=False)
-        if self._number is not None or self._node.fact is None:
+            return Fork(self._text.name, self._text_tokens(self._text), (), self._text_start, finite=False)
+        parting = self._node.parting
+        if self._number is not None or parting is None:
             return self._number_fork()
-        node, at = self._node, self._node.fact
-        fact = node.paths[0].facts[at]
-        labels = tuple(
-            tuple(dict.fromkeys(path.facts[at].label for path in child.paths)) for child in node.children.values()
-        )
-        tokens = np.fromiter(node.children, dtype=np.intp, count=len(node.children))
-        return Fork(fact.choice, tokens, labels, self._base + fact.start, finite=True)
+        return Fork(parting.choice, parting.tokens, parting.labels, self._base + parting.start, finite=True)
 
     def take(self, token: int) -> None:
         """Write a token that may come next, forced or not."""
@@ -153,13 +145,9 @@ class Walk:
         """
         if self.finished or self._text is not None:
             return ()
-        if self._number is not None or self._node.fact is None:
+        if self._number is not None or self._node.parting is None:
             return self._number_alternatives()
-        if not self._node.first:
-            return ()
-        node, at = self._node, self._node.fact
-        found = ((path.facts[at].label, path.tokens[node.depth : path.closes(at)]) for path in node.paths)
-        return tuple(dict.fromkeys(found))
+        return self._node.parting.alternatives
 
     # Tries
 
@@ -196,6 +184,10 @@ class Walk:
 
     def _chars_left(self) -> int:
         return self._text_start + self._envelope.rationale_chars_max - len(self.data)
+
+    def _text_tokens(self, text: TextEnd) -> NDArray[np.intp]:
+        """Return what closes the text, then what may go on with it."""
+        return np.concatenate([_ids(list(text.then.children)), self._spelling.text(self._chars_left())])
 
     def _take_text(self, text: TextEnd, token: int) -> None:
         if token in text.then.children:

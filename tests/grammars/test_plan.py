@@ -16,7 +16,7 @@ from sds.grammars.language import language
 from sds.grammars.mask import Mask
 from sds.grammars.plan import PLANS_MAX, Fork, Planner, Walk
 from sds.grammars.proof import follow
-from sds.kernel.bounds import Bound, bound
+from sds.kernel.bounds import MAGNITUDE_MAX, Bound, bound
 from sds.kernel.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of, format_literal
 from sds.kernel.errors import LanguageError
 from sds.kernel.proposal import TEXT_CHARS
@@ -318,6 +318,14 @@ def test_a_wide_number_is_chosen_digit_by_digit(embedded: Tokens) -> None:
         walk.take(embedded.tokenize(digit.encode(), special=False)[0])
     assert {("0",), (".",)} == set(walk.fork().labels)
     assert fork.start == walk.fork().start
+
+
+@pytest.mark.parametrize("step", [7, 9973, 10**9 + 7])
+def test_a_step_without_a_short_expression_is_walked_all_the_same(embedded: Tokens, step: int) -> None:
+    envelope, rng, planner = some(amount=bound(-MAGNITUDE_MAX, MAGNITUDE_MAX, step=step)), seeded(1), Planner(embedded)
+    for _ in range(scale(30, 1000)):
+        walk = walked(planner.walk(envelope, CONTEXT), at_random(rng))
+        assert envelope.contains(walk.data)
 
 
 def test_a_whole_number_says_where_it_ends(embedded: Tokens) -> None:
