@@ -19,20 +19,20 @@ from sds.grammars.mask import Mask
 from sds.grammars.plan import Walk
 from sds.models.protocol import Backend
 
-Look = Callable[[Sequence[int]], list[float]]
+Look = Callable[[Sequence[int]], list[float]]  # what is written -> the log-probability of every token after it
 Shares = dict[str, float]
 Text = tuple[int, ...]
 
 
 def looking(backend: Backend, prompt: Sequence[Sequence[int]]) -> Look:
-    """Return how to see the logits after the prompt and some written tokens: its last section and all of them, each time."""
+    """Return how to see what comes after the prompt and some written tokens: its last section and all of them again."""
     known: dict[Text, list[float]] = {}
 
     def look(written: Sequence[int]) -> list[float]:
         key = tuple(written)
         if key not in known:
             backend.begin(prompt[:-1])
-            known[key] = [float(value) for value in backend.step([*prompt[-1], *written])]
+            known[key] = log_probabilities(backend.step([*prompt[-1], *written]))
         return known[key]
 
     return look
@@ -59,7 +59,7 @@ def slow_decision(look: Look, walk: Walk, mode: Mode) -> Slow:
             taken: Sequence[int] = dict(alternatives)[chosen]
         else:
             tokens = [int(token) for token in fork.tokens]
-            logp = log_probabilities(look(walk.tokens))
+            logp = look(walk.tokens)
             best = max(range(len(tokens)), key=lambda i: logp[tokens[i]])
             taken = [tokens[best]]
             if fork.labels:
@@ -79,8 +79,7 @@ def slow_decision(look: Look, walk: Walk, mode: Mode) -> Slow:
 def _exact(look: Look, written: list[int], alternatives: Sequence[tuple[str, Text]]) -> tuple[Shares, str, float]:
     """Score each alternative's whole text, one token a look."""
     scores = {
-        label: math.fsum(log_probabilities(look([*written, *text[:i]]))[text[i]] for i in range(len(text)))
-        for label, text in alternatives
+        label: math.fsum(look([*written, *text[:i]])[text[i]] for i in range(len(text))) for label, text in alternatives
     }
     chosen = max(scores, key=lambda label: scores[label])
     return normalised(scores), chosen, math.fsum(map(math.exp, scores.values()))
@@ -94,7 +93,7 @@ def _greedy(look: Look, written: list[int], alternatives: Sequence[tuple[str, Te
     while len(left) > 1:
         nexts = list(dict.fromkeys(text[at] for text in left.values()))
         if len(nexts) > 1:
-            logp = log_probabilities(look([*written, *next(iter(left.values()))[:at]]))
+            logp = look([*written, *next(iter(left.values()))[:at]])
             z = math.fsum(math.exp(logp[token]) for token in nexts)
             best = max(nexts, key=lambda token: logp[token])
             for token in nexts:
@@ -108,10 +107,11 @@ def _greedy(look: Look, written: list[int], alternatives: Sequence[tuple[str, Te
     return {**shares, chosen: reach}, chosen, whole_z
 
 
-def log_probabilities(logits: Sequence[float]) -> list[float]:
-    peak = max(logits)
-    mass = peak + math.log(math.fsum(math.exp(value - peak) for value in logits))
-    return [value - mass for value in logits]
+def log_probabilities(logits: NDArray[np.float32]) -> list[float]:
+    values = [float(value) for value in logits]
+    peak = max(values)
+    mass = peak + math.log(math.fsum(math.exp(value - peak) for value in values))
+    return [value - mass for value in values]
 
 
 def normalised(scores: Shares) -> Shares:

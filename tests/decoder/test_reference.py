@@ -14,7 +14,7 @@ from sds.kernel.envelope import DecisionEnvelope
 from sds.kernel.packet import DecisionPacket
 from sds.models.llama import LlamaBackend
 from sds.models.protocol import Backend, Row, prompt_sections
-from tests.decoder.reference import Look, Slow, looking, slow_decision
+from tests.decoder.reference import Look, Slow, log_probabilities, looking, slow_decision
 from tests.decoder.small_backend import HashBackend
 from tests.model_fixtures import CONTEXT_REF
 from tests.real_packets import real_packets
@@ -123,4 +123,4 @@ class Recording:
 
     def seen(self, prompt: list[list[int]]) -> Look:
         before = [token for section in prompt for token in section]
-        return lambda written: [float(value) for value in self._seen[*before, *written]]
+        return lambda written: log_probabilities(self._seen[*before, *written])

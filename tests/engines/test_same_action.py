@@ -28,7 +28,7 @@ from sds.models.llama import LlamaBackend
 from sds.models.outlines_local import OutlinesWriter, drive_llamacpp
 from sds.models.protocol import prompt_sections
 from sds.models.remote import RemoteWriter
-from tests.decoder.reference import greedy_action, log_probabilities, looking, normalised
+from tests.decoder.reference import greedy_action, looking, normalised
 from tests.engines.conftest import running_ms
 from tests.engines.servers import LlamaServer
 from tests.kernel.durable import World
@@ -89,7 +89,7 @@ def decided(engine: NativeEngine, backend: LlamaBackend, packet: DecisionPacket)
     prompt = [token for section in prompt_sections(backend, *packet.texts) for token in section]
     walk = Planner(backend).walk(packet.envelope, packet.snapshot.id)
     start = walk.forced()
-    logp = log_probabilities(looking(backend, [prompt, *([token] for token in start)])([]))
+    logp = looking(backend, [prompt, *([token] for token in start)])([])
     fork = walk.fork()
     plain = normalised({label: logp[token] for (label,), token in zip(fork.labels, fork.tokens, strict=True)})
     return Ours(packet, action, shares, plain)
