@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 TESTABLE := $(VENV)/.testable
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test bench docs clean
+.PHONY: help install demo test bench peers docs clean
 
 help:
 	@echo "make demo    decide 50 real claims with a real local model"
@@ -31,6 +31,11 @@ $(TESTABLE): $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[hf,outlines]' --group dev
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt xgrammar apache-tvm-ffi
 	@touch $(TESTABLE)
+
+# What `sds bench peers` compares with, besides what the tests install.
+peers: $(TESTABLE)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[peers]'
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target .peers/guidance --requirement benchmarks/peers.txt
 
 demo: $(READY)
 	$(BIN)/sds run refund --limit 50

@@ -134,7 +134,7 @@ class Entry:
 
     @property
     def in_the_run(self) -> bool:
-        return not (self.process.missing or self.process.failed)
+        return not self.process.missing  # one that died goes on to be asked: each answer that fails to come is an error
 
 
 def tasks_of(packets: Sequence[DecisionPacket], backend: LlamaBackend) -> list[Task]:
@@ -299,9 +299,9 @@ def run(
         entries = [_start(opened, contender, folder, model, overlays, threads) for contender in (OURS, *peers)]
         ours = entries[0]
         for entry in entries:
-            if not entry.in_the_run:
+            if entry.process.missing or entry.process.failed:
                 say(f"{entry.contender.name}: {entry.process.missing or entry.process.failed}")
-        if not ours.in_the_run:
+        if ours.process.missing or ours.process.failed:
             raise SystemExit("our own engine did not start")
         tasks, predicted = _prepare(ours, folder, backend, count + WARM_UP, say)
         measure(entries, tasks)
