@@ -12,7 +12,7 @@ help:
 	@echo "make demo    decide 50 real claims with a real local model"
 	@echo "make test    lint, types, import wall and all tests"
 	@echo "make bench   measure the kernel (alone on the machine, please)"
-	@echo "make clean   delete what was made: .venv and .sds"
+	@echo "make clean   delete what was made: .venv, .sds and .peers"
 
 install: $(TESTABLE)
 
@@ -54,4 +54,4 @@ docs: $(TESTABLE)
 	$(BIN)/python -m typer sds.cli.app utils docs --name sds --title "Command line" > docs/cli.md
 
 clean:
-	rm -rf $(VENV) .sds
+	rm -rf $(VENV) .sds .peers
