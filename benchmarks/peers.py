@@ -6,7 +6,8 @@ all see the same machine. Every decision is about a new packet: new state, bound
 costs is part of what is measured. Peers keep the contract's part of the prompt in their cache, as we do.
 
 `fixed` packets have no free digit, `digits` ones an amount of four. What lies outside the envelope is counted as a
-violation, what raised or ran out of time as an error; times are of all that was written, violations too.
+violation, what raised or ran out of time as an error; times are of all that was written, violations too. Engines spell
+alike and still choose differently: an engine that denies where ours refunds writes no digits, so its time flatters it.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class Tally:
     """What one engine did with the packets of one kind."""
 
     ms: list[float] = field(default_factory=list)
+    refund_ms: list[float] = field(default_factory=list)
     compile_ms: list[float] = field(default_factory=list)
     decided: Counter[str] = field(default_factory=Counter)
     texts: list[str | None] = field(default_factory=list)
@@ -110,7 +112,9 @@ class Tally:
             self.compile_ms.append(answer["compile_ms"])
         self.texts.append(answer["text"])
         if task.permits(answer["text"]):
-            self.decided[_action(answer["text"])] += 1
+            action = _action(answer["text"])
+            self.decided[action] += 1
+            self.refund_ms += [answer["ms"]] if action == REFUND else []
         else:
             self.violations += 1
 
@@ -256,6 +260,8 @@ def row(entry: Entry, ours: Entry) -> dict[str, Any]:
         found[f"{prefix}decided"] = dict(sorted(tally.decided.items()))
         pairs = zip(tally.texts, ours.tallies[kind].texts, strict=False)
         found[f"{prefix}same_as_ours"] = sum(mine is not None and mine == other for mine, other in pairs)
+    refunds = entry.tallies["digits"].refund_ms
+    found["digits_refund_ms_p50"] = summary(refunds)["p50"] if refunds else None
     tallies = entry.tallies.values()
     found["violations"] = sum(tally.violations for tally in tallies)
     found["errors"] = sum(tally.errors for tally in tallies)
@@ -355,9 +361,7 @@ def _start(opened: ExitStack, contender: Contender, folder: Path, model: Path, o
 
 def page(report: dict[str, Any]) -> str:
     """Return the report as a Markdown page; every figure on it comes from the report."""
-    head = (
-        f"| {'engine | versions | fixed p50 | digits p50 | compile p50 | violations | errors | same as ours | notes'} |"
-    )
+    head = f"| {'engine | versions | fixed p50 | digits p50 | of refunds | compile p50 | violations | errors | same as ours | notes'} |"
     rows = "\n".join(map(_table_row, (report["ours"], *report["peers"])))
     ratios = "\n".join(f"| `{name}` | {value} |" for name, value in report.items() if name.startswith("speedup"))
     predicted = "; ".join(
@@ -371,7 +375,7 @@ is this benchmark. Machine: {report["machine"]}, {report["cores"]} cores, {repor
 {report["model"]["name"]}, SHA-256 {report["model"]["sha256"][:12]}, for every engine.
 
 {head}
-|{"---|" * 9}
+|{"---|" * 10}
 {rows}
 
 Milliseconds, N = {report["n"]} packets of each kind, each packet asked of every engine in turn. A new packet is a new
@@ -388,7 +392,7 @@ Where a ratio is below 1, that peer was the quicker one. Predicted from the bare
 def _table_row(found: dict[str, Any]) -> str:
     libraries = ", ".join(f"{name} {number}" for name, number in found["version"].items())
     same = found["same_as_ours"] + found["digits_same_as_ours"]
-    keys = ("ms_p50", "digits_ms_p50", "compile_ms_p50", "violations", "errors")
+    keys = ("ms_p50", "digits_ms_p50", "digits_refund_ms_p50", "compile_ms_p50", "violations", "errors")
     figures = " | ".join("-" if found[key] is None else str(found[key]) for key in keys)
     return f"| {found['name']} | {libraries} | {figures} | {same} | {found['notes']} |"
 
