@@ -6,13 +6,13 @@ READY := $(VENV)/.ready
 TESTABLE := $(VENV)/.testable
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test bench docs clean
+.PHONY: help install demo test bench peers docs clean
 
 help:
 	@echo "make demo    decide 50 real claims with a real local model"
 	@echo "make test    lint, types, import wall and all tests"
 	@echo "make bench   measure the kernel (alone on the machine, please)"
-	@echo "make clean   delete what was made: .venv and .sds"
+	@echo "make clean   delete what was made: .venv, .sds and .peers"
 
 install: $(TESTABLE)
 
@@ -32,6 +32,11 @@ $(TESTABLE): $(READY)
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt xgrammar apache-tvm-ffi
 	@touch $(TESTABLE)
 
+# What `sds bench peers` compares with, besides what the tests install.
+peers: $(TESTABLE)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[peers]'
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target .peers/guidance --requirement benchmarks/peers.txt
+
 demo: $(READY)
 	$(BIN)/sds run refund --limit 50
 
@@ -49,4 +54,4 @@ docs: $(TESTABLE)
 	$(BIN)/python -m typer sds.cli.app utils docs --name sds --title "Command line" > docs/cli.md
 
 clean:
-	rm -rf $(VENV) .sds
+	rm -rf $(VENV) .sds .peers

@@ -6,7 +6,8 @@ all see the same machine. Every decision is about a new packet: new state, bound
 costs is part of what is measured. Peers keep the contract's part of the prompt in their cache, as we do.
 
 `fixed` packets have no free digit, `digits` ones an amount of four. What lies outside the envelope is counted as a
-violation, what raised or ran out of time as an error; times are of all that was written, violations too.
+violation, what raised or ran out of time as an error; times are of all that was written, violations too. Engines spell
+alike and still choose differently: an engine that denies where ours refunds writes no digits, so its time flatters it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 from sds.benchmarks.measuring import machine, summary, versions
 from sds.benchmarks.packets import REFUND, digits_packets, fixed_packets
 from sds.benchmarks.peer_process import PeerProcess
+from sds.benchmarks.peers_page import page
 from sds.engines.written import END_TOKENS, grammar_of
 from sds.grammars import emit_gbnf
 from sds.grammars.language import language
@@ -92,6 +94,7 @@ class Tally:
     """What one engine did with the packets of one kind."""
 
     ms: list[float] = field(default_factory=list)
+    refund_ms: list[float] = field(default_factory=list)
     compile_ms: list[float] = field(default_factory=list)
     decided: Counter[str] = field(default_factory=Counter)
     texts: list[str | None] = field(default_factory=list)
@@ -110,7 +113,9 @@ class Tally:
             self.compile_ms.append(answer["compile_ms"])
         self.texts.append(answer["text"])
         if task.permits(answer["text"]):
-            self.decided[_action(answer["text"])] += 1
+            action = _action(answer["text"])
+            self.decided[action] += 1
+            self.refund_ms += [answer["ms"]] if action == REFUND else []
         else:
             self.violations += 1
 
@@ -134,7 +139,7 @@ class Entry:
 
     @property
     def in_the_run(self) -> bool:
-        return not (self.process.missing or self.process.failed)
+        return not self.process.missing  # one that died goes on to be asked: each answer that fails to come is an error
 
 
 def tasks_of(packets: Sequence[DecisionPacket], backend: LlamaBackend) -> list[Task]:
@@ -256,6 +261,8 @@ def row(entry: Entry, ours: Entry) -> dict[str, Any]:
         found[f"{prefix}decided"] = dict(sorted(tally.decided.items()))
         pairs = zip(tally.texts, ours.tallies[kind].texts, strict=False)
         found[f"{prefix}same_as_ours"] = sum(mine is not None and mine == other for mine, other in pairs)
+    refunds = entry.tallies["digits"].refund_ms
+    found["digits_refund_ms_p50"] = summary(refunds)["p50"] if refunds else None
     tallies = entry.tallies.values()
     found["violations"] = sum(tally.violations for tally in tallies)
     found["errors"] = sum(tally.errors for tally in tallies)
@@ -299,9 +306,9 @@ def run(
         entries = [_start(opened, contender, folder, model, overlays, threads) for contender in (OURS, *peers)]
         ours = entries[0]
         for entry in entries:
-            if not entry.in_the_run:
+            if entry.process.missing or entry.process.failed:
                 say(f"{entry.contender.name}: {entry.process.missing or entry.process.failed}")
-        if not ours.in_the_run:
+        if ours.process.missing or ours.process.failed:
             raise SystemExit("our own engine did not start")
         tasks, predicted = _prepare(ours, folder, backend, count + WARM_UP, say)
         measure(entries, tasks)
@@ -351,46 +358,6 @@ def _start(opened: ExitStack, contender: Contender, folder: Path, model: Path, o
     process = PeerProcess(contender.module, arguments, log=log, overlay=overlay, timeout_s=START_TIMEOUT_S)
     opened.callback(process.close)
     return Entry(contender, process)
-
-
-def page(report: dict[str, Any]) -> str:
-    """Return the report as a Markdown page; every figure on it comes from the report."""
-    head = (
-        f"| {'engine | versions | fixed p50 | digits p50 | compile p50 | violations | errors | same as ours | notes'} |"
-    )
-    rows = "\n".join(map(_table_row, (report["ours"], *report["peers"])))
-    ratios = "\n".join(f"| `{name}` | {value} |" for name, value in report.items() if name.startswith("speedup"))
-    predicted = "; ".join(
-        f"{kind}: ours {ms['ours']} ms, a pass for every token {ms['token_by_token']} ms"
-        for kind, ms in report["predicted_ms"].items()
-    )
-    return f"""# One decision, ours and theirs
-
-Written by `sds bench peers --page` on {report["date"]}; nothing here is typed in by hand. Ours is the first row, and so
-is this benchmark. Machine: {report["machine"]}, {report["cores"]} cores, {report["threads"]} threads. Weights:
-{report["model"]["name"]}, SHA-256 {report["model"]["sha256"][:12]}, for every engine.
-
-{head}
-|{"---|" * 9}
-{rows}
-
-Milliseconds, N = {report["n"]} packets of each kind, each packet asked of every engine in turn. A new packet is a new
-grammar: what compiling it costs is in the times. `same as ours`: decisions with the same bytes, of {2 * report["n"]}.
-
-| ratio of the medians | |
-|---|---|
-{ratios}
-
-Where a ratio is below 1, that peer was the quicker one. Predicted from the bare passes before measuring, {predicted}.
-"""
-
-
-def _table_row(found: dict[str, Any]) -> str:
-    libraries = ", ".join(f"{name} {number}" for name, number in found["version"].items())
-    same = found["same_as_ours"] + found["digits_same_as_ours"]
-    keys = ("ms_p50", "digits_ms_p50", "compile_ms_p50", "violations", "errors")
-    figures = " | ".join("-" if found[key] is None else str(found[key]) for key in keys)
-    return f"| {found['name']} | {libraries} | {figures} | {same} | {found['notes']} |"
 
 
 def _silent(_text: str) -> None:

@@ -13,23 +13,15 @@ from typing import Any
 
 from sds.benchmarks.peer_drivers.serving import Peer, Request, Said, serve, timed
 
-CONTEXT_TOKENS = 2048
-
 
 def open_peer(model: Path, threads: int, _options: list[str]) -> Peer:
     import llama_cpp  # noqa: PLC0415  a peer may be missing
 
     guidance: Any = import_module("guidance")
 
-    llama = llama_cpp.Llama(
-        str(model),
-        logits_all=True,  # as guidance loads one itself
-        n_ctx=CONTEXT_TOKENS,
-        n_threads=threads,
-        n_threads_batch=threads,
-        n_gpu_layers=0,
-        verbose=False,
-    )
+    from sds.benchmarks.peer_drivers.llama_model import quickest_llama  # noqa: PLC0415
+
+    llama, notes = quickest_llama(model, threads, logits_all=True)  # as guidance loads one itself
     vocabulary = llama_cpp.llama_model_get_vocab(llama.model)
     begins = llama_cpp.llama_vocab_get_text(vocabulary, llama.token_bos()).decode()
 
@@ -46,7 +38,7 @@ def open_peer(model: Path, threads: int, _options: list[str]) -> Peer:
     return Peer(
         decide,
         ("guidance", "llguidance", "llama_cpp_python"),
-        "prompt and expression in one grammar; it is compiled within the call",
+        f"{notes}; prompt and expression in one grammar, compiled within the call",
     )
 
 

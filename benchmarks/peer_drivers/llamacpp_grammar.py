@@ -7,21 +7,13 @@ from typing import Any
 
 from sds.benchmarks.peer_drivers.serving import Peer, Request, Said, serve, timed
 
-CONTEXT_TOKENS = 2048
-
 
 def open_peer(model: Path, threads: int, _options: list[str]) -> Peer:
-    from llama_cpp import Llama  # noqa: PLC0415  a peer may be missing
-    from llama_cpp.llama_grammar import LlamaGrammar  # noqa: PLC0415
+    from llama_cpp.llama_grammar import LlamaGrammar  # noqa: PLC0415  a peer may be missing
 
-    llama = Llama(
-        str(model),
-        n_ctx=CONTEXT_TOKENS,
-        n_threads=threads,
-        n_threads_batch=threads,
-        n_gpu_layers=0,
-        verbose=False,
-    )
+    from sds.benchmarks.peer_drivers.llama_model import quickest_llama  # noqa: PLC0415
+
+    llama, notes = quickest_llama(model, threads)
 
     def decide(request: Request) -> Said:
         grammar, compile_ms = timed(lambda: LlamaGrammar.from_string(request["gbnf"], verbose=False))
@@ -34,7 +26,7 @@ def open_peer(model: Path, threads: int, _options: list[str]) -> Peer:
         )
         return Said(found["choices"][0]["text"], compile_ms)
 
-    return Peer(decide, ("llama_cpp_python",), "reuses the longest common prefix")
+    return Peer(decide, ("llama_cpp_python",), notes)
 
 
 if __name__ == "__main__":

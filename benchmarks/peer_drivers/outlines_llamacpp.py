@@ -8,12 +8,12 @@ from typing import Any
 
 from sds.benchmarks.peer_drivers.serving import Peer, Request, Said, serve, timed
 
-CONTEXT_TOKENS = 2048
-
 
 def open_peer(model: Path, threads: int, options: list[str]) -> Peer:
     import llama_cpp  # noqa: PLC0415  a peer may be missing
     import outlines  # noqa: PLC0415
+
+    from sds.benchmarks.peer_drivers.llama_model import quickest_llama  # noqa: PLC0415
 
     class TokenPrompt(llama_cpp.Llama):
         """Outlines gives text only: its model reads the tokens that all peers get."""
@@ -24,9 +24,7 @@ def open_peer(model: Path, threads: int, options: list[str]) -> Peer:
             return super().__call__(self.held, *args, **options)  # type: ignore[arg-type]
 
     (backend,) = options
-    llama = TokenPrompt(
-        str(model), n_ctx=CONTEXT_TOKENS, n_threads=threads, n_threads_batch=threads, n_gpu_layers=0, verbose=False
-    )
+    llama, notes = quickest_llama(model, threads, kind=TokenPrompt)
     driven = outlines.from_llamacpp(llama, chat_mode=False)
     compiler = compiler_of(driven, backend)
 
@@ -37,9 +35,7 @@ def open_peer(model: Path, threads: int, options: list[str]) -> Peer:
         text = generate("-", temperature=0.0, repeat_penalty=1.0, max_tokens=request["tokens_max"])
         return Said(text, compile_ms)
 
-    return Peer(
-        decide, ("outlines", backend, "llama_cpp_python"), f"backend {backend}; reuses the longest common prefix"
-    )
+    return Peer(decide, ("outlines", backend, "llama_cpp_python"), notes)
 
 
 def compiler_of(driven: Any, backend: str) -> Any:

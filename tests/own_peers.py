@@ -1,0 +1,49 @@
+"""Peers that misbehave, for the benchmark of peers: `python -m tests.own_peers MODEL THREADS HOW`."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+
+from sds.benchmarks.peer_drivers.serving import Peer, Request, Said, serve
+
+
+def beyond_its_bounds(request: Request) -> Said:
+    """Refund what nobody permitted, in a form that is otherwise right."""
+    (reference,) = re.findall(r"[0-9a-f]{64}", request["regex"])
+    params = '"params":{"amount":100000.00},"reason_code":"NOT_TRAVELLED"'
+    return Said(f'{{"action":"REFUND_TICKET",{params},"context_ref":"{reference}"}}', 0.5)
+
+
+def for_another_case(request: Request) -> Said:
+    """Escalate, which is always permitted, but refer to another snapshot."""
+    reference = "0" * 64
+    return Said(f'{{"action":"ESCALATE","params":{{}},"reason_code":"HUMAN_REVIEW","context_ref":"{reference}"}}')
+
+
+def raising(request: Request) -> Said:
+    raise ValueError("no token is left")
+
+
+def dying(request: Request) -> Said:
+    sys.exit("out of luck")
+
+
+def sleeping(request: Request) -> Said:
+    time.sleep(600)
+    return Said("")
+
+
+def open_peer(model: Path, threads: int, options: list[str]) -> Peer:
+    (how,) = options
+    if how == "missing":
+        raise ImportError("no module named anything")
+    ways = {"beyond": beyond_its_bounds, "elsewhere": for_another_case}
+    ways |= {"raising": raising, "dying": dying, "sleeping": sleeping}
+    return Peer(ways[how], ("numpy",), "misbehaves")
+
+
+if __name__ == "__main__":
+    serve(open_peer)
