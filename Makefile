@@ -33,6 +33,7 @@ $(TESTABLE): $(READY)
 	@touch $(TESTABLE)
 
 demo: $(READY)
+	$(BIN)/sds models prepare
 	$(BIN)/sds run refund --limit 50
 
 test: $(TESTABLE)

@@ -182,6 +182,18 @@ def prepared(source: Path, cache: Path, *, layers: int | None = None) -> Prepare
     return Prepared(cache / record.file, record)
 
 
+def weights_for(source: Path, cache: Path) -> tuple[Prepared | None, str]:
+    """Return what was prepared of `source`, if it can be used; if not, why not, in one line."""
+    try:
+        return prepared(source, cache), ""
+    except BackendError as error:
+        return None, not_used(error)
+
+
+def not_used(error: BackendError) -> str:
+    return f"{error}: the model runs as it is{f' ({error.hint})' if error.hint else ''}"
+
+
 def fingerprint(path: Path) -> str:
     from sds.models.llama import gguf_fingerprint  # noqa: PLC0415  the library is loaded when a model is
 

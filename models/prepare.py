@@ -16,13 +16,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 
 import llama_cpp as lib
-import numpy as np
-from numpy.typing import NDArray
 
 from sds.models.catalog import (
     FILE_NAME,
@@ -33,38 +30,24 @@ from sds.models.catalog import (
     Source,
     fingerprint,
     prepared,
-    read_record,
     record_path,
     records,
     this_machine,
 )
 from sds.models.inspect import ModelCard, inspect_model
-from sds.models.llama import LlamaBackend, load_gguf
+from sds.models.llama import load_gguf
+from sds.models.measuring import Distributions, decision_times_ms, distributions, divergence
 from sds.models.protocol import BackendError
 
 TYPES = {"BF16": lib.LLAMA_FTYPE_MOSTLY_BF16, "F16": lib.LLAMA_FTYPE_MOSTLY_F16, "Q8_0": lib.LLAMA_FTYPE_MOSTLY_Q8_0}
 BITS = {"F32": 32.0, "BF16": 16.0, "F16": 16.0, "Q8_0": 8.5}
-ROUNDS, DECISIONS = 4, 3  # decisions a round, after one that is not counted
-STATIC_TOKENS, PASSES_TOKENS = 200, (85, 12, 1, 1, 1, 1)
-PARTS = 6  # of each text: where next-token distributions are compared
+ROUNDS = 4
 TIE = 1.03
 KL_MAX = 0.02  # mean, from the exact weights: a type further away decides something else
 HEADER_BYTES = 1 << 25
 WAIT_S, WAIT_STEP_S = 1800.0, 0.2
 _UNFINISHED = ".prepare-"
-_TEXTS = (
-    "You decide claims of passengers. Choose what the contract permits, and nothing else. Flight UA 1714 from Newark to "
-    "Fort Lauderdale was cancelled two hours before departure. The ticket cost 389.40 and was not used.",
-    "The arrival was 214 minutes late. The airline names thunderstorms over the airport of departure; the weather of that "
-    "hour says wind of 12 knots, visibility of ten miles and no precipitation.",
-    '{"action":"REFUND_TICKET","params":{"amount":389.40},"reason_code":"CANCELLATION"}\n'
-    '{"action":"DENY","reason_code":"EXTRAORDINARY"}\n{"action":"ESCALATE","reason_code":"UNCERTAIN"}',
-    "I missed my sister's wedding and nobody at the desk could tell us anything for six hours. Please give me back what "
-    "I paid, and for the hotel as well. I have been a customer of yours for eleven years.",
-)  # fixed: two preparations of the same weights compare the same positions
-
 Log = Callable[[str], None]
-Distributions = list[NDArray[np.float64]]
 
 
 @dataclass(slots=True)
@@ -108,7 +91,9 @@ class Preparation:
                 with tempfile.TemporaryDirectory(dir=self.cache, prefix=_UNFINISHED) as folder:
                     return self._prepare(source, card, layers, Path(folder)), True
         except OSError as error:
-            raise BackendError(f"`{self.cache}` cannot be used: {(error.strerror or 'unknown cause').lower()}") from error
+            raise BackendError(
+                f"`{self.cache}` cannot be used: {(error.strerror or 'unknown cause').lower()}"
+            ) from error
 
     def _found(self, source: Path, layers: int | None) -> Prepared | None:
         try:
@@ -241,57 +226,6 @@ def chosen(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
         f"{best.type} takes {times[best.type]:.1f} ms for a decision's passes, {own.type} {times[own.type]:.1f} "
         f"({ratio:.1f}x), and is {closeness} the exact weights (KL {best.kl_mean:.2g}, {own.kl_mean:.2g})"
     )
-
-
-def decision_times_ms(path: Path, threads: int, clock_s: Callable[[], float]) -> list[float]:
-    """Time the passes of some decisions, the contract's section cached, after one that is not counted."""
-    backend = LlamaBackend(path, threads=threads)
-    try:
-        text = cycle([token for each in _TEXTS for token in backend.tokenize(each.encode(), special=False)])
-        static, *passes = (list(islice(text, count)) for count in (STATIC_TOKENS, *PASSES_TOKENS))
-        times = [_decision_ms(backend, static, passes, clock_s) for _ in range(1 + DECISIONS)]
-    finally:
-        backend.close()
-    return times[1:]
-
-
-def _decision_ms(
-    backend: LlamaBackend, static: list[int], passes: Sequence[list[int]], clock_s: Callable[[], float]
-) -> float:
-    backend.begin([static])
-    began = clock_s()
-    for tokens in passes:
-        backend.step(tokens)
-    return (clock_s() - began) * 1000
-
-
-def distributions(path: Path, threads: int) -> Distributions:
-    """Return log-probabilities of the next token at fixed positions of fixed texts, each [vocab_size]."""
-    backend = LlamaBackend(path, threads=threads)
-    try:
-        return [row for text in _TEXTS for row in _along(backend, text)]
-    finally:
-        backend.close()
-
-
-def _along(backend: LlamaBackend, text: str) -> Distributions:
-    tokens = backend.tokenize(text.encode(), special=False)
-    first, *rest = (part.tolist() for part in np.array_split(np.asarray(tokens), PARTS + 1))
-    backend.begin([first])
-    return [_log_softmax(backend.step(part)) for part in rest]
-
-
-def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    shifted = logits.astype(np.float64) - logits.max()
-    logp: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
-    return logp
-
-
-def divergence(exact: Distributions, found: Distributions) -> float:
-    """Return the mean KL(exact || found) over all positions, in nats; infinite where one is no distribution."""
-    each = [float(np.sum(np.exp(p) * (p - q))) for p, q in zip(exact, found, strict=True)]
-    mean = float(np.mean(each))
-    return max(0.0, mean) if np.isfinite(mean) else float("inf")
 
 
 def shape_noise(path: Path, threads: int) -> tuple[float | None, int | None]:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from sds.cli.common import EventFile, GateName, JsonFlag, ModelPath, folder_of, print_json, read_event_text
 from sds.cli.engines import (
+    AsIs,
     BackendName,
     DeviceName,
     DtypeName,
@@ -45,6 +46,7 @@ def decide(
     library: LibraryName = None,
     device: DeviceName = None,
     dtype: DtypeName = None,
+    as_is: AsIs = False,
     engines: EnginesPath = None,
 ) -> None:
     """Decide one event and print the answer as JSON. The same event again prints the stored answer.
@@ -57,7 +59,7 @@ def decide(
 
     with (
         opened_engine(
-            model, engines, engine=engine, backend=backend, library=library, device=device, dtype=dtype
+            model, engines, engine=engine, backend=backend, library=library, device=device, dtype=dtype, as_is=as_is
         ) as decides,
         Gate.load(gate, folder=folder, engine=decides) as opened,
     ):

@@ -16,6 +16,7 @@ from rich.table import Table
 from sds.cli import sagas
 from sds.cli.common import GateName, JsonFlag, ModelPath, counted, folder_of, operator, print_json
 from sds.cli.engines import (
+    AsIs,
     BackendName,
     DeviceName,
     DtypeName,
@@ -52,6 +53,7 @@ def run(
     library: LibraryName = None,
     device: DeviceName = None,
     dtype: DtypeName = None,
+    as_is: AsIs = False,
     engines: EnginesPath = None,
     chaos: Annotated[
         Literal["drift", "fail-second"] | None,
@@ -76,7 +78,7 @@ def run(
         _set_aside(folder)
     if saga is not None:
         with opened_engine(
-            model, engines, engine=engine, backend=backend, library=library, device=device, dtype=dtype
+            model, engines, engine=engine, backend=backend, library=library, device=device, dtype=dtype, as_is=as_is
         ) as decides:
             sagas.show(folder, saga, limit, decides, fail_second=chaos == "fail-second", as_json=as_json)
         return
@@ -97,7 +99,7 @@ def run(
 
         try:
             with opened_engine(
-                model, engines, engine=engine, backend=backend, library=library, device=device, dtype=dtype
+                model, engines, engine=engine, backend=backend, library=library, device=device, dtype=dtype, as_is=as_is
             ) as decides:
                 report = refund.run(
                     folder, limit=limit, engine=decides, chaos="drift" if chaos == "drift" else None, on_decided=decided

@@ -48,6 +48,7 @@ class EngineSpec(BaseModel):
     backend: Processing | None = None
     device: Annotated[str, text_of("cpu|cuda(:[0-9]{1,2})?", "cpu, cuda or cuda:1")] | None = None
     dtype: Dtype | None = None
+    as_is: bool | None = None
     timeout_ms: Millis = TIMEOUT_MS
     cool_down_ms: Millis = COOL_DOWN_MS
 
@@ -56,8 +57,9 @@ class EngineSpec(BaseModel):
         uses = {"url", "model", "api_key_env"} if self.kind in _REMOTE else {"model", "library", "device", "dtype"}
         uses |= {"form"} if self.kind == "openai" else set()
         uses |= {"backend"} if self.kind == "outlines" else set()
+        uses |= {"as_is"} if self.kind == "native" else set()
         needs = {"url", "model"} if self.kind in _REMOTE else set()
-        choices = ("model", "url", "form", "api_key_env", "library", "backend", "device", "dtype")
+        choices = ("model", "url", "form", "api_key_env", "library", "backend", "device", "dtype", "as_is")
         given = {name for name in choices if getattr(self, name) is not None}
         if missing := needs - given:
             raise ContradictionError(("kind",), f"`{self.kind}` needs `{min(missing)}`")
@@ -149,6 +151,7 @@ def open_engine_of(spec: EngineSpec, *, now_ms: Callable[[], int], api_key: str 
                 library=spec.library,
                 device=spec.device or "cpu",
                 dtype=spec.dtype or "fp32",
+                as_is=spec.as_is or False,
             )
         limit: dict[str, Any] = {} if spec.kind == "outlines" else {"proof_timeout_ms": spec.timeout_ms}
         writer = _outlines(spec) if spec.kind == "outlines" else _remote(spec, api_key)

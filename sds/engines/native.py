@@ -14,6 +14,7 @@ from time import perf_counter
 from sds.decoder import Decoded, decode
 from sds.grammars.language import language
 from sds.grammars.mask import prove_alive
+from sds.home import model_cache
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.models.protocol import Backend, BackendError, Dtype, Library, prompt_sections
@@ -24,6 +25,8 @@ NOT_ASKED = "not asked"
 
 class NativeEngine:
     """Drives a backend. Raises ModelError when the model cannot be loaded or its mask does not constrain."""
+
+    notices: tuple[str, ...] = ()  # what whoever opened it should know, a line each
 
     def __init__(self, backend: Backend, *, now_ms: Callable[[], int]) -> None:
         self._backend, self._now_ms = backend, now_ms
@@ -109,6 +112,28 @@ def open_backend(path: Path, *, library: Library | None = None, device: str = "c
     return LlamaBackend(path, threads=_threads())
 
 
+def open_weights(
+    source: Path, *, slots: int = 1, as_is: bool = False, cache: Path | None = None
+) -> tuple[Backend, tuple[str, ...]]:
+    """Load a GGUF through llama.cpp, or what was prepared of it in `cache`; and why not, where that was no good.
+
+    Raises BackendError where the source itself cannot be loaded.
+    """
+    from sds.models.catalog import not_used, weights_for  # noqa: PLC0415
+    from sds.models.llama import LlamaBackend  # noqa: PLC0415  the library is loaded when a model is
+
+    found, notice = (None, "") if as_is else weights_for(source, cache or model_cache())
+    if found is not None:
+        try:
+            backend = LlamaBackend(found.path, threads=_threads(), slots=slots)
+            backend.name = found.name
+        except BackendError as error:
+            notice = not_used(error)
+        else:
+            return backend, ()
+    return LlamaBackend(source, threads=_threads(), slots=slots), (notice,) if notice else ()
+
+
 def open_engine(
     model: Path | None,
     *,
@@ -116,16 +141,28 @@ def open_engine(
     library: Library | None = None,
     device: str = "cpu",
     dtype: Dtype = "fp32",
+    as_is: bool = False,
 ) -> NativeEngine:
-    """Load a model, the embedded GGUF when `model` is None. Raises ModelError."""
+    """Load a model, the embedded GGUF when `model` is None; unless `as_is`, in the weight type prepared for this machine.
+
+    Raises ModelError.
+    """
     from sds.models.catalog import embedded_model  # noqa: PLC0415
 
+    backend: Backend
+    notices: tuple[str, ...] = ()
     try:
-        backend = open_backend(model or embedded_model(), library=library, device=device, dtype=dtype)
+        path = model or embedded_model()
+        if library == "transformers" or path.is_dir() or (device, dtype) != ("cpu", "fp32"):
+            backend = open_backend(path, library=library, device=device, dtype=dtype)
+        else:
+            backend, notices = open_weights(path, as_is=as_is)
     except BackendError as error:
         raise ModelError(str(error), hint=error.hint) from error
     try:
-        return NativeEngine(backend, now_ms=now_ms)
+        engine = NativeEngine(backend, now_ms=now_ms)
     except BaseException:  # a chain opens it again and again: weights nobody drives may not stay in memory
         backend.close()
         raise
+    engine.notices = notices
+    return engine

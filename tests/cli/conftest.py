@@ -22,7 +22,13 @@ class Shell:
     home: Path
 
     def __call__(self, *args: str, stdin: str = "", home: Path | None = None) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "SDS_HOME": str(home or self.home), "COLUMNS": "200", "SDS_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "SDS_HOME": str(home or self.home),
+            "SDS_CACHE": str(self.home / "cache"),
+            "COLUMNS": "200",
+            "SDS_THREADS": "1",
+        }
         command = [sys.executable, "-m", "sds.cli.app", *args]
         return subprocess.run(
             command, input=stdin, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=300, check=False
