@@ -14,8 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sds.models.llama import LlamaBackend
+from sds.models.noise import shape_noise
+from sds.models.protocol import BackendError
 
 STATIC_TOKENS, PASSES_TOKENS = 200, (85, 12, 1, 1, 1, 1)
+NOISE_SLOTS, NOISE_CONTEXT = 16, 512
 DECISIONS = 3  # a round, after one that is not counted
 PARTS = 6  # of each text: where next-token distributions are compared
 _TEXT = (  # fixed: two preparations of the same weights compare the same positions
@@ -82,3 +85,17 @@ def divergence(exact: Distributions, found: Distributions) -> float:
     each = [float(np.sum(np.exp(p) * (p - q))) for p, q in zip(exact, found, strict=True)]
     mean = float(np.mean(each))
     return max(0.0, mean) if np.isfinite(mean) else float("inf")
+
+
+def noise_logp(path: Path, threads: int) -> float | None:
+    """Return how far a row's company in a pass moves its log-probabilities; None: not to be measured with this model."""
+    try:
+        backend = LlamaBackend(path, threads=threads, slots=NOISE_SLOTS, n_ctx=NOISE_CONTEXT)
+    except BackendError:
+        return None
+    try:
+        return round(shape_noise(backend), 6)
+    except BackendError:
+        return None
+    finally:
+        backend.close()

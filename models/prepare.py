@@ -36,7 +36,7 @@ from sds.models.catalog import (
 )
 from sds.models.inspect import ModelCard, inspect_model
 from sds.models.llama import load_gguf
-from sds.models.measuring import Distributions, decision_times_ms, distributions, divergence
+from sds.models.measuring import NOISE_SLOTS, Distributions, decision_times_ms, distributions, divergence, noise_logp
 from sds.models.protocol import BackendError
 
 TYPES = {"BF16": lib.LLAMA_FTYPE_MOSTLY_BF16, "F16": lib.LLAMA_FTYPE_MOSTLY_F16, "Q8_0": lib.LLAMA_FTYPE_MOSTLY_Q8_0}
@@ -172,7 +172,7 @@ class Preparation:
     ) -> Prepared:
         """Give the chosen weights, then what is known of them, their names: a reader sees both whole or neither."""
         place = record_path(self.cache, card.sha256, layers)
-        noise, slots = shape_noise(best.path, self.threads)
+        noise = noise_logp(best.path, self.threads)
         cut = f"-{layers}layers" if layers else ""
         file = None if best.path == source else f"{card.sha256[:12]}-{_plain(best.type)}{cut}.gguf"
         record = Record(
@@ -187,7 +187,7 @@ class Preparation:
             measured=tuple(each.measured() for each in candidates),
             why=why,
             shape_noise_logp_max=noise,
-            shape_noise_slots=slots,
+            shape_noise_slots=None if noise is None else NOISE_SLOTS,
             date=self.today,
         )
         if file is not None:
@@ -226,11 +226,6 @@ def chosen(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
         f"{best.type} takes {times[best.type]:.1f} ms for a decision's passes, {own.type} {times[own.type]:.1f} "
         f"({ratio:.1f}x), and is {closeness} the exact weights (KL {best.kl_mean:.2g}, {own.kl_mean:.2g})"
     )
-
-
-def shape_noise(path: Path, threads: int) -> tuple[float | None, int | None]:
-    """Return how far the shape of a pass moves a log-probability with these weights, and with how many slots."""
-    return None, None
 
 
 def _card(source: Path, layers: int | None) -> ModelCard:
