@@ -34,7 +34,7 @@ from sds.models.catalog import (
     records,
     this_machine,
 )
-from sds.models.inspect import ModelCard, inspect_model
+from sds.models.inspect import NOT_SAID, ModelCard, inspect_model
 from sds.models.llama import load_gguf
 from sds.models.measuring import NOISE_SLOTS, Distributions, decision_times_ms, distributions, divergence, noise_logp
 from sds.models.protocol import BackendError
@@ -140,8 +140,8 @@ class Preparation:
 
     def _own(self, source: Path, card: ModelCard, layers: int | None, folder: Path) -> Candidate:
         if layers is None:
-            return Candidate(card.weights, source)
-        return Candidate(card.weights, _encoded(source, folder / "own.gguf", None, card, layers))
+            return Candidate(_own_type(card), source)
+        return Candidate(_own_type(card), _encoded(source, folder / "own.gguf", None, card, layers))
 
     def _close(self, candidates: Sequence[Candidate], exact: Distributions) -> list[Candidate]:
         """Return the source's own type, and of the others those that say nearly what the exact weights say."""
@@ -176,7 +176,7 @@ class Preparation:
         cut = f"-{layers}layers" if layers else ""
         file = None if best.path == source else f"{card.sha256[:12]}-{_plain(best.type)}{cut}.gguf"
         record = Record(
-            source=Source(name=card.name, sha256=card.sha256, type=card.weights, bytes=card.file_bytes),
+            source=Source(name=card.name, sha256=card.sha256, type=_own_type(card), bytes=card.file_bytes),
             layers=layers,
             file=file,
             sha256=card.sha256 if file is None else fingerprint(best.path),
@@ -294,6 +294,10 @@ def _tidy(cache: Path) -> None:
             shutil.rmtree(path)
         elif path.name.startswith(_UNFINISHED) or (re.fullmatch(FILE_NAME, path.name) and path.name not in named):
             path.unlink()
+
+
+def _own_type(card: ModelCard) -> str:
+    return "own type" if card.weights == NOT_SAID else card.weights
 
 
 def _plain(name: str) -> str:
