@@ -21,11 +21,15 @@ class Shell:
 
     home: Path
 
+    @property
+    def cache(self) -> Path:
+        return self.home / "cache"
+
     def __call__(self, *args: str, stdin: str = "", home: Path | None = None) -> subprocess.CompletedProcess[str]:
         environment = {
             **os.environ,
             "SDS_HOME": str(home or self.home),
-            "SDS_CACHE": str(self.home / "cache"),
+            "SDS_CACHE": str(self.cache),
             "COLUMNS": "200",
             "SDS_THREADS": "1",
         }
