@@ -12,6 +12,7 @@ from pathlib import Path
 from time import perf_counter
 
 from sds.decoder import Decoded, decode
+from sds.engines.weights import Opened, open_weights
 from sds.grammars.language import language
 from sds.grammars.mask import prove_alive
 from sds.home import model_cache
@@ -112,28 +113,6 @@ def open_backend(path: Path, *, library: Library | None = None, device: str = "c
     return LlamaBackend(path, threads=_threads())
 
 
-def open_weights(
-    source: Path, *, slots: int = 1, as_is: bool = False, cache: Path | None = None
-) -> tuple[Backend, tuple[str, ...]]:
-    """Load a GGUF through llama.cpp, or what was prepared of it in `cache`; and why not, where that was no good.
-
-    Raises BackendError where the source itself cannot be loaded.
-    """
-    from sds.models.catalog import not_used, weights_for  # noqa: PLC0415
-    from sds.models.llama import LlamaBackend  # noqa: PLC0415  the library is loaded when a model is
-
-    found, notice = (None, "") if as_is else weights_for(source, cache or model_cache())
-    if found is not None:
-        try:
-            backend = LlamaBackend(found.path, threads=_threads(), slots=slots)
-            backend.name = found.name
-        except BackendError as error:
-            notice = not_used(error)
-        else:
-            return backend, ()
-    return LlamaBackend(source, threads=_threads(), slots=slots), (notice,) if notice else ()
-
-
 def open_engine(
     model: Path | None,
     *,
@@ -149,20 +128,19 @@ def open_engine(
     """
     from sds.models.catalog import embedded_model  # noqa: PLC0415
 
-    backend: Backend
-    notices: tuple[str, ...] = ()
+    def opener(path: Path) -> Backend:
+        return open_backend(path, library=library, device=device, dtype=dtype)
+
     try:
         path = model or embedded_model()
-        if library == "transformers" or path.is_dir() or (device, dtype) != ("cpu", "fp32"):
-            backend = open_backend(path, library=library, device=device, dtype=dtype)
-        else:
-            backend, notices = open_weights(path, as_is=as_is)
+        itself = as_is or library == "transformers" or path.is_dir()
+        opened = Opened(opener(path)) if itself else open_weights(path, opener, cache=model_cache())
     except BackendError as error:
         raise ModelError(str(error), hint=error.hint) from error
     try:
-        engine = NativeEngine(backend, now_ms=now_ms)
+        engine = NativeEngine(opened.backend, now_ms=now_ms)
     except BaseException:  # a chain opens it again and again: weights nobody drives may not stay in memory
-        backend.close()
+        opened.backend.close()
         raise
-    engine.notices = notices
+    engine.notices = opened.notices
     return engine

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sds.engines.native import open_engine, open_weights
+from sds.engines.native import open_engine
+from sds.engines.weights import open_weights
 from sds.kernel.errors import ModelError
 from sds.models import catalog, prepare
 from sds.models.catalog import Prepared, embedded_model, prepared
 from sds.models.llama import LlamaBackend
-from sds.models.measuring import DECISIONS
+from sds.models.measuring import DECISIONS, NOISE_SLOTS
 from sds.models.prepare import ROUNDS, Candidate, Preparation, chosen
 from sds.models.protocol import BackendError
 from tests.model_fixtures import TINY_THREADS
@@ -252,24 +253,31 @@ def test_an_engine_runs_what_was_prepared_and_its_name_says_so(
     assert f"tiny-1.gguf@{sha12}" == itself.model
 
 
-def test_weights_that_do_not_load_give_way_to_the_source(
-    copied: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_do_not_load_give_way_to_the_source(copied: tuple[Path, Path]) -> None:
     """A file may be whole and still not run, for want of memory."""
     source, cache = copied
-    opened, made = list[Path](), LlamaBackend.__init__
+    opened = list[Path]()
 
-    def short_of_memory(self: LlamaBackend, path: Path, **options: Any) -> None:
+    def opener(path: Path) -> LlamaBackend:
         opened.append(path)
         if path != source:
             raise BackendError("no memory for a context of 4096 tokens")
-        made(self, path, **options)
+        return LlamaBackend(path, threads=TINY_THREADS)
 
-    monkeypatch.setattr(LlamaBackend, "__init__", short_of_memory)
-    backend, notices = open_weights(source, cache=cache)
-    backend.close()
+    found = open_weights(source, opener, cache=cache)
+    found.backend.close()
     assert [weights(cache), source] == opened
-    assert ("no memory for a context of 4096 tokens: the model runs as it is",) == notices
+    assert ("tiny-1.gguf", None) == (found.backend.name, found.noise_logp_max)
+    assert ("no memory for a context of 4096 tokens: the model runs as it is",) == found.notices
+
+
+def test_what_company_does_with_these_weights_comes_along(
+    copied: tuple[Path, Path], kept: tuple[Path, Path, Prepared]
+) -> None:
+    source, cache = copied
+    found = open_weights(source, lambda path: LlamaBackend(path, threads=TINY_THREADS), cache=cache)
+    found.backend.close()
+    assert (kept[2].record.shape_noise_logp_max, NOISE_SLOTS) == (found.noise_logp_max, found.noise_slots)
 
 
 def test_what_is_no_model_is_no_model_with_a_cache_either(
