@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sds.engines.config import EngineSpec, open_chain
 from sds.engines.native import open_engine
 from sds.engines.weights import open_weights
 from sds.kernel.errors import ModelError
@@ -251,6 +252,22 @@ def test_an_engine_runs_what_was_prepared_and_its_name_says_so(
     itself = open_engine(source, now_ms=lambda: 0, as_is=True)
     itself.close()
     assert f"tiny-1.gguf@{sha12}" == itself.model
+
+
+def test_a_chain_names_the_engine_whose_prepared_weights_are_no_good(
+    copied: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, cache = copied
+    flip(cache)
+    monkeypatch.setenv("SDS_CACHE", str(cache.parent))
+    specs = [EngineSpec(name="here", kind="native", model=str(source), as_is=as_is) for as_is in (False, True)]
+    told = []
+    for spec in specs:
+        chain = open_chain([spec], now_ms=lambda: 0)
+        chain.close()
+        told += chain.notices
+    damaged = f"engine `here`: the prepared weights `{weights(cache)}` are damaged: the model runs as it is"
+    assert [f"{damaged} (sds models prepare)"] == told
 
 
 def test_weights_that_do_not_load_give_way_to_the_source(copied: tuple[Path, Path]) -> None:
