@@ -38,6 +38,7 @@ peers: $(TESTABLE)
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target .peers/guidance --requirement benchmarks/peers.txt
 
 demo: $(READY)
+	$(BIN)/sds models prepare
 	$(BIN)/sds run refund --limit 50
 
 test: $(TESTABLE)

@@ -31,7 +31,7 @@ _HF_HINT = "pip install 'sovereign-decision-stream[hf]'"
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """`context_tokens`: what it was trained for, 0 where it does not say. `turn`: None where the template has no turn.
+    """`context_tokens`, `layers`: 0 where it does not say (context: trained for). `turn`: None where the template has no turn.
 
     `sha256`: of the GGUF file, or of the folder's safetensors files end to end, by name.
     """
@@ -40,6 +40,7 @@ class ModelCard:
     form: str
     architecture: str
     parameters: int
+    layers: int
     weights: str
     context_tokens: int
     vocabulary_tokens: int
@@ -93,6 +94,7 @@ def _gguf(path: Path, sha256: str, model: lib.llama_model_p, words: Words) -> In
         form=GGUF,
         architecture=architecture,
         parameters=lib.llama_model_n_params(model),
+        layers=_number(said(f"{architecture}.block_count")),
         weights=_file_types().get(int(file_type), f"type {file_type}") if file_type.isdigit() else NOT_SAID,
         context_tokens=_number(said(f"{architecture}.context_length")),
         vocabulary_tokens=words.size,
@@ -123,6 +125,7 @@ def _folder(path: Path) -> Inspected:
         form=FOLDER,
         architecture=str(names[0]) if isinstance(names, list) and names else str(config.get("model_type", NOT_SAID)),
         parameters=weights.parameters,
+        layers=_number(str(inner.get("num_hidden_layers", ""))),
         weights=weights.types[0][0] if weights.types else NOT_SAID,
         context_tokens=_number(str(inner.get("max_position_embeddings", ""))),
         vocabulary_tokens=size,

@@ -80,6 +80,8 @@ class Gate:
                 opened.callback(self.engine.close)
             if isinstance(self.engine, FallbackEngine):
                 self.engine.log = self._log.write
+            for notice in getattr(self.engine, "notices", ()):
+                self._log.write("engine.notice", {"notice": notice})
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
             self.kernel = Kernel(
                 self.contract,

@@ -1,4 +1,7 @@
-"""Where a gate keeps its files: `$SDS_HOME`, or `.sds` in the working folder. One folder a gate."""
+"""Where a gate keeps its files: `$SDS_HOME`, or `.sds` in the working folder. One folder a gate.
+
+What can be made again, prepared weights, is in `$SDS_CACHE` or the user's cache folder, for all homes alike.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,13 @@ KEY_BYTES = 32
 
 def home() -> Path:
     return Path(os.environ.get("SDS_HOME") or ".sds")
+
+
+def model_cache() -> Path:
+    """Return where prepared weights are kept: `$SDS_CACHE`, or `sds` in the user's cache folder; `models` in it."""
+    named = os.environ.get("SDS_CACHE")
+    users = os.environ.get("XDG_CACHE_HOME")
+    return (Path(named) if named else (Path(users) if users else Path.home() / ".cache") / "sds") / "models"
 
 
 def gate_home(gate: str) -> Path:

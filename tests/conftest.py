@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import tempfile
+
 from hypothesis import HealthCheck, settings
 
 from tests.model_fixtures import (
@@ -31,6 +36,10 @@ __all__ = [
     "tiny_path",
     "vocabulary",
 ]
+
+# What was prepared on this machine shows in no test: each decides with the weights it names.
+os.environ["SDS_CACHE"] = tempfile.mkdtemp(prefix="sds-cache-")
+atexit.register(shutil.rmtree, os.environ["SDS_CACHE"], ignore_errors=True)
 
 settings.register_profile(
     "sds", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow], database=None

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from sds.cli.common import EventFile, GateName, JsonFlag, ModelPath, folder_of, print_json, read_event_text
 from sds.cli.engines import (
+    AsIs,
     BackendName,
     DeviceName,
     DtypeName,
@@ -47,6 +48,7 @@ def decide(
     device: DeviceName = None,
     dtype: DtypeName = None,
     mode: ModeName = None,
+    as_is: AsIs = False,
     engines: EnginesPath = None,
 ) -> None:
     """Decide one event and print the answer as JSON. The same event again prints the stored answer.
@@ -59,7 +61,15 @@ def decide(
 
     with (
         opened_engine(
-            model, engines, engine=engine, backend=backend, library=library, device=device, dtype=dtype, mode=mode
+            model,
+            engines,
+            engine=engine,
+            backend=backend,
+            library=library,
+            device=device,
+            dtype=dtype,
+            mode=mode,
+            as_is=as_is,
         ) as decides,
         Gate.load(gate, folder=folder, engine=decides) as opened,
     ):

@@ -15,6 +15,7 @@ import typer
 from sds import __version__
 from sds.cli.common import ModelPath
 from sds.cli.engines import (
+    AsIs,
     BackendName,
     DeviceName,
     DtypeName,
@@ -44,13 +45,16 @@ def doctor(
     library: LibraryName = None,
     device: DeviceName = None,
     dtype: DtypeName = None,
+    as_is: AsIs = False,
     engines: EnginesPath = None,
 ) -> None:
     """Check model, mask, store, data and versions.
 
     Example: sds doctor --model /models/mine.gguf
     """
-    opened = opened_engine(model, engines, engine=engine, backend=backend, library=library, device=device, dtype=dtype)
+    opened = opened_engine(
+        model, engines, engine=engine, backend=backend, library=library, device=device, dtype=dtype, as_is=as_is
+    )
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
         ("versions", _versions),
         ("model and mask", lambda: _model(opened)),

@@ -40,15 +40,18 @@ ModeName = Annotated[
     Literal["greedy", "exact"] | None,
     typer.Option("--mode", help="exact: score whole alternatives, not their first tokens.", show_default=False),
 ]
+AsIs = Annotated[bool, typer.Option("--as-is", help="Run the file itself, not what `sds models prepare` made of it.")]
 EnginesPath = Annotated[
     Path | None, typer.Option("--engines", help="A YAML file with a chain of engines.", show_default=False)
 ]
 
 
 @contextmanager
-def opened_engine(model: Path | None, engines: Path | None, **options: str | int | None) -> Iterator[Engine]:
+def opened_engine(model: Path | None, engines: Path | None, **options: str | bool | int | None) -> Iterator[Engine]:
     """Open what the options name, and close it in the end. Raises UsageError, ModelError."""
-    engine = _open(model, engines, {name: value for name, value in options.items() if value is not None})
+    engine = _open(model, engines, {name: value for name, value in options.items() if value not in {None, False}})
+    for notice in getattr(engine, "notices", ()):
+        typer.echo(notice, err=True)
     try:
         yield engine
     finally:
@@ -61,12 +64,9 @@ def _open(model: Path | None, engines: Path | None, given: dict[str, Any]) -> En
 
     if engines is not None:
         if model is not None or given:
-            other = "model" if model is not None else min(given)
+            other = "model" if model is not None else min(given).replace("_", "-")
             raise UsageError(f"--engines and --{other} exclude each other", hint="write it into the file")
-        chain = open_chain(load_engines(engines), now_ms=now_ms)
-        for notice in chain.notices:
-            typer.echo(notice, err=True)
-        return chain
+        return open_chain(load_engines(engines), now_ms=now_ms)
     if model is not None:
         existing(model)
     if not given:

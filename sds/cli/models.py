@@ -1,21 +1,26 @@
-"""`sds models`: which models there are, what one is, and whether every decision of a contract can be said in it."""
+"""`sds models`: which there are, what one is, what it is fastest as, whether a contract can be said in it."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sds.cli.common import JsonFlag, existing, print_json
-from sds.home import home
+from sds.home import home, model_cache
 from sds.kernel.canonical import one_line
 from sds.kernel.contract import Contract, load_contract
 from sds.kernel.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    from sds.models.catalog import Prepared, Record
 
 PathArgument = Annotated[Path, typer.Argument(help="A GGUF file or a checkpoint folder.", metavar="PATH")]
 ContractFile = Annotated[
@@ -24,7 +29,8 @@ ContractFile = Annotated[
 LINE_CHARS_MAX = 500
 
 models = typer.Typer(
-    help="List models, show what one is, check whether it can say a contract's decisions.\n\nExample: sds models list",
+    help="List models, show what one is, check whether it can say a contract's decisions, prepare it for this machine."
+    "\n\nExample: sds models list",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -34,11 +40,12 @@ def add_to(app: typer.Typer) -> None:
     models.command("list")(list_models)
     models.command("show")(show)
     models.command("check")(check)
+    models.command("prepare")(prepare)
     app.add_typer(models, name="models")
 
 
 def list_models(as_json: JsonFlag = False) -> None:
-    """List the embedded model, and every GGUF file and checkpoint folder in $SDS_MODELS or .sds/models.
+    """List the embedded model, every GGUF file and checkpoint folder in $SDS_MODELS or .sds/models, what was prepared.
 
     Example: sds models list
     """
@@ -57,11 +64,13 @@ def list_models(as_json: JsonFlag = False) -> None:
         {"from": whence, "form": "checkpoint folder" if path.is_dir() else "GGUF", "path": str(path)}
         for whence, path in found
     ]
+    listed += [_listed(record) for record in catalog.records(model_cache()) if record.file]
     if as_json:
         print_json(listed)
         return
     for line in listed:
-        typer.echo(f"{line['from']:8}  {line['form']:17}  {line['path']}")
+        made = f"  ({line['made_from']})" if "made_from" in line else ""
+        typer.echo(f"{line['from']:8}  {line['form']:17}  {line['path']}{made}")
 
 
 def show(path: PathArgument, as_json: JsonFlag = False) -> None:
@@ -69,10 +78,13 @@ def show(path: PathArgument, as_json: JsonFlag = False) -> None:
 
     Example: sds models show /models/mine.gguf
     """
+    from sds.models.catalog import records  # noqa: PLC0415
     from sds.models.inspect import inspect_model  # noqa: PLC0415
 
     with _told(), inspect_model(existing(path)) as model:
         card = asdict(model.card)
+    sha256 = card["sha256"]
+    card["prepared"] = [_told_of(record, sha256) for record in records(model_cache()) if sha256 in _hashes(record)]
     if as_json:
         print_json(card)
         return
@@ -110,6 +122,79 @@ def check(path: PathArgument, contract: ContractFile = None, as_json: JsonFlag =
         )
 
 
+def prepare(
+    path: Annotated[
+        Path | None, typer.Argument(help="A GGUF file; without it, the embedded model.", metavar="[PATH]")
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option("--layers", min=1, help="Keep only the first layers.", show_default=False)
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure anew what was measured.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure which weight type this machine is fastest with, and keep it: every decision with this model then uses it.
+
+    Kept in $SDS_CACHE, or the user's cache folder. With --layers, keep a model without its upper layers, to read hidden
+    states from.
+
+    Example: sds models prepare
+    """
+    from sds.engines.native import _threads  # noqa: PLC0415
+    from sds.models import catalog  # noqa: PLC0415
+    from sds.models.prepare import Preparation  # noqa: PLC0415
+
+    preparation = Preparation(
+        cache=model_cache(),
+        threads=_threads() or os.cpu_count() or 1,
+        today=datetime.now(UTC).date().isoformat(),
+        clock_s=time.perf_counter,
+        sleep=time.sleep,
+        log=lambda line: typer.echo(line, err=True),
+    )
+    with _told():
+        found, now = preparation.run(existing(path) if path else catalog.embedded_model(), layers=layers, again=again)
+    if as_json:
+        print_json({"path": str(found.path), "measured_now": now, **found.record.model_dump()})
+    else:
+        typer.echo("\n".join(_prepared_lines(found, now=now)))
+
+
+def _prepared_lines(found: Prepared, *, now: bool) -> Iterator[str]:
+    if not now:
+        yield f"prepared on {found.record.date}: {found.record.why}"
+        return
+    for each in found.record.measured:
+        kept = f"kept: {found.path}" if each.type == found.record.type else ""
+        yield (
+            f"{each.type:6}  {each.ms_p50:8.1f} ms (median of {each.decisions}, longest {each.ms_max:.1f})  "
+            f"{each.bytes / 1e6:7.0f} MB  KL {each.kl_mean:.2g}  {kept}".rstrip()
+        )
+    yield found.record.why
+
+
+def _listed(record: Record) -> dict[str, str]:
+    made = f"{record.source.name}@{record.source.sha256[:12]}"
+    return {
+        "from": "prepared",
+        "form": "GGUF",
+        "path": str(model_cache() / str(record.file)),
+        "made_from": f"made from {made}" + (f", {record.layers} layers" if record.layers else ""),
+    }
+
+
+def _hashes(record: Record) -> set[str]:
+    return {record.source.sha256, record.sha256}
+
+
+def _told_of(record: Record, sha256: str) -> str:
+    if record.sha256 == sha256 != record.source.sha256:
+        return (
+            f"this is {record.source.name}@{record.source.sha256[:12]} as {record.type}, made by `sds models prepare`"
+        )
+    kept = f"the first {record.layers} layers; " if record.layers else ""
+    return f"{kept}{record.why}"
+
+
 def _folder() -> Path:
     named = os.environ.get("SDS_MODELS")
     if named and not Path(named).is_dir():
@@ -144,6 +229,7 @@ def _shown(card: Mapping[str, Any]) -> dict[str, object]:
         "form": card["form"],
         "architecture": card["architecture"],
         "parameters": f"{card['parameters']:,}",
+        "layers": card["layers"] or "not said",
         "weights": card["weights"],
         "context": f"{card['context_tokens']:,} tokens" if card["context_tokens"] else "not said",
         "vocabulary": f"{card['vocabulary_tokens']:,} tokens",
@@ -153,4 +239,5 @@ def _shown(card: Mapping[str, Any]) -> dict[str, object]:
         "turn": looks.encode("unicode_escape").decode(),
         "size": f"{card['file_bytes']:,} bytes",
         "sha256": card["sha256"],
+        **({"prepared": " | ".join(card["prepared"])} if card["prepared"] else {}),
     }

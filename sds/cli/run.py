@@ -16,6 +16,7 @@ from rich.table import Table
 from sds.cli import sagas
 from sds.cli.common import GateName, JsonFlag, ModelPath, counted, folder_of, operator, print_json
 from sds.cli.engines import (
+    AsIs,
     BackendName,
     DeviceName,
     DtypeName,
@@ -55,6 +56,7 @@ def run(
     device: DeviceName = None,
     dtype: DtypeName = None,
     mode: ModeName = None,
+    as_is: AsIs = False,
     engines: EnginesPath = None,
     parallel: Annotated[
         int, typer.Option("--parallel", min=1, max=PARALLEL_MAX, help="How many claims to decide at once.")
@@ -79,13 +81,14 @@ def run(
         raise UsageError(f"--chaos {chaos} does not go with {'--saga' if saga else 'single decisions'}", hint=hint)
     if parallel > 1 and (saga is not None or chaos is not None):
         raise UsageError(f"--parallel does not go with {'--saga' if saga else '--chaos'}: they decide one by one")
-    options: dict[str, str | int | None] = {
+    options: dict[str, str | bool | int | None] = {
         "engine": engine,
         "backend": backend,
         "library": library,
         "device": device,
         "dtype": dtype,
         "mode": mode,
+        "as_is": as_is,
     }
     if parallel > 1 and engines is None and engine != "outlines":
         options["slots"] = parallel

@@ -50,6 +50,7 @@ class EngineSpec(BaseModel):
     dtype: Dtype | None = None
     slots: Annotated[int, Field(ge=1, le=SLOTS_MAX)] | None = None
     mode: Literal["greedy", "exact"] | None = None
+    as_is: bool | None = None
     timeout_ms: Millis = TIMEOUT_MS
     cool_down_ms: Millis = COOL_DOWN_MS
 
@@ -58,9 +59,9 @@ class EngineSpec(BaseModel):
         uses = {"url", "model", "api_key_env"} if self.kind in _REMOTE else {"model", "library", "device", "dtype"}
         uses |= {"form"} if self.kind == "openai" else set()
         uses |= {"backend"} if self.kind == "outlines" else set()
-        uses |= {"slots", "mode"} if self.kind == "native" else set()
+        uses |= {"slots", "mode", "as_is"} if self.kind == "native" else set()
         needs = {"url", "model"} if self.kind in _REMOTE else set()
-        choices = ("model", "url", "form", "api_key_env", "library", "backend", "device", "dtype", "slots", "mode")
+        choices = ("model", "url", "form", "api_key_env", "library", "backend", "device", "dtype", "slots", "mode", "as_is")
         given = {name for name in choices if getattr(self, name) is not None}
         if missing := needs - given:
             raise ContradictionError(("kind",), f"`{self.kind}` needs `{min(missing)}`")
@@ -156,6 +157,7 @@ def open_engine_of(spec: EngineSpec, *, now_ms: Callable[[], int], api_key: str 
                 dtype=spec.dtype or "fp32",
                 slots=spec.slots or 1,
                 mode=spec.mode or "greedy",
+                as_is=spec.as_is or False,
             )
         limit: dict[str, Any] = {} if spec.kind == "outlines" else {"proof_timeout_ms": spec.timeout_ms}
         writer = _outlines(spec) if spec.kind == "outlines" else _remote(spec, api_key)

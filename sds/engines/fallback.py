@@ -112,6 +112,8 @@ class FallbackEngine:
                 raise
             self._fell(link, error, dfid=None)
             self.notices += (f"engine `{link.name}` is down, the next one answers: {error}",)
+        else:
+            self.notices += tuple(f"engine `{link.name}`: {notice}" for notice in getattr(link.engine, "notices", ()))
 
     def _ask(self, link: Link, packet: DecisionPacket, tokens_max: int, *, probe: bool) -> tuple[bytes, Decoding]:
         if link.engine is None:

@@ -22,8 +22,10 @@ import numpy as np
 
 from sds.decoder import FORKS_MAX, FORKS_MIN, TOKEN_BUDGET_EXCEEDED, Deciding, Decoded, Mode, deciding, decode
 from sds.engines.batching import Batcher
+from sds.engines.weights import Opened, open_weights
 from sds.grammars.plan import Planner, Walk
 from sds.grammars.proof import prove_alive
+from sds.home import model_cache
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.models.noise import shape_noise
@@ -43,6 +45,8 @@ class NativeEngine:
     `noise_logp_max`: by how much company may move a log-probability; None: measure it now. `runtime`: what runs the
     model, for the record.
     """
+
+    notices: tuple[str, ...] = ()  # what whoever opened it should know, a line each
 
     def __init__(
         self,
@@ -231,17 +235,30 @@ def open_engine(
     slots: int = 1,
     mode: Mode = "greedy",
     noise_logp_max: float | None = None,
+    as_is: bool = False,
 ) -> NativeEngine:
-    """Load a model, the embedded GGUF when `model` is None. Raises ModelError, UsageError."""
+    """Load a model, the embedded GGUF when `model` is None; unless `as_is`, in the weight type prepared for this machine.
+
+    Raises ModelError, UsageError.
+    """
     from sds.models.catalog import embedded_model  # noqa: PLC0415
+
+    def opener(path: Path) -> Backend:
+        return open_backend(path, library=library, device=device, dtype=dtype, slots=slots)
 
     check_slots(slots, mode)
     with _telling():
         path = model or embedded_model()
-        backend = open_backend(path, library=library, device=device, dtype=dtype, slots=slots)
+        ran_by = _library_of(path, library)
+        itself = as_is or ran_by == "transformers"
+        opened = Opened(opener(path)) if itself else open_weights(path, opener, cache=model_cache())
+    if noise_logp_max is None and 1 < slots <= opened.noise_slots:
+        noise_logp_max = opened.noise_logp_max
     try:
-        runtime = runtime_facts(_library_of(path, library), device=device, dtype=dtype)
-        return NativeEngine(backend, now_ms=now_ms, mode=mode, noise_logp_max=noise_logp_max, runtime=runtime)
+        runtime = runtime_facts(ran_by, device=device, dtype=dtype)
+        engine = NativeEngine(opened.backend, now_ms=now_ms, mode=mode, noise_logp_max=noise_logp_max, runtime=runtime)
     except BaseException:  # a chain opens it again and again: weights nobody drives may not stay in memory
-        backend.close()
+        opened.backend.close()
         raise
+    engine.notices = opened.notices
+    return engine

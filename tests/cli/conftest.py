@@ -21,8 +21,18 @@ class Shell:
 
     home: Path
 
+    @property
+    def cache(self) -> Path:
+        return self.home / "cache"
+
     def __call__(self, *args: str, stdin: str = "", home: Path | None = None) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "SDS_HOME": str(home or self.home), "COLUMNS": "200", "SDS_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "SDS_HOME": str(home or self.home),
+            "SDS_CACHE": str(self.cache),
+            "COLUMNS": "200",
+            "SDS_THREADS": "1",
+        }
         command = [sys.executable, "-m", "sds.cli.app", *args]
         return subprocess.run(
             command, input=stdin, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=300, check=False

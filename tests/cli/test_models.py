@@ -10,6 +10,7 @@ import pytest
 
 from sds.models.catalog import embedded_model
 from tests.cli.conftest import Shell
+from tests.models.test_prepare import flip, preparation
 from tests.small_models import sentencepiece_gguf
 
 CHECKS = ["template", "bytes", "spelling", "mask", "decisions", "context", "evidence"]
@@ -77,6 +78,11 @@ MISTAKES = [
     (("check", "README.md", "--contract", "nowhere.yaml"), 2, "error: nowhere.yaml: cannot be read"),
     (("check", "README.md", "--contract", "Makefile"), 2, "error: Makefile:"),
     (("check",), 2, "Missing argument 'PATH'"),
+    (("prepare", "nowhere"), 2, "error: `nowhere` cannot be read"),
+    (("prepare", "README.md"), 1, "error: `README.md` is not a GGUF file"),
+    (("prepare", "docs"), 1, "error: `docs` is a checkpoint folder: weight types and layers are for GGUF files"),
+    (("prepare", "--layers", "0"), 2, "Invalid value for '--layers'"),
+    (("prepare", "--layers", "30"), 1, "has 30 layers: 1 to 29 can be kept, not 30"),
     (("weigh",), 2, "No such command 'weigh'"),
 ]
 
@@ -99,5 +105,36 @@ def test_a_models_folder_that_is_none_is_named(shell: Shell, monkeypatch: pytest
 
 
 def test_every_command_has_help_with_an_example(shell: Shell) -> None:
-    for name in ("list", "show", "check"):
+    for name in ("list", "show", "check", "prepare"):
         assert f"Example: sds models {name}" in shell.ok("models", name, "--help")
+
+
+def test_prepare_measures_once_keeps_the_fastest_and_says_why(tmp_path: Path) -> None:
+    shell, path = Shell(tmp_path / "home"), sentencepiece_gguf(tmp_path / "small.gguf")
+    *types, why = shell.ok("models", "prepare", str(path)).splitlines()
+    assert {"F32", "BF16", "F16", "Q8_0"} >= {line.split()[0] for line in types}
+    assert 1 == sum("  kept: " in line for line in types)
+    again = shell.ok("models", "prepare", str(path)).splitlines()
+    assert [f"prepared on {again[0].split()[2].rstrip(':')}: {why}"] == again
+    told = shell.json("models", "prepare", str(path), "--json")
+    assert (False, why) == (told["measured_now"], told["why"])
+    assert shell.json("models", "prepare", str(path), "--again", "--json")["measured_now"]
+
+
+def test_what_was_prepared_is_listed_shown_run_and_left_alone_when_asked(
+    tmp_path: Path, tiny_path: Callable[[int], Path]
+) -> None:
+    shell, source = Shell(tmp_path / "home"), tiny_path(1)
+    found, _ = preparation(shell.cache / "models").run(source)
+    sha12, made = found.record.source.sha256[:12], found.record.sha256[:12]
+    assert f"prepared  GGUF               {found.path}  (made from tiny-1.gguf@{sha12})" in shell.ok("models", "list")
+    assert found.record.why in shell.ok("models", "show", str(source))
+    assert f"this is tiny-1.gguf@{sha12} as BF16, made by" in shell.ok("models", "show", str(found.path))
+    model = ("doctor", "--model", str(source))
+    assert f"model and mask: tiny-1.gguf as BF16, made from {sha12}@{made} answers" in shell.ok(*model)
+    assert f"model and mask: tiny-1.gguf@{sha12} answers" in shell.ok(*model, "--as-is")
+    flip(shell.cache / "models")
+    done = shell(*model)
+    assert (0, True) == (done.returncode, f"model and mask: tiny-1.gguf@{sha12} answers" in done.stdout)
+    damaged = f"the prepared weights `{found.path}` are damaged: the model runs as it is (sds models prepare)"
+    assert [damaged] == done.stderr.splitlines()

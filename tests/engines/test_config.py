@@ -65,6 +65,10 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
             "f.yaml:2: engines.0.api_key_env: `native` has no use for `api_key_env`",
         ),
         (
+            "engines:\n  - {name: a, kind: outlines, as_is: true}\n",
+            "f.yaml:2: engines.0.as_is: `outlines` has no use for `as_is`",
+        ),
+        (
             "engines:\n  - {name: a, kind: outlines, library: llamacpp, backend: xgrammar}\n",
             "f.yaml:2: engines.0.backend: xgrammar runs only with transformers",
         ),

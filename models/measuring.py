@@ -1,0 +1,101 @@
+"""How fast one file of weights is on the passes of a decision, and how far it is from the exact weights.
+
+A decision's passes: its contract's section is cached, then one pass reads the case and the forced opening, one rides
+to a choice, and some single tokens follow. Fixed texts: nothing here knows what is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import cycle, islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sds.models.llama import LlamaBackend
+from sds.models.noise import shape_noise
+from sds.models.protocol import BackendError
+
+STATIC_TOKENS, PASSES_TOKENS = 200, (85, 12, 1, 1, 1, 1)
+NOISE_SLOTS, NOISE_CONTEXT = 16, 512
+DECISIONS = 3  # a round, after one that is not counted
+PARTS = 6  # of each text: where next-token distributions are compared
+_TEXT = (  # fixed: two preparations of the same weights compare the same positions
+    "You decide claims of passengers. Choose what the contract permits, and nothing else. Flight UA 1714 from Newark "
+    "to Fort Lauderdale was cancelled two hours before departure. The ticket cost 389.40 and was not used.\n"
+    "The arrival was 214 minutes late. The airline names thunderstorms over the airport of departure; the weather of "
+    "that hour says wind of 12 knots, visibility of ten miles and no precipitation.\n"
+    '{"action":"REFUND_TICKET","params":{"amount":389.40},"reason_code":"CANCELLATION"} '
+    '{"action":"DENY","reason_code":"EXTRAORDINARY"} {"action":"ESCALATE","reason_code":"UNCERTAIN"}\n'
+    "I missed my sister's wedding and nobody at the desk could tell us anything for six hours. Please give me back "
+    "what I paid, and for the hotel as well. I have been a customer of yours for eleven years."
+)
+TEXTS = _TEXT.splitlines()  # four kinds of text a decision reads or writes
+
+Distributions = list[NDArray[np.float64]]
+
+
+def decision_times_ms(path: Path, threads: int, clock_s: Callable[[], float]) -> list[float]:
+    """Time the passes of some decisions, the contract's section cached, after one that is not counted."""
+    backend = LlamaBackend(path, threads=threads)
+    try:
+        text = cycle([token for each in TEXTS for token in backend.tokenize(each.encode(), special=False)])
+        static, *passes = (list(islice(text, count)) for count in (STATIC_TOKENS, *PASSES_TOKENS))
+        times = [_decision_ms(backend, static, passes, clock_s) for _ in range(1 + DECISIONS)]
+    finally:
+        backend.close()
+    return times[1:]
+
+
+def _decision_ms(
+    backend: LlamaBackend, static: list[int], passes: Sequence[list[int]], clock_s: Callable[[], float]
+) -> float:
+    backend.begin([static])
+    began = clock_s()
+    for tokens in passes:
+        backend.step(tokens)
+    return (clock_s() - began) * 1000
+
+
+def distributions(path: Path, threads: int) -> Distributions:
+    """Return log-probabilities of the next token at fixed positions of fixed texts, each [vocab_size]."""
+    backend = LlamaBackend(path, threads=threads)
+    try:
+        return [row for text in TEXTS for row in _along(backend, text)]
+    finally:
+        backend.close()
+
+
+def _along(backend: LlamaBackend, text: str) -> Distributions:
+    tokens = backend.tokenize(text.encode(), special=False)
+    first, *rest = (part.tolist() for part in np.array_split(np.asarray(tokens), PARTS + 1))
+    backend.begin([first])
+    return [_log_softmax(backend.step(part)) for part in rest]
+
+
+def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max()
+    logp: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+    return logp
+
+
+def divergence(exact: Distributions, found: Distributions) -> float:
+    """Return the mean KL(exact || found) over all positions, in nats; infinite where one is no distribution."""
+    each = [float(np.sum(np.exp(p) * (p - q))) for p, q in zip(exact, found, strict=True)]
+    mean = float(np.mean(each))
+    return max(0.0, mean) if np.isfinite(mean) else float("inf")
+
+
+def noise_logp(path: Path, threads: int) -> float | None:
+    """Return how far a row's company in a pass moves its log-probabilities; None: not to be measured with this model."""
+    try:
+        backend = LlamaBackend(path, threads=threads, slots=NOISE_SLOTS, n_ctx=NOISE_CONTEXT)
+    except BackendError:
+        return None
+    try:
+        return round(shape_noise(backend), 6)
+    except BackendError:
+        return None
+    finally:
+        backend.close()

@@ -1,0 +1,73 @@
+"""A model without its upper layers: its hidden state is the whole model's at the layer where it was cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sds.models import prepare
+from sds.models.catalog import embedded_model, prepared
+from sds.models.llama import LlamaBackend
+from sds.models.protocol import BackendError
+from tests.model_fixtures import TINY_THREADS
+from tests.models.test_prepare import preparation
+
+
+@pytest.mark.parametrize("layers", [0, 2, 3])
+def test_only_some_of_the_layers_can_be_kept(tiny_path: Callable[[int], Path], tmp_path: Path, layers: int) -> None:
+    with pytest.raises(BackendError) as caught:
+        preparation(tmp_path).run(tiny_path(1), layers=layers)
+    assert f"`{tiny_path(1)}` has 2 layers: 1 to 1 can be kept, not {layers}" == str(caught.value)
+
+
+def cosine(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+def state_after(folder: Path, tokens: list[int], layer: int) -> np.ndarray[Any, Any]:
+    """The hidden state after `layer` layers and the final norm, at the last position, from transformers."""
+    import torch
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        return np.asarray(model.norm(states[layer])[0, -1])
+
+
+def state_of(path: Path, tokens: list[int]) -> np.ndarray[Any, Any]:
+    backend = LlamaBackend(path, threads=TINY_THREADS)
+    try:
+        return backend.hidden([tokens])
+    finally:
+        backend.close()
+
+
+def test_a_model_without_its_upper_layers_gives_the_hidden_state_there(
+    tiny_path: Callable[[int], Path],
+    tiny_folder: Callable[[int], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prepare, "ROUNDS", 1)
+    tokens = [5, 900, 17, 31_000, 44]
+    found, _ = preparation(tmp_path).run(tiny_path(1), layers=1)
+    assert f"{found.record.source.sha256[:12]}-BF16-1layers.gguf" == found.path.name
+    assert found == prepared(tiny_path(1), tmp_path, layers=1)
+    assert prepared(tiny_path(1), tmp_path) is None
+    expected = state_after(tiny_folder(1), tokens, 1)
+    assert cosine(expected, state_of(found.path, tokens)) > 0.999
+    assert cosine(expected, state_of(tiny_path(1), tokens)) < 0.999
+
+
+def test_the_embedded_model_cut_at_its_twelfth_layer_says_what_transformers_says_there(
+    own_checkpoint: Path, tmp_path: Path
+) -> None:
+    card = prepare._card(embedded_model(), 12)
+    cut = prepare._encoded(embedded_model(), tmp_path / "cut.gguf", prepare.TYPES["BF16"], card, 12)
+    tokens = [4093, 354, 260, 3530, 282, 253, 12_500, 30]
+    assert cosine(state_after(own_checkpoint, tokens, 12), state_of(cut, tokens)) > 0.999
