@@ -265,13 +265,6 @@ class Contract(_Strict):
     budget: BudgetSpec = BudgetSpec()
     aggregate_thresholds: AggregateThresholds = AggregateThresholds()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _renamed(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and "rationale_chars_max" in data:
-            raise ContradictionError(("rationale_chars_max",), "is now `rationale: {order: before, chars_max: N}`")
-        return data
-
     @model_validator(mode="after")
     def _whole(self) -> Contract:
         from sds.kernel.human_terms import check_human  # noqa: PLC0415  those terms are a contract themselves

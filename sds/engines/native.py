@@ -6,14 +6,15 @@ One model, one context, one thread at a time: calls queue. The mask is proved al
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
-from sds.decoder import Decoded, decode
+from sds.decoder import BACKEND_FAILED, Decoded, decode
+from sds.engines.explaining import Turns, explaining, lead_of, run_between
 from sds.grammars.language import language
 from sds.grammars.mask import prove_alive
+from sds.grammars.text import TextTokens
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.models.protocol import Backend, BackendError, Dtype, Library, prompt_sections
@@ -27,7 +28,8 @@ class NativeEngine:
 
     def __init__(self, backend: Backend, *, now_ms: Callable[[], int]) -> None:
         self._backend, self._now_ms = backend, now_ms
-        self._lock = threading.Lock()
+        self._turns, self._closed = Turns(), False
+        self._text: TextTokens | None = None
         try:
             prove_alive(backend.grammar_tokenizer())
         except BackendError as error:
@@ -41,7 +43,7 @@ class NativeEngine:
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
         """Decide the packet within its expiry. Raises ModelError; never returns half a decision."""
         began = perf_counter()
-        with self._lock:
+        with self._turns.decision():
             sections = self._sections(packet)
             decoded = decode(
                 self._backend,
@@ -53,8 +55,34 @@ class NativeEngine:
             )
         return decoded.data, self._measured(decoded, (perf_counter() - began) * 1000)
 
+    def explain(self, packet: DecisionPacket, data: bytes, *, chars_max: int, deadline_ms: int) -> str:
+        """Say why `data` was decided. Decisions go first: it waits for them between its passes. Raises ModelError."""
+
+        def left_s() -> float:
+            return (deadline_ms - self._now_ms()) / 1000
+
+        try:
+            with self._turns.between(left_s()):
+                self._check_open()
+                *prefix, last = self._sections(packet)
+                lead = self._backend.tokenize(lead_of(data), special=False)
+                text = self._text_tokens()
+            writing = explaining([*last, *lead], text, chars_max)
+            return run_between(writing, self._backend, prefix, self._turns, left_s=left_s, check=self._check_open)
+        except BackendError as error:
+            raise ModelError(str(error), reason_code=BACKEND_FAILED, hint=error.hint) from error
+
+    def _text_tokens(self) -> TextTokens:
+        if self._text is None:  # a look at the whole vocabulary, for the first rationale only
+            self._text = TextTokens(map(self._backend.piece, range(self._backend.vocab_size)))
+        return self._text
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ModelError("the engine is closed")
+
     def count_tokens(self, text: str) -> int:
-        with self._lock:
+        with self._turns.decision():
             return len(self._backend.tokenize(text.encode(), special=False))
 
     def _sections(self, packet: DecisionPacket) -> list[list[int]]:
@@ -79,7 +107,8 @@ class NativeEngine:
         )
 
     def close(self) -> None:
-        with self._lock:
+        with self._turns.decision():
+            self._closed = True
             self._backend.close()
 
 
