@@ -11,9 +11,9 @@ import pytest
 from sds.kernel import audit, ledger
 from sds.kernel.answer import Answer, answer
 from sds.kernel.errors import ContractError, StoreError, UsageError
-from sds.kernel.human import HumanDesk, Resolution
 from sds.kernel.store import Store
 from tests.kernel.durable import Crash, Faults, World, contract, deny, escalate, failing, refund
+from tests.kernel.humans import PAY, resolve
 
 AFTER = "rationale: {order: after, chars_max: 12}\n"
 TERMS = contract(more=AFTER)
@@ -133,11 +133,8 @@ def test_what_a_human_says_is_not_mixed_with_what_the_model_said(world: World):
     dfid = world.decide(escalate).dfid
     world.kernel.explain(dfid, "not sure")
     assert "HUMAN_REVIEW: not sure" == getattr(answer(world.store, dfid), "justification", None)
-    desk = HumanDesk(world.kernel, now_ms=world.clock)
-    desk.resolve(dfid, Resolution("ABORT", "ada", "no claim"))
-    found = answer(world.store, dfid)
-    assert found is not None
-    assert "not sure" not in str(found.justification)
+    found = resolve(world, dfid, "MODIFY", PAY)
+    assert ("SUCCESS", "NOT_TRAVELLED") == (found.execution, found.justification)
     assert () == faults(world)
 
 
