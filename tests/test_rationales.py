@@ -7,11 +7,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sds.cli.record import audit
 from sds.engines.native import NativeEngine
 from sds.gate import Gate
 from sds.kernel import registry
@@ -19,13 +21,17 @@ from sds.kernel.answer import Answer, answer
 from sds.kernel.audit import verify
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
+from sds.kernel.proposal import Proposal, write_proposal
+from sds.kernel.store import Store
 from sds.models.llama import LlamaBackend
 from sds.rationales import QUEUE_MAX, Rationales
 from sds.stream import Stream
 from tests.kernel.durable import START_MS, Propose, Rail, Tickets, World, contract, deny, escalate, nonsense, refund
+from tests.kernel.sagas import SAGAS, most
 
 CHARS_MAX = 40
-TERMS = contract(more=f"rationale: {{order: after, chars_max: {CHARS_MAX}}}\n")
+RATIONALE = f"rationale: {{order: after, chars_max: {CHARS_MAX}}}\n"
+TERMS = contract(more=RATIONALE)
 TEXT = re.compile(rf"[ !#-\[\]-~]{{0,{CHARS_MAX}}}")
 EVENT = {"claim_id": "C1", "ticket_id": "T1", "text": "please"}
 PATIENCE_S = 60.0
@@ -222,6 +228,51 @@ def test_a_stored_answer_is_not_explained_again(world: World) -> None:
         decide(world, engine, behind)
     behind.close(PATIENCE_S)
     assert (1, []) == (len(world.column("SELECT 1 FROM ledger WHERE kind = 'RATIONALE'")), skipped(world))
+
+
+def test_each_step_of_a_saga_is_explained_as_a_decision_of_its_own(tmp_path: Path) -> None:
+    tickets, rail = Tickets(), Rail(tmp_path / "rail.db")
+    tickets.put("T1")
+    engine = Explaining(most, lambda packet, data: "because")
+    with Gate(
+        contract(more=SAGAS + RATIONALE),
+        tickets,
+        rail,
+        folder=tmp_path / "gate",
+        engine=engine,
+        now_ms=lambda: START_MS,
+    ) as gate:
+        assert "CLOSED" == gate.decide_saga("BOTH", EVENT).answer.state
+    with closing(Store(tmp_path / "gate" / "decisions.db")) as store:
+        explained = store.rows("SELECT dfid FROM ledger WHERE kind = 'RATIONALE' ORDER BY dfid")
+        assert explained == store.rows("SELECT dfid FROM execution_log ORDER BY dfid")
+        assert (2, ()) == (len(explained), verify(store).faults)
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [("before", "before the decision: she never flew"), ("after", "after the decision: she never flew")],
+)
+def test_the_record_of_a_decision_shows_the_rationale_whichever_its_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], order: str, words: str
+) -> None:
+    tickets, text = Tickets(), "she never flew"
+    tickets.put("T1")
+
+    def say(packet: DecisionPacket) -> bytes:
+        own = text if packet.envelope.rationale_chars_max else None
+        return write_proposal(Proposal("DENY", (), "NOT_ELIGIBLE", packet.snapshot.id, own))
+
+    engine, terms = Explaining(say, lambda packet, data: text), contract(more=RATIONALE.replace("after", order))
+    with Gate(
+        terms, tickets, Rail(tmp_path / "r.db"), folder=tmp_path / "gate", engine=engine, now_ms=lambda: START_MS
+    ) as gate:
+        dfid = gate.decide(EVENT).dfid
+    with closing(Store(tmp_path / "gate" / "decisions.db")) as store:
+        assert f"NOT_ELIGIBLE: {text}" == getattr(answer(store, dfid), "justification", None)
+    monkeypatch.setenv("SDS_HOME", str(tmp_path))
+    audit(dfid, "gate")
+    assert f"rationale\n  {words}\n" in capsys.readouterr().out
 
 
 def test_an_engine_that_cannot_explain_is_refused_before_anything_is_registered(tmp_path: Path) -> None:
