@@ -24,19 +24,20 @@ def emit(language: Language) -> dict[str, Any]:
     Raises LanguageError for a bound of more than ENUM_VALUES_MAX values whose residue is not 0: JSON Schema can only
     say "multiple of", and a schema that permits more than the envelope is not given out.
     """
-    shared: dict[str, Any] = {"context_ref": {"const": language.context_ref}}
-    if language.envelope.rationale_chars_max:
-        shared = {"rationale": _text(language.envelope.rationale_chars_max), **shared}
-    return {"$schema": DIALECT, "anyOf": [_kind(kind, shared) for kind in language.envelope.kinds]}
+    longest = language.envelope.rationale_chars_max
+    first = {"rationale": _text(longest)} if longest else {}
+    last = {"context_ref": {"const": language.context_ref}}
+    return {"$schema": DIALECT, "anyOf": [_kind(kind, first, last) for kind in language.envelope.kinds]}
 
 
-def _kind(kind: KindBound, shared: dict[str, Any]) -> dict[str, Any]:
+def _kind(kind: KindBound, first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
     return _object(
         {
+            **first,
             "action": {"const": kind.kind},
             "params": _object({name: _number(name, allowed) for name, allowed in kind.params}),
             "reason_code": {"enum": list(kind.reasons)},
-            **shared,
+            **last,
         }
     )
 

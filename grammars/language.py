@@ -2,9 +2,9 @@
 
     {"action":"REFUND_TICKET","params":{"amount":150.00},"reason_code":"CANCELLATION","context_ref":"<64 hex>"}
 
-The order of the fields is part of the language. The last one is a constant, shared by all kinds: once the reason is
-chosen (and the rationale written, where the envelope bounds one) nothing is left to decide. What the kernel fills in
-itself is not in the language.
+The order of the fields is part of the language. Where the envelope bounds a rationale, `"rationale"` comes first: the
+model reasons, then it decides. The last field is a constant, shared by all kinds: once the reason is chosen nothing is
+left to decide. What the kernel fills in itself is not in the language.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sds.kernel.errors import LanguageError
 
 __all__ = ["Choice", "ChoiceView", "Language", "Literal", "Node", "Number", "Option", "Text", "language"]
 
-FORM = "sds-language/1 action,params,reason_code,rationale?,context_ref"
+FORM = "sds-language/2 rationale?,action,params,reason_code,context_ref"
 CHOICE_VALUES_MAX = 64
 PARAMS_MAX = 16
 TEXT_CHARS_MAX = 2000
@@ -101,13 +101,14 @@ def language(envelope: DecisionEnvelope, context_ref: str) -> Language:
         raise LanguageError(
             f"a rationale of `{envelope.rationale_chars_max}` characters is not within 0..{TEXT_CHARS_MAX}"
         )
-    tail: list[Node] = [Literal(b'"')]
+    opening: list[Node] = [Literal(b"{")]
     if envelope.rationale_chars_max:
-        tail += [Literal(b',"rationale":"'), Text("rationale", envelope.rationale_chars_max), Literal(b'"')]
-    tail.append(Literal(f',"context_ref":"{context_ref}"}}'.encode()))
+        opening += [Literal(b'"rationale":"'), Text("rationale", envelope.rationale_chars_max), Literal(b'",')]
+    opening.append(Literal(b'"action":"'))
+    tail = Literal(f'","context_ref":"{context_ref}"}}'.encode())
     kinds = [Option(kind.kind, _packed(_kind(kind))) for kind in envelope.kinds]
     _check_codes([option.label for option in kinds], "kind")
-    return Language(_packed([Literal(b'{"action":"'), *_choice("action", kinds), *tail]), envelope, context_ref)
+    return Language(_packed([*opening, *_choice("action", kinds), tail]), envelope, context_ref)
 
 
 def _kind(kind: KindBound) -> Iterable[Node]:

@@ -14,7 +14,8 @@ from sds.kernel.store import Reader
 class Answer:
     """The decision as it stands. `params` in minor units; `execution` is None when nothing is to be executed.
 
-    `justification` is the agent's own reason code (and rationale); `reason_code` and `reasons` are the kernel's.
+    `justification` is the agent's own reason code (and rationale; one written after the decision, once it is recorded);
+    `reason_code` and `reasons` are the kernel's.
     Once a human has resolved an escalation, `resolution` says how, and action, params and justification are theirs.
     """
 
@@ -44,7 +45,8 @@ class Answer:
 
 _SQL = """
 SELECT f.dfid, f.gate, f.event_id, f.state, v.outcome, COALESCE(h.policy_kind, p.policy_kind),
-       COALESCE(h.params, p.params), COALESCE(h.justification, p.justification), v.reason_code,
+       COALESCE(h.params, p.params),
+       COALESCE(h.justification, p.justification || COALESCE(': ' || json_extract(r.body, '$.text'), '')), v.reason_code,
        v.reasons, f.tag, e.status, e.external_receipt, p.confidence, f.parent_dfid,
        h.decision, h.who
 FROM decision_flows f
@@ -52,6 +54,7 @@ LEFT JOIN policy_proposals p ON f.dfid = p.dfid
 LEFT JOIN dim_validations v ON f.dfid = v.dfid
 LEFT JOIN execution_log e ON f.dfid = e.dfid
 LEFT JOIN human_decisions h ON f.dfid = h.dfid
+LEFT JOIN ledger r ON f.dfid = r.dfid AND r.kind = 'RATIONALE'
 WHERE f.dfid = ?
 """
 _COLUMNS = tuple(Answer.__dataclass_fields__)

@@ -38,7 +38,7 @@ from sds.kernel.envelope import RATIONALE_CHARS_MAX
 from sds.kernel.errors import ContractError
 from sds.kernel.yaml_lines import FILE_BYTES_MAX, load_with_lines
 
-PROPOSAL_SCHEMA = "1.0.0"
+PROPOSAL_SCHEMA = "2.0.0"
 KINDS_MAX = 16
 FIELDS_MAX = 64
 
@@ -228,6 +228,13 @@ class AggregateThresholds(_Strict):
     paid_mean_minor_max: Amount | None = None
 
 
+class RationaleSpec(_Strict):
+    """When the model says why: `before` it decides, as part of the proposal, or `after`, when all has been done."""
+
+    order: Literal["before", "after"]
+    chars_max: int = Field(ge=1, le=RATIONALE_CHARS_MAX)
+
+
 class Contract(_Strict):
     """A whole responsibility contract. Its `hash` covers every field."""
 
@@ -246,7 +253,7 @@ class Contract(_Strict):
     show: Shown = ()  # what the model reads of the snapshot (need to know), and under which label; empty: all of it
     when: Expression = "true"
     kinds: dict[Code, KindSpec] = Field(min_length=1, max_length=KINDS_MAX)
-    rationale_chars_max: int = Field(default=0, ge=0, le=RATIONALE_CHARS_MAX)
+    rationale: RationaleSpec | None = None
     draws_settle_in: Literal["kernel", "source"] = "kernel"
     drift: DriftPolicy = DriftPolicy()
     spend: tuple[SpendLimit, ...] = Field(default=(), max_length=8)
@@ -272,6 +279,16 @@ class Contract(_Strict):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:  # noqa: ARG002
         """Return a validated contract with these fields exchanged: its hash is its own."""
         return type(self).model_validate({**self.model_dump(), **(update or {})})
+
+    @property
+    def rationale_chars_max(self) -> int:
+        """How long a proposal's own rationale may be; 0: it has none."""
+        return self.rationale.chars_max if self.rationale and self.rationale.order == "before" else 0
+
+    @property
+    def explanation_chars_max(self) -> int:
+        """How long the rationale written after the decision may be; 0: none is written."""
+        return self.rationale.chars_max if self.rationale and self.rationale.order == "after" else 0
 
     @cached_property
     def hash(self) -> str:

@@ -103,6 +103,7 @@ _WORDS = {
     "too_short": "must have {min_length} or more entries",
     "too_long": "must have {max_length} or fewer entries",
 }
+_RENAMED = {"rationale_chars_max": "is now `rationale: {{order: before, chars_max: N}}`"}
 
 
 def say(error: Any, lines: Lines) -> tuple[int, str]:
@@ -111,7 +112,8 @@ def say(error: Any, lines: Lines) -> tuple[int, str]:
     cause = context.get("error")
     if isinstance(cause, ContradictionError):
         loc = (*loc, *cause.path)
-    plain = _WORDS.get(error["type"])
+    plain = _RENAMED.get(loc[-1]) if error["type"] == "extra_forbidden" else None
+    plain = plain or _WORDS.get(error["type"])
     message = str(cause) if cause else plain.format(**context) if plain else str(error["msg"])
     known = loc
     while known not in lines:

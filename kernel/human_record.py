@@ -19,11 +19,12 @@ from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow import State
 from sds.kernel.human_terms import Impact, human_contract, impact
 from sds.kernel.packet import DecisionPacket
-from sds.kernel.proposal import Proposal, parse_proposal
+from sds.kernel.proposal import Proposal, parse_recorded
 from sds.kernel.record import SEALED, seal
 from sds.kernel.saga import DIRTY, event_fields
 from sds.kernel.state import Fields
 from sds.kernel.store import Reader, Store
+from sds.kernel.versions import recorded_contract
 
 Decision = Literal["OVERRIDE", "MODIFY", "ABORT"]
 
@@ -62,7 +63,7 @@ class Case:
     @property
     def proposal(self) -> Proposal | None:
         """What the agent proposed to do; None when it handed the case over, or said nothing that can be read."""
-        parsed = parse_proposal(self.said)
+        parsed = parse_recorded(self.said)
         return parsed if isinstance(parsed, Proposal) and parsed.action != ESCALATE else None
 
     @property
@@ -129,7 +130,7 @@ def registered_terms(store: Reader, gate: str) -> Contract:
     )
     if body is None:
         raise UsageError(f"no contract is registered for gate `{gate}`")
-    return human_contract(Contract.model_validate_json(body))
+    return human_contract(recorded_contract(body))
 
 
 def _case(store: Reader, row: tuple[Any, ...]) -> Case:

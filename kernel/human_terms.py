@@ -32,7 +32,7 @@ def _changes(contract: Contract) -> dict[str, Any]:
         "when": contract.when if human.when is None else human.when,
         "escalation": contract.escalation.model_copy(update={"always": (), "confidence_min_pct": 0}),
         "human": HumanSpec(),
-        "rationale_chars_max": 0,
+        "rationale": None,
         "sagas": {},
     }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from sds.kernel import record
 from sds.kernel.canonical import digest
+from sds.kernel.explanation import Explanations
 from sds.kernel.human_record import SEALED_HUMAN
 from sds.kernel.reconcile_books import Artifacts, Registry, differences
 from sds.kernel.store import Reader
@@ -27,11 +28,12 @@ class Tables:
         self._found: list[str] = []
         self._flows: dict[str, tuple[str, str | None]] = {}  # dfid -> state, tag
         self._orders: dict[str, tuple[str, str | None, int | None]] = {}  # dfid -> status, receipt, executed at
+        self._decided: set[str] = set()
         self._humans: set[str] = set()  # flows that a human has resolved
         self._kept: set[str] = set()  # flows whose draws stay subtracted
         self._sagas: dict[str, tuple[str, str | None]] = {}  # dfid -> phase, compensation
         self._reversals: dict[str, tuple[str, str, str, str | None]] = {}  # dfid -> saga, key, status, reference
-        self._registry, self._artifacts = Registry(), Artifacts()
+        self._registry, self._artifacts, self._explanations = Registry(), Artifacts(), Explanations()
 
     def faults(self, entries: Iterable[tuple[Any, ...]]) -> list[str]:
         for idx, at_ms, kind, dfid, text, _, _ in entries:
@@ -64,11 +66,14 @@ class Tables:
             self._fold_saga(idx, dfid, body)
         elif kind == "REVERSAL":
             self._fold_reversal(dfid, body)
+        elif kind == "RATIONALE" and dfid in self._decided:
+            self._explanations.fold(self._store, dfid, body)
         else:
             raise ValueError(kind)
 
     def _fold_decision(self, idx: int, dfid: str, body: Mapping[str, Any]) -> None:
         self._flows[dfid] = body["state"], body["tag"]
+        self._decided.add(dfid)
         self._sealed(idx, dfid, record.SEALED, body["rows"])
         self._registry.decided(body)
         unread = self._artifacts.unknown(body.get("artifacts", ()))

@@ -24,6 +24,7 @@ from sds.kernel.dispatch import Dispatcher, Log, no_log
 from sds.kernel.envelope import ESCALATE, DecisionEnvelope
 from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.executor import ExecutionIntent, Executor, Signer
+from sds.kernel.explanation import explain
 from sds.kernel.governance import Observation, Situation, envelope_in_force, safeguards_of, standing_notes
 from sds.kernel.jit import JitReport
 from sds.kernel.packet import DecisionPacket, Decoding, compile_packet, with_feedback
@@ -210,6 +211,11 @@ class Kernel:
         verdict = Verdict("ESCALATED", (Reason(1, code, one_line(message, 300)),), 1)
         self.conclude(packet, b"", decoding or Decoding(), verdict, None)
         return self._answer(packet.dfid)
+
+    def explain(self, dfid: str, text: str) -> None:
+        """Record what the model says, after the decision, of why it decided so. Raises UsageError: it may not be."""
+        explain(self.store, self.contract, dfid, text, now_ms=self._now_ms())
+        self._log("rationale.recorded", {"dfid": dfid})
 
     def judge(self, packet: DecisionPacket, data: bytes, decoding: Decoding) -> Verdict:
         """Return the verdict on proposal bytes, as registry and store stand now. Changes nothing."""

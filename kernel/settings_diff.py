@@ -77,6 +77,7 @@ _RULES: tuple[tuple[str, _Rule], ...] = (
     ("event.evidence", _neutral),
     ("event.evidence_chars_max", _neutral),
     ("show", _neutral),
+    ("rationale", _neutral),  # how long one before the decision may be is compared as decisions are
     ("draws_settle_in", _settles),
     ("drift.age_ms_max", _more),
     ("escalation.confidence_min_pct", _less),

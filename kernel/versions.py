@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -59,12 +59,20 @@ def _version(
     return Version(gate, agent_id, version, contract_hash, standing, at_ms, who, reason)
 
 
+def recorded_contract(body: str) -> Contract:
+    """Return a contract as it was registered. Before proposal schema 2 a rationale had a length and no order."""
+    data: dict[str, Any] = json.loads(body)
+    if longest := data.pop("rationale_chars_max", 0):
+        data["rationale"] = {"order": "before", "chars_max": longest}
+    return Contract.model_validate_json(json.dumps(data))
+
+
 def registered_contract(store: Reader, gate: str) -> Contract | None:
     """Return the contract registered last for a gate, revoked or not. Raises ContractError when it cannot be read."""
     body = store.value(
         "SELECT c.body FROM agents a JOIN contracts c ON c.hash = a.contract_hash WHERE a.gate = ?", (gate,)
     )
     try:
-        return None if body is None else Contract.model_validate_json(body)
-    except ValidationError as error:
+        return None if body is None else recorded_contract(body)
+    except (ValidationError, AttributeError, KeyError, TypeError) as error:
         raise ContractError(f"the registered contract of `{gate}` is not one of this program's") from error

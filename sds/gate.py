@@ -13,7 +13,7 @@ from typing import Self
 from sds import home as places
 from sds.engines.fallback import FallbackEngine
 from sds.engines.native import open_engine
-from sds.engines.protocol import Engine
+from sds.engines.protocol import Engine, Explains
 from sds.escalations import Resolve, resolve
 from sds.kernel import intake, monitor, recovery, registry, saga_drive
 from sds.kernel.answer import Answer
@@ -28,6 +28,7 @@ from sds.kernel.runtime import Kernel
 from sds.kernel.saga import SagaAnswer
 from sds.kernel.state import StateSource
 from sds.logs import JsonLog
+from sds.rationales import Rationales, check_explains
 from sds.saga import SagaStream
 from sds.stream import Reasoned, Stream
 
@@ -82,6 +83,7 @@ class Gate:
                 self.engine.log = self._log.write
             for notice in getattr(self.engine, "notices", ()):
                 self._log.write("engine.notice", {"notice": notice})
+            check_explains(self.contract, self.engine)
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
             self.kernel = Kernel(
                 self.contract,
@@ -94,7 +96,15 @@ class Gate:
                 log=self._log.write,
                 count_tokens=self.engine.count_tokens,
             )
-            self._stream = Stream(self.kernel, self.engine, now_ms=now_ms, sleep=time.sleep, on_reasoned=on_reasoned)
+            on_decided = self._explained(opened)
+            self._stream = Stream(
+                self.kernel,
+                self.engine,
+                now_ms=now_ms,
+                sleep=time.sleep,
+                on_reasoned=on_reasoned,
+                on_decided=on_decided,
+            )
             self._sagas = SagaStream(
                 self.kernel,
                 self.engine,
@@ -102,8 +112,17 @@ class Gate:
                 new_id=new_id,
                 sleep=time.sleep,
                 on_reasoned=on_reasoned,
+                on_decided=on_decided,
             )
             self._closing = opened.pop_all()
+
+    def _explained(self, opened: ExitStack) -> Reasoned | None:
+        """Return what has a decision explained when its contract asks for that afterwards."""
+        if not self.contract.explanation_chars_max or not isinstance(self.engine, Explains):
+            return None
+        rationales = Rationales(self.kernel, self.engine, now_ms=self._now_ms, log=self._log.write)
+        opened.callback(rationales.close)
+        return rationales.ask
 
     @classmethod
     def load(

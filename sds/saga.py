@@ -29,10 +29,11 @@ class SagaStream:
         new_id: Callable[[], str],
         sleep: Callable[[float], None],
         on_reasoned: Reasoned | None = None,
+        on_decided: Reasoned | None = None,
     ) -> None:
         self._kernel, self._engine = kernel, engine
         self._now_ms, self._new_id, self._sleep = now_ms, new_id, sleep
-        self._on_reasoned = on_reasoned
+        self._on_reasoned, self._on_decided = on_reasoned, on_decided
 
     def decide(self, name: str, event: Event) -> SagaAnswer:
         """Return the saga's answer: decided now, resumed where it stands, or stored."""
@@ -45,5 +46,12 @@ class SagaStream:
         return saga_drive.drive(self._kernel, dfid, self._ask, now_ms=self._now_ms)
 
     def _ask(self, child: Kernel, event: Event) -> Answer:
-        stream = Stream(child, self._engine, now_ms=self._now_ms, sleep=self._sleep, on_reasoned=self._on_reasoned)
+        stream = Stream(
+            child,
+            self._engine,
+            now_ms=self._now_ms,
+            sleep=self._sleep,
+            on_reasoned=self._on_reasoned,
+            on_decided=self._on_decided,
+        )
         return stream.decide(event)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sds.engines.native import NOT_ASKED
 from sds.engines.protocol import Engine
 from sds.kernel.answer import Answer
 from sds.kernel.errors import SdsError, UsageError, WorldError
@@ -27,7 +28,8 @@ Reasoned = Callable[[DecisionPacket, bytes], None]
 class Stream:
     """Runs events through one kernel and one engine. Safe in several threads.
 
-    `on_reasoned` is called between reasoning and execution: where the world moves while a model thinks.
+    `on_reasoned` is called between reasoning and execution: where the world moves while a model thinks. `on_decided` is
+    called once a proposal was not refused and all that followed from it is done; whoever asked waits for it.
     """
 
     def __init__(
@@ -38,10 +40,11 @@ class Stream:
         now_ms: Callable[[], int],
         sleep: Callable[[float], None],
         on_reasoned: Reasoned | None = None,
+        on_decided: Reasoned | None = None,
     ) -> None:
         self._kernel, self._engine = kernel, engine
         self._now_ms, self._sleep = now_ms, sleep
-        self._on_reasoned = on_reasoned
+        self._on_reasoned, self._on_decided = on_reasoned, on_decided
 
     def decide(self, event: Event) -> Answer:
         """Return the event's answer: decided now, or stored. Raises WorldError when it stays busy elsewhere."""
@@ -89,5 +92,7 @@ class Stream:
                 self._on_reasoned(packet, data)
             answer = self._kernel.decide(packet, data, decoding)
             if not answer.pending:
+                if self._on_decided is not None and answer.outcome != "REJECTED" and decoding.model != NOT_ASKED:
+                    self._on_decided(packet, data)
                 return answer
             rejected = True

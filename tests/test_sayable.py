@@ -43,7 +43,7 @@ def refused(found: Question) -> dict[str, str]:
 
 
 def with_rationale() -> Contract:
-    return load_refund_contract().model_copy(update={"rationale_chars_max": 120})
+    return load_refund_contract().model_copy(update={"rationale": {"order": "before", "chars_max": 120}})
 
 
 @pytest.mark.parametrize("contract", [load_refund_contract(), with_rationale()], ids=["plain", "rationale"])

@@ -73,8 +73,7 @@ def decide(
         ) as decides,
         Gate.load(gate, folder=folder, engine=decides) as opened,
     ):
-        answer = opened.decide(text)
-    print_json(asdict(answer))
+        print_json(asdict(opened.decide(text)))  # a rationale may follow: nobody waits for it
 
 
 def events(gate: GateName, limit: Annotated[int, typer.Option("--limit", min=1, help="How many.")] = 3) -> None:

@@ -20,6 +20,7 @@ from sds.kernel import audit as auditing
 from sds.kernel import ledger as ledgers
 from sds.kernel import recovery, registry
 from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.proposal import Proposal, parse_recorded
 from sds.kernel.recovery import Recovered
 from sds.kernel.store import Store
 
@@ -248,6 +249,7 @@ def _show(found: dict[str, Any]) -> None:
         for choice in alternatives if isinstance(alternatives, list) else ():
             shares = ", ".join(f"{label} {p:.3f}" for label, p in choice["probabilities"].items())
             _lines(console, f"alternatives of {choice['choice']} (Z {choice['z']:.3g})", {choice["chosen"]: shares})
+    _lines(console, "rationale", _rationale(found))
     if verdict:
         facts = {k: verdict[k] for k in ("outcome", "gate_reached", "attempt_number")}
         _lines(console, "verdict", {"at": _when(verdict["evaluated_at_ms"]), **facts})
@@ -263,6 +265,17 @@ def _show(found: dict[str, Any]) -> None:
         "ledger",
         {str(e["idx"]): f"{_when(e['at_ms'])} {e['kind']} {e['entry_hash']}" for e in found["ledger"]},
     )
+
+
+def _rationale(found: dict[str, Any]) -> dict[str, Any]:
+    """Return what the model said of why: with its proposal, or after the decision."""
+    for entry in found["ledger"]:
+        if entry["kind"] == "RATIONALE":
+            return {"after the decision": json.loads(entry["body"])["text"]}
+    proposal = parse_recorded((found["policy_proposals"] or {}).get("proposal", "").encode())
+    if not isinstance(proposal, Proposal) or proposal.rationale is None:
+        return {}
+    return {"before the decision": proposal.rationale}
 
 
 def _saga(console: Console, found: dict[str, Any]) -> None:

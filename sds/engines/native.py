@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from importlib.metadata import version
@@ -20,11 +20,13 @@ from time import perf_counter
 
 import numpy as np
 
-from sds.decoder import FORKS_MAX, FORKS_MIN, TOKEN_BUDGET_EXCEEDED, Deciding, Decoded, Mode, deciding, decode
+from sds.decoder import BACKEND_FAILED, FORKS_MAX, FORKS_MIN, TOKEN_BUDGET_EXCEEDED, Deciding, Decoded, Mode, deciding, decode
 from sds.engines.batching import Batcher
+from sds.engines.explaining import Explaining, Turns, explaining, lead_of, run_between
 from sds.engines.weights import Opened, open_weights
 from sds.grammars.plan import Planner, Walk
 from sds.grammars.proof import prove_alive
+from sds.grammars.text import TextTokens
 from sds.home import model_cache
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
@@ -59,7 +61,8 @@ class NativeEngine:
     ) -> None:
         check_slots(backend.slots, mode)
         self._backend, self._now_ms, self._mode = backend, now_ms, mode
-        self._lock = threading.Lock()
+        self._turns, self._words, self._closed = Turns(), threading.Lock(), False
+        self._text: TextTokens | None = None
         with _telling():
             prove_alive(backend)
             self._noise = shape_noise(backend) if noise_logp_max is None else noise_logp_max
@@ -71,7 +74,7 @@ class NativeEngine:
             "mode": mode,
             "noise_logp_max": self._noise,
         }
-        self._batcher = Batcher(backend, now_ms=now_ms, words=self._lock) if backend.slots > 1 else None
+        self._batcher = Batcher(backend, now_ms=now_ms, words=self._words) if backend.slots > 1 else None
 
     @property
     def model(self) -> str:
@@ -81,7 +84,7 @@ class NativeEngine:
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
         """Decide the packet within its expiry. Raises ModelError; never returns half a decision."""
         began = perf_counter()
-        with self._lock:
+        with self._turn():
             sections = self._sections(packet)
             left = min(tokens_max, self._backend.context_tokens_max) - sum(map(len, sections))
             if left < 1:
@@ -119,9 +122,43 @@ class NativeEngine:
         pending = self._batcher.start(make, sections, packet.expires_at_ms)
         return replace(pending.result(), rows=tuple(pending.rows))
 
+    def explain(self, packet: DecisionPacket, data: bytes, *, chars_max: int, deadline_ms: int) -> str:
+        """Say why `data` was decided. With one slot decisions go first, between its passes. Raises ModelError."""
+
+        def left_s() -> float:
+            return (deadline_ms - self._now_ms()) / 1000
+
+        def make(backend: Backend, slot: int) -> Explaining:
+            backend.begin(prefix, slot=slot)
+            return (yield from explaining(told, text, chars_max, slot=slot))
+
+        with _telling(BACKEND_FAILED):
+            with self._words if self._batcher else self._turns.between(left_s()):
+                self._check_open()
+                *prefix, last = self._sections(packet)
+                told = [*last, *self._backend.tokenize(lead_of(data), special=False)]
+                text = self._text_tokens()
+            if self._batcher is not None:
+                return self._batcher.submit(make, [*prefix, told], deadline_ms)
+            writing = explaining(told, text, chars_max)
+            return run_between(writing, self._backend, prefix, self._turns, left_s=left_s, check=self._check_open)
+
+    def _text_tokens(self) -> TextTokens:
+        if self._text is None:  # a look at the whole vocabulary, for the first rationale only
+            self._text = TextTokens(map(self._backend.piece, range(self._backend.vocab_size)))
+        return self._text
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ModelError("the engine is closed")
+
     def count_tokens(self, text: str) -> int:
-        with self._lock:
+        with self._turn():
             return len(self._backend.tokenize(text.encode(), special=False))
+
+    def _turn(self) -> AbstractContextManager[object]:
+        """Return what keeps others off the backend: all of it, or its tokenizer while the batcher's worker has it."""
+        return self._words if self._batcher else self._turns.decision()
 
     def _sections(self, packet: DecisionPacket) -> list[list[int]]:
         with _telling():
@@ -153,20 +190,21 @@ class NativeEngine:
         )
 
     def close(self) -> None:
+        self._closed = True
         if self._batcher is not None:
             self._batcher.close()
             return
-        with self._lock:
+        with self._turns.decision():
             self._backend.close()
 
 
 @contextmanager
-def _telling() -> Iterator[None]:
+def _telling(reason_code: str = "") -> Iterator[None]:
     """Tell what a backend refuses as the project does."""
     try:
         yield
     except BackendError as error:
-        raise ModelError(str(error), hint=error.hint) from error
+        raise ModelError(str(error), reason_code=reason_code, hint=error.hint) from error
 
 
 def _digest(tokens: Iterable[int]) -> str:

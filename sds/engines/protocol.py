@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from sds.kernel.packet import DecisionPacket, Decoding
 
@@ -21,3 +21,15 @@ class Engine(Protocol):
         """Return how many tokens a text costs, or an upper bound where the tokenizer is out of reach."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """What an engine has besides, where a contract asks for a rationale after the decision."""
+
+    def explain(self, packet: DecisionPacket, data: bytes, *, chars_max: int, deadline_ms: int) -> str:
+        r"""Return why `data`, this packet's accepted proposal, was decided: printable ASCII without `"` and `\`.
+
+        Called in a thread of its own while other packets are decided, which it may not hold up for more than one pass
+        of the model. `deadline_ms`: absolute. Raises ModelError.
+        """

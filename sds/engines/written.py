@@ -153,6 +153,6 @@ def _form_hint(said: Language, form: Form) -> str:
     """A schema fixes values, not bytes: where that is all a server takes, the prompt says how they are written."""
     if form != "json_schema":
         return ""
-    fields = "action, params, reason_code, rationale, context_ref"
-    shown = fields if said.envelope.rationale_chars_max else fields.replace("rationale, ", "")
+    fields = "action, params, reason_code, context_ref"
+    shown = f"rationale, {fields}" if said.envelope.rationale_chars_max else fields
     return f"\nAnswer with one line of JSON without spaces, in this order: {shown}."

@@ -297,7 +297,8 @@ def edits_that_matter() -> list[tuple[str, str]]:
         ("max_minor: 100000", "max_minor: 100001"),
         ("spend:", "drift: {fields: {claim.minutes: {abs: 1}}}\nspend:"),
         ("spend:", "escalation: {always: [PAY]}\nspend:"),
-        ("spend:", "rationale_chars_max: 5\nspend:"),
+        ("spend:", "rationale: {order: before, chars_max: 5}\nspend:"),
+        ("spend:", "rationale: {order: after, chars_max: 5}\nspend:"),
     ]
 
 

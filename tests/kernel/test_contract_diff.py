@@ -65,7 +65,7 @@ def said(found: ContractDiff) -> set[str]:
             "GRANT becomes impossible: narrower",
             "GRANT becomes possible: wider",
         ),
-        (("kinds:", "rationale_chars_max: 9\nkinds:"), "* rationale: wider", "* rationale: narrower"),
+        (("kinds:", "rationale: {order: before, chars_max: 9}\nkinds:"), "* rationale: wider", "* rationale: narrower"),
         (("days: {lo: 1, hi: 3}", "hours: {lo: 1, hi: 3}"), "TALK numbers: different", "TALK numbers: different"),
         ((SPEND, SPEND.replace("100000", "4000")), "PAY amount: narrower", "PAY amount: wider"),
     ],
@@ -160,9 +160,9 @@ def test_every_field_of_a_contract_is_compared_in_some_way():
     """A field that is added to the contract and forgotten here would be a difference that nobody is told of."""
     compared = {
         "gate", "agent_id", "owner", "effective_from", "proposal_schema", "mission", "source", "authority", "event",
-        "show", "draws_settle_in", "drift", "escalation", "human", "memory", "artifacts", "retry", "budget",
+        "show", "rationale", "draws_settle_in", "drift", "escalation", "human", "memory", "artifacts", "retry", "budget",
         "aggregate_thresholds", "snapshot", "spend", "sagas", "kinds",
-        "when", "rationale_chars_max",  # as decisions
+        "when",  # as decisions
         "version", "role",  # the first is no difference, the second has one value
     }  # fmt: skip
     assert set(type(world.contract()).model_fields) == compared

@@ -65,7 +65,8 @@ HOSTILE = {
     "escaped surrogate": PAY.replace(b"OWED", b"\\ud800"),
     "escaped letter": PAY.replace(b"PAY", b"P\\u0041Y"),
     "wide letters": PAY.replace(b"PAY", "\uff30\uff21\uff39".encode()),
-    "rationale nobody asked for": PAY.replace(b',"context', b',"rationale":"","context'),
+    "rationale nobody asked for": PAY.replace(b'{"action', b'{"rationale":"","action'),
+    "a rationale at the end": PAY.replace(b',"context', b',"rationale":"","context'),
     "deep lists": b"[" * DEEP,
     "deep objects": b'{"action":' * DEEP,
     "deep parameters": with_amount(b"[" * DEEP + b"]" * DEEP),
@@ -75,8 +76,8 @@ HOSTILE = {
     "large, of digits": with_amount(b"9" * LARGE),
     "large, of brackets": b"[" * LARGE,
     "large, of proposals": PAY * (LARGE // len(PAY)),
-    "large, of text": PAY.replace(b',"context', b',"rationale":"' + b"a" * LARGE + b'","context'),
-    "just under the limit": PAY.replace(b',"context', b',"rationale":"' + b"a" * 65_000 + b'","context'),
+    "large, of text": PAY.replace(b'{"action', b'{"rationale":"' + b"a" * LARGE + b'","action'),
+    "just under the limit": PAY.replace(b'{"action', b'{"rationale":"' + b"a" * 65_000 + b'","action'),
 }
 
 
@@ -101,7 +102,7 @@ def judged(rng: Random, data: bytes, packet: DecisionPacket) -> str:
     inside = (
         packet.envelope.contains(data) and isinstance(parsed, Proposal) and parsed.context_ref == packet.snapshot.id
     )
-    expected = ("ESCALATED" if b'"action":"ESCALATE"' in data[:20] else "ACCEPTED") if inside else "REJECTED"
+    expected = ("ESCALATED" if b'"action":"ESCALATE"' in data else "ACCEPTED") if inside else "REJECTED"
     assert expected == found.outcome, (data, packet.envelope)
     assert (found.outcome == "ACCEPTED") == (not found.reasons)
     assert all(reason.code != "KERNEL_FAULT" for reason in found.reasons), data

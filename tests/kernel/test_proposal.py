@@ -44,9 +44,9 @@ def test_whatever_is_read_was_written_in_the_one_form(data: bytes):
 @pytest.mark.parametrize(
     ("data", "fault"),
     [
-        (b"", 'does not begin with {"action":"<KIND>","params":{'),
-        (b'{"action": "PAY","params":{', 'does not begin with {"action":"<KIND>","params":{'),
-        (b'{"params":{},"action":"PAY"', 'does not begin with {"action":"<KIND>","params":{'),
+        (b"", 'does not begin with {"action":"<KIND>","params":{ or a rationale before it'),
+        (b'{"action": "PAY","params":{', 'does not begin with {"action":"<KIND>","params":{ or a rationale before it'),
+        (b'{"params":{},"action":"PAY"', 'does not begin with {"action":"<KIND>","params":{ or a rationale before it'),
         (f'{HEAD}"amount":"250"{TAIL}', 'byte 26: expected a parameter or },"reason_code":"<CODE>"'),
         (f'{HEAD}"amount":true{TAIL}', 'byte 26: expected a parameter or },"reason_code":"<CODE>"'),
         (f'{HEAD}"amount":NaN{TAIL}', 'byte 26: expected a parameter or },"reason_code":"<CODE>"'),
@@ -58,8 +58,12 @@ def test_whatever_is_read_was_written_in_the_one_form(data: bytes):
         (HEAD + TAIL.replace("reason_code", "reason"), 'byte 26: expected a parameter or },"reason_code":"<CODE>"'),
         (HEAD + TAIL.replace("ab", "AB", 1), 'byte 48: expected ,"context_ref":"<64 hex digits>"}'),
         (
-            HEAD + TAIL.replace(',"context', ',"rationale":"a\\nb","context'),
+            HEAD + TAIL.replace(',"context', ',"rationale":"a","context'),
             'byte 48: expected ,"context_ref":"<64 hex digits>"}',
+        ),
+        (
+            HEAD.replace("{", '{"rationale":"a\\nb",', 1) + TAIL,
+            'does not begin with {"action":"<KIND>","params":{ or a rationale before it',
         ),
         (
             HEAD + TAIL.replace(',"context', ',"confidence":1,"context'),
@@ -67,7 +71,7 @@ def test_whatever_is_read_was_written_in_the_one_form(data: bytes):
         ),
         (HEAD + TAIL + "\n", "byte 130: more bytes after the end"),
         (HEAD + TAIL + HEAD, "byte 130: more bytes after the end"),
-        ("\ufeff" + HEAD + TAIL, 'does not begin with {"action":"<KIND>","params":{'),
+        ("\ufeff" + HEAD + TAIL, 'does not begin with {"action":"<KIND>","params":{ or a rationale before it'),
     ],
 )
 def test_bytes_that_leave_the_form_are_a_fault_that_says_where(data: bytes | str, fault: str):

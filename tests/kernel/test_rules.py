@@ -128,8 +128,12 @@ def test_an_expression_of_a_kind_that_is_not_permitted_fails_all_the_same():
 
 
 def test_the_envelope_carries_the_contracts_bound_on_the_rationale():
-    assert 80 == envelope(("spend:", "rationale_chars_max: 80\nspend:")).rationale_chars_max
-    assert 0 == envelope(("spend:", "rationale_chars_max: 80\nspend:"), account_slots=None).rationale_chars_max
+    before, after = (
+        ("spend:", f"rationale: {{order: {order}, chars_max: 80}}\nspend:") for order in ("before", "after")
+    )
+    assert 80 == envelope(before).rationale_chars_max
+    assert 0 == envelope(before, account_slots=None).rationale_chars_max
+    assert 0 == envelope(after).rationale_chars_max
 
 
 def test_the_same_state_gives_the_same_envelope():

@@ -1,0 +1,111 @@
+"""The rationale after the decision, from a model that is deciding other cases meanwhile.
+
+The model reads what it read, what it decided, and says why: greedy, in the alphabet and length of a rationale. Where the
+model has one cache, a decision that comes has the next pass, and the text goes on when nobody waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sds.decoder import DEADLINE_EXCEEDED, LOGITS_INVALID
+from sds.grammars.text import TextTokens
+from sds.kernel.errors import ModelError
+from sds.models.protocol import Backend, Row
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+WAIT_S_MAX = 60.0
+Explaining = Generator[list[Row], list["NDArray[np.float32]"], str]
+
+
+def lead_of(data: bytes) -> bytes:
+    """Return the decision as the model is shown it again, up to the text it is to write; its reference is a hash."""
+    return data.rpartition(b',"context_ref":')[0] + b',"rationale":"'
+
+
+def explaining(tokens: Sequence[int], text: TextTokens, chars_max: int, *, slot: int = 0) -> Explaining:
+    """Write one text after `tokens`: yield the row of the next pass, be sent its logits, return the text.
+
+    The slot holds what comes before `tokens` already. Raises ModelError when the model returns no logits.
+    """
+    written = ""
+    while True:
+        (logits,) = yield [Row(slot, tokens)]
+        ids = text.allowed(chars_max - len(written))
+        if logits.shape[-1] <= ids[-1] or not np.isfinite(logits).all():
+            raise ModelError("the model returned numbers that are no logits", reason_code=LOGITS_INVALID)
+        token = int(ids[logits.reshape(-1, logits.shape[-1])[-1][ids].argmax()])
+        added, ended = text.read(token)
+        written += added
+        if ended:
+            return written
+        tokens = [token]
+
+
+class Turns:
+    """Who runs the next pass of a model with one cache: a decision, whenever one waits.
+
+    `taken`: how many decisions have used the cache; what it holds is theirs since.
+    """
+
+    def __init__(self) -> None:
+        self._cache, self._changed = threading.Lock(), threading.Condition()
+        self._wanted = 0
+        self.taken = 0
+
+    @contextmanager
+    def decision(self) -> Iterator[None]:
+        with self._changed:
+            self._wanted += 1
+        try:
+            with self._cache:
+                self.taken += 1
+                yield
+        finally:
+            with self._changed:
+                self._wanted -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def between(self, wait_s: float) -> Iterator[None]:
+        """Wait until no decision does. Raises ModelError when that takes longer."""
+        with self._changed:
+            if wait_s <= 0 or not self._changed.wait_for(lambda: not self._wanted, min(wait_s, WAIT_S_MAX)):
+                raise ModelError("there was no time for a rationale", reason_code=DEADLINE_EXCEEDED)
+        with self._cache:
+            yield
+
+
+def run_between(
+    writing: Explaining,
+    backend: Backend,
+    prefix: Sequence[Sequence[int]],
+    turns: Turns,
+    *,
+    left_s: Callable[[], float],
+    check: Callable[[], None],
+) -> str:
+    """Drive `explaining` after the sections `prefix`, one pass a turn; `check` is called before each, to stop it."""
+    held, said = -1, list[int]()
+    (row,) = next(writing)
+    while True:
+        said += row.tokens
+        with turns.between(left_s()):
+            check()
+            if held == turns.taken:
+                logits = backend.step(row.tokens)
+            else:  # the first pass, or a decision has had the cache since
+                backend.begin(prefix)
+                logits = backend.step(said)
+                held = turns.taken
+        try:
+            (row,) = writing.send([logits])
+        except StopIteration as ended:
+            return str(ended.value)
