@@ -23,20 +23,22 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from sds.benchmarks.floor import Device, Recorded, device
 from sds.benchmarks.measuring import machine, summary, versions
 from sds.benchmarks.packets import REFUND, narrow_to_denial, narrow_to_digits
-from sds.benchmarks.weights import open_weights, size_of, weights_path
-from sds.engines.native import NativeEngine
+from sds.benchmarks.weights import size_of, weights_path
+from sds.engines.native import NativeEngine, open_backend
 from sds.gate import Gate
 from sds.gates.refund import desk
 from sds.home import now_ms
 from sds.kernel.envelope import DENY
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.proposal import Proposal, parse_proposal
+from sds.models.protocol import Backend
 
 N = 30
 N_MAX = 500
@@ -116,7 +118,7 @@ class Bench:
         if action != sort:
             found.otherwise[action] += 1
         elif number >= WARM_UP:
-            self._note(found, narrowed, [(b - a) * 1000 for a, b in zip(clock, clock[1:], strict=False)])
+            self._note(found, narrowed, [(b - a) * 1000 for a, b in pairwise(clock)])
             found.canonical += bool(decoding.facts["canonical"])
 
     def _note(self, found: Measured, packet: DecisionPacket, stages: list[float]) -> None:
@@ -139,7 +141,7 @@ def cold_ms(model: Path, packet: DecisionPacket, tokens_max: int) -> list[float]
     """Return what the first decision of a fresh engine takes: nothing cached, no plan made; the weights are loaded."""
     took = []
     for _ in range(COLD_N):
-        with closing(NativeEngine(open_weights(model), now_ms=now_ms)) as engine:
+        with closing(NativeEngine(open_backend(model), now_ms=now_ms)) as engine:
             began = time.perf_counter()
             engine.propose(packet, tokens_max=tokens_max)
             took.append((time.perf_counter() - began) * 1000)
@@ -163,17 +165,16 @@ def predicted(found: Device, model: Path, tokens: list[int]) -> dict[str, Any]:
 def run(folder: Path, model: Path, n: int) -> dict[str, Any]:
     rates = device()
     with ExitStack() as opened:
-        backend = open_weights(model)
+        backend = open_backend(model)
         recorded = Recorded(backend)
-        greedy = NativeEngine(recorded, now_ms=now_ms)
+        greedy = NativeEngine(cast("Backend", recorded), now_ms=now_ms)
         opened.callback(greedy.close)
         exact = NativeEngine(backend, now_ms=now_ms, mode="exact")
         gate = opened.enter_context(desk.open_refund(folder, engine=greedy))
         bench = Bench(gate, recorded, greedy, exact)
         claims = iter(desk.read_queue(folder))
         measured = {sort: bench.measure(sort, claims, n) for sort in SORTS}
-        claim = next(claims)
-        packet = narrow_to_denial(gate.kernel, gate.preview(claim.event), 0)
+        packet = next(p for p in (narrow_to_denial(gate.kernel, gate.preview(c.event), 0) for c in claims) if p)
         reports = {sort: found.report() for sort, found in measured.items()}
         weights_name, sha256 = backend.name, backend.fingerprint
         floors = {sort: predicted(rates, model, found["tokens_of_passes"]) for sort, found in reports.items()}

@@ -12,10 +12,11 @@ from sds.gates.refund import desk
 from sds.kernel.bounds import bound
 from sds.kernel.envelope import DENY, KindBound, envelope_of, meet
 from sds.kernel.intake import read_event
-from sds.kernel.packet import DecisionPacket, case_text
+from sds.kernel.packet import FORM, DecisionPacket, case_text
 from sds.kernel.runtime import Kernel
 
 REFUND = "REFUND_TICKET"
+REFUND_FORM = '{"action":"REFUND_TICKET","params":{"amount":50.00},"reason_code":"NOT_TRAVELLED"}'
 DIGITS_LO_MINOR, DIGITS_HI_MINOR = 1_000, 9_999  # 10.00 to 99.99: every amount has four digits
 
 
@@ -39,12 +40,18 @@ def digits_packets(folder: Path, count: int) -> list[DecisionPacket]:
 
 
 def narrow_to_digits(kernel: Kernel, packet: DecisionPacket, number: int) -> DecisionPacket | None:
-    """Narrow as a safeguard would, to refunds of 10.00 to 99.99 and a little less, as `number` has it."""
+    """Narrow as a safeguard would, to refunds of 10.00 to 99.99 and a little less, as `number` has it.
+
+    Its prompt leads to a refund, so that a model that knows nothing of refunds writes digits, whoever drives it.
+    """
     amount = bound(DIGITS_LO_MINOR + number % 97, DIGITS_HI_MINOR - number % 89, scale=2)
     refund = packet.envelope.kind(REFUND)
     if refund is None or amount is None or refund.params[0][1].hi < DIGITS_HI_MINOR:
         return None
-    return _narrowed(kernel, packet, replace(refund, params=(("amount", amount),)))
+    narrowed = _narrowed(kernel, packet, replace(refund, params=(("amount", amount),)))
+    _, _, rest = narrowed.texts[0].partition("Kinds of decision")
+    led = f"You refund the tickets of passengers.\nKinds of decision{rest.replace(FORM, REFUND_FORM)}"
+    return replace(narrowed, texts=(led, *narrowed.texts[1:]))
 
 
 def narrow_to_denial(kernel: Kernel, packet: DecisionPacket, number: int) -> DecisionPacket | None:  # noqa: ARG001

@@ -29,9 +29,9 @@ from sds.benchmarks.measuring import machine, versions
 from sds.benchmarks.packets import digits_packets, fixed_packets
 from sds.benchmarks.peer_process import PeerProcess
 from sds.benchmarks.peers import OVERLAYS, PEERS, START_TIMEOUT_S, TIMEOUT_S, Contender, Task, tasks_of
-from sds.benchmarks.weights import open_weights, weights_path
+from sds.benchmarks.weights import weights_path
 from sds.decoder import CHOICE_TOO_CLOSE
-from sds.engines.native import NativeEngine
+from sds.engines.native import NativeEngine, open_backend
 from sds.home import now_ms
 from sds.kernel.errors import ModelError
 from sds.kernel.packet import DecisionPacket
@@ -46,7 +46,7 @@ SERVING = ("guidance-llamacpp", "llamacpp-grammar", "outlines-llamacpp-llguidanc
 
 def ours(model: Path, packets: Sequence[DecisionPacket], at_once: int) -> dict[str, Any]:
     """Decide all packets, `at_once` at a time, after one round to warm up."""
-    with closing(NativeEngine(open_weights(model, slots=at_once), now_ms=now_ms)) as engine:
+    with closing(NativeEngine(open_backend(model, slots=at_once), now_ms=now_ms)) as engine:
 
         def decide(packet: DecisionPacket) -> str:
             fresh = replace(packet, expires_at_ms=now_ms() + int(TIMEOUT_S * 1000))
@@ -120,7 +120,7 @@ def run(folder: Path, model: Path, n: int, at_once: Sequence[int], say: Callable
     with closing(LlamaBackend(model)) as backend:
         tasks = tasks_of(packets, backend)
         sha256 = backend.fingerprint
-    rows = []
+    rows: list[dict[str, Any]] = []
     for count in at_once:
         row = {"at_once": count, "ours": ours(model, packets, count), "peer": best_peer(folder, model, tasks, count)}
         say(str(row))

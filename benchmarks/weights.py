@@ -6,11 +6,9 @@ from pathlib import Path
 
 import llama_cpp
 
-from sds.engines.native import open_backend
 from sds.home import model_cache
 from sds.models.catalog import embedded_model, weights_for
 from sds.models.llama import load_gguf
-from sds.models.protocol import Backend
 
 
 def weights_path(model: Path | None) -> Path:
@@ -19,10 +17,6 @@ def weights_path(model: Path | None) -> Path:
         return model
     found, _ = weights_for(embedded_model(), model_cache())
     return found.path if found else embedded_model()
-
-
-def open_weights(path: Path, *, slots: int = 1) -> Backend:
-    return open_backend(path, slots=slots)
 
 
 def size_of(path: Path) -> tuple[int, int]:

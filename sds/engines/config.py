@@ -61,7 +61,19 @@ class EngineSpec(BaseModel):
         uses |= {"backend"} if self.kind == "outlines" else set()
         uses |= {"slots", "mode", "as_is"} if self.kind == "native" else set()
         needs = {"url", "model"} if self.kind in _REMOTE else set()
-        choices = ("model", "url", "form", "api_key_env", "library", "backend", "device", "dtype", "slots", "mode", "as_is")
+        choices = (
+            "model",
+            "url",
+            "form",
+            "api_key_env",
+            "library",
+            "backend",
+            "device",
+            "dtype",
+            "slots",
+            "mode",
+            "as_is",
+        )
         given = {name for name in choices if getattr(self, name) is not None}
         if missing := needs - given:
             raise ContradictionError(("kind",), f"`{self.kind}` needs `{min(missing)}`")

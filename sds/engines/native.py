@@ -20,7 +20,17 @@ from time import perf_counter
 
 import numpy as np
 
-from sds.decoder import BACKEND_FAILED, FORKS_MAX, FORKS_MIN, TOKEN_BUDGET_EXCEEDED, Deciding, Decoded, Mode, deciding, decode
+from sds.decoder import (
+    BACKEND_FAILED,
+    FORKS_MAX,
+    FORKS_MIN,
+    TOKEN_BUDGET_EXCEEDED,
+    Deciding,
+    Decoded,
+    Mode,
+    deciding,
+    decode,
+)
 from sds.engines.batching import Batcher
 from sds.engines.explaining import Explaining, Turns, explaining, lead_of, run_between
 from sds.engines.weights import Opened, open_weights
