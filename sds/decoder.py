@@ -4,7 +4,7 @@ A decision is a generator: it yields the rows of its next pass and is sent their
 (`decode`) and another runs many at once. Forced text rides with the next pass; what is forced to the end is never read.
 It returns a whole decision or raises `ModelError`; it does not judge what was decided.
 
-`greedy`: the likeliest permitted token at every fork. `exact`: every finite choice falls to the alternative whose whole
+`greedy`: the likeliest permitted token at every fork. `exact`: every finite choice (`exact-kinds`: that of the kind) falls to the alternative whose whole
 text, through the token that closes it, is the likeliest. The alternatives are read side by side on forks of the slot, in
 one pass; the one with the likeliest beginning is read on, in the same pass, through what it would force.
 """
@@ -41,7 +41,7 @@ FORKS_MAX = 16
 FORKS_MIN = 3  # the one that holds what was decided, the one read ahead, and one alternative at a time
 
 Logits = NDArray[np.float32]
-Mode = Literal["greedy", "exact"]
+Mode = Literal["greedy", "exact-kinds", "exact"]
 Text = tuple[int, ...]
 
 
@@ -201,7 +201,8 @@ class _Run:
     def choose(self) -> Choosing:
         with stopping(LANGUAGE_FAILED, "the language"):
             fork = self.walk.fork()
-            whole = self.walk.alternatives() if self.mode == "exact" and fork.finite else ()
+            exact = self.mode == "exact" or (self.mode == "exact-kinds" and fork.choice == ACTION_CHOICE)
+            whole = self.walk.alternatives() if exact and fork.finite else ()
         if whole:
             yield from self._choose_whole(fork, [label for label, _ in whole], [tuple(text) for _, text in whole])
         else:

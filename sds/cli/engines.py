@@ -37,8 +37,12 @@ DtypeName = Annotated[
     typer.Option("--dtype", help="In which numbers transformers runs it.", show_default=False),
 ]
 ModeName = Annotated[
-    Literal["greedy", "exact"] | None,
-    typer.Option("--mode", help="exact: score whole alternatives, not their first tokens.", show_default=False),
+    Literal["greedy", "exact-kinds", "exact"] | None,
+    typer.Option(
+        "--mode",
+        help="exact: score whole alternatives, not their first tokens; or those of the kind.",
+        show_default=False,
+    ),
 ]
 AsIs = Annotated[bool, typer.Option("--as-is", help="Run the file itself, not what `sds models prepare` made of it.")]
 EnginesPath = Annotated[

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from sds.decoder import Mode
 from sds.engines.fallback import LINKS_MAX, FallbackEngine, Link
 from sds.engines.native import SLOTS_EXACT_MAX, SLOTS_MAX, _threads, open_engine
 from sds.engines.protocol import Engine
@@ -49,7 +50,7 @@ class EngineSpec(BaseModel):
     device: Annotated[str, text_of("cpu|cuda(:[0-9]{1,2})?", "cpu, cuda or cuda:1")] | None = None
     dtype: Dtype | None = None
     slots: Annotated[int, Field(ge=1, le=SLOTS_MAX)] | None = None
-    mode: Literal["greedy", "exact"] | None = None
+    mode: Mode | None = None
     as_is: bool | None = None
     timeout_ms: Millis = TIMEOUT_MS
     cool_down_ms: Millis = COOL_DOWN_MS
@@ -90,7 +91,7 @@ def _check_local(spec: EngineSpec) -> None:
         )
     if spec.backend == "xgrammar" and spec.library == "llamacpp":
         raise ContradictionError(("backend",), "xgrammar runs only with transformers")
-    if spec.mode == "exact" and (spec.slots or 1) > SLOTS_EXACT_MAX:
+    if (spec.mode or "greedy") != "greedy" and (spec.slots or 1) > SLOTS_EXACT_MAX:
         raise ContradictionError(("slots",), f"mode `exact` goes with at most {SLOTS_EXACT_MAX} slots")
 
 

@@ -224,7 +224,7 @@ def _digest(tokens: Iterable[int]) -> str:
 
 def check_slots(slots: int, mode: Mode) -> None:
     """Raise UsageError for what no backend can do."""
-    most = SLOTS_EXACT_MAX if mode == "exact" else SLOTS_MAX
+    most = SLOTS_MAX if mode == "greedy" else SLOTS_EXACT_MAX
     if not 1 <= slots <= most:
         raise UsageError(f"{slots} decisions at once are not between 1 and {most} in mode {mode}")
 

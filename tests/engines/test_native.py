@@ -52,7 +52,7 @@ def said(engine: NativeEngine, packet: DecisionPacket) -> bytes | str:
     return data
 
 
-@pytest.mark.parametrize("mode", ["greedy", "exact"])
+@pytest.mark.parametrize("mode", ["greedy", "exact-kinds", "exact"])
 def test_sixteen_threads_decide_as_alone_or_not_at_all(
     world: World, opened: Callable[..., Backend], mode: Mode
 ) -> None:
