@@ -91,6 +91,10 @@ def test_every_command_of_use_your_own_model_runs(tmp_path: Path) -> None:
     assert "root ::=" in _run(_block("sds models check"), tmp_path)
 
 
+def test_every_command_of_fast_runs(tmp_path: Path) -> None:
+    assert "0 faults" in _run(_block("sds models prepare"), tmp_path)
+
+
 def test_the_test_command_at_the_top_is_what_ci_runs() -> None:
     assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "make test" in _blocks("")[0]
