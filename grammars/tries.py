@@ -6,6 +6,7 @@ each is spelled as a whole, with a digit or a letter beside it where one will st
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -94,6 +95,7 @@ class Node:
     fact: int | None = None
     first: bool = True
     run: tuple[tuple[int, ...], bytes, Node] | None = None
+    digest: str = ""  # of a whole plan, at its root
 
     @property
     def only(self) -> bool:
@@ -111,6 +113,18 @@ def grow(root: Node, paths: Iterable[Path]) -> None:
             node.paths.append(path)
         node.end = path.end
     _note(root, frozenset())
+
+
+def digest(root: Node) -> str:
+    """Return the SHA-256 of all that a plan is: every way through it in tokens, the options it takes, how it ends."""
+    whole = hashlib.sha256()
+    for path in root.paths:
+        then = path.end.then if isinstance(path.end, NumberEnd | TextEnd) else None
+        facts = [(fact.choice, fact.label, fact.start, fact.stop) for fact in path.facts]
+        end = (path.end.kind, path.end.param, path.end.negative) if isinstance(path.end, NumberEnd) else ()
+        whole.update(repr((path.tokens, facts, type(path.end).__name__, end)).encode())
+        whole.update(digest(then).encode() if then else b"")
+    return whole.hexdigest()
 
 
 def _note(node: Node, seen: frozenset[int]) -> None:

@@ -25,6 +25,7 @@ from sds.grammars.mask import prove_alive
 from sds.grammars.plan import Planner
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
+from sds.machine import machine_name
 from sds.models.noise import shape_noise
 from sds.models.protocol import Backend, BackendError, Dtype, Library, prompt_sections
 
@@ -142,6 +143,7 @@ class NativeEngine:
             facts={
                 **self._facts,
                 "prompt": _digest(chain.from_iterable(sections)),
+                "plan": decoded.plan,
                 "rows": decoded.rows,
                 "canonical": decoded.canonical,
             },
@@ -206,7 +208,9 @@ def runtime_facts(library: Library, *, device: str = "cpu", dtype: Dtype = "fp32
     distribution = {"llamacpp": "llama-cpp-python", "transformers": "transformers"}[library]
     facts: dict[str, object] = {
         "library": f"{distribution} {version(distribution)}",
+        "numpy": version("numpy"),
         "threads": _threads() or os.cpu_count(),
+        "machine": machine_name(),
     }
     return facts if library == "llamacpp" else facts | {"torch": version("torch"), "device": device, "dtype": dtype}
 
