@@ -78,7 +78,7 @@ class Planner:
     def _planned(self, shape: _Shape, envelope: DecisionEnvelope) -> Node:
         language(envelope, _NO_REF)  # names, sizes and codes are the form's
         root = self._plans[shape] = _Planning(self._words, shape).root
-        root.digest = digest(root)
+        digest(root)
         if len(self._plans) > PLANS_MAX:
             self._plans.popitem(last=False)
         return root

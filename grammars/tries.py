@@ -95,7 +95,7 @@ class Node:
     fact: int | None = None
     first: bool = True
     run: tuple[tuple[int, ...], bytes, Node] | None = None
-    digest: str = ""  # of a whole plan, at its root
+    digest: str = ""  # at the root: what `digest` found
 
     @property
     def only(self) -> bool:
@@ -117,14 +117,19 @@ def grow(root: Node, paths: Iterable[Path]) -> None:
 
 def digest(root: Node) -> str:
     """Return the SHA-256 of all that a plan is: every way through it in tokens, the options it takes, how it ends."""
-    whole = hashlib.sha256()
-    for path in root.paths:
-        then = path.end.then if isinstance(path.end, NumberEnd | TextEnd) else None
-        facts = [(fact.choice, fact.label, fact.start, fact.stop) for fact in path.facts]
-        end = (path.end.kind, path.end.param, path.end.negative) if isinstance(path.end, NumberEnd) else ()
-        whole.update(repr((path.tokens, facts, type(path.end).__name__, end)).encode())
-        whole.update(digest(then).encode() if then else b"")
-    return whole.hexdigest()
+    if not root.digest:  # several paths may lead on to one trie
+        whole = hashlib.sha256()
+        for path in root.paths:
+            facts = [(fact.choice, fact.label, fact.start, fact.stop) for fact in path.facts]
+            whole.update(repr((path.tokens, facts, *_ending(path.end))).encode())
+        root.digest = whole.hexdigest()
+    return root.digest
+
+
+def _ending(end: End) -> tuple[object, ...]:
+    if isinstance(end, NumberEnd):
+        return end.kind, end.param, end.name, end.negative, digest(end.then)
+    return (end.name, digest(end.then)) if isinstance(end, TextEnd) else ()
 
 
 def _note(node: Node, seen: frozenset[int]) -> None:

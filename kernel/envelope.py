@@ -146,7 +146,7 @@ def envelope_from_data(data: Any, sha256: str) -> DecisionEnvelope:
     """Return the envelope that `as_data` told, and whose hash this is. Raises StoreError when it is not that one."""
     try:
         made = DecisionEnvelope(tuple(map(_kind_from_data, data["kinds"])), int(data["rationale_chars_max"]))
-        if made.hash == sha256:
+        if made.hash == sha256 == digest(data):
             return made
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError("the recorded envelope is none") from error
