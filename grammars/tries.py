@@ -116,7 +116,10 @@ def grow(root: Node, paths: Iterable[Path]) -> None:
 
 
 def digest(root: Node) -> str:
-    """Return the SHA-256 of all that a plan is: every way through it in tokens, the options it takes, how it ends."""
+    """Return the SHA-256 of a plan: every way through it in tokens, the options it takes, where its numbers stand.
+
+    How digits are spelled is the tokenizer's, and what numbers there may be the envelope's.
+    """
     if not root.digest:  # several paths may lead on to one trie
         whole = hashlib.sha256()
         for path in root.paths:
