@@ -17,7 +17,7 @@ from sds.grammars.language import TEXT_CHARS_MAX, language
 from sds.grammars.literals import DIGITS
 from sds.grammars.nodes import Choice, Literal, Number, Text
 from sds.grammars.nodes import Node as Part
-from sds.grammars.tries import End, Fact, Node, NumberEnd, Path, TailEnd, TextEnd, Words, digest, grow, spelled
+from sds.grammars.tries import End, Fact, Node, NumberEnd, Path, TailEnd, TextEnd, Words, grow, spelled
 from sds.grammars.walk import MASK_FAILED, Fork, Spelling, Walk
 from sds.kernel.bounds import Bound
 from sds.kernel.envelope import DecisionEnvelope, KindBound
@@ -78,7 +78,6 @@ class Planner:
     def _planned(self, shape: _Shape, envelope: DecisionEnvelope) -> Node:
         language(envelope, _NO_REF)  # names, sizes and codes are the form's
         root = self._plans[shape] = _Planning(self._words, shape).root
-        digest(root)
         if len(self._plans) > PLANS_MAX:
             self._plans.popitem(last=False)
         return root

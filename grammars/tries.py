@@ -95,12 +95,32 @@ class Node:
     fact: int | None = None
     first: bool = True
     run: tuple[tuple[int, ...], bytes, Node] | None = None
-    digest: str = ""  # at the root: what `digest` found
+    sha256: str = ""  # what `digest` found
+
+    def digest(self) -> str:
+        """Return the SHA-256 of a plan, asked of its root: every way in tokens, the options it takes, where numbers stand.
+
+        How digits are spelled is the tokenizer's, and what numbers there may be the envelope's.
+        """
+        if not self.sha256:  # several paths may lead on to one trie
+            ways = [(path.tokens, _told(path.facts), *_ending(path.end)) for path in self.paths]
+            self.sha256 = hashlib.sha256(repr(ways).encode()).hexdigest()
+        return self.sha256
 
     @property
     def only(self) -> bool:
         """Whether one token, and nothing else, can follow."""
         return len(self.children) == 1 and self.end is None
+
+
+def _told(facts: Iterable[Fact]) -> list[tuple[str, str, int, int]]:
+    return [(fact.choice, fact.label, fact.start, fact.stop) for fact in facts]
+
+
+def _ending(end: End) -> tuple[object, ...]:
+    if isinstance(end, NumberEnd):
+        return end.kind, end.param, end.name, end.negative, end.then.digest()
+    return (end.name, end.then.digest()) if isinstance(end, TextEnd) else ()
 
 
 def grow(root: Node, paths: Iterable[Path]) -> None:
@@ -113,26 +133,6 @@ def grow(root: Node, paths: Iterable[Path]) -> None:
             node.paths.append(path)
         node.end = path.end
     _note(root, frozenset())
-
-
-def digest(root: Node) -> str:
-    """Return the SHA-256 of a plan: every way through it in tokens, the options it takes, where its numbers stand.
-
-    How digits are spelled is the tokenizer's, and what numbers there may be the envelope's.
-    """
-    if not root.digest:  # several paths may lead on to one trie
-        whole = hashlib.sha256()
-        for path in root.paths:
-            facts = [(fact.choice, fact.label, fact.start, fact.stop) for fact in path.facts]
-            whole.update(repr((path.tokens, facts, *_ending(path.end))).encode())
-        root.digest = whole.hexdigest()
-    return root.digest
-
-
-def _ending(end: End) -> tuple[object, ...]:
-    if isinstance(end, NumberEnd):
-        return end.kind, end.param, end.name, end.negative, digest(end.then)
-    return (end.name, digest(end.then)) if isinstance(end, TextEnd) else ()
 
 
 def _note(node: Node, seen: frozenset[int]) -> None:

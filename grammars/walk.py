@@ -103,7 +103,7 @@ class Walk:
         self.data = b""
         self.tokens: list[int] = []
         self.finished = False
-        self.plan = root.digest
+        self.plan = root.digest()
         self._spelling, self._envelope, self._context_ref = spelling, envelope, context_ref
         self._node = root
         self._base = 0  # the offset at which the trie's paths begin

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from sds.decoder import Mode
 from sds.engines.native import NOT_ASKED, open_engine
 from sds.engines.protocol import Engine
 from sds.kernel.decided import Decided, read_decided
@@ -124,7 +125,7 @@ def refuse_unless_replayable(decided: Decided) -> None:
         raise _refused(f"flow `{dfid}` was decided by `{decoding.model}`, an engine that cannot be replayed", dfid)
     if not decoding.facts:
         raise _refused(f"the record of flow `{dfid}` does not say what its decision depended on", dfid)
-    if decoding.facts.get("mode") not in ("greedy", "exact"):
+    if decoding.facts.get("mode") not in get_args(Mode):
         raise _refused(f"flow `{dfid}` was decided in a mode that this program does not have", dfid)
 
 

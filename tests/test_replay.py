@@ -87,12 +87,44 @@ def test_a_decision_is_identical_after_others_were_made(home: Home, tiny_path: C
         assert found.recorded == found.replayed
 
 
+class Stumbling:
+    """An engine that talks nonsense once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._asked = engine, 0
+        self.model, self.count_tokens, self.close = engine.model, engine.count_tokens, engine.close
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        self._asked += 1
+        return (b"nonsense", Decoding()) if self._asked == 1 else self._engine.propose(packet, tokens_max=tokens_max)
+
+
 def test_a_decision_in_exact_mode_is_replayed_in_exact_mode(tiny_path: Callable[[int], Path], tmp_path: Path) -> None:
     with closing(open_engine(tiny_path(1), now_ms=now_ms, mode="exact")) as engine:
         made = Home(tmp_path, record(tmp_path, engine=engine, events=2))
     for dfid in made.dfids:
         found = made.replay(dfid, tiny_path(1))
         assert (True, ()) == (found.identical, found.circumstances)
+
+
+def test_a_decision_through_transformers_is_replayed_through_transformers(
+    tiny_folder: Callable[[int], Path], tmp_path: Path
+) -> None:
+    made = Home(tmp_path, record(tmp_path, model=tiny_folder(1), events=1))
+    found = made.replay(made.dfids[0], tiny_folder(1))
+    assert (True, ()) == (found.identical, found.circumstances)
+    with pytest.raises(ModelError):
+        made.replay(made.dfids[0], tmp_path / "none")
+
+
+def test_the_attempt_that_counted_is_replayed_with_what_it_was_told(
+    tiny_path: Callable[[int], Path], tmp_path: Path
+) -> None:
+    with closing(open_engine(tiny_path(1), now_ms=now_ms)) as engine:
+        made = Home(tmp_path, record(tmp_path, engine=Stumbling(engine), events=1))
+    with closing(Store(made.record)) as store:
+        assert "Rejected before: " in "".join(read_decided(store, made.dfids[0]).packet.texts)
+    assert made.replay(made.dfids[0], tiny_path(1)).identical
 
 
 def test_a_replay_changes_nothing(own: Home, tiny_path: Callable[[int], Path]) -> None:
