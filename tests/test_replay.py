@@ -193,7 +193,7 @@ class Meeting:
 
 def test_a_decision_made_in_company_says_so(tiny_path: Callable[[int], Path], tmp_path: Path) -> None:
     with closing(open_engine(tiny_path(1), now_ms=now_ms, slots=4, noise_logp_max=0.0)) as engine:
-        made = Home(tmp_path, record(tmp_path, engine=Meeting(engine, 4), events=4, at_once=4))
+        made = Home(tmp_path, record(tmp_path, engine=Meeting(engine, 4), events=8, at_once=4))
     found = [made.replay(dfid, tiny_path(1)) for dfid in made.dfids]
     assert all("slots" in names(one) for one in found)
     assert any(one.shared for one in found)
