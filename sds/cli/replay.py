@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,8 +13,9 @@ from sds.cli.common import GateOption, JsonFlag, ModelPath, counted, existing, o
 from sds.cli.record import _whole
 from sds.home import now_ms
 from sds.kernel.errors import SdsError, UsageError
-from sds.replay import Circumstance, Parting, Replay, opener
-from sds.replay import replay as decide_again
+
+if TYPE_CHECKING:
+    from sds.replay import Circumstance, Parting, Replay
 
 EXIT_DIFFERS = 1
 NOT_RECORDED, NONE_HERE = "not recorded", "none"
@@ -38,10 +39,13 @@ def replay(
 
     Example: sds replay 550e8400-e29b-41d4-a716-446655440000
     """
+    from sds import replay as replaying  # noqa: PLC0415  a model's libraries are loaded when they are needed
+
     try:
         with closing(open_store(gate)) as store:
             path = existing(model) if model else None
-            found = decide_again(store, _whole(store, dfid), open_it=opener(path, now_ms=now_ms), now_ms=now_ms)
+            open_it = replaying.opener(path, now_ms=now_ms)
+            found = replaying.replay(store, _whole(store, dfid), open_it=open_it, now_ms=now_ms)
     except UsageError:
         raise
     except SdsError as error:  # 1 is a replay that differs; what cannot be replayed has another number
