@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sds.cli.common import GateOption, JsonFlag, ModelPath, counted, existing, open_store, print_json
+from sds.cli.common import GateOption, JsonFlag, ModelPath, existing, open_store, print_json
 from sds.cli.record import _whole
 from sds.home import now_ms
 from sds.kernel.errors import SdsError, UsageError
@@ -73,7 +73,7 @@ def _lines(found: Replay) -> Iterator[str]:
     for one in found.circumstances:
         yield f"  {one.name}: {_said(one)}"
     if found.shared:
-        yield f"  company: {counted(found.shared, 'pass')} shared with other decisions; alone, a decision has another shape"
+        yield f"  company: passes shared with other decisions: {found.shared}; a replay is alone, another shape"
     if found.recorded != found.replayed:
         yield f"  recorded: {found.recorded.decode('utf-8', 'backslashreplace')}"
         yield f"  replayed: {found.replayed.decode('utf-8', 'backslashreplace')}"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sds.cli.replay import _lines
+from sds.replay import Circumstance, Parting, Replay
 from tests.cli.conftest import Shell
 from tests.replays import GATE, record
 
@@ -60,3 +62,34 @@ def test_what_cannot_be_replayed_exits_with_2_in_one_line(recorded: tuple[Shell,
         assert (2, "") == (done.returncode, done.stdout)
         assert why in done.stderr.splitlines()[0]
         assert "Traceback" not in done.stderr
+
+
+def test_what_differs_is_told_cause_first() -> None:
+    found = Replay(
+        dfid="d",
+        recorded=b"A",
+        replayed=b"B",
+        faults=("table attempts is not what was sealed",),
+        circumstances=(
+            Circumstance("slots", 4, 1),
+            Circumstance("machine", None, "m"),
+            Circumstance("rows", [], [[1, 1]]),
+        ),
+        parting=Parting("amount[1]", "7", "", (0.75, 0.25), (0.25, None)),
+        logp_apart_max=1.0,
+        shared=3,
+        bit_equal=False,
+    )
+    assert [
+        "differs: another decision",
+        "  the record was altered: table attempts is not what was sealed",
+        "  slots: 4 recorded, 1 here",
+        "  machine: not recorded, m here",
+        "  rows: other tokens or rows in a pass",
+        "  company: passes shared with other decisions: 3; a replay is alone, another shape",
+        "  recorded: A",
+        "  replayed: B",
+        "  first parting: amount[1]",
+        "    7: 0.75 recorded, 0.25 here",
+        "    its end: 0.25 recorded, no option here",
+    ] == list(_lines(found))
