@@ -7,16 +7,17 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import numpy as np
+
+from sds.machine import machine_name
 
 
 def machine() -> dict[str, object]:
     """Return the day and what it ran on: processor, and the cores this process may use."""
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "machine": f"{platform.machine()} {_processor()}",
+        "machine": machine_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     }
 
@@ -44,11 +45,3 @@ def summary(values: Sequence[float]) -> dict[str, float]:
     p50, p95, p99 = (float(p) for p in np.percentile(values, [50, 95, 99]))
     found = {"p50": p50, "p95": p95, "p99": p99, "max": max(values)}
     return {"n": len(values), **{name: round(value, 2) for name, value in found.items()}}
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

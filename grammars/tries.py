@@ -5,6 +5,7 @@ Two ways part where their tokens do. What may follow a number is a trie of its o
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -95,11 +96,32 @@ class Node:
     end: End | None = None
     parting: Parting | None = None
     run: tuple[tuple[int, ...], bytes, Node] | None = None
+    sha256: str = ""  # what `digest` found
+
+    def digest(self) -> str:
+        """Return the SHA-256 of a plan, asked of its root: every way in tokens, the options it takes, where numbers stand.
+
+        How digits are spelled is the tokenizer's, and what numbers there may be the envelope's.
+        """
+        if not self.sha256:  # several paths may lead on to one trie
+            ways = [(path.tokens, _told(path.facts), *_ending(path.end)) for path in self.paths]
+            self.sha256 = hashlib.sha256(repr(ways).encode()).hexdigest()
+        return self.sha256
 
     @property
     def only(self) -> bool:
         """Whether one token, and nothing else, can follow."""
         return len(self.children) == 1 and self.end is None
+
+
+def _told(facts: Iterable[Fact]) -> list[tuple[str, str, int, int]]:
+    return [(fact.choice, fact.label, fact.start, fact.stop) for fact in facts]
+
+
+def _ending(end: End) -> tuple[object, ...]:
+    if isinstance(end, NumberEnd):
+        return end.kind, end.param, end.name, end.negative, end.then.digest()
+    return (end.name, end.then.digest()) if isinstance(end, TextEnd) else ()
 
 
 def grow(root: Node, paths: Iterable[Path]) -> None:

@@ -62,7 +62,7 @@ class _Writing:
 
 
 class Walk:
-    """One walk through one language. `data` is written so far, as `tokens`; begin with `forced()`.
+    """One walk through one language. `data` is written so far, as `tokens`; begin with `forced()`. `plan`: SHA-256 of its plan.
 
     Every method raises LanguageError (MASK_FAILED) where the language is left or nothing can follow, and whatever the
     words raise.
@@ -72,6 +72,7 @@ class Walk:
         self.data = b""
         self.tokens: list[int] = []
         self.finished = False
+        self.plan = root.digest()
         self._spelling, self._envelope, self._context_ref = spelling, envelope, context_ref
         self._node = root
         self._base = 0  # the offset at which the trie's paths begin

@@ -16,10 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Any
 
-from sds.kernel.bounds import Bound, format_literal, parse_literal
+from sds.kernel.bounds import Bound, bound, format_literal, parse_literal
 from sds.kernel.bounds import meet as meet_bounds
 from sds.kernel.canonical import digest
+from sds.kernel.errors import StoreError
 from sds.kernel.proposal import Proposal, parse_proposal
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "Bound",
     "DecisionEnvelope",
     "KindBound",
+    "envelope_from_data",
     "envelope_of",
     "format_literal",
     "meet",
@@ -137,6 +140,33 @@ def envelope_of(kinds: Iterable[KindBound], rationale_chars_max: int = 0) -> Dec
         chosen = {}
     chosen[ESCALATE] = _ESCALATE_BOUND
     return DecisionEnvelope(tuple(chosen[name] for name in sorted(chosen)), rationale)
+
+
+def envelope_from_data(data: Any, sha256: str) -> DecisionEnvelope:
+    """Return the envelope that `as_data` told, and whose hash this is. Raises StoreError when it is not that one."""
+    try:
+        made = DecisionEnvelope(tuple(map(_kind_from_data, data["kinds"])), int(data["rationale_chars_max"]))
+        if made.hash == sha256 == digest(data):
+            return made
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError("the recorded envelope is none") from error
+    raise StoreError("the recorded envelope is not the one with the recorded hash")
+
+
+def _kind_from_data(data: Any) -> KindBound:
+    return KindBound(
+        str(data["kind"]),
+        tuple(map(str, data["reasons"])),
+        tuple((str(name), _bound_from_data(*numbers)) for name, *numbers in data["params"]),
+        tuple((str(name), int(value), int(scale)) for name, value, scale in data["fills"]),
+    )
+
+
+def _bound_from_data(lo: int, hi: int, step: int, residue: int, scale: int) -> Bound:
+    made = bound(int(lo), int(hi), step=int(step), residue=int(residue), scale=int(scale))
+    if made is None:
+        raise ValueError("a bound that holds no value")
+    return made
 
 
 def _sorted(kind: KindBound) -> KindBound:

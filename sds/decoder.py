@@ -65,6 +65,7 @@ class Decoded:
     `confidence`: the share of the chosen action, 1.0 where only one was permitted. `tokens_generated` counts forced ones
     too. `canonical`: the tokens are those the model's own tokenizer makes of `data`. `rows`: for each pass the tokens of
     this decision in it, and the rows: here its own; whoever runs several at once puts all that were in the pass.
+    `plan`: SHA-256 of the plan it was written by.
     """
 
     data: bytes
@@ -76,6 +77,7 @@ class Decoded:
     passes: int
     canonical: bool
     rows: tuple[tuple[int, int], ...]
+    plan: str
 
 
 Deciding = Generator[list[Row], list[Logits], Decoded]
@@ -327,6 +329,7 @@ class _Run:
             len(self.rows),
             canonical,
             tuple(self.rows),
+            self.walk.plan,
         )
 
 

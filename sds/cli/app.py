@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from sds import __version__
-from sds.cli import agents, bench, context, contracts, decide, doctor, escalations, models, record, run
+from sds.cli import agents, bench, context, contracts, decide, doctor, escalations, models, record, replay, run
 from sds.kernel.errors import SdsError, UsageError
 
 EXIT_WORLD, EXIT_USAGE = 1, 2
@@ -25,6 +25,7 @@ app = typer.Typer(
 run.add_to(app)
 decide.add_to(app)
 record.add_to(app)
+replay.add_to(app)
 agents.add_to(app)
 escalations.add_to(app)
 context.add_to(app)

@@ -40,6 +40,7 @@ from sds.grammars.text import TextTokens
 from sds.home import model_cache
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
+from sds.machine import machine_name
 from sds.models.noise import shape_noise
 from sds.models.protocol import Backend, BackendError, Dtype, Library, prompt_sections
 
@@ -194,6 +195,7 @@ class NativeEngine:
             facts={
                 **self._facts,
                 "prompt": _digest(chain.from_iterable(sections)),
+                "plan": decoded.plan,
                 "rows": decoded.rows,
                 "canonical": decoded.canonical,
             },
@@ -268,7 +270,9 @@ def runtime_facts(library: Library, *, device: str = "cpu", dtype: Dtype = "fp32
     distribution = {"llamacpp": "llama-cpp-python", "transformers": "transformers"}[library]
     facts: dict[str, object] = {
         "library": f"{distribution} {version(distribution)}",
+        "numpy": version("numpy"),
         "threads": _threads() or os.cpu_count(),
+        "machine": machine_name(),
     }
     return facts if library == "llamacpp" else facts | {"torch": version("torch"), "device": device, "dtype": dtype}
 

@@ -1,0 +1,21 @@
+"""What computes here, in words: results are compared only where this is the same."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def machine_name() -> str:
+    """Return the architecture and the processor's own name."""
+    return f"{platform.machine()} {_processor()}".strip()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

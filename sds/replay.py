@@ -1,0 +1,194 @@
+"""A recorded decision, decided again from the record: identical, or what differs. It changes nothing anywhere.
+
+The texts, the envelope and the context reference come from the record, weights and machine from here. What was decided
+in company is decided alone: the last digits of its scores may then differ, and the account says why.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from sds.decoder import Mode
+from sds.engines.native import NOT_ASKED, open_engine
+from sds.engines.protocol import Engine
+from sds.kernel.decided import Decided, read_decided
+from sds.kernel.errors import UsageError
+from sds.kernel.packet import Decoding
+from sds.kernel.store import Store
+from sds.models.protocol import Library
+from sds.tally import JOINT
+
+NOT_REPLAYABLE = "NOT_REPLAYABLE"
+REPLAY_MS_MAX = 10 * 60_000
+REPLAY_TOKENS_MAX = 1 << 20  # the model's own context is less
+# What a decision depends on besides what it was asked, in the order in which to look for a cause.
+CIRCUMSTANCES = (
+    "weights",
+    "library",
+    "torch",
+    "numpy",
+    "machine",
+    "device",
+    "dtype",
+    "threads",
+    "slots",
+    "mode",
+    "noise_logp_max",
+    "prompt",
+    "plan",
+    "rows",
+)
+_LEAST = math.ulp(0.0)
+
+Open = Callable[[Mapping[str, Any]], Engine]
+Shares = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstance:
+    """One thing that was not the same. None: it is not known of one of the two."""
+
+    name: str
+    recorded: object
+    replayed: object
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """The first choice that fell otherwise, and the probability of both options, as recorded and as replayed.
+
+    An option that was put aside together with others has their name, `A|B`; None: it was not among the options.
+    """
+
+    choice: str
+    recorded: str
+    replayed: str
+    recorded_shares: tuple[float | None, float | None]
+    replayed_shares: tuple[float | None, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What came of it. `faults`: where the record is not what was sealed. `logp_apart_max`: how far the scores of the
+    choices that fell alike are apart, 0.0 where they are bit-equal. `shared`: passes that rode with other decisions.
+    """
+
+    dfid: str
+    recorded: bytes
+    replayed: bytes
+    faults: tuple[str, ...]
+    circumstances: tuple[Circumstance, ...]
+    parting: Parting | None
+    logp_apart_max: float
+    shared: int
+    bit_equal: bool
+
+    @property
+    def identical(self) -> bool:
+        """The same bytes, every probability bit-equal, and a record that is what was sealed."""
+        return self.bit_equal and not self.faults
+
+
+def replay(store: Store, dfid: str, *, open_it: Open, now_ms: Callable[[], int]) -> Replay:
+    """Decide a flow again. Raises UsageError for what cannot be replayed, StoreError, ModelError, LanguageError."""
+    with store.frozen() as reader:
+        decided = read_decided(reader, dfid)
+    refuse_unless_replayable(decided)
+    with closing(open_it(decided.decoding.facts)) as engine:
+        packet = replace(decided.packet, expires_at_ms=now_ms() + REPLAY_MS_MAX)
+        return compare(decided, *engine.propose(packet, tokens_max=REPLAY_TOKENS_MAX))
+
+
+def opener(model: Path | None, *, now_ms: Callable[[], int]) -> Open:
+    """Return what opens a native engine as the record describes it, with this model and one slot."""
+
+    def open_it(facts: Mapping[str, Any]) -> Engine:
+        library: Library | None = "transformers" if "torch" in facts else None
+        how = {name: facts[name] for name in ("device", "dtype") if library and name in facts}
+        return open_engine(model, now_ms=now_ms, library=library, mode=facts["mode"], **how)
+
+    return open_it
+
+
+def refuse_unless_replayable(decided: Decided) -> None:
+    """Raise UsageError where no native model decided, or what it depended on was not recorded."""
+    decoding, dfid = decided.decoding, decided.packet.dfid
+    if decoding.model == NOT_ASKED:
+        raise _refused(f"no model was asked in flow `{dfid}`: only one decision was possible", dfid)
+    if decoding.alternatives is None:
+        raise _refused(f"flow `{dfid}` was decided by `{decoding.model}`, an engine that cannot be replayed", dfid)
+    if not decoding.facts:
+        raise _refused(f"the record of flow `{dfid}` does not say what its decision depended on", dfid)
+    if decoding.facts.get("mode") not in get_args(Mode):
+        raise _refused(f"flow `{dfid}` was decided in a mode that this program does not have", dfid)
+
+
+def _refused(why: str, dfid: str) -> UsageError:
+    return UsageError(why, reason_code=NOT_REPLAYABLE, dfid=dfid)
+
+
+def compare(decided: Decided, data: bytes, decoding: Decoding) -> Replay:
+    """Compare what is recorded with what came out now. Pure."""
+    before, after = decided.decoding.alternatives or (), decoding.alternatives or ()
+    parted, apart = _parting(before, after)
+    # the record is JSON, which writes every float so that it is read back exactly
+    facts: dict[str, Any] = json.loads(json.dumps(dict(decoding.facts)))
+    return Replay(
+        dfid=decided.packet.dfid,
+        recorded=decided.data,
+        replayed=data,
+        faults=decided.faults,
+        circumstances=_circumstances(decided.decoding.facts, facts),
+        parting=parted,
+        logp_apart_max=apart,
+        shared=_shared(decided.decoding.facts, facts),
+        bit_equal=data == decided.data and list(before) == list(after),
+    )
+
+
+def _circumstances(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> tuple[Circumstance, ...]:
+    pairs = ((name, recorded.get(name), replayed.get(name)) for name in CIRCUMSTANCES)
+    return tuple(Circumstance(name, was, now) for name, was, now in pairs if was != now)
+
+
+def _shared(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> int:
+    """Return how many passes held more rows than the same pass does alone."""
+    pairs = zip(recorded.get("rows") or (), replayed.get("rows") or (), strict=False)
+    return sum(was[1] > now[1] for was, now in pairs)
+
+
+def _parting(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> tuple[Parting | None, float]:
+    """Return where two decisions part, and how far apart their scores are up to there."""
+    apart = 0.0
+    for was, now in zip(before, after, strict=False):
+        if was["choice"] != now["choice"]:
+            break
+        apart = max(apart, _apart(was, now))
+        if was["chosen"] != now["chosen"]:
+            options = was["chosen"], now["chosen"]
+            return Parting(was["choice"], *options, _both(was, options), _both(now, options)), apart
+    return None, apart
+
+
+def _both(choice: Mapping[str, Any], options: tuple[str, str]) -> tuple[float | None, float | None]:
+    recorded, replayed = (_share(choice["probabilities"], option) for option in options)
+    return recorded, replayed
+
+
+def _share(shares: Shares, option: str) -> float | None:
+    if option in shares:
+        return shares[option]
+    return next((share for label, share in shares.items() if option in label.split(JOINT)), None)
+
+
+def _apart(was: Mapping[str, Any], now: Mapping[str, Any]) -> float:
+    """Return the greatest difference of a log-probability, or of Z's, among the options that both know."""
+    known = was["probabilities"].keys() & now["probabilities"].keys()
+    pairs = [(was["probabilities"][label], now["probabilities"][label]) for label in known]
+    return max(abs(math.log(max(a, _LEAST)) - math.log(max(b, _LEAST))) for a, b in [*pairs, (was["z"], now["z"])])

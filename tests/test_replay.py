@@ -1,0 +1,333 @@
+"""A recorded decision decided again: identical on the same machine and shape, else it is said what differs."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sds.engines.native import open_engine
+from sds.engines.protocol import Engine
+from sds.home import now_ms
+from sds.kernel.audit import flow_record, verify
+from sds.kernel.decided import read_decided
+from sds.kernel.errors import ModelError, StoreError, UsageError
+from sds.kernel.packet import DecisionPacket, Decoding
+from sds.kernel.store import Store
+from sds.replay import Replay, compare, opener, replay
+from sds.stream import Stream
+from tests.kernel.durable import World, deny
+from tests.replays import GATE, record
+from tests.scale import scale
+
+EVENTS = scale(4, 40)
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SDS_THREADS", "1")
+
+
+@dataclass(frozen=True)
+class Home:
+    path: Path
+    dfids: list[str]
+
+    @property
+    def record(self) -> Path:
+        return self.path / GATE / "decisions.db"
+
+    def replay(self, dfid: str, model: Path) -> Replay:
+        with closing(Store(self.record)) as store:
+            return replay(store, dfid, open_it=opener(model, now_ms=now_ms), now_ms=now_ms)
+
+
+@pytest.fixture(scope="module")
+def home(tiny_path: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory) -> Home:
+    path = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("SDS_THREADS", "1")
+        return Home(path, record(path, model=tiny_path(1), events=EVENTS))
+
+
+@pytest.fixture
+def own(home: Home, tmp_path: Path) -> Home:
+    """A copy of the record, to be tampered with."""
+    return Home(shutil.copytree(home.path, tmp_path / "home"), home.dfids)
+
+
+def tamper(home: Home, sql: str, *values: object) -> None:
+    with closing(sqlite3.connect(home.record)) as db, db:
+        db.execute(sql, values)
+
+
+def names(found: Replay) -> list[str]:
+    return [one.name for one in found.circumstances]
+
+
+def test_a_decision_is_identical_after_others_were_made(home: Home, tiny_path: Callable[[int], Path]) -> None:
+    for dfid in home.dfids:
+        found = home.replay(dfid, tiny_path(1))
+        assert (True, (), (), None, 0.0) == (
+            found.identical,
+            found.faults,
+            found.circumstances,
+            found.parting,
+            found.logp_apart_max,
+        )
+        assert found.recorded == found.replayed
+
+
+class Stumbling:
+    """An engine that talks nonsense once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._asked = engine, 0
+        self.model, self.count_tokens, self.close = engine.model, engine.count_tokens, engine.close
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        self._asked += 1
+        return (b"nonsense", Decoding()) if self._asked == 1 else self._engine.propose(packet, tokens_max=tokens_max)
+
+
+def test_a_decision_in_exact_mode_is_replayed_in_exact_mode(tiny_path: Callable[[int], Path], tmp_path: Path) -> None:
+    with closing(open_engine(tiny_path(1), now_ms=now_ms, mode="exact")) as engine:
+        made = Home(tmp_path, record(tmp_path, engine=engine, events=2))
+    for dfid in made.dfids:
+        found = made.replay(dfid, tiny_path(1))
+        assert (True, ()) == (found.identical, found.circumstances)
+
+
+def test_a_decision_through_transformers_is_replayed_through_transformers(
+    tiny_folder: Callable[[int], Path], tmp_path: Path
+) -> None:
+    made = Home(tmp_path, record(tmp_path, model=tiny_folder(1), events=1))
+    found = made.replay(made.dfids[0], tiny_folder(1))
+    assert (True, ()) == (found.identical, found.circumstances)
+    with pytest.raises(ModelError):
+        made.replay(made.dfids[0], tmp_path / "none")
+
+
+def test_the_attempt_that_counted_is_replayed_with_what_it_was_told(
+    tiny_path: Callable[[int], Path], tmp_path: Path
+) -> None:
+    with closing(open_engine(tiny_path(1), now_ms=now_ms)) as engine:
+        made = Home(tmp_path, record(tmp_path, engine=Stumbling(engine), events=1))
+    with closing(Store(made.record)) as store:
+        assert "Rejected before: " in "".join(read_decided(store, made.dfids[0]).packet.texts)
+    assert made.replay(made.dfids[0], tiny_path(1)).identical
+
+
+def test_a_replay_changes_nothing(own: Home, tiny_path: Callable[[int], Path]) -> None:
+    def dump() -> list[str]:
+        with closing(sqlite3.connect(own.record)) as db:
+            return list(db.iterdump())
+
+    before, files = dump(), {path.name for path in own.record.parent.iterdir()}
+    own.replay(own.dfids[0], tiny_path(1))
+    assert before == dump()
+    assert files == {path.name for path in own.record.parent.iterdir()}
+
+
+def test_what_a_decision_depended_on_is_in_the_sealed_record(own: Home) -> None:
+    with closing(Store(own.record)) as store:
+        facts = read_decided(store, own.dfids[0]).decoding.facts
+        assert {"weights", "library", "machine", "threads", "slots", "mode", "prompt", "plan", "rows"} <= facts.keys()
+        assert () == verify(store).faults
+    tamper(own, "DROP TRIGGER ledger_no_update")
+    tamper(own, "UPDATE ledger SET body = replace(body, '\"threads\":1', '\"threads\":2') WHERE dfid = ?", own.dfids[0])
+    with closing(Store(own.record)) as store:
+        assert any("content does not match its hash" in fault for fault in verify(store).faults)
+        assert ["ledger entry", "does not match its hash"] == [
+            part
+            for fault in read_decided(store, own.dfids[0]).faults
+            for part in ("ledger entry", "does not match its hash")
+            if part in fault
+        ]
+
+
+def test_other_weights_are_named_and_where_the_choices_part(home: Home, tiny_path: Callable[[int], Path]) -> None:
+    parted = 0
+    for dfid in home.dfids:
+        found = home.replay(dfid, tiny_path(2))
+        assert not found.identical
+        assert "weights" == names(found)[0]
+        assert found.logp_apart_max > 0
+        if found.recorded != found.replayed:
+            at = found.parting
+            assert at is not None
+            assert at.recorded != at.replayed
+            own, other = at.recorded_shares
+            assert own is not None
+            assert other is None or own >= other
+            parted += 1
+    assert parted
+
+
+def test_other_threads_are_named(home: Home, tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SDS_THREADS", "2")
+    found = home.replay(home.dfids[0], tiny_path(1))
+    assert [("threads", 1, 2)] == [(one.name, one.recorded, one.replayed) for one in found.circumstances]
+
+
+class Meeting:
+    """An engine that is asked only when so many ask at once."""
+
+    def __init__(self, engine: Engine, parties: int) -> None:
+        self._engine, self._barrier = engine, threading.Barrier(parties)
+        self.model, self.count_tokens, self.close = engine.model, engine.count_tokens, engine.close
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        self._barrier.wait(timeout=30)
+        return self._engine.propose(packet, tokens_max=tokens_max)
+
+
+def test_a_decision_made_in_company_says_so(tiny_path: Callable[[int], Path], tmp_path: Path) -> None:
+    with closing(open_engine(tiny_path(1), now_ms=now_ms, slots=4, noise_logp_max=0.0)) as engine:
+        made = Home(tmp_path, record(tmp_path, engine=Meeting(engine, 4), events=8, at_once=4))
+    found = [made.replay(dfid, tiny_path(1)) for dfid in made.dfids]
+    assert all("slots" in names(one) for one in found)
+    assert any(one.shared for one in found)
+    assert all("rows" in names(one) for one in found if one.shared)
+
+
+def test_a_probability_changed_by_one_bit_is_found(own: Home, tiny_path: Callable[[int], Path]) -> None:
+    with closing(Store(own.record)) as store:
+        said = json.loads(flow_record(store, own.dfids[0])["policy_proposals"]["alternatives"])  # type: ignore[index]
+    label, share = next(iter(said[0]["probabilities"].items()))
+    said[0]["probabilities"][label] = math.nextafter(share, 0.0)
+    tamper(own, "UPDATE policy_proposals SET alternatives = ? WHERE dfid = ?", json.dumps(said), own.dfids[0])
+    found = own.replay(own.dfids[0], tiny_path(1))
+    assert ("table policy_proposals is not what was sealed",) == found.faults
+    assert found.recorded == found.replayed
+    assert 0.0 < found.logp_apart_max < 1e-12
+    assert not found.bit_equal
+    assert not found.identical
+
+
+def test_changed_proposal_bytes_are_found(own: Home, tiny_path: Callable[[int], Path]) -> None:
+    tamper(own, "UPDATE policy_proposals SET proposal = CAST(proposal || ' ' AS BLOB) WHERE dfid = ?", own.dfids[0])
+    found = own.replay(own.dfids[0], tiny_path(1))
+    assert ("table policy_proposals is not what was sealed",) == found.faults
+    assert found.replayed + b" " == found.recorded
+    assert not found.identical
+
+
+def test_a_changed_prompt_is_found_and_named(own: Home, tiny_path: Callable[[int], Path]) -> None:
+    tamper(
+        own,
+        "UPDATE context_snapshots SET prompt = replace(prompt, 'hours late', 'days early') WHERE dfid = ?",
+        own.dfids[0],
+    )
+    found = own.replay(own.dfids[0], tiny_path(1))
+    assert ("table context_snapshots is not what was sealed",) == found.faults
+    assert "prompt" in names(found)
+    assert not found.identical
+
+
+@pytest.mark.parametrize(
+    ("sql", "why"),
+    [
+        (
+            "UPDATE context_snapshots SET envelope = replace(envelope, 'DENY', 'DONE')",
+            "not the one with the recorded hash",
+        ),
+        ("UPDATE context_snapshots SET envelope = '{}'", "the recorded envelope is none"),
+        ("UPDATE context_snapshots SET prompt = 'no JSON'", "cannot be read"),
+        ("UPDATE policy_proposals SET alternatives = '[{}]'", "cannot be read"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_refused(
+    own: Home, sql: str, why: str, tiny_path: Callable[[int], Path]
+) -> None:
+    tamper(own, sql)
+    with pytest.raises(StoreError, match=why):
+        own.replay(own.dfids[0], tiny_path(1))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+class Says:
+    """An engine that measures what it is told to have measured."""
+
+    model = "says"
+
+    def __init__(self, measured: Decoding | ModelError) -> None:
+        self._measured = measured
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        if isinstance(self._measured, ModelError):
+            raise self._measured
+        return deny(packet), self._measured
+
+    def count_tokens(self, text: str) -> int:
+        return len(text)
+
+    def close(self) -> None: ...
+
+
+def no_model(facts: Mapping[str, Any]) -> Engine:
+    raise AssertionError("what is refused opens no model")
+
+
+def refused(world: World, dfid: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        replay(world.store, dfid, open_it=no_model, now_ms=now_ms)
+
+
+@pytest.mark.parametrize(
+    ("measured", "why"),
+    [
+        (Decoding("not asked"), "no model was asked in flow `.*`: only one decision was possible"),
+        (Decoding("server:m", alternatives=None), "decided by `server:m`, an engine that cannot be replayed"),
+        (Decoding("older@123", 0.9), "does not say what its decision depended on"),
+        (Decoding("m@1", 0.9, facts={"mode": "beam"}), "a mode that this program does not have"),
+        (ModelError("no model"), r"ended without a proposal \(MODEL_UNAVAILABLE\)"),
+    ],
+)
+def test_what_no_native_model_decided_is_refused(world: World, measured: Decoding | ModelError, why: str) -> None:
+    stream = Stream(world.kernel, Says(measured), now_ms=world.clock, sleep=lambda _: None)
+    refused(world, stream.decide(world.event()).dfid, why)
+
+
+def test_a_flow_that_is_unknown_or_open_or_was_ended_by_the_runtime_is_refused(world: World) -> None:
+    refused(world, "nobody", "there is no flow `nobody` in the record")
+    packet = world.packet()
+    refused(world, packet.dfid, "is not decided yet")
+    world.clock.advance(world.contract.budget.ttl_ms + world.contract.budget.dispatch_ms_max + 1_001)
+    world.packet()
+    refused(world, packet.dfid, r"ended without a proposal \(INTERRUPTED\)")
+
+
+def test_a_model_that_cannot_decide_it_again_raises(home: Home, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot be read"):
+        home.replay(home.dfids[0], tmp_path / "none.gguf")
+
+
+def test_other_bytes_and_scores_are_told_apart(home: Home) -> None:
+    with closing(Store(home.record)) as store:
+        decided = read_decided(store, home.dfids[0])
+    first, *others = decided.decoding.alternatives or ()
+    shares = dict(first["probabilities"])  # type: ignore[call-overload]  # a mapping, as it was read
+    other = next((label for label in shares if label != first["chosen"]), "")
+    turned = replace(decided.decoding, alternatives=({**first, "chosen": other}, *others))
+    parted = compare(decided, b"other", turned).parting
+    assert parted is not None
+    assert (first["choice"], first["chosen"], other) == (parted.choice, parted.recorded, parted.replayed)
+    assert parted.recorded_shares == parted.replayed_shares == (shares[str(first["chosen"])], shares[other])
+    same = compare(decided, decided.data, decided.decoding)
+    assert (True, 0.0, ()) == (same.identical, same.logp_apart_max, same.circumstances)
