@@ -34,7 +34,7 @@ SLOTS_MAX = 64
 FORKS_MAX = 63
 FORK_TOKENS_MAX = 2048  # of all forks together, beyond what the slots hold; with many slots:
 SLOT_FORK_TOKENS_MAX = 256  # for each
-WORN_CELLS_MIN, SLOT_WORN_CELLS = 4096, 512  # every pass looks at all cells taken, so they may not become many
+SLOT_WEAR_CELLS, WEAR_CELLS_MIN = 256, 2048  # between two rests: every pass looks at all cells that are taken
 CACHE_TOKENS_MAX = 1 << 17  # of all slots together: every one can be full at once
 _GGUF_MAGIC = b"GGUF"
 
@@ -83,10 +83,10 @@ class LlamaBackend:
         self._layers = lib.llama_model_n_layer(self._model)
         self._width = lib.llama_model_n_embd(self._model)
         self._fork_tokens_max = max(FORK_TOKENS_MAX, slots * SLOT_FORK_TOKENS_MAX)
-        worn_at = max(WORN_CELLS_MIN, slots * SLOT_WORN_CELLS) if slots > 1 else 0
-        room = slots * n_ctx + self._fork_tokens_max + worn_at
+        wear_max = max(WEAR_CELLS_MIN, slots * SLOT_WEAR_CELLS) if slots > 1 else 0
+        room = slots * n_ctx + self._fork_tokens_max + (n_ctx + wear_max if slots > 1 else 0)
         self._context = _context(self._model, room, self.pass_tokens_max, slots, threads or os.cpu_count() or 1)
-        self._cells = Cells(self._context, room, sequences=slots + FORKS_MAX, worn_at=worn_at, rising=slots > 1)
+        self._cells = Cells(self._context, room, sequences=slots + FORKS_MAX, wear_max=wear_max, keep_max=n_ctx)
         self._batch = TokenBatch(room + 1)
         self._prompts: dict[int, _Prompt] = {}
         self._free: list[int] = []

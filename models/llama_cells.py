@@ -2,8 +2,8 @@
 
 Flash attention adds up the cells of a prompt in the order of their index and skips those of others: a prompt whose cells
 rise with its positions gives the same bits wherever they lie. llama.cpp takes the lowest free cell first, so a hole left
-by another prompt would break the rise. With `rising` whatever is cut off is therefore kept by a sequence that nobody
-reads, and is free only after `rest`. Without, cells are free at once. It does not know sections, forks or tokens.
+by another prompt would break the rise. With several slots whatever is cut off is therefore kept by a sequence that
+nobody reads, and is free only after `rest`; with one, at once. It does not know sections, forks or tokens.
 """
 
 from __future__ import annotations
@@ -19,17 +19,24 @@ Span = tuple[int, int]
 
 
 class Cells:
-    """All sequences' cells. `worn_at`: how many may be taken before nobody new should begin until a `rest`."""
+    """All sequences' cells, `room` of them.
 
-    def __init__(self, context: lib.llama_context_p, room: int, *, sequences: int, worn_at: int, rising: bool) -> None:
+    `wear_max`: how many may be taken since the last rest before nobody new should begin; 0: cells do not rise.
+    `keep_max`: how many stay taken over a rest.
+    """
+
+    def __init__(
+        self, context: lib.llama_context_p, room: int, *, sequences: int, wear_max: int, keep_max: int
+    ) -> None:
         self._memory = lib.llama_get_memory(context)
-        self._room, self._worn_at, self._rising = room, worn_at, rising
+        self._room, self._wear_max, self._keep_max = room, wear_max, keep_max
+        self._rising = wear_max > 0
         self._cut_off, self.beside = sequences, sequences + 1
-        self._taken = 0
+        self._taken = self._kept = 0
 
     @property
     def worn(self) -> bool:
-        return self._rising and self._taken >= self._worn_at
+        return self._rising and self._taken - self._kept >= self._wear_max
 
     def full(self, tokens: int) -> bool:
         return self._rising and self._taken + tokens > self._room
@@ -55,23 +62,23 @@ class Cells:
             raise BackendError("the model's cache cannot be cut back")
 
     def lowest(self, spans: Iterable[Span]) -> int:
-        """Return where those of `spans` end that lie without a hole at the beginning; 0 when they would leave no room.
+        """Return where those of `spans` end that may stay: without a hole from the beginning, `keep_max` at most.
 
         After a rest the next cell taken is the one there, so only what lies below may stay.
         """
         end = 0
         for start, stop in sorted(set(spans)):
-            if start != end:
+            if start != end or stop > self._keep_max:
                 break
             end = stop
-        return end if 2 * end <= self._worn_at else 0
+        return end
 
     def rest(self, lowest: int) -> None:
         """Free what was cut off; everything else lies below `lowest`."""
         for sequence in (self._cut_off, self.beside):
             lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
-        self._taken = lowest
+        self._taken = self._kept = lowest
 
     def clear(self) -> None:
         lib.llama_memory_clear(self._memory, True)
-        self._taken = 0
+        self._taken = self._kept = 0

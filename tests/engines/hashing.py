@@ -21,12 +21,16 @@ class HashBackend:
 
     name, fingerprint = "hash", "0" * 64
     vocab_size, context_tokens_max = VOCAB, 4096
+    worn = False
+
+    def rest(self) -> None:
+        self.rests += 1
 
     def __init__(self, slots: int, *, pass_tokens_max: int = 512) -> None:
         self.slots, self.pass_tokens_max = slots, pass_tokens_max
         self.begun: list[tuple[int, int, int]] = []
         self.passes: list[list[Row]] = []
-        self.forks_open = 0
+        self.forks_open = self.rests = 0
         self.closed = False
         self.fails_at: set[int] = set()  # passes, by their number
         self.gate = threading.Event()
