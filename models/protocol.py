@@ -43,7 +43,8 @@ PLAIN_FRAME = ChatFrame("", "\n\n", "\n")
 @dataclass(frozen=True, slots=True)
 class Row:
     """One prompt's part of a pass: `tokens` are appended to what `slot` holds, and the logits after the last `outputs`
-    of them are wanted (0: none)."""
+    of them are wanted (0: none).
+    """
 
     slot: int
     tokens: Sequence[int]

@@ -113,7 +113,7 @@ class NativeEngine:
 
         assert self._batcher is not None  # noqa: S101  there are several slots
         pending = self._batcher.start(make, sections, packet.expires_at_ms)
-        return replace(pending.result(), rows=tuple(pending.rows))
+        return replace(pending.result(), passes=len(pending.rows), rows=tuple(pending.rows))
 
     def count_tokens(self, text: str) -> int:
         with self._lock:

@@ -123,8 +123,8 @@ def test_a_failed_pass_forgets_every_slot_and_every_fork(four: LlamaBackend, mon
     expected = four.step([20, 21], slot=1)
     monkeypatch.setattr("llama_cpp.llama_decode", lambda *_: -3)
     with pytest.raises(BackendError) as caught:
-        four.step([20], slot=0)
-    assert "the model could not be run on 1 tokens (llama.cpp code -3)" == str(caught.value)
+        four.step([20, 21], slot=0)
+    assert "the model could not be run on 2 tokens (llama.cpp code -3)" == str(caught.value)
     monkeypatch.undo()
     passes = passes_of(four, monkeypatch)
     four.drop(fork)
