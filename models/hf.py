@@ -125,6 +125,13 @@ class HfBackend:
             self._tokenizer = grammar_tokenizer(self._words)
         return self._tokenizer
 
+    @property
+    def worn(self) -> bool:
+        return False
+
+    def rest(self) -> None:
+        """Do nothing: every slot has a place of its own, which is free as soon as it is cut back."""
+
     def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         """Make `slot` hold exactly these sections. Its forks are dropped; what another slot holds of them is copied."""
         self._ready()

@@ -2,8 +2,9 @@
 
 Built on llama-cpp-python's low-level functions. All prompts live in the cells of one cache. With one slot flash
 attention is off and a prompt's cells are its positions, so equal passes are bit-equal; forks lie behind them and are
-gone before the next prompt. With several it is on, because it skips the cells of other prompts; then a row's company
-and its place in the cache show in the last digits. It does not schedule or sample.
+gone before the next prompt. With several it is on, because it skips the cells of other prompts, and a row gives the same
+bits in any company: cells rise (`llama_cells`), passes are too short for the tiled attention, and neither a lone token
+nor a lone output goes through a kernel of its own, for both get company. It does not schedule or sample.
 """
 
 from __future__ import annotations
@@ -21,28 +22,37 @@ from llguidance import LLTokenizer
 from numpy.typing import NDArray
 
 from sds.models.llama_batch import TokenBatch
+from sds.models.llama_cells import SPARE_SEQUENCES, Cells, Span
 from sds.models.protocol import BackendError, ChatFrame, Row, shared_sections
 from sds.models.vocabulary import Vocabulary
 from sds.models.words import grammar_tokenizer, model_frame, tokens_of
 
 CONTEXT_TOKENS = 4096
 BATCH_TOKENS = 512
+SHARED_PASS_TOKENS_MAX = 63  # with several slots: from 64 on llama.cpp attends in tiles, which adds up otherwise
 SLOTS_MAX = 64
 FORKS_MAX = 63
-FORK_TOKENS_MAX = 2048  # of all forks together, beyond what the slots hold
+FORK_TOKENS_MAX = 2048  # of all forks together, beyond what the slots hold; with many slots:
+SLOT_FORK_TOKENS_MAX = 256  # for each
+SLOT_WEAR_CELLS, WEAR_CELLS_MIN = 256, 2048  # between two rests: every pass looks at all cells that are taken
 CACHE_TOKENS_MAX = 1 << 17  # of all slots together: every one can be full at once
 _GGUF_MAGIC = b"GGUF"
 
 
 @dataclass(slots=True)
 class _Prompt:
-    """What one sequence of the cache holds. `own`: what a fork holds beyond its slot."""
+    """What one sequence of the cache holds, `spans`: its sections' cells. `own`: what a fork holds beyond its slot."""
 
     sequence: int
     origin: int
     sections: list[tuple[int, ...]] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
     position: int = 0
     own: int = 0
+
+    def keep(self, sections: int) -> None:
+        del self.sections[sections:], self.spans[sections:]
+        self.position = sum(map(len, self.sections))
 
 
 class LlamaBackend:
@@ -67,15 +77,17 @@ class LlamaBackend:
         self.fingerprint = gguf_fingerprint(path)
         self.context_tokens_max = n_ctx
         self.slots = slots
-        self.pass_tokens_max = min(n_batch, n_ctx)
+        self.pass_tokens_max = min(n_batch, n_ctx) if slots == 1 else min(max(n_batch, 2), SHARED_PASS_TOKENS_MAX)
         self._model, self._vocabulary = load_gguf(path, gpu_layers=gpu_layers)
         self.vocab_size = self._vocabulary.size
         self._layers = lib.llama_model_n_layer(self._model)
         self._width = lib.llama_model_n_embd(self._model)
-        cells = slots * n_ctx + FORK_TOKENS_MAX
-        self._context = _context(self._model, cells, self.pass_tokens_max, slots, threads or os.cpu_count() or 1)
-        self._memory = lib.llama_get_memory(self._context)
-        self._batch = TokenBatch(cells)
+        self._fork_tokens_max = max(FORK_TOKENS_MAX, slots * SLOT_FORK_TOKENS_MAX)
+        wear_max = max(WEAR_CELLS_MIN, slots * SLOT_WEAR_CELLS) if slots > 1 else 0
+        room = slots * n_ctx + self._fork_tokens_max + (n_ctx + wear_max if slots > 1 else 0)
+        self._context = _context(self._model, room, self.pass_tokens_max, slots, threads or os.cpu_count() or 1)
+        self._cells = Cells(self._context, room, sequences=slots + FORKS_MAX, wear_max=wear_max, keep_max=n_ctx)
+        self._batch = TokenBatch(room + 1)
         self._prompts: dict[int, _Prompt] = {}
         self._free: list[int] = []
         self._next_fork = slots
@@ -102,6 +114,25 @@ class LlamaBackend:
             self._tokenizer = grammar_tokenizer(self._vocabulary)
         return self._tokenizer
 
+    @property
+    def worn(self) -> bool:
+        return self._cells.worn
+
+    def rest(self) -> None:
+        """Free the cells of all that is over. Sections stay that lie lowest: those begun with first after a rest."""
+        self._ready()
+        for fork in [fork for fork in self._prompts if fork >= self.slots]:
+            self.drop(fork)
+        prompts = self._prompts.values()
+        lowest = self._cells.lowest(span for prompt in prompts for span in prompt.spans)
+        try:
+            for prompt in prompts:
+                prompt.keep(sum(1 for _, end in prompt.spans if end <= lowest))
+                self._cells.cut(prompt.sequence, prompt.position)
+            self._cells.rest(lowest)
+        except BackendError:
+            self._forget()
+
     def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         """Make `slot` hold exactly these sections. Its forks are dropped; what another slot holds of them is shared."""
         self._ready()
@@ -110,11 +141,15 @@ class LlamaBackend:
         self._fits(sum(map(len, wanted)))
         for section in wanted:
             self._known(section)
+        if self.worn and not any(other.position for other in self._prompts.values() if other.origin != slot):
+            self.rest()
         self._keep(prompt, wanted)
         for section in wanted[len(prompt.sections) :]:
+            start, _ = self._cells.take(0)
             if section:
                 self._decode([Row(slot, section, 0)])
             prompt.sections.append(section)
+            prompt.spans.append((start, start + len(section)))
 
     def step(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
         logits: NDArray[np.float32] = self.run([Row(slot, tokens)])[0][0]
@@ -137,8 +172,8 @@ class LlamaBackend:
         if not self._free:
             raise BackendError(f"more than {FORKS_MAX} forks at once", hint="drop some, or score fewer alternatives")
         fork, self._next_fork = self._next_fork, self._next_fork + 1
-        made = _Prompt(self._free.pop(), source.origin, [], source.position, source.own)
-        lib.llama_memory_seq_cp(self._memory, source.sequence, made.sequence, 0, -1)
+        made = _Prompt(self._free.pop(), source.origin, position=source.position, own=source.own)
+        self._cells.share(source.sequence, made.sequence, -1)
         self._prompts[fork] = made
         return fork
 
@@ -149,7 +184,7 @@ class LlamaBackend:
             raise BackendError(f"there is no fork {fork}")
         dropped = self._prompts.pop(fork, None)
         if dropped is not None:
-            lib.llama_memory_seq_rm(self._memory, dropped.sequence, -1, -1)
+            self._cells.cut(dropped.sequence, 0)
             self._free.append(dropped.sequence)
 
     def hidden(
@@ -165,12 +200,14 @@ class LlamaBackend:
         self._fits(sum(map(len, sections)))
         self._known(last)
         self.begin(sections[:-1])
+        start_cell, _ = self._cells.take(0)
         lib.llama_set_embeddings(self._context, True)
         try:
             states = self._decode([Row(0, last, len(last))], hidden=True)
         finally:
             lib.llama_set_embeddings(self._context, False)
         self._prompts[0].sections.append(last)
+        self._prompts[0].spans.append((start_cell, start_cell + len(last)))
         mean: NDArray[np.float32] = states[start:end].mean(axis=0, dtype=np.float64).astype(np.float32)
         return mean
 
@@ -229,8 +266,8 @@ class LlamaBackend:
             self._known(row.tokens)
             self._fits(self._prompt(row.slot).position + len(row.tokens))
             ahead += len(row.tokens) if row.slot >= self.slots else 0
-        if ahead > FORK_TOKENS_MAX:
-            raise BackendError(f"forks hold {ahead} tokens of their own, at most {FORK_TOKENS_MAX}")
+        if ahead > self._fork_tokens_max:
+            raise BackendError(f"forks hold {ahead} tokens of their own, at most {self._fork_tokens_max}")
 
     def _keep(self, prompt: _Prompt, wanted: list[tuple[int, ...]]) -> None:
         """Cut `prompt` back to the leading sections it shares with `wanted`, or copy more of them from another slot."""
@@ -240,26 +277,34 @@ class LlamaBackend:
         others = [self._prompts[slot] for slot in range(self.slots)]
         donor = max([prompt, *others], key=lambda held: shared_sections(wanted, held.sections))
         prompt.sections = wanted[: shared_sections(wanted, donor.sections)]
+        prompt.spans = donor.spans[: len(prompt.sections)]
         prompt.position = sum(map(len, prompt.sections))
-        kept = prompt.position if donor is prompt else 0
-        if not lib.llama_memory_seq_rm(self._memory, prompt.sequence, kept, -1):
+        try:
+            self._cells.cut(prompt.sequence, prompt.position if donor is prompt else 0)
+        except BackendError:
             self._forget()
-            raise BackendError("the model's cache cannot be cut back")
+            raise
         if donor is not prompt and prompt.position:
-            lib.llama_memory_seq_cp(self._memory, donor.sequence, prompt.sequence, 0, prompt.position)
+            self._cells.share(donor.sequence, prompt.sequence, prompt.position)
 
     def _decode(self, rows: Sequence[Row], *, hidden: bool = False) -> NDArray[np.float32]:
         """Append all rows in as few passes as they take; return the outputs wanted, in order, [outputs, width]."""
         batch = self._batch
         batch.clear()
+        tokens = sum(len(row.tokens) for row in rows)
+        if self._cells.full(tokens + 1):
+            self._forget()
+            raise BackendError("the cache is worn out", hint="let the backend rest between two decisions")
         for row in rows:
             prompt = self._prompts[row.slot]
             batch.add(row.tokens, position=prompt.position, sequence=prompt.sequence, outputs=row.outputs)
-        passes = -(-batch.size // self.pass_tokens_max)
-        length = -(
-            -batch.size // passes
-        )  # evenly: a lone token left over costs a pass, and goes through another kernel
-        starts = range(0, batch.size, length)
+        passes = -(-tokens // self.pass_tokens_max)
+        length = -(-tokens // passes)  # evenly: a lone token left over would cost a pass
+        starts = range(0, tokens, length)
+        if self.slots > 1 and starts[-1] == tokens - 1:
+            batch.add(rows[-1].tokens[-1:], position=self._cells.next_beside(), sequence=self._cells.beside, outputs=0)
+            length = max(length, 2)
+        self._cells.take(batch.size)
         found = [self._pass(start, min(start + length, batch.size), hidden=hidden) for start in starts]
         for row in rows:
             prompt = self._prompts[row.slot]
@@ -268,6 +313,7 @@ class LlamaBackend:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _pass(self, start: int, end: int, *, hidden: bool) -> NDArray[np.float32]:
+        kept = self._batch.not_alone(start, end) if self.slots > 1 else slice(None)
         code = lib.llama_decode(self._context, self._batch.part(start, end))
         if code != 0:
             self._forget()
@@ -279,10 +325,10 @@ class LlamaBackend:
         if not found:
             self._forget()
             raise BackendError("the model returned no logits")
-        return np.ctypeslib.as_array(found, shape=shape).copy()
+        return np.ctypeslib.as_array(found, shape=shape)[kept].copy()
 
     def _forget(self) -> None:
-        lib.llama_memory_clear(self._memory, True)
+        self._cells.clear()
         self._empty()
 
     def _empty(self) -> None:
@@ -339,7 +385,7 @@ def _context(model: lib.llama_model_p, cells: int, n_batch: int, slots: int, thr
     params = lib.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_ubatch = cells, n_batch, n_batch
     params.n_threads = params.n_threads_batch = threads
-    params.n_seq_max = slots + FORKS_MAX
+    params.n_seq_max = slots + FORKS_MAX + SPARE_SEQUENCES
     params.n_outputs_max = max(n_batch, params.n_seq_max)  # llama.cpp ends the process over fewer than one a sequence
     params.kv_unified = True
     params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if slots > 1 else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED

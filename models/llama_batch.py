@@ -42,6 +42,14 @@ class TokenBatch:
     def outputs(self, start: int, end: int) -> int:
         return int(np.count_nonzero(self._wanted[start:end]))
 
+    def not_alone(self, start: int, end: int) -> slice:
+        """Let a lone output of this part have company; return which of the outputs were wanted."""
+        if self.outputs(start, end) != 1:
+            return slice(None)
+        first = bool(self._wanted[start])
+        self._wanted[start + 1 if first else start] = 1
+        return slice(0, 1) if first else slice(1, 2)
+
     def part(self, start: int, end: int) -> lib.llama_batch:
         """Return the tokens from `start` to `end`; it points into this object, which must outlive it."""
         return lib.llama_batch(

@@ -78,6 +78,16 @@ class Backend(Protocol):
     def pass_tokens_max(self) -> int:
         """How many tokens, all rows together, go through the model in one pass; more are cut into several."""
 
+    @property
+    def worn(self) -> bool:
+        """Whether nobody new should begin until those under way have ended and `rest` was called.
+
+        Going on without a rest ends in a `BackendError` at some time, after which no slot holds anything.
+        """
+
+    def rest(self) -> None:
+        """Give back what past prompts left behind. No prompt may be under way: each slot must be begun anew."""
+
     def tokenize(self, text: bytes, *, special: bool) -> list[int]:
         """Return the tokens of `text`. With `special=False` (anything untrusted) none of them is a control token."""
 
@@ -99,8 +109,8 @@ class Backend(Protocol):
     def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         """Append the tokens of all rows in one pass, at most one row a slot; return for each [outputs, vocab_size].
 
-        With one slot, equal passes give bit-equal logits, whatever ran before; with more, a row's company and its place
-        in the cache show in the last digits: `shape_noise` measures by how much.
+        With one slot, equal passes give bit-equal logits, whatever ran before; with more, a row's company, its place in
+        the cache and where it was cut may show in the last digits: `shape_noise` measures by how much.
         """
 
     def fork(self, slot: int) -> int:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
+from gguf.quants import quantize
 from llguidance import LLTokenizer
 from numpy.typing import NDArray
 
@@ -41,7 +41,7 @@ def tiny_checkpoint(
     seed: int,
     *,
     token_types: Mapping[int, int] | None = None,
-    weights: type[np.floating[Any]] = np.float16,
+    weights: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F16,
 ) -> Path:
     """Write a random two-layer model of about 7 MB with this vocabulary; `token_types` overrides single types."""
     writer = gguf.GGUFWriter(path, "llama")
@@ -79,8 +79,11 @@ def _write_tokenizer(writer: gguf.GGUFWriter, vocabulary: Vocabulary, token_type
 
 
 def _write_weights(
-    writer: gguf.GGUFWriter, rng: np.random.Generator, vocab_size: int, kind: type[np.floating[Any]]
+    writer: gguf.GGUFWriter, rng: np.random.Generator, vocab_size: int, kind: gguf.GGMLQuantizationType
 ) -> None:
+    def add(name: str, values: NDArray[np.float32]) -> None:
+        writer.add_tensor(f"{name}.weight", quantize(values, kind), raw_dtype=kind)
+
     head = WIDTH // HEADS
     shapes = {
         "attn_q": (WIDTH, WIDTH),
@@ -91,12 +94,12 @@ def _write_weights(
         "ffn_up": (FEED_FORWARD, WIDTH),
         "ffn_down": (WIDTH, FEED_FORWARD),
     }
-    writer.add_tensor("token_embd.weight", rng.standard_normal((vocab_size, WIDTH), np.float32).astype(kind))
+    add("token_embd", rng.standard_normal((vocab_size, WIDTH), np.float32))
     writer.add_tensor("output_norm.weight", np.ones(WIDTH, np.float32))
     for layer in range(LAYERS):
         for name, shape in shapes.items():
             weights = rng.standard_normal(shape, np.float32) / np.float32(shape[1] ** 0.5)
-            writer.add_tensor(f"blk.{layer}.{name}.weight", weights.astype(kind))
+            add(f"blk.{layer}.{name}", weights)
         for name in ("attn_norm", "ffn_norm"):
             writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(WIDTH, np.float32))
 

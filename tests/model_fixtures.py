@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 
 from sds.grammars.language import Language, language
 from sds.kernel.bounds import bound
@@ -41,7 +41,7 @@ def tiny_path(vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory) 
 def single_path(vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the tiny checkpoint of seed 1 in single precision, where only the order of additions is left as noise."""
     path = tmp_path_factory.mktemp("single") / "tiny-f32.gguf"
-    return tiny_checkpoint(path, vocabulary, 1, weights=np.float32)
+    return tiny_checkpoint(path, vocabulary, 1, weights=GGMLQuantizationType.F32)
 
 
 @pytest.fixture(scope="session")

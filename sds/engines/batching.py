@@ -4,7 +4,9 @@ One worker thread owns the backend. Whoever asks waits in a bounded queue, first
 backend's slots is free; a pass then carries rows of all who want one. It knows rows and tokens, nothing of decisions.
 
 - Those under way ride before those who have just begun, and whoever was left out of `LEFT_OUT_MAX` passes in a row
-  rides before all: so nobody waits for more than `LEFT_OUT_MAX + slots` passes.
+  rides before all: so nobody waits for more than `LEFT_OUT_MAX + slots` passes. Rows that do not fit are cut: what is
+  left of a pass is filled with a newcomer's beginning, and the rest of it rides in the next ones.
+- A backend that is worn gets nobody new until all under way have ended and it has rested.
 - The sections that prompts share are read alone, at most one prompt's between two passes. A newcomer gets the free slot
   that holds most of its sections, else the one least recently used: the slots are the cache of sections, bounded by
   their number.
@@ -22,12 +24,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
+
 from sds.decoder import BACKEND_FAILED, DEADLINE_EXCEEDED
 from sds.kernel.errors import ModelError, SdsError
 from sds.models.protocol import Backend, BackendError, Row, shared_sections
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 QUEUE_MAX = 1024
@@ -99,18 +102,46 @@ class Pending(Generic[T]):
 
 @dataclass(eq=False)
 class _Running:
-    """A decision in a slot. `rows`: what it wants of its next pass; `left_out`: passes without it, in a row."""
+    """A decision in a slot. `rows`: what it still wants to be read; `found`: for each row it asked for the logits of
+    those parts that were; `left_out`: passes without it, in a row.
+    """
 
     pending: Pending[Any]
     slot: int
     passes: Passes[Any]
     rows: list[Row] = field(default_factory=list)
+    found: list[list[NDArray[np.float32]]] = field(default_factory=list)
     begun: bool = False
     left_out: int = 0
 
+    def ask(self, rows: list[Row]) -> None:
+        self.rows, self.found = rows, [[] for _ in rows]
+
     @property
-    def tokens(self) -> int:
-        return sum(len(row.tokens) for row in self.rows)
+    def read_in_part(self) -> bool:
+        return any(self.found)
+
+    def parts(self, room: int) -> list[Row]:
+        """Return as much of its rows as `room` tokens hold, in order."""
+        found = list[Row]()
+        for row in self.rows:
+            if room <= 0:
+                break
+            found.append(_beginning(row, room))
+            room -= len(row.tokens)
+        return found
+
+    def take(self, parts: list[Row], logits: list[NDArray[np.float32]]) -> bool:
+        """Note what was read; return whether it was the last of it."""
+        first = len(self.found) - len(self.rows)
+        for n, of_row in enumerate(logits):
+            self.found[first + n].append(of_row)
+        left = [_remainder(row, part) for row, part in zip(self.rows, parts, strict=False)]
+        self.rows = [row for row in left if row] + self.rows[len(parts) :]
+        return not self.rows
+
+    def answer(self) -> list[NDArray[np.float32]]:
+        return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in self.found]
 
 
 class Batcher:
@@ -183,6 +214,7 @@ class Batcher:
         try:
             while self._wait():
                 self._clear()
+                self._let_rest()
                 self._join()
                 self._clear()
                 self._pass()
@@ -212,6 +244,12 @@ class Batcher:
         with suppress(Exception):  # it drops its forks; a backend that cannot will say so with the next pass
             running.passes.close()
 
+    def _let_rest(self) -> None:
+        """Let a worn backend rest as soon as nobody is under way."""
+        if self._backend.worn and not self._running:
+            self._backend.rest()
+            self._held = [[] for _ in self._held]
+
     def _join(self) -> None:
         """Let in whoever is first while slots are free; of those whose sections must be read, only one."""
         read = False
@@ -231,7 +269,7 @@ class Batcher:
         with self._changed:
             taken = {running.slot for running in self._running}
             free = [slot for slot in range(len(self._held)) if slot not in taken]
-            if not self._waiting or not free or self._over is not None:
+            if not self._waiting or not free or self._over is not None or self._backend.worn:
                 return None
             shared = self._waiting[0].shared
             if not may_read and self._must_read(shared):
@@ -251,7 +289,7 @@ class Batcher:
     def _advance(self, running: _Running, logits: list[NDArray[np.float32]] | None) -> None:
         try:
             with self._words:
-                running.rows = next(running.passes) if logits is None else running.passes.send(logits)
+                running.ask(next(running.passes) if logits is None else running.passes.send(logits))
         except StopIteration as finished:
             outcome: tuple[Any] | SdsError = (finished.value,)
         except SdsError as error:
@@ -267,35 +305,38 @@ class Batcher:
 
     def _pass(self) -> None:
         riders = self._riders()
-        rows = [row for running in riders for row in running.rows]
+        rows = [row for _, parts in riders for row in parts]
         try:
             logits = self._backend.run(rows) if rows else []
             if len(logits) != len(rows):
                 raise BackendError(f"the model answered {len(logits)} of {len(rows)} rows")
         except Exception as error:  # noqa: BLE001  whatever it was, it is the end of this pass and not of the worker
-            self._fail(riders, error)
+            self._fail([running for running, _ in riders], error)
             return
         for running in self._running:
             running.left_out += 1
         self._clear()
-        for running in riders:
-            answered, logits = logits[: len(running.rows)], logits[len(running.rows) :]
+        for running, parts in riders:
+            answered, logits = logits[: len(parts)], logits[len(parts) :]
             if running in self._running:
-                running.left_out, running.begun = 0, True
-                running.pending.rows.append((running.tokens, len(rows)))
-                self._advance(running, answered)
+                running.left_out = 0
+                running.pending.rows.append((sum(len(row.tokens) for row in parts), len(rows)))
+                if running.take(parts, answered):
+                    running.begun = True
+                    self._advance(running, running.answer())
 
-    def _riders(self) -> list[_Running]:
-        """Return who rides in the next pass: the first in any case, then as many as there is room for."""
+    def _riders(self) -> list[tuple[_Running, list[Row]]]:
+        """Return who rides in the next pass, and with what: in turn, until it is full."""
 
-        def turn(running: _Running) -> tuple[bool, bool, int]:
-            return running.left_out < LEFT_OUT_MAX, not running.begun, -running.left_out
+        def turn(running: _Running) -> tuple[bool, bool, bool, int]:
+            return running.left_out < LEFT_OUT_MAX, not running.begun, not running.read_in_part, -running.left_out
 
-        riders, room = list[_Running](), self._backend.pass_tokens_max
+        riders, room = list[tuple[_Running, list[Row]]](), self._backend.pass_tokens_max
         for running in sorted(self._running, key=turn):
-            if not riders or running.tokens <= room:
-                riders.append(running)
-                room -= running.tokens
+            parts = running.parts(room)
+            if parts or not running.rows:
+                riders.append((running, parts))
+                room -= sum(len(row.tokens) for row in parts)
         return riders
 
     def _fail(self, riders: list[_Running], error: Exception) -> None:
@@ -325,3 +366,15 @@ class Batcher:
 def _called(make: Callable[[Backend, int], Passes[T]], backend: Backend, slot: int) -> Passes[T]:
     """Call `make` with the first step, so that whatever it raises is the decision's own failure."""
     return (yield from make(backend, slot))
+
+
+def _beginning(row: Row, tokens: int) -> Row:
+    """Return the first `tokens` tokens of a row, with those outputs that lie there."""
+    later = max(0, len(row.tokens) - tokens)
+    return Row(row.slot, row.tokens[:tokens], max(0, row.outputs - later)) if later else row
+
+
+def _remainder(row: Row, part: Row) -> Row | None:
+    """Return what of a row comes after its beginning `part`."""
+    left = row.tokens[len(part.tokens) :]
+    return Row(row.slot, left, row.outputs - part.outputs) if left else None

@@ -131,7 +131,7 @@ class NativeEngine:
 
         assert self._batcher is not None  # noqa: S101  there are several slots
         pending = self._batcher.start(make, sections, packet.expires_at_ms)
-        return replace(pending.result(), rows=tuple(pending.rows))
+        return replace(pending.result(), passes=len(pending.rows), rows=tuple(pending.rows))
 
     def explain(self, packet: DecisionPacket, data: bytes, *, chars_max: int, deadline_ms: int) -> str:
         """Say why `data` was decided. With one slot decisions go first, between its passes. Raises ModelError."""

@@ -17,16 +17,20 @@ Logits = NDArray[np.float32]
 
 
 class HashBackend:
-    """`begun`: (slot, sections kept, sections read) of each `begin`; `passes`: the rows of each. `gate` holds passes up."""
+    """`begun`: (slot, sections kept, sections read) of each `begin`; `passes`: the rows of each. `gate` holds passes up.
+
+    Worn after `wear_max` tokens; a rest forgets everything, so that whoever was under way is told.
+    """
 
     name, fingerprint = "hash", "0" * 64
     vocab_size, context_tokens_max = VOCAB, 4096
 
-    def __init__(self, slots: int, *, pass_tokens_max: int = 512) -> None:
-        self.slots, self.pass_tokens_max = slots, pass_tokens_max
+    def __init__(self, slots: int, *, pass_tokens_max: int = 512, wear_max: int = 1 << 30) -> None:
+        self.slots, self.pass_tokens_max, self._wear_max = slots, pass_tokens_max, wear_max
+        self._read = 0
         self.begun: list[tuple[int, int, int]] = []
         self.passes: list[list[Row]] = []
-        self.forks_open = 0
+        self.forks_open = self.rests = 0
         self.closed = False
         self.fails_at: set[int] = set()  # passes, by their number
         self.gate = threading.Event()
@@ -62,8 +66,18 @@ class HashBackend:
     def _row(self, row: Row) -> Logits:
         text = self._texts[row.slot]  # KeyError: whoever runs without having begun would decide on nothing
         text += row.tokens
+        self._read += len(row.tokens)
         ends = range(len(text) - row.outputs + 1, len(text) + 1)
         return np.stack([hashed(text[:end]) for end in ends]) if row.outputs else np.empty((0, VOCAB), np.float32)
+
+    @property
+    def worn(self) -> bool:
+        return self._read >= self._wear_max
+
+    def rest(self) -> None:
+        self.rests += 1
+        self._read = 0
+        self._clear()
 
     def step(self, tokens: Sequence[int], *, slot: int = 0) -> Logits:
         return self.run([Row(slot, tokens)])[0][0]

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sds.engines.batching import LEFT_OUT_MAX, RESTARTS_MAX, Batcher, Pending
@@ -145,6 +146,59 @@ def test_a_pass_holds_no_more_tokens_than_the_backend_takes(opened: Callable[...
     for pending in waiting:
         pending.result()
     assert 10 >= max(sum(len(row.tokens) for row in rows) for rows in backend.passes) > 6
+
+
+def test_a_newcomers_row_is_cut_to_what_those_under_way_leave_of_a_pass(opened: Callable[..., Batcher]) -> None:
+    backend = HashBackend(2, pass_tokens_max=8)
+    batcher = opened(backend)
+    first = held_up(backend, batcher, length=5)
+    second = start(batcher, [CONTRACTS[0], [5] * 20], 2)
+    backend.gate.set()
+    assert [alone([CONTRACTS[0], [0]], 5), alone([CONTRACTS[0], [5] * 20], 2)] == [first.result(), second.result()]
+    assert [[1], [1, 7], [1, 7], [1, 6], [1, 1]] == [[len(row.tokens) for row in rows] for rows in backend.passes]
+    assert [(7, 2), (7, 2), (6, 2), (1, 2)] == second.rows
+
+
+def test_one_who_waits_for_the_rest_of_a_row_goes_before_other_newcomers(opened: Callable[..., Batcher]) -> None:
+    backend = HashBackend(3, pass_tokens_max=8)
+    batcher = opened(backend)
+    waiting = [held_up(backend, batcher, length=1), *(start(batcher, [CONTRACTS[0], [n] * 12], 1) for n in (1, 2))]
+    backend.gate.set()
+    for pending in waiting:
+        pending.result()
+    assert [[1], [8], [4, 4], [8]] == [[len(row.tokens) for row in rows] for rows in backend.passes]
+
+
+@pytest.mark.parametrize("outputs", range(7))
+def test_a_row_that_was_cut_has_the_outputs_of_the_whole(opened: Callable[..., Batcher], outputs: int) -> None:
+    rows = [([1, 2, 3, 4, 5, 6], outputs), ([7, 8, 9], 3)]
+
+    def reads(backend: HashBackend, slot: int) -> Generator[list[Row], list[Logits], list[Logits]]:
+        backend.begin([], slot=slot)
+        forks = [backend.fork(slot) for _ in rows]
+        found = yield [Row(fork, *row) for fork, row in zip(forks, rows, strict=True)]
+        for fork in forks:
+            backend.drop(fork)
+        return found
+
+    cut, whole = opened(HashBackend(1, pass_tokens_max=4)), opened(HashBackend(1))
+    pairs = zip(whole.submit(reads, [[1]], FAR), cut.submit(reads, [[1]], FAR), strict=True)
+    assert [True, True] == [np.array_equal(expected, found) for expected, found in pairs]
+    assert [[4], [2, 2], [1]] == [[len(row.tokens) for row in found] for found in cut._backend.passes]  # type: ignore[attr-defined]
+
+
+def test_a_worn_backend_rests_when_all_under_way_have_ended_and_before_the_next(opened: Callable[..., Batcher]) -> None:
+    rng = seeded(31)
+    backend = HashBackend(4, pass_tokens_max=12, wear_max=60)
+    batcher = opened(backend)
+    cases = [([CONTRACTS[n % 3], [n % 17] * rng.randint(1, 9)], rng.randint(1, 6), n % 4) for n in range(60)]
+    held_up(backend, batcher)
+    waiting = [start(batcher, *case) for case in cases]
+    backend.gate.set()
+    assert [alone(*case) for case in cases] == [pending.result() for pending in waiting]
+    read = sum(len(row.tokens) for rows in backend.passes for row in rows)
+    assert read / 60 >= backend.rests > read / 60 / 4
+    assert 0 == sum(pending.restarts for pending in waiting)
 
 
 def test_first_come_first_served(opened: Callable[..., Batcher]) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,12 +40,24 @@ def test_one_slot_has_no_noise_by_its_protocol(tiny: LlamaBackend):
     assert 0.0 == shape_noise(tiny)
 
 
-def test_in_single_precision_company_is_hardly_seen(single_path: Path):
-    backend = LlamaBackend(single_path, slots=3, n_ctx=512, threads=TINY_THREADS)
-    noise = shape_noise(backend)
-    assert 0.0 < noise < 0.05
-    assert noise == shape_noise(backend)
+def test_llama_cpp_gives_the_same_in_any_company(tiny_path: Callable[[int], Path]):
+    backend = LlamaBackend(tiny_path(1), slots=5, n_ctx=512, threads=TINY_THREADS)
+    assert 0.0 == shape_noise(backend)
     backend.close()
+
+
+def test_it_takes_some_forty_passes(single: MovedByCompany, monkeypatch: pytest.MonkeyPatch):
+    lengths: list[int] = []
+    real = LlamaBackend._pass
+
+    def counted(self: LlamaBackend, start: int, end: int, *, hidden: bool) -> NDArray[np.float32]:
+        lengths.append(end - start)
+        return real(self, start, end, hidden=hidden)
+
+    monkeypatch.setattr(LlamaBackend, "_pass", counted)
+    shape_noise(single)
+    assert 20 < len(lengths) <= 40
+    assert single.pass_tokens_max >= max(lengths) > 50
 
 
 @pytest.mark.parametrize("by_place", [False, True])

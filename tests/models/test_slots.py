@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from time import perf_counter_ns
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Weights
+from numpy.typing import NDArray
 
-from sds.models.llama import FORK_TOKENS_MAX, FORKS_MAX, SLOTS_MAX, LlamaBackend
+from sds.models.llama import (
+    FORK_TOKENS_MAX,
+    FORKS_MAX,
+    SHARED_PASS_TOKENS_MAX,
+    SLOTS_MAX,
+    WEAR_CELLS_MIN,
+    LlamaBackend,
+)
 from sds.models.llama_batch import TokenBatch
 from sds.models.protocol import BackendError, Row
+from tests.hostile import Vocabulary, tiny_checkpoint
 from tests.model_fixtures import TINY_THREADS
 from tests.models.test_backends import sections_of
 from tests.scale import scale, seeded
 
-NOISE = 0.1  # flash attention reckons in half precision, also where the weights are single; another prompt moves 10
+NOISE = 0.1  # of several slots against one: flash attention reckons in half precision; another prompt moves 10
 
 
 @pytest.fixture
@@ -61,6 +73,114 @@ def test_random_work_in_four_slots_gives_what_one_slot_gives(four: LlamaBackend,
         for slot, row, logits in zip(slots, rows, four.run(rows), strict=True):
             one.begin(held[slot])
             assert np.allclose(one.step(row.tokens), logits[0], rtol=0, atol=NOISE)
+
+
+@dataclass
+class Read:
+    """What a slot was given, in order, and what came of it."""
+
+    before: list[list[int]]
+    row: Row
+    logits: NDArray[np.float32]
+
+
+def worked(backend: LlamaBackend, rng: Random, passes: int) -> list[Read]:
+    """Let prompts with beginnings in common come and go, ride in every company, and fork."""
+    common = sections_of(rng.randrange(2**32), 90, 1, 30)
+    held: dict[int, list[list[int]]] = {}
+    read: list[Read] = []
+    for _ in range(passes):
+        rows, bases = [], []
+        for slot in rng.sample(range(backend.slots), rng.randint(1, backend.slots)):
+            if slot not in held or rng.random() < 0.3:
+                held[slot] = common[: rng.randint(0, 3)]
+                backend.begin(held[slot], slot=slot)
+            (tokens,) = sections_of(rng.randrange(2**32), rng.choice([1, 1, 2, 12, 40, 90]))
+            at = backend.fork(slot) if rng.random() < 0.3 else slot
+            rows.append(Row(at, tokens, rng.choice([0, 1, 1, len(tokens)])))
+            bases.append(slot)
+        for row, base, logits in zip(rows, bases, backend.run(rows), strict=True):
+            read.append(Read(held[base], row, logits))
+            if row.slot == base:
+                held[base] = [*held[base], list(row.tokens)]
+            elif rng.random() < 0.5:
+                backend.drop(row.slot)
+        if backend.worn or rng.random() < 0.02:
+            backend.rest()
+            held.clear()
+    return read
+
+
+@pytest.mark.parametrize("weights", [Weights.F32, Weights.F16, Weights.BF16, Weights.Q8_0, Weights.Q4_1])
+def test_in_any_company_a_row_gives_the_bits_it_gives_alone(weights: Weights, vocabulary: Vocabulary, tmp_path: Path):
+    backend = LlamaBackend(
+        tiny_checkpoint(tmp_path / "tiny.gguf", vocabulary, 1, weights=weights),
+        slots=5,
+        n_ctx=512,
+        threads=TINY_THREADS,
+    )
+    rng = seeded(28)
+    read = worked(backend, rng, scale(60, 2000))
+    for one in rng.sample(read, scale(25, 200)):
+        backend.rest()
+        backend.begin([])
+        for tokens in one.before:
+            backend.run([Row(0, tokens, 0)])
+        assert np.array_equal(backend.run([Row(0, one.row.tokens, one.row.outputs)])[0], one.logits)
+    backend.close()
+
+
+def test_a_pass_of_several_slots_is_short_and_never_of_one_token(four: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
+    passes = passes_of(four, monkeypatch)
+    four.begin([[20], [21] * 64])
+    assert [(1, 49152)] == [four.run([Row(0, [22])])[0].shape]
+    four.run([Row(0, [23] * (2 * SHARED_PASS_TOKENS_MAX + 1), 0)])
+    assert [2, 32, 32, 2, 43, 43, 41] == passes
+
+
+def test_a_rest_keeps_the_sections_that_lie_lowest_and_no_others(four: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
+    first, second, third = sections_of(29, 50, 40, 30)
+    four.begin([first, second], slot=1)
+    four.step([20, 21], slot=1)
+    four.begin([first, third], slot=2)
+    four.fork(2)
+    four.rest()
+    passes = passes_of(four, monkeypatch)
+    four.begin([first, second], slot=0)
+    assert [] == passes
+    four.begin([first, third], slot=3)
+    assert [30] == passes
+    for slot in range(4):
+        four.begin([third], slot=slot)
+    four.rest()  # what lay lowest is gone
+    four.begin([third], slot=0)
+    assert [30, 30, 30] == passes
+
+
+def test_a_cache_that_never_rests_fails_once_and_forgets(four: LlamaBackend):
+    def wear_out() -> None:
+        for n in range(100):
+            assert four.worn == (n * 400 >= WEAR_CELLS_MIN - 100)
+            four.begin([[21] * 400], slot=1)
+            four.begin([], slot=1)
+
+    four.begin([[20] * 100], slot=0)
+    with pytest.raises(BackendError) as caught:
+        wear_out()
+    assert "the cache is worn out" == str(caught.value)
+    assert "let the backend rest between two decisions" == caught.value.hint
+    assert not four.worn
+    assert (512, 49152) == four.run([Row(0, [20] * 512, 512)])[0].shape
+
+
+def test_one_prompt_after_the_other_needs_nobody_to_call_for_a_rest(four: LlamaBackend):
+    common, own = sections_of(30, 100, 300)
+    expected = None
+    for _ in range(30):
+        four.begin([common])
+        logits = four.step(own)
+        expected = logits if expected is None else expected
+        assert np.array_equal(expected, logits)
 
 
 def test_what_another_slot_holds_is_shared_and_not_decoded_again(four: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
@@ -123,8 +243,8 @@ def test_a_failed_pass_forgets_every_slot_and_every_fork(four: LlamaBackend, mon
     expected = four.step([20, 21], slot=1)
     monkeypatch.setattr("llama_cpp.llama_decode", lambda *_: -3)
     with pytest.raises(BackendError) as caught:
-        four.step([20], slot=0)
-    assert "the model could not be run on 1 tokens (llama.cpp code -3)" == str(caught.value)
+        four.step([20, 21], slot=0)
+    assert "the model could not be run on 2 tokens (llama.cpp code -3)" == str(caught.value)
     monkeypatch.undo()
     passes = passes_of(four, monkeypatch)
     four.drop(fork)
