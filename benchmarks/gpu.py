@@ -116,7 +116,8 @@ def run(folder: Path, model: Path, device: str, n: int, decisions: int, at_once:
     for sort, found in warm.items():
         found["floor_ms"] = round(least["pass_ms"] * len(found["tokens_of_passes"]), 4)
         say(f"{sort}: {found}")
-    packets, rows = mixed_packets(folder, decisions), []
+    packets = mixed_packets(folder, decisions)
+    rows: list[dict[str, Any]] = []
     for many in sorted(set(at_once)):
         rows.append({"at_once": many, "ours": ours(opener, packets, many)})
         say(str(rows[-1]))
