@@ -23,7 +23,18 @@ from itertools import count
 from pathlib import Path
 
 from sds.benchmarks.cedar import cases, cedar, ours
-from sds.benchmarks.measuring import Parser, Report, Say, existing, machine, main, summary, timed_us, versions
+from sds.benchmarks.measuring import (
+    Parser,
+    Report,
+    Say,
+    existing,
+    machine,
+    main,
+    summary,
+    timed_us,
+    versions,
+    whole_number,
+)
 from sds.gates.refund.desk import load_refund_contract
 from sds.kernel import dim, intake, jit, registry, store
 from sds.kernel.contract import Contract
@@ -35,8 +46,8 @@ from sds.kernel.runtime import Kernel
 from sds.kernel.state import StateRead, StateSource, Value
 
 WARM_UP = 200
-PURE_N = 20_000
-DURABLE_N = 2_000
+N, N_MAX = 2_000, 100_000
+PURE_PER_DURABLE = 10  # what takes microseconds is called so many times as often
 FIELDS: dict[str, Value] = {
     "flight.carrier": "B6",
     "flight.number": 1,
@@ -84,12 +95,12 @@ def measure(call: Callable[[], object], times: int) -> dict[str, float]:
     return summary([timed_us(call) for _ in range(times)])
 
 
-def drift_check() -> dict[str, float]:
+def drift_check(times: int) -> dict[str, float]:
     """Measure the drift check on five fields of which one moved within its tolerance."""
     policy = tuple((path, 100 if path == "ticket.fare_minor" else 0, -1) for path in DRIFT_FIELDS)
     then = {path: FIELDS[path] for path in DRIFT_FIELDS}
     now = {**then, "ticket.fare_minor": 30_050}
-    return measure(lambda: jit.drift(policy, then, now), PURE_N)
+    return measure(lambda: jit.drift(policy, then, now), times)
 
 
 def pure_verdict(kernel: Kernel, packet: DecisionPacket, data: bytes, times: int) -> dict[str, float]:
@@ -107,19 +118,19 @@ def pure_verdict(kernel: Kernel, packet: DecisionPacket, data: bytes, times: int
     return measure(once, times)
 
 
-def beside_cedar(kernel: Kernel) -> dict[str, dict[str, float]]:
+def beside_cedar(kernel: Kernel, times: int) -> dict[str, dict[str, float]]:
     """Measure one yes or no under the same rule: Cedar's and ours, after both have answered alike on every side of it."""
     ask, own = cedar(), ours(kernel.rules)
     proposal = Proposal("REFUND_TICKET", (("amount", "123.45"),), "NOT_TRAVELLED", "0" * 64)
-    found = {"rule_us": measure(lambda: own(FIELDS, proposal), PURE_N)}
+    found = {"rule_us": measure(lambda: own(FIELDS, proposal), times)}
     if ask is None:
         return found
     if any(ask(fields, said) != own(fields, said) for fields, said in cases(FIELDS)):
         raise SystemExit("Cedar's policies and the contract do not say the same")
-    return found | {"cedar_us": measure(lambda: ask(FIELDS, proposal), PURE_N)}
+    return found | {"cedar_us": measure(lambda: ask(FIELDS, proposal), times)}
 
 
-def durable_verdict(kernel: Kernel, folder: Path) -> tuple[dict[str, float], dict[str, float]]:
+def durable_verdict(kernel: Kernel, folder: Path, n: int) -> tuple[dict[str, float], dict[str, float]]:
     """Measure the durable transaction and a bare one-row commit, in turn, on the same file system."""
     bare = store.connect(folder / "bare.db")
     for pragma in ("journal_mode=WAL", "synchronous=FULL"):
@@ -127,7 +138,7 @@ def durable_verdict(kernel: Kernel, folder: Path) -> tuple[dict[str, float], dic
     bare.execute("CREATE TABLE one (id INTEGER PRIMARY KEY, value TEXT NOT NULL) STRICT")
     commits: list[float] = []
     verdicts: list[float] = []
-    for i in range(WARM_UP + DURABLE_N):
+    for i in range(WARM_UP + n):
         verdicts.append(durable_once(kernel, i))
         commits.append(timed_us(lambda: bare.execute("INSERT INTO one (value) VALUES ('x')")))
     bare.close()
@@ -192,18 +203,19 @@ def open_kernel(
     )
 
 
-def run(folder: Path) -> Report:
+def run(folder: Path, n: int) -> Report:
     kernel = open_kernel(folder / "decisions.db")
     packet = _open(kernel, "A-0")
-    jit_us = drift_check()
-    verdict_us = pure_verdict(kernel, packet, _proposal(packet), PURE_N)
-    rule = beside_cedar(kernel)
-    durable_us, commit_us = durable_verdict(kernel, folder)
+    pure = n * PURE_PER_DURABLE
+    jit_us = drift_check(pure)
+    verdict_us = pure_verdict(kernel, packet, _proposal(packet), pure)
+    rule = beside_cedar(kernel, pure)
+    durable_us, commit_us = durable_verdict(kernel, folder, n)
     kernel.store.close()
     return {
         "benchmark": "kernel",
         **machine(),
-        "n": DURABLE_N,
+        "n": n,
         "versions": versions("common-expression-language", "cedarpy") | {"sqlite": sqlite3.sqlite_version},
         "jit_us_p99": jit_us["p99"],
         "verdict_us_p50": verdict_us["p50"],
@@ -239,12 +251,15 @@ falls towards 1; on memory it rises, since then only the statements are left."""
 
 
 def _options(parser: Parser) -> None:
+    parser.add_argument(
+        "--n", type=whole_number(N_MAX), default=N, help="durable verdicts; ten times as many of the rest"
+    )
     parser.add_argument("--folder", type=existing, default=Path(), help="where to measure: the disk matters")
 
 
 def _run(asked: argparse.Namespace, _say: Say) -> Report:
     with tempfile.TemporaryDirectory(dir=asked.folder, prefix=".bench-") as folder:
-        return run(Path(folder))
+        return run(Path(folder), asked.n)
 
 
 def _show(report: Report) -> None:

@@ -22,6 +22,7 @@ from sds.models.protocol import BackendError
 
 Report = dict[str, Any]
 Say = Callable[[str], None]
+WHERE = ("--save", "--folder", "--overlays", "--results", "--page")
 
 
 class Parser(argparse.ArgumentParser):
@@ -115,11 +116,13 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _how(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments that say what was measured, not where it was kept."""
-    kept: list[str] = []
-    for number, argument in enumerate(arguments):
-        where = argument in {"--json", "--save"} or argument.startswith("--save=")
-        if not where and (number == 0 or arguments[number - 1] != "--save"):
+    """Return the arguments that say what was measured, not where."""
+    left, kept = iter(arguments), []
+    for argument in left:
+        name, given, _ = argument.partition("=")
+        if name in WHERE and not given:
+            next(left, None)
+        elif name not in {*WHERE, "--json"}:
             kept.append(argument)
     return kept
 
