@@ -42,7 +42,7 @@ def bars(title: str, drawn: Sequence[Bar]) -> str:
 
 def _row(bar: Bar, y: int, most: float, series: int) -> str:
     length = (WIDTH - LABEL_WIDTH - VALUE_WIDTH) * (bar.value or 0.0) / most
-    said = "not measured" if bar.value is None else f"{bar.value:g}"
+    said = "not measured" if bar.value is None else f"{bar.value}"
     middle = y + BAR - 3
     return (
         f'<text x="{LABEL_WIDTH - 6}" y="{middle}" text-anchor="end">{escape(bar.label)}</text>'

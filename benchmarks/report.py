@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from sds.benchmarks import report_tables, targets
@@ -60,17 +61,22 @@ def page(results: Results) -> tuple[str, dict[str, str]]:
     parts, plots = [_head(results)], dict[str, str]()
     for name, section in SECTIONS.items():
         if name in results:
-            try:
+            with _whole(name):
                 text, drawn = section(results[name])
-            except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-                raise _incomplete(name) from error
             parts.append("\n\n".join([text, *(f"![{file.removesuffix('.svg')}]({file})" for file in drawn)]))
             plots |= drawn
     return "\n\n".join([*parts, f"## Our bias\n\n{BIAS}\n"]), plots
 
 
-def _incomplete(name: str) -> UsageError:
-    return UsageError(f"the result of `sds bench {name}` lacks what the page shows", hint="measure it again")
+@contextmanager
+def _whole(name: str) -> Iterator[None]:
+    """Refuse a document that lacks what is asked of it."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise UsageError(
+            f"the result of `sds bench {name}` lacks what the page shows", hint="measure it again"
+        ) from error
 
 
 def _head(results: Results) -> str:
@@ -126,10 +132,10 @@ def _wins(results: Results) -> str:
     compared = [name for name in targets.COMPARING if name in results]
     if not compared:
         return "No question that asks others was measured."
-    try:
-        found = [line for name in compared for line in targets.COMPARING[name](results[name])]
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise _incomplete(" or ".join(compared)) from error
+    found: list[str] = []
+    for name in compared:
+        with _whole(name):
+            found += targets.COMPARING[name](results[name])
     asked = ", ".join(f"`{name}`" for name in compared)
     return "\n".join(f"- {line}" for line in found) or f"Nowhere, in what was measured of {asked}."
 

@@ -115,7 +115,7 @@ def throughput_wins(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def grammar_wins(found: Mapping[str, Any]) -> Iterator[str]:
-    ours = next(row for row in found["rows"] if row["name"] == "ours")
+    ours = {row["name"]: row for row in found["rows"]}["ours"]
     for what, key in (("to the first choice", "first_us"), ("through a whole decision", "decision_us")):
         for row in found["rows"]:
             if row[key]["p50"] < ours[key]["p50"]:
