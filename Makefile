@@ -11,7 +11,7 @@ TESTABLE := $(VENV)/.testable
 help:
 	@echo "make demo    decide 50 real claims with a real local model"
 	@echo "make test    lint, types, import wall and all tests"
-	@echo "make bench   measure the kernel (alone on the machine, please)"
+	@echo "make bench   ask every benchmark and write benchmarks/report.md (alone on the machine, please)"
 	@echo "make clean   delete what was made: .venv, .sds and .peers"
 
 install: $(TESTABLE)
@@ -48,8 +48,13 @@ test: $(TESTABLE)
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 2
 
-bench: $(READY)
-	$(BIN)/sds bench kernel --json
+# All that needs no card, one after the other, then the page: an hour or two, with nothing beside it.
+bench: peers
+	$(BIN)/sds models prepare
+	for question in kernel grammar hotpath scaling throughput peers; do \
+	  $(BIN)/sds bench $$question --json --save benchmarks/results || exit; \
+	done
+	$(BIN)/sds bench report
 
 docs: $(TESTABLE)
 	$(BIN)/python -m typer sds.cli.app utils docs --name sds --title "Command line" > docs/cli.md

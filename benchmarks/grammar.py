@@ -20,7 +20,6 @@ vocabulary through the whole automaton: 100 ms or more.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Callable
@@ -33,7 +32,18 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from sds.benchmarks.measuring import machine, summary, versions
+from sds.benchmarks.measuring import (
+    Parser,
+    Report,
+    Say,
+    existing,
+    machine,
+    main,
+    names,
+    summary,
+    versions,
+    whole_number,
+)
 from sds.grammars import emit_gbnf, emit_lark, emit_regex
 from sds.grammars.language import Language, language
 from sds.grammars.plan import Planner
@@ -48,7 +58,6 @@ SLOW_EVERY = 40  # the slowest peer is asked in one of so many repeats
 SEED = 20261122
 FORKS_MAX = 64
 REFUND = "REFUND_TICKET"
-OURS_US_MAX, SPEEDUP_MIN = 50.0, 8.0
 MISSING = "not installed"
 DISTS = {"xgrammar (GBNF)": "xgrammar", "xgrammar (regex)": "xgrammar", "outlines-core": "outlines-core"}
 Ids = NDArray[np.intp]
@@ -262,9 +271,9 @@ def measure(contenders: list[Contender], words: Words, n: int) -> dict[str, list
     return found
 
 
-def run(n: int, model: Path, only: set[str]) -> dict[str, Any]:
+def run(n: int, model: Path, only: set[str]) -> Report:
     missing = {name: f"not installed: {dist}" for name, dist in DISTS.items() if versions(dist)[dist] == MISSING}
-    wanted = [make for name, make in PEERS.items() if name not in missing and (not only or name in only)]
+    wanted = [make for name, make in PEERS.items() if name not in missing and name in only]
     with inspect_model(model) as inspected:
         contenders: list[Contender] = [Ours(inspected.words), *(make(inspected.words) for make in wanted)]
         found = measure(contenders, inspected.words, n)
@@ -288,58 +297,21 @@ def run(n: int, model: Path, only: set[str]) -> dict[str, Any]:
     }
 
 
-def page(report: dict[str, Any]) -> str:
-    """Return the report as a Markdown page; every figure on it comes from the report."""
-    rows = "\n".join(
-        f"| {row['name']} | {what} | {r['n']:,} | {r['p50']} | {r['p95']} | {r['p99']} | {r['max']} |"
-        for row in report["rows"]
-        for what, r in (("first", row["first_us"]), ("decision", row["decision_us"]))
-    )
-    found = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
-    return f"""# What new bounds cost
-
-Written by `sds bench grammar --page` on {report["date"]}; nothing here is typed in by hand. Machine: {report["machine"]},
-{report["cores"]} cores. Versions: {found}. Words: {report["model"]}. Ours is the first row, and so is this benchmark.
-
-| figure | measured | target |
-|---|---|---|
-| `ours_us_p50` | {report["ours_us_p50"]} | at most {OURS_US_MAX:g} |
-| `speedup_over_llguidance` | {report["speedup_over_llguidance"]} | at least {SPEEDUP_MIN:g} |
-
-Microseconds. *first*: from new bounds to the tokens permitted at the first choice. *decision*: on to the end of a refund
-with four digits, all its masks included, the model not. The others begin with the finished text of their grammar.
-
-| what | figure | N | p50 | p95 | p99 | max |
-|---|---|---|---|---|---|---|
-{rows}
-
-Ours is made for one form of decision and reads nothing else; the others take any grammar, and llguidance and xgrammar
-keep their own caches, which a new number does not hit. Ours spells everything as the model's tokenizer does; the others
-permit every spelling, which is more to compute.
-"""
+def _options(parser: Parser) -> None:
+    every = list(PEERS)
+    parser.add_argument("--n", type=whole_number(N_MAX), default=N, help="packets")
+    parser.add_argument("--only", type=names(every), default=every, help=f"peers, commas between: {', '.join(every)}")
+    parser.add_argument("--model", type=existing, help="a GGUF file, for its words; left out: the embedded model")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print only the JSON document")
-    parser.add_argument("--page", type=Path, help="write the report as a Markdown page, too")
-    parser.add_argument("--n", type=int, default=N, help=f"packets, 1 to {N_MAX}")
-    parser.add_argument("--only", default="", help=f"peers to ask, with commas between them: {', '.join(PEERS)}")
-    parser.add_argument("--model", type=Path, default=None, help="a GGUF file; without it the embedded model")
-    options = parser.parse_args()
-    only = {name.strip() for name in options.only.split(",") if name.strip()}
-    if not 1 <= options.n <= N_MAX or not only <= PEERS.keys():
-        parser.error(f"--n is from 1 to {N_MAX}, --only of {', '.join(PEERS)}")
-    if not options.json:
-        print(__doc__)
-    report = run(options.n, options.model or embedded_model(), only)
-    if options.page:
-        options.page.write_text(page(report), encoding="utf-8")
-    if not options.json:
-        for row in report["rows"]:
-            print(f"{row['name']:<18} first {row['first_us']['p50']} us  decision {row['decision_us']['p50']} us")
-    print(json.dumps(report))
+def _run(asked: argparse.Namespace, _say: Say) -> Report:
+    return run(asked.n, asked.model or embedded_model(), set(asked.only))
+
+
+def _show(report: Report) -> None:
+    for row in report["rows"]:
+        print(f"{row['name']:<18} first {row['first_us']['p50']} us  decision {row['decision_us']['p50']} us")
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, _options, _run, _show)

@@ -16,7 +16,6 @@ disk, is less than a tenth of the passes.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections import Counter
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from sds.benchmarks.floor import Device, Recorded, device
-from sds.benchmarks.measuring import machine, summary, versions
+from sds.benchmarks.measuring import Parser, Report, Say, existing, machine, main, summary, versions, whole_number
 from sds.benchmarks.packets import REFUND, narrow_to_denial, narrow_to_digits
 from sds.benchmarks.weights import size_of, weights_path
 from sds.engines.native import NativeEngine, open_backend
@@ -166,7 +165,7 @@ def predicted(found: Device, model: Path, tokens: list[int]) -> dict[str, Any]:
     }
 
 
-def run(folder: Path, model: Path, n: int) -> dict[str, Any]:
+def run(folder: Path, model: Path, n: int) -> Report:
     rates = device()
     with ExitStack() as opened:
         backend = open_backend(model)
@@ -200,27 +199,23 @@ def run(folder: Path, model: Path, n: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print only the JSON document")
-    parser.add_argument("--n", type=int, default=N, help="decisions of each sort")
-    parser.add_argument(
-        "--model", type=Path, help="a GGUF file; left out: the embedded model as prepared for this machine"
-    )
-    parser.add_argument("--folder", type=Path, default=Path(), help="where to measure: the disk matters")
-    options = parser.parse_args()
-    if not 1 <= options.n <= N_MAX:
-        parser.error(f"--n is not between 1 and {N_MAX}")
-    with tempfile.TemporaryDirectory(dir=options.folder, prefix=".bench-") as folder:
-        report = run(Path(folder), weights_path(options.model), options.n)
-    if not options.json:
-        print(__doc__)
-        for sort in SORTS:
-            print(f"{sort}: predicted {report['predicted'][sort]}")
-            print(f"{sort}: {report['warm'][sort]}")
-        print(f"cold: {report['cold_ms']}")
-    print(json.dumps(report))
+def _options(parser: Parser) -> None:
+    parser.add_argument("--n", type=whole_number(N_MAX), default=N, help="decisions of each sort")
+    parser.add_argument("--model", type=existing, help="a GGUF file; left out: the embedded model as prepared here")
+    parser.add_argument("--folder", type=existing, default=Path(), help="where to measure: the disk matters")
+
+
+def _run(asked: argparse.Namespace, _say: Say) -> Report:
+    with tempfile.TemporaryDirectory(dir=asked.folder, prefix=".bench-") as folder:
+        return run(Path(folder), weights_path(asked.model), asked.n)
+
+
+def _show(report: Report) -> None:
+    for sort in SORTS:
+        print(f"{sort}: predicted {report['predicted'][sort]}")
+        print(f"{sort}: {report['warm'][sort]}")
+    print(f"cold: {report['cold_ms']}")
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, _options, _run, _show)

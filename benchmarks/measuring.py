@@ -1,16 +1,135 @@
-"""What every benchmark says of itself, and how it sums up: machine, versions, percentiles."""
+"""What every benchmark says of itself, how it sums up, and how it is run: machine, versions, percentiles, one `main`."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import platform
+import shlex
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 
+from sds.kernel.errors import SdsError, UsageError
 from sds.machine import machine_name
+from sds.models.protocol import BackendError
+
+Report = dict[str, Any]
+Say = Callable[[str], None]
+WHERE = ("--save", "--folder", "--overlays", "--results", "--page")
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers a mistake in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n")
+
+
+def main(
+    doc: str | None,
+    options: Callable[[Parser], None],
+    run: Callable[[argparse.Namespace, Say], Report],
+    show: Callable[[Report], None],
+) -> None:
+    """Run one question: its options, then the measuring, then what is shown to people; the last line is the document.
+
+    `run` may say what it predicts while it goes on. With `--save` the document is also FOLDER/QUESTION.json.
+    """
+    parser = Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print only the JSON document")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="keep the document there, too: QUESTION.json")
+    options(parser)
+    asked = parser.parse_args()
+    try:
+        if asked.save:
+            make_folder(asked.save)
+        if not asked.json:
+            print(doc)
+        report = run(asked, _silent if asked.json else print)
+        report["command"] = shlex.join(["sds", "bench", report["benchmark"], *_how(sys.argv[1:])])
+        if asked.save:
+            write_whole(asked.save / f"{report['benchmark']}.json", json.dumps(report, indent=1) + "\n")
+    except (SdsError, BackendError) as error:
+        parser.error(f"{error}{f' ({error.hint})' if error.hint else ''}")
+    if not asked.json:
+        show(report)
+    print(json.dumps(report))
+
+
+def whole_number(most: int, least: int = 1) -> Callable[[str], int]:
+    """Return a reader of numbers from `least` to `most`, for `add_argument(type=...)`."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"`{text}` is not a number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
+def existing(text: str) -> Path:
+    """Return a path at which there is something, for `add_argument(type=...)`."""
+    if not text or not Path(text).exists():
+        raise argparse.ArgumentTypeError(f"`{text}` cannot be read: no such file or directory")
+    return Path(text)
+
+
+def names(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return a reader of some of these names with commas between them, in the order in which they are known."""
+
+    def read(text: str) -> list[str]:
+        wanted = {name.strip() for name in text.split(",")}
+        if unknown := wanted - set(known):
+            raise argparse.ArgumentTypeError(f"there is no `{min(unknown)}`, only: {', '.join(known)}")
+        return [name for name in known if name in wanted]
+
+    return read
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"`{folder}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that whoever reads it finds all of it, or what was there before."""
+    partial: Path | None = None
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False, encoding="utf-8") as file:
+            partial = Path(file.name)
+            file.write(text)
+        partial.chmod(0o644)
+        partial.replace(path)
+    except OSError as error:
+        if partial:
+            partial.unlink(missing_ok=True)
+        raise UsageError(f"`{path}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
+
+
+def _how(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments that say what was measured, not where."""
+    left, kept = iter(arguments), []
+    for argument in left:
+        name, given, _ = argument.partition("=")
+        if name in WHERE and not given:
+            next(left, None)
+        elif name not in {*WHERE, "--json"}:
+            kept.append(argument)
+    return kept
+
+
+def _silent(_text: str) -> None:
+    """Say nothing: only the JSON document is wanted."""
 
 
 def machine() -> dict[str, object]:

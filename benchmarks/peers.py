@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import json
 import os
 import pickle
 import tempfile
@@ -25,16 +24,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sds.benchmarks.measuring import machine, summary, versions
+from sds.benchmarks.measuring import (
+    Parser,
+    Report,
+    Say,
+    existing,
+    machine,
+    main,
+    names,
+    summary,
+    versions,
+    whole_number,
+)
 from sds.benchmarks.packets import REFUND, digits_packets, fixed_packets
 from sds.benchmarks.peer_process import PeerProcess
-from sds.benchmarks.peers_page import page
+from sds.benchmarks.weights import weights_path
 from sds.engines.written import END_TOKENS, grammar_of
 from sds.grammars import emit_gbnf
 from sds.grammars.language import language
+from sds.kernel.errors import UsageError
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.proposal import Proposal, parse_proposal
-from sds.models.catalog import embedded_model
 from sds.models.llama import LlamaBackend
 from sds.models.protocol import prompt_sections
 
@@ -297,8 +307,8 @@ def run(
     *,
     overlays: Path = OVERLAYS,
     threads: int,
-    say: Callable[[str], None] = print,
-) -> dict[str, Any]:
+    say: Say = print,
+) -> Report:
     """Measure `count` decisions of each kind by each engine. `folder` is where the airline of the packets is made."""
     with ExitStack() as opened:
         backend = LlamaBackend(model, threads=threads)
@@ -309,7 +319,9 @@ def run(
             if entry.process.missing or entry.process.failed:
                 say(f"{entry.contender.name}: {entry.process.missing or entry.process.failed}")
         if ours.process.missing or ours.process.failed:
-            raise SystemExit("our own engine did not start")
+            raise UsageError("our own engine did not start", hint=ours.process.missing or ours.process.failed)
+        if not any(entry.in_the_run for entry in entries[1:]):
+            raise UsageError("none of these peers is installed", hint="make peers")
         tasks, predicted = _prepare(ours, folder, backend, count + WARM_UP, say)
         measure(entries, tasks)
         rows = [row(entry, ours) for entry in entries]
@@ -360,39 +372,27 @@ def _start(opened: ExitStack, contender: Contender, folder: Path, model: Path, o
     return Entry(contender, process)
 
 
-def _silent(_text: str) -> None:
-    """Say nothing: only the JSON document is wanted."""
+def _options(parser: Parser) -> None:
+    known = [peer.name for peer in PEERS]
+    where = "where peers' own versions of libraries lie"
+    parser.add_argument("--n", type=whole_number(DECISIONS_MAX), default=DECISIONS, help="decisions of each kind")
+    parser.add_argument("--only", type=names(known), default=known, help=f"peers, commas between: {', '.join(known)}")
+    parser.add_argument("--model", type=existing, help="a GGUF file; left out: the embedded model as prepared here")
+    parser.add_argument("--overlays", type=Path, default=OVERLAYS, help=where)
 
 
-def main() -> None:
-    names = ", ".join(peer.name for peer in PEERS)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print only the JSON document")
-    parser.add_argument("--page", type=Path, help="write the report as a Markdown page, too")
-    parser.add_argument("--n", type=int, default=DECISIONS, help=f"decisions of each kind, 1 to {DECISIONS_MAX}")
-    parser.add_argument("--only", default="", help=f"peers to ask, with commas between them: {names}")
-    parser.add_argument("--model", type=Path, help="a GGUF file; without it the embedded model")
-    parser.add_argument("--overlays", type=Path, default=OVERLAYS, help="where peers' own versions of libraries lie")
-    options = parser.parse_args()
-    wanted = set(options.only.split(",")) if options.only else {peer.name for peer in PEERS}
-    if unknown := wanted - {peer.name for peer in PEERS}:
-        parser.error(f"there is no peer `{min(unknown)}`; peers are: {names}")
-    if not 1 <= options.n <= DECISIONS_MAX:
-        parser.error(f"--n is not between 1 and {DECISIONS_MAX}")
-    peers = [peer for peer in PEERS if peer.name in wanted]
+def _run(asked: argparse.Namespace, say: Say) -> Report:
+    peers = [peer for peer in PEERS if peer.name in asked.only]
     threads = int(os.environ.get("SDS_THREADS") or os.cpu_count() or 1)
-    model = options.model or embedded_model()
-    if not options.json:
-        print(__doc__)
-    say = _silent if options.json else print
+    model = weights_path(asked.model)
     with tempfile.TemporaryDirectory(prefix="sds-peers-") as folder:
-        report = run(Path(folder), model, peers, options.n, overlays=options.overlays, threads=threads, say=say)
-    if options.page:
-        options.page.write_text(page(report), encoding="utf-8")
-    for found in [] if options.json else (report["ours"], *report["peers"]):
+        return run(Path(folder), model, peers, asked.n, overlays=asked.overlays, threads=threads, say=say)
+
+
+def _show(report: Report) -> None:
+    for found in (report["ours"], *report["peers"]):
         print(f"{found['name']:<34} {found['ms_p50']} ms  digits {found['digits_ms_p50']} ms")
-    print(json.dumps(report))
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, _options, _run, _show)

@@ -12,7 +12,6 @@ few tokens after it, so on a processor the rate grows by less than two.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 import threading
@@ -22,20 +21,22 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sds.benchmarks.measuring import machine, versions
+from sds.benchmarks.measuring import Parser, Report, Say, existing, machine, main, names, versions, whole_number
 from sds.benchmarks.packets import digits_packets, fixed_packets
 from sds.benchmarks.peer_process import PeerProcess
 from sds.benchmarks.peers import OVERLAYS, PEERS, START_TIMEOUT_S, TIMEOUT_S, Contender, Task, tasks_of
 from sds.benchmarks.weights import weights_path
 from sds.decoder import CHOICE_TOO_CLOSE
-from sds.engines.native import NativeEngine, open_backend
+from sds.engines.native import SLOTS_MAX, NativeEngine, open_backend
 from sds.home import now_ms
-from sds.kernel.errors import ModelError
+from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket
 from sds.models.llama import LlamaBackend
+from sds.models.protocol import Backend
 
 AT_ONCE = (1, 2, 4, 8, 16)
 N = 32
@@ -44,9 +45,9 @@ TOKENS_MAX = 2_048
 SERVING = ("guidance-llamacpp", "llamacpp-grammar", "outlines-llamacpp-llguidance")
 
 
-def ours(model: Path, packets: Sequence[DecisionPacket], at_once: int) -> dict[str, Any]:
-    """Decide all packets, `at_once` at a time, after one round to warm up."""
-    with closing(NativeEngine(open_backend(model, slots=at_once), now_ms=now_ms)) as engine:
+def ours(opener: Callable[..., Backend], packets: Sequence[DecisionPacket], at_once: int) -> dict[str, Any]:
+    """Decide all packets, `at_once` at a time, after one round to warm up. `opener(slots=)` loads the model."""
+    with closing(NativeEngine(opener(slots=at_once), now_ms=now_ms)) as engine:
 
         def decide(packet: DecisionPacket) -> str:
             fresh = replace(packet, expires_at_ms=now_ms() + int(TIMEOUT_S * 1000))
@@ -98,7 +99,7 @@ def _rate(decide: Callable[[Any], str], work: Sequence[Any], at_once: int) -> di
     return {"per_s": round(len(work) / took_s, 2), "n": len(work), "became": dict(became)}
 
 
-def best_peer(folder: Path, model: Path, tasks: Sequence[Task], at_once: int) -> dict[str, Any]:
+def best_peer(folder: Path, model: Path, tasks: Sequence[Task], at_once: int, only: Sequence[str]) -> dict[str, Any]:
     """Return the best of all peers and both ways to spread them over the cores, and what each of them reached."""
     cores = os.cpu_count() or 1
     tried = {
@@ -106,25 +107,31 @@ def best_peer(folder: Path, model: Path, tasks: Sequence[Task], at_once: int) ->
             contender, folder, model, tasks, at_once, processes=count
         )
         for contender in PEERS
-        if contender.name in SERVING
+        if contender.name in only
         for count in sorted({1, min(at_once, cores)})
     }
     name, best = max(tried.items(), key=lambda found: found[1]["per_s"] or 0.0)
+    if best["per_s"] is None:
+        raise UsageError(f"none of the peers runs: {name}: {best['notes']}", hint="make peers")
     return {"best": name, **best, "tried": {name: found["per_s"] for name, found in tried.items()}}
 
 
-def run(folder: Path, model: Path, n: int, at_once: Sequence[int], say: Callable[[str], None]) -> dict[str, Any]:
-    packets = [
-        p for pair in zip(fixed_packets(folder, n // 2), digits_packets(folder, n // 2), strict=True) for p in pair
-    ]
+def mixed_packets(folder: Path, n: int) -> list[DecisionPacket]:
+    """Return `n` packets, or one less, half of them of each kind, in turn."""
+    pairs = zip(fixed_packets(folder, n // 2), digits_packets(folder, n // 2), strict=True)
+    return [packet for pair in pairs for packet in pair]
+
+
+def run(folder: Path, model: Path, n: int, at_once: Sequence[int], only: Sequence[str], say: Say) -> Report:
+    packets = mixed_packets(folder, n)
     with closing(LlamaBackend(model)) as backend:
         tasks = tasks_of(packets, backend)
         sha256 = backend.fingerprint
     rows: list[dict[str, Any]] = []
-    for count in at_once:
-        row = {"at_once": count, "ours": ours(model, packets, count), "peer": best_peer(folder, model, tasks, count)}
-        say(str(row))
-        rows.append(row)
+    for count in sorted(set(at_once)):
+        own = ours(partial(open_backend, model), packets, count)
+        rows.append({"at_once": count, "ours": own, "peer": best_peer(folder, model, tasks, count, only)})
+        say(str(rows[-1]))
     return {
         "benchmark": "throughput",
         **machine(),
@@ -133,29 +140,27 @@ def run(folder: Path, model: Path, n: int, at_once: Sequence[int], say: Callable
         "versions": versions("llama-cpp-python", "guidance", "outlines"),
         "ours_per_s": {str(row["at_once"]): row["ours"]["per_s"] for row in rows},
         "best_peer_per_s": {str(row["at_once"]): row["peer"]["per_s"] for row in rows},
+        "speedup": {str(row["at_once"]): round(row["ours"]["per_s"] / row["peer"]["per_s"], 2) for row in rows},
         "too_close": {str(row["at_once"]): row["ours"]["became"].get(CHOICE_TOO_CLOSE, 0) for row in rows},
         "rows": rows,
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print only the JSON document")
-    parser.add_argument("--n", type=int, default=N, help="decisions for each concurrency")
-    parser.add_argument("--at-once", type=int, nargs="+", default=AT_ONCE, help="how many at once")
-    parser.add_argument(
-        "--model", type=Path, help="a GGUF file; left out: the embedded model as prepared for this machine"
-    )
-    options = parser.parse_args()
-    if not 2 <= options.n <= N_MAX:
-        parser.error(f"--n is not between 2 and {N_MAX}")
-    if not options.json:
-        print(__doc__)
-    say = (lambda _: None) if options.json else print
+def _options(parser: Parser) -> None:
+    parser.add_argument("--n", type=whole_number(N_MAX, 2), default=N, help="decisions for each concurrency")
+    parser.add_argument("--at-once", type=whole_number(SLOTS_MAX), nargs="+", default=AT_ONCE, help="how many at once")
+    parser.add_argument("--only", type=names(SERVING), default=list(SERVING), help=f"peers of: {', '.join(SERVING)}")
+    parser.add_argument("--model", type=existing, help="a GGUF file; left out: the embedded model as prepared here")
+
+
+def _run(asked: argparse.Namespace, say: Say) -> Report:
     with tempfile.TemporaryDirectory(prefix=".bench-") as folder:
-        report = run(Path(folder), weights_path(options.model), options.n, options.at_once, say)
-    print(json.dumps(report))
+        return run(Path(folder), weights_path(asked.model), asked.n, asked.at_once, asked.only, say)
+
+
+def _show(report: Report) -> None:
+    print(f"ours a second: {report['ours_per_s']}; the best peer: {report['best_peer_per_s']}")
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, _options, _run, _show)

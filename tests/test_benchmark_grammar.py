@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -14,20 +12,6 @@ from sds.grammars.plan import Planner
 from sds.models.catalog import embedded_model
 from sds.models.inspect import inspect_model
 from sds.models.words import Spoken
-
-
-def test_it_ends_with_one_json_document_and_writes_its_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = tmp_path / "page.md"
-    monkeypatch.setattr("sys.argv", ["grammar", "--n", "3", "--only", "llguidance", "--page", str(page)])
-    grammar.main()
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert ["ours", "llguidance"] == [row["name"] for row in report["rows"]]
-    assert report["rows"][0]["first_us"]["p50"] == report["ours_us_p50"]
-    assert report["rows"][1]["first_us"]["p50"] == report["llguidance_us_p50"]
-    assert {3} == {row[figure]["n"] for row in report["rows"] for figure in ("first_us", "decision_us")}
-    assert f"| `ours_us_p50` | {report['ours_us_p50']} |" in page.read_text(encoding="utf-8")
 
 
 def test_every_packet_has_bounds_and_a_reference_of_its_own() -> None:
@@ -52,10 +36,3 @@ def test_every_peer_permits_what_ours_does_and_one_that_does_not_stops_the_run()
 
         with pytest.raises(SystemExit, match="ours permits fewer tokens than the language"):
             grammar.ask(Narrow(model.words), said, steps, permitted)
-
-
-@pytest.mark.parametrize("arguments", [("--n", "0"), ("--only", "nobody")])
-def test_what_it_cannot_measure_it_refuses(arguments: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["grammar", *arguments])
-    with pytest.raises(SystemExit):
-        grammar.main()

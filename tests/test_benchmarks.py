@@ -8,39 +8,112 @@ from pathlib import Path
 
 import pytest
 
-from sds.benchmarks import kernel, peers
+from sds.benchmarks import gpu, grammar, hotpath, kernel, peers, records, scaling, throughput
 from sds.benchmarks.packets import digits_packets, fixed_packets
 from sds.benchmarks.peer_process import PeerProcess
 from sds.kernel.envelope import format_literal
+from sds.kernel.errors import UsageError
+from tests.questions import asked
 
 
-def test_the_kernel_benchmark_ends_with_one_json_document_and_writes_its_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_kernel_benchmark_ends_with_one_json_document_and_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, small in (("WARM_UP", 2), ("PURE_N", 20), ("DURABLE_N", 20)):
-        monkeypatch.setattr(kernel, name, small)
-    page = tmp_path / "page.md"
-    monkeypatch.setattr("sys.argv", ["kernel", "--folder", str(tmp_path), "--page", str(page)])
-    kernel.main()
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert {"jit_us_p99", "verdict_us_p50", "durable_over_commit_p50"} <= report.keys()
-    assert f"| {report['verdict_us_p50']} |" in page.read_text(encoding="utf-8")
-    assert [page] == list(tmp_path.iterdir())
+    monkeypatch.setattr(kernel, "WARM_UP", 2)
+    kept = tmp_path / "kept"
+    report, said = asked(kernel, "--json", "--n", "2", "--folder", str(tmp_path), "--save", str(kept))
+    assert {"jit_us_p99", "verdict_us_p50", "durable_over_commit_p50", "rule_us"} <= report.keys()
+    assert (2, 20) == (report["durable_us"]["n"], report["jit_us"]["n"])
+    assert "sds bench kernel --n 2" == report["command"]
+    assert [] == said
+    assert [kept] == list(tmp_path.iterdir())
+    assert [kept / "kernel.json"] == list(kept.iterdir())
+    assert report == json.loads((kept / "kernel.json").read_text(encoding="utf-8"))
+
+
+def test_the_grammar_benchmark_ends_with_the_medians_of_its_rows() -> None:
+    report, _ = asked(grammar, "--n", "3", "--only", "llguidance")
+    assert ["ours", "llguidance"] == [row["name"] for row in report["rows"]]
+    assert report["rows"][0]["first_us"]["p50"] == report["ours_us_p50"]
+    assert report["rows"][1]["first_us"]["p50"] == report["llguidance_us_p50"]
+    assert {3} == {row[figure]["n"] for row in report["rows"] for figure in ("first_us", "decision_us")}
+
+
+def test_the_hot_path_is_measured_by_stage_for_a_denial_and_for_a_refund(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hotpath, "WARM_UP", 0)
+    monkeypatch.setattr(hotpath, "COLD_N", 1)
+    report, _ = asked(hotpath, "--n", "1", "--folder", str(tmp_path))
+    assert {"over_floor", "exact_over_greedy", "stages_ms"} <= report.keys()
+    assert {"DENY", "REFUND_TICKET"} == report["stages_ms"].keys() == report["predicted"].keys()
+    for sort, stages in report["stages_ms"].items():
+        assert set(hotpath.STAGES) == stages.keys()
+        assert abs(sum(stages.values()) - report["warm"][sort]["whole_ms"]["p50"]) < 0.1
+        assert report["predicted"][sort]["tokens_of_passes"] == report["warm"][sort]["tokens_of_passes"]
+
+
+def test_throughput_is_measured_for_every_concurrency_and_compared_with_the_best_peer(
+    tiny_path: Callable[[int], Path],
+) -> None:
+    arguments = ("--n", "2", "--at-once", "2", "1", "--only", "llamacpp-grammar", "--model", str(tiny_path(1)))
+    report, _ = asked(throughput, *arguments)
+    assert ["1", "2"] == list(report["ours_per_s"]) == list(report["best_peer_per_s"]) == list(report["speedup"])
+    for row in report["rows"]:
+        assert 2 == sum(row["ours"]["became"].values()) == sum(row["peer"]["became"].values())
+        assert {"inside", "CHOICE_TOO_CLOSE"} >= row["ours"]["became"].keys()
+        assert row["peer"]["per_s"] == max(row["peer"]["tried"].values())
+
+
+def test_growth_is_measured_with_prompt_alternatives_contract_and_ledger(
+    tmp_path: Path, tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "TEMPLATES", 5)
+    monkeypatch.setattr(kernel, "WARM_UP", 2)
+    small = {"WARM_UP": 2, "CASE_TOKENS": (20, 40), "KINDS": (2, 16), "CONTRACTS": ((2, 2, 4), (16, 3, 64))}
+    for name, value in small.items():
+        monkeypatch.setattr(scaling, name, value)
+    arguments = ("--n", "2", "--decisions", "2", "--sizes", "500", "100", "--folder", str(tmp_path))
+    report, said = asked(scaling, *arguments, "--model", str(tiny_path(1)))
+    assert [100, 500] == [row["entries"] // 100 * 100 for row in report["ledger"]]
+    few, many = (row["durable_us"]["p50"] for row in report["ledger"])
+    assert round(many / few, 3) == report["durable_1m_over_1k"]
+    assert [20, 40] == [row["case_tokens"] for row in report["prompt"]]
+    assert all(row["tokens_of_passes"][0] > row["case_tokens"] for row in report["prompt"])
+    assert [2, 16] == [row["kinds"] for row in report["alternatives"]]
+    for row in report["alternatives"]:
+        assert sum(row["greedy"]["tokens_of_passes"]) < sum(row["exact"]["tokens_of_passes"])
+        assert 2 == row["greedy"]["decision_ms"]["n"] == row["exact"]["decision_ms"]["n"]
+    assert [(2, 2, 4), (16, 3, 64)] == [(row["kinds"], row["reasons"], row["fields"]) for row in report["contract"]]
+    before = said.index(next(line for line in said if line.startswith("{'case_tokens'")))
+    assert 2 == sum(line.startswith("a case of") for line in said[:before])
+    assert 2 == sum("kinds: predicted" in line for line in said[:before])
+
+
+def test_what_a_card_would_be_asked_runs_on_the_cpu(
+    tmp_path: Path, tiny_folder: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(gpu, "WARM_UP", 1)
+    said: list[str] = []
+    report = gpu.run(tmp_path, tiny_folder(1), "cpu", 1, 2, (2,), said.append)
+    assert {"fixed", "digits"} == report["over_floor"].keys() == report["exact_over_greedy"].keys()
+    assert 2 == sum(report["rows"][0]["ours"]["became"].values())
+    assert ["2"] == list(report["ours_per_s"])
+    assert said[0].startswith("cpu: copies ")
+    for sort, found in report["warm"].items():
+        assert report["over_floor"][sort] == found["over_floor"] > 0
+        assert 1 == found["reason_ms"]["n"]
+    weights = sum(file.stat().st_size for file in tiny_folder(1).glob("*.safetensors"))
+    assert abs(report["predicted"]["weights_mb"] - weights / 1e6) <= 0.2
 
 
 def test_every_engine_gets_the_same_questions_and_the_last_line_says_how_each_fared(
-    tmp_path: Path,
-    tiny_path: Callable[[int], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page, only = tmp_path / "page.md", "llamacpp-grammar,outlines-llamacpp-llguidance"
-    arguments = ["--n", "1", "--only", only, "--model", str(tiny_path(1)), "--page", str(page)]
+    only = "llamacpp-grammar,outlines-llamacpp-llguidance"
     monkeypatch.setattr(peers, "WARM_UP", 0)
-    monkeypatch.setattr("sys.argv", ["peers", *arguments])
-    peers.main()
-    said = capsys.readouterr().out.splitlines()
-    report = json.loads(said[-1])
+    report, said = asked(peers, "--n", "1", "--only", only, "--model", str(tiny_path(1)))
     assert {"ours_ms_p50", "ours_digits_ms_p50", "speedup_over_fastest", "speedup_digits"} <= report.keys()
     assert only.split(",") == [found["name"] for found in report["peers"]]
     for found in (report["ours"], *report["peers"]):
@@ -49,7 +122,8 @@ def test_every_engine_gets_the_same_questions_and_the_last_line_says_how_each_fa
     fastest = min(found["ms_p50"] for found in report["peers"])
     assert round(fastest / report["ours_ms_p50"], 2) == report["speedup_over_fastest"]
     assert ["fixed", "digits"] == [line.partition(":")[0] for line in said if "prompt tokens to read" in line]
-    assert f"| {report['ours_ms_p50']} |" in page.read_text(encoding="utf-8")
+    wanted = {"name", "version", "ms_p50", "digits_ms_p50", "violations", "errors"}
+    assert all(wanted <= found.keys() for found in report["peers"])
 
 
 def test_what_a_peer_writes_outside_the_envelope_is_counted_and_what_fails_is_an_error(
@@ -69,6 +143,12 @@ def test_what_a_peer_writes_outside_the_envelope_is_counted_and_what_fails_is_an
     assert {} == report["peers"][0]["decided"]
 
 
+def test_where_no_peer_is_installed_nothing_is_measured(tmp_path: Path, tiny_path: Callable[[int], Path]) -> None:
+    missing = [peers.Contender("missing", "tests.own_peers", ("missing",))]
+    with pytest.raises(UsageError, match="none of these peers is installed"):
+        peers.run(tmp_path, tiny_path(1), missing, 1, threads=1, say=lambda _: None)
+
+
 def test_the_packets_of_the_benchmark_are_of_the_two_kinds_it_says(tmp_path: Path) -> None:
     fixed, digits = fixed_packets(tmp_path, 5), digits_packets(tmp_path, 5)
     assert {()} == {kind.params for packet in fixed for kind in packet.envelope.kinds}
@@ -76,9 +156,10 @@ def test_the_packets_of_the_benchmark_are_of_the_two_kinds_it_says(tmp_path: Pat
     assert all(1000 <= amount.lo <= amount.hi <= 9999 for amount in amounts)
     assert 5 == len(set(amounts))
     for packet, amount in zip(digits, amounts, strict=True):
-        told = f"REFUND_TICKET (amount {format_literal(amount.lo, 2)} to {format_literal(amount.hi, 2)})"
-        assert any(told in text for text in packet.texts)
-        assert not any("COMPENSATE (" in text for text in packet.texts)
+        told = f"REFUND_TICKET {format_literal(amount.lo, 2)} to {format_literal(amount.hi, 2)}"
+        (permitted,) = [line for text in packet.texts for line in text.splitlines() if line.startswith("Permitted: ")]
+        assert told in permitted
+        assert "COMPENSATE" not in permitted
 
 
 def test_a_peer_that_does_not_answer_in_time_is_ended_and_its_next_answers_are_errors(tmp_path: Path) -> None:

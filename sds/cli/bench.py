@@ -12,28 +12,44 @@ import typer
 from sds.cli.common import JsonFlag
 from sds.kernel.errors import UsageError
 
-QUESTIONS = ("hotpath", "peers", "throughput", "grammar", "kernel", "scaling")
+# What it measures, and how long that takes on two cores.
+QUESTIONS = {
+    "hotpath": "a decision from trigger to durable receipt, by stage, over its floor (5 min)",
+    "peers": "one decision, ours and every peer's (40 min)",
+    "throughput": "decisions a second by how many are asked for at once, ours and the best peer's (30 min)",
+    "grammar": "new bounds, ours and every grammar engine's (2 min)",
+    "kernel": "drift check, verdict, durable verdict, and Cedar's rule (1 min)",
+    "scaling": "growth with prompt, alternatives, contract, and a ledger of a million entries (10 min)",
+    "gpu": "hot path and throughput on a CUDA device (5 min)",
+    "report": "one page of all that was kept with --save (1 s)",
+}
 
 
 def add_to(app: typer.Typer) -> None:
     app.command("bench", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(bench)
 
 
+def _told() -> str:
+    return "Which question: " + "; ".join(f"{name}: {what}" for name, what in QUESTIONS.items()) + "."
+
+
 def bench(
     context: typer.Context,
-    question: Annotated[str, typer.Argument(help=f"Which question: {', '.join(QUESTIONS)}.", metavar="QUESTION")],
+    question: Annotated[str, typer.Argument(help=_told(), metavar="QUESTION")],
     as_json: JsonFlag = False,
-    page: Annotated[Path | None, typer.Option("--page", help="Write a Markdown page, too.", show_default=False)] = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", help="A folder that also keeps the document.", show_default=False)
+    ] = None,
 ) -> None:
-    """Measure one thing, alone on this machine if you want figures to mean anything.
+    """Measure one thing. It wants the machine alone: with anything beside it, the figures mean nothing.
 
-    Example: sds bench kernel --json
+    What else a question takes is handed to it: --n 5, --model FILE; for report, --results FOLDER and --page FILE.
+
+    Example: sds bench kernel --json --save benchmarks/results
     """
     if question not in QUESTIONS:
         raise UsageError(f"there is no benchmark `{question}`", hint=f"one of: {', '.join(QUESTIONS)}")
-    if page is not None and (page.is_dir() or not page.parent.is_dir()):
-        raise UsageError(f"`{page}` cannot be written", hint="name a file in a folder that is there")
     command = [sys.executable, "-m", f"sds.benchmarks.{question}", *(["--json"] if as_json else [])]
-    command += ["--page", str(page)] if page else []
+    command += ["--save", str(save)] if save else []
     command += context.args  # what only this question knows: `--n 5`
     raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603  our own module

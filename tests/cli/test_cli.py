@@ -203,7 +203,12 @@ MISTAKES = [
     (("run", "refund", "--model", "tests", "--device", "tpu"), 2, "error: `tpu` is not cpu, cuda or cuda:1"),
     (("run", "refund", "--chaos", "fail-second"), 2, "mend:  --saga REFUND_WITH_VOUCHER, or --chaos drift"),
     (("audit", ""), 2, "error: several flows begin with ``"),
-    (("bench", "kernel", "--page", "nowhere/page.md"), 2, "error: `nowhere/page.md` cannot be written"),
+    (("bench", "kernel", "--save", "nowhere/kept"), 2, "error: `nowhere/kept` cannot be written"),
+    (("bench", "kernel", "--n", "0"), 2, "error: argument --n: `0` is not a number from 1 to"),
+    (("bench", "hotpath", "--model", "nowhere.gguf"), 2, "error: argument --model: `nowhere.gguf` cannot be read"),
+    (("bench", "peers", "--only", "nobody"), 2, "error: argument --only: there is no `nobody`"),
+    (("bench", "gpu", "--device", "cuda:63"), 2, "error: no CUDA device"),
+    (("bench", "report", "--results", "nowhere"), 2, "error: `nowhere` is no folder"),
     (("bench", "everything"), 2, "error: there is no benchmark `everything`"),
     (("fly",), 2, "No such command 'fly'"),
 ]

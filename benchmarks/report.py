@@ -1,0 +1,179 @@
+"""Make one page of what was kept of all questions: `sds bench report --results FOLDER --page FILE`.
+
+Every figure on the page is in one of the documents in that folder; the plots lie beside the page. A question that was not
+asked is named, never guessed at, and so is every row in which somebody else is the quicker one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from sds.benchmarks import report_tables, targets
+from sds.benchmarks.measuring import Parser, Report, Say, main, write_whole
+from sds.benchmarks.report_tables import SECTIONS, table
+from sds.kernel.errors import UsageError
+
+RESULTS, PAGE = Path("benchmarks/results"), Path("benchmarks/report.md")
+RESULT_BYTES_MAX = 1 << 24
+Results = Mapping[str, Report]
+
+BIAS = """This benchmark is ours, and so is what it praises. What that means for its figures:
+
+- The task is ours: decisions of one fixed form, 40 to 60 tokens of which few are chosen. Engines made for free text or
+  any grammar do more than it asks, and are not measured at what they are made for.
+- Every peer is given the exact language of each packet, its best mode as far as we found it, a prompt laid out for its
+  cache, and a process of its own; but we know our own engine better. Whoever finds a better mode: it is a file in
+  `benchmarks/peer_drivers/`.
+- The weights are those that `sds models prepare` found quickest for ours on this machine; peers run the same file, those
+  on transformers in the quicker of two data types.
+- The small model suits us: passes are short, so what surrounds them shows. With a larger one everything but the number of
+  passes matters less.
+- Ratios are of one run on one machine. Times of different runs, or of different machines, are not to be compared."""
+
+
+def read_results(folder: Path) -> dict[str, Report]:
+    """Return the documents by question. Raises UsageError for a file that is no such document."""
+    if not folder.is_dir():
+        raise UsageError(f"`{folder}` is no folder", hint="sds bench QUESTION --save FOLDER makes one")
+    return {name: _read(path, name) for name in SECTIONS if (path := folder / f"{name}.json").exists()}
+
+
+def _read(path: Path, name: str) -> Report:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(RESULT_BYTES_MAX + 1)
+        found = json.loads(raw) if len(raw) <= RESULT_BYTES_MAX else None
+    except OSError as error:
+        raise UsageError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or found.get("benchmark") != name:
+        raise UsageError(f"`{path}` is no result of `sds bench {name}`", hint=f"sds bench {name} --save {path.parent}")
+    return found
+
+
+def page(results: Results) -> tuple[str, dict[str, str]]:
+    """Return the page in Markdown, and its plots by file name. Raises UsageError for a document that lacks something."""
+    parts, plots = [_head(results)], dict[str, str]()
+    for name, section in SECTIONS.items():
+        if name in results:
+            with _whole(name):
+                text, drawn = section(results[name])
+            parts.append("\n\n".join([text, *(f"![{file.removesuffix('.svg')}]({file})" for file in drawn)]))
+            plots |= drawn
+    return "\n\n".join([*parts, f"## Our bias\n\n{BIAS}\n"]), plots
+
+
+@contextmanager
+def _whole(name: str) -> Iterator[None]:
+    """Refuse a document that lacks what is asked of it."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise UsageError(
+            f"the result of `sds bench {name}` lacks what the page shows", hint="measure it again"
+        ) from error
+
+
+def _head(results: Results) -> str:
+    missing = [name for name in SECTIONS if name not in results]
+    lines = ["# What decisions cost, here and elsewhere"]
+    lines.append(
+        "Written by `sds bench report` from the documents that `sds bench QUESTION --save` keeps; nothing here is typed in\n"
+        "by hand. [docs/benchmarks.md](../docs/benchmarks.md) says what each question asks."
+    )
+    if missing:
+        asked = ", ".join(f"`{name}`" for name in missing)
+        lines.append(f"**Not measured: {asked}.** What these would say is left out.")
+    if len({(found.get("machine"), found.get("cores")) for found in results.values()}) > 1:
+        lines.append("**Not all was measured on one machine**: compare only within a section.")
+    lines.append(f"## How it was measured\n\n{_how(results)}")
+    lines.append(f"## What it must reach\n\n{_targets(results)}")
+    lines.append(f"## Where others are quicker\n\n{_wins(results)}")
+    return "\n\n".join(lines)
+
+
+def _how(results: Results) -> str:
+    rows = [
+        [
+            name,
+            f"`{found.get('command', '-')}`",
+            found.get("date"),
+            found.get("machine"),
+            found.get("cores"),
+            found.get("n"),
+            _weights(found.get("model")),
+            ", ".join(f"{library} {number}" for library, number in found.get("versions", {}).items()),
+        ]
+        for name, found in results.items()
+    ]
+    return table(["question", "command", "date", "machine", "cores", "N", "weights", "versions"], rows)
+
+
+def _weights(model: object) -> str | None:
+    if isinstance(model, Mapping):
+        return f"{model.get('name')}, SHA-256 {str(model.get('sha256'))[:12]}"
+    return None if model is None else str(model)
+
+
+def _targets(results: Results) -> str:
+    rows = [
+        [target.figure, f"`{target.question}`", target.said, found.value, found.verdict]
+        for target, found in targets.judged(results)
+    ]
+    return table(["figure", "question", "target", "measured", ""], rows)
+
+
+def _wins(results: Results) -> str:
+    compared = [name for name in targets.COMPARING if name in results]
+    if not compared:
+        return "No question that asks others was measured."
+    found: list[str] = []
+    for name in compared:
+        with _whole(name):
+            found += targets.COMPARING[name](results[name])
+    asked = ", ".join(f"`{name}`" for name in compared)
+    return "\n".join(f"- {line}" for line in found) or f"Nowhere, in what was measured of {asked}."
+
+
+def _options(parser: Parser) -> None:
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder that --save wrote to")
+    parser.add_argument("--page", type=Path, default=PAGE, help="the page; its plots lie beside it")
+
+
+def _run(asked: argparse.Namespace, _say: Say) -> Report:
+    results = read_results(asked.results)
+    if not results:
+        raise UsageError(f"`{asked.results}` holds no result", hint="sds bench QUESTION --save FOLDER")
+    if asked.page.is_dir() or not asked.page.parent.is_dir():
+        raise UsageError(f"`{asked.page}` cannot be written", hint="name a file in a folder that is there")
+    text, plots = page(results)
+    for name, svg in plots.items():
+        write_whole(asked.page.parent / name, svg)
+    write_whole(asked.page, text)
+    return {
+        "benchmark": "report",
+        "page": str(asked.page),
+        "plots": sorted(plots),
+        "missing": [name for name in report_tables.SECTIONS if name not in results],
+        "targets": [
+            {"figure": target.figure, "question": target.question, "target": target.said, "measured": found.value}
+            | {"reached": found.reached}
+            for target, found in targets.judged(results)
+        ],
+    }
+
+
+def _show(report: Report) -> None:
+    for target in report["targets"]:
+        reached = {True: "reached", False: "MISSED", None: "-"}[target["reached"]]
+        print(f"{reached:<8} {target['figure']}: {target['measured']}, target {target['target']}")
+    print(f"wrote {report['page']}")
+
+
+if __name__ == "__main__":
+    main(__doc__, _options, _run, _show)

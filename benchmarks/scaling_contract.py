@@ -1,0 +1,104 @@
+"""How the kernel's verdict and the language's walk grow with a contract: kinds, reasons for each, fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sds.benchmarks.kernel import open_kernel, pure_verdict
+from sds.benchmarks.measuring import Say, summary, timed_us
+from sds.grammars.plan import Planner, Words
+from sds.kernel import intake
+from sds.kernel.contract import Contract
+from sds.kernel.envelope import DENY, DecisionEnvelope
+from sds.kernel.state import StateRead
+
+FORKS_MAX = 64
+HI_MINOR = 50_000
+
+
+class _Fields:
+    """Every key has the same state: every field permits what its kind may spend."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._read = StateRead(dict.fromkeys(names, HI_MINOR), "1")
+
+    def read(self, _key: str) -> StateRead | None:
+        return self._read
+
+
+def contract_of(kinds: int, reasons: int, fields: int) -> Contract:
+    """Return a contract of `kinds` kinds, DENY among them; every other reads a field for its condition and its bound."""
+    paths = _paths(fields)
+    codes = tuple(f"CAUSE_{number}" for number in range(reasons))
+
+    def kind(number: int) -> dict[str, Any]:
+        path = paths[number % fields]
+        return {"reasons": codes, "when": f"{path} > 0", "params": {"amount": {"lo": "1", "hi": path, "scale": 2}}}
+
+    spec = {f"KIND_{number}": kind(number) for number in range(kinds - 1)} | {DENY: {"reasons": codes}}
+    return Contract.model_validate(
+        {
+            "gate": "scaling",
+            "agent_id": "scaling-agent",
+            "version": "1.0.0",
+            "owner": "bench@example",
+            "effective_from": "2020-01-01",
+            "mission": "Decide.",
+            "authority": tuple(spec),
+            "event": {"id": "claim_id", "key": "ticket_id"},
+            "snapshot": dict.fromkeys(paths, "fixed(2)"),
+            "kinds": spec,
+        }
+    )
+
+
+def contracts(
+    folder: Path, words: Words, sizes: Sequence[tuple[int, int, int]], n: int, say: Say
+) -> list[dict[str, Any]]:
+    """Return one row a size: the pure verdict, a walk in a language known, and one whose plan must be made."""
+    say(
+        "contracts: predicted 8 us a kind for the verdict; a walk that does not grow; a plan that grows with kinds x reasons"
+    )
+    return [_row(folder, words, size, n) for size in sizes]
+
+
+def _row(folder: Path, words: Words, size: tuple[int, int, int], n: int) -> dict[str, Any]:
+    kinds, reasons, fields = size
+    name = f"{kinds}-{reasons}-{fields}"
+    kernel = open_kernel(folder / f"{name}.db", contract=contract_of(*size), source=_Fields(_paths(fields)))
+    packet = kernel.preview(intake.read_event(kernel.contract, {"claim_id": "A", "ticket_id": "T"}))
+    planner = Planner(words)
+    made_us = timed_us(lambda: written(planner, packet.envelope, packet.snapshot.id))
+    data = written(planner, packet.envelope, packet.snapshot.id)
+    walks = [timed_us(_walking(planner, packet.envelope, number)) for number in range(n)]
+    found = {
+        "kinds": kinds,
+        "reasons": reasons,
+        "fields": fields,
+        "verdict_us": pure_verdict(kernel, packet, data, n),
+        "walk_us": summary(walks),
+        "plan_ms": round(made_us / 1000, 2),
+    }
+    kernel.store.close()
+    return found
+
+
+def _walking(planner: Planner, envelope: DecisionEnvelope, number: int) -> Callable[[], bytes]:
+    return lambda: written(planner, envelope, f"{number:064x}")
+
+
+def written(planner: Planner, envelope: DecisionEnvelope, context_ref: str) -> bytes:
+    """Write one decision without a model: at every fork the last token that may come."""
+    walk = planner.walk(envelope, context_ref)
+    for _ in range(FORKS_MAX):
+        walk.forced()
+        if walk.finished:
+            return walk.data
+        walk.take(int(walk.fork().tokens[-1]))
+    raise SystemExit("the benchmark's own decision does not end")
+
+
+def _paths(fields: int) -> list[str]:
+    return [f"state.field_{number}" for number in range(fields)]

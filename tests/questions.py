@@ -1,0 +1,22 @@
+"""Asking a benchmark in this process, as `sds bench QUESTION` does in one of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+from sds.benchmarks import measuring
+
+
+def asked(module: ModuleType, *arguments: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the document that a question ends with, and the lines before it."""
+    said = io.StringIO()
+    with patch("sys.argv", [module.__name__, *arguments]), contextlib.redirect_stdout(said):
+        measuring.main(module.__doc__, module._options, module._run, module._show)
+    *lines, last = said.getvalue().splitlines()
+    found: dict[str, Any] = json.loads(last)
+    return found, lines
