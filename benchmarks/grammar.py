@@ -33,6 +33,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
+from sds.benchmarks.llguidance_tokenizer import llguidance_tokenizer
 from sds.benchmarks.measuring import machine, summary, versions
 from sds.grammars import emit_gbnf, emit_lark, emit_regex
 from sds.grammars.language import Language, language
@@ -41,7 +42,7 @@ from sds.kernel.bounds import bound
 from sds.kernel.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from sds.models.catalog import embedded_model
 from sds.models.inspect import inspect_model
-from sds.models.words import Spoken, Words, grammar_tokenizer
+from sds.models.words import Spoken, Words
 
 N, N_MAX = 400, 100_000
 SLOW_EVERY = 40  # the slowest peer is asked in one of so many repeats
@@ -104,7 +105,7 @@ class LlGuidance:
     name, every = "llguidance", 1
 
     def __init__(self, words: Words) -> None:
-        self._tokenizer, self._size = grammar_tokenizer(words), words.size
+        self._tokenizer, self._size = llguidance_tokenizer(words), words.size
 
     def text(self, said: Language) -> str:
         return emit_lark.emit(said)

@@ -17,18 +17,15 @@ from pathlib import Path
 
 import llama_cpp as lib
 import numpy as np
-from llguidance import LLTokenizer
 from numpy.typing import NDArray
 
 from sds.models.llama_batch import TokenBatch
-from sds.models.protocol import BackendError, ChatFrame, Row, shared_sections
+from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, ChatFrame, Row, shared_sections
 from sds.models.vocabulary import Vocabulary
-from sds.models.words import grammar_tokenizer, model_frame, tokens_of
+from sds.models.words import model_frame, tokens_of
 
 CONTEXT_TOKENS = 4096
 BATCH_TOKENS = 512
-SLOTS_MAX = 64
-FORKS_MAX = 63
 FORK_TOKENS_MAX = 2048  # of all forks together, beyond what the slots hold
 CACHE_TOKENS_MAX = 1 << 17  # of all slots together: every one can be full at once
 _GGUF_MAGIC = b"GGUF"
@@ -81,7 +78,6 @@ class LlamaBackend:
         self._next_fork = slots
         self._empty()
         self._open = True
-        self._tokenizer: LLTokenizer | None = None
         self._frame: ChatFrame | None = None
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]:
@@ -95,12 +91,6 @@ class LlamaBackend:
         if self._frame is None:
             self._frame = model_frame(chat_template(self._model), self._vocabulary)
         return self._frame
-
-    def grammar_tokenizer(self) -> LLTokenizer:
-        self._ready()
-        if self._tokenizer is None:
-            self._tokenizer = grammar_tokenizer(self._vocabulary)
-        return self._tokenizer
 
     def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         """Make `slot` hold exactly these sections. Its forks are dropped; what another slot holds of them is shared."""

@@ -41,12 +41,11 @@ from sds.home import model_cache
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.models.noise import shape_noise
-from sds.models.protocol import Backend, BackendError, Dtype, Library, prompt_sections
+from sds.models.protocol import FORKS_MAX as BACKEND_FORKS_MAX
+from sds.models.protocol import SLOTS_MAX, Backend, BackendError, Dtype, Library, prompt_sections
 
 THREADS_MAX = 256
-SLOTS_MAX = 64
 SLOT_TOKENS = 2048  # of each of several slots: what a decision may cost, and a cache that stays small
-BACKEND_FORKS_MAX = 63  # what any backend has for all of its slots together
 SLOTS_EXACT_MAX = BACKEND_FORKS_MAX // FORKS_MIN
 NOT_ASKED = "not asked"
 
@@ -155,7 +154,7 @@ class NativeEngine:
 
     def _text_tokens(self) -> TextTokens:
         if self._text is None:  # a look at the whole vocabulary, for the first rationale only
-            self._text = TextTokens(map(self._backend.piece, range(self._backend.vocab_size)))
+            self._text = TextTokens(self._planner.spelling)
         return self._text
 
     def _check_open(self) -> None:

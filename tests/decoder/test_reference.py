@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from sds.benchmarks.packets import real_packets
 from sds.decoder import Decoded, Mode, decode
 from sds.grammars.plan import Planner
 from sds.kernel.envelope import DecisionEnvelope
@@ -17,7 +18,6 @@ from sds.models.protocol import Backend, Row, prompt_sections
 from tests.decoder.reference import Look, Slow, log_probabilities, looking, slow_decision
 from tests.decoder.small_backend import HashBackend
 from tests.model_fixtures import CONTEXT_REF
-from tests.real_packets import real_packets
 from tests.scale import scale, seeded
 from tests.strategies import random_envelope
 

@@ -9,9 +9,9 @@ from time import perf_counter_ns
 import numpy as np
 import pytest
 
-from sds.models.llama import FORK_TOKENS_MAX, FORKS_MAX, SLOTS_MAX, LlamaBackend
+from sds.models.llama import FORK_TOKENS_MAX, LlamaBackend
 from sds.models.llama_batch import TokenBatch
-from sds.models.protocol import BackendError, Row
+from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, Row
 from tests.model_fixtures import TINY_THREADS
 from tests.models.test_backends import sections_of
 from tests.scale import scale, seeded
