@@ -54,14 +54,16 @@ class LlamaBackend:
         threads: int | None = None,
         slots: int = 1,
         gpu_layers: int = 0,
+        fingerprint: str | None = None,
     ) -> None:
         """Load weights; raise `BackendError` when `path` is not a GGUF file that llama.cpp can run.
 
         `n_ctx`: tokens a slot can hold. `gpu_layers`: how many layers a build for a GPU puts there, -1: all.
+        `fingerprint`: of the file, where it was just looked at.
         """
         _check_cache(slots, n_ctx)
         self.name = path.name
-        self.fingerprint = gguf_fingerprint(path)
+        self.fingerprint = fingerprint or gguf_fingerprint(path)
         self.context_tokens_max = n_ctx
         self.slots = slots
         self.pass_tokens_max = min(n_batch, n_ctx)

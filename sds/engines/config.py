@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sds.engines.fallback import LINKS_MAX, FallbackEngine, Link
-from sds.engines.native import SLOTS_EXACT_MAX, _threads, open_engine
+from sds.engines.native import SLOTS_EXACT_MAX
+from sds.engines.opening import _threads, open_engine
 from sds.engines.protocol import Engine
 from sds.engines.written import WrittenEngine
 from sds.kernel.contract_types import ContradictionError, say, text_of

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from sds.engines.native import open_backend, open_engine
+from sds.engines.opening import open_backend, open_engine
 from sds.grammars.plan import Planner
 from sds.grammars.proof import prove_alive
 from sds.kernel.errors import ModelError
