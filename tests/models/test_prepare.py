@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from sds.engines.config import EngineSpec, open_chain
-from sds.engines.opening import open_engine, open_weights
+from sds.engines.opening import open_backend, open_engine, open_weights
 from sds.kernel.errors import ModelError
-from sds.models import catalog, prepare
+from sds.models import catalog, llama, prepare
 from sds.models.catalog import Prepared, prepared
 from sds.models.llama import LlamaBackend
 from sds.models.measuring import DECISIONS, NOISE_SLOTS
