@@ -27,11 +27,12 @@ from sds.benchmarks.measuring import Parser, Report, Say, existing, machine, mai
 from sds.benchmarks.packets import digits_packets, fixed_packets
 from sds.benchmarks.throughput import TOKENS_MAX, mixed_packets, ours
 from sds.decoder import CHOICE_TOO_CLOSE
-from sds.engines.native import SLOTS_MAX, NativeEngine, open_backend
+from sds.engines.native import NativeEngine
+from sds.engines.opening import open_backend
 from sds.home import now_ms
 from sds.kernel.packet import DecisionPacket
 from sds.models.catalog import embedded_model
-from sds.models.protocol import Backend
+from sds.models.protocol import SLOTS_MAX, Backend
 
 AT_ONCE = (1, 2, 4, 8, 16, 32, 64)
 N, N_MAX = 30, 500

@@ -29,7 +29,6 @@ from random import Random
 from typing import Any, Protocol
 
 import numpy as np
-from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from sds.benchmarks.measuring import (
@@ -51,7 +50,7 @@ from sds.kernel.bounds import bound
 from sds.kernel.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from sds.models.catalog import embedded_model
 from sds.models.inspect import inspect_model
-from sds.models.words import Spoken, Words, grammar_tokenizer
+from sds.models.words import Spoken, Words
 
 N, N_MAX = 400, 100_000
 SLOW_EVERY = 40  # the slowest peer is asked in one of so many repeats
@@ -59,7 +58,12 @@ SEED = 20261122
 FORKS_MAX = 64
 REFUND = "REFUND_TICKET"
 MISSING = "not installed"
-DISTS = {"xgrammar (GBNF)": "xgrammar", "xgrammar (regex)": "xgrammar", "outlines-core": "outlines-core"}
+DISTS = {
+    "llguidance": "llguidance",
+    "xgrammar (GBNF)": "xgrammar",
+    "xgrammar (regex)": "xgrammar",
+    "outlines-core": "outlines-core",
+}
 Ids = NDArray[np.intp]
 Script = list[tuple[list[int], int | None]]  # forced tokens, and the token chosen after them; None at the end
 
@@ -113,13 +117,17 @@ class LlGuidance:
     name, every = "llguidance", 1
 
     def __init__(self, words: Words) -> None:
-        self._tokenizer, self._size = grammar_tokenizer(words), words.size
+        from llguidance import LLMatcher  # noqa: PLC0415  needs an extra; only where it is measured
+
+        from sds.benchmarks.llguidance_tokenizer import llguidance_tokenizer  # noqa: PLC0415
+
+        self._matcher_of, self._tokenizer, self._size = LLMatcher, llguidance_tokenizer(words), words.size
 
     def text(self, said: Language) -> str:
         return emit_lark.emit(said)
 
     def begin(self, text: str) -> None:
-        self._matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(text), log_level=0)
+        self._matcher = self._matcher_of(self._tokenizer, self._matcher_of.grammar_from_lark(text), log_level=0)
 
     def forward(self, tokens: list[int]) -> None:
         if not self._matcher.consume_tokens(tokens):

@@ -30,7 +30,8 @@ from sds.benchmarks.floor import Device, Recorded, device
 from sds.benchmarks.measuring import Parser, Report, Say, existing, machine, main, summary, versions, whole_number
 from sds.benchmarks.packets import REFUND, narrow_to_denial, narrow_to_digits
 from sds.benchmarks.weights import size_of, weights_path
-from sds.engines.native import NativeEngine, open_backend
+from sds.engines.native import NativeEngine
+from sds.engines.opening import open_backend
 from sds.gate import Gate
 from sds.gates.refund import desk
 from sds.home import now_ms

@@ -16,7 +16,7 @@ from sds.benchmarks.floor import Device, Recorded, device
 from sds.benchmarks.measuring import Say, summary
 from sds.benchmarks.weights import size_of
 from sds.decoder import Mode, decode
-from sds.engines.native import open_backend
+from sds.engines.opening import open_backend
 from sds.grammars.plan import Planner
 from sds.kernel.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from sds.models.protocol import Backend, prompt_sections

@@ -31,12 +31,13 @@ from sds.benchmarks.peer_process import PeerProcess
 from sds.benchmarks.peers import OVERLAYS, PEERS, START_TIMEOUT_S, TIMEOUT_S, Contender, Task, tasks_of
 from sds.benchmarks.weights import weights_path
 from sds.decoder import CHOICE_TOO_CLOSE
-from sds.engines.native import SLOTS_MAX, NativeEngine, open_backend
+from sds.engines.native import NativeEngine
+from sds.engines.opening import open_backend
 from sds.home import now_ms
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket
 from sds.models.llama import LlamaBackend
-from sds.models.protocol import Backend
+from sds.models.protocol import SLOTS_MAX, Backend
 
 AT_ONCE = (1, 2, 4, 8, 16)
 N = 32

@@ -19,7 +19,7 @@ from sds.grammars.nodes import Choice, Literal, Node, Number, Option, Text
 from sds.kernel.envelope import Bound, DecisionEnvelope, KindBound, format_literal
 from sds.kernel.errors import LanguageError
 
-__all__ = ["Choice", "ChoiceView", "Language", "Literal", "Node", "Number", "Option", "Text", "language"]
+__all__ = ["Choice", "Language", "Literal", "Node", "Number", "Option", "Text", "language"]
 
 FORM = "sds-language/2 rationale?,action,params,reason_code,context_ref"
 CHOICE_VALUES_MAX = 64
@@ -28,24 +28,7 @@ TEXT_CHARS_MAX = 2000
 
 _CODE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 _PARAM = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_NUMBER_END = re.compile(rb"[,}]")
-_TEXT_END = re.compile(rb'"')
 _CONTEXT = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceView:
-    """A choice in progress, or the next one when everything before it is forced.
-
-    `start`: the offset at which it begins. `lead`: the forced bytes from the end of the prefix to `start`, empty once
-    the choice has begun. `options`: (label, bytes from `start` through the forced bytes after the option), only those
-    the prefix still permits, two at least; none of these is a prefix of another.
-    """
-
-    name: str
-    start: int
-    lead: bytes
-    options: tuple[tuple[str, bytes], ...]
 
 
 @dataclass(frozen=True)
@@ -60,37 +43,6 @@ class Language:
     def hash(self) -> str:
         """SHA-256 of the form and the regular expression, 64 hexadecimal digits."""
         return hashlib.sha256(f"{FORM}\n{emit_regex.emit(self)}".encode()).hexdigest()
-
-    def choices_at(self, prefix: bytes) -> ChoiceView | None:
-        """Return the choice at or after `prefix`, or None where digits, text or nothing but forced bytes come next.
-
-        A number of at most CHOICE_VALUES_MAX values is a choice between its literals; the digits of a longer one are
-        passed over unread, so this does not prove that the prefix is in the language. Raises LanguageError when the
-        forced bytes or the options of the prefix are not the language's.
-        """
-        nodes: Sequence[Node] = self.root
-        at, lead = 0, b""
-        while nodes:
-            node, rest = nodes[0], nodes[1:]
-            if isinstance(node, Literal):
-                written = prefix[at : at + len(node.text)]
-                if not node.text.startswith(written):
-                    raise _not_ours(at)
-                at, lead, nodes = at + len(node.text), node.text[len(written) :], rest
-            elif (branches := _branches(node)) is not None:
-                open_ = _open(branches, rest, prefix[at:])
-                if len(open_) > 1:
-                    return ChoiceView(node.name, at, lead, tuple((label, forced) for label, forced, _ in open_))
-                if not open_:
-                    raise _not_ours(at)
-                nodes = open_[0][2]
-            elif (end := _end(node, prefix, at)) is not None:
-                at, nodes = end, rest
-            else:
-                return None
-        if at < len(prefix):
-            raise _not_ours(at)
-        return None
 
 
 def language(envelope: DecisionEnvelope, context_ref: str) -> Language:
@@ -151,36 +103,3 @@ def _packed(nodes: Iterable[Node]) -> tuple[Node, ...]:
         else:
             packed.append(node)
     return tuple(packed)
-
-
-def _branches(node: Node) -> tuple[Option, ...] | None:
-    if isinstance(node, Choice):
-        return node.options
-    if isinstance(node, Number) and len(node.bound) <= CHOICE_VALUES_MAX:
-        bound = node.bound
-        literals = (format_literal(value, bound.scale) for value in range(bound.lo, bound.hi + 1, bound.step))
-        return tuple(Option(text, (Literal(text.encode()),)) for text in literals)
-    return None
-
-
-def _open(
-    branches: Iterable[Option], rest: Sequence[Node], written: bytes
-) -> list[tuple[str, bytes, tuple[Node, ...]]]:
-    """Return the options that can still be meant: label, forced bytes, and all that would follow."""
-    found = []
-    for option in branches:
-        nodes = _packed([*option.then, *rest])
-        forced = nodes[0].text if isinstance(nodes[0], Literal) else b""
-        if forced.startswith(written) or written.startswith(forced):
-            found.append((option.label, forced, nodes))
-    return found
-
-
-def _end(node: Node, prefix: bytes, at: int) -> int | None:
-    """Return where a number or a text ends, or None while the prefix may go on with it."""
-    found = (_NUMBER_END if isinstance(node, Number) else _TEXT_END).search(prefix, at)
-    return found.start() if found else None
-
-
-def _not_ours(at: int) -> LanguageError:
-    return LanguageError(f"byte {at}: the prefix leaves the language", reason_code="LANGUAGE_LEFT")

@@ -41,7 +41,7 @@ class Planner:
     """The plans of one tokenizer, at most PLANS_MAX of them; for one thread."""
 
     def __init__(self, words: Words) -> None:
-        self._spelling = Spelling(words)
+        self.spelling = Spelling(words)
         self._plans: OrderedDict[_Shape, Node] = OrderedDict()
 
     def walk(self, envelope: DecisionEnvelope, context_ref: str) -> Walk:
@@ -62,11 +62,11 @@ class Planner:
             root = self._planned(shape, envelope)
         else:
             self._plans.move_to_end(shape)
-        return Walk(self._spelling, root, envelope, context_ref)
+        return Walk(self.spelling, root, envelope, context_ref)
 
     def _planned(self, shape: _Shape, envelope: DecisionEnvelope) -> Node:
         language(envelope, _NO_REF)  # names, sizes and codes are the form's
-        root = self._plans[shape] = _Planning(self._spelling, shape).root
+        root = self._plans[shape] = _Planning(self.spelling, shape).root
         if len(self._plans) > PLANS_MAX:
             self._plans.popitem(last=False)
         return root

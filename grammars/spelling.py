@@ -6,6 +6,7 @@ are written one by one: every number can still be said, though not always as tha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import accumulate
@@ -14,11 +15,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sds.grammars.emit_regex import TEXT_CLASS
 from sds.kernel.errors import LanguageError
 
 LANGUAGE_UNSPEAKABLE = "LANGUAGE_UNSPEAKABLE"
 CHUNK_DIGITS_MAX = 3
-_TEXT_BYTES = frozenset(range(32, 127)) - frozenset(b'"\\')
+_TEXT = re.compile(f"{TEXT_CLASS}+".encode())
 # Numbers on which a tokenizer shows how it cuts digits.
 _NUMBERS = ("1", "12", "123", "1234", "12345", "1234567", "1000", "2024", "99999999", "100000", "31415926535")
 
@@ -88,7 +90,7 @@ class Spelling:
     def _text(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """The tokens of free text, the shortest first, and their lengths."""
         pieces = (self.words.piece(token) for token in range(self.words.vocab_size))
-        lengths = np.array([len(piece) if _TEXT_BYTES.issuperset(piece) else 0 for piece in pieces], dtype=np.intp)
+        lengths = np.array([len(piece) if _TEXT.fullmatch(piece) else 0 for piece in pieces], dtype=np.intp)
         order = np.argsort(lengths, kind="stable")
         order = order[np.searchsorted(lengths[order], 1) :]
         return order, lengths[order]

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sds.models.llama import BATCH_TOKENS, CONTEXT_TOKENS
-from sds.models.protocol import BackendError, ChatFrame, Dtype, Row, shared_sections
-from sds.models.words import grammar_tokenizer, model_frame, tokens_of
+from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, ChatFrame, Dtype, Row, shared_sections
+from sds.models.words import model_frame, tokens_of
 
 try:
     import torch
@@ -33,12 +33,9 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from llguidance import LLTokenizer
     from numpy.typing import NDArray
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-SLOTS_MAX = 64
-FORKS_MAX = 63
 PADDING_TOKENS_MAX = 64  # of one call: more costs more than a call of its own
 
 
@@ -94,7 +91,6 @@ class HfBackend:
         self._prompts = {slot: _Prompt(slot, slot) for slot in range(slots)}
         self._next_fork = slots
         self._open = True
-        self._tokenizer: LLTokenizer | None = None
         self._frame: ChatFrame | None = None
 
     @property
@@ -118,12 +114,6 @@ class HfBackend:
         if self._frame is None:
             self._frame = model_frame(self._template, self._words)
         return self._frame
-
-    def grammar_tokenizer(self) -> LLTokenizer:
-        self._ready()
-        if self._tokenizer is None:
-            self._tokenizer = grammar_tokenizer(self._words)
-        return self._tokenizer
 
     @property
     def worn(self) -> bool:

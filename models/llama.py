@@ -18,20 +18,17 @@ from pathlib import Path
 
 import llama_cpp as lib
 import numpy as np
-from llguidance import LLTokenizer
 from numpy.typing import NDArray
 
 from sds.models.llama_batch import TokenBatch
 from sds.models.llama_cells import SPARE_SEQUENCES, Cells, Span
-from sds.models.protocol import BackendError, ChatFrame, Row, shared_sections
+from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, ChatFrame, Row, shared_sections
 from sds.models.vocabulary import Vocabulary
-from sds.models.words import grammar_tokenizer, model_frame, tokens_of
+from sds.models.words import model_frame, tokens_of
 
 CONTEXT_TOKENS = 4096
 BATCH_TOKENS = 512
 SHARED_PASS_TOKENS_MAX = 63  # with several slots: from 64 on llama.cpp attends in tiles, which adds up otherwise
-SLOTS_MAX = 64
-FORKS_MAX = 63
 FORK_TOKENS_MAX = 2048  # of all forks together, beyond what the slots hold; with many slots:
 SLOT_FORK_TOKENS_MAX = 256  # for each
 SLOT_WEAR_CELLS, WEAR_CELLS_MIN = 256, 2048  # between two rests: every pass looks at all cells that are taken
@@ -67,14 +64,16 @@ class LlamaBackend:
         threads: int | None = None,
         slots: int = 1,
         gpu_layers: int = 0,
+        fingerprint: str | None = None,
     ) -> None:
         """Load weights; raise `BackendError` when `path` is not a GGUF file that llama.cpp can run.
 
         `n_ctx`: tokens a slot can hold. `gpu_layers`: how many layers a build for a GPU puts there, -1: all.
+        `fingerprint`: of the file, where it was just looked at.
         """
         _check_cache(slots, n_ctx)
         self.name = path.name
-        self.fingerprint = gguf_fingerprint(path)
+        self.fingerprint = fingerprint or gguf_fingerprint(path)
         self.context_tokens_max = n_ctx
         self.slots = slots
         self.pass_tokens_max = min(n_batch, n_ctx) if slots == 1 else min(max(n_batch, 2), SHARED_PASS_TOKENS_MAX)
@@ -93,7 +92,6 @@ class LlamaBackend:
         self._next_fork = slots
         self._empty()
         self._open = True
-        self._tokenizer: LLTokenizer | None = None
         self._frame: ChatFrame | None = None
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]:
@@ -107,12 +105,6 @@ class LlamaBackend:
         if self._frame is None:
             self._frame = model_frame(chat_template(self._model), self._vocabulary)
         return self._frame
-
-    def grammar_tokenizer(self) -> LLTokenizer:
-        self._ready()
-        if self._tokenizer is None:
-            self._tokenizer = grammar_tokenizer(self._vocabulary)
-        return self._tokenizer
 
     @property
     def worn(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ except ImportError as error:
 
 
 for _kernel in ("outlines_core.kernels.torch", "llguidance.torch"):
-    with warnings.catch_warnings():  # what torch loads with them is deprecated by torch itself
+    with warnings.catch_warnings(), suppress(ImportError):  # what torch loads with them is deprecated by torch itself
         warnings.simplefilter("ignore", DeprecationWarning)
         import_module(_kernel)
 

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
-    from llguidance import LLTokenizer
     from numpy.typing import NDArray
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 Library = Literal["llamacpp", "transformers"]
+
+SLOTS_MAX = 64
+FORKS_MAX = 63  # of one backend, whatever its slots
 
 
 class BackendError(Exception):
@@ -126,9 +128,6 @@ class Backend(Protocol):
         positions `span` (from, to) of the last section. `layer`: how many layers were passed, None: all; raises
         BackendError for one that the library does not hand out. Slot 0 holds the sections afterwards.
         """
-
-    def grammar_tokenizer(self) -> LLTokenizer:
-        """Return the tokenizer for masks; after `close()` a mask over it fails."""
 
     def close(self) -> None: ...
 

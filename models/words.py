@@ -1,12 +1,10 @@
-"""What every vocabulary shares, whichever library it comes from: untrusted text, the mask's tokenizer, the chat frame."""
+"""What every vocabulary shares, whichever library it comes from: untrusted text, the chat frame."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from typing import Protocol
-
-from llguidance import LLTokenizer, TokenizerWrapper
 
 from sds.models.chat import chat_frame
 from sds.models.protocol import BackendError, ChatFrame
@@ -85,11 +83,6 @@ class Spoken:
         return b"" if self._words.is_control(token) else self._words.spelling(token)
 
 
-def grammar_tokenizer(words: Words) -> LLTokenizer:
-    """Build the tokenizer for masks; takes a quarter of a second."""
-    return LLTokenizer(TokenizerWrapper(_Spellings(words)))
-
-
 def model_frame(template: str | None, words: Words) -> ChatFrame:
     """Return the frame of the model's own template, which begins as the model expects a prompt to begin."""
     bos, eos = (words.spelling(t).decode() if t >= 0 else "" for t in (words.bos, words.eos))
@@ -97,18 +90,3 @@ def model_frame(template: str | None, words: Words) -> ChatFrame:
     if words.adds_bos and not frame.before_system.startswith(bos):
         return ChatFrame(bos + frame.before_system, frame.between, frame.after_user)
     return frame
-
-
-class _Spellings:
-    """What llguidance asks of a tokenizer: the bytes of every token, and how text is written."""
-
-    def __init__(self, words: Words) -> None:
-        every = range(words.size)
-        self.eos_token_id = words.eos
-        self.bos_token_id = None
-        self.tokens = [words.spelling(token) for token in every]
-        self.special_token_ids = [token for token in every if words.is_control(token)]
-        self._words = words
-
-    def __call__(self, text: bytes) -> list[int]:
-        return tokens_of(self._words, text, special=False)

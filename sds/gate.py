@@ -12,7 +12,7 @@ from typing import Self
 
 from sds import home as places
 from sds.engines.fallback import FallbackEngine
-from sds.engines.native import open_engine
+from sds.engines.opening import open_engine
 from sds.engines.protocol import Engine, Explains
 from sds.escalations import Resolve, resolve
 from sds.kernel import intake, monitor, recovery, registry, saga_drive

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from sds.decoder import Mode
-from sds.engines.native import NOT_ASKED, open_engine
+from sds.engines.native import NOT_ASKED
+from sds.engines.opening import open_engine
 from sds.engines.protocol import Engine
 from sds.kernel.decided import Decided, read_decided
 from sds.kernel.errors import UsageError

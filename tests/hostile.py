@@ -11,7 +11,6 @@ from pathlib import Path
 import gguf
 import numpy as np
 from gguf.quants import quantize
-from llguidance import LLTokenizer
 from numpy.typing import NDArray
 
 from sds.grammars.plan import Walk
@@ -134,9 +133,6 @@ class AdversarialBackend:
 
     def frame(self) -> ChatFrame:
         return self._real.frame()
-
-    def grammar_tokenizer(self) -> LLTokenizer:
-        return self._real.grammar_tokenizer()
 
     def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         self.held[slot] = []

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sds.engines.native import open_engine
+from sds.engines.opening import open_engine
 from sds.engines.protocol import Engine
 from sds.home import now_ms
 from sds.kernel.audit import flow_record, verify

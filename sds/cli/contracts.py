@@ -172,7 +172,7 @@ def _load(file: Path) -> tuple[Contract, Lines]:
 
 
 def _checked(contract: Contract) -> Report:
-    from sds.contract_check import language_findings  # noqa: PLC0415  numpy and llguidance load when they are needed
+    from sds.contract_check import language_findings  # noqa: PLC0415  numpy loads when it is needed
 
     report = lint(contract, _rng())
     said = language_findings(contract, report.reached)

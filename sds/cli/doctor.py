@@ -31,7 +31,7 @@ from sds.kernel.errors import SdsError, StoreError
 from sds.kernel.store import Reader, Store, expected_schema
 
 _DAMAGED = "keep the file as it is and put a copy back"
-_SHOWN = ("llama-cpp-python", "llguidance", "common-expression-language", "pydantic", "orjson", "numpy")
+_SHOWN = ("llama-cpp-python", "common-expression-language", "pydantic", "orjson", "numpy")
 
 
 def add_to(app: typer.Typer) -> None:

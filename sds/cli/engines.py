@@ -64,7 +64,7 @@ def opened_engine(model: Path | None, engines: Path | None, **options: str | boo
 
 def _open(model: Path | None, engines: Path | None, given: dict[str, Any]) -> Engine:
     from sds.engines.config import EngineSpec, load_engines, open_chain, open_engine_of  # noqa: PLC0415  loads libraries
-    from sds.engines.native import open_engine  # noqa: PLC0415
+    from sds.engines.opening import open_engine  # noqa: PLC0415
 
     if engines is not None:
         if model is not None or given:

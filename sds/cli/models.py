@@ -139,7 +139,7 @@ def prepare(
 
     Example: sds models prepare
     """
-    from sds.engines.native import _threads  # noqa: PLC0415
+    from sds.engines.opening import _threads  # noqa: PLC0415
     from sds.models import catalog  # noqa: PLC0415
     from sds.models.prepare import Preparation  # noqa: PLC0415
 

@@ -17,13 +17,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from sds.decoder import Mode
 from sds.engines.fallback import LINKS_MAX, FallbackEngine, Link
-from sds.engines.native import SLOTS_EXACT_MAX, SLOTS_MAX, _threads, open_engine
+from sds.engines.native import SLOTS_EXACT_MAX
+from sds.engines.opening import _threads, open_engine
 from sds.engines.protocol import Engine
 from sds.engines.written import WrittenEngine
 from sds.kernel.contract_types import ContradictionError, say, text_of
 from sds.kernel.errors import LanguageError, ModelError, UsageError
 from sds.kernel.yaml_lines import FILE_BYTES_MAX, load_with_lines
-from sds.models.protocol import BackendError, Dtype, Library
+from sds.models.protocol import SLOTS_MAX, BackendError, Dtype, Library
 from sds.models.writer import Processing, Server
 
 Kind = Literal["native", "outlines", "llama-server", "vllm", "sglang", "tgi", "ollama", "lmstudio", "openai"]

@@ -39,7 +39,7 @@ def explaining(tokens: Sequence[int], text: TextTokens, chars_max: int, *, slot:
     while True:
         (logits,) = yield [Row(slot, tokens)]
         ids = text.allowed(chars_max - len(written))
-        if logits.shape[-1] <= ids[-1] or not np.isfinite(logits).all():
+        if logits.shape[-1] <= ids.max() or not np.isfinite(logits).all():
             raise ModelError("the model returned numbers that are no logits", reason_code=LOGITS_INVALID)
         token = int(ids[logits.reshape(-1, logits.shape[-1])[-1][ids].argmax()])
         added, ended = text.read(token)

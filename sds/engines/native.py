@@ -7,15 +7,12 @@ this could turn is none: it raises. The language is proved alive before the firs
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from hashlib import sha256
-from importlib.metadata import version
 from itertools import chain
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -33,21 +30,15 @@ from sds.decoder import (
 )
 from sds.engines.batching import Batcher
 from sds.engines.explaining import Explaining, Turns, explaining, lead_of, run_between
-from sds.engines.weights import Opened, open_weights
 from sds.grammars.plan import Planner, Walk
 from sds.grammars.proof import prove_alive
 from sds.grammars.text import TextTokens
-from sds.home import model_cache
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
-from sds.machine import machine_name
 from sds.models.noise import shape_noise
-from sds.models.protocol import Backend, BackendError, Dtype, Library, prompt_sections
+from sds.models.protocol import FORKS_MAX as BACKEND_FORKS_MAX
+from sds.models.protocol import SLOTS_MAX, Backend, BackendError, prompt_sections
 
-THREADS_MAX = 256
-SLOTS_MAX = 64
-SLOT_TOKENS = 2048  # of each of several slots: what a decision may cost, and a cache that stays small
-BACKEND_FORKS_MAX = 63  # what any backend has for all of its slots together
 SLOTS_EXACT_MAX = BACKEND_FORKS_MAX // FORKS_MIN
 NOT_ASKED = "not asked"
 
@@ -74,7 +65,7 @@ class NativeEngine:
         self._backend, self._now_ms, self._mode = backend, now_ms, mode
         self._turns, self._words, self._closed = Turns(), threading.Lock(), False
         self._text: TextTokens | None = None
-        with _telling():
+        with telling():
             prove_alive(backend)
             self._noise = shape_noise(backend) if noise_logp_max is None else noise_logp_max
         self._planner = Planner(backend)
@@ -143,7 +134,7 @@ class NativeEngine:
             backend.begin(prefix, slot=slot)
             return (yield from explaining(told, text, chars_max, slot=slot))
 
-        with _telling(BACKEND_FAILED):
+        with telling(BACKEND_FAILED):
             with self._words if self._batcher else self._turns.between(left_s()):
                 self._check_open()
                 *prefix, last = self._sections(packet)
@@ -156,7 +147,7 @@ class NativeEngine:
 
     def _text_tokens(self) -> TextTokens:
         if self._text is None:  # a look at the whole vocabulary, for the first rationale only
-            self._text = TextTokens(map(self._backend.piece, range(self._backend.vocab_size)))
+            self._text = TextTokens(self._planner.spelling)
         return self._text
 
     def _check_open(self) -> None:
@@ -172,11 +163,11 @@ class NativeEngine:
         return self._words if self._batcher else self._turns.decision()
 
     def _sections(self, packet: DecisionPacket) -> list[list[int]]:
-        with _telling():
+        with telling():
             return prompt_sections(self._backend, packet.texts[0], "".join(packet.texts[1:]))
 
     def _walk(self, packet: DecisionPacket) -> Walk:
-        with _telling():
+        with telling():
             return self._planner.walk(packet.envelope, packet.snapshot.id)
 
     def _measured(self, decoded: Decoded, sections: Sequence[Sequence[int]], duration_ms: float) -> Decoding:
@@ -211,7 +202,7 @@ class NativeEngine:
 
 
 @contextmanager
-def _telling(reason_code: str = "") -> Iterator[None]:
+def telling(reason_code: str = "") -> Iterator[None]:
     """Tell what a backend refuses as the project does."""
     try:
         yield
@@ -229,88 +220,3 @@ def check_slots(slots: int, mode: Mode) -> None:
     most = SLOTS_MAX if mode == "greedy" else SLOTS_EXACT_MAX
     if not 1 <= slots <= most:
         raise UsageError(f"{slots} decisions at once are not between 1 and {most} in mode {mode}")
-
-
-def _threads() -> int | None:
-    """Return what `SDS_THREADS` asks for; None: one for each core. Threads beyond the free cores cost dearly."""
-    asked = os.environ.get("SDS_THREADS", "")
-    if not asked:
-        return None
-    if not asked.isdecimal() or not 1 <= int(asked) <= THREADS_MAX:
-        raise UsageError(f"SDS_THREADS is `{asked}`, not a number from 1 to {THREADS_MAX}")
-    return int(asked)
-
-
-def open_backend(
-    path: Path, *, library: Library | None = None, device: str = "cpu", dtype: Dtype = "fp32", slots: int = 1
-) -> Backend:
-    """Load a model: unless `library` says otherwise a folder through transformers, a file through llama.cpp.
-
-    `device` and `dtype` are for transformers; llama.cpp runs on the CPU in the file's own types. With several `slots`
-    each holds `SLOT_TOKENS`. Raises BackendError.
-    """
-    room = {"n_ctx": SLOT_TOKENS} if slots > 1 else {}
-    if _library_of(path, library) == "transformers":
-        from sds.models.hf import HfBackend  # noqa: PLC0415  torch is loaded when it is asked for
-
-        return HfBackend(path, device=device, dtype=dtype, threads=_threads(), slots=slots, **room)
-    if (device, dtype) != ("cpu", "fp32"):
-        raise BackendError("llama.cpp takes no device and no dtype here", hint="choose transformers for them")
-    from sds.models.llama import LlamaBackend  # noqa: PLC0415  the library is loaded when a model is
-
-    return LlamaBackend(path, threads=_threads(), slots=slots, **room)
-
-
-def _library_of(path: Path, library: Library | None) -> Library:
-    return library or ("transformers" if path.is_dir() else "llamacpp")
-
-
-def runtime_facts(library: Library, *, device: str = "cpu", dtype: Dtype = "fp32") -> dict[str, object]:
-    """Return what runs a model, as the record keeps it: beside the weights, all that its numbers depend on."""
-    distribution = {"llamacpp": "llama-cpp-python", "transformers": "transformers"}[library]
-    facts: dict[str, object] = {
-        "library": f"{distribution} {version(distribution)}",
-        "numpy": version("numpy"),
-        "threads": _threads() or os.cpu_count(),
-        "machine": machine_name(),
-    }
-    return facts if library == "llamacpp" else facts | {"torch": version("torch"), "device": device, "dtype": dtype}
-
-
-def open_engine(
-    model: Path | None,
-    *,
-    now_ms: Callable[[], int],
-    library: Library | None = None,
-    device: str = "cpu",
-    dtype: Dtype = "fp32",
-    slots: int = 1,
-    mode: Mode = "greedy",
-    noise_logp_max: float | None = None,
-    as_is: bool = False,
-) -> NativeEngine:
-    """Load a model, the embedded GGUF when `model` is None; unless `as_is`, in the weight type prepared for this machine.
-
-    Raises ModelError, UsageError.
-    """
-    from sds.models.catalog import embedded_model  # noqa: PLC0415
-
-    def opener(path: Path) -> Backend:
-        return open_backend(path, library=library, device=device, dtype=dtype, slots=slots)
-
-    check_slots(slots, mode)
-    with _telling():
-        path = model or embedded_model()
-        ran_by = _library_of(path, library)
-        itself = as_is or ran_by == "transformers"
-        opened = Opened(opener(path)) if itself else open_weights(path, opener, cache=model_cache())
-    if noise_logp_max is None and 1 < slots <= opened.noise_slots:
-        noise_logp_max = opened.noise_logp_max
-    try:
-        runtime = runtime_facts(ran_by, device=device, dtype=dtype)
-        engine = NativeEngine(opened.backend, now_ms=now_ms, mode=mode, noise_logp_max=noise_logp_max, runtime=runtime)
-    except BaseException:  # a chain opens it again and again: weights nobody drives may not stay in memory
-        opened.backend.close()
-        raise
-    engine.notices = opened.notices
-    return engine

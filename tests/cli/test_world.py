@@ -118,7 +118,7 @@ def shell_in(home: Path, path: str = "") -> Callable[..., str]:
     return doctor
 
 
-@pytest.mark.parametrize("package", ["llama_cpp", "llguidance", "numpy", "structlog"])
+@pytest.mark.parametrize("package", ["llama_cpp", "numpy", "structlog"])
 def test_doctor_names_a_missing_package_without_a_traceback(tmp_path: Path, package: str) -> None:
     (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError(\"No module named '{package}'\")")
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from sds.decoder import Mode
 from sds.grammars.language import Language
-from sds.grammars.mask import Mask
 from sds.grammars.plan import Walk
 from sds.models.protocol import Backend
+from tests.grammars.llguidance_mask import Mask, tokenizer_of
 
 Look = Callable[[Sequence[int]], list[float]]  # what is written -> the log-probability of every token after it
 Shares = dict[str, float]
@@ -126,7 +126,7 @@ def greedy_action(backend: Backend, prompt: Sequence[Sequence[int]], said: Langu
     `forced_as_usual`: what must come next is spelled as the tokenizer would, as llguidance does; without it any spelling
     is permitted, as in llama.cpp. The whole prompt in one batch, then one token a pass; nothing is skipped.
     """
-    mask = Mask(backend.grammar_tokenizer(), said)
+    mask = Mask(tokenizer_of(backend), said)
     pieces = [backend.piece(token) for token in range(backend.vocab_size)]
     starts = [f'{{"action":"{kind.kind}","params":{{'.encode() for kind in said.envelope.kinds]
 

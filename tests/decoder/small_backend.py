@@ -48,9 +48,6 @@ class HashBackend:
     def frame(self) -> ChatFrame:
         return PLAIN_FRAME
 
-    def grammar_tokenizer(self) -> Any:
-        raise BackendError("no mask is made over this vocabulary")
-
     def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         self.held[slot] = [token for section in sections for token in section]
 

@@ -14,7 +14,7 @@ from sds.grammars.plan import Planner
 from sds.kernel.packet import DecisionPacket
 from sds.models.llama import LlamaBackend
 from sds.models.protocol import Backend, prompt_sections
-from tests.model_fixtures import TINY_THREADS
+from tests.model_fixtures import CONTEXT_REF, TINY_THREADS, refund_envelope
 from tests.scale import scale
 
 PACKETS = scale(12, 200)
@@ -98,3 +98,15 @@ SAME = (("PAY", {"PAY": 0.50, "DENY|HOLD": 0.50}), ("PAY", {"PAY": 0.505, "DENY|
 def test_a_difference_beyond_the_noise_is_not_explained(theirs: Shares, expected: int):
     mine = ("PAY", {"PAY": 0.501, "DENY": 0.499})
     assert expected == len(list(unexplained([SAME, (mine, ("DENY", theirs))])))
+
+
+def test_both_libraries_give_the_same_walks(tiny: LlamaBackend, tiny_hf: Backend):
+    ours, theirs = (Planner(backend).walk(refund_envelope(), CONTEXT_REF) for backend in (tiny, tiny_hf))
+    assert ours.forced() == theirs.forced()
+    while not ours.finished:
+        permitted = ours.fork().tokens
+        assert permitted.tolist() == theirs.fork().tokens.tolist()
+        for walk in (ours, theirs):
+            walk.take(int(permitted[-1]))
+        assert ours.forced() == theirs.forced()
+    assert theirs.finished

@@ -7,7 +7,6 @@ from collections.abc import Generator, Sequence
 from zlib import crc32
 
 import numpy as np
-from llguidance import LLTokenizer
 from numpy.typing import NDArray
 
 from sds.models.protocol import BackendError, ChatFrame, Row, shared_sections
@@ -107,9 +106,6 @@ class HashBackend:
     def hidden(
         self, sections: Sequence[Sequence[int]], *, span: tuple[int, int] | None = None, layer: int | None = None
     ) -> Logits:
-        raise NotImplementedError
-
-    def grammar_tokenizer(self) -> LLTokenizer:
         raise NotImplementedError
 
 

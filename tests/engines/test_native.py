@@ -13,7 +13,8 @@ import pytest
 
 from sds.decoder import Mode
 from sds.engines.fallback import FallbackEngine, Link
-from sds.engines.native import NativeEngine, check_slots, open_engine, runtime_facts
+from sds.engines.native import NativeEngine, check_slots
+from sds.engines.opening import open_engine, runtime_facts
 from sds.kernel import audit
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket

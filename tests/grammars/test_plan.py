@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sds.benchmarks.llguidance_tokenizer import llguidance_tokenizer
 from sds.grammars.language import language
-from sds.grammars.mask import Mask
 from sds.grammars.plan import PLANS_MAX, Fork, Planner, Walk
 from sds.grammars.proof import follow
 from sds.kernel.bounds import MAGNITUDE_MAX, Bound, bound
@@ -21,7 +21,7 @@ from sds.kernel.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound
 from sds.kernel.errors import LanguageError
 from sds.kernel.proposal import TEXT_CHARS
 from sds.models.catalog import embedded_model
-from sds.models.words import grammar_tokenizer
+from tests.grammars.llguidance_mask import Mask
 from tests.grammars.tokenizers import Tokens, in_threes, joined, of_gguf
 from tests.model_fixtures import refund_envelope
 from tests.scale import scale, seeded
@@ -159,7 +159,7 @@ def pool(seed: int, count: int, rationale: bool | None = None) -> Iterator[tuple
 
 
 def test_no_walk_leaves_the_mask_and_every_walk_ends_in_the_language(words: Tokens) -> None:
-    planner, tokenizer = Planner(words), grammar_tokenizer(words)
+    planner, tokenizer = Planner(words), llguidance_tokenizer(words)
     for rng, envelope in pool(20260811, scale(60, 3000)):
         mask, walk = Mask(tokenizer, language(envelope, CONTEXT)), planner.walk(envelope, CONTEXT)
         for _ in range(STEPS_MAX):
@@ -179,7 +179,7 @@ def test_no_walk_leaves_the_mask_and_every_walk_ends_in_the_language(words: Toke
 
 def test_what_the_mask_permits_besides_is_another_spelling_only(words: Tokens) -> None:
     """Leave the walk at a token that the mask alone permits, let the mask finish: a walk writes these bytes, too."""
-    planner, tokenizer, pieces = Planner(words), grammar_tokenizer(words), words.pieces()
+    planner, tokenizer, pieces = Planner(words), llguidance_tokenizer(words), words.pieces()
     left = 0
     for rng, envelope in pool(20260812, scale(40, 1000)):
         mask, walk = Mask(tokenizer, language(envelope, CONTEXT)), planner.walk(envelope, CONTEXT)

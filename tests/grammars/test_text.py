@@ -3,77 +3,56 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from sds.grammars.spelling import Spelling
 from sds.grammars.text import TextTokens
 from sds.kernel.errors import LanguageError
-from tests.hostile import Vocabulary
+from tests.grammars.tokenizers import Scraps, Tokens, of_gguf
 from tests.scale import scale, seeded
 
-PIECES = [
-    b"",
-    b"a",
-    b"bc",
-    b" d",
-    b'e"',
-    b'"',
-    b'"}',
-    b'f"}',
-    b'"x',
-    b"\\n",
-    b"\n",
-    b"\xc3\xa9",
-    b"\xc3",
-    b'a"b',
-    b"}",
-    b'"},',
-]
-TEXT = TextTokens(PIECES)
+SCRAPS = ("bc", " d", "a word", 'e"', '"x', '"}', "\\n", "\u00e9", 'a"b', "c\n", '"},')
+WORDS = Tokens(Scraps(SCRAPS, parts=False))
+PIECES = [WORDS.piece(token) for token in range(WORDS.vocab_size)]
+TEXT = TextTokens(Spelling(WORDS))
+CHARACTERS = frozenset(bytes([byte]) for byte in range(32, 127)) - {b'"', b"\\"}
 
 
 @pytest.mark.parametrize(
-    ("chars_left", "permitted"),
-    [
-        (0, [b'"', b'"}']),
-        (1, [b"a", b'e"', b'"', b'"}', b'f"}', b"}"]),
-        (2, [b"a", b"bc", b" d", b'e"', b'"', b'"}', b'f"}', b"}"]),
-    ],
+    ("chars_left", "longer"),
+    [(0, set()), (1, set()), (2, {b"bc", b" d"}), (5, {b"bc", b" d"}), (6, {b"bc", b" d", b"a word"})],
 )
-def test_a_token_is_permitted_by_what_it_spells_and_what_is_left(chars_left: int, permitted: list[bytes]) -> None:
-    assert permitted == [PIECES[token] for token in TEXT.allowed(chars_left)]
+def test_a_token_is_permitted_by_what_it_spells_and_what_is_left(chars_left: int, longer: set[bytes]) -> None:
+    permitted = [PIECES[token] for token in TEXT.allowed(chars_left)]
+    assert [b'"}', *sorted((CHARACTERS if chars_left else set()) | longer)] == [permitted[0], *sorted(permitted[1:])]
 
 
-def test_the_quote_ends_the_text() -> None:
-    assert [("a", False), ("e", True), ("", True), ("f", True), ("}", False)] == [
-        TEXT.read(PIECES.index(piece)) for piece in (b"a", b'e"', b'"}', b'f"}', b"}")
+def test_the_tokenizers_own_end_ends_the_text() -> None:
+    assert [("a", False), ("bc", False), ("", True), ("}", False)] == [
+        TEXT.read(PIECES.index(piece)) for piece in (b"a", b"bc", b'"}', b"}")
     ]
+    alone = TextTokens(Spelling(Tokens(Scraps((), parts=False))))
+    assert ("", True) == alone.read(ord('"'))
 
 
-@pytest.mark.parametrize("piece", [b"", b"\n", b'"x', b"\xc3"])
+@pytest.mark.parametrize("piece", [b"", b"\n", b'"', b'"x', b'e"', b"\xc3", b"\xc3\xa9", b"\\"])
 def test_a_token_that_is_not_permitted_is_refused(piece: bytes) -> None:
-    with pytest.raises(LanguageError, match="the token is not one of a text"):
+    with pytest.raises(LanguageError, match="the token is not one of a text") as refused:
         TEXT.read(PIECES.index(piece))
+    assert "MASK_FAILED" == refused.value.reason_code
 
 
-@pytest.mark.parametrize("pieces", [[], [b"a", b" b"], [b'"x']], ids=str)
-def test_a_vocabulary_that_cannot_end_a_text_is_refused(pieces: list[bytes]) -> None:
-    with pytest.raises(LanguageError, match="no token of this vocabulary ends a text"):
-        TextTokens(pieces)
-
-
-def test_a_text_that_no_token_ends_without_a_character_is_refused_when_none_is_left() -> None:
-    with pytest.raises(LanguageError, match="the text cannot be ended here"):
-        TextTokens([b"a", b'a"']).allowed(0)
-
-
-def test_random_walks_over_a_real_vocabulary_end_within_the_limit(vocabulary: Vocabulary) -> None:
-    pieces = (token.replace("\u0120", " ").encode() for token in vocabulary.lists["tokens"])
-    text, rng = TextTokens(pieces), seeded(4)
-    for _ in range(scale(100, 5000)):
-        longest = rng.randrange(60)
-        written, ended = "", False
-        while not ended:
-            added, ended = text.read(int(rng.choice(text.allowed(longest - len(written)))))
-            written += added
-        assert re.fullmatch(rf"[ !#-\[\]-~]{{0,{longest}}}", written)
+def test_random_walks_over_a_real_vocabulary_end_within_the_limit(tiny_path: Callable[[int], Path]) -> None:
+    rng = seeded(4)
+    with of_gguf(tiny_path(1)) as words:
+        text = TextTokens(Spelling(words))
+        for _ in range(scale(100, 5000)):
+            longest = rng.randrange(60)
+            written, ended = "", False
+            while not ended:
+                added, ended = text.read(int(rng.choice(text.allowed(longest - len(written)))))
+                written += added
+            assert re.fullmatch(rf"[ !#-\[\]-~]{{0,{longest}}}", written)

@@ -88,13 +88,6 @@ def test_random_text_survives_tokenizing(backend: Backend):
         assert set() == set(tokens) & set(CONTROL_TOKENS)
 
 
-def test_the_masks_tokenizer_spells_as_the_model_does(backend: Backend):
-    tokenizer = backend.grammar_tokenizer()
-    assert backend.vocab_size == tokenizer.vocab_size
-    for token in range(17, backend.vocab_size, 37):
-        assert tokenizer.decode_bytes([token]) == backend.piece(token)
-
-
 def test_a_prompt_beyond_the_context_is_refused_and_the_model_goes_on(opened: Callable[..., Backend]):
     backend = opened(n_ctx=256)
     with pytest.raises(BackendError, match=r"300 tokens are more than the model's context of 256"):
@@ -138,7 +131,6 @@ def test_a_closed_model_says_so(opened: Callable[..., Backend]):
         lambda: backend.hidden([[20]]),
         lambda: backend.tokenize(b"x", special=False),
         lambda: backend.piece(20),
-        backend.grammar_tokenizer,
         backend.frame,
     ):
         with pytest.raises(BackendError, match="the model is closed"):

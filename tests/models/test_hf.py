@@ -17,15 +17,15 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from sds.engines.native import open_backend, open_engine
-from sds.grammars.mask import Mask
+from sds.engines.opening import open_backend, open_engine
+from sds.grammars.plan import Planner
 from sds.grammars.proof import prove_alive
 from sds.kernel.errors import ModelError
 from sds.models.catalog import embedded_model
 from sds.models.hf import HfBackend
 from sds.models.llama import LlamaBackend
 from sds.models.protocol import Backend, BackendError
-from tests.model_fixtures import TINY_THREADS, refund_language
+from tests.model_fixtures import CONTEXT_REF, TINY_THREADS, refund_envelope
 from tests.models.test_backends import CONTROL_TOKENS, sections_of
 
 PADDING = 64
@@ -163,16 +163,17 @@ def test_entries_beyond_the_tokenizer_have_no_piece_and_are_never_permitted(fold
     edit_weights(folder, pad)
     edit(folder / "config.json", vocab_size=49152 + PADDING)
     backend = opened(folder)
-    assert 49152 + PADDING == backend.vocab_size == backend.grammar_tokenizer().vocab_size
+    assert 49152 + PADDING == backend.vocab_size
     assert {b""} == {backend.piece(token) for token in range(49152, backend.vocab_size)}
     prove_alive(backend)
-    mask = Mask(backend.grammar_tokenizer(), refund_language())
-    while not mask.finished:
-        mask.advance(mask.forced())
-        if not mask.finished:
-            allowed = mask.allowed()
-            assert not allowed[49152:].any()
-            mask.advance([int(np.flatnonzero(allowed)[0])])
+    walk = Planner(backend).walk(refund_envelope(), CONTEXT_REF)
+    walk.forced()
+    while not walk.finished:
+        tokens = walk.fork().tokens
+        assert tokens.max() < 49152
+        walk.take(int(tokens.min()))
+        walk.forced()
+    assert max(walk.tokens) < 49152
     backend.close()
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from sds.models.hf import FORKS_MAX, SLOTS_MAX, HfBackend
+from sds.models.hf import HfBackend
 from sds.models.hf_cells import Cells, OwnCaches
-from sds.models.protocol import BackendError, Row
+from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, Row
 from tests.model_fixtures import TINY_THREADS
 from tests.models.conftest import SLOTS, edit
 from tests.models.test_backends import sections_of

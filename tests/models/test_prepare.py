@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 
 from sds.engines.config import EngineSpec, open_chain
-from sds.engines.native import open_engine
-from sds.engines.weights import open_weights
+from sds.engines.opening import open_backend, open_engine, open_weights
 from sds.kernel.errors import ModelError
-from sds.models import catalog, prepare
+from sds.models import catalog, llama, prepare
 from sds.models.catalog import Prepared, prepared
 from sds.models.llama import LlamaBackend
 from sds.models.measuring import DECISIONS, NOISE_SLOTS
@@ -274,11 +273,11 @@ def test_weights_that_do_not_load_give_way_to_the_source(copied: tuple[Path, Pat
     source, cache = copied
     opened = list[Path]()
 
-    def opener(path: Path) -> LlamaBackend:
+    def opener(path: Path, fingerprint: str | None) -> LlamaBackend:
         opened.append(path)
         if path != source:
             raise BackendError("no memory for a context of 4096 tokens")
-        return LlamaBackend(path, threads=TINY_THREADS)
+        return LlamaBackend(path, threads=TINY_THREADS, fingerprint=fingerprint)
 
     found = open_weights(source, opener, cache=cache)
     found.backend.close()
@@ -287,11 +286,23 @@ def test_weights_that_do_not_load_give_way_to_the_source(copied: tuple[Path, Pat
     assert ("no memory for a context of 4096 tokens: the model runs as it is",) == found.notices
 
 
+def test_every_file_is_read_through_once_at_the_start(
+    copied: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, cache = copied
+    hashed, really = list[Path](), llama.gguf_fingerprint
+    monkeypatch.setattr(llama, "gguf_fingerprint", lambda path: hashed.append(path) or really(path))
+    found = open_weights(source, lambda path, known: open_backend(path, fingerprint=known), cache=cache)
+    found.backend.close()
+    assert [source, weights(cache)] == hashed
+    assert really(weights(cache)) == found.backend.fingerprint
+
+
 def test_what_company_does_with_these_weights_comes_along(
     copied: tuple[Path, Path], kept: tuple[Path, Path, Prepared]
 ) -> None:
     source, cache = copied
-    found = open_weights(source, lambda path: LlamaBackend(path, threads=TINY_THREADS), cache=cache)
+    found = open_weights(source, lambda path, _: LlamaBackend(path, threads=TINY_THREADS), cache=cache)
     found.backend.close()
     assert (kept[2].record.shape_noise_logp_max, NOISE_SLOTS) == (found.noise_logp_max, found.noise_slots)
 

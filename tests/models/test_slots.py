@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 
 from sds.models.llama import (
     FORK_TOKENS_MAX,
-    FORKS_MAX,
     SHARED_PASS_TOKENS_MAX,
-    SLOTS_MAX,
     WEAR_CELLS_MIN,
     LlamaBackend,
 )
 from sds.models.llama_batch import TokenBatch
-from sds.models.protocol import BackendError, Row
+from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, Row
 from tests.hostile import Vocabulary, tiny_checkpoint
 from tests.model_fixtures import TINY_THREADS
 from tests.models.test_backends import sections_of

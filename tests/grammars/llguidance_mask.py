@@ -1,4 +1,4 @@
-"""The tokens a language permits next, from llguidance.
+"""The tokens a language permits next, from llguidance: a second opinion on walks.
 
 llguidance's matcher never raises on bad grammars or tokens: it falls into an error state and stays there, and a caller
 who does not ask goes on unconstrained. Here every call asks, and every error is a `LanguageError` (MASK_FAILED).
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
+from sds.benchmarks.llguidance_tokenizer import llguidance_tokenizer
 from sds.grammars import emit_lark
 from sds.grammars.walk import MASK_FAILED
 from sds.kernel.errors import LanguageError
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sds.grammars.language import Language
-
-__all__ = ["MASK_FAILED", "Mask"]
+    from sds.models.hf import HfBackend
+    from sds.models.llama import LlamaBackend
 
 _T = TypeVar("_T")
 
@@ -71,3 +73,13 @@ class Mask:
         if self._matcher.is_error():
             line = (self._matcher.get_error().splitlines() or ["unknown cause"])[0]
             raise LanguageError(f"the mask failed: {line[:200]}", reason_code=MASK_FAILED)
+
+
+_OF: WeakKeyDictionary[LlamaBackend | HfBackend, LLTokenizer] = WeakKeyDictionary()
+
+
+def tokenizer_of(backend: LlamaBackend | HfBackend) -> LLTokenizer:
+    """Return a backend's tokenizer for masks, made once."""
+    if backend not in _OF:
+        _OF[backend] = llguidance_tokenizer(getattr(backend, "_vocabulary", None) or backend._words)
+    return _OF[backend]

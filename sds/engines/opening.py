@@ -1,0 +1,145 @@
+"""Opens a model and what drives it: its weights as they were prepared for this machine, or they themselves.
+
+Whatever is wrong with what was prepared is a notice, never a failure: the source is opened instead.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from sds.decoder import Mode
+from sds.engines.native import NativeEngine, check_slots, telling
+from sds.home import model_cache
+from sds.kernel.errors import UsageError
+from sds.machine import machine_name
+from sds.models.protocol import Backend, BackendError, Dtype, Library
+
+THREADS_MAX = 256
+SLOT_TOKENS = 2048  # of each of several slots: what a decision may cost, and a cache that stays small
+Opener = Callable[[Path, str | None], Backend]  # a file, and its SHA-256 where it was just looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """`notices`: why what was prepared is not run, a line each.
+
+    `noise_logp_max`: what company does to log-probabilities with these weights, `noise_slots` at once; None: not known.
+    """
+
+    backend: Backend
+    notices: tuple[str, ...] = ()
+    noise_logp_max: float | None = None
+    noise_slots: int = 0
+
+
+def open_weights(source: Path, opener: Opener, *, cache: Path) -> Opened:
+    """Open a GGUF, or what was prepared of it in `cache`. Raises BackendError where `source` itself does not open."""
+    from sds.models.catalog import not_used, weights_for  # noqa: PLC0415
+    from sds.models.llama import LlamaBackend  # noqa: PLC0415  the library is loaded when a model is
+
+    found, notice = weights_for(source, cache)
+    if found is not None:
+        try:
+            backend = opener(found.path, found.record.sha256)
+        except BackendError as error:
+            notice = not_used(error)
+        else:
+            if isinstance(backend, LlamaBackend):
+                backend.name = found.name
+            return Opened(backend, (), found.record.shape_noise_logp_max, found.record.shape_noise_slots or 0)
+    return Opened(opener(source, None), (notice,) if notice else ())
+
+
+def _threads() -> int | None:
+    """Return what `SDS_THREADS` asks for; None: one for each core. Threads beyond the free cores cost dearly."""
+    asked = os.environ.get("SDS_THREADS", "")
+    if not asked:
+        return None
+    if not asked.isdecimal() or not 1 <= int(asked) <= THREADS_MAX:
+        raise UsageError(f"SDS_THREADS is `{asked}`, not a number from 1 to {THREADS_MAX}")
+    return int(asked)
+
+
+def open_backend(
+    path: Path,
+    *,
+    library: Library | None = None,
+    device: str = "cpu",
+    dtype: Dtype = "fp32",
+    slots: int = 1,
+    fingerprint: str | None = None,
+) -> Backend:
+    """Load a model: unless `library` says otherwise a folder through transformers, a file through llama.cpp.
+
+    `device` and `dtype` are for transformers; llama.cpp runs on the CPU in the file's own types. With several `slots`
+    each holds `SLOT_TOKENS`. `fingerprint`: of a GGUF, where it was just looked at. Raises BackendError.
+    """
+    room = {"n_ctx": SLOT_TOKENS} if slots > 1 else {}
+    if _library_of(path, library) == "transformers":
+        from sds.models.hf import HfBackend  # noqa: PLC0415  torch is loaded when it is asked for
+
+        return HfBackend(path, device=device, dtype=dtype, threads=_threads(), slots=slots, **room)
+    if (device, dtype) != ("cpu", "fp32"):
+        raise BackendError("llama.cpp takes no device and no dtype here", hint="choose transformers for them")
+    from sds.models.llama import LlamaBackend  # noqa: PLC0415  the library is loaded when a model is
+
+    return LlamaBackend(path, threads=_threads(), slots=slots, fingerprint=fingerprint, **room)
+
+
+def _library_of(path: Path, library: Library | None) -> Library:
+    return library or ("transformers" if path.is_dir() else "llamacpp")
+
+
+def runtime_facts(library: Library, *, device: str = "cpu", dtype: Dtype = "fp32") -> dict[str, object]:
+    """Return what runs a model, as the record keeps it: beside the weights, all that its numbers depend on."""
+    distribution = {"llamacpp": "llama-cpp-python", "transformers": "transformers"}[library]
+    facts: dict[str, object] = {
+        "library": f"{distribution} {version(distribution)}",
+        "numpy": version("numpy"),
+        "threads": _threads() or os.cpu_count(),
+        "machine": machine_name(),
+    }
+    return facts if library == "llamacpp" else facts | {"torch": version("torch"), "device": device, "dtype": dtype}
+
+
+def open_engine(
+    model: Path | None,
+    *,
+    now_ms: Callable[[], int],
+    library: Library | None = None,
+    device: str = "cpu",
+    dtype: Dtype = "fp32",
+    slots: int = 1,
+    mode: Mode = "greedy",
+    noise_logp_max: float | None = None,
+    as_is: bool = False,
+) -> NativeEngine:
+    """Load a model, the embedded GGUF when `model` is None; unless `as_is`, in the weight type prepared for this machine.
+
+    Raises ModelError, UsageError.
+    """
+    from sds.models.catalog import embedded_model  # noqa: PLC0415
+
+    def opener(path: Path, fingerprint: str | None) -> Backend:
+        return open_backend(path, library=library, device=device, dtype=dtype, slots=slots, fingerprint=fingerprint)
+
+    check_slots(slots, mode)
+    with telling():
+        path = model or embedded_model()
+        ran_by = _library_of(path, library)
+        itself = as_is or ran_by == "transformers"
+        opened = Opened(opener(path, None)) if itself else open_weights(path, opener, cache=model_cache())
+    if noise_logp_max is None and 1 < slots <= opened.noise_slots:
+        noise_logp_max = opened.noise_logp_max
+    try:
+        runtime = runtime_facts(ran_by, device=device, dtype=dtype)
+        engine = NativeEngine(opened.backend, now_ms=now_ms, mode=mode, noise_logp_max=noise_logp_max, runtime=runtime)
+    except BaseException:  # a chain opens it again and again: weights nobody drives may not stay in memory
+        opened.backend.close()
+        raise
+    engine.notices = opened.notices
+    return engine
