@@ -60,13 +60,12 @@ class StepKernel(ChildKernel):
 
     def _compile(self, claimed: intake.Claim) -> DecisionPacket:
         packet = super()._compile(claimed)
-        static, *memory, case, evidence = packet.texts
-        if self._kind not in self.contract.authority:  # what the model reads first of every case does not name it
-            static = static_text(self.contract, packet.situation.artifacts, self._named)
+        _, *memory, case, evidence = packet.texts
+        static = static_text(self.contract, packet.situation.artifacts, self._named)
         return replace(packet, texts=(static, *memory, f"{self._due()}{case}", evidence))
 
     def _due(self) -> str:
-        """Return what the model is told of the mandate a later step is under; the first is decided as any case is."""
+        """Return what the model is told of the mandate a later step is under; the case of the first is told as any is."""
         before = ", ".join(child.kind for child in self._parent.steps[: self._number - 1])
         place = f"Step {self._number} of {len(self._parent.steps)} of {self._parent.name}"
         return f"{place}: {before} was carried out; {self._kind} is due.\n" if before else ""
