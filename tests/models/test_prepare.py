@@ -108,7 +108,7 @@ def test_the_fastest_type_is_kept_and_why_is_said(kept: tuple[Path, Path, Prepar
     assert ["own type", "BF16", "F16", "Q8_0"] == [each.type for each in found.record.measured]
     assert {ROUNDS * DECISIONS} == {each.decisions for each in found.record.measured}
     assert found.record.shape_noise_logp_max is not None
-    assert 0 < found.record.shape_noise_logp_max < 1
+    assert 0 <= found.record.shape_noise_logp_max < 1
 
 
 def test_the_divergence_is_from_the_exact_weights(kept: tuple[Path, Path, Prepared]) -> None:
