@@ -1,8 +1,8 @@
 """A local model as the kernel's proposer: packet in, proposal bytes and what was measured out.
 
 One model with one slot decides one packet at a time: calls queue, and equal packets give equal bits. With several slots
-decisions share passes (`batching`); the company they have shows in the last digits of their scores, so a choice that
-this could turn is none: it raises. The language is proved alive before the first decision.
+decisions share passes (`batching`); where the company they have shows in their scores, a choice that this could turn is
+none: it raises. The language is proved alive before the first decision.
 """
 
 from __future__ import annotations

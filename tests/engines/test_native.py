@@ -58,15 +58,32 @@ def test_sixteen_threads_decide_as_alone_or_not_at_all(
     world: World, opened: Callable[..., Backend], mode: Mode
 ) -> None:
     asked = packets(world, scale(32, 320))
-    alone = NativeEngine(opened(), now_ms=running_ms, mode=mode)
-    expected = [said(alone, packet) for packet in asked]
     engine = NativeEngine(opened(slots=SLOTS, n_ctx=TOKENS), now_ms=running_ms, mode=mode)
     with closing(engine), ThreadPoolExecutor(THREADS) as pool:
+        expected = [said(engine, packet) for packet in asked]
         found = list(pool.map(lambda packet: (said(engine, packet), engine.count_tokens("x y")), asked))
     differing = [now for before, (now, _) in zip(expected, found, strict=True) if before != now]
     assert {"CHOICE_TOO_CLOSE"} >= set(differing)
     assert len(differing) < len(asked) / 2
     assert {2} == {count for _, count in found}
+
+
+@pytest.mark.parametrize("mode", ["greedy", "exact"])
+def test_with_llama_cpp_company_does_not_show_in_the_last_digit_of_a_score(
+    world: World, tiny_path: Callable[[int], Path], mode: Mode
+) -> None:
+    engine = open_engine(tiny_path(1), now_ms=running_ms, slots=SLOTS, mode=mode)
+
+    def scored(packet: DecisionPacket) -> tuple[bytes, object, object]:
+        data, decoding = engine.propose(packet, tokens_max=TOKENS)
+        return data, decoding.confidence, decoding.alternatives
+
+    asked = packets(world, scale(32, 320))
+    with closing(engine), ThreadPoolExecutor(THREADS) as pool:
+        expected = [scored(packet) for packet in asked]
+        assert expected == list(pool.map(scored, asked))
+        _, decoding = engine.propose(asked[0], tokens_max=TOKENS)
+    assert 0.0 == decoding.facts["noise_logp_max"]
 
 
 def test_a_choice_that_company_could_turn_is_a_humans(
