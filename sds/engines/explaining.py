@@ -52,13 +52,13 @@ def explaining(tokens: Sequence[int], text: TextTokens, chars_max: int, *, slot:
 class Turns:
     """Who runs the next pass of a model with one cache: a decision, whenever one waits.
 
-    `taken`: how many decisions have used the cache; what it holds is theirs since.
+    `holder`: the writing whose text the cache holds; None once a decision has had it.
     """
 
     def __init__(self) -> None:
         self._cache, self._changed = threading.Lock(), threading.Condition()
         self._wanted = 0
-        self.taken = 0
+        self.holder: object | None = None
 
     @contextmanager
     def decision(self) -> Iterator[None]:
@@ -66,7 +66,7 @@ class Turns:
             self._wanted += 1
         try:
             with self._cache:
-                self.taken += 1
+                self.holder = None
                 yield
         finally:
             with self._changed:
@@ -93,18 +93,18 @@ def run_between(
     check: Callable[[], None],
 ) -> str:
     """Drive `explaining` after the sections `prefix`, one pass a turn; `check` is called before each, to stop it."""
-    held, said = -1, list[int]()
+    said = list[int]()
     (row,) = next(writing)
     while True:
         said += row.tokens
         with turns.between(left_s()):
             check()
-            if held == turns.taken:
+            if turns.holder is writing:
                 logits = backend.step(row.tokens)
-            else:  # the first pass, or a decision has had the cache since
+            else:  # the first pass, or a decision or another writing has had the cache since
+                turns.holder = writing
                 backend.begin(prefix)
                 logits = backend.step(said)
-                held = turns.taken
         try:
             (row,) = writing.send([logits])
         except StopIteration as ended:
