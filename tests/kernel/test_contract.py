@@ -187,6 +187,8 @@ def test_a_whole_contract_is_loaded():
             "max_minor: 100000, per: account.holder",
             "40: spend.0.per: `account.holder` is not a declared snapshot field",
         ),
+        ("spend:\n", "show: [3]\nspend:\n", "39: show.0: must be a list"),
+        ("spend:\n", "show: {claim.size: 3}\nspend:\n", "39: show: must be text"),
         ("spend:\n", "show: [claim.colour]\nspend:\n", "39: show: `claim.colour` is not a declared snapshot field"),
         (
             "spend:\n",
@@ -394,3 +396,9 @@ def test_the_refund_gates_contract_is_loaded():
     contract = load_contract(REFUND)
     assert ("refund", "tickets") == (contract.gate, contract.source)
     assert {"COMPENSATE", "REFUND_TICKET", "VOUCHER", "DENY"} == set(contract.authority)
+
+
+def test_what_is_shown_is_read_back_in_its_order_and_under_its_labels():
+    shown = world.contract(("spend:\n", "show: {claim.size: size, account.left: left}\nspend:\n"))
+    assert (("claim.size", "size"), ("account.left", "left")) == shown.show
+    assert shown == Contract.model_validate_json(shown.model_dump_json())
