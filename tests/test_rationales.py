@@ -24,6 +24,7 @@ from sds.kernel.packet import DecisionPacket, Decoding
 from sds.kernel.proposal import Proposal, write_proposal
 from sds.kernel.store import Store
 from sds.models.llama import LlamaBackend
+from sds.models.protocol import Row
 from sds.rationales import QUEUE_MAX, Rationales
 from sds.stream import Stream
 from tests.kernel.durable import START_MS, Propose, Rail, Tickets, World, contract, deny, escalate, nonsense, refund
@@ -311,9 +312,12 @@ class Watched:
         return getattr(self._backend, name)
 
     def step(self, tokens: list[int]) -> Any:
+        return self.run([Row(0, tokens)])[0][-1]
+
+    def run(self, rows: list[Row]) -> Any:
         self.passes.append(threading.current_thread().name)
         self.on_pass()
-        return self._backend.step(tokens)
+        return self._backend.run(rows)
 
 
 def test_a_decision_has_the_next_pass_of_the_model_however_long_a_rationale_is(
