@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sds.decoder import DEADLINE_EXCEEDED, LOGITS_INVALID
+from sds.decoder import DEADLINE_EXCEEDED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED
 from sds.grammars.text import TextTokens
 from sds.kernel.errors import ModelError
 from sds.models.protocol import Backend, Row
@@ -30,13 +30,19 @@ def lead_of(data: bytes) -> bytes:
     return data.rpartition(b',"context_ref":')[0] + b',"rationale":"'
 
 
-def explaining(tokens: Sequence[int], text: TextTokens, chars_max: int, *, slot: int = 0) -> Explaining:
+def explaining(
+    tokens: Sequence[int], text: TextTokens, chars_max: int, *, tokens_max: int, slot: int = 0
+) -> Explaining:
     """Write one text after `tokens`: yield the row of the next pass, be sent its logits, return the text.
 
-    The slot holds what comes before `tokens` already. Raises ModelError when the model returns no logits.
+    The slot holds what comes before `tokens` already, and has room for `tokens_max` more. Raises ModelError when that
+    is not enough, which no pass is to find out: it would fail for all in it; and when the model returns no logits.
     """
-    written = ""
+    written, left = "", tokens_max
     while True:
+        left -= len(tokens)
+        if left < 0:
+            raise ModelError("there is no room for the whole rationale", reason_code=TOKEN_BUDGET_EXCEEDED)
         (logits,) = yield [Row(slot, tokens)]
         ids = text.allowed(chars_max - len(written))
         if logits.shape[-1] <= ids[-1] or not np.isfinite(logits).all():

@@ -140,7 +140,7 @@ class NativeEngine:
 
         def make(backend: Backend, slot: int) -> Explaining:
             backend.begin(prefix, slot=slot)
-            return (yield from explaining(told, text, chars_max, slot=slot))
+            return (yield from explaining(told, text, chars_max, tokens_max=room, slot=slot))
 
         with _telling(BACKEND_FAILED):
             with self._words if self._batcher else self._turns.between(left_s()):
@@ -148,9 +148,10 @@ class NativeEngine:
                 *prefix, last = self._sections(packet)
                 told = [*last, *self._backend.tokenize(lead_of(data), special=False)]
                 text = self._text_tokens()
+                room = self._backend.context_tokens_max - sum(map(len, prefix))
             if self._batcher is not None:
                 return self._batcher.submit(make, [*prefix, told], deadline_ms)
-            writing = explaining(told, text, chars_max)
+            writing = explaining(told, text, chars_max, tokens_max=room)
             return run_between(writing, self._backend, prefix, self._turns, left_s=left_s, check=self._check_open)
 
     def _text_tokens(self) -> TextTokens:
