@@ -15,6 +15,7 @@ from dataclasses import replace
 from hashlib import sha256
 from importlib.metadata import version
 from itertools import chain
+from math import inf
 from pathlib import Path
 from time import perf_counter
 
@@ -76,6 +77,8 @@ class NativeEngine:
         with _telling():
             prove_alive(backend)
             self._noise = shape_noise(backend) if noise_logp_max is None else noise_logp_max
+        if not 0.0 <= self._noise < inf:  # less than none, or no number, would guard nothing
+            raise ModelError(f"the noise of company is `{self._noise}`, no log-probability")
         self._planner = Planner(backend)
         self._facts = {
             **(runtime or {}),
