@@ -117,5 +117,5 @@ def best_of(scores: NDArray[np.float64], lengths: Sequence[int] | None, noise_lo
     if not noise_logp_max:
         return best, False
     tokens = np.ones(len(scores)) if lengths is None else np.array(lengths, np.float64)
-    close = scores[best] - scores < noise_logp_max * (tokens + tokens[best])
+    close = ~(scores[best] - scores >= noise_logp_max * (tokens + tokens[best]))  # noise that is no number: all are
     return best, bool(np.delete(close, best).any())

@@ -312,9 +312,12 @@ class Watched:
         return getattr(self._backend, name)
 
     def step(self, tokens: list[int]) -> Any:
+        return self.run([Row(0, tokens)])[0][-1]
+
+    def run(self, rows: list[Row]) -> Any:
         self.passes.append(threading.current_thread().name)
         self.on_pass()
-        return self._backend.step(tokens)
+        return self._backend.run(rows)
 
     def run(self, rows: list[Row]) -> Any:
         self.passes.append(threading.current_thread().name)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sds.decoder import DEADLINE_EXCEEDED, LOGITS_INVALID
+from sds.decoder import DEADLINE_EXCEEDED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED
 from sds.grammars.text import TextTokens
 from sds.kernel.errors import ModelError
 from sds.models.protocol import Backend, Row
@@ -30,13 +30,19 @@ def lead_of(data: bytes) -> bytes:
     return data.rpartition(b',"context_ref":')[0] + b',"rationale":"'
 
 
-def explaining(tokens: Sequence[int], text: TextTokens, chars_max: int, *, slot: int = 0) -> Explaining:
+def explaining(
+    tokens: Sequence[int], text: TextTokens, chars_max: int, *, tokens_max: int, slot: int = 0
+) -> Explaining:
     """Write one text after `tokens`: yield the row of the next pass, be sent its logits, return the text.
 
-    The slot holds what comes before `tokens` already. Raises ModelError when the model returns no logits.
+    The slot holds what comes before `tokens` already, and has room for `tokens_max` more. Raises ModelError when that
+    is not enough, which no pass is to find out: it would fail for all in it; and when the model returns no logits.
     """
-    written = ""
+    written, left = "", tokens_max
     while True:
+        left -= len(tokens)
+        if left < 0:
+            raise ModelError("there is no room for the whole rationale", reason_code=TOKEN_BUDGET_EXCEEDED)
         (logits,) = yield [Row(slot, tokens)]
         ids = text.allowed(chars_max - len(written))
         if logits.shape[-1] <= ids.max() or not np.isfinite(logits).all():
@@ -52,13 +58,13 @@ def explaining(tokens: Sequence[int], text: TextTokens, chars_max: int, *, slot:
 class Turns:
     """Who runs the next pass of a model with one cache: a decision, whenever one waits.
 
-    `taken`: how many decisions have used the cache; what it holds is theirs since.
+    `holder`: the writing whose text the cache holds; None once a decision has had it.
     """
 
     def __init__(self) -> None:
         self._cache, self._changed = threading.Lock(), threading.Condition()
         self._wanted = 0
-        self.taken = 0
+        self.holder: object | None = None
 
     @contextmanager
     def decision(self) -> Iterator[None]:
@@ -66,7 +72,7 @@ class Turns:
             self._wanted += 1
         try:
             with self._cache:
-                self.taken += 1
+                self.holder = None
                 yield
         finally:
             with self._changed:
@@ -93,18 +99,18 @@ def run_between(
     check: Callable[[], None],
 ) -> str:
     """Drive `explaining` after the sections `prefix`, one pass a turn; `check` is called before each, to stop it."""
-    held, said = -1, list[int]()
+    said = list[int]()
     (row,) = next(writing)
     while True:
         said += row.tokens
         with turns.between(left_s()):
             check()
-            if held == turns.taken:
+            if turns.holder is writing:
                 logits = backend.step(row.tokens)
-            else:  # the first pass, or a decision has had the cache since
+            else:  # the first pass, or a decision or another writing has had the cache since
+                turns.holder = writing
                 backend.begin(prefix)
                 logits = backend.step(said)
-                held = turns.taken
         try:
             (row,) = writing.send([logits])
         except StopIteration as ended:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from itertools import chain
+from math import inf
 from time import perf_counter
 
 import numpy as np
@@ -68,6 +69,8 @@ class NativeEngine:
         with telling():
             prove_alive(backend)
             self._noise = shape_noise(backend) if noise_logp_max is None else noise_logp_max
+        if not 0.0 <= self._noise < inf:  # less than none, or no number, would guard nothing
+            raise ModelError(f"the noise of company is `{self._noise}`, no log-probability")
         self._planner = Planner(backend)
         self._facts = {
             **(runtime or {}),
@@ -132,7 +135,7 @@ class NativeEngine:
 
         def make(backend: Backend, slot: int) -> Explaining:
             backend.begin(prefix, slot=slot)
-            return (yield from explaining(told, text, chars_max, slot=slot))
+            return (yield from explaining(told, text, chars_max, tokens_max=room, slot=slot))
 
         with telling(BACKEND_FAILED):
             with self._words if self._batcher else self._turns.between(left_s()):
@@ -140,9 +143,10 @@ class NativeEngine:
                 *prefix, last = self._sections(packet)
                 told = [*last, *self._backend.tokenize(lead_of(data), special=False)]
                 text = self._text_tokens()
+                room = self._backend.context_tokens_max - sum(map(len, prefix))
             if self._batcher is not None:
                 return self._batcher.submit(make, [*prefix, told], deadline_ms)
-            writing = explaining(told, text, chars_max)
+            writing = explaining(told, text, chars_max, tokens_max=room)
             return run_between(writing, self._backend, prefix, self._turns, left_s=left_s, check=self._check_open)
 
     def _text_tokens(self) -> TextTokens:

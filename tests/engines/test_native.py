@@ -101,6 +101,12 @@ def test_a_choice_that_company_could_turn_is_a_humans(
     assert 0 == chain._links[0].failures
 
 
+@pytest.mark.parametrize("noise", [float("nan"), float("inf"), -0.1])
+def test_noise_that_would_guard_nothing_opens_no_engine(tiny: LlamaBackend, noise: float) -> None:
+    with pytest.raises(ModelError, match="no log-probability"):
+        NativeEngine(tiny, now_ms=running_ms, noise_logp_max=noise)
+
+
 @pytest.mark.parametrize("slots", [1, 2])
 def test_the_ledger_keeps_what_a_replay_has_to_have_the_same(
     world: World, tiny_path: Callable[[int], Path], slots: int
