@@ -319,10 +319,6 @@ class Watched:
         self.on_pass()
         return self._backend.run(rows)
 
-    def run(self, rows: list[Row]) -> Any:
-        self.passes.append(threading.current_thread().name)
-        return self._backend.run(rows)
-
 
 def test_a_decision_has_the_next_pass_of_the_model_however_long_a_rationale_is(
     world: World, tiny: LlamaBackend
