@@ -270,8 +270,8 @@ class Walk:
         else:
             ways = [(path.tokens[self._node.depth :], _number_of(path)) for path in self._node.paths]
             text, (_, every) = "", self._bound(ways[0][1])
-        if not all(each.startswith(text) for each in every):
-            return ()
+        if len(every) < 2 or not all(each.startswith(text) for each in every):
+            return ()  # one value is no choice, even where the tokens part over what comes after it
         found = list[tuple[str, tuple[int, ...]]]()
         for each in every:
             lead, end = next(way for way in ways if way[1].negative == each.startswith("-"))

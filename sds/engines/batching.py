@@ -294,6 +294,8 @@ class Batcher:
             outcome: tuple[Any] | SdsError = (finished.value,)
         except SdsError as error:
             outcome = error
+        except BackendError as error:
+            outcome = ModelError(str(error), reason_code=BACKEND_FAILED, hint=error.hint)
         except Exception as error:  # noqa: BLE001  one decision may fail in any way; the others go on
             outcome = ModelError(f"the decision failed unexpectedly: {type(error).__name__}")
         else:

@@ -28,6 +28,7 @@ from sds.decoder import (
     Mode,
     deciding,
     decode,
+    stopping,
 )
 from sds.engines.batching import Batcher
 from sds.engines.explaining import Explaining, Turns, explaining, lead_of, run_between
@@ -134,7 +135,8 @@ class NativeEngine:
             return (deadline_ms - self._now_ms()) / 1000
 
         def make(backend: Backend, slot: int) -> Explaining:
-            backend.begin(prefix, slot=slot)
+            with stopping(BACKEND_FAILED, "the model"):
+                backend.begin(prefix, slot=slot)
             return (yield from explaining(told, text, chars_max, tokens_max=room, slot=slot))
 
         with telling(BACKEND_FAILED):

@@ -90,6 +90,13 @@ class HashBackend:
     def forks_held(self) -> int:
         return len(self.held) - self.slots
 
+    @property
+    def worn(self) -> bool:
+        return False
+
+    def rest(self) -> None:
+        pass
+
     def hidden(self, sections: Sequence[Sequence[int]], **_: Any) -> NDArray[np.float32]:
         raise BackendError("a hash has no hidden states")
 

@@ -14,7 +14,7 @@ import pytest
 
 from sds.engines.batching import LEFT_OUT_MAX, RESTARTS_MAX, Batcher, Pending
 from sds.kernel.errors import LanguageError, ModelError
-from sds.models.protocol import Row
+from sds.models.protocol import BackendError, Row
 from tests.engines.hashing import HashBackend, Logits, writing
 from tests.scale import scale, seeded
 
@@ -357,6 +357,25 @@ def test_a_failed_pass_fails_those_who_rode_in_it_and_all_others_begin_again(ope
         assert ("BACKEND_FAILED", "look at the memory") == (found.value.reason_code, found.value.hint)
     assert alone([CONTRACTS[1], [2] * 3]) == others[1].result()
     assert 1 == others[1].restarts
+
+
+def test_nobody_goes_on_in_what_another_ones_failed_beginning_has_emptied(opened: Callable[..., Batcher]) -> None:
+    backend = HashBackend(2)
+    batcher = opened(backend)
+
+    def begins_in_vain(_: object, slot: int) -> Generator[list[Row], list[Logits], tuple[int, ...]]:
+        backend._clear()  # as llama.cpp's cache after a pass that failed
+        raise BackendError("the model could not be run")
+        yield []
+
+    other = held_up(backend, batcher)
+    pending = batcher.start(begins_in_vain, [[9]], FAR)
+    backend.gate.set()
+    with pytest.raises(ModelError, match="the model could not be run") as found:
+        pending.result()
+    assert "BACKEND_FAILED" == found.value.reason_code
+    assert alone([CONTRACTS[0], [0]], 4) == other.result()
+    assert 1 == other.restarts
 
 
 def test_beginning_again_has_a_limit(opened: Callable[..., Batcher]) -> None:

@@ -22,7 +22,7 @@ from sds.kernel.errors import LanguageError
 from sds.kernel.proposal import TEXT_CHARS
 from sds.models.catalog import embedded_model
 from tests.grammars.llguidance_mask import Mask
-from tests.grammars.tokenizers import Tokens, in_threes, joined, of_gguf
+from tests.grammars.tokenizers import Scraps, Tokens, in_threes, joined, of_gguf
 from tests.model_fixtures import refund_envelope
 from tests.scale import scale, seeded
 from tests.small_models import sentencepiece_gguf
@@ -436,3 +436,18 @@ def test_words_that_cannot_spell_a_decision_are_refused(threes: Tokens, monkeypa
 
 def test_the_reasons_of_the_pool_begin_alike() -> None:
     assert any(a != b and b.startswith(a) for a in REASONS for b in REASONS)
+
+
+def test_one_value_is_no_choice_where_tokens_part_over_what_comes_after_it() -> None:
+    """Where one token holds the next number's sign, they part behind a number that was forced."""
+    only, signed = bound(7, 7), bound(-1, 1)
+    assert only is not None
+    assert signed is not None
+    kinds = [KindBound(DENY, ("NO",)), KindBound("PAY", ("YES",), (("a", only), ("b", signed)))]
+    walk = Planner(Tokens(Scraps((',"b":-',), parts=False))).walk(envelope_of(kinds), "0" * 64)
+    walk.forced()
+    walk.take(ord("P"))
+    walk.forced()
+    assert walk.data.endswith(b'"a":7')
+    assert 2 == len(walk.fork().tokens)
+    assert () == walk.alternatives()
