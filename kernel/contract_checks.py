@@ -12,6 +12,8 @@ from sds.kernel.snapshot import parse_type
 if TYPE_CHECKING:
     from sds.kernel.contract import Contract
 
+PROPOSAL_FIELDS = frozenset({"action", "params", "reason_code", "rationale", "context_ref"})
+
 
 def check_kinds(contract: Contract) -> None:
     kinds = contract.kinds
@@ -58,6 +60,13 @@ def check_paths(contract: Contract) -> None:
             raise ContradictionError(at, f"`{path}` is not a declared snapshot field")
 
 
+def check_names(contract: Contract) -> None:
+    """What the model chooses of a parameter is recorded under its name, and must not pass for another choice."""
+    for name, kind in contract.kinds.items():
+        for param in PROPOSAL_FIELDS.intersection(kind.params):
+            raise ContradictionError(("kinds", name, "params", param), "is the name of a field of every proposal")
+
+
 def check_numbers(contract: Contract) -> None:
     """What is drawn, spent or may drift is a number, and numbers that are set against each other share a scale."""
     fields = {path: parse_type(path, text) for path, text in contract.snapshot.items()}
@@ -81,4 +90,4 @@ def check_numbers(contract: Contract) -> None:
 
 
 # What a human's own terms are held to as well.
-CHECKS = (check_kinds, check_paths, check_numbers)
+CHECKS = (check_kinds, check_paths, check_names, check_numbers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from itertools import chain
@@ -20,6 +20,7 @@ import numpy as np
 
 from sds.decoder import (
     BACKEND_FAILED,
+    DEADLINE_EXCEEDED,
     FORKS_MAX,
     FORKS_MIN,
     TOKEN_BUDGET_EXCEEDED,
@@ -90,7 +91,7 @@ class NativeEngine:
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
         """Decide the packet within its expiry. Raises ModelError; never returns half a decision."""
         began = perf_counter()
-        with self._turn():
+        with self._turn(packet.expires_at_ms):
             sections = self._sections(packet)
             left = min(tokens_max, self._backend.context_tokens_max) - sum(map(len, sections))
             if left < 1:
@@ -164,9 +165,20 @@ class NativeEngine:
         with self._turn():
             return len(self._backend.tokenize(text.encode(), special=False))
 
-    def _turn(self) -> AbstractContextManager[object]:
-        """Return what keeps others off the backend: all of it, or its tokenizer while the batcher's worker has it."""
-        return self._words if self._batcher else self._turns.decision()
+    @contextmanager
+    def _turn(self, until_ms: int | None = None) -> Iterator[None]:
+        """Keep others off the backend: all of it, or its tokenizer while the batcher's worker has it."""
+        if self._batcher is None:
+            with self._turns.decision():
+                yield
+            return
+        wait_s = -1.0 if until_ms is None else max(0.0, (until_ms - self._now_ms()) / 1000)
+        if not self._words.acquire(timeout=min(wait_s, threading.TIMEOUT_MAX)):
+            raise ModelError("the model's tokenizer was not free in time", reason_code=DEADLINE_EXCEEDED)
+        try:
+            yield
+        finally:
+            self._words.release()
 
     def _sections(self, packet: DecisionPacket) -> list[list[int]]:
         with telling():

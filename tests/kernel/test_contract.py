@@ -187,6 +187,11 @@ def test_a_whole_contract_is_loaded():
             "max_minor: 100000, per: account.holder",
             "40: spend.0.per: `account.holder` is not a declared snapshot field",
         ),
+        (
+            "      days: {lo",
+            "      action: {lo",
+            "34: kinds.TALK.params.action: is the name of a field of every proposal",
+        ),
         ("spend:\n", "show: [3]\nspend:\n", "39: show.0: must be a list"),
         ("spend:\n", "show: {claim.size: 3}\nspend:\n", "39: show: must be text"),
         ("spend:\n", "show: [claim.colour]\nspend:\n", "39: show: `claim.colour` is not a declared snapshot field"),
