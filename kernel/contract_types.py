@@ -19,7 +19,8 @@ def text_of(form: str, words: str) -> AfterValidator:
 
     def check(value: str) -> str:
         if not re.fullmatch(form, value):
-            raise ValueError(f"`{value[:40]}` is not {words}")
+            shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value[:40])
+            raise ValueError(f"`{shown}` is not {words}")
         return value
 
     return AfterValidator(check)
