@@ -52,7 +52,7 @@ def _shown(value: object) -> object:
     if isinstance(value, dict):
         return tuple(value.items())
     if not isinstance(value, tuple | list):
-        return value
+        raise ValueError("must be a list of fields, or a label for each")
     pairs = ((item, item) if isinstance(item, str) else item for item in value)
     return tuple(tuple(pair) if isinstance(pair, list) else pair for pair in pairs)
 
