@@ -51,10 +51,10 @@ def _shown(value: object) -> object:
     """Pairs keep the order, which the model sees; a list of fields shows them under their own names."""
     if isinstance(value, dict):
         return tuple(value.items())
-    if not isinstance(value, tuple | list):
-        raise ValueError("must be a list of fields, or a label for each")
-    pairs = ((item, item) if isinstance(item, str) else item for item in value)
-    return tuple(tuple(pair) if isinstance(pair, list) else pair for pair in pairs)
+    if isinstance(value, tuple | list):
+        pairs = ((item, item) if isinstance(item, str) else item for item in value)
+        return tuple(tuple(pair) if isinstance(pair, list) else pair for pair in pairs)
+    raise ValueError("must be a list of fields, or a label for each")
 
 
 Code = Annotated[str, text_of("[A-Z][A-Z0-9_]{0,63}", "a code IN_CAPITALS")]
