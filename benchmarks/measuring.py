@@ -47,7 +47,10 @@ def main(
     parser.add_argument("--json", action="store_true", help="print only the JSON document")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="keep the document there, too: QUESTION.json")
     options(parser)
-    asked = parser.parse_args()
+    asked, others = parser.parse_known_args()
+    if others:
+        known = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in vars(asked)))
+        parser.error(f"this question does not take `{' '.join(others)}`: it takes {known}")
     try:
         if asked.save:
             make_folder(asked.save)

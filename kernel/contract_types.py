@@ -19,7 +19,8 @@ def text_of(form: str, words: str) -> AfterValidator:
 
     def check(value: str) -> str:
         if not re.fullmatch(form, value):
-            raise ValueError(f"`{value[:40]}` is not {words}")
+            shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value[:40])
+            raise ValueError(f"`{shown}` is not {words}")
         return value
 
     return AfterValidator(check)
@@ -50,10 +51,10 @@ def _shown(value: object) -> object:
     """Pairs keep the order, which the model sees; a list of fields shows them under their own names."""
     if isinstance(value, dict):
         return tuple(value.items())
-    if not isinstance(value, tuple | list):
-        return value
-    pairs = ((item, item) if isinstance(item, str) else item for item in value)
-    return tuple(tuple(pair) if isinstance(pair, list) else pair for pair in pairs)
+    if isinstance(value, tuple | list):
+        pairs = ((item, item) if isinstance(item, str) else item for item in value)
+        return tuple(tuple(pair) if isinstance(pair, list) else pair for pair in pairs)
+    raise ValueError("must be a list of fields, or a label for each")
 
 
 Code = Annotated[str, text_of("[A-Z][A-Z0-9_]{0,63}", "a code IN_CAPITALS")]

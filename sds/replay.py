@@ -1,7 +1,7 @@
 """A recorded decision, decided again from the record: identical, or what differs. It changes nothing anywhere.
 
 The texts, the envelope and the context reference come from the record, weights and machine from here. What was decided
-in company is decided alone: the last digits of its scores may then differ, and the account says why.
+in company is decided alone: its scores may then differ, and the account says why.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from sds.decoder import Mode
-from sds.engines.native import NOT_ASKED
+from sds.engines.native import NOT_ASKED, telling
 from sds.engines.opening import open_engine
 from sds.engines.protocol import Engine
 from sds.kernel.decided import Decided, read_decided
@@ -112,9 +112,19 @@ def opener(model: Path | None, *, now_ms: Callable[[], int]) -> Open:
     def open_it(facts: Mapping[str, Any]) -> Engine:
         library: Library | None = "transformers" if "torch" in facts else None
         how = {name: facts[name] for name in ("device", "dtype") if library and name in facts}
-        return open_engine(model, now_ms=now_ms, library=library, mode=facts["mode"], **how)
+        as_is = library is None and _is(model, facts.get("weights"))
+        return open_engine(model, now_ms=now_ms, library=library, mode=facts["mode"], as_is=as_is, **how)
 
     return open_it
+
+
+def _is(model: Path | None, weights: object) -> bool:
+    """Is this file itself what decided? Then what was prepared of it, perhaps since, is not what is replayed."""
+    from sds.models.catalog import embedded_model, fingerprint  # noqa: PLC0415  a library is loaded for it
+
+    with telling():
+        path = model or embedded_model()
+        return path.is_file() and fingerprint(path) == weights
 
 
 def refuse_unless_replayable(decided: Decided) -> None:

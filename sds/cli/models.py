@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sds.cli.common import JsonFlag, existing, print_json
+from sds.cli.common import JsonFlag, counted, existing, print_json
 from sds.home import home, model_cache
 from sds.kernel.canonical import one_line
 from sds.kernel.contract import Contract, load_contract
@@ -161,12 +161,12 @@ def prepare(
 
 def _prepared_lines(found: Prepared, *, now: bool) -> Iterator[str]:
     if not now:
-        yield f"prepared on {found.record.date}: {found.record.why}"
+        yield f"prepared on {found.record.date}: {found.record.why}; kept: {found.path}"
         return
     for each in found.record.measured:
         kept = f"kept: {found.path}" if each.type == found.record.type else ""
         yield (
-            f"{each.type:6}  {each.ms_p50:8.1f} ms (median of {each.decisions}, longest {each.ms_max:.1f})  "
+            f"{each.type:8}  {each.ms_p50:8.1f} ms (median of {each.decisions}, longest {each.ms_max:.1f})  "
             f"{each.bytes / 1e6:7.0f} MB  KL {each.kl_mean:.2g}  {kept}".rstrip()
         )
     yield found.record.why
@@ -178,7 +178,7 @@ def _listed(record: Record) -> dict[str, str]:
         "from": "prepared",
         "form": "GGUF",
         "path": str(model_cache() / str(record.file)),
-        "made_from": f"made from {made}" + (f", {record.layers} layers" if record.layers else ""),
+        "made_from": f"made from {made}" + (f", {counted(record.layers, 'layer')}" if record.layers else ""),
     }
 
 
@@ -191,7 +191,7 @@ def _told_of(record: Record, sha256: str) -> str:
         return (
             f"this is {record.source.name}@{record.source.sha256[:12]} as {record.type}, made by `sds models prepare`"
         )
-    kept = f"the first {record.layers} layers; " if record.layers else ""
+    kept = f"its first {counted(record.layers, 'layer')} only; " if record.layers else ""
     return f"{kept}{record.why}"
 
 

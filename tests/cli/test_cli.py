@@ -205,6 +205,11 @@ MISTAKES = [
     (("audit", ""), 2, "error: several flows begin with ``"),
     (("bench", "kernel", "--save", "nowhere/kept"), 2, "error: `nowhere/kept` cannot be written"),
     (("bench", "kernel", "--n", "0"), 2, "error: argument --n: `0` is not a number from 1 to"),
+    (
+        ("bench", "kernel", "--model", "m"),
+        2,
+        "error: this question does not take `--model m`: it takes --folder, --json",
+    ),
     (("bench", "hotpath", "--model", "nowhere.gguf"), 2, "error: argument --model: `nowhere.gguf` cannot be read"),
     (("bench", "peers", "--only", "nobody"), 2, "error: argument --only: there is no `nobody`"),
     (("bench", "gpu", "--device", "cuda:63"), 2, "error: no CUDA device"),

@@ -112,10 +112,11 @@ def test_every_command_has_help_with_an_example(shell: Shell) -> None:
 def test_prepare_measures_once_keeps_the_fastest_and_says_why(tmp_path: Path) -> None:
     shell, path = Shell(tmp_path / "home"), sentencepiece_gguf(tmp_path / "small.gguf")
     *types, why = shell.ok("models", "prepare", str(path)).splitlines()
+    kept = next(line.split("  kept: ")[1] for line in types if "  kept: " in line)
     assert {"F32", "BF16", "F16", "Q8_0"} >= {line.split()[0] for line in types}
     assert 1 == sum("  kept: " in line for line in types)
     again = shell.ok("models", "prepare", str(path)).splitlines()
-    assert [f"prepared on {again[0].split()[2].rstrip(':')}: {why}"] == again
+    assert [f"prepared on {again[0].split()[2].rstrip(':')}: {why}; kept: {kept}"] == again
     told = shell.json("models", "prepare", str(path), "--json")
     assert (False, why) == (told["measured_now"], told["why"])
     assert shell.json("models", "prepare", str(path), "--again", "--json")["measured_now"]

@@ -193,6 +193,12 @@ def test_a_whole_contract_is_loaded():
             "34: kinds.TALK.params.action: is the name of a field of every proposal",
         ),
         ("spend:\n", "show: [3]\nspend:\n", "39: show.0: must be a list"),
+        ("spend:\n", "show: claim.size\nspend:\n", "39: show: must be a list of fields, or a label for each"),
+        (
+            "spend:\n",
+            'show: {claim.size: "a\\nb"}\nspend:\n',
+            r"39: show: `a\nb` is not a label of 1 to 64 printable ASCII characters",
+        ),
         ("spend:\n", "show: {claim.size: 3}\nspend:\n", "39: show: must be text"),
         ("spend:\n", "show: [claim.colour]\nspend:\n", "39: show: `claim.colour` is not a declared snapshot field"),
         (

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,18 @@ import pytest
 
 from sds.engines.config import EngineSpec, open_chain
 from sds.engines.opening import open_backend, open_engine, open_weights
+from sds.home import now_ms
 from sds.kernel.errors import ModelError
+from sds.kernel.store import Store
 from sds.models import catalog, llama, prepare
 from sds.models.catalog import Prepared, prepared
 from sds.models.llama import LlamaBackend
 from sds.models.measuring import DECISIONS, NOISE_SLOTS
 from sds.models.prepare import ROUNDS, Candidate, Preparation, chosen
 from sds.models.protocol import BackendError
+from sds.replay import opener, replay
 from tests.model_fixtures import TINY_THREADS
+from tests.replays import GATE, record
 from tests.small_models import sentencepiece_gguf
 
 TODAY = "2026-11-22"
@@ -235,6 +240,20 @@ def test_what_is_not_whole_or_not_ours_is_one_line_and_the_source_runs(
     assert notice.endswith((": the model runs as it is (sds models prepare)", f"(chmod 700 {cache})"))
     assert "\n" not in notice
     assert f"tiny-1.gguf@{catalog.fingerprint(source)[:12]}" == engine.model
+
+
+def test_what_was_decided_before_it_was_prepared_is_replayed_by_the_file_itself(
+    copied: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, cache = copied
+    monkeypatch.setenv("SDS_THREADS", "1")
+    before = record(tmp_path, model=source, events=1)
+    monkeypatch.setenv("SDS_CACHE", str(cache.parent))
+    after = record(tmp_path, model=source, events=2)[1:]
+    with closing(Store(tmp_path / GATE / "decisions.db")) as store:
+        open_it = opener(source, now_ms=now_ms)
+        found = [replay(store, dfid, open_it=open_it, now_ms=now_ms) for dfid in before + after]
+    assert [(True, ()), (True, ())] == [(one.identical, one.circumstances) for one in found]
 
 
 def test_an_engine_runs_what_was_prepared_and_its_name_says_so(
