@@ -92,7 +92,7 @@ def test_every_command_of_use_your_own_model_runs(tmp_path: Path) -> None:
 
 
 def test_every_command_of_fast_runs(tmp_path: Path) -> None:
-    assert "0 faults" in _run(_block("sds models prepare"), tmp_path)
+    assert "faults in the record: 0" in _run(_block("sds models prepare"), tmp_path)
 
 
 def test_the_test_command_at_the_top_is_what_ci_runs() -> None:
