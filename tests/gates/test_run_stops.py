@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
-from threading import get_ident
+from threading import Event, get_ident
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from sds.home import now_ms, open_record
 from sds.kernel import registry
 from sds.kernel.answer import Answer
 from sds.kernel.errors import UsageError, WorldError
+from sds.kernel.packet import DecisionPacket, Decoding
 from sds.kernel.store import Store
 from tests.gates.test_refund_gate import Greedy
 
@@ -112,7 +113,20 @@ def test_several_claims_at_once_are_reported_in_the_order_of_the_queue(folder: P
 
 
 def test_several_at_once_stop_too_and_use_up_no_more_than_are_under_way(folder: Path) -> None:
-    report = refund.run(folder, limit=30, engine=Greedy(), chaos=None, on_decided=after(folder, 2, suspend), parallel=3)
+    first, suspended = read_queue(folder)[0].event["claim_id"], Event()
+
+    class Waits(Greedy):
+        """Decides one claim; all others wait for the suspension, so that no thread outruns it."""
+
+        def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+            assert packet.event_id == first or suspended.wait(30)
+            return super().propose(packet, tokens_max=tokens_max)
+
+    def stop(store: Store) -> None:
+        suspend(store)
+        suspended.set()
+
+    report = refund.run(folder, limit=30, engine=Waits(), chaos=None, on_decided=after(folder, 1, stop), parallel=3)
     assert "is not active but SUSPENDED" in report["stopped"][0]
     assert report["decisions"] < 30
     assert [] == report["record_faults"]
