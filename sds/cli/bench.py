@@ -12,16 +12,15 @@ import typer
 from sds.cli.common import JsonFlag
 from sds.kernel.errors import UsageError
 
-# What it measures, and how long that takes on two cores.
 QUESTIONS = {
-    "hotpath": "a decision from trigger to durable receipt, by stage, over its floor (5 min)",
-    "peers": "one decision, ours and every peer's (40 min)",
-    "throughput": "decisions a second by how many are asked for at once, ours and the best peer's (30 min)",
-    "grammar": "new bounds, ours and every grammar engine's (2 min)",
-    "kernel": "drift check, verdict, durable verdict, and Cedar's rule (1 min)",
-    "scaling": "growth with prompt, alternatives, contract, and a ledger of a million entries (10 min)",
-    "gpu": "hot path and throughput on a CUDA device (5 min)",
-    "report": "one page of all that was kept with --save (1 s)",
+    "hotpath": "a decision from trigger to durable receipt, by stage, over its floor",
+    "peers": "one decision, ours and every peer's",
+    "throughput": "decisions a second by how many are asked for at once, ours and the best peer's",
+    "grammar": "new bounds, ours and every grammar engine's",
+    "kernel": "drift check, verdict, durable verdict, and Cedar's rule",
+    "scaling": "growth with prompt, alternatives, contract, and a ledger of a million entries",
+    "gpu": "hot path and throughput on a CUDA device",
+    "report": "one page of all that was kept with --save",
 }
 
 
