@@ -88,7 +88,7 @@ def theirs(
                 free.append(process)
             return "error" if "error" in answer else "inside" if task.permits(answer["text"]) else "outside"
 
-        return _rate(decide, tasks, at_once)
+        return {**_rate(decide, tasks, at_once), "versions": free[0].versions}
 
 
 def _rate(decide: Callable[[Any], str], work: Sequence[Any], at_once: int) -> dict[str, Any]:
@@ -118,9 +118,8 @@ def best_peer(folder: Path, model: Path, tasks: Sequence[Task], at_once: int, on
 
 
 def mixed_packets(folder: Path, n: int) -> list[DecisionPacket]:
-    """Return `n` packets, or one less, half of them of each kind, in turn."""
-    pairs = zip(fixed_packets(folder, n // 2), digits_packets(folder, n // 2), strict=True)
-    return [packet for pair in pairs for packet in pair]
+    """Return `n` packets, or one less, half of them of each kind: one kind after the other, as in one contract's queue."""
+    return [*fixed_packets(folder, n // 2), *digits_packets(folder, n // 2)]
 
 
 def run(folder: Path, model: Path, n: int, at_once: Sequence[int], only: Sequence[str], say: Say) -> Report:
@@ -138,7 +137,7 @@ def run(folder: Path, model: Path, n: int, at_once: Sequence[int], only: Sequenc
         **machine(),
         "n": len(packets),
         "model": {"name": model.name, "sha256": sha256},
-        "versions": versions("llama-cpp-python", "guidance", "outlines"),
+        "versions": versions("llama-cpp-python") | rows[-1]["peer"]["versions"],
         "ours_per_s": {str(row["at_once"]): row["ours"]["per_s"] for row in rows},
         "best_peer_per_s": {str(row["at_once"]): row["peer"]["per_s"] for row in rows},
         "speedup": {str(row["at_once"]): round(row["ours"]["per_s"] / row["peer"]["per_s"], 2) for row in rows},

@@ -23,6 +23,7 @@ from sds.kernel.snapshot import Snapshot, show
 FORM = '{"action":"KIND","params":{},"reason_code":"REASON"}'  # read once, and the model means to say what it may
 _UNPRINTABLE = re.compile(r"[^ -~]+")
 ALTERNATIVES_UNAVAILABLE = "unavailable with this engine"
+NOT_ASKED = "not asked"  # the model of a decision where only one was possible
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from sds.decoder import Mode
-from sds.engines.native import NOT_ASKED, telling
+from sds.engines.native import telling
 from sds.engines.opening import open_engine
 from sds.engines.protocol import Engine
 from sds.kernel.decided import Decided, read_decided
 from sds.kernel.errors import UsageError
-from sds.kernel.packet import Decoding
+from sds.kernel.packet import NOT_ASKED, Decoding
 from sds.kernel.store import Store
 from sds.models.protocol import Library
 from sds.tally import JOINT

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sds.engines.native import NOT_ASKED
 from sds.engines.protocol import Engine
 from sds.kernel.answer import Answer
 from sds.kernel.errors import SdsError, UsageError, WorldError
 from sds.kernel.flow import RESTARTABLE_TAGS
 from sds.kernel.intake import Event
-from sds.kernel.packet import DecisionPacket
+from sds.kernel.packet import NOT_ASKED, DecisionPacket
 from sds.kernel.runtime import Kernel
 
 POLL_S = 0.005

@@ -37,13 +37,12 @@ from sds.grammars.plan import Planner, Walk
 from sds.grammars.proof import prove_alive
 from sds.grammars.text import TextTokens
 from sds.kernel.errors import ModelError, UsageError
-from sds.kernel.packet import DecisionPacket, Decoding
+from sds.kernel.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.models.noise import shape_noise
 from sds.models.protocol import FORKS_MAX as BACKEND_FORKS_MAX
 from sds.models.protocol import SLOTS_MAX, Backend, BackendError, prompt_sections
 
 SLOTS_EXACT_MAX = BACKEND_FORKS_MAX // FORKS_MIN
-NOT_ASKED = "not asked"
 
 
 class NativeEngine:

@@ -12,13 +12,12 @@ from collections.abc import Callable
 from time import perf_counter
 
 from sds.decoder import BACKEND_FAILED, DEADLINE_EXCEEDED, TOKEN_BUDGET_EXCEEDED
-from sds.engines.native import NOT_ASKED
 from sds.grammars import emit_gbnf, emit_json_schema, emit_regex
 from sds.grammars.language import Language, language
 from sds.grammars.nodes import Choice, Literal, Node, Number, Text
 from sds.kernel.envelope import envelope_of, format_literal
 from sds.kernel.errors import ModelError
-from sds.kernel.packet import DecisionPacket, Decoding
+from sds.kernel.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.proposal import PROPOSAL_BYTES_MAX
 from sds.models.protocol import BackendError
 from sds.models.writer import Form, Grammar, Writer, Written
