@@ -1,7 +1,8 @@
 """Measure one decision from trigger to durable receipt, warm and cold, by stage: `sds bench hotpath --json`.
 
     over_floor          a warm decision's reasoning over the bare passes it needs, run again in the same breath
-    exact_over_greedy   the exact distribution over the kinds, against the greedy one, on the same packets
+    exact_over_greedy   the exact distribution over the kinds, against the greedy one, on the same packets; exact_differs:
+                        how often the likeliest whole alternatives and numbers are not those of the likeliest tokens
     stages_ms           open, reason, judge, drift, reserve, pay: medians, for DENY and for a four-digit REFUND_TICKET
 
 Real claims over real flights, the real payment rail in a process of its own, the record on this disk. The packets are of
@@ -58,6 +59,7 @@ class Measured:
     over_floor: list[float] = field(default_factory=list)
     exact_over_greedy: list[float] = field(default_factory=list)
     all_exact_over_greedy: list[float] = field(default_factory=list)
+    exact_differs: int = 0
     tokens: list[list[int]] = field(default_factory=list)
     canonical: int = 0
     otherwise: Counter[str] = field(default_factory=Counter)
@@ -75,6 +77,7 @@ class Measured:
             "over_floor": round(summary(self.over_floor)["p50"], 3),
             "exact_over_greedy": round(summary(self.exact_over_greedy)["p50"], 3),
             "all_exact_over_greedy": round(summary(self.all_exact_over_greedy)["p50"], 3),
+            "exact_differs": self.exact_differs,
             "tokens_of_passes": list(shape),
         }
 
@@ -83,7 +86,7 @@ class Bench:
     """One gate with its stages opened up: what `Stream` does, with a clock between the steps."""
 
     def __init__(self, gate: Gate, recorded: Recorded, *engines: NativeEngine) -> None:
-        """`engines`: greedy, exact over the kinds, exact over every finite choice."""
+        """`engines`: greedy, exact over the kinds, exact over every choice."""
         self.gate, self.recorded, self.engines = gate, recorded, engines
         self.tokens_max = gate.contract.budget.tokens_max
 
@@ -132,11 +135,12 @@ class Bench:
         bare = self.recorded.bare_ms()
         found.bare.append(bare)
         found.over_floor.append(stages[STAGES.index("reason")] / bare)
-        took = []
+        took, written = [], []
         for engine in self.engines:
             began = time.perf_counter()
-            engine.propose(packet, tokens_max=self.tokens_max)
+            written.append(engine.propose(packet, tokens_max=self.tokens_max)[0])
             took.append(time.perf_counter() - began)
+        found.exact_differs += written[2] != written[0]
         found.exact_over_greedy.append(took[1] / took[0])
         found.all_exact_over_greedy.append(took[2] / took[0])
 

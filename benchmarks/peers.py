@@ -75,6 +75,7 @@ OURS = Contender("ours", f"{_DRIVERS}.ours")
 PEERS = (
     Contender("guidance-llamacpp", f"{_DRIVERS}.guidance_llamacpp", overlay="guidance"),
     Contender("llamacpp-grammar", f"{_DRIVERS}.llamacpp_grammar"),
+    Contender("llamacpp-server", f"{_DRIVERS}.llamacpp_server"),
     Contender("outlines-llamacpp", f"{_DRIVERS}.outlines_llamacpp", ("outlines_core",)),
     Contender("outlines-llamacpp-llguidance", f"{_DRIVERS}.outlines_llamacpp", ("llguidance",)),
     Contender("outlines-transformers", f"{_DRIVERS}.on_transformers", ("outlines_core",)),

@@ -43,14 +43,18 @@ def of_hotpath(found: Report) -> Section:
     sorts = found["warm"]
     whole = [[sort, what, *_spread(of[key])] for sort, of in sorts.items() for key, what in _HOTPATH.items()]
     whole.append(["a denial", "cold: the first decision of a new engine", *_spread(found["cold_ms"])])
-    keys = ("decisions", "over_floor", "exact_over_greedy", "tokens_of_passes", "canonical", "decided_otherwise")
+    keys = ("decisions", "over_floor", "exact_over_greedy", "all_exact_over_greedy", "exact_differs")
+    counts = ("tokens_of_passes", "canonical", "decided_otherwise")
     stages = list(next(iter(found["stages_ms"].values())))
     floors = ("memory_gb_per_s", "fp32_gflop_per_s", "weights_mb", "parameters_m", "passes_ms", "floor_ms")
     parts = [
         "## `hotpath`: trigger to durable receipt",
         _said(hotpath),
         table(["decisions", "milliseconds", *SUMMARY], whole),
-        table(["decisions", *keys], [[sort, *(of[key] for key in keys)] for sort, of in sorts.items()]),
+        *(
+            table(["decisions", *of_them], [[s, *(of[key] for key in of_them)] for s, of in sorts.items()])
+            for of_them in (keys, counts)
+        ),
         "Medians of the stages, in milliseconds:",
         table(["decisions", *stages], [[sort, *of.values()] for sort, of in found["stages_ms"].items()]),
         "Predicted from the rates that numpy reaches here:",
@@ -110,6 +114,7 @@ def of_throughput(found: Report) -> Section:
     rows = [
         [
             at_once,
+            of["ours"]["best"],
             of["ours"]["per_s"],
             of["peer"]["best"],
             of["peer"]["per_s"],
@@ -120,21 +125,18 @@ def of_throughput(found: Report) -> Section:
         for of in found["rows"]
         for at_once in [str(of["at_once"])]
     ]
-    tried = [[of["at_once"], name, per_s] for of in found["rows"] for name, per_s in of["peer"]["tried"].items()]
-    head = [
-        "at once",
-        "ours a second",
-        "best peer",
-        "its decisions a second",
-        "ours over it",
-        "ours became",
-        "its became",
+    tried = [
+        [of["at_once"], who, name, per_s]
+        for of in found["rows"]
+        for who, key in (("ours", "ours"), ("a peer", "peer"))
+        for name, per_s in of[key]["tried"].items()
     ]
+    head = "at once | ours, best with | a second | best peer | a second | ours over it | ours became | its became"
     parts = [
         "## `throughput`: decisions a second",
         _said(throughput),
-        table(head, rows),
-        table(["at once", "peer", "decisions a second"], tried),
+        table(head.split(" | "), rows),
+        table(["at once", "", "as", "decisions a second"], tried),
     ]
     drawn = [
         Bar(f"{of['at_once']} at once", who, of[key]["per_s"])

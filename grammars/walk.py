@@ -96,22 +96,32 @@ class Walk:
                 self.tokens += tokens
                 self.data += data
                 self._enter()
-            elif (token := self._only()) is not None:
+            elif (token := self.only()) is not None:
                 self.take(token)
             else:
                 break
         return self.tokens[begun:]
 
-    def _only(self) -> int | None:
+    def only(self) -> int | None:
+        """Return the one token that is forced now, None where there are several."""
         if self._text is not None:
             tokens = self._text_tokens(self._text)
             return int(tokens[0]) if len(tokens) == 1 else None
-        if self._number is None:  # tokens part here, were it only over a sign
-            return None
+        if self._number is None:  # where there is no run, tokens part, were it only over a sign
+            return self._node.run[0][0] if self._node.run else None
         runs = self._open_runs()
         if not runs:
             raise LanguageError("no digit can follow", reason_code=MASK_FAILED)
         return next(iter(runs)) if len(runs) == 1 else None
+
+    @property
+    def number_at(self) -> int | None:
+        """The offset of the number that is next to be written on: its sign or more of its digits can follow."""
+        if self._number is not None:
+            goes_on = any(after is not None for _, after in self._open_runs().values())
+            return self._number.start if goes_on else None
+        end = self._node.paths[0].end if self._node.paths else None
+        return self._base + end.start if isinstance(end, NumberEnd) else None
 
     def fork(self) -> Fork:
         """Return what may come next; for after `forced()`, unless all is written."""

@@ -4,9 +4,10 @@ A decision is a generator: it yields the rows of its next pass and is sent their
 (`decode`) and another runs many at once. Forced text rides with the next pass; what is forced to the end is never read.
 It returns a whole decision or raises `ModelError`; it does not judge what was decided.
 
-`greedy`: the likeliest permitted token at every fork. `exact`: every finite choice (`exact-kinds`: that of the kind) falls to the alternative whose whole
-text, through the token that closes it, is the likeliest. The alternatives are read side by side on forks of the slot, in
-one pass; the one with the likeliest beginning is read on, in the same pass, through what it would force.
+`greedy`: the likeliest permitted token at every fork. `exact`: every choice (`exact-kinds`: that of the kind) falls to
+the alternative whose whole text, through the token that settles it, is the likeliest. Where they can be listed they are
+read side by side on forks of the slot, in one pass; the one with the likeliest beginning is read on, in the same pass,
+through what it would force. Wider numbers are searched (`best_first`), and are the likeliest digits where that gives up.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sds.best_first import Reader, likeliest_number
 from sds.kernel.errors import ModelError, SdsError
 from sds.models.protocol import BackendError, Row
 from sds.tally import JOINT, LANGUAGE_FAILED, ChoiceTrace, Tally, best_of, log_mass, permitted_shares, trace_of
@@ -174,6 +176,7 @@ class _Run:
     choices: list[ChoiceTrace] = field(default_factory=list)
     rows: list[tuple[int, int]] = field(default_factory=list)
     tally: Tally | None = None
+    by_digit: int | None = None  # where the number begins that was searched in vain
 
     def __post_init__(self) -> None:
         self.at = self.slot
@@ -207,12 +210,30 @@ class _Run:
             whole = self.walk.alternatives() if exact and fork.finite else ()
         if whole:
             yield from self._choose_whole(fork, [label for label, _ in whole], [tuple(text) for _, text in whole])
+        elif exact and fork.labels and not fork.finite and self.by_digit != fork.start:
+            yield from self._choose_number(fork)
         else:
             self._choose_token(fork)
 
-    def _choose_token(self, fork: Fork) -> None:
+    def _choose_number(self, fork: Fork) -> Choosing:
+        reader = Reader(self.at, self.forks_max - len(self.forks), self._fork, self.drop, self._pass)
+        with stopping(LANGUAGE_FAILED, "the language"):
+            found = yield from likeliest_number(self.walk, self.logits, reader, noise_logp_max=self.noise_logp_max)
+        if found.close if found else self.noise_logp_max:  # in another order it might have found one in time
+            raise _too_close(fork.choice)
+        if found is None:
+            self.by_digit = fork.start
+            self._choose_token(fork)
+        else:
+            for at, token, self.logits in found.steps:
+                self._choose_token(at, token)
+            if found.slot is not None:
+                self.at, self.pending = found.slot, self.pending[found.read :]
+        self._drop_others()
+
+    def _choose_token(self, fork: Fork, taken: int | None = None) -> None:
         scores = self.logits[fork.tokens].astype(np.float64) - log_mass(self.logits)
-        best = self._best(fork.choice, scores, None)
+        best = self._best(fork.choice, scores, None) if taken is None else fork.tokens.tolist().index(taken)
         shares, z = permitted_shares(scores)
         if fork.finite:
             self._count(fork, shares.tolist(), best, z)
@@ -244,7 +265,7 @@ class _Run:
         if ahead is not None and best == leader:
             self.at, self.logits = ahead
             self.pending = []
-        self.drop([fork for fork in self.forks if fork != self.at])
+        self._drop_others()
 
     def _forced_after(self, text: Text) -> Text:
         """Return all that would be read if this was chosen; nothing where the decision would then be whole."""
@@ -268,8 +289,8 @@ class _Run:
         beginnings = _longest({text[:-1] for text in texts})
         for start in range(0, len(beginnings), self.forks_max - 2):
             wave = beginnings[start : start + self.forks_max - 2]
-            rows = [Row(self._fork(), tokens, len(tokens)) for tokens in wave]
-            beside = [Row(self._fork(), ahead)] if ahead and not start else []
+            rows = [Row(self._fork(self.at), tokens, len(tokens)) for tokens in wave]
+            beside = [Row(self._fork(self.at), ahead)] if ahead and not start else []
             found = yield from self._pass(rows + beside)
             if beside:
                 read_on = beside[0].slot, found[-1][-1]
@@ -283,9 +304,7 @@ class _Run:
     def _best(self, choice: str, scores: NDArray[np.float64], lengths: list[int] | None) -> int:
         best, close = best_of(scores, lengths, self.noise_logp_max)
         if close:
-            raise ModelError(
-                f"the best two of `{choice}` are closer than the model's noise", reason_code=CHOICE_TOO_CLOSE
-            )
+            raise _too_close(choice)
         return best
 
     def _step(self, token: int, permitted: int, share: float, z: float) -> None:
@@ -302,10 +321,13 @@ class _Run:
             raise ModelError("the model returned numbers that are no logits", reason_code=LOGITS_INVALID)
         return found
 
-    def _fork(self) -> int:
+    def _fork(self, slot: int) -> int:
         with stopping(BACKEND_FAILED, "the model"):
-            self.forks.append(self.backend.fork(self.at))
+            self.forks.append(self.backend.fork(slot))
         return self.forks[-1]
+
+    def _drop_others(self) -> None:
+        self.drop([fork for fork in self.forks if fork != self.at])
 
     def drop(self, forks: Sequence[int]) -> None:
         for fork in list(forks):
@@ -331,6 +353,10 @@ class _Run:
             tuple(self.rows),
             self.walk.plan,
         )
+
+
+def _too_close(choice: str) -> ModelError:
+    return ModelError(f"the best two of `{choice}` are closer than the model's noise", reason_code=CHOICE_TOO_CLOSE)
 
 
 def _follows(texts: Sequence[Text]) -> dict[Text, set[int]]:

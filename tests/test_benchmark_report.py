@@ -48,7 +48,8 @@ def _summary(fresh: Iterator[float]) -> dict[str, float]:
 
 def _hotpath(fresh: Iterator[float]) -> dict[str, Any]:
     def warm() -> dict[str, Any]:
-        shares = {"over_floor": next(fresh), "exact_over_greedy": next(fresh), "tokens_of_passes": [71, 5]}
+        shares = {"over_floor": next(fresh), "exact_over_greedy": next(fresh), "all_exact_over_greedy": next(fresh)}
+        shares |= {"exact_differs": 0, "tokens_of_passes": [71, 5]}
         counted = {"decisions": 31, "canonical": 31, "decided_otherwise": {"ESCALATE": 4}}
         return {**shares, **counted, **{key: _summary(fresh) for key in ("whole_ms", "reason_ms", "bare_passes_ms")}}
 
@@ -90,7 +91,9 @@ def _throughput(fresh: Iterator[float]) -> dict[str, Any]:
     def row(at_once: int) -> dict[str, Any]:
         became = {"inside": 31}
         peer = {"best": "slow, 2 processes", "per_s": 0.5, "became": became, "tried": {"slow, 2 processes": 0.5}}
-        return {"at_once": at_once, "ours": {"per_s": next(fresh), "became": became}, "peer": peer}
+        per_s = next(fresh)
+        own = {"best": "1 slot", "per_s": per_s, "became": became, "tried": {"1 slot": per_s}}
+        return {"at_once": at_once, "ours": own, "peer": peer}
 
     return {"rows": [row(1), row(16)], "speedup": {"1": next(fresh), "16": 5.99}}
 

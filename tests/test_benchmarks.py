@@ -63,6 +63,9 @@ def test_throughput_is_measured_for_every_concurrency_and_compared_with_the_best
         assert 2 == sum(row["ours"]["became"].values()) == sum(row["peer"]["became"].values())
         assert {"inside", "CHOICE_TOO_CLOSE"} >= row["ours"]["became"].keys()
         assert row["peer"]["per_s"] == max(row["peer"]["tried"].values())
+        assert row["ours"]["per_s"] == max(row["ours"]["tried"].values())
+    assert ["1 slot", "2 slots"] == list(report["rows"][1]["ours"]["tried"])
+    assert "llama_cpp_python" in report["versions"]
 
 
 def test_growth_is_measured_with_prompt_alternatives_contract_and_ledger(
@@ -111,7 +114,7 @@ def test_what_a_card_would_be_asked_runs_on_the_cpu(
 def test_every_engine_gets_the_same_questions_and_the_last_line_says_how_each_fared(
     tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    only = "llamacpp-grammar,outlines-llamacpp-llguidance"
+    only = "llamacpp-grammar,llamacpp-server,outlines-llamacpp-llguidance"
     monkeypatch.setattr(peers, "WARM_UP", 0)
     report, said = asked(peers, "--n", "1", "--only", only, "--model", str(tiny_path(1)))
     assert {"ours_ms_p50", "ours_digits_ms_p50", "speedup_over_fastest", "speedup_digits"} <= report.keys()

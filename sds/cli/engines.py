@@ -40,7 +40,7 @@ ModeName = Annotated[
     Literal["greedy", "exact-kinds", "exact"] | None,
     typer.Option(
         "--mode",
-        help="exact: score whole alternatives, not their first tokens; exact-kinds: only those of the kind.",
+        help="exact: score whole alternatives and numbers, not their first tokens; exact-kinds: only those of the kind.",
         show_default=False,
     ),
 ]

@@ -6,6 +6,7 @@ It shares with the decoder the language and the rules of choosing, and none of i
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +14,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from sds.best_first import BEGINNINGS_MAX
 from sds.decoder import Mode
 from sds.grammars.language import Language
-from sds.grammars.plan import Walk
+from sds.grammars.plan import Fork, Walk
 from sds.models.protocol import Backend
 from tests.grammars.llguidance_mask import Mask, tokenizer_of
 
@@ -48,6 +50,8 @@ class Slow:
 
 def slow_decision(look: Look, walk: Walk, mode: Mode) -> Slow:
     made = Slow()
+    number: Text = ()  # all tokens through the end of the number that was searched
+    searched: int | None = None
     walk.forced()
     while not walk.finished:
         fork = walk.fork()
@@ -58,9 +62,13 @@ def slow_decision(look: Look, walk: Walk, mode: Mode) -> Slow:
             made.choices.append((fork.choice, shares, chosen, z))
             taken: Sequence[int] = dict(alternatives)[chosen]
         else:
+            if mode == "exact" and fork.labels and not fork.finite and searched != fork.start:
+                searched, number = fork.start, likeliest_number(look, walk, fork)
             tokens = [int(token) for token in fork.tokens]
             logp = look(walk.tokens)
             best = max(range(len(tokens)), key=lambda i: logp[tokens[i]])
+            if number:
+                best = tokens.index(number[len(walk.tokens)]) if len(walk.tokens) < len(number) else best
             taken = [tokens[best]]
             if fork.labels:
                 name = f"{fork.choice}[{max(0, len(walk.data) - fork.start)}]"
@@ -83,6 +91,36 @@ def _exact(look: Look, written: list[int], alternatives: Sequence[tuple[str, Tex
     }
     chosen = max(scores, key=lambda label: scores[label])
     return normalised(scores), chosen, math.fsum(map(math.exp, scores.values()))
+
+
+def likeliest_number(look: Look, walk: Walk, fork: Fork) -> Text:
+    """Return all tokens through the end of the likeliest number; none where BEGINNINGS_MAX beginnings do not tell.
+
+    One beginning after the other, the likeliest first: each is a walk that has taken what is forced behind it too.
+    """
+    heap = [
+        (0.0, 0, Text(), 0, False)
+    ]  # cost through the token that was chosen last, order, tokens, forced ones, whole
+    order = 0
+    for _ in range(BEGINNINGS_MAX + 1):
+        cost, _, text, forced, whole = heapq.heappop(heap)
+        if whole:
+            return (*walk.tokens, *text)
+        at = len(text) - forced
+        cost -= math.fsum(look([*walk.tokens, *text[:i]])[text[i]] for i in range(at, len(text)))
+        here = walk.copy()
+        for token in text:
+            here.take(token)
+        logp = look(here.tokens)
+        for token in map(int, here.fork().tokens):
+            order += 1
+            more = here.copy()
+            more.take(token)
+            behind = more.forced()
+            settled = more.finished or (more.fork().choice, more.fork().start) != (fork.choice, fork.start)
+            tokens = (*text, token, *(() if settled else behind))
+            heapq.heappush(heap, (cost - logp[token], order, tokens, 0 if settled else len(behind), settled))
+    return ()
 
 
 def _greedy(look: Look, written: list[int], alternatives: Sequence[tuple[str, Text]]) -> tuple[Shares, str, float]:
