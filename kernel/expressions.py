@@ -38,7 +38,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What was read, for what is said about an expression without evaluating it (`kernel.intervals`).
+    """What was read, for what is said about an expression without evaluating it (`sds.contracts.intervals`).
 
     `op`: `literal`, `path`, `chain` (arithmetic from the left, its operators in `value`), `neg`, `?`, `in`, `min`,
     `max`, `!`, `||`, `&&` or a relation.

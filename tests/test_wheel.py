@@ -52,7 +52,7 @@ def test_importing_sds_loads_neither_model_nor_kernel() -> None:
 
 def test_what_decides_loads_no_llguidance() -> None:
     """It is an extra: Outlines' backend, and the tests' second opinion."""
-    code = "import sys, sds.gate, sds.engines.opening, sds.models.llama, sds.sayable, sds.contract_check"
+    code = "import sys, sds.gate, sds.engines.opening, sds.models.llama, sds.contracts.sayable, sds.contracts.language"
     shown = f"{code}; print('sds.grammars.walk' in sys.modules, 'llguidance' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, cwd=ROOT, check=True)
     assert "True False\n" == done.stdout

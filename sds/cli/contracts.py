@@ -22,14 +22,14 @@ from sds.cli.common import (
     operator,
     print_json,
 )
+from sds.contracts.diff import ContractDiff, diff
+from sds.contracts.finding import SEVERITIES, Finding, counted, in_words, sorted_findings
+from sds.contracts.lint import Report, lint
+from sds.contracts.lint_source import source_findings
 from sds.home import gate_home, make_private, now_ms, open_record
 from sds.kernel import registry
 from sds.kernel.contract import Contract, load_contract
-from sds.kernel.contract_diff import ContractDiff, diff
 from sds.kernel.errors import ContractError, ModelError, UsageError
-from sds.kernel.finding import SEVERITIES, Finding, counted, in_words, sorted_findings
-from sds.kernel.lint import Report, lint
-from sds.kernel.lint_source import source_findings
 from sds.kernel.state import Fields
 from sds.kernel.store import Store
 from sds.kernel.versions import registered_contract, versions
@@ -172,7 +172,7 @@ def _load(file: Path) -> tuple[Contract, Lines]:
 
 
 def _checked(contract: Contract) -> Report:
-    from sds.contract_check import language_findings  # noqa: PLC0415  numpy loads when it is needed
+    from sds.contracts.language import language_findings  # noqa: PLC0415  numpy loads when it is needed
 
     report = lint(contract, _rng())
     said = language_findings(contract, report.reached)
@@ -181,7 +181,7 @@ def _checked(contract: Contract) -> Report:
 
 def _said_by(contract: Contract, report: Report, model: Path | None) -> list[Finding]:
     """Ask a model's tokenizer; without any model at hand, say that it was not asked."""
-    from sds.contract_check import model_findings  # noqa: PLC0415
+    from sds.contracts.language import model_findings  # noqa: PLC0415
     from sds.models.catalog import embedded_model  # noqa: PLC0415
     from sds.models.llama import LlamaBackend  # noqa: PLC0415
     from sds.models.protocol import BackendError  # noqa: PLC0415

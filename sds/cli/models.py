@@ -98,9 +98,9 @@ def check(path: PathArgument, contract: ContractFile = None, as_json: JsonFlag =
     Example: sds models check /models/mine.gguf --contract contract.yaml
     """
     asked = _contract(contract)
+    from sds.contracts.sayable import Question, check_model  # noqa: PLC0415
     from sds.models.inspect import inspect_model  # noqa: PLC0415
     from sds.models.llama import CONTEXT_TOKENS  # noqa: PLC0415
-    from sds.sayable import Question, check_model  # noqa: PLC0415
 
     with _told(), inspect_model(existing(path)) as model:
         checks = check_model(Question(asked, model.card, model.words, CONTEXT_TOKENS))

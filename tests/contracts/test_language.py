@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from sds.contract_check import language_findings, model_findings
+from sds.contracts.finding import Finding
+from sds.contracts.language import language_findings, model_findings
+from sds.contracts.lint import lint
 from sds.kernel.contract import Contract
-from sds.kernel.finding import Finding
-from sds.kernel.lint import lint
 from sds.models.llama import LlamaBackend
 from tests.kernel import world
 from tests.model_fixtures import tiny, tiny_path, vocabulary

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
+from sds.contracts.intervals import Env, Ints, Values, assume, domain_of, of, point, propagate
 from sds.kernel.expressions import BOOL, INT, INT_MAX, STRING, Kind, Program, Tree, check_expression
-from sds.kernel.intervals import Env, Ints, Values, assume, domain_of, of, point, propagate
 from sds.kernel.snapshot import FieldSpec
 from sds.kernel.state import Value
 from tests.scale import scale, seeded

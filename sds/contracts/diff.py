@@ -1,7 +1,7 @@
 """What a new version of a contract permits that the old one did not, and the other way round.
 
 Decisions are compared as exact sets on snapshots: aimed at where the two differ, then random. That is a search: it
-shows differences, it does not prove their absence. Settings are compared as they are written (`kernel.settings_diff`).
+shows differences, it does not prove their absence. Settings are compared as they are written (`settings_diff`).
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from random import Random
 
+from sds.contracts.intervals import Constraint
+from sds.contracts.probe import Space, calm_envelope, draw, shrink, solved, space_of, what_matters
+from sds.contracts.settings_diff import Direction, SettingChange, changed_settings
 from sds.kernel.bounds import Bound, format_literal
 from sds.kernel.bounds import meet as meet_bounds
 from sds.kernel.contract import Contract, HumanSpec
 from sds.kernel.envelope import DecisionEnvelope, KindBound
 from sds.kernel.expressions import Tree
 from sds.kernel.human_terms import human_contract
-from sds.kernel.intervals import Constraint
-from sds.kernel.probe import Space, calm_envelope, draw, shrink, solved, space_of, what_matters
-from sds.kernel.settings_diff import Direction, SettingChange, changed_settings
 from sds.kernel.state import Fields
 
 RANDOM_SNAPSHOTS = 1500

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from sds.contracts.finding import Finding
 from sds.kernel.contract import Contract
 from sds.kernel.envelope import DENY
 from sds.kernel.expressions import Checked
-from sds.kernel.finding import Finding
 from sds.kernel.rules import Path
 
 TTL_MS_PLAUSIBLE = 1_000

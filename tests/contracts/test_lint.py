@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
+from sds.contracts.finding import Finding
+from sds.contracts.lint import lint
+from sds.contracts.lint_source import source_findings
+from sds.contracts.probe import draw, space_of
 from sds.kernel.contract import parse_contract
-from sds.kernel.finding import Finding
-from sds.kernel.lint import lint
-from sds.kernel.lint_source import source_findings
-from sds.kernel.probe import draw, space_of
 from sds.kernel.yaml_lines import load_with_lines
-from tests.contracts import random_contract
+from tests.contracts.random_contracts import random_contract
 from tests.kernel import world
 from tests.scale import scale, seeded
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sds.contracts.finding import Finding, Severity
 from sds.kernel.contract import Contract
-from sds.kernel.finding import Finding, Severity
 from sds.kernel.snapshot import faults, parse_type
 from sds.kernel.state import Fields
 

@@ -1,6 +1,6 @@
 """Snapshots worth trying on a contract: at the boundaries its own expressions name, on the far side of a rule, at random.
 
-A search: what it finds is real, what it does not find proves nothing (`kernel.intervals` proves). The randomness is
+A search: what it finds is real, what it does not find proves nothing (`intervals` proves). The randomness is
 passed in; equal seeds give equal snapshots.
 """
 
@@ -12,11 +12,11 @@ from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING
 
+from sds.contracts.intervals import Constraint, Domain, Env, Ints, domain_of, point, propagate
 from sds.kernel.bounds import MAGNITUDE_MAX
 from sds.kernel.envelope import DecisionEnvelope
 from sds.kernel.expressions import Checked, Tree, check_expression
 from sds.kernel.governance import Situation, envelope_in_force, safeguards_of
-from sds.kernel.intervals import Constraint, Domain, Env, Ints, domain_of, point, propagate
 from sds.kernel.rules import Path, Rules, expressions_of
 from sds.kernel.snapshot import FieldSpec
 from sds.kernel.state import Fields, Value

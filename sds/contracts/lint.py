@@ -1,7 +1,7 @@
 """What a contract's rules do that its author may not have meant: found by proof, and by trying snapshots.
 
-Pure: a contract and randomness in, findings out. A proof (`kernel.intervals`) is said to be one; all else was found on
-a snapshot, which is shown, or was not found in so many, which is said. `kernel.lint_declared` reads what is declared.
+Pure: a contract and randomness in, findings out. A proof (`intervals`) is said to be one; all else was found on
+a snapshot, which is shown, or was not found in so many, which is said. `lint_declared` reads what is declared.
 """
 
 from __future__ import annotations
@@ -10,15 +10,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
+from sds.contracts.diff import human_permits_more
+from sds.contracts.finding import Finding, Severity, in_words
+from sds.contracts.intervals import Constraint, Ints, assume, of, propagate
+from sds.contracts.lint_declared import declared_findings
+from sds.contracts.probe import (
+    PLAUSIBLE_MAX,
+    Space,
+    calm_envelope,
+    draw,
+    shrink,
+    solved,
+    space_of,
+    subtrees,
+    what_matters,
+)
 from sds.kernel.bounds import MAGNITUDE_MAX, Bound, bound
 from sds.kernel.contract import Contract, KindSpec
-from sds.kernel.contract_diff import human_permits_more
 from sds.kernel.envelope import DENY
 from sds.kernel.expressions import Program, Tree
-from sds.kernel.finding import Finding, Severity, in_words
-from sds.kernel.intervals import Constraint, Ints, assume, of, propagate
-from sds.kernel.lint_declared import declared_findings
-from sds.kernel.probe import PLAUSIBLE_MAX, Space, calm_envelope, draw, shrink, solved, space_of, subtrees, what_matters
 from sds.kernel.rules import Path
 from sds.kernel.state import Fields
 

@@ -6,12 +6,12 @@ from random import Random
 
 import pytest
 
-from sds.kernel.contract_diff import ContractDiff, diff
-from sds.kernel.contract_diff import _Pair as Pair
+from sds.contracts.diff import ContractDiff, diff
+from sds.contracts.diff import _Pair as Pair
+from sds.contracts.probe import calm_envelope, draw, space_of
+from sds.contracts.settings_diff import changed_settings
 from sds.kernel.envelope import meet
-from sds.kernel.probe import calm_envelope, draw, space_of
-from sds.kernel.settings_diff import changed_settings
-from tests.contracts import mutated_contract, random_contract
+from tests.contracts.random_contracts import mutated_contract, random_contract
 from tests.kernel import world
 from tests.scale import scale, seeded
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from sds.contracts.finding import Finding, in_words
 from sds.grammars import emit_regex
 from sds.grammars.language import Language, language
 from sds.grammars.plan import Planner
@@ -16,7 +17,6 @@ from sds.grammars.proof import follow
 from sds.kernel.contract import Contract
 from sds.kernel.envelope import DecisionEnvelope, KindBound, format_literal
 from sds.kernel.errors import LanguageError
-from sds.kernel.finding import Finding, in_words
 from sds.kernel.packet import case_text, static_text
 from sds.kernel.proposal import Proposal, write_proposal
 from sds.kernel.rules import Rules

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sds.contracts.sayable import Question, check_model, widest_envelope
 from sds.gates.refund.desk import load_refund_contract
 from sds.grammars import emit_regex
 from sds.kernel.contract import Contract
@@ -19,7 +20,6 @@ from sds.kernel.rules import Rules
 from sds.models.catalog import embedded_model
 from sds.models.inspect import Inspected, inspect_model
 from sds.models.words import Words
-from sds.sayable import Question, check_model, widest_envelope
 from tests.hostile import Vocabulary, tiny_checkpoint
 from tests.scale import scale, seeded
 from tests.small_models import sentencepiece_gguf
