@@ -15,7 +15,7 @@ import argparse
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -120,7 +120,8 @@ def run(folder: Path, model: Path, device: str, n: int, decisions: int, at_once:
     packets = mixed_packets(folder, decisions)
     rows: list[dict[str, Any]] = []
     for many in sorted(set(at_once)):
-        rows.append({"at_once": many, "ours": ours(opener, packets, many)})
+        ways = {f"{slots} slots": partial(_engine, opener, slots) for slots in sorted({1, many})}
+        rows.append({"at_once": many, "ours": ours(ways, packets, many)})
         say(str(rows[-1]))
     by_count = {str(row["at_once"]): row["ours"] for row in rows}
     return {
@@ -140,6 +141,10 @@ def run(folder: Path, model: Path, device: str, n: int, decisions: int, at_once:
         "too_close": {count: found["became"].get(CHOICE_TOO_CLOSE, 0) for count, found in by_count.items()},
         "rows": rows,
     }
+
+
+def _engine(opener: Callable[..., Backend], slots: int) -> NativeEngine:
+    return NativeEngine(opener(slots=slots), now_ms=now_ms)
 
 
 def _name(device: Any) -> str:

@@ -1,14 +1,14 @@
 """Measure decisions a second with 1, 2, 4, 8 and 16 asked for at once: `sds bench throughput --json`.
 
-    ours_per_s        by concurrency: one engine, the better of as many slots, decisions sharing passes, and one slot
-                      for which they queue
+    ours_per_s        by concurrency: the best of one slot that decisions queue for, as many slots, which share passes,
+                      and replicas, an engine a core
     best_peer_per_s   by concurrency: the best of the peers, as one process with all cores or one process a core
 
 The packets are those of `sds bench peers`, half of them of each kind, each decided once. A choice that the company of its
 pass could have turned is an escalation: counted as `too_close`, and as a decision. Predicted before measuring: a case is
 read in one pass of its own tokens however many are asked for, which nothing can share; what is shared are the passes of a
 few tokens after it, so on a processor the rate grows by less than two. Shared passes there are short and attend row by row,
-for bits that company does not change: one slot can be the quicker.
+for bits that company does not change: one slot, or an engine a core, can be the quicker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -33,13 +33,13 @@ from sds.benchmarks.peer_process import PeerProcess
 from sds.benchmarks.peers import OVERLAYS, PEERS, START_TIMEOUT_S, TIMEOUT_S, Contender, Task, tasks_of
 from sds.benchmarks.weights import weights_path
 from sds.decoder import CHOICE_TOO_CLOSE
-from sds.engines.native import NativeEngine
-from sds.engines.opening import open_backend
+from sds.engines.opening import cores, open_engine, open_replicas
+from sds.engines.protocol import Engine
 from sds.home import now_ms
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket
 from sds.models.llama import LlamaBackend
-from sds.models.protocol import SLOTS_MAX, Backend
+from sds.models.protocol import SLOTS_MAX
 
 AT_ONCE = (1, 2, 4, 8, 16)
 N = 32
@@ -48,20 +48,16 @@ TOKENS_MAX = 2_048
 SERVING = ("guidance-llamacpp", "llamacpp-grammar", "outlines-llamacpp-llguidance")
 
 
-def ours(opener: Callable[..., Backend], packets: Sequence[DecisionPacket], at_once: int) -> dict[str, Any]:
-    """Return the better of one slot and `at_once`, and what each of them reached. `opener(slots=)` loads the model."""
-    tried = {
-        f"{slots} slot{'s' * (slots > 1)}": _ours(opener, packets, at_once, slots) for slots in sorted({1, at_once})
-    }
+def ours(ways: Mapping[str, Callable[[], Engine]], packets: Sequence[DecisionPacket], at_once: int) -> dict[str, Any]:
+    """Return what the best of these ways to decide `at_once` packets at a time reached, and what each of them did."""
+    tried = {name: _one_way(opener, packets, at_once) for name, opener in ways.items()}
     name, best = max(tried.items(), key=lambda found: found[1]["per_s"])
     return {"best": name, **best, "tried": {name: found["per_s"] for name, found in tried.items()}}
 
 
-def _ours(
-    opener: Callable[..., Backend], packets: Sequence[DecisionPacket], at_once: int, slots: int
-) -> dict[str, Any]:
+def _one_way(opener: Callable[[], Engine], packets: Sequence[DecisionPacket], at_once: int) -> dict[str, Any]:
     """Decide all packets, `at_once` at a time, after one round to warm up."""
-    with closing(NativeEngine(opener(slots=slots), now_ms=now_ms)) as engine:
+    with closing(opener()) as engine:
 
         def decide(packet: DecisionPacket) -> str:
             fresh = replace(packet, expires_at_ms=now_ms() + int(TIMEOUT_S * 1000))
@@ -72,6 +68,17 @@ def _ours(
             return "inside" if packet.envelope.contains(data) else "outside"
 
         return _rate(decide, packets, at_once)
+
+
+def ways_on_this_processor(model: Path, at_once: int) -> dict[str, Callable[[], Engine]]:
+    """Return how to open an engine for so many: one slot they queue for, a slot for each, an engine for each core."""
+    one = partial(open_engine, model, now_ms=now_ms, as_is=True)
+    ways: dict[str, Callable[[], Engine]] = {"1 slot": one}
+    if at_once > 1:
+        ways[f"{at_once} slots"] = partial(one, slots=at_once)
+    if (replicas := min(at_once, cores())) > 1:
+        ways[f"{replicas} replicas"] = partial(open_replicas, model, replicas=replicas, now_ms=now_ms, as_is=True)
+    return ways
 
 
 def theirs(
@@ -160,7 +167,7 @@ def run(
         sha256 = backend.fingerprint
     rows: list[dict[str, Any]] = []
     for count in sorted(set(at_once)):
-        own = ours(partial(open_backend, model), packets, count)
+        own = ours(ways_on_this_processor(model, count), packets, count)
         rows.append({"at_once": count, "ours": own, "peer": best_peer(folder, model, tasks, count, only, overlays)})
         say(str(rows[-1]))
     return {

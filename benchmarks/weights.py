@@ -8,7 +8,7 @@ import llama_cpp
 
 from sds.home import model_cache
 from sds.models.catalog import embedded_model, weights_for
-from sds.models.llama import load_gguf
+from sds.models.gguf import load_gguf
 
 
 def weights_path(model: Path | None) -> Path:

@@ -195,7 +195,7 @@ def not_used(error: BackendError) -> str:
 
 
 def fingerprint(path: Path) -> str:
-    from sds.models.llama import gguf_fingerprint  # noqa: PLC0415  the library is loaded when a model is
+    from sds.models.gguf import gguf_fingerprint  # noqa: PLC0415  the library is loaded when a model is
 
     return gguf_fingerprint(path)
 

@@ -17,8 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.utils.logging import set_verbosity
 
+from sds.models.gguf import chat_template, gguf_fingerprint, load_gguf
 from sds.models.hf_vocabulary import HfVocabulary
-from sds.models.llama import chat_template, gguf_fingerprint, load_gguf
 from sds.models.protocol import BackendError
 from sds.models.vocabulary import Vocabulary
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import llama_cpp as lib
 
-from sds.models.llama import chat_template, gguf_fingerprint, load_gguf
+from sds.models.gguf import chat_template, gguf_fingerprint, load_gguf
 from sds.models.protocol import BackendError, ChatFrame
 from sds.models.safetensors_header import read_weights
 from sds.models.words import Words, model_frame, tokens_of

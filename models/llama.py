@@ -9,8 +9,6 @@ nor a lone output goes through a kernel of its own, for both get company. It doe
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,10 +18,10 @@ import llama_cpp as lib
 import numpy as np
 from numpy.typing import NDArray
 
+from sds.models.gguf import Weights, chat_template, gguf_fingerprint, identity
 from sds.models.llama_batch import TokenBatch
 from sds.models.llama_cells import SPARE_SEQUENCES, Cells, Span
 from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, ChatFrame, Row, shared_sections
-from sds.models.vocabulary import Vocabulary
 from sds.models.words import model_frame, tokens_of
 
 CONTEXT_TOKENS = 4096
@@ -33,7 +31,6 @@ FORK_TOKENS_MAX = 2048  # of all forks together, beyond what the slots hold; wit
 SLOT_FORK_TOKENS_MAX = 256  # for each
 SLOT_WEAR_CELLS, WEAR_CELLS_MIN = 256, 2048  # between two rests: every pass looks at all cells that are taken
 CACHE_TOKENS_MAX = 1 << 17  # of all slots together: every one can be full at once
-_GGUF_MAGIC = b"GGUF"
 
 
 @dataclass(slots=True)
@@ -53,7 +50,7 @@ class _Prompt:
 
 
 class LlamaBackend:
-    """One GGUF model with one cache. Give each thread its own; call `close()` when done."""
+    """One GGUF model with one cache. Give each thread its own (`beside`); call `close()` when done."""
 
     def __init__(
         self,
@@ -65,26 +62,32 @@ class LlamaBackend:
         slots: int = 1,
         gpu_layers: int = 0,
         fingerprint: str | None = None,
+        weights: Weights | None = None,
     ) -> None:
         """Load weights; raise `BackendError` when `path` is not a GGUF file that llama.cpp can run.
 
         `n_ctx`: tokens a slot can hold. `gpu_layers`: how many layers a build for a GPU puts there, -1: all.
-        `fingerprint`: of the file, where it was just looked at.
+        `fingerprint`: of the file, where it was just looked at. `weights`: of the file, where they are loaded already.
         """
         _check_cache(slots, n_ctx)
         self.name = path.name
+        seen = identity(path)
         self.fingerprint = fingerprint or gguf_fingerprint(path)
         self.context_tokens_max = n_ctx
         self.slots = slots
         self.pass_tokens_max = min(n_batch, n_ctx) if slots == 1 else min(max(n_batch, 2), SHARED_PASS_TOKENS_MAX)
-        self._model, self._vocabulary = load_gguf(path, gpu_layers=gpu_layers)
+        self._path, self._weights = path, weights.hold() if weights else Weights(path, gpu_layers=gpu_layers)
+        if identity(path) != seen:
+            self._weights.release()
+            raise BackendError(f"`{path}` was changed while it was opened", hint="open it again")
+        self._vocabulary = self._weights.vocabulary()
         self.vocab_size = self._vocabulary.size
-        self._layers = lib.llama_model_n_layer(self._model)
-        self._width = lib.llama_model_n_embd(self._model)
+        self._layers = lib.llama_model_n_layer(self._weights.model)
+        self._width = lib.llama_model_n_embd(self._weights.model)
         self._fork_tokens_max = max(FORK_TOKENS_MAX, slots * SLOT_FORK_TOKENS_MAX)
         wear_max = max(WEAR_CELLS_MIN, slots * SLOT_WEAR_CELLS) if slots > 1 else 0
         room = slots * n_ctx + self._fork_tokens_max + (n_ctx + wear_max if slots > 1 else 0)
-        self._context = _context(self._model, room, self.pass_tokens_max, slots, threads or os.cpu_count() or 1)
+        self._context = _context(self._weights, room, self.pass_tokens_max, slots, threads or os.cpu_count() or 1)
         self._cells = Cells(self._context, room, sequences=slots + FORKS_MAX, wear_max=wear_max, keep_max=n_ctx)
         self._batch = TokenBatch(room + 1)
         self._prompts: dict[int, _Prompt] = {}
@@ -103,7 +106,7 @@ class LlamaBackend:
     def frame(self) -> ChatFrame:
         self._ready()
         if self._frame is None:
-            self._frame = model_frame(chat_template(self._model), self._vocabulary)
+            self._frame = model_frame(chat_template(self._weights.model), self._vocabulary)
         return self._frame
 
     @property
@@ -208,7 +211,20 @@ class LlamaBackend:
             self._open = False
             self._vocabulary.release()
             lib.llama_free(self._context)
-            lib.llama_model_free(self._model)
+            self._weights.release()
+
+    def beside(self, *, threads: int) -> LlamaBackend:
+        """Return another backend with one slot over the same weights, for another thread."""
+        self._ready()
+        made = LlamaBackend(
+            self._path,
+            n_ctx=self.context_tokens_max,
+            threads=threads,
+            fingerprint=self.fingerprint,
+            weights=self._weights,
+        )
+        made.name = self.name
+        return made
 
     def _ready(self) -> None:
         if not self._open:
@@ -328,41 +344,6 @@ class LlamaBackend:
         self._free = list(range(self.slots, self.slots + FORKS_MAX))
 
 
-def gguf_fingerprint(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            if file.read(len(_GGUF_MAGIC)) != _GGUF_MAGIC:
-                raise BackendError(f"`{path}` is not a GGUF file", hint="name a GGUF file or a checkpoint folder")
-            file.seek(0)
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise BackendError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
-
-
-def load_gguf(path: Path, *, vocab_only: bool = False, gpu_layers: int = 0) -> tuple[lib.llama_model_p, Vocabulary]:
-    """Load a model, or no more than its vocabulary; the caller frees it. Raises BackendError."""
-    # llama.cpp logs through this logger's level and straight to standard error; failures are raised here instead.
-    logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
-    lib.llama_backend_init()
-    if gpu_layers and not lib.llama_supports_gpu_offload():
-        raise BackendError(
-            "this llama.cpp was built without a GPU", hint="build llama-cpp-python with `CMAKE_ARGS=-DGGML_CUDA=on`"
-        )
-    params = lib.llama_model_default_params()
-    params.vocab_only = vocab_only
-    params.n_gpu_layers = gpu_layers
-    model = lib.llama_model_load_from_file(os.fsencode(path), params)
-    vocab = lib.llama_model_get_vocab(model) if model else None
-    if model is None or vocab is None:
-        raise BackendError(f"`{path}` is damaged or of a kind this llama.cpp does not know")
-    return model, Vocabulary(vocab)
-
-
-def chat_template(model: lib.llama_model_p) -> str | None:
-    template = lib.llama_model_chat_template(model, None)
-    return template.decode() if template else None
-
-
 def _check_cache(slots: int, n_ctx: int) -> None:
     if not 1 <= slots <= SLOTS_MAX:
         raise BackendError(f"{slots} slots are not between 1 and {SLOTS_MAX}")
@@ -373,7 +354,7 @@ def _check_cache(slots: int, n_ctx: int) -> None:
         )
 
 
-def _context(model: lib.llama_model_p, cells: int, n_batch: int, slots: int, threads: int) -> lib.llama_context_p:
+def _context(weights: Weights, cells: int, n_batch: int, slots: int, threads: int) -> lib.llama_context_p:
     params = lib.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_ubatch = cells, n_batch, n_batch
     params.n_threads = params.n_threads_batch = threads
@@ -381,8 +362,8 @@ def _context(model: lib.llama_model_p, cells: int, n_batch: int, slots: int, thr
     params.n_outputs_max = max(n_batch, params.n_seq_max)  # llama.cpp ends the process over fewer than one a sequence
     params.kv_unified = True
     params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if slots > 1 else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    context: lib.llama_context_p | None = lib.llama_init_from_model(model, params)
+    context: lib.llama_context_p | None = lib.llama_init_from_model(weights.model, params)
     if context is None:
-        lib.llama_model_free(model)
+        weights.release()
         raise BackendError(f"no memory for a cache of {cells} tokens", hint="load the model with a smaller context")
     return context

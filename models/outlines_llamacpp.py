@@ -11,7 +11,7 @@ from typing import Any
 import llama_cpp as lib
 import outlines
 
-from sds.models.llama import chat_template, gguf_fingerprint
+from sds.models.gguf import chat_template, gguf_fingerprint
 from sds.models.protocol import BackendError, ChatFrame
 from sds.models.vocabulary import Vocabulary
 from sds.models.words import model_frame, tokens_of

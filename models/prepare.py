@@ -34,8 +34,8 @@ from sds.models.catalog import (
     records,
     this_machine,
 )
+from sds.models.gguf import load_gguf
 from sds.models.inspect import NOT_SAID, ModelCard, inspect_model
-from sds.models.llama import load_gguf
 from sds.models.measuring import NOISE_SLOTS, Distributions, decision_times_ms, distributions, divergence, noise_logp
 from sds.models.protocol import BackendError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -130,6 +130,14 @@ class Backend(Protocol):
         """
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Replicable(Protocol):
+    """A backend whose weights others can share."""
+
+    def beside(self, *, threads: int) -> Backend:
+        """Return another backend with one slot over the same weights, for another thread. Raises BackendError."""
 
 
 def shared_sections(wanted: Sequence[Sequence[int]], held: Sequence[Sequence[int]]) -> int:

@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from sds.decoder import Mode
 from sds.engines.native import telling
-from sds.engines.opening import open_engine
+from sds.engines.opening import cores, open_engine
 from sds.engines.protocol import Engine
 from sds.kernel.decided import Decided, read_decided
 from sds.kernel.errors import UsageError
@@ -112,6 +112,7 @@ def opener(model: Path | None, *, now_ms: Callable[[], int]) -> Open:
     def open_it(facts: Mapping[str, Any]) -> Engine:
         library: Library | None = "transformers" if "torch" in facts else None
         how = {name: facts[name] for name in ("device", "dtype") if library and name in facts}
+        how["threads"] = min(facts.get("threads") or 1, cores())
         as_is = library is None and _is(model, facts.get("weights"))
         return open_engine(model, now_ms=now_ms, library=library, mode=facts["mode"], as_is=as_is, **how)
 

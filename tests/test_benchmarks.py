@@ -54,8 +54,9 @@ def test_the_hot_path_is_measured_by_stage_for_a_denial_and_for_a_refund(
 
 
 def test_throughput_is_measured_for_every_concurrency_and_compared_with_the_best_peer(
-    tiny_path: Callable[[int], Path],
+    tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SDS_THREADS", "2")
     arguments = ("--n", "2", "--at-once", "2", "1", "--only", "llamacpp-grammar", "--model", str(tiny_path(1)))
     report, _ = asked(throughput, *arguments)
     assert ["1", "2"] == list(report["ours_per_s"]) == list(report["best_peer_per_s"]) == list(report["speedup"])
@@ -64,7 +65,7 @@ def test_throughput_is_measured_for_every_concurrency_and_compared_with_the_best
         assert {"inside", "CHOICE_TOO_CLOSE"} >= row["ours"]["became"].keys()
         assert row["peer"]["per_s"] == max(row["peer"]["tried"].values())
         assert row["ours"]["per_s"] == max(row["ours"]["tried"].values())
-    assert ["1 slot", "2 slots"] == list(report["rows"][1]["ours"]["tried"])
+    assert ["1 slot", "2 slots", "2 replicas"] == list(report["rows"][1]["ours"]["tried"])
     assert "llama_cpp_python" in report["versions"]
 
 

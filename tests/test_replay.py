@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sds.engines.opening import open_engine
+from sds.engines.opening import open_engine, open_replicas
 from sds.engines.protocol import Engine
 from sds.home import now_ms
 from sds.kernel.audit import flow_record, verify
@@ -173,10 +173,20 @@ def test_other_weights_are_named_and_where_the_choices_part(home: Home, tiny_pat
     assert parted
 
 
-def test_other_threads_are_named(home: Home, tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decision_is_replayed_with_its_threads_and_where_there_are_fewer_that_is_named(
+    tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SDS_THREADS", "2")
-    found = home.replay(home.dfids[0], tiny_path(1))
-    assert [("threads", 1, 2)] == [(one.name, one.recorded, one.replayed) for one in found.circumstances]
+    with closing(open_replicas(tiny_path(1), replicas=2, now_ms=now_ms)) as engine:
+        made = Home(tmp_path / "alone", record(tmp_path / "alone", engine=engine, events=2, at_once=2))
+    for dfid in made.dfids:
+        found = made.replay(dfid, tiny_path(1))
+        assert (True, ()) == (found.identical, found.circumstances)
+    with closing(open_engine(tiny_path(1), now_ms=now_ms)) as engine:
+        made = Home(tmp_path / "both", record(tmp_path / "both", engine=engine, events=1))
+    monkeypatch.setenv("SDS_THREADS", "1")
+    found = made.replay(made.dfids[0], tiny_path(1))
+    assert [("threads", 2, 1)] == [(one.name, one.recorded, one.replayed) for one in found.circumstances]
 
 
 class Meeting:

@@ -2,7 +2,7 @@
 
 engines:
 - {name: gpu-box, kind: vllm, url: "http://10.0.0.5:8000/v1", model: my-model, timeout_ms: 8000, api_key_env: VLLM_KEY}
-- {name: here, kind: native, model: /models/mine.gguf, slots: 8, mode: exact}
+- {name: here, kind: native, model: /models/mine.gguf, replicas: 2, mode: exact}
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from sds.decoder import Mode
 from sds.engines.fallback import LINKS_MAX, FallbackEngine, Link
 from sds.engines.native import SLOTS_EXACT_MAX
-from sds.engines.opening import _threads, open_engine
+from sds.engines.opening import _threads, open_engine, open_replicas
 from sds.engines.protocol import Engine
+from sds.engines.replicas import REPLICAS_MAX
 from sds.engines.written import WrittenEngine
 from sds.kernel.contract_types import ContradictionError, say, text_of
 from sds.kernel.errors import LanguageError, ModelError, UsageError
@@ -51,6 +52,7 @@ class EngineSpec(BaseModel):
     device: Annotated[str, text_of("cpu|cuda(:[0-9]{1,2})?", "cpu, cuda or cuda:1")] | None = None
     dtype: Dtype | None = None
     slots: Annotated[int, Field(ge=1, le=SLOTS_MAX)] | None = None
+    replicas: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] | None = None
     mode: Mode | None = None
     as_is: bool | None = None
     timeout_ms: Millis = TIMEOUT_MS
@@ -61,7 +63,7 @@ class EngineSpec(BaseModel):
         uses = {"url", "model", "api_key_env"} if self.kind in _REMOTE else {"model", "library", "device", "dtype"}
         uses |= {"form"} if self.kind == "openai" else set()
         uses |= {"backend"} if self.kind == "outlines" else set()
-        uses |= {"slots", "mode", "as_is"} if self.kind == "native" else set()
+        uses |= {"slots", "replicas", "mode", "as_is"} if self.kind == "native" else set()
         needs = {"url", "model"} if self.kind in _REMOTE else set()
         choices = (
             "model",
@@ -73,6 +75,7 @@ class EngineSpec(BaseModel):
             "device",
             "dtype",
             "slots",
+            "replicas",
             "mode",
             "as_is",
         )
@@ -92,8 +95,14 @@ def _check_local(spec: EngineSpec) -> None:
         )
     if spec.backend == "xgrammar" and spec.library == "llamacpp":
         raise ContradictionError(("backend",), "xgrammar runs only with transformers")
+    if (spec.replicas or 1) > 1 and ((spec.slots or 1) > 1 or _library_of(spec) == "transformers"):
+        raise ContradictionError(("replicas",), "`replicas` are engines of llama.cpp with one slot each")
     if (spec.mode or "greedy") != "greedy" and (spec.slots or 1) > SLOTS_EXACT_MAX:
         raise ContradictionError(("slots",), f"mode `exact` goes with at most {SLOTS_EXACT_MAX} slots")
+
+
+def _library_of(spec: EngineSpec) -> Library:
+    return spec.library or ("transformers" if _is_folder(spec) else "llamacpp")
 
 
 def _is_folder(spec: EngineSpec) -> bool:
@@ -163,16 +172,7 @@ def open_engine_of(spec: EngineSpec, *, now_ms: Callable[[], int], api_key: str 
     """Open one engine and prove that it constrains its model. Raises ModelError."""
     try:
         if spec.kind == "native":
-            return open_engine(
-                Path(spec.model) if spec.model else None,
-                now_ms=now_ms,
-                library=spec.library,
-                device=spec.device or "cpu",
-                dtype=spec.dtype or "fp32",
-                slots=spec.slots or 1,
-                mode=spec.mode or "greedy",
-                as_is=spec.as_is or False,
-            )
+            return _native(spec, now_ms)
         limit: dict[str, Any] = {} if spec.kind == "outlines" else {"proof_timeout_ms": spec.timeout_ms}
         writer = _outlines(spec) if spec.kind == "outlines" else _remote(spec, api_key)
         try:
@@ -184,6 +184,20 @@ def open_engine_of(spec: EngineSpec, *, now_ms: Callable[[], int], api_key: str 
         raise ModelError(f"{spec.name}: {error}", hint=error.hint) from error
     except LanguageError as error:
         raise ModelError(f"{spec.name}: {error}", reason_code=error.reason_code, hint=error.hint) from error
+
+
+def _native(spec: EngineSpec, now_ms: Callable[[], int]) -> Engine:
+    options: dict[str, Any] = {
+        "library": spec.library,
+        "device": spec.device or "cpu",
+        "dtype": spec.dtype or "fp32",
+        "mode": spec.mode or "greedy",
+        "as_is": spec.as_is or False,
+    }
+    model = Path(spec.model) if spec.model else None
+    if (spec.replicas or 1) > 1:
+        return open_replicas(model, replicas=spec.replicas or 1, now_ms=now_ms, **options)
+    return open_engine(model, now_ms=now_ms, slots=spec.slots or 1, **options)
 
 
 def _remote(spec: EngineSpec, api_key: str) -> Any:

@@ -40,7 +40,7 @@ from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.models.noise import shape_noise
 from sds.models.protocol import FORKS_MAX as BACKEND_FORKS_MAX
-from sds.models.protocol import SLOTS_MAX, Backend, BackendError, prompt_sections
+from sds.models.protocol import SLOTS_MAX, Backend, BackendError, Replicable, prompt_sections
 
 SLOTS_EXACT_MAX = BACKEND_FORKS_MAX // FORKS_MIN
 
@@ -72,7 +72,7 @@ class NativeEngine:
             self._noise = shape_noise(backend) if noise_logp_max is None else noise_logp_max
         if not 0.0 <= self._noise < inf:  # less than none, or no number, would guard nothing
             raise ModelError(f"the noise of company is `{self._noise}`, no log-probability")
-        self._planner = Planner(backend)
+        self._planner, self._runtime = Planner(backend), runtime
         self._facts = {
             **(runtime or {}),
             "weights": backend.fingerprint,
@@ -86,6 +86,18 @@ class NativeEngine:
     def model(self) -> str:
         """Name and first twelve digits of the SHA-256 of the weights: what the record calls the model."""
         return f"{self._backend.name}@{self._backend.fingerprint[:12]}"
+
+    def beside(self, *, threads: int) -> NativeEngine:
+        """Return another engine over the same weights, for `threads` of its own. Raises ModelError, UsageError."""
+        if not isinstance(self._backend, Replicable):
+            raise UsageError("replicas are for llama.cpp on the processor", hint="use slots: they share passes")
+        with telling():
+            backend = self._backend.beside(threads=threads)
+        try:
+            return NativeEngine(backend, now_ms=self._now_ms, mode=self._mode, runtime=self._runtime)
+        except BaseException:
+            backend.close()
+            raise
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
         """Decide the packet within its expiry. Raises ModelError; never returns half a decision."""

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from sds.decoder import Mode
 from sds.engines.native import NativeEngine, check_slots, telling
+from sds.engines.replicas import Replicas
 from sds.home import model_cache
 from sds.kernel.errors import UsageError
 from sds.machine import machine_name
@@ -64,6 +67,11 @@ def _threads() -> int | None:
     return int(asked)
 
 
+def cores() -> int:
+    """Return how many threads all engines together may keep busy."""
+    return _threads() or os.cpu_count() or 1
+
+
 def open_backend(
     path: Path,
     *,
@@ -71,36 +79,41 @@ def open_backend(
     device: str = "cpu",
     dtype: Dtype = "fp32",
     slots: int = 1,
+    threads: int | None = None,
     fingerprint: str | None = None,
 ) -> Backend:
     """Load a model: unless `library` says otherwise a folder through transformers, a file through llama.cpp.
 
     `device` and `dtype` are for transformers; llama.cpp runs on the CPU in the file's own types. With several `slots`
-    each holds `SLOT_TOKENS`. `fingerprint`: of a GGUF, where it was just looked at. Raises BackendError.
+    each holds `SLOT_TOKENS`. `threads`: without it what `SDS_THREADS` says, or all cores. `fingerprint`: of a GGUF, where
+    it was just looked at. Raises BackendError.
     """
-    room = {"n_ctx": SLOT_TOKENS} if slots > 1 else {}
+    room: dict[str, Any] = {"n_ctx": SLOT_TOKENS} if slots > 1 else {}
+    threads = threads or _threads()
     if _library_of(path, library) == "transformers":
         from sds.models.hf import HfBackend  # noqa: PLC0415  torch is loaded when it is asked for
 
-        return HfBackend(path, device=device, dtype=dtype, threads=_threads(), slots=slots, **room)
+        return HfBackend(path, device=device, dtype=dtype, threads=threads, slots=slots, **room)
     if (device, dtype) != ("cpu", "fp32"):
         raise BackendError("llama.cpp takes no device and no dtype here", hint="choose transformers for them")
     from sds.models.llama import LlamaBackend  # noqa: PLC0415  the library is loaded when a model is
 
-    return LlamaBackend(path, threads=_threads(), slots=slots, fingerprint=fingerprint, **room)
+    return LlamaBackend(path, threads=threads, slots=slots, fingerprint=fingerprint, **room)
 
 
 def _library_of(path: Path, library: Library | None) -> Library:
     return library or ("transformers" if path.is_dir() else "llamacpp")
 
 
-def runtime_facts(library: Library, *, device: str = "cpu", dtype: Dtype = "fp32") -> dict[str, object]:
+def runtime_facts(
+    library: Library, *, device: str = "cpu", dtype: Dtype = "fp32", threads: int | None = None
+) -> dict[str, object]:
     """Return what runs a model, as the record keeps it: beside the weights, all that its numbers depend on."""
     distribution = {"llamacpp": "llama-cpp-python", "transformers": "transformers"}[library]
     facts: dict[str, object] = {
         "library": f"{distribution} {version(distribution)}",
         "numpy": version("numpy"),
-        "threads": _threads() or os.cpu_count(),
+        "threads": threads or cores(),
         "machine": machine_name(),
     }
     return facts if library == "llamacpp" else facts | {"torch": version("torch"), "device": device, "dtype": dtype}
@@ -117,6 +130,7 @@ def open_engine(
     mode: Mode = "greedy",
     noise_logp_max: float | None = None,
     as_is: bool = False,
+    threads: int | None = None,
 ) -> NativeEngine:
     """Load a model, the embedded GGUF when `model` is None; unless `as_is`, in the weight type prepared for this machine.
 
@@ -125,7 +139,15 @@ def open_engine(
     from sds.models.catalog import embedded_model  # noqa: PLC0415
 
     def opener(path: Path, fingerprint: str | None) -> Backend:
-        return open_backend(path, library=library, device=device, dtype=dtype, slots=slots, fingerprint=fingerprint)
+        return open_backend(
+            path,
+            library=library,
+            device=device,
+            dtype=dtype,
+            slots=slots,
+            threads=threads,
+            fingerprint=fingerprint,
+        )
 
     check_slots(slots, mode)
     with telling():
@@ -136,10 +158,34 @@ def open_engine(
     if noise_logp_max is None and 1 < slots <= opened.noise_slots:
         noise_logp_max = opened.noise_logp_max
     try:
-        runtime = runtime_facts(ran_by, device=device, dtype=dtype)
+        runtime = runtime_facts(ran_by, device=device, dtype=dtype, threads=threads)
         engine = NativeEngine(opened.backend, now_ms=now_ms, mode=mode, noise_logp_max=noise_logp_max, runtime=runtime)
     except BaseException:  # a chain opens it again and again: weights nobody drives may not stay in memory
         opened.backend.close()
         raise
     engine.notices = opened.notices
     return engine
+
+
+def open_replicas(model: Path | None, *, replicas: int, now_ms: Callable[[], int], **options: Any) -> Replicas:
+    """Open engines side by side over the same weights, each with one slot and its share of the cores; else as `open_engine`."""
+    threads = max(1, cores() // replicas)
+    first = open_engine(model, now_ms=now_ms, threads=threads, **options)
+    with ExitStack() as opened:
+        opened.callback(first.close)
+        engines = [first]
+        for _ in range(replicas - 1):
+            engines.append(first.beside(threads=threads))
+            opened.callback(engines[-1].close)
+        opened.pop_all()
+    return Replicas(engines, now_ms=now_ms)
+
+
+def at_once(parallel: int, model: Path | None, library: Library | None) -> dict[str, int]:
+    """Return the options for deciding so many at once: slots share the passes of a card or a batching library; llama.cpp
+    on a processor has nothing to share but its cores.
+    """
+    library = library or (_library_of(model, None) if model else "llamacpp")
+    if library == "transformers":
+        return {"slots": parallel}
+    return {"replicas": min(parallel, cores())}

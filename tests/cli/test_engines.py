@@ -34,7 +34,10 @@ def test_a_run_under_outlines_keeps_every_promise_and_the_audit_says_what_is_una
     assert all("unavailable with this engine" in text for text in asked)
 
 
-def test_several_claims_are_decided_at_once_and_the_record_says_how(tiny_model: Path, tmp_path: Path) -> None:
+def test_several_claims_are_decided_at_once_and_the_record_says_how(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SDS_THREADS", "2")  # an engine each
     alone = Shell(tmp_path)
     options = ("--parallel", "3", "--mode", "exact", "--model", str(tiny_model))
     found = alone.json("run", "refund", "--limit", "9", "--json", *options)
@@ -44,7 +47,7 @@ def test_several_claims_are_decided_at_once_and_the_record_says_how(tiny_model: 
     with closing(sqlite3.connect(tmp_path / "refund" / "decisions.db")) as record:
         bodies = [json.loads(body) for (body,) in record.execute("SELECT body FROM ledger WHERE kind = 'DECIDED'")]
     facts = [body["decoding"] for body in bodies if "decoding" in body]
-    assert {("exact", 3)} == {(fact["mode"], fact["slots"]) for fact in facts}
+    assert {("exact", 1, 1)} == {(fact["mode"], fact["slots"], fact["threads"]) for fact in facts}
 
 
 def test_a_chain_decides_through_its_server_and_through_the_local_model_when_that_is_down(

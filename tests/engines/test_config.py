@@ -84,6 +84,15 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
             "engines:\n  - {name: a, kind: native, slots: 22, mode: exact}\n",
             "f.yaml:2: engines.0.slots: mode `exact` goes with at most 21 slots",
         ),
+        (
+            "engines:\n  - {name: a, kind: native, slots: 2, replicas: 2}\n",
+            "f.yaml:2: engines.0.replicas: `replicas` are engines of llama.cpp with one slot each",
+        ),
+        (
+            "engines:\n  - {name: a, kind: native, library: transformers, replicas: 2}\n",
+            "f.yaml:2: engines.0.replicas: `replicas` are engines of llama.cpp with one slot each",
+        ),
+        ("engines:\n  - {name: a, kind: native, replicas: 65}\n", "f.yaml:2: engines.0.replicas: must be at most 64"),
         ("engines:\n  - {name: a, kind: native, slots: 0}\n", "f.yaml:2: engines.0.slots: must be at least 1"),
         (
             "engines:\n  - {name: a, kind: native, timeout_ms: 0}\n",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import llama_cpp
 
-from sds.models.llama import load_gguf
+from sds.models.gguf import load_gguf
 from sds.models.words import Spoken, Words
 
 _SCRAPS = (

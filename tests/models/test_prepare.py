@@ -22,7 +22,7 @@ from sds.engines.opening import open_backend, open_engine, open_weights
 from sds.home import now_ms
 from sds.kernel.errors import ModelError
 from sds.kernel.store import Store
-from sds.models import catalog, llama, prepare
+from sds.models import catalog, gguf, llama, prepare
 from sds.models.catalog import Prepared, prepared
 from sds.models.llama import LlamaBackend
 from sds.models.measuring import DECISIONS, NOISE_SLOTS
@@ -309,8 +309,9 @@ def test_every_file_is_read_through_once_at_the_start(
     copied: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, cache = copied
-    hashed, really = list[Path](), llama.gguf_fingerprint
-    monkeypatch.setattr(llama, "gguf_fingerprint", lambda path: hashed.append(path) or really(path))
+    hashed, really = list[Path](), gguf.gguf_fingerprint
+    for module in (gguf, llama):
+        monkeypatch.setattr(module, "gguf_fingerprint", lambda path: hashed.append(path) or really(path))
     found = open_weights(source, lambda path, known: open_backend(path, fingerprint=known), cache=cache)
     found.backend.close()
     assert [source, weights(cache)] == hashed

@@ -1,0 +1,88 @@
+"""A GGUF file: its hash, its vocabulary, and its weights in memory, which several contexts can share."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Self
+
+import llama_cpp as lib
+
+from sds.models.protocol import BackendError
+from sds.models.vocabulary import Vocabulary
+
+_GGUF_MAGIC = b"GGUF"
+
+
+class Weights:
+    """A loaded model. Whoever holds it last frees it."""
+
+    def __init__(self, path: Path, *, gpu_layers: int = 0) -> None:
+        self.model, vocabulary = load_gguf(path, gpu_layers=gpu_layers)
+        self._first: Vocabulary | None = vocabulary
+        self._holders, self._lock = 1, threading.Lock()
+
+    def vocabulary(self) -> Vocabulary:
+        """Return one for each thread."""
+        first, self._first = self._first, None
+        return first or Vocabulary(lib.llama_model_get_vocab(self.model))
+
+    def hold(self) -> Self:
+        with self._lock:
+            if not self._holders:
+                raise BackendError("the model is closed")
+            self._holders += 1
+        return self
+
+    def release(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            if not self._holders:
+                lib.llama_model_free(self.model)
+
+
+def identity(path: Path) -> tuple[int, ...] | None:
+    """Return what changes when a file is written or replaced; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def gguf_fingerprint(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            if file.read(len(_GGUF_MAGIC)) != _GGUF_MAGIC:
+                raise BackendError(f"`{path}` is not a GGUF file", hint="name a GGUF file or a checkpoint folder")
+            file.seek(0)
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise BackendError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+
+
+def load_gguf(path: Path, *, vocab_only: bool = False, gpu_layers: int = 0) -> tuple[lib.llama_model_p, Vocabulary]:
+    """Load a model, or no more than its vocabulary; the caller frees it. Raises BackendError."""
+    # llama.cpp logs through this logger's level and straight to standard error; failures are raised here instead.
+    logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
+    lib.llama_backend_init()
+    if gpu_layers and not lib.llama_supports_gpu_offload():
+        raise BackendError(
+            "this llama.cpp was built without a GPU", hint="build llama-cpp-python with `CMAKE_ARGS=-DGGML_CUDA=on`"
+        )
+    params = lib.llama_model_default_params()
+    params.vocab_only = vocab_only
+    params.n_gpu_layers = gpu_layers
+    model = lib.llama_model_load_from_file(os.fsencode(path), params)
+    vocab = lib.llama_model_get_vocab(model) if model else None
+    if model is None or vocab is None:
+        raise BackendError(f"`{path}` is damaged or of a kind this llama.cpp does not know")
+    return model, Vocabulary(vocab)
+
+
+def chat_template(model: lib.llama_model_p) -> str | None:
+    template = lib.llama_model_chat_template(model, None)
+    return template.decode() if template else None

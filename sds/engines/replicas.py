@@ -1,0 +1,61 @@
+"""Engines of one model side by side: each decides alone, as it would without the others, on its own share of the cores.
+
+They share the weights in memory and nothing else. A packet waits until one of them is free, its expiry at most; the one
+that was free last is asked first, for its cache is warm.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from sds.decoder import DEADLINE_EXCEEDED
+from sds.engines.native import NativeEngine
+from sds.kernel.errors import ModelError
+from sds.kernel.packet import DecisionPacket, Decoding
+
+REPLICAS_MAX = 64
+
+
+class Replicas:
+    """At least one engine, of one slot each. `close()` ends all of them."""
+
+    def __init__(self, engines: Sequence[NativeEngine], *, now_ms: Callable[[], int]) -> None:
+        self._engines, self._now_ms = tuple(engines), now_ms
+        self.notices = engines[0].notices
+        self._free: queue.LifoQueue[NativeEngine] = queue.LifoQueue()
+        for engine in engines:
+            self._free.put(engine)
+
+    @property
+    def model(self) -> str:
+        return self._engines[0].model
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        with self._one((packet.expires_at_ms - self._now_ms()) / 1000) as engine:
+            return engine.propose(packet, tokens_max=tokens_max)
+
+    def explain(self, packet: DecisionPacket, data: bytes, *, chars_max: int, deadline_ms: int) -> str:
+        """Say why, with the engine that is asked last: between the passes of its decisions."""
+        return self._engines[0].explain(packet, data, chars_max=chars_max, deadline_ms=deadline_ms)
+
+    def count_tokens(self, text: str) -> int:
+        with self._one(threading.TIMEOUT_MAX) as engine:
+            return engine.count_tokens(text)
+
+    @contextmanager
+    def _one(self, wait_s: float) -> Iterator[NativeEngine]:
+        try:
+            engine = self._free.get(timeout=min(max(wait_s, 0.0), threading.TIMEOUT_MAX))
+        except queue.Empty:
+            raise ModelError("no engine was free in time", reason_code=DEADLINE_EXCEEDED) from None
+        try:
+            yield engine
+        finally:
+            self._free.put(engine)
+
+    def close(self) -> None:
+        for engine in self._engines:
+            engine.close()

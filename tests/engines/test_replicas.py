@@ -1,0 +1,161 @@
+"""Engines side by side over the same weights: each decides as it does alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sds.engines.native import NativeEngine
+from sds.engines.opening import at_once, open_engine, open_replicas
+from sds.engines.protocol import Explains
+from sds.engines.replicas import Replicas
+from sds.kernel.errors import ModelError, UsageError
+from sds.models import gguf
+from sds.models.llama import LlamaBackend
+from sds.models.protocol import BackendError
+from tests.engines.conftest import running_ms
+from tests.engines.test_native import packets
+from tests.kernel.durable import World
+from tests.scale import scale
+
+TOKENS = 1024
+REPLICAS = 3
+
+
+@pytest.fixture
+def engine(tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Replicas]:
+    monkeypatch.setenv("SDS_THREADS", str(REPLICAS))
+    with closing(open_replicas(tiny_path(1), replicas=REPLICAS, now_ms=running_ms, mode="exact")) as opened:
+        yield opened
+
+
+def test_many_threads_get_bit_for_bit_what_one_engine_decides_alone(
+    world: World, engine: Replicas, tiny_path: Callable[[int], Path]
+) -> None:
+    asked = packets(world, scale(30, 300))
+    with closing(open_engine(tiny_path(1), now_ms=running_ms, mode="exact", threads=1)) as one:
+        expected = [one.propose(packet, tokens_max=TOKENS) for packet in asked]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda packet: engine.propose(packet, tokens_max=TOKENS), asked))
+    for (data, before), (again, after) in zip(expected, found, strict=True):
+        assert (data, before.alternatives, before.facts) == (again, after.alternatives, after.facts)
+    assert {(1, 1)} == {(decoding.facts["slots"], decoding.facts["threads"]) for _, decoding in found}
+
+
+def test_the_weights_are_in_memory_once(
+    tiny_path: Callable[[int], Path], engine: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, really = list[Any](), gguf.load_gguf
+    monkeypatch.setattr(gguf, "load_gguf", lambda *path, **how: loaded.append(path) or really(*path, **how))
+    with closing(open_replicas(tiny_path(1), replicas=4, now_ms=running_ms)) as opened:
+        assert 1 == len(loaded)
+        assert engine.model == opened.model
+
+
+def test_whoever_lets_go_last_frees_the_weights(tiny_path: Callable[[int], Path]) -> None:
+    first = LlamaBackend(tiny_path(1), threads=1)
+    expected = first.step([5, 6, 7]).tolist()
+    second = first.beside(threads=1)
+    first.close()
+    with pytest.raises(BackendError, match="the model is closed"):
+        first.beside(threads=1)
+    assert expected == second.step([5, 6, 7]).tolist()
+    assert (first.name, first.fingerprint) == (second.name, second.fingerprint)
+    third = second.beside(threads=1)
+    second.close()
+    third.close()
+    with pytest.raises(BackendError, match="the model is closed"):
+        third.step([5])
+
+
+def test_a_packet_that_expires_while_all_are_busy_is_not_decided(world: World, engine: Replicas) -> None:
+    (packet,) = packets(world, 1)
+    started, go_on = threading.Barrier(REPLICAS + 1), threading.Event()
+
+    def keeps(_: int) -> None:
+        with engine._one(10.0):
+            started.wait(10.0)
+            assert go_on.wait(10.0)
+
+    with ThreadPoolExecutor(REPLICAS) as pool:
+        busy = pool.map(keeps, range(REPLICAS))
+        started.wait(10.0)
+        with pytest.raises(ModelError, match="no engine was free in time") as caught:
+            engine.propose(replace(packet, expires_at_ms=running_ms() + 50), tokens_max=TOKENS)
+        go_on.set()
+        list(busy)
+    assert "DEADLINE_EXCEEDED" == caught.value.reason_code
+    assert packet.envelope.contains(engine.propose(packet, tokens_max=TOKENS)[0])
+
+
+def test_an_engine_that_raised_is_free_again(world: World, engine: Replicas) -> None:
+    (packet,) = packets(world, 1)
+    for _ in range(2 * REPLICAS):
+        with pytest.raises(ModelError):
+            engine.propose(packet, tokens_max=1)
+    assert packet.envelope.contains(engine.propose(packet, tokens_max=TOKENS)[0])
+
+
+def test_it_counts_tokens_and_says_why(world: World, engine: Replicas) -> None:
+    (packet,) = packets(world, 1)
+    assert 2 == engine.count_tokens("x y")
+    assert isinstance(engine, Explains)
+    data, _ = engine.propose(packet, tokens_max=TOKENS)
+    assert len(engine.explain(packet, data, chars_max=20, deadline_ms=running_ms() + 10_000)) <= 20
+
+
+def test_one_that_does_not_open_closes_those_before_it(
+    tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = list[NativeEngine]()
+    really, beside = NativeEngine.close, NativeEngine.beside
+    monkeypatch.setattr(NativeEngine, "close", lambda engine: closed.append(engine) or really(engine))
+
+    def fails_later(engine: NativeEngine, *, threads: int) -> NativeEngine:
+        if made:
+            raise ModelError("no memory")
+        made.append(beside(engine, threads=threads))
+        return made[0]
+
+    made = list[NativeEngine]()
+    monkeypatch.setattr(NativeEngine, "beside", fails_later)
+    with pytest.raises(ModelError, match="no memory"):
+        open_replicas(tiny_path(1), replicas=3, now_ms=running_ms)
+    assert 2 == len(closed)
+
+
+def test_transformers_has_none(tiny_folder: Callable[[int], Path]) -> None:
+    with pytest.raises(UsageError, match="replicas are for llama"):
+        open_replicas(tiny_folder(1), replicas=2, now_ms=running_ms)
+
+
+def test_how_to_decide_several_at_once_depends_on_the_library(
+    tiny_folder: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SDS_THREADS", "4")
+    assert {"replicas": 4} == at_once(16, None, None)
+    assert {"replicas": 3} == at_once(3, None, "llamacpp")
+    assert {"slots": 16} == at_once(16, tiny_folder(1), None) == at_once(16, None, "transformers")
+
+
+def test_a_file_that_changes_while_it_is_opened_is_refused(
+    tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, really = tmp_path / "mine.gguf", gguf.load_gguf
+    path.write_bytes(tiny_path(1).read_bytes())
+
+    def replaced(file: Path, **how: Any) -> Any:
+        loaded = really(file, **how)
+        path.write_bytes(tiny_path(1).read_bytes() + b"\0")
+        return loaded
+
+    monkeypatch.setattr(gguf, "load_gguf", replaced)
+    with pytest.raises(BackendError, match="was changed while it was opened"):
+        LlamaBackend(path, threads=1)
