@@ -1,4 +1,4 @@
-"""A decision made the slow and obvious way: every text read alone, token by token, every share in Python floats.
+"""A decision made the slow and obvious way: every text read alone, in one plain pass, every share in Python floats.
 
 It shares with the decoder the language and the rules of choosing, and none of its passes, forks, tallies or numpy.
 `greedy_action` reads other engines' spellings: any that the language permits.
@@ -18,7 +18,7 @@ from sds.best_first import BEGINNINGS_MAX
 from sds.decoder import Mode
 from sds.grammars.language import Language
 from sds.grammars.plan import Fork, Walk
-from sds.models.protocol import Backend
+from sds.models.protocol import Backend, Row
 from tests.grammars.llguidance_mask import Mask, tokenizer_of
 
 Look = Callable[[Sequence[int]], list[float]]  # what is written -> the log-probability of every token after it
@@ -27,14 +27,22 @@ Text = tuple[int, ...]
 
 
 def looking(backend: Backend, prompt: Sequence[Sequence[int]]) -> Look:
-    """Return how to see what comes after the prompt and some written tokens: its last section and all of them again."""
+    """Return how to see what comes after the prompt and some written tokens: its last section and all of them again.
+
+    Whatever was read before is read no more: what comes after the beginnings of a text was seen when it was read.
+    """
+    read: dict[Text, NDArray[np.float32]] = {}
     known: dict[Text, list[float]] = {}
 
     def look(written: Sequence[int]) -> list[float]:
         key = tuple(written)
-        if key not in known:
+        if key not in read:
             backend.begin(prompt[:-1])
-            known[key] = log_probabilities(backend.step([*prompt[-1], *written]))
+            (logits,) = backend.run([Row(0, [*prompt[-1], *key], len(key) + 1)])
+            for i in range(len(key) + 1):
+                read.setdefault(key[:i], logits[i])
+        if key not in known:
+            known[key] = log_probabilities(read[key])
         return known[key]
 
     return look
@@ -85,7 +93,9 @@ def slow_decision(look: Look, walk: Walk, mode: Mode) -> Slow:
 
 
 def _exact(look: Look, written: list[int], alternatives: Sequence[tuple[str, Text]]) -> tuple[Shares, str, float]:
-    """Score each alternative's whole text, one token a look."""
+    """Score each alternative's whole text."""
+    for _, text in alternatives:
+        look([*written, *text[:-1]])
     scores = {
         label: math.fsum(look([*written, *text[:i]])[text[i]] for i in range(len(text))) for label, text in alternatives
     }
