@@ -49,6 +49,8 @@ def _drawn(value: object) -> object:
 
 def _shown(value: object) -> object:
     """Pairs keep the order, which the model sees; a list of fields shows them under their own names."""
+    if value == {}:
+        raise ValueError("names no field: left out, all are shown")
     if isinstance(value, dict):
         return tuple(value.items())
     if isinstance(value, tuple | list):

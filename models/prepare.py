@@ -232,7 +232,7 @@ def _card(source: Path, layers: int | None) -> ModelCard:
     """Read what is to be prepared. Raises BackendError for what cannot be."""
     if source.is_dir():
         hint = "set `dtype` (transformers: bf16, fp16); transformers hands out every layer's hidden state"
-        raise BackendError(f"`{source}` is a checkpoint folder: weight types and layers are for GGUF files", hint=hint)
+        raise BackendError(f"`{source}` is a folder: weight types and layers are for GGUF files", hint=hint)
     with inspect_model(source) as model:
         card = model.card
     if layers is not None and not 1 <= layers < card.layers:

@@ -88,6 +88,11 @@ def _mend(error: Any, kind: str) -> str:
     """Say which option mends the first one that does not go with the others."""
     cause = error.get("ctx", {}).get("error")
     path = cause.path if isinstance(cause, ContradictionError) else ()
-    if path == ("backend",) and kind == "native":
+    named = str(path[0]) if path else ""
+    if named == "backend" and kind == "native":
         return "--engine outlines"
-    return "--library transformers" if path else ""
+    if named in {"backend", "device", "dtype"}:
+        return "--library transformers"
+    if named == "slots":
+        return "ask for fewer with --parallel"
+    return f"leave out --{named.replace('_', '-')}" if named else ""

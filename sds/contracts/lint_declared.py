@@ -17,6 +17,7 @@ def declared_findings(contract: Contract, places: Mapping[Path, Checked]) -> lis
     """Return the findings of one contract. `places`: the expressions that are evaluated, by their place."""
     return [
         *_unused_fields(contract, places),
+        *_shown_alike(contract),
         *_kinds(contract),
         *_reasons(contract),
         *_governance(contract),
@@ -39,6 +40,15 @@ def _unused_fields(contract: Contract, places: Mapping[Path, Checked]) -> Iterat
                 f"`{path}` is read by no rule, shown to no model, drawn from by no kind",
                 "leave it out, unless a decision must not be carried out when it has moved: it is required and strict",
             )
+
+
+def _shown_alike(contract: Contract) -> Iterator[Finding]:
+    first: dict[str, str] = {}
+    for path, label in contract.show:
+        other = first.setdefault(label, path)
+        if other != path:
+            message = f"`{path}` and `{other}` are both shown as `{label}`: the model cannot tell them apart"
+            yield Finding("shown-alike", "warning", ("show", path), message, "give one of them another label")
 
 
 def _kinds(contract: Contract) -> Iterator[Finding]:

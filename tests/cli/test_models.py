@@ -80,7 +80,7 @@ MISTAKES = [
     (("check",), 2, "Missing argument 'PATH'"),
     (("prepare", "nowhere"), 2, "error: `nowhere` cannot be read"),
     (("prepare", "README.md"), 1, "error: `README.md` is not a GGUF file"),
-    (("prepare", "docs"), 1, "error: `docs` is a checkpoint folder: weight types and layers are for GGUF files"),
+    (("prepare", "docs"), 1, "error: `docs` is a folder: weight types and layers are for GGUF files"),
     (("prepare", "--layers", "0"), 2, "Invalid value for '--layers'"),
     (("prepare", "--layers", "30"), 1, "has 30 layers: 1 to 29 can be kept, not 30"),
     (("weigh",), 2, "No such command 'weigh'"),

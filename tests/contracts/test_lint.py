@@ -115,6 +115,12 @@ DRAWS = "    draws: {account.left: amount}\n    spends: amount\n"
         ),
         (
             "warning",
+            "shown-alike show.account.owner",
+            (("when: claim.due", "show: {claim.due: it, account.owner: it}\nwhen: claim.due"),),
+            (("when: claim.due", "show: {claim.due: due, account.owner: it}\nwhen: claim.due"),),
+        ),
+        (
+            "warning",
             "kind-without-authority kinds.TALK",
             (("GRANT, TALK, DENY", "GRANT, DENY"),),
             (("GRANT, TALK, DENY", "GRANT, DENY"), ("kinds:", "human: {authority: [TALK, DENY]}\nkinds:")),

@@ -421,6 +421,6 @@ def test_while_another_prepares_it_waits_but_not_for_ever(
 
 
 def test_a_checkpoint_folder_is_told_what_to_do_instead(tiny_folder: Callable[[int], Path], tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="is a checkpoint folder: weight types and layers are for GGUF") as caught:
+    with pytest.raises(BackendError, match="is a folder: weight types and layers are for GGUF") as caught:
         preparation(tmp_path).run(tiny_folder(1))
     assert "`dtype`" in caught.value.hint
