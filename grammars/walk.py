@@ -116,10 +116,12 @@ class Walk:
 
     @property
     def number_at(self) -> int | None:
-        """The offset of the number that is next to be written on: its sign or more of its digits can follow."""
+        """The offset of the number that is next to be written on. It is whole with the last of its decimals; without
+        any, with the token behind its last digit.
+        """
         if self._number is not None:
-            goes_on = any(after is not None for _, after in self._open_runs().values())
-            return self._number.start if goes_on else None
+            whole = "." in self._number.text and self._number.literals.ends(self._number.written)
+            return None if whole else self._number.start
         end = self._node.paths[0].end if self._node.paths else None
         return self._base + end.start if isinstance(end, NumberEnd) else None
 

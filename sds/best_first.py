@@ -7,7 +7,7 @@ tokens and slots, and nothing of what the number means.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush, nsmallest
 from typing import TYPE_CHECKING
 
@@ -43,7 +43,8 @@ class Reader:
 @dataclass(frozen=True, slots=True)
 class Likeliest:
     """The number found. `steps`: for each open token the fork it was chosen at, the token, the logits there. `slot`: a
-    fork that has read the first `read` tokens of it. `close`: whether noise might have made another the likeliest.
+    fork that has read the first `read` tokens of it; whoever asked drops it, and the others. `close`: whether noise might
+    have made another the likeliest.
     """
 
     steps: tuple[Step, ...]
@@ -61,8 +62,12 @@ class _Beginning:
     score: float
     before: _Beginning | None = None
     steps: tuple[Step, ...] = ()
-    logits: Logits | None = None  # after the last of `path`
+    logits: Logits | None = None  # after the last of `path` that must be read
     slot: int | None = None
+
+    @property
+    def known(self) -> int:
+        return len(self.before.path) if self.before else 0
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -81,7 +86,7 @@ def likeliest_number(
 ) -> Generator[list[Row], list[Logits], Likeliest | None]:
     """Return the likeliest of the numbers that `walk` can write now, None where BEGINNINGS_MAX do not tell.
 
-    `logits`: what follows what `reader.slot` holds. The number ends with the token after which no digit can follow.
+    `logits`: what follows what `reader.slot` holds. A number counts with all that it forces through its end.
     """
     return (yield from _Search(reader, noise_logp_max).run(_Beginning(walk.copy(), (), 0.0, logits=logits)))
 
@@ -101,15 +106,22 @@ class _Search:
         for _ in range(BEGINNINGS_MAX):
             entry = heappop(self._heap)
             found = self._beginning(entry)
-            if self._whole(found):
-                return self._found(entry, found)
-            if found.logits is None:
+            if self._unread(found):
                 yield from self._read([found, *self._next(entry.cost + WAVE_LOGP)])
-            self._open(found)
+            if not self._whole(found):
+                self._open(found)
+            elif -found.score <= entry.cost:
+                return self._found(entry, found)
+            else:  # what it forces through its end has cost it its turn
+                heappush(self._heap, replace(entry, cost=-found.score))
         return None
 
     def _whole(self, one: _Beginning) -> bool:
         return one.walk.number_at != self._start
+
+    def _unread(self, one: _Beginning) -> Sequence[int]:
+        """Return what must be read of it, behind the beginning before it: of a whole number not the last token."""
+        return one.path[one.known : len(one.path) - self._whole(one)] if one.logits is None else ()
 
     def _open(self, one: _Beginning) -> None:
         """Put all that may follow on the heap."""
@@ -139,7 +151,7 @@ class _Search:
         """Return those that are due after this one and nearly as likely, as far as they must be read."""
         first = nsmallest(WAVE_MAX - 1, self._heap[: 2 ** (WAVE_MAX - 1) - 1])
         near = [self._beginning(entry) for entry in first if entry.cost <= cost_max]
-        return [one for one in near if not self._whole(one) and one.logits is None]
+        return [one for one in near if self._unread(one)]
 
     def _read(self, wave: Sequence[_Beginning]) -> Generator[list[Row], list[Logits], None]:
         wave = wave[: self._reader.forks_max]
@@ -148,7 +160,7 @@ class _Search:
         rows = [self._row(one) for one in wave]
         found = yield from self._reader.run(rows)
         for one, row, logits in zip(wave, rows, found, strict=True):
-            for before, token in zip(logits[:-1], row.tokens[len(row.tokens) - row.outputs + 1 :], strict=True):
+            for before, token in zip(logits, one.path[one.known + 1 :], strict=False):  # logits[-1]: after all of them
                 one.score += float(before[token]) - log_mass(before)
             one.logits, one.slot = logits[-1], row.slot
             self._held.append(one)
@@ -156,10 +168,10 @@ class _Search:
     def _row(self, one: _Beginning) -> Row:
         """Return what must be read of it: behind the beginning before it where a fork still holds that."""
         assert one.before is not None  # noqa: S101  only the root has none, and that was read
-        known = len(one.before.path)
+        unread = self._unread(one)
         if one.before.slot is None:
-            return Row(self._reader.fork(self._reader.slot), one.path, len(one.path) - known)
-        return Row(self._reader.fork(one.before.slot), one.path[known:], len(one.path) - known)
+            return Row(self._reader.fork(self._reader.slot), (*one.before.path, *unread), len(unread))
+        return Row(self._reader.fork(one.before.slot), unread, len(unread))
 
     def _let_go(self, held: list[_Beginning]) -> None:
         self._reader.drop([one.slot for one in held if one.slot is not None])
@@ -171,6 +183,5 @@ class _Search:
         others = [-other.cost for other in self._heap]
         lengths = [len(found.path), *(len(other.before.path) + 1 for other in self._heap)]
         _, close = best_of(np.array([-entry.cost, *others]), lengths, self._noise)
-        held = entry.before
-        self._let_go([one for one in self._held if one is not held])
-        return Likeliest(found.steps, held.slot, len(held.path), close)
+        held, read = (entry.before, found.known) if found.slot is None else (found, len(found.path) - 1)
+        return Likeliest(found.steps, held.slot, read, close)

@@ -5,7 +5,7 @@ A decision is a generator: it yields the rows of its next pass and is sent their
 It returns a whole decision or raises `ModelError`; it does not judge what was decided.
 
 `greedy`: the likeliest permitted token at every fork. `exact`: every choice (`exact-kinds`: that of the kind) falls to
-the alternative whose whole text, through the token that settles it, is the likeliest. Where they can be listed they are
+the alternative whose whole text, through its end, is the likeliest. Where they can be listed they are
 read side by side on forks of the slot, in one pass; the one with the likeliest beginning is read on, in the same pass,
 through what it would force. Wider numbers are searched (`best_first`), and are the likeliest digits where that gives up.
 """

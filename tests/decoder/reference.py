@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sds.best_first import BEGINNINGS_MAX
 from sds.decoder import Mode
 from sds.grammars.language import Language
-from sds.grammars.plan import Fork, Walk
+from sds.grammars.plan import Walk
 from sds.models.protocol import Backend, Row
 from tests.grammars.llguidance_mask import Mask, tokenizer_of
 
@@ -71,7 +71,7 @@ def slow_decision(look: Look, walk: Walk, mode: Mode) -> Slow:
             taken: Sequence[int] = dict(alternatives)[chosen]
         else:
             if mode == "exact" and fork.labels and not fork.finite and searched != fork.start:
-                searched, number = fork.start, likeliest_number(look, walk, fork)
+                searched, number = fork.start, likeliest_number(look, walk)
             tokens = [int(token) for token in fork.tokens]
             logp = look(walk.tokens)
             best = max(range(len(tokens)), key=lambda i: logp[tokens[i]])
@@ -103,21 +103,24 @@ def _exact(look: Look, written: list[int], alternatives: Sequence[tuple[str, Tex
     return normalised(scores), chosen, math.fsum(map(math.exp, scores.values()))
 
 
-def likeliest_number(look: Look, walk: Walk, fork: Fork) -> Text:
+def likeliest_number(look: Look, walk: Walk) -> Text:
     """Return all tokens through the end of the likeliest number; none where BEGINNINGS_MAX beginnings do not tell.
 
-    One beginning after the other, the likeliest first: each is a walk that has taken what is forced behind it too.
+    One beginning after the other, the likeliest first. What it forces counts when it comes off the heap, and a whole
+    number then waits for its turn once more.
     """
-    heap = [
-        (0.0, 0, Text(), 0, False)
-    ]  # cost through the token that was chosen last, order, tokens, forced ones, whole
+    start = walk.number_at
+    heap = [(0.0, 0, Text(), 0, False)]  # cost, order, tokens, how many of them the cost leaves out, whole
     order = 0
     for _ in range(BEGINNINGS_MAX + 1):
-        cost, _, text, forced, whole = heapq.heappop(heap)
-        if whole:
+        cost, place, text, forced, whole = heapq.heappop(heap)
+        if whole and not forced:
             return (*walk.tokens, *text)
         at = len(text) - forced
         cost -= math.fsum(look([*walk.tokens, *text[:i]])[text[i]] for i in range(at, len(text)))
+        if whole:
+            heapq.heappush(heap, (cost, place, text, 0, True))
+            continue
         here = walk.copy()
         for token in text:
             here.take(token)
@@ -126,10 +129,11 @@ def likeliest_number(look: Look, walk: Walk, fork: Fork) -> Text:
             order += 1
             more = here.copy()
             more.take(token)
-            behind = more.forced()
-            settled = more.finished or (more.fork().choice, more.fork().start) != (fork.choice, fork.start)
-            tokens = (*text, token, *(() if settled else behind))
-            heapq.heappush(heap, (cost - logp[token], order, tokens, 0 if settled else len(behind), settled))
+            while more.number_at == start and (behind := more.only()) is not None:
+                more.take(behind)
+            tokens = tuple(more.tokens[len(walk.tokens) :])
+            left_out = len(tokens) - len(text) - 1
+            heapq.heappush(heap, (cost - logp[token], order, tokens, left_out, more.number_at != start))
     return ()
 
 
