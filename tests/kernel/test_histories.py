@@ -30,8 +30,6 @@ from sds.kernel.store import Store
 from tests.kernel.durable import (
     COMPENSATION_MINOR,
     FARE_MINOR,
-    Crash,
-    Faults,
     Propose,
     Rail,
     World,
@@ -39,12 +37,12 @@ from tests.kernel.durable import (
     contract,
     deny,
     escalate,
-    failing,
     goodwill,
     nonsense,
     proposal,
     refund,
 )
+from tests.kernel.faults import Crash, Faults, failing
 from tests.kernel.humans import HUMAN, change
 from tests.kernel.sagas import ALERT_HUMAN, CLOSE_ALL, REVERT, SAGAS, most
 from tests.scale import scale, seeded
