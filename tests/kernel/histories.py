@@ -20,6 +20,7 @@ from sds.kernel.intake import Event, read_event
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.kernel.runtime import Kernel
 from sds.kernel.store import Store
+from tests.kernel.authority import AGENT
 from tests.kernel.durable import (
     COMPENSATION_MINOR,
     FARE_MINOR,
@@ -39,7 +40,6 @@ from tests.kernel.faults import Crash, Faults, failing
 from tests.kernel.humans import HUMAN, change
 from tests.kernel.sagas import ALERT_HUMAN, CLOSE_ALL, REVERT, SAGAS, most
 
-AGENT = "claims-agent"
 TICKETS = ("T1", "T2", "T3", "T4", "T5")
 HOUR_MS = 3_600_000
 BY_AGENT, BY_HUMAN = 1_000, 5_000  # most of a GOODWILL

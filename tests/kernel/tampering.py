@@ -12,7 +12,7 @@ from typing import Any
 from sds.kernel import artifacts, audit, recovery, registry
 from sds.kernel.human import HumanDesk, Resolution
 from sds.kernel.ledger import Head
-from tests.kernel.authority import AGENT, halt, suspend
+from tests.kernel.authority import halt, reactivate, suspend
 from tests.kernel.durable import (
     LEASE_MS,
     World,
@@ -57,7 +57,7 @@ def full_record(folder: Path) -> World:
     made.rail.blind = True
     recovery.recover(made.kernel, now_ms=made.clock())
     suspend(made)
-    registry.transition(made.store, AGENT, "ACTIVE", by="operator", reason="all well", now_ms=made.clock())
+    reactivate(made)
     halt(made)
     halt(made, halted=False)
     other = contract(("gate: claims", "gate: others"), ("agent_id: claims-agent", "agent_id: others-agent"))

@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from sds.kernel import audit, registry
+from sds.kernel import audit
 from sds.kernel.answer import Answer
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.runtime import Kernel
@@ -132,7 +132,7 @@ def test_halting_stops_every_reservation_from_the_next_transaction_on(world: Wor
         if number == 0:
             while len(world.rail.paid()) < 5:
                 time.sleep(0.001)
-            registry.set_halted(world.store, True, by="operator", reason="stop", now_ms=world.clock())
+            halt(world)
             halted.set()
         turn = 0
         while number and not (halted.is_set() and turn > 2):

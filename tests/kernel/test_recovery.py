@@ -12,6 +12,7 @@ from sds.kernel import audit, registry
 from sds.kernel.executor import ExecutionIntent, Receipt, Signer
 from sds.kernel.recovery import Recovered, orders_in_the_air, recover
 from sds.kernel.runtime import Kernel
+from tests.kernel.authority import halt, newer_version, revoke, suspend
 from tests.kernel.durable import LEASE_MS, Rail, World, compensate, contract, counters, deny, refund, see_through
 
 
@@ -139,11 +140,9 @@ def test_an_absent_order_stays_unknown_and_held_when_it_can_neither_be_sent_agai
     [
         lambda w: w.tickets.put("T1", mood="angry"),
         lambda w: w.tickets.put("T1", refundable_minor=0),
-        lambda w: registry.transition(
-            w.store, w.contract.agent_id, "SUSPENDED", by="operator", reason="test", now_ms=1
-        ),
-        lambda w: registry.set_halted(w.store, True, by="operator", reason="test", now_ms=1),
-        lambda w: registry.revoke(w.store, w.contract.hash, who="me", reason="test", now_ms=1),
+        suspend,
+        halt,
+        revoke,
     ],
     ids=["state moved", "nothing left", "suspended", "halted", "revoked"],
 )
@@ -175,7 +174,7 @@ def test_an_order_is_sent_again_under_the_contract_of_its_flow_and_by_no_other_k
 
 def test_an_order_of_a_superseded_contract_is_sent_again_by_a_kernel_that_still_runs_it(world: World):
     left_hanging(world, paid=False)
-    registry.register(world.store, contract(("1.0.0", "1.0.1")), by="registry", now_ms=1)
+    newer_version(world, ("1.0.0", "1.0.1"))
     world.clock.advance(LEASE_MS)
     assert Recovered(success=1) == recovered(world)
 
@@ -231,17 +230,17 @@ def test_an_order_whose_sender_died_is_resolved_after_its_lease(folder: Path, pa
 def test_nothing_is_sent_again_while_everything_is_halted(world: World):
     left_hanging(world, paid=False)
     world.clock.advance(LEASE_MS)
-    registry.set_halted(world.store, True, by="operator", reason="test", now_ms=world.clock())
+    halt(world)
     assert Recovered(failed=1) == recovered(world)
     assert [] == world.rail.sent
-    registry.set_halted(world.store, False, by="operator", reason="test", now_ms=world.clock())
+    halt(world, halted=False)
     assert "SUCCESS" == see_through(world.kernel, world.event(), refund()).execution
 
 
 def test_a_payment_made_before_the_halt_is_still_acknowledged(world: World):
     left_hanging(world, paid=True)
     world.clock.advance(LEASE_MS)
-    registry.set_halted(world.store, True, by="operator", reason="test", now_ms=world.clock())
+    halt(world)
     assert Recovered(success=1) == recovered(world)
 
 
