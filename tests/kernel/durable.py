@@ -218,6 +218,13 @@ class Rail:
             return db.execute(sql).fetchall()
 
 
+class PaysOnly:
+    """An executor of the smallest kind over a rail: it dispatches and looks up, and can neither void nor revert."""
+
+    def __init__(self, rail: Rail) -> None:
+        self.idempotent, self.dispatch, self.lookup = rail.idempotent, rail.dispatch, rail.lookup
+
+
 def _receipt(found: RailAnswer) -> Receipt:
     return Receipt(found.status, found.reference, found.detail)  # type: ignore[arg-type]  # settled, rejected or absent
 

@@ -11,12 +11,13 @@ import pytest
 
 from sds.kernel import audit, recovery, saga
 from sds.kernel.errors import EventError, UsageError
-from sds.kernel.executor import ExecutionIntent, Receipt
+from sds.kernel.executor import ExecutionIntent
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.saga import SagaAnswer
 from tests.kernel.authority import halt, suspend
 from tests.kernel.durable import (
     COMPENSATION_MINOR,
+    PaysOnly,
     Propose,
     World,
     counters,
@@ -161,24 +162,9 @@ def test_whatever_else_is_said_about_a_dirty_saga_alerts_a_human(world: World, s
     assert [] == reversed_at(world.folder)
 
 
-class NoReverting:
-    """An executor that can only pay."""
-
-    idempotent = True
-
-    def __init__(self, world: World) -> None:
-        self._rail = world.rail
-
-    def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
-        return self._rail.dispatch(intent, key, deadline_s)
-
-    def lookup(self, key: str, deadline_s: float) -> Receipt:
-        return self._rail.lookup(key, deadline_s)
-
-
 def test_what_cannot_be_carried_out_is_not_on_the_menu_and_nobody_is_asked_when_only_the_human_is_left(world: World):
     script = Script(step_2=deny, compensation=REVERT)
-    found = run(world.open_kernel(executor=NoReverting(world)), world, script)
+    found = run(world.open_kernel(executor=PaysOnly(world.rail)), world, script)
     assert ("ESCALATED", DIRTY, "ALERT_HUMAN") == parent(found)
     assert ["1", "2"] == script.asked
 
