@@ -29,6 +29,7 @@ from sds.rationales import QUEUE_MAX, Rationales
 from sds.stream import Stream
 from tests.kernel.durable import START_MS, Propose, Rail, Tickets, World, contract, deny, escalate, nonsense, refund
 from tests.kernel.sagas import SAGAS, most
+from tests.proposers import Says
 
 CHARS_MAX = 40
 RATIONALE = f"rationale: {{order: after, chars_max: {CHARS_MAX}}}\n"
@@ -40,25 +41,16 @@ PATIENCE_S = 60.0
 Explain = Callable[[DecisionPacket, bytes], str]
 
 
-class Explaining:
+class Explaining(Says):
     """An engine that says what it is told to say, before and after."""
 
-    model = "test"
-
     def __init__(self, say: Propose, explain: Explain, model: str = "test") -> None:
-        self._say, self._explain, self._model = say, explain, model
-
-    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
-        return self._say(packet), Decoding(self._model, 0.9)
+        super().__init__(say, Decoding(model, 0.9))
+        self._explain = explain
 
     def explain(self, packet: DecisionPacket, data: bytes, *, chars_max: int, deadline_ms: int) -> str:
         assert chars_max == CHARS_MAX
         return self._explain(packet, data)
-
-    def count_tokens(self, text: str) -> int:
-        return len(text)
-
-    def close(self) -> None: ...
 
 
 @pytest.fixture
@@ -277,19 +269,10 @@ def test_the_record_of_a_decision_shows_the_rationale_whichever_its_order(
 
 
 def test_an_engine_that_cannot_explain_is_refused_before_anything_is_registered(tmp_path: Path) -> None:
-    class Mute:
-        model = "mute"
-
-        def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
-            raise AssertionError
-
-        def count_tokens(self, text: str) -> int:
-            return len(text)
-
-        def close(self) -> None: ...
-
     def open_gate(terms: Any) -> Gate:
-        return Gate(terms, Tickets(), Rail(tmp_path / "rail.db"), folder=tmp_path / "gate", engine=Mute())
+        return Gate(
+            terms, Tickets(), Rail(tmp_path / "rail.db"), folder=tmp_path / "gate", engine=Says(deny, Decoding("mute"))
+        )
 
     with pytest.raises(UsageError, match="the engine `mute` writes no rationale after the decision") as refused:
         open_gate(TERMS)

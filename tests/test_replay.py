@@ -25,7 +25,8 @@ from sds.kernel.packet import DecisionPacket, Decoding
 from sds.kernel.store import Store
 from sds.replay import Replay, compare, opener, replay
 from sds.stream import Stream
-from tests.kernel.durable import World, deny
+from tests.kernel.durable import Propose, World, deny
+from tests.proposers import Says
 from tests.replays import GATE, record
 from tests.scale import scale
 
@@ -271,23 +272,11 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-class Says:
-    """An engine that measures what it is told to have measured."""
+def raising(error: Exception) -> Propose:
+    def say(packet: DecisionPacket) -> bytes:
+        raise error
 
-    model = "says"
-
-    def __init__(self, measured: Decoding | ModelError) -> None:
-        self._measured = measured
-
-    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
-        if isinstance(self._measured, ModelError):
-            raise self._measured
-        return deny(packet), self._measured
-
-    def count_tokens(self, text: str) -> int:
-        return len(text)
-
-    def close(self) -> None: ...
+    return say
 
 
 def no_model(facts: Mapping[str, Any]) -> Engine:
@@ -310,7 +299,8 @@ def refused(world: World, dfid: str, why: str) -> None:
     ],
 )
 def test_what_no_native_model_decided_is_refused(world: World, measured: Decoding | ModelError, why: str) -> None:
-    stream = Stream(world.kernel, Says(measured), now_ms=world.clock, sleep=lambda _: None)
+    engine = Says(deny, measured) if isinstance(measured, Decoding) else Says(raising(measured))
+    stream = Stream(world.kernel, engine, now_ms=world.clock, sleep=lambda _: None)
     refused(world, stream.decide(world.event()).dfid, why)
 
 

@@ -13,22 +13,11 @@ from sds.gate import Gate
 from sds.kernel.answer import Answer
 from sds.kernel.audit import verify
 from sds.kernel.errors import EventError, LanguageError, ModelError, WorldError
-from sds.kernel.packet import DecisionPacket, Decoding
+from sds.kernel.packet import DecisionPacket
 from sds.models.llama import LlamaBackend
 from sds.stream import Reasoned, Stream
 from tests.kernel.durable import START_MS, Rail, Tickets, World, compensate, contract, refund, together
-
-
-class Says:
-    """A proposer that says the same thing every time: user space may be anything."""
-
-    def __init__(self, say: Callable[[DecisionPacket], bytes]) -> None:
-        self._say = say
-        self.asked = 0
-
-    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
-        self.asked += 1
-        return self._say(packet), Decoding("test", 0.9)
+from tests.proposers import Says
 
 
 @pytest.fixture

@@ -27,36 +27,20 @@ from sds.kernel import audit
 from sds.kernel.answer import Answer
 from sds.kernel.contract import Contract
 from sds.kernel.errors import UsageError
-from sds.kernel.packet import DecisionPacket, Decoding
-from sds.kernel.proposal import Proposal, write_proposal
+from sds.kernel.packet import Decoding
 from sds.kernel.store import Store
 from tests.cli.conftest import Shell
+from tests.kernel.durable import proposal
+from tests.proposers import Says
 from tests.scale import seeded
 
 CLAIMS = 40
-HANDED_OVER = ("ESCALATE", "HUMAN_REVIEW", ())
 
 
-@dataclass
-class Says:
-    """An engine that proposes what it is told to, as likely at three to one."""
-
-    what: tuple[str, str, tuple[tuple[str, str], ...]] = HANDED_OVER
-    model: str = "says"
-
-    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
-        action, reason, params = self.what
-        alternatives = (
-            {"choice": "action", "chosen": action, "z": 1.0, "probabilities": {"DENY": 0.25, action: 0.75}},
-        )
-        said = write_proposal(Proposal(action, params, reason, packet.snapshot.id))
-        return said, Decoding(self.model, 0.75, alternatives)
-
-    def count_tokens(self, text: str) -> int:
-        return len(text)
-
-    def close(self) -> None:
-        """Hold nothing."""
+def says(action: str = "ESCALATE", reason: str = "HUMAN_REVIEW", **params: str) -> Says:
+    """Return an engine that proposes this, as likely at three to one."""
+    alternatives = ({"choice": "action", "chosen": action, "z": 1.0, "probabilities": {"DENY": 0.25, action: 0.75}},)
+    return Says(proposal(action, reason, **params), Decoding("says", 0.75, alternatives))
 
 
 @dataclass
@@ -120,8 +104,8 @@ def always(*kinds: str) -> Contract:
     return contract.model_copy(update={"escalation": escalation})
 
 
-def escalated(cli: Cli, kind: str, what: tuple[str, str, tuple[tuple[str, str], ...]] = HANDED_OVER) -> Answer:
-    with refund_gate(cli, Says(what)) as gate:
+def escalated(cli: Cli, kind: str, engine: Says | None = None) -> Answer:
+    with refund_gate(cli, engine or says()) as gate:
         answer = gate.decide(payable(gate, kind))
     assert "ESCALATED" == answer.state
     return answer
@@ -162,7 +146,7 @@ def test_an_override_pays_what_was_proposed_after_an_acknowledgement_and_once(
 ) -> None:
     terms = always("REFUND_TICKET")
     monkeypatch.setattr(desk, "load_refund_contract", lambda: terms)
-    case = escalated(cli, "REFUND_TICKET", ("REFUND_TICKET", "NOT_TRAVELLED", (("amount", "12.00"),)))
+    case = escalated(cli, "REFUND_TICKET", says("REFUND_TICKET", "NOT_TRAVELLED", amount="12.00"))
     (facts,) = cli.json("escalations", "list")
     assert ("REFUND_TICKET amount 12.00", "HIGH", "APPROVAL_REQUIRED") == (
         facts["proposed"],
@@ -181,7 +165,7 @@ def test_an_override_pays_what_was_proposed_after_an_acknowledgement_and_once(
     code, _, err = cli(*words, "--acknowledge")
     assert (2, True) == (code, f"is resolved already: OVERRIDE by {operator()}" in err)
     assert [(case.dfid, "REFUND_TICKET", 1_200)] == paid(cli)
-    with refund_gate(cli, Says()) as gate:
+    with refund_gate(cli, says()) as gate:
         event = next(c.event for c in desk.read_queue(cli.folder) if c.event["claim_id"] == case.event_id)
         again = gate.decide(event)
         assert (case.dfid, "CLOSED", "OVERRIDE") == (again.dfid, again.state, again.resolution)
@@ -206,7 +190,7 @@ def test_a_ticket_that_moved_is_refused_until_the_human_has_seen_it(cli: Cli) ->
 
 def test_an_order_whose_end_nobody_knows_is_listed_and_settled_by_a_humans_word(cli: Cli) -> None:
     rails: list[RailProcess] = []
-    with refund_gate(cli, Says(("REFUND_TICKET", "NOT_TRAVELLED", (("amount", "3.00"),))), rails.append) as gate:
+    with refund_gate(cli, says("REFUND_TICKET", "NOT_TRAVELLED", amount="3.00"), rails.append) as gate:
         event = payable(gate, "REFUND_TICKET")
         rails[0].kill()
         answer = gate.decide(event)
@@ -226,7 +210,7 @@ def test_an_order_whose_end_nobody_knows_is_listed_and_settled_by_a_humans_word(
 
 
 def test_a_decision_that_there_is_none_of_is_refused_and_never_taken_for_one_that_pays(cli: Cli) -> None:
-    with refund_gate(cli, Says()) as gate:
+    with refund_gate(cli, says()) as gate:
         dfid = gate.decide(payable(gate, "REFUND_TICKET")).dfid
         with pytest.raises(UsageError, match="there is no decision `abort`"):
             gate.resolve(dfid, "abort", who="ada", reason="withdrawn", acknowledge=True)  # type: ignore[arg-type]
@@ -235,7 +219,7 @@ def test_a_decision_that_there_is_none_of_is_refused_and_never_taken_for_one_tha
 
 
 def test_a_gate_of_ones_own_is_resolved_in_code(cli: Cli) -> None:
-    with refund_gate(cli, Says()) as gate:
+    with refund_gate(cli, says()) as gate:
         dfid = gate.decide(payable(gate, "REFUND_TICKET")).dfid
         look = gate.look(dfid)
         change = '{"action":"REFUND_TICKET","params":{"amount":2.00},"reason_code":"NOT_TRAVELLED"}'

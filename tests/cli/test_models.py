@@ -10,7 +10,7 @@ import pytest
 
 from sds.models.catalog import embedded_model
 from tests.cli.conftest import Shell
-from tests.models.test_prepare import flip, preparation
+from tests.models.preparing import flip, preparation
 from tests.small_models import sentencepiece_gguf
 
 CHECKS = ["template", "bytes", "spelling", "mask", "decisions", "context", "evidence"]

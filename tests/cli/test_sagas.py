@@ -15,7 +15,8 @@ from sds.gates.refund.source import TicketSource
 from sds.home import now_ms
 from sds.kernel.packet import DecisionPacket, Decoding
 from tests.cli.conftest import Shell
-from tests.gates.test_saga_gate import SAGA, Follows
+from tests.gates.test_saga_gate import SAGA, STEPS
+from tests.proposers import Greedy
 
 pytestmark = pytest.mark.xdist_group("cli")
 AN_HOUR_MS = 3_600_000
@@ -55,7 +56,7 @@ def test_chaos_and_sagas_that_do_not_go_together_are_refused_in_plain_words(shel
     assert (2, True) == (done.returncode, "there is no saga `NONE`" in done.stderr)
 
 
-class Stops(Follows):
+class Stops(Greedy):
     """A proposer whose process is stopped in the second step."""
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
@@ -73,7 +74,7 @@ def stop_half_way(folder: Path) -> None:
             source,
             rail.executor(source.version),
             folder=folder,
-            engine=Stops("REVERT"),
+            engine=Stops("REVERT", *STEPS),
             now_ms=lambda: now_ms() - AN_HOUR_MS,
         )
         with gate:

@@ -1,16 +1,20 @@
-"""One llama.cpp server for this folder, and a world whose clock runs: deadlines here are real ones."""
+"""One llama.cpp server for this folder, a world whose clock runs, as deadlines here are real ones, and batchers."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sds.engines.batching import Batcher
 from sds.engines.protocol import Engine
 from sds.kernel.answer import Answer
 from sds.stream import Stream
+from tests.engines.hashing import HashBackend
 from tests.engines.servers import LlamaServer
 from tests.kernel.durable import START_MS, World
 
@@ -46,3 +50,17 @@ def decide(world: World, engine: Engine, name: str = "C1") -> Answer:
 @pytest.fixture(scope="session")
 def tiny_gguf(tiny_path: Callable[[int], Path]) -> Path:
     return tiny_path(1)
+
+
+@pytest.fixture
+def batching() -> Iterator[Callable[..., Batcher]]:
+    batchers: list[Batcher] = []
+
+    def open_one(backend: HashBackend, **options: Any) -> Batcher:
+        batchers.append(Batcher(backend, now_ms=options.pop("now_ms", lambda: 0), words=threading.Lock(), **options))
+        return batchers[-1]
+
+    yield open_one
+    for batcher in batchers:
+        batcher._backend.gate.set()  # type: ignore[attr-defined]
+        batcher.close()

@@ -1,8 +1,9 @@
-"""Orders to pay, as the kernel would send them."""
+"""Orders to pay, as the kernel would send them, and raw bytes, as it never would."""
 
 from __future__ import annotations
 
 import hashlib
+import socket
 
 from sds.gates.refund.rail_client import RailExecutor
 from sds.kernel.executor import ExecutionIntent, Receipt
@@ -20,3 +21,15 @@ def intent_for(name: str, amount: int = 25_000, kind: str = "COMPENSATE") -> Exe
 
 def pay(executor: RailExecutor, name: str, amount: int = 25_000, deadline_s: float = SOON_S) -> Receipt:
     return executor.dispatch(intent_for(name, amount), key_of(name), deadline_s)
+
+
+def raw(port: int, data: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=SOON_S) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(4096), b""))
+
+
+def post(port: int, path: str, body: bytes, *, kind: str = "application/json", length: str = "") -> int:
+    head = f"POST {path} HTTP/1.0\r\nContent-Type: {kind}\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    return int(raw(port, head.encode() + body).split()[1])

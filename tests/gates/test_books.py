@@ -21,7 +21,7 @@ from sds.home import decisions_path
 from sds.kernel.answer import Answer
 from sds.kernel.store import Store
 from tests.gates.orders import key_of
-from tests.gates.test_refund_gate import Greedy
+from tests.proposers import Greedy
 
 CLAIMS = 40
 

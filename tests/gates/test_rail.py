@@ -21,24 +21,12 @@ from sds.gates.refund.rail import BODY_BYTES_MAX
 from sds.gates.refund.rail_client import RailExecutor, RailProcess
 from sds.kernel.errors import ExecutorError
 from sds.kernel.executor import ExecutionIntent, Receipt
-from tests.gates.orders import SOON_S, intent_for, key_of, pay
+from tests.gates.orders import SOON_S, intent_for, key_of, pay, post, raw
 
 
 def order(name: str, **changes: object) -> dict[str, object]:
     whole = {"key": key_of(name), "kind": "VOUCHER", "amount_minor": 500, "ticket_id": f"TKT-{name}", "dfid": name}
     return {**whole, **changes}
-
-
-def raw(port: int, data: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=SOON_S) as connection:
-        connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
-        return b"".join(iter(lambda: connection.recv(4096), b""))
-
-
-def post(port: int, path: str, body: bytes, *, kind: str = "application/json", length: str = "") -> int:
-    head = f"POST {path} HTTP/1.0\r\nContent-Type: {kind}\r\nContent-Length: {length or len(body)}\r\n\r\n"
-    return int(raw(port, head.encode() + body).split()[1])
 
 
 class TestIdempotency:

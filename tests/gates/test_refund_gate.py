@@ -15,30 +15,11 @@ from sds.gates.refund.rail_client import RailProcess
 from sds.home import now_ms
 from sds.kernel import audit
 from sds.kernel.errors import EventError, UsageError
-from sds.kernel.packet import DecisionPacket, Decoding
-from sds.kernel.proposal import Proposal, write_proposal
+from sds.kernel.packet import DecisionPacket
 from sds.models.llama import LlamaBackend
+from tests.proposers import Greedy
 
 CLAIMS = 120
-
-
-class Greedy:
-    """The most expensive proposer the envelope permits: always pays, always the most."""
-
-    def __init__(self) -> None:
-        self.model = "greedy"
-
-    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
-        order = ("COMPENSATE", "REFUND_TICKET", "VOUCHER", "DENY", "ESCALATE")
-        kind = next(k for name in order if (k := packet.envelope.kind(name)) is not None)
-        params = tuple((name, f"{b.hi // 100}.{b.hi % 100:02d}") for name, b in kind.params)
-        return write_proposal(Proposal(kind.kind, params, kind.reasons[0], packet.snapshot.id)), Decoding("greedy", 1.0)
-
-    def count_tokens(self, text: str) -> int:
-        return len(text.encode())
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from sds.kernel.answer import Answer
 from sds.kernel.errors import UsageError, WorldError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.kernel.store import Store
-from tests.gates.test_refund_gate import Greedy
+from tests.proposers import Greedy
 
 AGENT = "refund-agent"
 LIMIT = 4

@@ -20,39 +20,16 @@ from sds.gates.refund.saga_run import Watch
 from sds.gates.refund.source import TicketSource
 from sds.home import now_ms
 from sds.kernel import audit
-from sds.kernel.envelope import format_literal
 from sds.kernel.executor import Receipt
-from sds.kernel.packet import DecisionPacket, Decoding
-from sds.kernel.proposal import Proposal, write_proposal
 from sds.kernel.rules import Rules
 from sds.kernel.saga import SagaAnswer
 from sds.models.llama import LlamaBackend
-from tests.gates.orders import SOON_S, key_of, pay
-from tests.gates.test_rail import post
+from tests.gates.orders import SOON_S, key_of, pay, post
 from tests.gates.test_refund_policy import ON_TIME
+from tests.proposers import Greedy
 
-SAGA = "REFUND_WITH_VOUCHER"
+SAGA, STEPS = "REFUND_WITH_VOUCHER", ("REFUND_TICKET", "REFUND_VOUCHER")
 CLAIMS = 120
-
-
-class Follows:
-    """A proposer that does what a step is about, for the most it may cost, and chooses what it is told of a menu."""
-
-    def __init__(self, choice: str) -> None:
-        self.model, self.choice = "follows", choice
-
-    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
-        order = (self.choice, "REFUND_TICKET", "REFUND_VOUCHER", "DENY", "ESCALATE")
-        kind = next(k for name in order if (k := packet.envelope.kind(name)) is not None)
-        params = tuple((name, format_literal(b.hi, b.scale)) for name, b in kind.params)
-        said = Proposal(kind.kind, params, kind.reasons[0], packet.snapshot.id)
-        return write_proposal(said), Decoding("follows", 1.0)
-
-    def count_tokens(self, text: str) -> int:
-        return len(text)
-
-    def close(self) -> None:
-        pass
 
 
 class Desk:
@@ -93,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def desk(folder: Path) -> Iterator[Desk]:
-    opened = Desk(folder, Follows("REVERT"))
+    opened = Desk(folder, Greedy("REVERT", *STEPS))
     yield opened
     opened.rail.misbehave()
     assert [] == opened.faults()
@@ -101,7 +78,7 @@ def desk(folder: Path) -> Iterator[Desk]:
 
 
 def test_when_both_steps_are_paid_the_saga_is_closed(folder: Path) -> None:
-    desk = Desk(folder, Follows("REVERT"), fail_second=False)
+    desk = Desk(folder, Greedy("REVERT", *STEPS), fail_second=False)
     found = desk.decide()
     assert ("CLOSED", None, None) == (found.answer.state, found.answer.tag, found.compensation)
     assert ["REFUND_TICKET", "REFUND_VOUCHER"] == [step.action for step in found.steps if step]

@@ -14,8 +14,7 @@ import pytest
 from sds.gates.refund.rail_client import RailExecutor, RailProcess
 from sds.gates.refund.rail_store import Order, PayoutStore
 from sds.kernel.executor import Receipt
-from tests.gates.orders import SOON_S, key_of, pay
-from tests.gates.test_rail import post
+from tests.gates.orders import SOON_S, key_of, pay, post
 
 VOID = Receipt("rejected", detail="the key was made void")
 

@@ -20,26 +20,26 @@ from sds.kernel.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.errors import LanguageError
 from sds.kernel.proposal import Proposal, write_proposal
 from tests.grammars.byte_matcher import ByteMatcher
+from tests.model_fixtures import CONTEXT_REF
 from tests.samples import inside, mutated, near
 from tests.scale import scale, seeded
 from tests.strategies import envelopes, random_envelope
 
-CONTEXT = "0123456789abcdef" * 4
 SAMPLES_EACH = 50
 
 
 def samples(rng: Random, envelope: DecisionEnvelope, count: int) -> list[bytes]:
     """Half of them inside, half bent."""
-    good = [write_proposal(inside(rng, envelope, CONTEXT)) for _ in range(count // 2)]
-    return good + [mutated(rng, envelope, CONTEXT) for _ in range(count // 2)]
+    good = [write_proposal(inside(rng, envelope, CONTEXT_REF)) for _ in range(count // 2)]
+    return good + [mutated(rng, envelope, CONTEXT_REF) for _ in range(count // 2)]
 
 
 def test_the_kernel_and_the_expression_agree_both_ways() -> None:
     rng, asked, accepted = seeded(20260710), 0, 0
-    tail = f',"context_ref":"{CONTEXT}"}}'.encode()
+    tail = f',"context_ref":"{CONTEXT_REF}"}}'.encode()
     while asked < scale(20_000, 400_000):
         envelope = random_envelope(rng.randint)
-        matches = re.compile(emit_regex.emit(language(envelope, CONTEXT)).encode()).fullmatch
+        matches = re.compile(emit_regex.emit(language(envelope, CONTEXT_REF)).encode()).fullmatch
         for data in samples(rng, envelope, SAMPLES_EACH):
             asked += 1
             permitted = envelope.contains(data) and data.endswith(tail)
@@ -51,7 +51,7 @@ def test_the_kernel_and_the_expression_agree_both_ways() -> None:
 @settings(max_examples=scale(60, 1000), deadline=None)
 @given(envelopes(), st.integers(0, 2**32))
 def test_the_expression_and_lark_accept_the_same_bytes(envelope: DecisionEnvelope, seed: int) -> None:
-    said = language(envelope, CONTEXT)
+    said = language(envelope, CONTEXT_REF)
     matches = re.compile(emit_regex.emit(said).encode()).fullmatch
     matcher = ByteMatcher(emit_lark.emit(said))
     for data in samples(Random(seed), envelope, 20):
@@ -61,13 +61,13 @@ def test_the_expression_and_lark_accept_the_same_bytes(envelope: DecisionEnvelop
 @settings(max_examples=scale(150, 2000), deadline=None)
 @given(envelopes(), st.integers(0, 2**32))
 def test_the_schema_accepts_the_same_values(envelope: DecisionEnvelope, seed: int) -> None:
-    rng, said = Random(seed), language(writable(envelope), CONTEXT)
+    rng, said = Random(seed), language(writable(envelope), CONTEXT_REF)
     matches = re.compile(emit_regex.emit(said)).fullmatch
     schema = json.loads(json.dumps(emit_json_schema.emit(said)), parse_float=Decimal)
     Draft202012Validator.check_schema(schema)
     validator = Draft202012Validator(schema)
     for draw in (inside, near) * 5:
-        proposal = draw(rng, said.envelope, CONTEXT)
+        proposal = draw(rng, said.envelope, CONTEXT_REF)
         try:
             value = json.loads(
                 write_proposal(proposal), parse_float=Decimal, parse_constant=refuse, object_pairs_hook=once
@@ -124,7 +124,7 @@ def test_a_residue_no_schema_can_say_is_refused_and_not_widened() -> None:
     assert allowed is not None
     envelope = envelope_of([KindBound("PAY", ("OK",), (("amount", allowed),)), KindBound(DENY, ("NO",))])
     with pytest.raises(LanguageError, match=r"`amount` has no JSON Schema: more than 4096 values with a residue"):
-        emit_json_schema.emit(language(envelope, CONTEXT))
+        emit_json_schema.emit(language(envelope, CONTEXT_REF))
 
 
 def test_every_number_of_the_schema_is_exact_as_text() -> None:

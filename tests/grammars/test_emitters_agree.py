@@ -27,11 +27,11 @@ from sds.kernel.proposal import Proposal, write_proposal
 from sds.models.catalog import embedded_model
 from tests.grammars.byte_matcher import ByteMatcher
 from tests.grammars.gbnf_matcher import GbnfMatcher, GbnfVocabulary
+from tests.model_fixtures import CONTEXT_REF
 from tests.samples import BENT, inside, near
 from tests.scale import scale, seeded
 from tests.strategies import random_envelope
 
-CONTEXT = "0123456789abcdef" * 4
 STRINGS_EACH = 80
 DIGITS_MAX = 1000  # a damaged number may have more digits than Python's decimals keep, or can take a remainder of
 Judge = Callable[[bytes], bool]
@@ -48,7 +48,7 @@ def test_no_emitter_accepts_or_refuses_what_the_kernel_does_not(words: GbnfVocab
     rng, asked, accepted, refused = seeded(20261122), 0, 0, 0
     found, examples = Counter[str](), dict[str, tuple[Language, bytes]]()
     while asked < scale(20_000, 400_000):
-        said = language(random_envelope(rng.randint), CONTEXT)
+        said = language(random_envelope(rng.randint), CONTEXT_REF)
         gbnf = GbnfMatcher(words, to_gbnf(said))
         judges = {"regex": regex_judge(said), "lark": lark_judge(said), "gbnf": lambda data: gbnf.accepts(data, rng)}  # noqa: B023
         values = schema_judge(said)
@@ -74,12 +74,12 @@ def test_no_emitter_accepts_or_refuses_what_the_kernel_does_not(words: GbnfVocab
 def strings(rng: Random, said: Language, count: int) -> Iterator[bytes]:
     """Yield sentences of the language, and after each one that was damaged, or that lies just outside."""
     for _ in range(count // 2):
-        data = write_proposal(inside(rng, said.envelope, CONTEXT))
+        data = write_proposal(inside(rng, said.envelope, CONTEXT_REF))
         yield data
         if rng.randrange(3):
             yield damaged(rng, data)
         else:
-            yield write_proposal(near(rng, said.envelope, CONTEXT))
+            yield write_proposal(near(rng, said.envelope, CONTEXT_REF))
 
 
 def damaged(rng: Random, data: bytes) -> bytes:
@@ -107,7 +107,7 @@ def damaged(rng: Random, data: bytes) -> bytes:
 
 
 def permits(said: Language, data: bytes) -> bool:
-    return said.envelope.contains(data) and data.endswith(f'"context_ref":"{CONTEXT}"}}'.encode())
+    return said.envelope.contains(data) and data.endswith(f'"context_ref":"{CONTEXT_REF}"}}'.encode())
 
 
 def regex_judge(said: Language) -> Judge:
@@ -184,12 +184,12 @@ def literal(value: object, decimals: int) -> str:
 
 @pytest.mark.parametrize("chars_max", [1, REPEAT_MAX - 1, REPEAT_MAX, REPEAT_MAX + 1, 3 * REPEAT_MAX, 1999, 2000])
 def test_a_long_rationale_ends_exactly_at_its_limit(words: GbnfVocabulary, chars_max: int) -> None:
-    said = language(envelope_of([KindBound(DENY, ("NO",))], chars_max), CONTEXT)
+    said = language(envelope_of([KindBound(DENY, ("NO",))], chars_max), CONTEXT_REF)
     grammar, rng = to_gbnf(said), seeded(chars_max)
     gbnf = GbnfMatcher(words, grammar)
     lengths = {0, 1, chars_max, *(rng.randint(0, chars_max) for _ in range(scale(5, 100)))}
     for length in sorted(lengths | {chars_max + 1, chars_max + REPEAT_MAX}):
-        proposal = Proposal(DENY, (), "NO", CONTEXT, "".join(rng.choices("a0 ~!#[]^{}", k=length)))
+        proposal = Proposal(DENY, (), "NO", CONTEXT_REF, "".join(rng.choices("a0 ~!#[]^{}", k=length)))
         assert (length <= chars_max) == gbnf.accepts(write_proposal(proposal), rng), length
     gbnf.close()
     assert len(grammar) < 2000
@@ -199,11 +199,11 @@ def test_a_long_rationale_ends_exactly_at_its_limit(words: GbnfVocabulary, chars
 def test_numbers_of_many_pieces_still_load_and_hold(words: GbnfVocabulary) -> None:
     allowed = bound(0, 10**5, step=7)
     assert allowed is not None
-    said = language(envelope_of([KindBound("PAY", ("OK",), (("n", allowed),)), KindBound(DENY, ("NO",))]), CONTEXT)
+    said = language(envelope_of([KindBound("PAY", ("OK",), (("n", allowed),)), KindBound(DENY, ("NO",))]), CONTEXT_REF)
     gbnf, rng = GbnfMatcher(words, to_gbnf(said)), seeded(7)
     for _ in range(scale(100, 5000)):
         value = rng.randint(-5, 10**5 + 50)
-        data = write_proposal(Proposal("PAY", (("n", str(value)),), "OK", CONTEXT))
+        data = write_proposal(Proposal("PAY", (("n", str(value)),), "OK", CONTEXT_REF))
         assert (value in allowed) == gbnf.accepts(data, rng), value
     gbnf.close()
 
@@ -213,7 +213,7 @@ def test_a_language_without_an_expression_has_no_grammar_either() -> None:
     assert allowed is not None
     envelope = envelope_of([KindBound("PAY", ("OK",), (("n", allowed),)), KindBound(DENY, ("NO",))])
     with pytest.raises(LanguageError, match="the numbers need an expression of more than 65536 characters"):
-        to_gbnf(language(envelope, CONTEXT))
+        to_gbnf(language(envelope, CONTEXT_REF))
 
 
 def test_many_large_numbers_are_refused_and_not_cut_short() -> None:
@@ -222,4 +222,4 @@ def test_many_large_numbers_are_refused_and_not_cut_short() -> None:
     params = tuple((f"n{i}", allowed) for i in range(4))
     envelope = envelope_of([KindBound("PAY", ("OK",), params), KindBound(DENY, ("NO",))])
     with pytest.raises(LanguageError, match=f"the language needs a grammar of more than {GBNF_CHARS_MAX} characters"):
-        to_gbnf(language(envelope, CONTEXT))
+        to_gbnf(language(envelope, CONTEXT_REF))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -14,93 +13,18 @@ from hypothesis import strategies as st
 
 from sds.benchmarks.llguidance_tokenizer import llguidance_tokenizer
 from sds.grammars.language import language
-from sds.grammars.plan import PLANS_MAX, Fork, Planner, Walk
+from sds.grammars.plan import PLANS_MAX, Planner
 from sds.grammars.proof import follow
 from sds.kernel.bounds import MAGNITUDE_MAX, Bound, bound
 from sds.kernel.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of, format_literal
 from sds.kernel.errors import LanguageError
 from sds.kernel.proposal import TEXT_CHARS
-from sds.models.catalog import embedded_model
 from tests.grammars.llguidance_mask import Mask
-from tests.grammars.tokenizers import Scraps, Tokens, in_threes, joined, of_gguf
-from tests.model_fixtures import refund_envelope
+from tests.grammars.tokenizers import Tokens
+from tests.grammars.walks import SMALL, STEPS_MAX, at_random, every_end, pool, some, walked
+from tests.model_fixtures import CONTEXT_REF, refund_envelope
 from tests.scale import scale, seeded
-from tests.small_models import sentencepiece_gguf
-from tests.strategies import REASONS, random_bound, random_envelope
-
-CONTEXT = "0123456789abcdef" * 4
-STEPS_MAX = 4000
-NAMES = ["embedded", "sentencepiece", "threes", "joined"]
-
-
-@pytest.fixture(scope="module")
-def embedded() -> Iterator[Tokens]:
-    with of_gguf(embedded_model()) as tokens:
-        yield tokens
-
-
-@pytest.fixture(scope="module")
-def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tokens]:
-    with of_gguf(sentencepiece_gguf(tmp_path_factory.mktemp("words") / "sentencepiece.gguf")) as tokens:
-        yield tokens
-
-
-@pytest.fixture(scope="module")
-def threes() -> Tokens:
-    return in_threes()
-
-
-@pytest.fixture(name="joined", scope="module")
-def joined_() -> Tokens:
-    return joined()
-
-
-@pytest.fixture(scope="module", params=NAMES)
-def words(request: pytest.FixtureRequest) -> Tokens:
-    found: Tokens = request.getfixturevalue(request.param)
-    return found
-
-
-Picking = Callable[[Fork], int]
-
-
-def some(**params: Bound | None) -> DecisionEnvelope:
-    chosen = tuple((name, allowed) for name, allowed in params.items() if allowed)
-    return envelope_of([KindBound("PAY", ("LATE", "LATER"), chosen), KindBound(DENY, ("LATE", "NO"))])
-
-
-def walked(walk: Walk, pick: Picking) -> Walk:
-    """Go to the end, choosing by `pick` an index into the tokens of each fork."""
-    for _ in range(STEPS_MAX):
-        walk.forced()
-        if walk.finished:
-            return walk
-        fork = walk.fork()
-        walk.take(int(fork.tokens[pick(fork)]))
-    raise AssertionError("the walk does not end")
-
-
-def at_random(rng: Random) -> Picking:
-    return lambda fork: rng.randrange(len(fork.tokens))
-
-
-def taken(walk: Walk, *labels: str) -> None:
-    """Take the token that leaves these labels open."""
-    walk.forced()
-    fork = walk.fork()
-    walk.take(int(fork.tokens[fork.labels.index(labels)]))
-    walk.forced()
-
-
-def every_end(walk: Walk) -> Iterator[Walk]:
-    walk.forced()
-    if walk.finished:
-        yield walk
-        return
-    for token in walk.fork().tokens.tolist():
-        copied = walk.copy()
-        copied.take(token)
-        yield from every_end(copied)
+from tests.strategies import REASONS, random_bound
 
 
 def decisions(envelope: DecisionEnvelope) -> set[bytes]:
@@ -113,55 +37,23 @@ def decisions(envelope: DecisionEnvelope) -> set[bytes]:
             rows = [f'{row}{"," if row else ""}"{name}":{format_literal(v, b.scale)}' for row in rows for v in values]
         for reason in kind.reasons:
             found |= {
-                f'{{"action":"{kind.kind}","params":{{{row}}},"reason_code":"{reason}","context_ref":"{CONTEXT}"}}'
+                f'{{"action":"{kind.kind}","params":{{{row}}},"reason_code":"{reason}","context_ref":"{CONTEXT_REF}"}}'
                 for row in rows
             }
     return {text.encode() for text in found}
 
 
-SMALL = {
-    "nothing but escalation": ESCALATE_ONLY,
-    "two scales": some(amount=bound(95, 105, step=5, scale=2), days=bound(0, 12)),
-    "below zero": some(amount=bound(-13, -1), days=bound(-250, -100, step=25, scale=1)),
-    "around zero": some(amount=bound(-11, 11), days=bound(-20, 20, step=7, residue=3, scale=1)),
-    "one value": some(amount=bound(-250, -250, scale=2), amount_extra=bound(7, 7), days=bound(1, 2)),
-    "one end is the beginning of another": some(amount=bound(1, 1000, step=9)),
-    "kinds and reasons that begin alike": envelope_of(
-        [
-            KindBound("PAY", ("A", "A0", "LATE", "LATER", "LATE_R"), (("x", bound(0, 1)),)),  # type: ignore[arg-type]
-            KindBound("PAY_LATER", ("A",), (("x", bound(-1, 1)),)),  # type: ignore[arg-type]
-            KindBound("PAYS", ("A", "AA")),
-            KindBound(DENY, ("CREW", "CREWS")),
-        ]
-    ),
-}
-
-
 @pytest.mark.parametrize("envelope", SMALL.values(), ids=SMALL)
 def test_every_decision_is_reached_in_one_way_and_nothing_else(words: Tokens, envelope: DecisionEnvelope) -> None:
-    ends = [*every_end(Planner(words).walk(envelope, CONTEXT))]
+    ends = [*every_end(Planner(words).walk(envelope, CONTEXT_REF))]
     assert sorted(decisions(envelope)) == sorted(walk.data for walk in ends)
     assert all(walk.data == b"".join(map(words.piece, walk.tokens)) for walk in ends)
-
-
-FEW = {name: envelope for name, envelope in SMALL.items() if name != "one end is the beginning of another"} | {
-    "few, and one end is the beginning of another": some(amount=bound(1, 1000, step=37), days=bound(9, 11)),
-}
-
-
-def pool(seed: int, count: int, rationale: bool | None = None) -> Iterator[tuple[Random, DecisionEnvelope]]:
-    rng = seeded(seed)
-    while count:
-        envelope = random_envelope(rng.randint)
-        if rationale is None or rationale == bool(envelope.rationale_chars_max):
-            count -= 1
-            yield rng, envelope
 
 
 def test_no_walk_leaves_the_mask_and_every_walk_ends_in_the_language(words: Tokens) -> None:
     planner, tokenizer = Planner(words), llguidance_tokenizer(words)
     for rng, envelope in pool(20260811, scale(60, 3000)):
-        mask, walk = Mask(tokenizer, language(envelope, CONTEXT)), planner.walk(envelope, CONTEXT)
+        mask, walk = Mask(tokenizer, language(envelope, CONTEXT_REF)), planner.walk(envelope, CONTEXT_REF)
         for _ in range(STEPS_MAX):
             mask.advance(walk.forced())
             if walk.finished:
@@ -174,7 +66,7 @@ def test_no_walk_leaves_the_mask_and_every_walk_ends_in_the_language(words: Toke
             mask.advance([token])
         assert mask.finished
         assert envelope.contains(walk.data)
-        assert walk.data.endswith(f'"context_ref":"{CONTEXT}"}}'.encode())
+        assert walk.data.endswith(f'"context_ref":"{CONTEXT_REF}"}}'.encode())
 
 
 def test_what_the_mask_permits_besides_is_another_spelling_only(words: Tokens) -> None:
@@ -182,7 +74,7 @@ def test_what_the_mask_permits_besides_is_another_spelling_only(words: Tokens) -
     planner, tokenizer, pieces = Planner(words), llguidance_tokenizer(words), words.pieces()
     left = 0
     for rng, envelope in pool(20260812, scale(40, 1000)):
-        mask, walk = Mask(tokenizer, language(envelope, CONTEXT)), planner.walk(envelope, CONTEXT)
+        mask, walk = Mask(tokenizer, language(envelope, CONTEXT_REF)), planner.walk(envelope, CONTEXT_REF)
         written = b""
         for _ in range(STEPS_MAX):
             if mask.finished:
@@ -201,7 +93,7 @@ def test_what_the_mask_permits_besides_is_another_spelling_only(words: Tokens) -
             if here and token in open_.tolist():
                 walk.take(token)
         assert envelope.contains(written)
-        assert written == follow(planner.walk(envelope, CONTEXT), written, pieces), envelope
+        assert written == follow(planner.walk(envelope, CONTEXT_REF), written, pieces), envelope
     assert left
 
 
@@ -217,78 +109,10 @@ def test_the_tokens_are_those_the_tokenizer_makes_of_the_finished_text(
         assert words.tokenize(walk.data, special=False) == walk.tokens, walk.data
 
 
-def test_what_a_token_leaves_open_is_what_can_still_be_written(words: Tokens) -> None:
-    planner = Planner(words)
-    for envelope in FEW.values():
-        for walk, fork, options in forks(planner.walk(envelope, CONTEXT)):
-            assert fork.finite
-            for token, labels in zip(fork.tokens.tolist(), fork.labels, strict=True):
-                copied = walk.copy()
-                copied.take(token)
-                ends = {end.data for end in every_end(copied)}
-                begun = {label for label in options if any(is_option(end, fork.start, label) for end in ends)}
-                assert begun == set(labels), (walk.data, words.piece(token))
-
-
-def is_option(data: bytes, start: int, label: str) -> bool:
-    return data.startswith(label.encode(), start) and data[start + len(label) :][:1] in {b'"', b",", b"}"}
-
-
-def forks(walk: Walk) -> Iterator[tuple[Walk, Fork, set[str]]]:
-    """Yield every fork of a small language: the walk at it, and all labels that are open."""
-    walk.forced()
-    if walk.finished:
-        return
-    fork = walk.fork()
-    yield walk, fork, {label for labels in fork.labels for label in labels}
-    for token in fork.tokens.tolist():
-        copied = walk.copy()
-        copied.take(token)
-        yield from forks(copied)
-
-
-def test_the_labels_narrow_until_one_is_left(words: Tokens) -> None:
-    for envelope in FEW.values():
-        for walk, fork, _ in forks(Planner(words).walk(envelope, CONTEXT)):
-            for token, labels in zip(fork.tokens.tolist(), fork.labels, strict=True):
-                copied = walk.copy()
-                copied.take(token)
-                copied.forced()
-                same = None if copied.finished else copied.fork()
-                if same is not None and (same.choice, same.start) == (fork.choice, fork.start):
-                    assert {*labels} == {label for each in same.labels for label in each}
-                else:
-                    assert len(labels) == 1, (copied.data, labels)
-
-
-def test_the_alternatives_of_a_choice_are_all_its_options_and_none_begins_another(words: Tokens) -> None:
-    for envelope in FEW.values():
-        begun = dict[tuple[bytes, int], int]()
-        for walk, fork, labels in forks(Planner(words).walk(envelope, CONTEXT)):
-            found = walk.alternatives()
-            key = (walk.data[: fork.start].rstrip(b'":'), fork.start)  # a sign may be chosen with what stands before it
-            assert bool(found) == (key not in begun), walk.data
-            begun[key] = 1
-            if not found:
-                continue
-            assert labels == {label for label, _ in found}
-            assert len(found) == len(labels)
-            spelled = [tokens for _, tokens in found]
-            assert not any(a != b and a == b[: len(a)] for a in spelled for b in spelled)
-            for label, tokens in found:
-                copied = walk.copy()
-                for token in tokens:
-                    copied.take(token)
-                assert copied.data.startswith(label.encode(), fork.start)
-                if not copied.finished:
-                    copied.forced()
-                assert copied.finished or copied.fork().start != fork.start
-
-
 def test_a_token_outside_the_fork_is_refused_and_changes_nothing(words: Tokens) -> None:
     planner = Planner(words)
     for rng, envelope in pool(20260814, scale(25, 500)):
-        walk = planner.walk(envelope, CONTEXT)
+        walk = planner.walk(envelope, CONTEXT_REF)
         for _ in range(STEPS_MAX):
             walk.forced()
             if walk.finished:
@@ -307,32 +131,12 @@ def test_a_token_outside_the_fork_is_refused_and_changes_nothing(words: Tokens) 
                 ask()
 
 
-def test_a_wide_number_is_chosen_digit_by_digit(embedded: Tokens) -> None:
-    walk = Planner(embedded).walk(some(amount=bound(-5000, 25_000, scale=2)), CONTEXT)
-    taken(walk, "PAY")
-    fork = walk.fork()
-    assert ("amount", False, len(walk.data)) == (fork.choice, fork.finite, fork.start)
-    assert {*"0123456789-"} == {label for labels in fork.labels for label in labels}
-    assert () == walk.alternatives()
-    for digit in "25":
-        walk.take(embedded.tokenize(digit.encode(), special=False)[0])
-    assert {("0",), (".",)} == set(walk.fork().labels)
-    assert fork.start == walk.fork().start
-
-
 @pytest.mark.parametrize("step", [7, 9973, 10**9 + 7])
 def test_a_step_without_a_short_expression_is_walked_all_the_same(embedded: Tokens, step: int) -> None:
     envelope, rng, planner = some(amount=bound(-MAGNITUDE_MAX, MAGNITUDE_MAX, step=step)), seeded(1), Planner(embedded)
     for _ in range(scale(30, 1000)):
-        walk = walked(planner.walk(envelope, CONTEXT), at_random(rng))
+        walk = walked(planner.walk(envelope, CONTEXT_REF), at_random(rng))
         assert envelope.contains(walk.data)
-
-
-def test_a_whole_number_says_where_it_ends(embedded: Tokens) -> None:
-    walk = Planner(embedded).walk(some(amount=bound(1, 900)), CONTEXT)
-    taken(walk, "PAY")
-    walk.take(embedded.tokenize(b"9", special=False)[0])
-    assert {*((str(n),) for n in range(10)), ("",)} == set(walk.fork().labels)
 
 
 @settings(max_examples=scale(100, 5000))
@@ -343,8 +147,8 @@ def test_a_wider_bound_removes_no_path(embedded: Tokens, data: st.DataObject) ->
     lo, hi = (end + sign * pick(0, 300) * narrow.step for end, sign in ((narrow.lo, -1), (narrow.hi, 1)))
     wide = replace(narrow, lo=lo, hi=hi, residue=narrow.lo % narrow.step)
     planner = Planner(embedded)
-    walk = walked(planner.walk(some(amount=narrow), CONTEXT), at_random(Random(pick(0, 10**6))))
-    wider = planner.walk(some(amount=wide), CONTEXT)
+    walk = walked(planner.walk(some(amount=narrow), CONTEXT_REF), at_random(Random(pick(0, 10**6))))
+    wider = planner.walk(some(amount=wide), CONTEXT_REF)
     for token in walk.tokens:
         if not wider.finished:
             wider.take(token)
@@ -355,7 +159,7 @@ def test_a_wider_bound_removes_no_path(embedded: Tokens, data: st.DataObject) ->
 def test_a_rationale_is_free_text_within_its_limit(words: Tokens, chars: int) -> None:
     planner, rng, lengths = Planner(words), seeded(20260815), set[int]()
     for i in range(scale(15, 300)):
-        walk = planner.walk(replace(refund_envelope(), rationale_chars_max=chars), CONTEXT)
+        walk = planner.walk(replace(refund_envelope(), rationale_chars_max=chars), CONTEXT_REF)
         walked(walk, lambda fork, i=i: rng.randrange(i % 2, 1 if i % 2 == rng.randrange(9) == 0 else len(fork.tokens)))
         assert walk.data.count(b'"rationale":"') == 1
         assert replace(refund_envelope(), rationale_chars_max=chars).contains(walk.data)
@@ -368,24 +172,24 @@ def test_every_text_that_the_form_permits_can_be_written(words: Tokens) -> None:
     assert 95 - 2 == len(every)
     assert r"[ !#-\[\]-~]" == TEXT_CHARS
     envelope = replace(ESCALATE_ONLY, rationale_chars_max=len(every))
-    start = walked(Planner(words).walk(envelope, CONTEXT), lambda _: 0).data
+    start = walked(Planner(words).walk(envelope, CONTEXT_REF), lambda _: 0).data
     data = start.replace(b'"rationale":""', f'"rationale":"{every}"'.encode())
     assert data != start
-    assert data == follow(Planner(words).walk(envelope, CONTEXT), data, words.pieces())
+    assert data == follow(Planner(words).walk(envelope, CONTEXT_REF), data, words.pieces())
 
 
 def test_a_planner_keeps_few_plans_and_forgets_none_of_the_language(embedded: Tokens) -> None:
     planner, first = Planner(embedded), some(amount=bound(1, 9))
-    before = {walk.data for walk in every_end(planner.walk(first, CONTEXT))}
+    before = {walk.data for walk in every_end(planner.walk(first, CONTEXT_REF))}
     for i in range(PLANS_MAX + 5):
-        planner.walk(envelope_of([KindBound(DENY, (f"R{i}",))]), CONTEXT)
+        planner.walk(envelope_of([KindBound(DENY, (f"R{i}",))]), CONTEXT_REF)
     assert PLANS_MAX == len(planner._plans)
-    assert before == {walk.data for walk in every_end(planner.walk(first, CONTEXT))}
+    assert before == {walk.data for walk in every_end(planner.walk(first, CONTEXT_REF))}
 
 
 def test_new_bounds_and_a_new_reference_make_no_new_plan(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     planner = Planner(embedded)
-    planner.walk(some(amount=bound(1, 900)), CONTEXT)
+    planner.walk(some(amount=bound(1, 900)), CONTEXT_REF)
     monkeypatch.setattr(embedded, "tokenize", None)
     for hi in range(901, 1000):
         walk = planner.walk(some(amount=bound(2, hi)), f"{hi:064x}")
@@ -403,14 +207,14 @@ def of_one(*reasons: str, params: tuple[tuple[str, Bound], ...] = (), chars: int
         (ESCALATE_ONLY, "0" * 63, "the context reference is not 64 hexadecimal digits"),
         (ESCALATE_ONLY, "G" * 64, "the context reference is not 64 hexadecimal digits"),
         (ESCALATE_ONLY, "0" * 63 + "\n", "the context reference is not 64 hexadecimal digits"),
-        (of_one("A", chars=2001), CONTEXT, "a rationale of `2001` characters is not within 0..2000"),
-        (of_one("A", chars=-1), CONTEXT, "a rationale of `-1` characters is not within 0..2000"),
-        (of_one(), CONTEXT, "a reason code is missing or stands twice"),
-        (of_one("A", "A"), CONTEXT, "a reason code is missing or stands twice"),
-        (of_one("a"), CONTEXT, "`a` is not a reason code the form can write"),
-        (of_one("A", params=(("X", Bound(1, 2, 1, 0, 0)),)), CONTEXT, "`PAY` has parameters the form cannot write"),
-        (of_one("A", params=(("x", Bound(3, 4, 10, 7, 0)),)), CONTEXT, "`x` has a bound that holds no value"),
-        (of_one("A", params=(("x", Bound(2, 1, 1, 0, 0)),)), CONTEXT, "`x` has a bound that holds no value"),
+        (of_one("A", chars=2001), CONTEXT_REF, "a rationale of `2001` characters is not within 0..2000"),
+        (of_one("A", chars=-1), CONTEXT_REF, "a rationale of `-1` characters is not within 0..2000"),
+        (of_one(), CONTEXT_REF, "a reason code is missing or stands twice"),
+        (of_one("A", "A"), CONTEXT_REF, "a reason code is missing or stands twice"),
+        (of_one("a"), CONTEXT_REF, "`a` is not a reason code the form can write"),
+        (of_one("A", params=(("X", Bound(1, 2, 1, 0, 0)),)), CONTEXT_REF, "`PAY` has parameters the form cannot write"),
+        (of_one("A", params=(("x", Bound(3, 4, 10, 7, 0)),)), CONTEXT_REF, "`x` has a bound that holds no value"),
+        (of_one("A", params=(("x", Bound(2, 1, 1, 0, 0)),)), CONTEXT_REF, "`x` has a bound that holds no value"),
     ],
 )
 def test_what_the_form_cannot_write_is_refused(
@@ -427,7 +231,7 @@ def test_words_that_cannot_spell_a_decision_are_refused(threes: Tokens, monkeypa
     piece = threes.piece
     monkeypatch.setattr(threes, "piece", lambda token: piece(token).replace(b"_", b"-"))
     with pytest.raises(LanguageError) as refused:
-        Planner(threes).walk(ESCALATE_ONLY, CONTEXT)
+        Planner(threes).walk(ESCALATE_ONLY, CONTEXT_REF)
     assert "LANGUAGE_UNSPEAKABLE" == refused.value.reason_code
     monkeypatch.setattr(threes, "piece", lambda token: piece(token).replace(b"7", b"8"))
     with pytest.raises(LanguageError, match="no tokens of the model spell `7`"):
@@ -436,18 +240,3 @@ def test_words_that_cannot_spell_a_decision_are_refused(threes: Tokens, monkeypa
 
 def test_the_reasons_of_the_pool_begin_alike() -> None:
     assert any(a != b and b.startswith(a) for a in REASONS for b in REASONS)
-
-
-def test_one_value_is_no_choice_where_tokens_part_over_what_comes_after_it() -> None:
-    """Where one token holds the next number's sign, they part behind a number that was forced."""
-    only, signed = bound(7, 7), bound(-1, 1)
-    assert only is not None
-    assert signed is not None
-    kinds = [KindBound(DENY, ("NO",)), KindBound("PAY", ("YES",), (("a", only), ("b", signed)))]
-    walk = Planner(Tokens(Scraps((',"b":-',), parts=False))).walk(envelope_of(kinds), "0" * 64)
-    walk.forced()
-    walk.take(ord("P"))
-    walk.forced()
-    assert walk.data.endswith(b'"a":7')
-    assert 2 == len(walk.fork().tokens)
-    assert () == walk.alternatives()

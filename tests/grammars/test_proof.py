@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,14 +12,7 @@ from sds.grammars.literals import Literals
 from sds.grammars.proof import prove_alive
 from sds.grammars.walk import Fork, Walk
 from sds.kernel.errors import LanguageError
-from sds.models.catalog import embedded_model
-from tests.grammars.tokenizers import Tokens, in_threes, joined, of_gguf
-
-
-@pytest.fixture(scope="module")
-def words() -> Iterator[Tokens]:
-    with of_gguf(embedded_model()) as tokens:
-        yield tokens
+from tests.grammars.tokenizers import Tokens, in_threes, joined
 
 
 @pytest.mark.parametrize("made", [in_threes, joined])
@@ -27,8 +20,8 @@ def test_small_words_are_alive(made: Callable[[], Tokens]) -> None:
     prove_alive(made())
 
 
-def test_real_words_are_alive(words: Tokens) -> None:
-    prove_alive(words)
+def test_real_words_are_alive(embedded: Tokens) -> None:
+    prove_alive(embedded)
 
 
 def everything_reachable(*_: object) -> bool:
@@ -46,24 +39,24 @@ def refuses(words: Tokens, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_a_walk_that_takes_every_token_is_found(words: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_walk_that_takes_every_token_is_found(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Walk, "take", take_anything)
-    refuses(words, "the mask is not alive: it took a forbidden token")
+    refuses(embedded, "the mask is not alive: it took a forbidden token")
 
 
-def test_numbers_without_bounds_are_found(words: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_without_bounds_are_found(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Literals, "_reaches", everything_reachable)
-    refuses(words, "the mask is not alive: it let a walk leave the language")
+    refuses(embedded, "the mask is not alive: it let a walk leave the language")
 
 
-def test_a_fork_that_offers_every_token_is_found(words: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
-    every = np.arange(words.vocab_size)
+def test_a_fork_that_offers_every_token_is_found(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = np.arange(embedded.vocab_size)
     monkeypatch.setattr(Walk, "fork", lambda _: Fork("action", every, (), 0, finite=True))
-    refuses(words, "the language does not permit this token")
+    refuses(embedded, "the language does not permit this token")
 
 
-def test_pieces_that_are_not_what_was_written_are_found(words: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_that_are_not_what_was_written_are_found(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     follows, other = proof._follow_wish, in_threes()
     other.piece = lambda token: b"x"  # type: ignore[method-assign]
     monkeypatch.setattr(proof, "_follow_wish", lambda walk, _, decisions, wish: follows(walk, other, decisions, wish))
-    refuses(words, "the mask is not alive: it ended elsewhere than the decision")
+    refuses(embedded, "the mask is not alive: it ended elsewhere than the decision")

@@ -13,6 +13,10 @@ def suspend(world: World) -> None:
     registry.transition(world.store, AGENT, "SUSPENDED", by="operator", reason="revoked", now_ms=world.clock())
 
 
+def reactivate(world: World, reason: str = "looked at it") -> None:
+    registry.transition(world.store, AGENT, "ACTIVE", by="operator", reason=reason, now_ms=world.clock())
+
+
 def halt(world: World, *, halted: bool = True) -> None:
     registry.set_halted(world.store, halted, by="operator", reason="test", now_ms=world.clock())
 

@@ -1,7 +1,6 @@
 """A kernel over a real store file, a source over real data, and a payment rail with a file of its own.
 
-The rail's memory (`rail_store.PayoutStore`) honours idempotency keys durably; `Rail` puts misfortune before it. A
-`Faults` is a counter of I/O steps that stops the process at the N-th: whatever is done after that raises, too.
+The rail's memory (`rail_store.PayoutStore`) honours idempotency keys durably; `Rail` puts misfortune before it.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
+from sds.gates.refund.rail_store import Answer as RailAnswer
 from sds.gates.refund.rail_store import Order, PayoutStore
 from sds.kernel import intake, registry
 from sds.kernel.answer import Answer
@@ -27,7 +26,8 @@ from sds.kernel.packet import DecisionPacket, Decoding
 from sds.kernel.proposal import Proposal, write_proposal
 from sds.kernel.runtime import Kernel
 from sds.kernel.state import StateRead, Value
-from sds.kernel.store import BUSY_MS, Connect, Store, connect
+from sds.kernel.store import Connect, Store, connect
+from tests.kernel.faults import Faults
 
 CONTRACT = """
 gate: claims
@@ -95,57 +95,6 @@ def contract(*changes: tuple[str, str], more: str = "") -> Contract:
 def usual_contract() -> Contract:
     """Return the test contract as it is, read once: it is frozen, and reading it takes longer than most tests."""
     return contract()
-
-
-class Crash(BaseException):
-    """The process is gone. Not an Exception: no program may handle it."""
-
-
-@dataclass
-class Faults:
-    """Counts I/O steps and stops the process at step number `at`. `steps` is what was done, in order."""
-
-    at: int | None = None
-    steps: list[str] = field(default_factory=list)
-    dead: bool = False
-    connections: list[sqlite3.Connection] = field(default_factory=list)
-
-    def step(self, name: str) -> None:
-        if not self.dead:
-            self.steps.append(name)
-            self.dead = len(self.steps) == self.at
-        if self.dead:
-            raise Crash(f"step {len(self.steps)}: {name}")
-
-    def bury(self) -> None:
-        """Let go of what the dead process held open, with nothing committed."""
-        self.dead = True
-        for db in self.connections:
-            db.close()
-
-
-class Failing(sqlite3.Connection):
-    """A connection that asks before and after every statement whether the process still lives."""
-
-    faults = Faults()
-
-    def execute(self, sql: str, values: object = (), /) -> sqlite3.Cursor:
-        self.faults.step(f"before {sql[:40]}")
-        cursor = super().execute(sql, values)  # type: ignore[arg-type]  # passed on as it came
-        self.faults.step(f"after {sql[:40]}")
-        return cursor
-
-
-def failing(faults: Faults) -> Connect:
-    def open_it(path: Path) -> sqlite3.Connection:
-        db = sqlite3.connect(
-            path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False, factory=Failing
-        )
-        db.faults = faults
-        faults.connections.append(db)
-        return db
-
-    return open_it
 
 
 class Clock:
@@ -232,23 +181,24 @@ class Rail:
         self._faults.step("after dispatch")
         if fate == "raise":
             raise ConnectionResetError("the wire broke after the rail had paid")
-        return Receipt("unknown") if fate == "lose" else Receipt(found.status, found.reference, found.detail)  # type: ignore[arg-type]  # settled or rejected
+        return Receipt("unknown") if fate == "lose" else _receipt(found)
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:
-        self._faults.step("before lookup")
-        found = self._memory.find(key)
-        self._faults.step("after lookup")
-        if self.blind:
-            raise TimeoutError("the rail does not answer")
-        return Receipt(found.status, found.reference, found.detail)  # type: ignore[arg-type]  # settled, rejected or absent
+        return self._told("lookup", self._memory.find, key)
 
     def void(self, key: str, deadline_s: float) -> Receipt:
-        self._faults.step("before void")
-        found = self._memory.void(key)
-        self._faults.step("after void")
+        return self._told("void", self._memory.void, key)
+
+    def reverted(self, key: str, deadline_s: float) -> Receipt:
+        return self._told("reverted", self._memory.reverted, key)
+
+    def _told(self, name: str, ask: Callable[[str], RailAnswer], key: str) -> Receipt:
+        self._faults.step(f"before {name}")
+        found = ask(key)
+        self._faults.step(f"after {name}")
         if self.blind:
             raise TimeoutError("the rail does not answer")
-        return Receipt(found.status, found.reference, found.detail)  # type: ignore[arg-type]  # settled or rejected
+        return _receipt(found)
 
     def revert(self, key: str, deadline_s: float) -> Receipt:
         self._faults.step("before revert")
@@ -259,21 +209,24 @@ class Rail:
             return Receipt("rejected", detail="too late to take it back")
         found = self._memory.revert(key)
         self._faults.step("after revert")
-        return Receipt("unknown") if fate == "lose" else Receipt(found.status, found.reference, found.detail)  # type: ignore[arg-type]  # settled or rejected
-
-    def reverted(self, key: str, deadline_s: float) -> Receipt:
-        self._faults.step("before reverted")
-        found = self._memory.reverted(key)
-        self._faults.step("after reverted")
-        if self.blind:
-            raise TimeoutError("the rail does not answer")
-        return Receipt(found.status, found.reference, found.detail)  # type: ignore[arg-type]  # settled or absent
+        return Receipt("unknown") if fate == "lose" else _receipt(found)
 
     def paid(self) -> list[tuple[str, str, str, int]]:
         """Return every payout: (dfid, ticket, kind, amount)."""
         sql = "SELECT dfid, ticket_id, kind, amount_minor FROM payouts WHERE status = 'settled' ORDER BY number"
         with closing(sqlite3.connect(self._path)) as db:
             return db.execute(sql).fetchall()
+
+
+class PaysOnly:
+    """An executor of the smallest kind over a rail: it dispatches and looks up, and can neither void nor revert."""
+
+    def __init__(self, rail: Rail) -> None:
+        self.idempotent, self.dispatch, self.lookup = rail.idempotent, rail.dispatch, rail.lookup
+
+
+def _receipt(found: RailAnswer) -> Receipt:
+    return Receipt(found.status, found.reference, found.detail)  # type: ignore[arg-type]  # settled, rejected or absent
 
 
 class World:

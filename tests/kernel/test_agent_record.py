@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from sds.kernel import registry
 from sds.kernel.agent_record import HISTORY_MAX, AgentRecord, Move, agent_record
+from tests.kernel.authority import AGENT
 from tests.kernel.durable import START_MS, World, contract, escalate
-
-AGENT = "claims-agent"
 
 
 def found(world: World) -> AgentRecord:

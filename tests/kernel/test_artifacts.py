@@ -17,20 +17,12 @@ from sds.kernel.errors import UsageError
 from sds.kernel.packet import Decoding
 from sds.kernel.runtime import Kernel
 from sds.kernel.store import Store
-from tests.kernel.durable import (
-    SIGNER,
-    Crash,
-    Faults,
-    World,
-    compensate,
-    contract,
-    escalate,
-    failing,
-)
+from tests.kernel.crashes import crashing, every_step
+from tests.kernel.durable import SIGNER, World, compensate, contract, escalate
+from tests.kernel.faults import Faults
 
 READS = "artifacts: {names: [fares, tone]}\n"
 FARES, TONE = "Fares are net.", "Be brief."
-STEPS_MAX = 200
 
 
 def put(world: World, name: str = "fares", text: str = FARES, reason: str = "asked for") -> Artifact:
@@ -315,29 +307,24 @@ ACTS: dict[str, Callable[[Store, int], object]] = {
 @pytest.mark.parametrize("act", ACTS)
 def test_an_act_that_is_stopped_at_any_step_is_done_whole_or_not_at_all(folder: Path, act: str):
     outcomes: set[object] = set()
-    for at in range(1, STEPS_MAX):
+
+    def fresh() -> World:
         shutil.rmtree(folder)
         folder.mkdir()
         world = World(folder)
         put(world, text="old")
         put(world)
         world.clock.advance(1000 * DAY_MS)
-        faults, done = Faults(at=at), False
-        try:
-            ACTS[act](Store(world.path, connect=failing(faults)), world.clock())
-            done = True
-        except Crash:
-            pass
-        finally:
-            faults.bury()
-        assert () == audit.verify(world.store).faults, faults.steps[-1]
-        rows = tuple(world.store.rows("SELECT version, text, ended_at_ms IS NULL FROM artifacts ORDER BY 1"))
-        outcomes.add(rows)
-        world.close()
-        if done:
-            assert 2 == len(outcomes)
-            return
-    raise AssertionError("this never ends")
+        return world
+
+    def stop_once(world: World, faults: Faults) -> bool:
+        done = crashing(world, lambda kernel: (ACTS[act](kernel.store, world.clock()), "done")[1], faults)
+        assert () == audit.verify(world.store).faults
+        outcomes.add(tuple(world.store.rows("SELECT version, text, ended_at_ms IS NULL FROM artifacts ORDER BY 1")))
+        return done is not None
+
+    every_step(fresh, stop_once)
+    assert 2 == len(outcomes)
 
 
 def test_an_artifact_that_is_retired_just_before_it_is_reserved_is_drift(library: World):

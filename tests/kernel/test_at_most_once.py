@@ -13,10 +13,11 @@ from random import Random
 
 import pytest
 
-from sds.kernel import audit, registry
+from sds.kernel import audit
 from sds.kernel.answer import Answer
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.runtime import Kernel
+from tests.kernel.authority import halt
 from tests.kernel.durable import (
     COMPENSATION_MINOR,
     FARE_MINOR,
@@ -132,7 +133,7 @@ def test_halting_stops_every_reservation_from_the_next_transaction_on(world: Wor
         if number == 0:
             while len(world.rail.paid()) < 5:
                 time.sleep(0.001)
-            registry.set_halted(world.store, True, by="operator", reason="stop", now_ms=world.clock())
+            halt(world)
             halted.set()
         turn = 0
         while number and not (halted.is_set() and turn > 2):
@@ -141,9 +142,9 @@ def test_halting_stops_every_reservation_from_the_next_transaction_on(world: Wor
             see_through(kernels[number % len(kernels)], event, if_permitted(refund("0.01"), "REFUND_TICKET"))
 
     together(16, work)
-    (halt,) = world.column("SELECT idx FROM ledger WHERE kind = 'HALT'")
-    assert [] == world.column("SELECT idx FROM ledger WHERE kind = 'RESERVED' AND idx > ?", halt)
-    assert world.column("SELECT idx FROM ledger WHERE kind = 'DECIDED' AND idx > ?", halt)
+    (stopped_at,) = world.column("SELECT idx FROM ledger WHERE kind = 'HALT'")
+    assert [] == world.column("SELECT idx FROM ledger WHERE kind = 'RESERVED' AND idx > ?", stopped_at)
+    assert world.column("SELECT idx FROM ledger WHERE kind = 'DECIDED' AND idx > ?", stopped_at)
     assert () == audit.verify(world.store).faults
 
 

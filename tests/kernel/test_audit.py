@@ -1,145 +1,28 @@
-"""The audit: whatever is changed behind the kernel's back, in the ledger or beside it, is found and named."""
+"""The audit: what is changed, dropped, added or cut off behind the kernel's back, in the ledger or the file, is found."""
 
 from __future__ import annotations
 
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-from random import Random
-from typing import Any
 
 import pytest
 
-from sds.kernel import artifacts, audit, recovery, registry
-from sds.kernel.human import HumanDesk, Resolution
+from sds.kernel import audit
 from sds.kernel.ledger import GENESIS, Head, entry_hash, head
 from sds.kernel.store import Store
-from tests.kernel.durable import (
-    LEASE_MS,
-    World,
-    compensate,
-    contract,
-    deny,
-    escalate,
-    goodwill,
-    nonsense,
-    refund,
-    see_through,
-)
-from tests.kernel.sagas import REVERT, Script, run, terms
+from tests.kernel.durable import World, deny, refund
+from tests.kernel.tampering import Stranger, bent, faults, found_after, full_record, tampering
 from tests.scale import scale, seeded
-
-# Said openly in audit.py: how often an agent was rejected in a row is nowhere else, and a store of another schema
-# version is not even opened.
-UNSEALED = {("agents", "rejections")}
 
 
 @pytest.fixture
 def world(folder: Path) -> Iterator[World]:
-    """Return a record with one of everything: paid, refused, unknown, denied, escalated, aborted, restarted, open, a saga."""
-    made = World(folder, terms=terms())
-    for number in range(2, 9):
-        made.tickets.put(f"T{number}", mood="angry")
-    run(made.kernel, made, Script(step_2=deny, compensation=REVERT), event="half settled")
-    made.decide(refund(), "paid", confidence=0.5)
-    made.decide(compensate, "compensated")
-    made.rail.misfortunes = ["refuse", "drop", "lose"]
-    made.decide(refund("3.00"), "refused", "T2")
-    made.decide(refund("5.00"), "unknown", "T3")
-    made.decide(goodwill("1.00"), "resolved at once", "T4")
-    made.decide(deny, "denied", "T5")
-    made.decide(escalate, "escalated", "T6")
-    case = made.decide(escalate, "resolved", "T6").dfid
-    denial = '{"action":"DENY","reason_code":"NOT_ELIGIBLE"}'
-    HumanDesk(made.kernel, now_ms=made.clock).resolve(case, Resolution("MODIFY", "ada", "a look", denial))
-    packet = made.packet("exhausted", "T7")
-    for _ in range(3):
-        made.kernel.decide(packet, nonsense(packet))
-    packet = made.packet("drifted", "T8")
-    made.tickets.put("T8", refundable_minor=1)
-    made.kernel.decide(packet, refund()(packet))
-    see_through(made.kernel, made.event("drifted", "T8"), refund("0.01"))
-    made.packet("abandoned", "T5")
-    made.clock.advance(LEASE_MS)
-    made.rail.blind = True
-    recovery.recover(made.kernel, now_ms=made.clock())
-    registry.transition(made.store, "claims-agent", "SUSPENDED", by="operator", reason="a look", now_ms=made.clock())
-    registry.transition(made.store, "claims-agent", "ACTIVE", by="operator", reason="all well", now_ms=made.clock())
-    registry.set_halted(made.store, halted=True, by="operator", reason="a break", now_ms=made.clock())
-    registry.set_halted(made.store, halted=False, by="operator", reason="over", now_ms=made.clock())
-    other = contract(("gate: claims", "gate: others"), ("agent_id: claims-agent", "agent_id: others-agent"))
-    registry.register(made.store, other, by="registry", now_ms=made.clock())
-    registry.revoke(made.store, other.hash, who="me", reason="a mistake", now_ms=made.clock())
-    made.decide(escalate, "escalated again", "T6")
-    for text, reason in (("Fares are net.", "asked for"), ("Fares are gross.", "they were gross")):
-        artifacts.put(made.store, "fares", text, who="desk", reason=reason, now_ms=made.clock())
-    made.clock.advance(1)
-    artifacts.sweep(made.store, days_max=0, who="desk", reason="a try", now_ms=made.clock())
-    made.packet("still open", "T5")
-    made.kernel.decide(packet := made.packet("open, once rejected", "T6"), nonsense(packet))
-    assert () == audit.verify(made.store).faults
+    made = full_record(folder)
     yield made
     made.close()
-
-
-def faults(world: World, expected: Head | None = None) -> tuple[str, ...]:
-    return audit.verify(world.store, expected).faults
-
-
-class Stranger:
-    """A connection that no trigger and no foreign key stops."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-        rows = db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
-        self._triggers = dict(rows)
-        for name in self._triggers:
-            db.execute(f"DROP TRIGGER {name}")
-
-    def execute(self, sql: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
-        return self._db.execute(sql, values)
-
-    def hide(self) -> None:
-        """Put the triggers back, as somebody would who wants to go unnoticed."""
-        for sql in self._triggers.values():
-            self._db.execute(sql)
-
-
-@contextmanager
-def tampering(world: World) -> Iterator[Stranger]:
-    """Let a stranger at the file, and restore it afterwards."""
-    with closing(sqlite3.connect(world.path, isolation_level=None)) as db, closing(sqlite3.connect(":memory:")) as kept:
-        db.backup(kept)
-        yield Stranger(db)
-        kept.backup(db)
-
-
-def found_after(
-    world: World, *statements: tuple[str, tuple[Any, ...]], expected: Head | None = None
-) -> tuple[str, ...]:
-    with tampering(world) as db:
-        for sql, values in statements:
-            db.execute(sql, values)
-        db.hide()
-        return faults(world, expected)
-
-
-def bent(rng: Random, value: Any) -> Any:
-    """Return a stored value with one byte changed, of the same type."""
-    if value is None:
-        return "x"
-    if isinstance(value, int):
-        return value + rng.choice((-1, 1))
-    if isinstance(value, float):
-        return value + 1.0
-    data = bytearray(value if isinstance(value, bytes) else value.encode())
-    if not data:
-        return value + (b"x" if isinstance(value, bytes) else "x")
-    place = rng.randrange(len(data))
-    data[place] = (data[place] + 1 + rng.randrange(126)) % 127 if data[place] < 128 else data[place] ^ 1
-    return bytes(data) if isinstance(value, bytes) else data.decode()
 
 
 def test_a_flipped_byte_in_any_column_of_any_entry_is_found_and_its_index_named(world: World):
@@ -238,92 +121,6 @@ def test_an_order_settled_twice_is_found(world: World):
         ),
     )
     assert (f"entry {last.idx + 1}: not an entry this program writes",) == found
-
-
-def tables(world: World) -> dict[str, list[str]]:
-    names = [name for name in world.column("SELECT name FROM sqlite_master WHERE type = 'table'") if name != "ledger"]
-    return {str(n): [str(row[1]) for row in world.store.rows(f"PRAGMA table_info({n})")] for n in names}
-
-
-def test_a_changed_value_in_any_column_of_any_other_table_is_found(world: World):
-    """Every row that is not of an open flow; the only exceptions are those that audit.py names."""
-    rng = seeded(3)
-    missed: set[tuple[str, str]] = set()
-    open_flows = world.column("SELECT dfid FROM decision_flows WHERE state = 'ACTIVE'")
-    for table, columns in tables(world).items():
-        by_flow = "dfid" in columns
-        rows = world.store.rows(f"SELECT * FROM {table}")
-        rows = [row for row in rows if not by_flow or row[columns.index("dfid")] not in open_flows]
-        assert rows
-        for column in columns:
-            at = columns.index(column)
-            row = rng.choice([r for r in rows if r[at] is not None] or rows)
-            same = " AND ".join(f"{c} IS ?" for c in columns)
-            sql = f"UPDATE {table} SET {column} = ? WHERE {same}"
-            value = 1.0 if row[at] is None and column == "confidence" else bent(rng, row[at])
-            if column in ("status", "state", "outcome", "phase"):
-                value = {"SUCCESS": "FAILED", "ACTIVE": "RETIRED", "CLOSED": "ABORTED", "settled": "released"}.get(
-                    row[at], {"status": "PENDING", "state": "CLOSED", "outcome": "ESCALATED", "phase": "DIRTY"}[column]
-                )
-            if column in ("amount", "attempt_number", "drawn", "used", "parts") or (table, column) == (
-                "artifacts",
-                "version",
-            ):
-                value = row[at] + 100  # never nothing or less, and never the number of another attempt
-            if table == "meta":
-                row, value = ("halted", "0"), "1" if column == "value" else "stopped"
-            if table == "reservations" and value == "PENDING":
-                value = "settled"
-            try:
-                if not found_after(world, (sql, (value, *row))):
-                    missed.add((table, column))
-            except sqlite3.IntegrityError as error:
-                raise AssertionError(f"{table}.{column}: the test's own change was refused") from error
-    assert UNSEALED == missed
-
-
-def test_a_row_deleted_from_any_other_table_is_found(world: World):
-    for table in tables(world):
-        for (number,) in world.store.rows(f"SELECT count(*) FROM {table}"):
-            assert number, table
-        if table == "meta":
-            continue
-        first = tables(world)[table][0]
-        open_flow = " WHERE dfid NOT IN (SELECT dfid FROM decision_flows WHERE state = 'ACTIVE')"
-        where = open_flow if first == "dfid" else ""
-        gone = world.column(f"SELECT {first} FROM {table}{where} LIMIT 1")[0]
-        assert found_after(world, (f"DELETE FROM {table} WHERE {first} = ?", (gone,))), table
-
-
-def test_a_row_added_to_any_other_table_is_found(world: World):
-    for table, columns in tables(world).items():
-        if table in ("meta", "resources", "spend_totals", "dim_validations", "context_snapshots", "policy_proposals"):
-            continue  # a resource that nobody drew on: next test; one row for each flow: the sealed digest above
-        key, rest = columns[0], ", ".join(columns[1:])
-        unique = {"gate", "idempotency_key"}
-        values = ", ".join(f"{c} || 'x'" if c in unique else c for c in columns[1:])
-        sql = f"INSERT INTO {table} ({key}, {rest}) SELECT {key} || 'x', {values} FROM {table} LIMIT 1"
-        assert found_after(world, (sql, ())), table
-
-
-def test_a_counter_made_up_is_found(world: World):
-    assert ("spend x: the table says 5, the ledger None",) == found_after(
-        world, ("INSERT INTO spend_totals VALUES ('x', 5)", ())
-    )
-    assert ("resource x: the table says (1, 5), the ledger None",) == found_after(
-        world, ("INSERT INTO resources VALUES ('x', 1, 5)", ())
-    )
-
-
-def test_an_event_forgotten_so_that_it_could_be_paid_again_is_found(world: World):
-    found = found_after(world, ("DELETE FROM events WHERE event_id = 'paid'", ()))
-    assert found[0].startswith("event claims/paid: the table says None, the ledger (")
-
-
-def test_a_tag_changed_so_that_a_flow_could_be_started_again_is_found(world: World):
-    sql = "UPDATE decision_flows SET tag = 'INTERRUPTED' WHERE tag = 'EXECUTION_FAILED'"
-    (line,) = found_after(world, (sql, ()))
-    assert "the table says ('ABORTED', 'INTERRUPTED'), the ledger ('ABORTED', 'EXECUTION_FAILED')" in line
 
 
 @pytest.mark.parametrize("name", ["ledger_no_update", "one_live_reservation"])

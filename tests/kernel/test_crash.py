@@ -7,7 +7,6 @@ its effect, and every look-up. A stopped process does nothing more, not even a r
 from __future__ import annotations
 
 import itertools
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,26 +22,23 @@ from sds.kernel.answer import Answer
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.runtime import Kernel
 from sds.kernel.store import Store
+from tests.kernel.crashes import check, copied, crashing, every_step
 from tests.kernel.durable import (
     LEASE_MS,
     START_MS,
-    Crash,
-    Faults,
     Propose,
     Rail,
     World,
     compensate,
-    counters,
     deny,
     escalate,
-    failing,
+    if_permitted,
     nonsense,
     refund,
     see_through,
 )
+from tests.kernel.faults import Faults
 from tests.scale import scale, seeded
-
-STEPS_MAX = 2_000
 
 
 class Case:
@@ -98,25 +94,9 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def fresh(template: Path, folder: Path) -> Callable[..., World]:
     def make(*, idempotent: bool = True) -> World:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(template, folder)
-        return World(folder, idempotent=idempotent)
+        return World(copied(template, folder), idempotent=idempotent)
 
     return make
-
-
-def crashing(world: World, work: Callable[[Kernel], object], faults: Faults) -> object:
-    """Do `work` in a process that stops at `faults.at`; return what it came to know, or None when it stopped."""
-    world.rail.live_through(faults)
-    world.tickets.live_through(faults)
-    try:
-        return work(world.open_kernel(Store(world.path, connect=failing(faults))))
-    except Crash:
-        return None
-    finally:
-        faults.bury()
-        world.rail.live_through(Faults())
-        world.tickets.live_through(Faults())
 
 
 def afterwards(world: World, case: Case, acknowledged: object) -> Answer:
@@ -137,35 +117,6 @@ def afterwards(world: World, case: Case, acknowledged: object) -> Answer:
         if isinstance(acknowledged, Answer) and not acknowledged.pending and acknowledged.execution != "UNKNOWN":
             assert acknowledged == answer
     return answer
-
-
-def check(world: World, store: Store, answer: Answer) -> None:
-    paid = world.rail.paid()
-    assert len(paid) <= 1, "two payouts for one event"
-    settled = [row[0] for row in store.rows("SELECT dfid FROM execution_log WHERE status = 'SUCCESS'")]
-    assert [dfid for dfid, *_ in paid] == settled, "the rail and the record disagree"
-    assert not answer.pending
-    assert (answer.execution == "SUCCESS") == bool(paid)
-    assert () == audit.verify(store).faults
-    if answer.execution != "UNKNOWN":
-        assert [] == store.rows("SELECT * FROM reservations WHERE status = 'live'")
-        spent = sum(amount for *_, amount in paid)
-        assert {spent} | {0} >= {used for name, used in counters(store) if name.startswith("claims/")}
-
-
-def every_step(world: Callable[[], World], work: Callable[[World, Faults], bool]) -> int:
-    """Stop at step 1, 2, 3 ... until a run is not stopped; return how many steps there were."""
-    for at in range(1, STEPS_MAX):
-        faults = Faults(at=at)
-        made = world()
-        try:
-            if work(made, faults):
-                return len(faults.steps)
-        except AssertionError as error:
-            raise AssertionError(f"stopped at step {at}, {faults.steps[-1]}: {error}") from error
-        finally:
-            made.close()
-    raise AssertionError("this never ends")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -258,13 +209,11 @@ def work_until_killed(folder: Path, start_ms: int) -> None:
     recovery.recover(world.kernel, now_ms=start_ms)
     for number in range(EVENTS):
         event = world.event(f"C{number}", f"T{number % 4}")
-        answer = see_through(world.kernel, event, refund("1.00") if number % 3 else compensate_or_deny)
+        answer = see_through(
+            world.kernel, event, refund("1.00") if number % 3 else if_permitted(compensate, "COMPENSATE")
+        )
         print(number, answer.execution, flush=True)
     print("done", EVENTS, flush=True)
-
-
-def compensate_or_deny(packet: DecisionPacket) -> bytes:
-    return (compensate if packet.envelope.kind("COMPENSATE") else deny)(packet)
 
 
 def lines_until(child: subprocess.Popen[str], deadline: float) -> Iterator[str]:

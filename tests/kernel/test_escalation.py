@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel import audit, escalation, registry
+from sds.kernel import audit, escalation
 from sds.kernel.packet import Decoding
+from tests.kernel.authority import AGENT, halt, reactivate, revoke, status, suspend
 from tests.kernel.durable import World, contract, deny, escalate, refund, together
 from tests.scale import scale, seeded
 
-AGENT = "claims-agent"
 THIRD_MS = 1_200_000  # a third of an hour: with three an hour, one comes back
 
 
@@ -29,20 +29,12 @@ def world(folder: Path) -> Iterator[World]:
     opened.close()
 
 
-def status(world: World) -> str:
-    return registry.lookup(world.store, AGENT).status  # type: ignore[union-attr]
-
-
 def left(world: World) -> int:
     return escalation.left(world.store, AGENT, world.contract.escalation.per_hour, world.clock())
 
 
 def give_up(world: World, *names: str) -> list[str]:
     return [world.decide(escalate, name).state for name in names]
-
-
-def reactivate(world: World, reason: str = "looked at them") -> None:
-    registry.transition(world.store, AGENT, "ACTIVE", by="operator", reason=reason, now_ms=world.clock())
 
 
 def test_three_an_hour_unless_the_contract_says_otherwise():
@@ -121,17 +113,17 @@ def test_where_only_the_human_was_left_nothing_is_spent(world: World):
         packet = world.packet(f"gone {number}", "T404")
         world.kernel.decide(packet, escalate(packet))
         world.kernel.escalate(world.packet(f"failed {number}", "T404"), "MODEL_UNAVAILABLE", "it failed, too")
-    registry.set_halted(world.store, True, by="me", reason="test", now_ms=world.clock())
+    halt(world)
     give_up(world, "C1", "C2", "C3", "C4")
-    registry.set_halted(world.store, False, by="me", reason="test", now_ms=world.clock())
-    registry.transition(world.store, AGENT, "SUSPENDED", by="operator", reason="test", now_ms=world.clock())
+    halt(world, halted=False)
+    suspend(world)
     give_up(world, "C5", "C6", "C7", "C8")
     assert (3, []) == (left(world), world.column("SELECT 1 FROM escalation_budgets"))
 
 
 def test_what_others_did_to_an_open_flow_spends_nothing(world: World):
     packets = [world.packet(f"C{number}") for number in range(3)]
-    registry.revoke(world.store, world.contract.hash, who="me", reason="test", now_ms=world.clock())
+    revoke(world)
     assert {"CONTRACT_REVOKED"} == {world.kernel.decide(packet, escalate(packet)).reason_code for packet in packets}
     assert 3 == left(world)
 

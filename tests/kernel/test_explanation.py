@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from sds.kernel import audit, ledger
 from sds.kernel.answer import Answer, answer
 from sds.kernel.errors import ContractError, StoreError, UsageError
 from sds.kernel.store import Store
-from tests.kernel.durable import Crash, Faults, World, contract, deny, escalate, failing, refund
+from tests.kernel.crashes import every_step
+from tests.kernel.durable import World, contract, deny, escalate, refund
+from tests.kernel.faults import Crash, Faults, failing
 from tests.kernel.humans import PAY, resolve
 
 AFTER = "rationale: {order: after, chars_max: 12}\n"
 TERMS = contract(more=AFTER)
-STEPS_MAX = 100
 
 
 @pytest.fixture
@@ -139,9 +141,15 @@ def test_what_a_human_says_is_not_mixed_with_what_the_model_said(world: World):
 
 
 def test_stopped_at_any_step_the_decision_stands_and_at_most_one_is_recorded(tmp_path: Path):
-    for at in range(1, STEPS_MAX):
-        world = World(made(tmp_path / str(at)), terms=TERMS)
-        decided, found = world.decide(refund()), Faults(at=at)
+    folders = itertools.count()
+
+    def fresh() -> World:
+        folder = tmp_path / str(next(folders))
+        folder.mkdir()
+        return World(folder, terms=TERMS)
+
+    def stop_once(world: World, found: Faults) -> bool:
+        decided = world.decide(refund())
         stopped = not explained(world, decided, found)
         found.bury()
         with_it = answer(world.store, decided.dfid)
@@ -154,16 +162,9 @@ def test_stopped_at_any_step_the_decision_stands_and_at_most_one_is_recorded(tmp
         if stopped and "RATIONALE" not in kinds(world, decided.dfid):
             world.kernel.explain(decided.dfid, "not flown")  # nothing of the first is in the way
         assert 1 == kinds(world, decided.dfid).count("RATIONALE")
-        world.close()
-        if not stopped:
-            assert at > 10
-            return
-    raise AssertionError("this never ends")
+        return not stopped
 
-
-def made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
+    assert every_step(fresh, stop_once) > 10
 
 
 def explained(world: World, decided: Answer, faults: Faults) -> bool:

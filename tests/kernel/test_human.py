@@ -12,16 +12,9 @@ from sds.kernel import audit, registry
 from sds.kernel.errors import StoreError, UsageError, WorldError
 from sds.kernel.human import HumanDesk, Resolution
 from sds.kernel.human_record import Decision
-from tests.kernel.durable import (
-    World,
-    compensate,
-    contract,
-    deny,
-    proposal,
-    refund,
-)
+from tests.kernel.authority import halt, status, suspend
+from tests.kernel.durable import World, compensate, contract, deny, proposal, refund
 from tests.kernel.humans import ALWAYS, HUMAN, PAY, SORRY, TERMS, change, desk, escalated, refused, resolve
-from tests.kernel.test_runtime import halt, status, suspend
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,9 +16,10 @@ from sds.kernel.executor import Receipt
 from sds.kernel.human import HumanDesk, Resolution
 from sds.kernel.runtime import Kernel
 from sds.kernel.store import Store
-from tests.kernel.durable import LEASE_MS, Faults, World, refund, together
+from tests.kernel.crashes import check, copied, crashing, every_step
+from tests.kernel.durable import LEASE_MS, World, refund, together
+from tests.kernel.faults import Faults
 from tests.kernel.humans import SORRY, TERMS, escalated, resolve
-from tests.kernel.test_crash import check, crashing, every_step
 from tests.scale import scale, seeded
 
 RESOLUTIONS = {
@@ -50,9 +50,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def fresh(template: Path, folder: Path) -> Callable[..., World]:
     def make(*, idempotent: bool = True) -> World:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(template, folder)
-        world = World(folder, terms=TERMS, idempotent=idempotent)
+        world = World(copied(template, folder), terms=TERMS, idempotent=idempotent)
         world.clock.advance(3 * LEASE_MS)
         return world
 

@@ -10,15 +10,10 @@ import pytest
 
 from sds.kernel import audit, registry
 from sds.kernel.human_record import Decision
-from tests.kernel.durable import (
-    World,
-    contract,
-    escalate,
-    refund,
-)
+from tests.kernel.authority import halt, status
+from tests.kernel.durable import World, contract, escalate, refund
 from tests.kernel.humans import TERMS, escalated, resolve
 from tests.kernel.sagas import Script, run, terms
-from tests.kernel.test_runtime import halt, status
 
 
 @pytest.fixture
@@ -47,7 +42,7 @@ def test_an_agent_goes_on_only_when_the_case_it_waits_for_is_resolved(folder: Pa
     world = World(folder, terms=contract(pauses))
     halt(world)
     earlier = escalated(world, name="C1")
-    registry.set_halted(world.store, False, by="test", reason="over", now_ms=world.clock())
+    halt(world, halted=False)
     waited_for = escalated(world, name="C2")
     resolve(world, earlier, "ABORT")
     assert "ESCALATED" == status(world)

@@ -8,6 +8,7 @@ import pytest
 
 from sds.kernel import monitor, registry
 from sds.kernel.errors import TransitionError
+from tests.kernel.authority import status
 from tests.kernel.durable import World, contract, deny, goodwill
 
 LIMITS = "\naggregate_thresholds: {window: 10, paid_pct_max: 50, paid_mean_minor_max: 300}\n"
@@ -30,10 +31,6 @@ def run(world: World, paid: int, denied: int, amount: str = "1.00", start: int =
 
 def watch(world: World) -> str | None:
     return monitor.watch(world.store, world.contract, now_ms=world.clock())
-
-
-def status(world: World) -> str:
-    return registry.lookup(world.store, "claims-agent").status  # type: ignore[union-attr]
 
 
 def test_within_the_thresholds_nothing_happens(world: World):
@@ -100,8 +97,8 @@ def test_only_an_operator_reactivates_and_the_window_starts_anew(world: World):
 def test_a_case_that_a_human_resolved_starts_no_new_window(world: World):
     """Only who lifts a suspension has looked at everything the agent did; else asking would keep the monitor blind."""
     run(world, paid=9, denied=0)
-    for status, by in (("ESCALATED", "runtime"), ("ACTIVE", "operator")):
-        registry.transition(world.store, "claims-agent", status, by=by, reason="one case", now_ms=1)  # type: ignore[arg-type]
+    for next_status, by in (("ESCALATED", "runtime"), ("ACTIVE", "operator")):
+        registry.transition(world.store, "claims-agent", next_status, by=by, reason="one case", now_ms=1)  # type: ignore[arg-type]
     run(world, paid=1, denied=0, start=10)
     assert "10 of the last 10 decisions paid, over 50 %" == watch(world)
 

@@ -13,10 +13,10 @@ from sds.kernel.human import HumanDesk
 from sds.kernel.recovery import Recovered
 from sds.kernel.runtime import Kernel
 from sds.kernel.saga_flows import StepKernel
+from tests.kernel.authority import halt
 from tests.kernel.durable import CONTRACT, LEASE_MS, World, contract, counters, refund
 from tests.kernel.humans import ALWAYS, HUMAN, TERMS, escalated, resolve
 from tests.kernel.sagas import REVERT, Script, most, run, terms
-from tests.kernel.test_runtime import halt
 
 NEWER = ("version: 1.0.0", "version: 1.0.1")
 OTHER_KEY = ("key: ticket_id", "key: booking")

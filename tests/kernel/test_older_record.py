@@ -21,6 +21,7 @@ from sds.kernel.packet import DecisionPacket
 from sds.kernel.proposal import Proposal, parse_proposal, parse_recorded
 from sds.kernel.store import Store
 from sds.kernel.versions import registered_contract
+from tests.kernel.authority import revoke
 from tests.kernel.durable import START_MS, World, contract, escalate, refund, usual_contract
 from tests.kernel.humans import ALWAYS, resolve
 
@@ -61,7 +62,7 @@ def test_it_is_opened_verified_and_goes_on(folder: Path):
     assert () == audit.verify(world.store).faults
     assert "SUCCESS" == world.decide(refund(), "C1").execution
     assert "ESCALATED" == world.decide(escalate, "C2").state
-    registry.revoke(world.store, world.contract.hash, who="me", reason="test", now_ms=world.clock())
+    revoke(world)
     assert ("ESCALATE",) == world.packet("C3").envelope.names
     assert () == audit.verify(world.store).faults
     record = agent_record(world.store, world.contract.agent_id, now_ms=world.clock())

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sds.kernel import audit, registry
-from sds.kernel.executor import ExecutionIntent, Receipt, Signer
-from sds.kernel.recovery import Recovered, orders_in_the_air, recover
-from sds.kernel.runtime import Kernel
-from tests.kernel.durable import LEASE_MS, Rail, World, compensate, contract, counters, deny, refund, see_through
+from sds.kernel.executor import Receipt
+from sds.kernel.recovery import Recovered, recover
+from tests.kernel.authority import halt, newer_version, revoke, suspend
+from tests.kernel.durable import LEASE_MS, PaysOnly, World, compensate, contract, counters, deny, refund, see_through
+from tests.kernel.orders import execution, left_hanging, recovered
 
 
 @pytest.fixture
@@ -21,27 +21,6 @@ def once_only(folder: Path) -> Iterator[World]:
     made = World(folder, idempotent=False)
     yield made
     made.close()
-
-
-def recovered(world: World) -> Recovered:
-    return recover(world.kernel, now_ms=world.clock())
-
-
-def execution(world: World) -> list[object]:
-    return world.column("SELECT status FROM execution_log ORDER BY reserved_at_ms, dfid")
-
-
-def left_hanging(world: World, *, paid: bool, name: str = "C1") -> ExecutionIntent:
-    """Reserve an order and stop there: the process has died on its way to the rail, or just behind it."""
-    sent: list[ExecutionIntent] = []
-    carry_out = world.kernel.dispatcher.carry_out
-    world.kernel.dispatcher.carry_out = lambda intent, **_: sent.append(intent) or ""  # type: ignore[method-assign,func-returns-value]
-    world.decide(refund(), name)
-    world.kernel.dispatcher.carry_out = carry_out  # type: ignore[method-assign]
-    (intent,) = sent
-    if paid:
-        world.rail.dispatch(intent, intent.idempotency_key, 1.0)
-    return intent
 
 
 def test_what_is_unknown_is_held_and_said_to_be_unknown(world: World):
@@ -115,17 +94,10 @@ def test_an_absent_order_is_voided_when_sending_again_is_not_safe_and_its_event_
     assert paid[0] != first.dfid
 
 
-class NoVoid:
-    """An executor of the smallest kind: it dispatches and looks up, and cannot void."""
-
-    def __init__(self, rail: Rail) -> None:
-        self.idempotent, self.dispatch, self.lookup = False, rail.dispatch, rail.lookup
-
-
 def test_an_absent_order_stays_unknown_and_held_when_it_can_neither_be_sent_again_nor_voided(once_only: World):
     once_only.rail.misfortunes = ["drop"]
     once_only.decide(refund())
-    once_only.kernel = once_only.open_kernel(executor=NoVoid(once_only.rail))
+    once_only.kernel = once_only.open_kernel(executor=PaysOnly(once_only.rail))
     assert [Recovered(unknown=1)] * 3 == [recovered(once_only) for _ in range(3)]
     assert (1, 0, ["live"]) == (
         len(once_only.rail.sent),
@@ -139,11 +111,9 @@ def test_an_absent_order_stays_unknown_and_held_when_it_can_neither_be_sent_agai
     [
         lambda w: w.tickets.put("T1", mood="angry"),
         lambda w: w.tickets.put("T1", refundable_minor=0),
-        lambda w: registry.transition(
-            w.store, w.contract.agent_id, "SUSPENDED", by="operator", reason="test", now_ms=1
-        ),
-        lambda w: registry.set_halted(w.store, True, by="operator", reason="test", now_ms=1),
-        lambda w: registry.revoke(w.store, w.contract.hash, who="me", reason="test", now_ms=1),
+        suspend,
+        halt,
+        revoke,
     ],
     ids=["state moved", "nothing left", "suspended", "halted", "revoked"],
 )
@@ -175,7 +145,7 @@ def test_an_order_is_sent_again_under_the_contract_of_its_flow_and_by_no_other_k
 
 def test_an_order_of_a_superseded_contract_is_sent_again_by_a_kernel_that_still_runs_it(world: World):
     left_hanging(world, paid=False)
-    registry.register(world.store, contract(("1.0.0", "1.0.1")), by="registry", now_ms=1)
+    newer_version(world, ("1.0.0", "1.0.1"))
     world.clock.advance(LEASE_MS)
     assert Recovered(success=1) == recovered(world)
 
@@ -231,17 +201,17 @@ def test_an_order_whose_sender_died_is_resolved_after_its_lease(folder: Path, pa
 def test_nothing_is_sent_again_while_everything_is_halted(world: World):
     left_hanging(world, paid=False)
     world.clock.advance(LEASE_MS)
-    registry.set_halted(world.store, True, by="operator", reason="test", now_ms=world.clock())
+    halt(world)
     assert Recovered(failed=1) == recovered(world)
     assert [] == world.rail.sent
-    registry.set_halted(world.store, False, by="operator", reason="test", now_ms=world.clock())
+    halt(world, halted=False)
     assert "SUCCESS" == see_through(world.kernel, world.event(), refund()).execution
 
 
 def test_a_payment_made_before_the_halt_is_still_acknowledged(world: World):
     left_hanging(world, paid=True)
     world.clock.advance(LEASE_MS)
-    registry.set_halted(world.store, True, by="operator", reason="test", now_ms=world.clock())
+    halt(world)
     assert Recovered(success=1) == recovered(world)
 
 
@@ -300,76 +270,6 @@ def test_only_ones_own_gate_is_recovered(world: World):
     assert Recovered(interrupted=1, success=1) == recovered(world)
 
 
-ALTERED: list[tuple[str, Any]] = [
-    ("params", '{"amount":999999}'),
-    ("params", "not JSON"),
-    ("params", "[" * 10_000),
-    ("params", '{"amount":1e40}'),
-    ("params", '{"amount":99999999999999999999999999999999}'),
-    ("params", "{}"),
-    ("kind", "COMPENSATE"),
-    ("resource_key", "T2"),
-    ("state_version", "7"),
-    ("idempotency_key", "f" * 64),
-    ("signature", "0" * 64),
-    ("signature", "ÿ"),
-]
-
-
-@pytest.mark.parametrize(("column", "value"), ALTERED, ids=[f"{c} {str(v)[:12]}" for c, v in ALTERED])
-@pytest.mark.parametrize("paid", [False, True])
-def test_an_altered_order_is_neither_sent_nor_believed_and_keeps_what_it_holds(
-    world: World, column: str, value: str, paid: bool
-):
-    """Were it counted as failed, the ticket would be free again, and what was paid could be paid once more."""
-    left_hanging(world, paid=paid)
-    sent = len(world.rail.sent)
-    with world.store.transaction():
-        world.store.run(f"UPDATE execution_log SET {column} = ?", (value,))
-    world.clock.advance(LEASE_MS)
-    assert Recovered(unknown=1) == recovered(world)
-    assert (sent, ["UNKNOWN"], ["live"]) == (
-        len(world.rail.sent),
-        execution(world),
-        world.column("SELECT status FROM reservations"),
-    )
-    assert "security.order_altered" in [event for event, _ in world.logged]
-    assert any("table execution_log" in fault for fault in audit.verify(world.store).faults)
-
-
-def test_one_altered_order_does_not_keep_others_from_being_resolved(world: World):
-    left_hanging(world, paid=False, name="C1")
-    world.tickets.put("T2")
-    world.rail.misfortunes = ["drop"]
-    world.decide(refund(), "C2", "T2")
-    with world.store.transaction():
-        world.store.run("UPDATE execution_log SET params = '[' WHERE status = 'PENDING'")
-    world.clock.advance(LEASE_MS)
-    assert Recovered(success=1, unknown=1) == recovered(world)
-
-
-def test_a_kernel_with_another_key_sends_nothing_of_what_it_finds(world: World):
-    left_hanging(world, paid=False)
-    world.clock.advance(LEASE_MS)
-    stranger = Kernel(
-        world.contract,
-        world.store,
-        world.tickets,
-        world.rail,
-        Signer(b"another kernel's key, 32 bytes.."),
-        now_ms=world.clock,
-        new_id=lambda: "never",
-    )
-    assert Recovered(unknown=1) == recover(stranger, now_ms=world.clock())
-    assert [] == world.rail.sent
-
-
-def test_orders_are_read_back_as_they_were_signed(world: World):
-    intent = left_hanging(world, paid=False)
-    world.clock.advance(LEASE_MS)
-    assert [intent] == orders_in_the_air(world.kernel, world.clock())
-
-
 def test_a_late_sender_and_recovery_together_pay_once(world: World):
     """The sender was only slow: it wakes up after recovery has sent its order again."""
     intent = left_hanging(world, paid=False)
@@ -383,7 +283,7 @@ def test_a_late_sender_and_recovery_together_pay_once(world: World):
 def test_a_late_sender_settles_what_recovery_could_not_know(once_only: World):
     intent = left_hanging(once_only, paid=False)
     once_only.clock.advance(LEASE_MS)
-    once_only.kernel = once_only.open_kernel(executor=NoVoid(once_only.rail))
+    once_only.kernel = once_only.open_kernel(executor=PaysOnly(once_only.rail))
     assert Recovered(unknown=1) == recovered(once_only)
     assert "SUCCESS" == once_only.kernel.dispatcher.carry_out(intent, until_ms=once_only.clock())
     assert 1 == len(once_only.rail.paid())

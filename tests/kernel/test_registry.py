@@ -12,16 +12,8 @@ import pytest
 
 from sds.kernel import audit, handshake, registry
 from sds.kernel.errors import ContractError, StoreError, TransitionError, UsageError
-from sds.kernel.registry import (
-    Actor,
-    Status,
-    lookup,
-    register,
-    request_retire,
-    revoke,
-    set_halted,
-    transition,
-)
+from sds.kernel.registry import Actor, Status, lookup, register, request_retire, revoke, set_halted, transition
+from tests.kernel.authority import AGENT
 from tests.kernel.durable import World, contract
 
 # DIR 3.5a, row by row; DESIGN adds that an operator may take an ACTIVE agent out of service.
@@ -40,7 +32,6 @@ MAY_MOVE = {
     "operator moves SUSPENDED to ACTIVE",
     "operator moves SUSPENDED to RETIRED",
 }
-AGENT = "claims-agent"
 
 
 def move(world: World, to: Status, by: Actor, reason: str = "because") -> None:

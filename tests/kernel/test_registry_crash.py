@@ -12,10 +12,11 @@ from sds.kernel import audit, registry
 from sds.kernel.errors import ContractError, TransitionError, UsageError
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.store import Store
-from tests.kernel.durable import Crash, Faults, World, contract, escalate, failing, refund
-from tests.kernel.test_crash import every_step
+from tests.kernel.authority import AGENT
+from tests.kernel.crashes import every_step
+from tests.kernel.durable import World, contract, escalate, refund
+from tests.kernel.faults import Crash, Faults, failing
 
-AGENT = "claims-agent"
 TERMS = contract(("escalation: {per_hour: 1000000}", "escalation: {per_hour: 1}"))
 NARROWER = contract(("1.0.0", "1.1.0"), ("REFUND_TICKET, GOODWILL, DENY]", "GOODWILL, DENY]"))
 STRANGER = contract(("gate: claims", "gate: others"), ("agent_id: claims-agent", "agent_id: others-agent"))

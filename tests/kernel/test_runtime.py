@@ -15,17 +15,8 @@ from sds.kernel.jit import JitReport
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.kernel.proposal import PROPOSAL_BYTES_MAX
 from sds.kernel.state import StateRead
-from tests.kernel.authority import AGENT, NARROWER, halt, newer_version, revoke, status, suspend
-from tests.kernel.durable import (
-    World,
-    compensate,
-    contract,
-    deny,
-    escalate,
-    nonsense,
-    proposal,
-    refund,
-)
+from tests.kernel.authority import NARROWER, halt, newer_version, reactivate, revoke, status, suspend
+from tests.kernel.durable import World, compensate, contract, deny, escalate, nonsense, proposal, refund
 
 
 def test_a_refund_is_paid_once_and_recorded_whole(world: World):
@@ -132,7 +123,7 @@ def test_a_suspended_agent_goes_on_only_after_an_operator_has_looked(world: Worl
     suspend(world)
     packet = world.packet("C1")
     assert "ESCALATED" == world.kernel.escalate(packet, "AGENT_SUSPENDED", "its agent is suspended").state
-    registry.transition(world.store, AGENT, "ACTIVE", by="operator", reason="fine", now_ms=world.clock())
+    reactivate(world)
     assert "SUCCESS" == world.decide(refund(), "C2").execution
 
 

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel import audit, recovery, registry, saga
+from sds.kernel import audit, recovery, saga
 from sds.kernel.errors import EventError, UsageError
-from sds.kernel.executor import ExecutionIntent, Receipt
+from sds.kernel.executor import ExecutionIntent
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.saga import SagaAnswer
+from tests.kernel.authority import halt, suspend
 from tests.kernel.durable import (
     COMPENSATION_MINOR,
+    PaysOnly,
     Propose,
     World,
     counters,
@@ -95,7 +97,7 @@ def test_a_later_step_that_comes_to_nothing_leaves_the_saga_dirty_and_reverting_
         elif said == "drift":
             world.tickets.put("T1", mood="angry" if world.tickets.rows["T1"]["ticket.mood"] == "calm" else "calm")
         elif said == "halted":
-            registry.set_halted(world.store, True, by="test", reason="drill", now_ms=world.clock())
+            halt(world)
         return SAYS.get(said, most)(packet)
 
     script = Script(step_2=step_2, compensation=REVERT)
@@ -160,24 +162,9 @@ def test_whatever_else_is_said_about_a_dirty_saga_alerts_a_human(world: World, s
     assert [] == reversed_at(world.folder)
 
 
-class NoReverting:
-    """An executor that can only pay."""
-
-    idempotent = True
-
-    def __init__(self, world: World) -> None:
-        self._rail = world.rail
-
-    def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
-        return self._rail.dispatch(intent, key, deadline_s)
-
-    def lookup(self, key: str, deadline_s: float) -> Receipt:
-        return self._rail.lookup(key, deadline_s)
-
-
 def test_what_cannot_be_carried_out_is_not_on_the_menu_and_nobody_is_asked_when_only_the_human_is_left(world: World):
     script = Script(step_2=deny, compensation=REVERT)
-    found = run(world.open_kernel(executor=NoReverting(world)), world, script)
+    found = run(world.open_kernel(executor=PaysOnly(world.rail)), world, script)
     assert ("ESCALATED", DIRTY, "ALERT_HUMAN") == parent(found)
     assert ["1", "2"] == script.asked
 
@@ -252,11 +239,9 @@ def test_a_stopped_agent_takes_no_next_step_and_a_human_is_alerted_without_askin
     def carry_out(intent: ExecutionIntent, *, until_ms: int) -> str:
         status = send(intent, until_ms=until_ms)
         if how == "halt":
-            registry.set_halted(world.store, True, by="test", reason="drill", now_ms=world.clock())
+            halt(world)
         else:
-            registry.transition(
-                world.store, "claims-agent", "SUSPENDED", by="operator", reason="drill", now_ms=world.clock()
-            )
+            suspend(world)
         return status
 
     world.kernel.dispatcher.carry_out = carry_out  # type: ignore[method-assign]  # the moment between two steps
@@ -268,7 +253,7 @@ def test_a_stopped_agent_takes_no_next_step_and_a_human_is_alerted_without_askin
 
 
 def test_a_saga_that_begins_under_a_halt_goes_to_a_human(world: World):
-    registry.set_halted(world.store, True, by="test", reason="drill", now_ms=world.clock())
+    halt(world)
     script = Script()
     assert ("ESCALATED", "HALTED", None) == parent(run(world.kernel, world, script))
     assert [] == script.asked
@@ -280,7 +265,7 @@ def test_a_halt_after_the_choice_stops_the_reversal(world: World):
     def conclude(*given: object) -> ExecutionIntent | None:
         done = real(*given)  # type: ignore[arg-type]  # passed on as they came
         if given[0].event_id.endswith("compensation"):  # type: ignore[attr-defined]  # the packet
-            registry.set_halted(world.store, True, by="test", reason="drill", now_ms=world.clock())
+            halt(world)
         return done
 
     world.kernel.conclude = conclude  # type: ignore[method-assign]  # the moment between deciding and doing

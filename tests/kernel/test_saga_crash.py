@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -11,16 +10,15 @@ from pathlib import Path
 import pytest
 
 from sds.kernel import audit, recovery
-from sds.kernel.packet import DecisionPacket
 from sds.kernel.runtime import Kernel
 from sds.kernel.saga import SagaAnswer
 from sds.kernel.store import Store
-from tests.kernel.durable import LEASE_MS, Faults, Propose, World, counters, deny
-from tests.kernel.sagas import ALERT_HUMAN, CLOSE_ALL, REVERT, Script, most, reversed_at, run, terms
-from tests.kernel.test_crash import crashing
+from tests.kernel.crashes import copied, crashing, every_step
+from tests.kernel.durable import LEASE_MS, Propose, World, counters, deny
+from tests.kernel.faults import Faults
+from tests.kernel.sagas import ALERT_HUMAN, CLOSE_ALL, REVERT, Script, most, reversed_at, run, terms, with_misfortune
 from tests.scale import scale, seeded
 
-STEPS_MAX = 3_000
 STRIDE = scale(9, 1)  # every so many steps, from a seeded offset; all of them at full size
 
 
@@ -28,11 +26,7 @@ def script_of(world: World, name: str) -> Script:
     """Return what is proposed in one story; a misfortune of the rail comes with the proposal that it meets."""
 
     def meets(misfortune: str, propose: Propose) -> Propose:
-        def said(packet: DecisionPacket) -> bytes:
-            world.rail.misfortunes = [misfortune]
-            return propose(packet)
-
-        return said
+        return lambda packet: with_misfortune(world, misfortune, propose(packet))
 
     return {
         "complete": Script(),
@@ -58,9 +52,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def fresh(template: Path, folder: Path) -> Callable[[], World]:
     def make() -> World:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(template, folder)
-        return World(folder, terms=terms())
+        return World(copied(template, folder), terms=terms())
 
     return make
 
@@ -104,21 +96,6 @@ def afterwards(world: World, story: str, acknowledged: object) -> None:
             assert acknowledged == found
 
 
-def some_steps(world: Callable[[], World], work: Callable[[World, Faults], bool], offset: int) -> int:
-    """Stop at every STRIDE-th step until a run is not stopped; return how many steps there were."""
-    for at in range(1 + offset % STRIDE, STEPS_MAX, STRIDE):
-        faults = Faults(at=at)
-        made = world()
-        try:
-            if work(made, faults):
-                return len(faults.steps)
-        except AssertionError as error:
-            raise AssertionError(f"stopped at step {at}, {faults.steps[-1]}: {error}") from error
-        finally:
-            made.close()
-    raise AssertionError("this never ends")
-
-
 @pytest.mark.parametrize("story", STORIES)
 def test_stopped_at_any_step_a_saga_is_complete_compensated_or_with_a_human(fresh: Callable[[], World], story: str):
     def stop_once(world: World, faults: Faults) -> bool:
@@ -126,7 +103,7 @@ def test_stopped_at_any_step_a_saga_is_complete_compensated_or_with_a_human(fres
         afterwards(world, story, acknowledged)
         return acknowledged is not None
 
-    assert some_steps(fresh, stop_once, seeded(48).randrange(STRIDE)) > 150
+    assert every_step(fresh, stop_once, first=1 + seeded(48).randrange(STRIDE), stride=STRIDE) > 150
 
 
 @pytest.mark.parametrize("story", ["reverted", "closed"])
@@ -151,4 +128,4 @@ def test_stopped_again_while_it_recovers_the_same_holds(fresh: Callable[[], Worl
             afterwards(world, story, None)
             return recovered is not None
 
-        assert some_steps(fresh, stop_twice, rng.randrange(STRIDE)) > 10
+        assert every_step(fresh, stop_twice, first=1 + rng.randrange(STRIDE), stride=STRIDE) > 10

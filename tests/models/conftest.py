@@ -1,4 +1,4 @@
-"""Transformers models for several prompts: one whose rows share a call, one that runs them one by one."""
+"""Transformers models for several prompts, whose rows share a call or run one by one, and weights that were prepared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sds.models.catalog import Prepared
 from tests.model_fixtures import TINY_THREADS
+from tests.models.preparing import preparation
 
 if TYPE_CHECKING:
     from sds.models.hf import HfBackend
@@ -49,3 +51,18 @@ def either(request: pytest.FixtureRequest) -> HfBackend:
 def edit(folder: Path, **changes: object) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_bytes()), **changes}))
+
+
+@pytest.fixture(scope="session")
+def kept(tiny_path: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Prepared]:
+    """A source, a cache, and what was prepared of the one in the other. Copy the cache to change it."""
+    source, cache = tiny_path(1), tmp_path_factory.mktemp("kept") / "models"
+    found, now = preparation(cache).run(source)
+    assert now
+    return source, cache, found
+
+
+@pytest.fixture
+def copied(kept: tuple[Path, Path, Prepared], tmp_path: Path) -> tuple[Path, Path]:
+    source, cache, _ = kept
+    return source, shutil.copytree(cache, tmp_path / "cache" / "models")

@@ -14,7 +14,7 @@ from sds.models.catalog import embedded_model, prepared
 from sds.models.llama import LlamaBackend
 from sds.models.protocol import BackendError
 from tests.model_fixtures import TINY_THREADS
-from tests.models.test_prepare import preparation
+from tests.models.preparing import preparation
 
 
 @pytest.mark.parametrize("layers", [0, 2, 3])

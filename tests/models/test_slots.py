@@ -13,12 +13,7 @@ import pytest
 from gguf import GGMLQuantizationType as Weights
 from numpy.typing import NDArray
 
-from sds.models.llama import (
-    FORK_TOKENS_MAX,
-    SHARED_PASS_TOKENS_MAX,
-    WEAR_CELLS_MIN,
-    LlamaBackend,
-)
+from sds.models.llama import FORK_TOKENS_MAX, SHARED_PASS_TOKENS_MAX, WEAR_CELLS_MIN, LlamaBackend
 from sds.models.llama_batch import TokenBatch
 from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, Row
 from tests.hostile import Vocabulary, tiny_checkpoint

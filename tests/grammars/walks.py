@@ -1,0 +1,85 @@
+"""Walks through plans, and the envelopes they are walked through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from random import Random
+
+from sds.grammars.plan import Fork, Walk
+from sds.kernel.bounds import Bound, bound
+from sds.kernel.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
+from tests.scale import seeded
+from tests.strategies import random_envelope
+
+STEPS_MAX = 4000
+
+Picking = Callable[[Fork], int]
+
+
+def some(**params: Bound | None) -> DecisionEnvelope:
+    chosen = tuple((name, allowed) for name, allowed in params.items() if allowed)
+    return envelope_of([KindBound("PAY", ("LATE", "LATER"), chosen), KindBound(DENY, ("LATE", "NO"))])
+
+
+def walked(walk: Walk, pick: Picking) -> Walk:
+    """Go to the end, choosing by `pick` an index into the tokens of each fork."""
+    for _ in range(STEPS_MAX):
+        walk.forced()
+        if walk.finished:
+            return walk
+        fork = walk.fork()
+        walk.take(int(fork.tokens[pick(fork)]))
+    raise AssertionError("the walk does not end")
+
+
+def at_random(rng: Random) -> Picking:
+    return lambda fork: rng.randrange(len(fork.tokens))
+
+
+def taken(walk: Walk, *labels: str) -> None:
+    """Take the token that leaves these labels open."""
+    walk.forced()
+    fork = walk.fork()
+    walk.take(int(fork.tokens[fork.labels.index(labels)]))
+    walk.forced()
+
+
+def every_end(walk: Walk) -> Iterator[Walk]:
+    walk.forced()
+    if walk.finished:
+        yield walk
+        return
+    for token in walk.fork().tokens.tolist():
+        copied = walk.copy()
+        copied.take(token)
+        yield from every_end(copied)
+
+
+SMALL = {
+    "nothing but escalation": ESCALATE_ONLY,
+    "two scales": some(amount=bound(95, 105, step=5, scale=2), days=bound(0, 12)),
+    "below zero": some(amount=bound(-13, -1), days=bound(-250, -100, step=25, scale=1)),
+    "around zero": some(amount=bound(-11, 11), days=bound(-20, 20, step=7, residue=3, scale=1)),
+    "one value": some(amount=bound(-250, -250, scale=2), amount_extra=bound(7, 7), days=bound(1, 2)),
+    "one end is the beginning of another": some(amount=bound(1, 1000, step=9)),
+    "kinds and reasons that begin alike": envelope_of(
+        [
+            KindBound("PAY", ("A", "A0", "LATE", "LATER", "LATE_R"), (("x", bound(0, 1)),)),  # type: ignore[arg-type]
+            KindBound("PAY_LATER", ("A",), (("x", bound(-1, 1)),)),  # type: ignore[arg-type]
+            KindBound("PAYS", ("A", "AA")),
+            KindBound(DENY, ("CREW", "CREWS")),
+        ]
+    ),
+}
+FEW = {name: envelope for name, envelope in SMALL.items() if name != "one end is the beginning of another"} | {
+    "few, and one end is the beginning of another": some(amount=bound(1, 1000, step=37), days=bound(9, 11)),
+}
+
+
+def pool(seed: int, count: int, rationale: bool | None = None) -> Iterator[tuple[Random, DecisionEnvelope]]:
+    rng = seeded(seed)
+    while count:
+        envelope = random_envelope(rng.randint)
+        if rationale is None or rationale == bool(envelope.rationale_chars_max):
+            count -= 1
+            yield rng, envelope

@@ -1,0 +1,67 @@
+"""Stopping a process at any step of its work, and what must hold of a world afterwards."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from sds.kernel import audit
+from sds.kernel.answer import Answer
+from sds.kernel.runtime import Kernel
+from sds.kernel.store import Store
+from tests.kernel.durable import World, counters
+from tests.kernel.faults import Crash, Faults, failing
+
+STEPS_MAX = 3_000
+
+
+def copied(template: Path, folder: Path) -> Path:
+    """Put a folder as it was made once in the place of `folder`: making it is not what is tested."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return shutil.copytree(template, folder)
+
+
+def crashing(world: World, work: Callable[[Kernel], object], faults: Faults) -> object:
+    """Do `work` in a process that stops at `faults.at`; return what it came to know, or None when it stopped."""
+    world.rail.live_through(faults)
+    world.tickets.live_through(faults)
+    try:
+        return work(world.open_kernel(Store(world.path, connect=failing(faults))))
+    except Crash:
+        return None
+    finally:
+        faults.bury()
+        world.rail.live_through(Faults())
+        world.tickets.live_through(Faults())
+
+
+def every_step(
+    world: Callable[[], World], work: Callable[[World, Faults], bool], *, first: int = 1, stride: int = 1
+) -> int:
+    """Stop at the first step and each `stride` later until a run is not stopped; return how many steps there were."""
+    for at in range(first, STEPS_MAX, stride):
+        faults = Faults(at=at)
+        made = world()
+        try:
+            if work(made, faults):
+                return len(faults.steps)
+        except AssertionError as error:
+            raise AssertionError(f"stopped at step {at}, {faults.steps[-1]}: {error}") from error
+        finally:
+            made.close()
+    raise AssertionError("this never ends")
+
+
+def check(world: World, store: Store, answer: Answer) -> None:
+    paid = world.rail.paid()
+    assert len(paid) <= 1, "two payouts for one event"
+    settled = [row[0] for row in store.rows("SELECT dfid FROM execution_log WHERE status = 'SUCCESS'")]
+    assert [dfid for dfid, *_ in paid] == settled, "the rail and the record disagree"
+    assert not answer.pending
+    assert (answer.execution == "SUCCESS") == bool(paid)
+    assert () == audit.verify(store).faults
+    if answer.execution != "UNKNOWN":
+        assert [] == store.rows("SELECT * FROM reservations WHERE status = 'live'")
+        spent = sum(amount for *_, amount in paid)
+        assert {spent} | {0} >= {used for name, used in counters(store) if name.startswith("claims/")}

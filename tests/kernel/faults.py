@@ -1,0 +1,60 @@
+"""A counter of I/O steps that stops the process at the N-th: whatever is done after that raises, too."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sds.kernel.store import BUSY_MS, Connect
+
+
+class Crash(BaseException):
+    """The process is gone. Not an Exception: no program may handle it."""
+
+
+@dataclass
+class Faults:
+    """Counts I/O steps and stops the process at step number `at`. `steps` is what was done, in order."""
+
+    at: int | None = None
+    steps: list[str] = field(default_factory=list)
+    dead: bool = False
+    connections: list[sqlite3.Connection] = field(default_factory=list)
+
+    def step(self, name: str) -> None:
+        if not self.dead:
+            self.steps.append(name)
+            self.dead = len(self.steps) == self.at
+        if self.dead:
+            raise Crash(f"step {len(self.steps)}: {name}")
+
+    def bury(self) -> None:
+        """Let go of what the dead process held open, with nothing committed."""
+        self.dead = True
+        for db in self.connections:
+            db.close()
+
+
+class Failing(sqlite3.Connection):
+    """A connection that asks before and after every statement whether the process still lives."""
+
+    faults = Faults()
+
+    def execute(self, sql: str, values: object = (), /) -> sqlite3.Cursor:
+        self.faults.step(f"before {sql[:40]}")
+        cursor = super().execute(sql, values)  # type: ignore[arg-type]  # passed on as it came
+        self.faults.step(f"after {sql[:40]}")
+        return cursor
+
+
+def failing(faults: Faults) -> Connect:
+    def open_it(path: Path) -> sqlite3.Connection:
+        db = sqlite3.connect(
+            path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False, factory=Failing
+        )
+        db.faults = faults
+        faults.connections.append(db)
+        return db
+
+    return open_it

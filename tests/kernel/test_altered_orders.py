@@ -1,0 +1,83 @@
+"""Orders that are not as the kernel signed them: neither sent nor believed, and nothing is given back for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sds.kernel import audit
+from sds.kernel.executor import Signer
+from sds.kernel.recovery import Recovered, orders_in_the_air, recover
+from sds.kernel.runtime import Kernel
+from tests.kernel.durable import LEASE_MS, World, refund
+from tests.kernel.orders import execution, left_hanging, recovered
+
+ALTERED: list[tuple[str, Any]] = [
+    ("params", '{"amount":999999}'),
+    ("params", "not JSON"),
+    ("params", "[" * 10_000),
+    ("params", '{"amount":1e40}'),
+    ("params", '{"amount":99999999999999999999999999999999}'),
+    ("params", "{}"),
+    ("kind", "COMPENSATE"),
+    ("resource_key", "T2"),
+    ("state_version", "7"),
+    ("idempotency_key", "f" * 64),
+    ("signature", "0" * 64),
+    ("signature", "ÿ"),
+]
+
+
+@pytest.mark.parametrize(("column", "value"), ALTERED, ids=[f"{c} {str(v)[:12]}" for c, v in ALTERED])
+@pytest.mark.parametrize("paid", [False, True])
+def test_an_altered_order_is_neither_sent_nor_believed_and_keeps_what_it_holds(
+    world: World, column: str, value: str, paid: bool
+):
+    """Were it counted as failed, the ticket would be free again, and what was paid could be paid once more."""
+    left_hanging(world, paid=paid)
+    sent = len(world.rail.sent)
+    with world.store.transaction():
+        world.store.run(f"UPDATE execution_log SET {column} = ?", (value,))
+    world.clock.advance(LEASE_MS)
+    assert Recovered(unknown=1) == recovered(world)
+    assert (sent, ["UNKNOWN"], ["live"]) == (
+        len(world.rail.sent),
+        execution(world),
+        world.column("SELECT status FROM reservations"),
+    )
+    assert "security.order_altered" in [event for event, _ in world.logged]
+    assert any("table execution_log" in fault for fault in audit.verify(world.store).faults)
+
+
+def test_one_altered_order_does_not_keep_others_from_being_resolved(world: World):
+    left_hanging(world, paid=False, name="C1")
+    world.tickets.put("T2")
+    world.rail.misfortunes = ["drop"]
+    world.decide(refund(), "C2", "T2")
+    with world.store.transaction():
+        world.store.run("UPDATE execution_log SET params = '[' WHERE status = 'PENDING'")
+    world.clock.advance(LEASE_MS)
+    assert Recovered(success=1, unknown=1) == recovered(world)
+
+
+def test_a_kernel_with_another_key_sends_nothing_of_what_it_finds(world: World):
+    left_hanging(world, paid=False)
+    world.clock.advance(LEASE_MS)
+    stranger = Kernel(
+        world.contract,
+        world.store,
+        world.tickets,
+        world.rail,
+        Signer(b"another kernel's key, 32 bytes.."),
+        now_ms=world.clock,
+        new_id=lambda: "never",
+    )
+    assert Recovered(unknown=1) == recover(stranger, now_ms=world.clock())
+    assert [] == world.rail.sent
+
+
+def test_orders_are_read_back_as_they_were_signed(world: World):
+    intent = left_hanging(world, paid=False)
+    world.clock.advance(LEASE_MS)
+    assert [intent] == orders_in_the_air(world.kernel, world.clock())

@@ -1,0 +1,66 @@
+"""Preparing weights in a time of the tests' own, and damaging what was prepared."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sds.models import prepare
+from sds.models.measuring import DECISIONS
+from sds.models.prepare import Preparation
+from tests.model_fixtures import TINY_THREADS
+
+TODAY = "2026-11-22"
+OTHER_DAY = "2026-11-23"
+
+
+def clock(**durations_s: float) -> Callable[[], float]:
+    """A clock in whose time each weight type takes what is said; `own` is the source's."""
+
+    def readings() -> Iterator[float]:
+        now = 0.0
+        for _ in range(prepare.ROUNDS):
+            for name in ("own", "BF16", "F16", "Q8_0"):
+                for _ in range(1 + DECISIONS):
+                    yield now
+                    now += durations_s[name]
+                    yield now
+
+    return readings().__next__
+
+
+BF16_WINS = {"own": 3.0, "BF16": 1.0, "F16": 2.0, "Q8_0": 2.5}
+
+
+def preparation(cache: Path, durations_s: Mapping[str, float] = BF16_WINS, *, today: str = TODAY) -> Preparation:
+    return Preparation(
+        cache=cache,
+        threads=TINY_THREADS,
+        today=today,
+        clock_s=clock(**durations_s),
+        sleep=lambda _: pytest.fail("nobody else is preparing"),
+        log=lambda _: None,
+    )
+
+
+def changed(cache: Path, **facts: Any) -> None:
+    (path,) = cache.glob("*.json")
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), **facts}))
+
+
+def weights(cache: Path) -> Path:
+    (path,) = cache.glob("*.gguf")
+    return path
+
+
+def flip(cache: Path) -> None:
+    with weights(cache).open("r+b") as file:
+        file.seek(-5, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))

@@ -1,0 +1,43 @@
+"""Engines without a model: user space may be anything, and what the kernel does with it is what is tested."""
+
+from __future__ import annotations
+
+from sds.kernel.envelope import DENY, ESCALATE, format_literal
+from sds.kernel.packet import DecisionPacket, Decoding
+from sds.kernel.proposal import Proposal, write_proposal
+from tests.kernel.durable import Propose
+
+SURE = Decoding("says", 0.9)
+PAYS = ("COMPENSATE", "REFUND_TICKET", "VOUCHER")
+
+
+class Says:
+    """An engine that says what a function makes of a packet, and measured what it is told to have measured."""
+
+    def __init__(self, say: Propose, measured: Decoding = SURE) -> None:
+        self.model = measured.model or "says"
+        self.asked = 0
+        self._say, self._measured = say, measured
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        self.asked += 1
+        return self._say(packet), self._measured
+
+    def count_tokens(self, text: str) -> int:
+        return len(text.encode())
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+class Greedy(Says):
+    """The most expensive proposer the envelope permits: the first of its kinds that is there, for the most it may cost."""
+
+    def __init__(self, *order: str) -> None:
+        super().__init__(self._most, Decoding("greedy", 1.0))
+        self._order = (*(order or PAYS), DENY, ESCALATE)
+
+    def _most(self, packet: DecisionPacket) -> bytes:
+        kind = next(k for name in self._order if (k := packet.envelope.kind(name)) is not None)
+        params = tuple((name, format_literal(b.hi, b.scale)) for name, b in kind.params)
+        return write_proposal(Proposal(kind.kind, params, kind.reasons[0], packet.snapshot.id))
