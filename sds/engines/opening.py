@@ -15,7 +15,7 @@ from typing import Any
 
 from sds.decoder import Mode
 from sds.engines.native import NativeEngine, check_slots, telling
-from sds.engines.replicas import Replicas
+from sds.engines.replicas import REPLICAS_MAX, Replicas
 from sds.home import model_cache
 from sds.kernel.errors import UsageError
 from sds.machine import machine_name
@@ -169,6 +169,8 @@ def open_engine(
 
 def open_replicas(model: Path | None, *, replicas: int, now_ms: Callable[[], int], **options: Any) -> Replicas:
     """Open engines side by side over the same weights, each with one slot and its share of the cores; else as `open_engine`."""
+    if not 1 <= replicas <= REPLICAS_MAX:
+        raise UsageError(f"{replicas} replicas are not between 1 and {REPLICAS_MAX}")
     threads = max(1, cores() // replicas)
     first = open_engine(model, now_ms=now_ms, threads=threads, **options)
     with ExitStack() as opened:

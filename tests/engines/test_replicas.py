@@ -131,6 +131,12 @@ def test_one_that_does_not_open_closes_those_before_it(
     assert 2 == len(closed)
 
 
+@pytest.mark.parametrize("replicas", [0, 65])
+def test_there_are_as_many_as_can_be(tiny_path: Callable[[int], Path], replicas: int) -> None:
+    with pytest.raises(UsageError, match=f"{replicas} replicas are not between 1 and 64"):
+        open_replicas(tiny_path(1), replicas=replicas, now_ms=running_ms)
+
+
 def test_transformers_has_none(tiny_folder: Callable[[int], Path]) -> None:
     with pytest.raises(UsageError, match="replicas are for llama"):
         open_replicas(tiny_folder(1), replicas=2, now_ms=running_ms)
