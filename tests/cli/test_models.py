@@ -128,7 +128,9 @@ def test_what_was_prepared_is_listed_shown_run_and_left_alone_when_asked(
     shell, source = Shell(tmp_path / "home"), tiny_path(1)
     found, _ = preparation(shell.cache / "models").run(source)
     sha12, made = found.record.source.sha256[:12], found.record.sha256[:12]
-    assert f"prepared  GGUF               {found.path}  (made from tiny-1.gguf@{sha12})" in shell.ok("models", "list")
+    assert f"prepared  GGUF               {found.path}  (made from tiny-1.gguf@{sha12}, for llama.cpp)" in shell.ok(
+        "models", "list"
+    )
     assert found.record.why in shell.ok("models", "show", str(source))
     assert f"this is tiny-1.gguf@{sha12} as BF16, made by" in shell.ok("models", "show", str(found.path))
     model = ("doctor", "--model", str(source))
