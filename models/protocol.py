@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Dtype = Literal["fp32", "bf16", "fp16"]
-Library = Literal["llamacpp", "transformers"]
+Library = Literal["llamacpp", "transformers", "openvino"]
 
 SLOTS_MAX = 64
 FORKS_MAX = 63  # of one backend, whatever its slots
