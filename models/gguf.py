@@ -6,6 +6,8 @@ import hashlib
 import logging
 import os
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -86,3 +88,9 @@ def load_gguf(path: Path, *, vocab_only: bool = False, gpu_layers: int = 0) -> t
 def chat_template(model: lib.llama_model_p) -> str | None:
     template = lib.llama_model_chat_template(model, None)
     return template.decode() if template else None
+
+
+def words_of(path: Path) -> tuple[Vocabulary, str | None, Callable[[], object]]:
+    """Return a file's vocabulary and chat template without its weights, and what frees them. Raises BackendError."""
+    model, vocabulary = load_gguf(path, vocab_only=True)
+    return vocabulary, chat_template(model), partial(lib.llama_model_free, model)

@@ -23,6 +23,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
 from sds.models.hf_load import failing
 from sds.models.protocol import BackendError
+from sds.models.seats import Part
 
 EXTENT_MIN = 256  # cells a captured pass reads at least: fewer shapes, fewer graphs
 WARM_UPS = 3
@@ -33,15 +34,6 @@ SHARED_ROPES = {"dynamic", "longrope"}  # they turn by the longest row, so a row
 
 Forward = Callable[..., torch.Tensor]
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What one row appends to the `position` tokens its seat holds."""
-
-    seat: int
-    position: int
-    tokens: Sequence[int]
 
 
 class Cells:
@@ -187,10 +179,10 @@ class OwnCaches:
         self._caches.pop(seat, None)
 
 
-Store = Cells | OwnCaches
+HfStore = Cells | OwnCaches
 
 
-def store_of(model: Any, device: torch.device, *, seats: int, context: int) -> Store:
+def store_of(model: Any, device: torch.device, *, seats: int, context: int) -> HfStore:
     """Return the cells where the model takes them, caches of its own otherwise."""
     if _all_dynamic(DynamicCache(config=model.config)) and not _turns_by_company(model) and _agrees(model, device):
         return Cells(device, model.dtype, seats=seats, context=context)

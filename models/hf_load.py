@@ -6,18 +6,16 @@ import hashlib
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
-from functools import partial
 from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.utils.logging import set_verbosity
 
-from sds.models.gguf import chat_template, gguf_fingerprint, load_gguf
+from sds.models.gguf import gguf_fingerprint, words_of
 from sds.models.hf_vocabulary import HfVocabulary
 from sds.models.protocol import BackendError
 from sds.models.vocabulary import Vocabulary
@@ -65,10 +63,10 @@ def _words(path: Path, size: int) -> tuple[Vocabulary | HfVocabulary, str | None
     if path.is_dir():
         words = HfVocabulary(path, size)
         return words, words.chat_template, lambda: None
-    model, vocabulary = load_gguf(path, vocab_only=True)
+    vocabulary, template, free = words_of(path)
     if vocabulary.size != size:
         raise BackendError(f"the model has {size} logits and {vocabulary.size} tokens")
-    return vocabulary, chat_template(model), partial(llama_cpp.llama_model_free, model)
+    return vocabulary, template, free
 
 
 def _from_folder(path: Path, dtype: torch.dtype) -> Any:

@@ -39,6 +39,9 @@ class Words(Protocol):
 
     def is_control(self, token: int) -> bool: ...
 
+    def release(self) -> None:
+        """Refuse every further use: the memory behind it is about to go."""
+
 
 def tokens_of(words: Words, text: bytes, *, special: bool) -> list[int]:
     """Return the tokens of `text`; with `special=False` a text that reads as a control token is broken up."""

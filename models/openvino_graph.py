@@ -1,0 +1,270 @@
+"""A GGUF of the architecture `llama` as an OpenVINO graph: one pass over tokens whose past is handed in.
+
+The graph holds no state. Inputs: `ids` and `positions` [rows, tokens]; `past` [rows, cells, cell] of the tokens before;
+`mask` [rows, 1, tokens, cells + tokens], added to the attention's scores; `wanted` [outputs], which positions of every
+row are answered. Outputs: logits [rows, outputs, vocabulary] (or, of fewer layers, the states that would go into the next
+one) and `cells` [rows, tokens, cell], the keys and values of these tokens. A cell holds the keys, then the values, of each layer in turn.
+
+A file is refused unless every tensor in it is used here and every setting of its architecture is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import openvino as ov  # type: ignore[import-untyped]
+import openvino.opset13 as ops  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from sds.models.protocol import BackendError, Dtype
+
+ARCHITECTURE = "llama"
+KNOWN = {
+    "context_length",
+    "embedding_length",
+    "block_count",
+    "feed_forward_length",
+    "vocab_size",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "rope.freq_base",
+    "rope.dimension_count",
+}
+HEAD, ROPE_FACTORS = "output.weight", "rope_freqs.weight"  # a file may lack these
+_OF_LAYER = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
+_BF16_SHIFT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a model: numbers of layers, of query and key heads, of values in a head and a token's state."""
+
+    layers: int
+    heads: int
+    key_heads: int
+    head: int
+    width: int
+    context: int
+    rope_base: float
+    epsilon: float
+
+    def cell(self, layers: int) -> int:
+        """Return how many numbers are kept of one token in so many layers."""
+        return layers * 2 * self.key_heads * self.head
+
+
+class Weights:
+    """What a GGUF file holds, read as it is asked for. Raises BackendError for what this graph cannot be."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._reader = gguf.GGUFReader(path)
+        except Exception as error:  # it raises whatever a damaged file makes it trip over
+            raise BackendError(f"`{path}` is damaged or no GGUF file") from error
+        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        try:
+            self.shape = self._shape()
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise BackendError(f"`{path}` does not say what its model is like: {error}") from error
+        self._check()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        """Return a tensor, de-quantised."""
+        tensor = self._tensors[name]
+        return np.asarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
+
+    def rotations(self, context: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return cosines and sines by which heads turn at every position, [context, head]."""
+        half = self.shape.head // 2
+        turns = self.shape.rope_base ** -(np.arange(half, dtype=np.float64) / half)
+        if ROPE_FACTORS in self:
+            turns /= self[ROPE_FACTORS]
+        angles = np.tile(np.outer(np.arange(context), turns), 2)
+        return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+    def turned(self, name: str, heads: int) -> NDArray[np.float32]:
+        """Return a projection into heads that turn by halves; GGUF keeps these to turn by neighbours."""
+        weights = self[name]
+        return weights.reshape(heads, -1, 2, weights.shape[1]).swapaxes(1, 2).reshape(weights.shape)
+
+    def _shape(self) -> Shape:
+        found = self._said("general.architecture")
+        if found != ARCHITECTURE:
+            raise BackendError(
+                f"OpenVINO runs GGUF files of the architecture `{ARCHITECTURE}` here, not `{found}`",
+                hint="llama.cpp runs it",
+            )
+        prefix = f"{ARCHITECTURE}."
+        said = {name[len(prefix) :]: self._said(name) for name in self._reader.fields if name.startswith(prefix)}
+        if unknown := sorted(set(said) - KNOWN):
+            raise BackendError(
+                f"OpenVINO does not run this model here: its setting `{unknown[0]}` is not known",
+                hint="llama.cpp runs it",
+            )
+        heads, width = int(said["attention.head_count"]), int(said["embedding_length"])
+        head = int(said.get("attention.key_length", width // heads))
+        if {head, int(said.get("rope.dimension_count", head)), int(said.get("attention.value_length", head))} != {head}:
+            raise ValueError("heads that turn in part, or keys and values of two sizes")
+        return Shape(
+            layers=int(said["block_count"]),
+            heads=heads,
+            key_heads=int(said.get("attention.head_count_kv", heads)),
+            head=head,
+            width=width,
+            context=int(said["context_length"]),
+            rope_base=float(said.get("rope.freq_base", 10000.0)),
+            epsilon=float(said["attention.layer_norm_rms_epsilon"]),
+        )
+
+    def _said(self, name: str) -> Any:
+        return self._reader.fields[name].contents()
+
+    def _check(self) -> None:
+        """Refuse a file with other tensors than are used: it would be another model."""
+        layers = {f"blk.{n}.{part}.weight" for n in range(self.shape.layers) for part in _OF_LAYER}
+        needed = {"token_embd.weight", "output_norm.weight", *layers}
+        found = set(self._tensors) - {HEAD, ROPE_FACTORS}
+        if found != needed:
+            name = min(found ^ needed)
+            raise BackendError(
+                f"OpenVINO does not run this model here: {'it lacks' if name in needed else 'no use for'} `{name}`",
+                hint="llama.cpp runs it",
+            )
+
+
+def graph(weights: Weights, *, dtype: Dtype, context: int, layers: int, head: bool) -> ov.Model:
+    """Return the model of the first `layers` layers; `head`: it answers with logits, else with states."""
+    return _Graph(weights, dtype).build(context, layers, head=head)
+
+
+class _Graph:
+    def __init__(self, weights: Weights, dtype: Dtype) -> None:
+        self._weights, self._shape, self._dtype = weights, weights.shape, dtype
+        self._kept = ov.Type.bf16 if dtype == "bf16" else ov.Type.f32
+
+    def build(self, context: int, layers: int, *, head: bool) -> ov.Model:
+        cell = self._shape.cell(layers)
+        ids, positions = (_input(name, [-1, -1], ov.Type.i64) for name in ("ids", "positions"))
+        past = _input("past", [-1, -1, cell], self._kept)
+        mask, wanted = _input("mask", [-1, 1, -1, -1], ov.Type.f32), _input("wanted", [-1], ov.Type.i64)
+        turn = [ops.unsqueeze(_rows(table, positions), _ints(2)) for table in self._weights.rotations(context)]
+        per_query = ops.tile(mask, _ints(1, 1, self._shape.heads // self._shape.key_heads, 1))
+        held = ops.split(ops.convert(past, "f32"), _axis(2), layers).outputs() if layers else []
+        embedding = self._constant(self._weights["token_embd.weight"])
+        states, cells = ops.gather(embedding, ids, _axis(0)), []
+        for n in range(layers):
+            states, new = self._layer(n, states, held[n], per_query, turn)
+            cells.append(new)
+        answered = ops.gather(states, wanted, _axis(1))
+        if layers == self._shape.layers:
+            answered = self._norm(answered, "output_norm.weight")
+        if head:
+            matrix = self._constant(self._weights[HEAD]) if HEAD in self._weights else embedding
+            answered = ops.matmul(answered, matrix, False, True)
+        kept = ops.convert(ops.concat(cells, 2), self._kept) if cells else ops.convert(past, self._kept)
+        return ov.Model([answered, kept], [ids, positions, past, mask, wanted], ARCHITECTURE)
+
+    def _layer(self, n: int, states: Any, held: Any, mask: Any, turn: list[Any]) -> tuple[Any, Any]:
+        """Return the states after layer `n`, and the keys and values of its tokens, [rows, tokens, cell of a layer]."""
+        of, shape, weights = f"blk.{n}.", self._shape, self._weights
+        turning = (shape.heads + shape.key_heads) * shape.head
+        fused = [
+            weights.turned(f"{of}attn_q.weight", shape.heads),
+            weights.turned(f"{of}attn_k.weight", shape.key_heads),
+            weights[f"{of}attn_v.weight"],
+        ]
+        read = self._linear(self._norm(states, f"{of}attn_norm.weight"), np.concatenate(fused))
+        turned, value = _cut(read, 2, turning, shape.key_heads * shape.head)
+        turned = _turned(_reshape(turned, 0, 0, shape.heads + shape.key_heads, shape.head), turn, shape.head)
+        query, key = _cut(turned, 2, shape.heads, shape.key_heads)
+        new = ops.concat([_reshape(key, 0, 0, -1), value], 2)
+        states = ops.add(
+            states, self._linear(self._attention(query, held, new, mask), weights[f"{of}attn_output.weight"])
+        )
+        both = np.concatenate([weights[f"{of}ffn_gate.weight"], weights[f"{of}ffn_up.weight"]])
+        gate, up = ops.split(self._linear(self._norm(states, f"{of}ffn_norm.weight"), both), _axis(2), 2).outputs()
+        grown = ops.multiply(ops.swish(gate), up)
+        return ops.add(states, self._linear(grown, weights[f"{of}ffn_down.weight"])), new
+
+    def _attention(self, query: Any, held: Any, new: Any, mask: Any) -> Any:
+        """Queries that share a key's head stand one below the other, so that no key is copied for them."""
+        shape = self._shape
+        sharing = shape.heads // shape.key_heads
+        key, value = (
+            ops.transpose(_reshape(half, 0, 0, shape.key_heads, shape.head), _ints(0, 2, 1, 3))
+            for half in ops.split(ops.concat([held, new], 1), _axis(2), 2).outputs()
+        )
+        grouped = _reshape(query, 0, 0, shape.key_heads, sharing, shape.head)
+        rows = _reshape(ops.transpose(grouped, _ints(0, 2, 3, 1, 4)), 0, shape.key_heads, -1, shape.head)
+        scores = ops.matmul(ops.multiply(rows, _number(shape.head**-0.5)), key, False, True)
+        found = ops.matmul(ops.softmax(ops.add(scores, mask), -1), value, False, False)
+        split = _reshape(found, 0, shape.key_heads, sharing, -1, shape.head)
+        return _reshape(ops.transpose(split, _ints(0, 3, 1, 2, 4)), 0, -1, shape.heads * shape.head)
+
+    def _norm(self, states: Any, name: str) -> Any:
+        mean = ops.reduce_mean(ops.power(states, _number(2)), _ints(-1), True)
+        scale = ops.divide(_number(1), ops.sqrt(ops.add(mean, _number(self._shape.epsilon))))
+        return ops.multiply(ops.multiply(states, scale), ops.constant(self._weights[name][None, None]))
+
+    def _linear(self, states: Any, weights: NDArray[np.float32]) -> Any:
+        return ops.matmul(states, self._constant(weights), False, True)
+
+    def _constant(self, weights: NDArray[np.float32]) -> Any:
+        if self._dtype != "bf16":
+            return ops.constant(weights)
+        tensor = ov.Tensor(_bf16(weights), list(weights.shape), ov.Type.bf16)
+        return ops.convert(ov.op.Constant(tensor, shared_memory=False), "f32")
+
+
+def _bf16(weights: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Round to the nearest, of two as near to the even one: what is BF16 already stays as it is."""
+    bits = np.ascontiguousarray(weights).view(np.uint32)
+    odd = (bits >> _BF16_SHIFT) & 1
+    return ((bits + 0x7FFF + odd) >> _BF16_SHIFT).astype(np.uint16)
+
+
+def _input(name: str, shape: list[int], kind: ov.Type) -> Any:
+    made = ops.parameter(ov.PartialShape(shape), kind, name=name)
+    made.output(0).set_names({name})
+    return made
+
+
+def _turned(heads: Any, turn: list[Any], size: int) -> Any:
+    low, high = _cut(heads, -1, size // 2, size // 2)
+    crossed = ops.concat([ops.multiply(high, _number(-1)), low], -1)
+    return ops.add(ops.multiply(heads, turn[0]), ops.multiply(crossed, turn[1]))
+
+
+def _rows(table: NDArray[np.float32], at: Any) -> Any:
+    return ops.gather(ops.constant(table), at, _axis(0))
+
+
+def _cut(node: Any, axis: int, *lengths: int) -> Any:
+    return ops.variadic_split(node, _axis(axis), _ints(*lengths)).outputs()
+
+
+def _reshape(node: Any, *shape: int) -> Any:
+    """Zero: as long as it was."""
+    return ops.reshape(node, _ints(*shape), True)
+
+
+def _ints(*numbers: int) -> Any:
+    return ops.constant(np.array(numbers, np.int64))
+
+
+def _axis(number: int) -> Any:
+    return ops.constant(np.int64(number))
+
+
+def _number(number: float) -> Any:
+    return ops.constant(np.float32(number))
