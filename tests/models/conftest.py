@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sds.models import prepare
 from sds.models.catalog import Prepared
 from tests.model_fixtures import TINY_THREADS
 from tests.models.preparing import OPENVINO_WINS, preparation
@@ -68,7 +69,9 @@ def kept_for_openvino(
 ) -> tuple[Path, Path, Prepared]:
     """The same, where BF16 through OpenVINO is the fastest."""
     source, cache = tiny_path(1), tmp_path_factory.mktemp("kept") / "models"
-    found, _ = preparation(cache, OPENVINO_WINS).run(source)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(prepare, "ROUNDS", 1)
+        found, _ = preparation(cache, OPENVINO_WINS).run(source)
     return source, cache, found
 
 
