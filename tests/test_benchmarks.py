@@ -15,6 +15,7 @@ from sds.benchmarks.peer_process import PeerProcess
 from sds.benchmarks.weights import Weights
 from sds.kernel.envelope import format_literal
 from sds.kernel.errors import UsageError
+from tests.models.preparing import in_openvino
 from tests.questions import asked
 
 _FIGURES = ("ms_p50", "digits_ms_p50")
@@ -138,10 +139,10 @@ def test_every_engine_gets_the_same_questions_and_the_last_line_says_how_each_fa
     assert all(wanted <= found.keys() for found in report["peers"])
 
 
+@in_openvino
 def test_ours_on_openvino_is_asked_beside_ours_on_llama_cpp(
     tmp_path: Path, tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("openvino")
     monkeypatch.setattr(peers, "WARM_UP", 0)
     monkeypatch.setattr(peers, "CANDIDATES_PER_DECISION", 1)
     weights, other = Weights(tiny_path(1), "openvino"), [Contender("other", "tests.own_peers", ("beyond",))]
