@@ -1,11 +1,12 @@
 """OpenVINO GenAI with its own structured output (xgrammar behind `StructuredOutputConfig`): what runs ours, driven by others.
 
-Its best mode, of what was tried. Paged attention with its prefix cache (`ContinuousBatchingPipeline`, or `LLMPipeline`
-over it, which takes the same time) and attention over one whole cache (`LLMPipeline`, SDPA, which reads the whole prompt
-anew) are both tried at each start, the first with its 8-bit keys and values and with 16-bit ones, and the quickest stays.
-Inference in BF16 where the processor has it, which is also its default; FP32 and FP16 were slower. Its threads are as many
-as everybody's and pinned to no core, so that two processes do not share one. Prompt look-up (`prompt_lookup`) was slower:
-what is forced here stands in no prompt. It does not skip forced tokens: every token is a pass.
+Its best mode is found at each start, by decisions like ours: paged attention with its prefix cache, with 8-bit keys and
+values or 16-bit ones (`ContinuousBatchingPipeline`; `LLMPipeline` over it takes the same time); the same with prompt
+look-up, which guesses tokens from what was read; and attention over one whole cache (SDPA), which reads every prompt anew.
+It infers in BF16 where the processor has it, its own choice: FP32 is slower, FP16 no quicker. It has as many threads
+as everybody, pinned to no core, so that processes do not share one. It does not skip forced tokens: each is a pass.
+Several in one batch are more a second than one at a time, and still fewer than guidance makes alone: `throughput` does not
+ask it.
 
 Its GGUF reader knows neither BF16 nor F32: such weights are written anew as F16, which holds every BF16 number from 2^-17
 on and rounds what is smaller. Files of fewer bits (Q8_0, Q4_1) it reads as they are and multiplies in 8 bits: quicker, with
@@ -28,7 +29,8 @@ import numpy as np
 from sds.benchmarks.peer_drivers.serving import Peer, Request, Said, serve, timed
 
 CACHE_GB = 1
-TRIAL_COMMON_TOKENS, TRIAL_OWN_TOKENS, TRIAL_STEPS, TRIALS = 192, 96, 8, 3
+TRIAL_COMMON_TOKENS, TRIAL_OWN_TOKENS, TRIAL_TOKENS_MAX, TRIALS = 192, 96, 160, 3
+LOOK_UP = {"num_assistant_tokens": 5, "max_ngram_size": 3}
 Answer = tuple[list[int], float]  # tokens, and how long the grammar took, in milliseconds
 Pipeline = Callable[[list[int], Any], Answer]
 
@@ -37,14 +39,11 @@ def open_peer(model: Path, threads: int, _options: list[str]) -> Peer:
     genai: Any = import_module("openvino_genai")
     with tempfile.TemporaryDirectory() as folder:
         readable, encoding = _readable(genai, model, Path(folder))
-        quickest, how = _quickest(genai, readable, threads)
         words: Any = genai.Tokenizer(readable)
+        quickest, how = _quickest(genai, readable, words, threads)
 
     def decide(request: Request) -> Said:
-        asked = genai.GenerationConfig()
-        asked.max_new_tokens = request["tokens_max"]
-        asked.set_eos_token_id(words.get_eos_token_id())
-        asked.structured_output_config = genai.StructuredOutputConfig(regex=request["regex"])
+        asked = _greedy(genai, words, request["regex"], request["tokens_max"])
         tokens, compile_ms = quickest(request["tokens"], asked)
         return Said(words.decode(tokens), compile_ms)
 
@@ -65,23 +64,38 @@ def _readable(genai: Any, model: Path, folder: Path) -> tuple[Path, str]:
     return model, ""
 
 
-def _quickest(genai: Any, model: Path, threads: int) -> tuple[Pipeline, str]:
+def _greedy(genai: Any, words: Any, regex: str, tokens_max: int) -> Any:
+    asked = genai.GenerationConfig(max_new_tokens=tokens_max)
+    asked.set_eos_token_id(words.get_eos_token_id())
+    asked.structured_output_config = genai.StructuredOutputConfig(regex=regex)
+    return asked
+
+
+def _quickest(genai: Any, model: Path, words: Any, threads: int) -> tuple[Pipeline, str]:
     settings = {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
     wide = settings | {"KV_CACHE_PRECISION": "f16"}
     pipelines = {
         "paged attention, prefix cached": _paged(genai, model, settings),
         "paged attention, prefix cached, 16-bit keys and values": _paged(genai, model, wide),
-        "SDPA": _whole(genai, model, settings),
+        "paged attention, prefix cached, prompt look-up": _looking_up(genai, model, settings),
+        "SDPA": _one(genai.LLMPipeline(model, "CPU", ATTENTION_BACKEND="SDPA", **settings)),
     }
-    took = {how: min(_trial_ms(genai, pipeline, turn) for turn in range(TRIALS)) for how, pipeline in pipelines.items()}
+    took = {
+        how: min(_trial_ms(genai, pipeline, words, turn) for turn in range(TRIALS))
+        for how, pipeline in pipelines.items()
+    }
     how = min(took, key=took.__getitem__)
     return pipelines[how], f"{how} (the quickest)"
 
 
-def _paged(genai: Any, model: Path, settings: dict[str, Any]) -> Pipeline:
+def _schedule(genai: Any) -> Any:
     schedule = genai.SchedulerConfig()
     schedule.enable_prefix_caching, schedule.cache_size = True, CACHE_GB
-    pipeline = genai.ContinuousBatchingPipeline(model, schedule, "CPU", settings)
+    return schedule
+
+
+def _paged(genai: Any, model: Path, settings: dict[str, Any]) -> Pipeline:
+    pipeline = genai.ContinuousBatchingPipeline(model, _schedule(genai), "CPU", settings)
 
     def write(tokens: list[int], asked: Any) -> Answer:
         (found,) = pipeline.generate([_tensor(tokens)], [asked])
@@ -90,9 +104,17 @@ def _paged(genai: Any, model: Path, settings: dict[str, Any]) -> Pipeline:
     return write
 
 
-def _whole(genai: Any, model: Path, settings: dict[str, Any]) -> Pipeline:
-    pipeline = genai.LLMPipeline(model, "CPU", ATTENTION_BACKEND="SDPA", **settings)
+def _looking_up(genai: Any, model: Path, settings: dict[str, Any]) -> Pipeline:
+    pipeline = _one(genai.LLMPipeline(model, "CPU", prompt_lookup=True, scheduler_config=_schedule(genai), **settings))
 
+    def write(tokens: list[int], asked: Any) -> Answer:
+        asked.update_generation_config(**LOOK_UP)
+        return pipeline(tokens, asked)
+
+    return write
+
+
+def _one(pipeline: Any) -> Pipeline:
     def write(tokens: list[int], asked: Any) -> Answer:
         found = pipeline.generate(_tensor(tokens), asked)
         return found.tokens[0], found.perf_metrics.get_grammar_compile_time().mean
@@ -104,11 +126,14 @@ def _tensor(tokens: list[int]) -> Any:
     return import_module("openvino").Tensor(np.array([tokens], np.int64))
 
 
-def _trial_ms(genai: Any, pipeline: Pipeline, turn: int) -> float:
-    """Return how long some tokens take after a prompt whose end is new."""
-    asked = genai.GenerationConfig(max_new_tokens=TRIAL_STEPS, ignore_eos=True)
-    prompt = [1] * TRIAL_COMMON_TOKENS + [2 + turn] * TRIAL_OWN_TOKENS
-    _, ms = timed(lambda: pipeline(prompt, asked))
+def _trial_ms(genai: Any, pipeline: Pipeline, words: Any, turn: int) -> float:
+    """Return how long something like a decision takes: a prompt whose end is new, a choice, and a reference that is forced."""
+    common, own = (np.random.default_rng(seed) for seed in (0, 1 + turn))
+    tokens = len(words.get_vocab())
+    prompt = [*common.integers(tokens, size=TRIAL_COMMON_TOKENS), *own.integers(tokens, size=TRIAL_OWN_TOKENS)]
+    decision = r'\{"action":"(DENY|ESCALATE)","params":\{\},"context_ref":"' + own.bytes(32).hex() + r'"\}'
+    asked = _greedy(genai, words, decision, TRIAL_TOKENS_MAX)
+    _, ms = timed(lambda: pipeline([int(token) for token in prompt], asked))
     return ms
 
 
