@@ -1,4 +1,4 @@
-"""OpenVINO GenAI with its own structured output (xgrammar behind `StructuredOutputConfig`): what runs ours, driven by others.
+"""OpenVINO GenAI with its own structured output, xgrammar behind `StructuredOutputConfig`."""
 
 Its best mode is found at each start, by decisions like ours: paged attention with its prefix cache, with 8-bit keys and
 values or 16-bit ones (`ContinuousBatchingPipeline`; `LLMPipeline` over it takes the same time); the same with prompt
