@@ -81,12 +81,13 @@ class HfBackend(SeatedBackend):
     def end_token(self) -> int:
         return self._words.eos
 
-    def _call(self, parts: Sequence[Part], outputs: int, states_at: int | None) -> NDArray[np.float32]:
+    def _call(self, parts: Sequence[Part], states_at: int | None) -> list[NDArray[np.float32]]:
         """Run the head only where logits are wanted."""
+        outputs = max(part.outputs for part in parts)
         forward: Forward = partial(self._logits, outputs) if states_at is None else partial(self._states, states_at)
         found = self._store.run(parts, forward, repeated=states_at is None and outputs == 1)
-        values: NDArray[np.float32] = found[:, found.shape[1] - outputs :].float().cpu().numpy()
-        return values
+        values = found[:, found.shape[1] - outputs :].float().cpu().numpy()
+        return [of_part[outputs - part.outputs :] for of_part, part in zip(values, parts, strict=True)]
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:

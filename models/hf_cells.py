@@ -63,6 +63,9 @@ class Cells:
         """Cells beyond a prompt's end are masked and written over: there is nothing to do."""
         return True
 
+    def fork(self, source: int, target: int, tokens: int) -> None:
+        self.copy(source, target, tokens)
+
     def copy(self, source: int, target: int, tokens: int) -> None:
         self._grow(target + 1)
         for layer in self._stored():
@@ -171,6 +174,9 @@ class OwnCaches:
         cache.crop(-surplus)
         return True
 
+    def fork(self, source: int, target: int, tokens: int) -> None:
+        self.copy(source, target, tokens)
+
     def copy(self, source: int, target: int, _tokens: int) -> None:
         if source in self._caches:
             self._caches[target] = deepcopy(self._caches[source])
@@ -277,8 +283,8 @@ def _agrees(model: Any, device: torch.device) -> bool:
 
     long, short = PROBE_TOKENS
     with suppress(BackendError), failing("the model takes no cells"), torch.inference_mode():
-        cells.run([Part(0, 0, long[:3])], last)
-        together = cells.run([Part(0, 3, long[3:]), Part(1, 0, short)], last)
+        cells.run([Part(0, 0, long[:3], 0)], last)
+        together = cells.run([Part(0, 3, long[3:], 0), Part(1, 0, short, 0)], last)
         alone = torch.cat([last(input_ids=torch.tensor([tokens], device=device)) for tokens in PROBE_TOKENS])
         share_max = PROBE_SHARE_MAX.get(model.dtype, PROBE_SHARE_MAX_HALF)
         return bool((together - alone).abs().max() <= share_max * alone.std())

@@ -1,7 +1,7 @@
 """OpenVINO behind the `Backend` protocol: the same GGUF weights, on the processor, where its products are the quicker ones.
 
-Keys and values lie in plain memory, a seat for each prompt; a call is handed those of its rows. Needs the extra
-`openvino`.
+Keys and values lie in plain memory, a seat for each prompt; a call is handed those of its rows. Rows that go on from one
+place, as forks do, are read as one tree. Needs the extra `openvino`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sds.models.gguf import gguf_fingerprint, identity, words_of
 from sds.models.llama import CONTEXT_TOKENS
 from sds.models.protocol import BackendError, Dtype
 from sds.models.seats import Part, SeatedBackend, check_slots
+from sds.models.token_trees import TokenTree, forest
 
 try:
     import openvino as ov  # type: ignore[import-untyped]
@@ -29,7 +30,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MASKED = -1e9
 KEPT = {"bf16": (np.uint16, ov.Type.bf16), "fp32": (np.float32, ov.Type.f32)}
 HINT_CHARACTERS_MAX = 200
 
@@ -67,42 +67,63 @@ class _Programs:
 
 
 class _Cells:
-    """Keys and values, [context, cell] for each seat: memory that is committed when it is written."""
+    """Keys and values of every seat, [2 x layers, context, cell]: memory that is committed when it is written.
+
+    A fork reads what it has in common with its source from there (`_trunks`: which seat, how many tokens), and takes
+    a copy only when it goes on by itself, or the source goes.
+    """
 
     together = True
 
     def __init__(self, programs: _Programs, seats: int) -> None:
-        self._shape = programs.context, programs.shape.cell(programs.shape.layers)
+        self._shape = 2 * programs.shape.layers, programs.context, programs.shape.cell
         self._kind = programs.kind
-        self._seats = {seat: self._empty() for seat in range(seats)}
+        self._seats = {seat: np.zeros(self._shape, self._kind) for seat in range(seats)}
+        self._trunks: dict[int, tuple[int, int]] = {}
 
     def cut(self, _seat: int, _position: int, _surplus: int) -> bool:
         """What lies beyond a prompt's end is never handed in: there is nothing to do."""
         return True
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        self._seats.setdefault(target, self._empty())[:tokens] = self._seats[source][:tokens]
+        self._own(source)
+        self._trunks.pop(target, None)
+        self._seats[target][:, :tokens] = self._seats[source][:, :tokens]
 
-    def forget(self, _seat: int) -> None:
-        """What is written over needs no wiping; the memory stays for the next prompt or fork."""
+    def fork(self, source: int, target: int, tokens: int) -> None:
+        if target not in self._seats:
+            self._seats[target] = np.zeros(self._shape, self._kind)
+        self._trunks[target] = self.place(source, tokens)
 
-    def past(self, parts: Sequence[Part], width: int) -> NDArray[Any]:
-        """Return what the parts' seats hold, on the right side: [parts, longest, width]; zero where one holds less."""
-        longest = max(part.position for part in parts)
-        if len(parts) == 1 and width == self._shape[1]:
-            return self._seats[parts[0].seat][None, :longest]
-        held = np.zeros((len(parts), longest, width), self._kind)
-        for row, part in zip(held, parts, strict=True):
-            row[longest - part.position :] = self._seats[part.seat][: part.position, :width]
-        return held
+    def forget(self, seat: int) -> None:
+        """Let what was forked from this seat stand by itself; what it holds is written over some time."""
+        self._trunks.pop(seat, None)
+        for fork in [fork for fork, (source, _) in self._trunks.items() if source == seat]:
+            self._own(fork)
 
-    def keep(self, parts: Sequence[Part], new: NDArray[Any]) -> None:
-        for row, part in zip(new, parts, strict=True):
-            count = len(part.tokens)
-            self._seats[part.seat][part.position : part.position + count, : row.shape[1]] = row[len(row) - count :]
+    def place(self, seat: int, position: int) -> tuple[int, int]:
+        """Return where a seat's next token goes on: behind so many tokens of the seat that holds them."""
+        if self._trunks.get(seat, (seat, -1))[1] != position:
+            self._own(seat)
+        return self._trunks.get(seat, (seat, position))
 
-    def _empty(self) -> NDArray[Any]:
-        return np.zeros(self._shape, self._kind)
+    def held(self, trees: Sequence[TokenTree], longest: int, count: int) -> Iterator[NDArray[Any]]:
+        """Yield what stands before the trees, on the right side, [trees, longest, cell]; zero where one holds less."""
+        if len(trees) == 1:
+            yield from self._seats[trees[0].root][:count, None, :longest]
+            return
+        for n in range(count):
+            lines = np.zeros((len(trees), longest, self._shape[2]), self._kind)
+            for line, tree in zip(lines, trees, strict=True):
+                line[longest - tree.position :] = self._seats[tree.root][n, : tree.position]
+            yield lines
+
+    def keep(self, seat: int, position: int, new: NDArray[Any]) -> None:
+        self._seats[seat][: len(new), position : position + new.shape[1]] = new
+
+    def _own(self, seat: int) -> None:
+        source, tokens = self._trunks.pop(seat, (seat, 0))
+        self._seats[seat][:, :tokens] = self._seats[source][:, :tokens]
 
 
 class OpenvinoBackend(SeatedBackend):
@@ -158,23 +179,30 @@ class OpenvinoBackend(SeatedBackend):
         made.name = self.name
         return made
 
-    def _call(self, parts: Sequence[Part], outputs: int, states_at: int | None) -> NDArray[np.float32]:
+    def _call(self, parts: Sequence[Part], states_at: int | None) -> list[NDArray[np.float32]]:
         if states_at not in self._requests:
             self._requests[states_at] = self._programs.request(states_at)
-        request, programs = self._requests[states_at], self._programs
-        width = programs.shape.cell(programs.shape.layers if states_at is None else states_at)
-        past = np.ascontiguousarray(self._store.past(parts, width))
-        ids, positions, mask = _inputs(parts, past.shape[1])
-        longest = ids.shape[1]
-        request.set_tensor("past", ov.Tensor(past, list(past.shape), programs.vino_kind))
-        request.set_tensor("ids", ov.Tensor(ids))
-        request.set_tensor("positions", ov.Tensor(positions))
-        request.set_tensor("mask", ov.Tensor(mask))
-        request.set_tensor("wanted", ov.Tensor(np.arange(longest - max(outputs, 1), longest)))
+        request, store = self._requests[states_at], self._store
+        grown = forest((store.place(part.seat, part.position), part.tokens) for part in parts)
+        wanted = sorted({int(n) for part, (_, path) in zip(parts, grown.paths, strict=True) for n in part.wanted(path)})
+        layers = self._layers if states_at is None else states_at
+        asked = *grown.inputs(), np.array(wanted or [grown.longest - 1])
+        held = list(store.held(grown.trees, grown.held, 2 * layers))  # a tensor of BF16 does not keep its array
+        for n, array in enumerate(asked):
+            request.set_input_tensor(n, ov.Tensor(array))
+        for n, array in enumerate(held, len(asked)):
+            request.set_input_tensor(n, ov.Tensor(array, list(array.shape), self._programs.vino_kind))
         request.infer()
-        self._store.keep(parts, request.get_output_tensor(1).data.view(programs.kind))
-        answered: NDArray[np.float32] = request.get_output_tensor(0).data
-        return answered[:, answered.shape[1] - outputs :].astype(np.float32)
+        answered = request.get_output_tensor(0).data
+        new = [request.get_output_tensor(1 + n).data for n in range(2 * layers)]
+        cells = np.stack(new).view(self._programs.kind) if new else None
+        found = []
+        for part, (line, path) in zip(parts, grown.paths, strict=True):
+            if cells is not None:
+                store.keep(part.seat, part.position, cells[:, line, path])
+            at = np.searchsorted(wanted, part.wanted(path))
+            found.append(np.asarray(answered[line, at], np.float32))
+        return found
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
@@ -185,25 +213,6 @@ class OpenvinoBackend(SeatedBackend):
         self._words.release()
         self._free_words()
         del self._programs, self._requests, self._store
-
-
-def _inputs(parts: Sequence[Part], held: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Return tokens and positions [parts, longest] and what is added to scores, [parts, 1, longest, held + longest].
-
-    Every part ends at the right; padding before it sees everything, is seen by nothing and answers nothing.
-    """
-    longest = max(len(part.tokens) for part in parts)
-    ids, positions = (np.zeros((len(parts), longest), np.int64) for _ in range(2))
-    mask = np.zeros((len(parts), 1, longest, held + longest), np.float32)
-    later = np.triu(np.full((longest, longest), MASKED, np.float32), 1)
-    for row, part in enumerate(parts):
-        start = longest - len(part.tokens)
-        ids[row, start:] = part.tokens
-        positions[row, start:] = np.arange(part.position, part.position + len(part.tokens))
-        mask[row, 0, :, held:] = later
-        mask[row, 0, start:, held : held + start] = MASKED
-        mask[row, 0, :, : held - part.position] = MASKED
-    return ids, positions, mask
 
 
 @contextmanager

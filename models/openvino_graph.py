@@ -1,9 +1,9 @@
 """A GGUF of the architecture `llama` as an OpenVINO graph: one pass over tokens whose past is handed in.
 
-The graph holds no state. Inputs: `ids` and `positions` [rows, tokens]; `past` [rows, cells, cell] of the tokens before;
-`mask` [rows, 1, tokens, cells + tokens], added to the attention's scores; `wanted` [outputs], which positions of every
-row are answered. Outputs: logits [rows, outputs, vocabulary] (or, of fewer layers, the states that would go into the next
-one) and `cells` [rows, tokens, cell], the keys and values of these tokens. A cell holds the keys, then the values, of each layer in turn.
+The graph holds no state. Inputs: ids and positions [lines, tokens]; the mask [lines, 1, tokens, held + tokens], added to
+the attention's scores; which tokens of every line are answered [outputs]; then keys and values of each layer in turn, of
+the tokens before, [lines, held, cell]. Outputs: logits [lines, outputs, vocabulary] (or, of fewer layers, the states that
+would go into the next one), then keys and values of these tokens, [lines, tokens, cell].
 
 A file is refused unless every tensor in it is used here and every setting of its architecture is known.
 """
@@ -69,9 +69,10 @@ class Shape:
         if not (0 < self.rope_base < inf and 0 <= self.epsilon < inf):
             raise ValueError("the base of its rotation or the epsilon of its norms is no number")
 
-    def cell(self, layers: int) -> int:
-        """Return how many numbers are kept of one token in so many layers."""
-        return layers * 2 * self.key_heads * self.head
+    @property
+    def cell(self) -> int:
+        """How many numbers are the keys of one token in one layer, and how many its values."""
+        return self.key_heads * self.head
 
     def tensors(self, layers: int) -> dict[str, tuple[int, ...]]:
         """Return what a file of so many layers holds, by name, each with its shape."""
@@ -189,29 +190,27 @@ class _Graph:
         self._kept = ov.Type.bf16 if dtype == "bf16" else ov.Type.f32
 
     def build(self, context: int, layers: int, *, head: bool) -> ov.Model:
-        cell = self._shape.cell(layers)
         ids, positions = (_input(name, [-1, -1], ov.Type.i64) for name in ("ids", "positions"))
-        past = _input("past", [-1, -1, cell], self._kept)
         mask, wanted = _input("mask", [-1, 1, -1, -1], ov.Type.f32), _input("wanted", [-1], ov.Type.i64)
+        held = [_input(f"held.{n}", [-1, -1, self._shape.cell], self._kept) for n in range(2 * layers)]
         turn = [ops.unsqueeze(_rows(table, positions), _ints(2)) for table in self._weights.rotations(context)]
         per_query = ops.tile(mask, _ints(1, 1, self._shape.heads // self._shape.key_heads, 1))
-        held = ops.split(ops.convert(past, "f32"), _axis(2), layers).outputs() if layers else []
         embedding = self._constant(self._weights["token_embd.weight"])
-        states, cells = ops.gather(embedding, ids, _axis(0)), []
+        states, kept = ops.gather(embedding, ids, _axis(0)), []
         for n in range(layers):
-            states, new = self._layer(n, states, held[n], per_query, turn)
-            cells.append(new)
+            before = [ops.convert(each, "f32") for each in held[2 * n : 2 * n + 2]]
+            states, new = self._layer(n, states, before, per_query, turn)
+            kept += [ops.convert(each, self._kept) for each in new]
         answered = ops.gather(states, wanted, _axis(1))
         if layers == self._shape.layers:
             answered = self._norm(answered, "output_norm.weight")
         if head:
             matrix = self._constant(self._weights[HEAD]) if HEAD in self._weights else embedding
             answered = ops.matmul(answered, matrix, False, True)
-        kept = ops.convert(ops.concat(cells, 2), self._kept) if cells else ops.convert(past, self._kept)
-        return ov.Model([answered, kept], [ids, positions, past, mask, wanted], ARCHITECTURE)
+        return ov.Model([answered, *kept], [ids, positions, mask, wanted, *held], ARCHITECTURE)
 
-    def _layer(self, n: int, states: Any, held: Any, mask: Any, turn: list[Any]) -> tuple[Any, Any]:
-        """Return the states after layer `n`, and the keys and values of its tokens, [rows, tokens, cell of a layer]."""
+    def _layer(self, n: int, states: Any, held: list[Any], mask: Any, turn: list[Any]) -> tuple[Any, list[Any]]:
+        """Return the states after layer `n`, and the keys and values of its tokens."""
         of, shape, weights = f"blk.{n}.", self._shape, self._weights
         turning = (shape.heads + shape.key_heads) * shape.head
         fused = [
@@ -223,7 +222,7 @@ class _Graph:
         turned, value = _cut(read, 2, turning, shape.key_heads * shape.head)
         turned = _turned(_reshape(turned, 0, 0, shape.heads + shape.key_heads, shape.head), turn, shape.head)
         query, key = _cut(turned, 2, shape.heads, shape.key_heads)
-        new = ops.concat([_reshape(key, 0, 0, -1), value], 2)
+        new = [_reshape(key, 0, 0, -1), value]
         states = ops.add(
             states, self._linear(self._attention(query, held, new, mask), weights[f"{of}attn_output.weight"])
         )
@@ -232,13 +231,13 @@ class _Graph:
         grown = ops.multiply(ops.swish(gate), up)
         return ops.add(states, self._linear(grown, weights[f"{of}ffn_down.weight"])), new
 
-    def _attention(self, query: Any, held: Any, new: Any, mask: Any) -> Any:
+    def _attention(self, query: Any, held: list[Any], new: list[Any], mask: Any) -> Any:
         """Queries that share a key's head stand one below the other, so that no key is copied for them."""
         shape = self._shape
         sharing = shape.heads // shape.key_heads
         key, value = (
-            ops.transpose(_reshape(half, 0, 0, shape.key_heads, shape.head), _ints(0, 2, 1, 3))
-            for half in ops.split(ops.concat([held, new], 1), _axis(2), 2).outputs()
+            ops.transpose(_reshape(ops.concat([*both], 1), 0, 0, shape.key_heads, shape.head), _ints(0, 2, 1, 3))
+            for both in zip(held, new, strict=True)
         )
         grouped = _reshape(query, 0, 0, shape.key_heads, sharing, shape.head)
         rows = _reshape(ops.transpose(grouped, _ints(0, 2, 3, 1, 4)), 0, shape.key_heads, -1, shape.head)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,17 +22,24 @@ from sds.models.words import Words, model_frame, tokens_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_T = TypeVar("_T", list[int], "NDArray[Any]")
+
 CALL_TOKENS_MAX = 512
 PADDING_TOKENS_MAX = 64  # of one call: more costs more than a call of its own
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one row appends to the `position` tokens its seat holds."""
+    """What one row appends to the `position` tokens its seat holds, and of how many of its last tokens comes an answer."""
 
     seat: int
     position: int
     tokens: Sequence[int]
+    outputs: int
+
+    def wanted(self, places: _T) -> _T:
+        """Return those of its tokens' places that are answered."""
+        return places[len(places) - self.outputs :]
 
 
 class Store(Protocol):
@@ -47,6 +54,9 @@ class Store(Protocol):
         """Return whether the seat now holds `position` tokens, its last `surplus` forgotten."""
 
     def copy(self, source: int, target: int, tokens: int) -> None: ...
+
+    def fork(self, source: int, target: int, tokens: int) -> None:
+        """Let `target`, a seat perhaps new, hold what `source` does, which stays as it is until `target` is forgotten."""
 
     def forget(self, seat: int) -> None: ...
 
@@ -86,9 +96,9 @@ class SeatedBackend(ABC):
         self._open = True
 
     @abstractmethod
-    def _call(self, parts: Sequence[Part], outputs: int, states_at: int | None) -> NDArray[np.float32]:
-        """Append the parts in one call; return what comes of the last `outputs` positions of each, [parts, outputs, .]:
-        logits, or the states that go into layer `states_at` (after the last one: as the head would see them).
+    def _call(self, parts: Sequence[Part], states_at: int | None) -> list[NDArray[np.float32]]:
+        """Append the parts in one call; return for each what comes of its last tokens, [outputs, .]: logits, or the
+        states that go into layer `states_at` (after the last one: as the head would see them).
         """
 
     @abstractmethod
@@ -135,7 +145,7 @@ class SeatedBackend(ABC):
         return self._read(rows)
 
     def fork(self, slot: int) -> int:
-        """Return a new slot with what `slot` holds: a copy of its keys and values. A fork goes when its prompt does."""
+        """Return a new slot with what `slot` holds: and goes on by itself. A fork goes when its prompt does."""
         self._ready()
         self._prompt(slot)
         if len(self._prompts) - self.slots >= FORKS_MAX:
@@ -145,7 +155,7 @@ class SeatedBackend(ABC):
         taken = {prompt.seat for prompt in self._prompts.values()}
         seat = next(seat for seat in range(self.slots + FORKS_MAX) if seat not in taken)
         with self._failing("the prompt could not be forked"):
-            self._store.copy(source.seat, seat, source.position)
+            self._store.fork(source.seat, seat, source.position)
         fork, self._next_fork = self._next_fork, self._next_fork + 1
         self._prompts[fork] = _Prompt(seat, source.origin, list(source.sections), source.position)
         return fork
@@ -279,12 +289,16 @@ class SeatedBackend(ABC):
     def _called(self, rows: Sequence[Row], states_at: int | None) -> list[NDArray[np.float32]]:
         """Run rows through the model in one call; return for each its outputs."""
         prompts = [self._prompts[row.slot] for row in rows]
-        parts = [Part(prompt.seat, prompt.position, row.tokens) for prompt, row in zip(prompts, rows, strict=True)]
-        outputs = max(row.outputs for row in rows)
-        values = self._call(parts, outputs, states_at)
+        found = self._call(
+            [
+                Part(prompt.seat, prompt.position, row.tokens, row.outputs)
+                for prompt, row in zip(prompts, rows, strict=True)
+            ],
+            states_at,
+        )
         for prompt, row in zip(prompts, rows, strict=True):
             prompt.position += len(row.tokens)
-        return [of_row[outputs - row.outputs :] for of_row, row in zip(values, rows, strict=True)]
+        return found
 
     @contextmanager
     def _forgetting(self, slots: Sequence[int], what: str) -> Iterator[None]:
