@@ -34,7 +34,8 @@ class Tensor:
     stored: NDArray[np.uint8]
 
     def values(self) -> NDArray[np.float32]:
-        return np.asarray(dequantize(self.stored, self.kind), np.float32)
+        with np.errstate(all="ignore"):  # what is no number shows in the values
+            return np.asarray(dequantize(self.stored, self.kind), np.float32)
 
 
 class GgufFile:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import openvino as ov  # type: ignore[import-untyped]
@@ -40,6 +40,7 @@ KNOWN = {
 }
 HEAD, ROPE_FACTORS = "output.weight", "rope_freqs.weight"  # a file may lack these
 BF16_MAX = 3.38953139e38
+_N = TypeVar("_N", int, float)
 _BF16_SHIFT = 16
 
 
@@ -63,7 +64,7 @@ class Shape:
     def __post_init__(self) -> None:
         sizes = self.layers, self.heads, self.key_heads, self.head, self.width, self.inner, self.words, self.context
         if min(sizes) < 1:
-            raise ValueError("a size is not positive")
+            raise ValueError("one of its sizes is not positive")
         if self.heads % self.key_heads or self.head % 2:
             raise ValueError("heads cannot be shared evenly or halved")
         if not (0 < self.rope_base < inf and 0 <= self.epsilon < inf):
@@ -101,7 +102,7 @@ class Weights:
         self._file = GgufFile(path)
         try:
             self.shape = self._shape()
-        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        except ValueError as error:
             raise BackendError(f"`{path}` does not say what its model is like", hint=str(error)) from error
         self._check()
 
@@ -120,7 +121,10 @@ class Weights:
         half = self.shape.head // 2
         turns = self.shape.rope_base ** -(np.arange(half, dtype=np.float64) / half)
         if ROPE_FACTORS in self:
-            turns /= self[ROPE_FACTORS]
+            factors = self[ROPE_FACTORS]
+            if not factors.all():
+                raise BackendError(f"the weights `{ROPE_FACTORS}` hold a zero, by which no rotation is divided")
+            turns /= factors
         angles = np.tile(np.outer(np.arange(context), turns), 2)
         return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
@@ -131,26 +135,34 @@ class Weights:
 
     def _shape(self) -> Shape:
         said = self._settings()
-        heads, width = int(said["attention.head_count"]), int(said["embedding_length"])
-        head = int(said.get("attention.key_length", width // heads))
-        if {head, int(said.get("rope.dimension_count", head)), int(said.get("attention.value_length", head))} != {head}:
-            raise ValueError("heads turn in part, or keys and values are of two sizes")
-        return Shape(
-            layers=int(said["block_count"]),
+
+        def number(name: str, kind: type[_N], default: _N | None = None) -> _N:
+            value = said.get(name, default)
+            if type(value) is not kind:
+                raise ValueError(f"its setting `{ARCHITECTURE}.{name}` is {'no number' if name in said else 'missing'}")
+            return value
+
+        heads, width = number("attention.head_count", int), number("embedding_length", int)
+        head = number("attention.key_length", int, width // max(heads, 1))
+        shape = Shape(
+            layers=number("block_count", int),
             heads=heads,
-            key_heads=int(said.get("attention.head_count_kv", heads)),
+            key_heads=number("attention.head_count_kv", int, heads),
             head=head,
             width=width,
-            inner=int(said["feed_forward_length"]),
-            words=self._file.lengths["tokenizer.ggml.tokens"],
-            context=int(said["context_length"]),
-            rope_base=float(said.get("rope.freq_base", 10000.0)),
-            epsilon=float(said["attention.layer_norm_rms_epsilon"]),
+            inner=number("feed_forward_length", int),
+            words=self._file.lengths.get("tokenizer.ggml.tokens", 0),
+            context=number("context_length", int),
+            rope_base=number("rope.freq_base", float, 10000.0),
+            epsilon=number("attention.layer_norm_rms_epsilon", float),
         )
+        if {number(name, int, head) for name in ("rope.dimension_count", "attention.value_length")} != {head}:
+            raise _other("its heads turn in part, or keys and values are of two sizes")
+        return shape
 
     def _settings(self) -> dict[str, Any]:
         """Return the settings of the architecture, which must all be known."""
-        found = self._file.settings["general.architecture"]
+        found = self._file.settings.get("general.architecture", "")
         if found != ARCHITECTURE:
             raise BackendError(
                 f"OpenVINO runs GGUF files of the architecture `{ARCHITECTURE}` here, not `{found}`",
@@ -160,7 +172,7 @@ class Weights:
         names = {name for name in (*self._file.settings, *self._file.lengths) if name.startswith(prefix)}
         if unknown := sorted(name for name in names if name[len(prefix) :] not in KNOWN):
             raise _other(f"its setting `{unknown[0]}` is not known")
-        return {name[len(prefix) :]: self._file.settings[name] for name in names}
+        return {name[len(prefix) :]: self._file.settings.get(name) for name in names}
 
     def _check(self) -> None:
         """Refuse a file with other tensors than are used: it would be another model."""
