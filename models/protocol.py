@@ -59,8 +59,7 @@ class Backend(Protocol):
     The prompts are in the slots 0 .. slots - 1; a fork is in a slot of its own until it is dropped.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: str  # what the record calls it, before the fingerprint; whoever opened it may say more
 
     @property
     def fingerprint(self) -> str:
