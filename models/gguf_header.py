@@ -50,7 +50,9 @@ class GgufFile:
             with path.open("rb") as file:
                 self._data = mmap(file.fileno(), 0, access=ACCESS_READ)
             self._read()
-        except (OSError, ValueError, TypeError, LookupError, ArithmeticError, struct.error) as error:
+        except OSError as error:
+            raise BackendError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+        except (ValueError, TypeError, LookupError, ArithmeticError, struct.error) as error:
             raise BackendError(f"`{path}` is damaged or of a kind that is not known here") from error
 
     def _read(self) -> None:
