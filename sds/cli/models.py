@@ -133,7 +133,7 @@ def prepare(
     again: Annotated[bool, typer.Option("--again", help="Measure anew what was measured.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure which weight type and library this machine is fastest with: every decision with this model then uses them.
+    """Measure which weight type and library are fastest here, and keep them: every decision with this model then uses them.
 
     Kept in $SDS_CACHE, or the user's cache folder. With --layers, keep a model without its upper layers, to read hidden
     states from.
