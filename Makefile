@@ -36,7 +36,9 @@ $(TESTABLE): $(READY)
 # What `sds bench peers` compares with, besides what the tests install.
 peers: $(TESTABLE)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[peers]'
-	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target .peers/guidance --requirement benchmarks/peers.txt
+	for peer in guidance openvino; do \
+	  $(BIN)/python -m pip install --quiet --no-deps --upgrade --target .peers/$$peer --requirement benchmarks/peers-$$peer.txt || exit; \
+	done
 
 demo: $(READY)
 	$(BIN)/sds models prepare

@@ -42,7 +42,8 @@ def computes_in_bf16() -> bool:
 class _Programs:
     """One model, compiled for so many layers as are asked for; its weights serve every thread that makes a request."""
 
-    def __init__(self, path: Path, *, dtype: Dtype, n_ctx: int, threads: int) -> None:
+    def __init__(self, path: Path, seen: tuple[int, ...] | None, *, dtype: Dtype, n_ctx: int, threads: int) -> None:
+        self._path, self._seen = path, seen
         self._weights = Weights(path)
         self.shape: Shape = self._weights.shape
         self.context = min(n_ctx, self.shape.context)
@@ -57,13 +58,23 @@ class _Programs:
         self._compiled: dict[int | None, Any] = {}
         self.kind, self.vino_kind = KEPT[dtype]
 
-    def request(self, states_at: int | None) -> Any:
-        """Return what runs a call: to the logits, or to the states that go into a layer."""
-        if states_at not in self._compiled:
+    def compiled(self, states_at: int | None) -> Any:
+        """Return what runs calls: to the logits, or to the states that go into a layer."""
+        found = self._compiled.get(states_at)
+        if found is None:
             layers = self.shape.layers if states_at is None else states_at
             model = graph(self._weights, dtype=self._dtype, context=self.context, layers=layers, head=states_at is None)
-            self._compiled[states_at] = ov.Core().compile_model(model, "CPU", self._settings)
-        return self._compiled[states_at].create_infer_request()
+            found = self._compiled[states_at] = ov.Core().compile_model(model, "CPU", self._settings)
+            self.check()
+        return found
+
+    def forget(self) -> None:
+        """Compile anew, for everybody: a call that failed half-way leaves shapes behind at which later ones fail."""
+        self._compiled = {}
+
+    def check(self) -> None:
+        if identity(self._path) != self._seen:
+            raise BackendError(f"`{self._path}` was changed while it was opened", hint="open it again")
 
 
 class _Cells:
@@ -129,6 +140,7 @@ class _Cells:
 class OpenvinoBackend(SeatedBackend):
     """One GGUF model of the architecture `llama`. Give each thread its own (`beside`); call `close()` when done."""
 
+    ahead_tokens_max = 16
     _store: _Cells
 
     def __init__(
@@ -156,19 +168,21 @@ class OpenvinoBackend(SeatedBackend):
         self.fingerprint = fingerprint or gguf_fingerprint(path)
         words, template, self._free_words = words_of(path)
         self._path, self._dtype = path, dtype
-        with _failing(f"OpenVINO cannot run `{path}`"):
-            self._programs = programs or _Programs(
-                path, dtype=dtype, n_ctx=n_ctx, threads=threads or os.cpu_count() or 1
-            )
-            self._requests: dict[int | None, Any] = {None: self._programs.request(None)}
-        if identity(path) != seen:
-            raise BackendError(f"`{path}` was changed while it was opened", hint="open it again")
+        self._requests: dict[int | None, tuple[Any, Any]] = {}
+        try:
+            with _failing(f"OpenVINO cannot run `{path}`"):
+                self._programs = programs or _Programs(
+                    path, seen, dtype=dtype, n_ctx=n_ctx, threads=threads or os.cpu_count() or 1
+                )
+                self._programs.compiled(None)
+                store = _Cells(self._programs, slots)
+            self._programs.check()
+        except BaseException:
+            self._free_words()
+            raise
         self.vocab_size = words.size
         self.context_tokens_max = self._programs.context
-        layers = self._programs.shape.layers
-        super().__init__(
-            slots=slots, layers=layers, words=words, template=template, store=_Cells(self._programs, slots)
-        )
+        super().__init__(slots=slots, layers=self._programs.shape.layers, words=words, template=template, store=store)
 
     def beside(self, *, threads: int) -> OpenvinoBackend:
         """Return another backend with one slot over the same weights, for another thread of as many cores as this one."""
@@ -180,9 +194,7 @@ class OpenvinoBackend(SeatedBackend):
         return made
 
     def _call(self, parts: Sequence[Part], states_at: int | None) -> list[NDArray[np.float32]]:
-        if states_at not in self._requests:
-            self._requests[states_at] = self._programs.request(states_at)
-        request, store = self._requests[states_at], self._store
+        request, store = self._request(states_at), self._store
         grown = forest((store.place(part.seat, part.position), part.tokens) for part in parts)
         wanted = sorted({int(n) for part, (_, path) in zip(parts, grown.paths, strict=True) for n in part.wanted(path)})
         layers = self._layers if states_at is None else states_at
@@ -192,7 +204,11 @@ class OpenvinoBackend(SeatedBackend):
             request.set_input_tensor(n, ov.Tensor(array))
         for n, array in enumerate(held, len(asked)):
             request.set_input_tensor(n, ov.Tensor(array, list(array.shape), self._programs.vino_kind))
-        request.infer()
+        try:
+            request.infer()
+        except Exception:
+            self._programs.forget()
+            raise
         answered = request.get_output_tensor(0).data
         new = [request.get_output_tensor(1 + n).data for n in range(2 * layers)]
         cells = np.stack(new).view(self._programs.kind) if new else None
@@ -203,6 +219,14 @@ class OpenvinoBackend(SeatedBackend):
             at = np.searchsorted(wanted, part.wanted(path))
             found.append(np.asarray(answered[line, at], np.float32))
         return found
+
+    def _request(self, states_at: int | None) -> Any:
+        compiled = self._programs.compiled(states_at)
+        made, request = self._requests.get(states_at, (None, None))
+        if made is not compiled:
+            request = compiled.create_infer_request()
+            self._requests[states_at] = compiled, request
+        return request
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
@@ -221,8 +245,8 @@ def _failing(what: str) -> Iterator[None]:
         yield
     except BackendError:
         raise
-    except MemoryError as error:
-        raise BackendError(f"{what}: no memory", hint="use a smaller model or prompt") from error
     except Exception as error:
+        if isinstance(error, MemoryError) or "alloc" in str(error):
+            raise BackendError(f"{what}: no memory", hint="use a smaller model or prompt") from error
         hint = " ".join(str(error).split())[:HINT_CHARACTERS_MAX]
         raise BackendError(what, hint=hint) from error

@@ -80,6 +80,12 @@ class Backend(Protocol):
         """How many tokens, all rows together, go through the model in one pass; more are cut into several."""
 
     @property
+    def ahead_tokens_max(self) -> int:
+        """How many tokens more than one, of forks that go on from one place, a pass reads for less than a pass of its
+        own would cost; 0: every token costs its share.
+        """
+
+    @property
     def worn(self) -> bool:
         """Whether nobody new should begin until those under way have ended and `rest` was called.
 

@@ -15,11 +15,13 @@ from tests.model_fixtures import (
     own_checkpoint,
     own_gguf,
     own_hf,
+    own_vino,
     single_path,
     tiny,
     tiny_folder,
     tiny_hf,
     tiny_path,
+    tiny_vino,
     vocabulary,
 )
 
@@ -29,11 +31,13 @@ __all__ = [
     "own_checkpoint",
     "own_gguf",
     "own_hf",
+    "own_vino",
     "single_path",
     "tiny",
     "tiny_folder",
     "tiny_hf",
     "tiny_path",
+    "tiny_vino",
     "vocabulary",
 ]
 

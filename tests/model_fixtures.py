@@ -74,7 +74,16 @@ def tiny_hf(tiny_folder: Callable[[int], Path]) -> Iterator[Backend]:
     backend.close()
 
 
-@pytest.fixture(params=["llama", "hf"])
+@pytest.fixture(scope="session")
+def tiny_vino(tiny_path: Callable[[int], Path]) -> Iterator[Backend]:
+    from sds.models.openvino import OpenvinoBackend
+
+    backend = OpenvinoBackend(tiny_path(1), dtype="fp32", threads=TINY_THREADS)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(params=["llama", "hf", "openvino"])
 def opened(request: pytest.FixtureRequest) -> Iterator[Callable[..., Backend]]:
     """Open the tiny model of a seed through each library: `opened(seed, n_ctx=256)`. Closed when the test ends."""
     backends: list[Backend] = []
@@ -82,6 +91,11 @@ def opened(request: pytest.FixtureRequest) -> Iterator[Callable[..., Backend]]:
     def open_one(seed: int = 1, **options: int) -> Backend:
         if request.param == "llama":
             backend: Backend = LlamaBackend(request.getfixturevalue("tiny_path")(seed), threads=TINY_THREADS, **options)
+        elif request.param == "openvino":
+            from sds.models.openvino import OpenvinoBackend
+
+            path = request.getfixturevalue("tiny_path")(seed)
+            backend = OpenvinoBackend(path, dtype="fp32", threads=TINY_THREADS, **options)
         else:
             from sds.models.hf import HfBackend
 
@@ -107,6 +121,16 @@ def own_hf(own_checkpoint: Path) -> Iterator[Backend]:
     from sds.models.hf import HfBackend
 
     backend = HfBackend(own_checkpoint, threads=TINY_THREADS)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="session")
+def own_vino(own_gguf: Path) -> Iterator[Backend]:
+    """Return the embedded model's weights in half precision, as `own_hf` has them, through OpenVINO."""
+    from sds.models.openvino import OpenvinoBackend
+
+    backend = OpenvinoBackend(own_gguf, dtype="fp32", threads=TINY_THREADS)
     yield backend
     backend.close()
 
