@@ -1,16 +1,16 @@
-"""OpenVINO GenAI with its own structured output, xgrammar behind `StructuredOutputConfig`."""
+"""OpenVINO GenAI with its own structured output, xgrammar behind `StructuredOutputConfig`.
 
 Its best mode is found at each start, by decisions like ours: paged attention with its prefix cache, with 8-bit keys and
 values or 16-bit ones (`ContinuousBatchingPipeline`; `LLMPipeline` over it takes the same time); the same with prompt
-look-up, which guesses tokens from what was read; and attention over one whole cache (SDPA), which reads every prompt anew.
-It infers in BF16 where the processor has it, its own choice: FP32 is slower, FP16 no quicker. It has as many threads
-as everybody, pinned to no core, so that processes do not share one. It does not skip forced tokens: each is a pass.
-Several in one batch are more a second than one at a time, and still fewer than guidance makes alone: `throughput` does not
-ask it.
+look-up, which guesses tokens from what was read; and attention over one whole cache (SDPA), which reads every prompt
+anew. It infers in BF16 where the processor has it, its own choice: FP32 is slower, FP16 no quicker. It has as many
+threads as everybody, pinned to no core, so that processes do not share one. It does not skip forced tokens: each is a
+pass. Several in one batch are more a second than one at a time, and still fewer than guidance makes alone: `throughput`
+does not ask it.
 
-Its GGUF reader knows neither BF16 nor F32: such weights are written anew as F16, which holds every BF16 number from 2^-17
-on and rounds what is smaller. Files of fewer bits (Q8_0, Q4_1) it reads as they are and multiplies in 8 bits: quicker, with
-other decisions; `--model` measures that.
+Its GGUF reader knows neither BF16 nor F32: such weights are written anew as F16, which holds every BF16 number from
+2^-17 on and rounds what is smaller. Files of fewer bits (Q8_0, Q4_1) it reads as they are and multiplies in 8 bits:
+quicker, with other decisions; `--model` measures that.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _tensor(tokens: list[int]) -> Any:
 
 
 def _trial_ms(genai: Any, pipeline: Pipeline, words: Any, turn: int) -> float:
-    """Return how long something like a decision takes: a prompt whose end is new, a choice, and a reference that is forced."""
+    """Return how long something like a decision takes: a prompt whose end is new, a choice, a forced reference."""
     common, own = (np.random.default_rng(seed) for seed in (0, 1 + turn))
     tokens = len(words.get_vocab())
     prompt = [*common.integers(tokens, size=TRIAL_COMMON_TOKENS), *own.integers(tokens, size=TRIAL_OWN_TOKENS)]
