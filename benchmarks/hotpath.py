@@ -30,9 +30,8 @@ from typing import Any, cast
 from sds.benchmarks.floor import Device, Recorded, device
 from sds.benchmarks.measuring import Parser, Report, Say, existing, machine, main, summary, versions, whole_number
 from sds.benchmarks.packets import REFUND, narrow_to_denial, narrow_to_digits
-from sds.benchmarks.weights import size_of, weights_path
+from sds.benchmarks.weights import Weights, add_weights, size_of, weights_of
 from sds.engines.native import NativeEngine
-from sds.engines.opening import open_backend
 from sds.gate import Gate
 from sds.gates.refund import desk
 from sds.home import now_ms
@@ -145,11 +144,11 @@ class Bench:
         found.all_exact_over_greedy.append(took[2] / took[0])
 
 
-def cold_ms(model: Path, packet: DecisionPacket, tokens_max: int) -> list[float]:
+def cold_ms(weights: Weights, packet: DecisionPacket, tokens_max: int) -> list[float]:
     """Return what the first decision of a fresh engine takes: nothing cached, no plan made; the weights are loaded."""
     took = []
     for _ in range(COLD_N):
-        with closing(NativeEngine(open_backend(model), now_ms=now_ms)) as engine:
+        with closing(NativeEngine(weights.open(), now_ms=now_ms)) as engine:
             began = time.perf_counter()
             engine.propose(packet, tokens_max=tokens_max)
             took.append((time.perf_counter() - began) * 1000)
@@ -170,10 +169,10 @@ def predicted(found: Device, model: Path, tokens: list[int]) -> dict[str, Any]:
     }
 
 
-def run(folder: Path, model: Path, n: int) -> Report:
+def run(folder: Path, weights: Weights, n: int) -> Report:
     rates = device()
     with ExitStack() as opened:
-        backend = open_backend(model)
+        backend = weights.open()
         recorded = Recorded(backend)
         greedy = NativeEngine(cast("Backend", recorded), now_ms=now_ms)
         opened.callback(greedy.close)
@@ -185,34 +184,34 @@ def run(folder: Path, model: Path, n: int) -> Report:
         measured = {sort: bench.measure(sort, claims, n) for sort in SORTS}
         packet = next(p for p in (narrow_to_denial(gate.kernel, gate.preview(c.event), 0) for c in claims) if p)
         reports = {sort: found.report() for sort, found in measured.items()}
-        weights_name, sha256 = backend.name, backend.fingerprint
-        floors = {sort: predicted(rates, model, found["tokens_of_passes"]) for sort, found in reports.items()}
+        facts = weights.facts(backend.fingerprint)
+        floors = {sort: predicted(rates, weights.path, found["tokens_of_passes"]) for sort, found in reports.items()}
     over = [ratio for found in measured.values() for ratio in found.over_floor]
     exact_over = [ratio for found in measured.values() for ratio in found.exact_over_greedy]
     return {
         "benchmark": "hotpath",
         **machine(),
         "n": n,
-        "model": {"name": weights_name, "sha256": sha256},
-        "versions": versions("llama-cpp-python", "numpy"),
+        "model": facts,
+        "versions": versions("llama-cpp-python", "openvino", "numpy"),
         "over_floor": round(summary(over)["p50"], 3),
         "exact_over_greedy": round(summary(exact_over)["p50"], 3),
         "stages_ms": {sort: found["stages_ms"] for sort, found in reports.items()},
         "predicted": floors,
         "warm": reports,
-        "cold_ms": summary(cold_ms(model, packet, gate.contract.budget.tokens_max)),
+        "cold_ms": summary(cold_ms(weights, packet, gate.contract.budget.tokens_max)),
     }
 
 
 def _options(parser: Parser) -> None:
     parser.add_argument("--n", type=whole_number(N_MAX), default=N, help="decisions of each sort")
-    parser.add_argument("--model", type=existing, help="a GGUF file; left out: the embedded model as prepared here")
+    add_weights(parser)
     parser.add_argument("--folder", type=existing, default=Path(), help="where to measure: the disk matters")
 
 
 def _run(asked: argparse.Namespace, _say: Say) -> Report:
     with tempfile.TemporaryDirectory(dir=asked.folder, prefix=".bench-") as folder:
-        return run(Path(folder), weights_path(asked.model), asked.n)
+        return run(Path(folder), weights_of(asked), asked.n)
 
 
 def _show(report: Report) -> None:

@@ -3,7 +3,9 @@
 The same weights file, the same prompt tokens, the same language (each is given the exact regular expression or GBNF of
 the packet), greedy. Every engine lives in a process of its own and is asked for one decision at a time, in turn, so that
 all see the same machine. Every decision is about a new packet: new state, bounds, claim and reference; what a grammar
-costs is part of what is measured. Peers keep the contract's part of the prompt in their cache, as we do.
+costs is part of what is measured. Peers keep the contract's part of the prompt in their cache, as we do. Ours runs in the
+library that `sds models prepare` found quickest; where that is not llama.cpp, which most peers run in, `ours-llamacpp` is
+ours in llama.cpp: what remains against those is the decoder's, not the library's.
 
 `fixed` packets have no free digit, `digits` ones an amount of four. What lies outside the envelope is counted as a
 violation, what raised or ran out of time as an error; times are of all that was written, violations too. Engines spell
@@ -18,17 +20,17 @@ import os
 import pickle
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from sds.benchmarks.contenders import OVERLAYS, PEERS, Contender, ours_on
 from sds.benchmarks.measuring import (
     Parser,
     Report,
     Say,
-    existing,
     machine,
     main,
     names,
@@ -38,51 +40,22 @@ from sds.benchmarks.measuring import (
 )
 from sds.benchmarks.packets import REFUND, digits_packets, fixed_packets
 from sds.benchmarks.peer_process import PeerProcess
-from sds.benchmarks.weights import weights_path
+from sds.benchmarks.predicting import TIMEOUT_S, predict
+from sds.benchmarks.weights import Vocabulary, Weights, add_weights, vocabulary, weights_of
 from sds.engines.written import END_TOKENS, grammar_of
 from sds.grammars import emit_gbnf
 from sds.grammars.language import language
 from sds.kernel.errors import UsageError
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.proposal import Proposal, parse_proposal
-from sds.models.llama import LlamaBackend
-from sds.models.protocol import prompt_sections
+from sds.models.protocol import Backend, prompt_sections
 
 WARM_UP = 2
 DECISIONS = 20
 DECISIONS_MAX = 1_000
 CANDIDATES_PER_DECISION = 4
-TIMEOUT_S = 120.0
-START_TIMEOUT_S = 300.0
 TOKENS_MAX = 2_048
-OPENING, TAIL = b'{"action":"', b'","context_ref"'
 KINDS = ("fixed", "digits")
-OVERLAYS = Path(".peers")
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """One engine: the module that drives it and what that is told. `overlay`: whose other versions it needs."""
-
-    name: str
-    module: str
-    options: tuple[str, ...] = ()
-    overlay: str = ""
-
-
-_DRIVERS = "sds.benchmarks.peer_drivers"
-OURS = Contender("ours", f"{_DRIVERS}.ours")
-PEERS = (
-    Contender("guidance-llamacpp", f"{_DRIVERS}.guidance_llamacpp", overlay="guidance"),
-    Contender("llamacpp-grammar", f"{_DRIVERS}.llamacpp_grammar"),
-    Contender("llamacpp-server", f"{_DRIVERS}.llamacpp_server"),
-    Contender("outlines-llamacpp", f"{_DRIVERS}.outlines_llamacpp", ("outlines_core",)),
-    Contender("outlines-llamacpp-llguidance", f"{_DRIVERS}.outlines_llamacpp", ("llguidance",)),
-    Contender("outlines-transformers", f"{_DRIVERS}.on_transformers", ("outlines_core",)),
-    Contender("outlines-transformers-llguidance", f"{_DRIVERS}.on_transformers", ("llguidance",)),
-    Contender("xgrammar-transformers", f"{_DRIVERS}.on_transformers", ("xgrammar",)),
-    Contender("lm-format-enforcer-transformers", f"{_DRIVERS}.on_transformers", ("lm-format-enforcer",)),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +126,15 @@ class Entry:
         return not self.process.missing  # one that died goes on to be asked: each answer that fails to come is an error
 
 
-def tasks_of(packets: Sequence[DecisionPacket], backend: LlamaBackend) -> list[Task]:
-    return [Task(packet, _request(packet, backend)) for packet in packets]
+def tasks_of(packets: Sequence[DecisionPacket], words: Vocabulary) -> list[Task]:
+    return [Task(packet, _request(packet, words)) for packet in packets]
 
 
-def _request(packet: DecisionPacket, backend: LlamaBackend) -> dict[str, Any]:
+def _request(packet: DecisionPacket, words: Vocabulary) -> dict[str, Any]:
     said = language(packet.envelope, packet.snapshot.id)
     grammar = grammar_of(said, "regex")
-    frame, sections = backend.frame(), prompt_sections(backend, packet.texts[0], "".join(packet.texts[1:]))
     static, *rest = packet.texts
+    frame, sections = words.frame(), prompt_sections(cast("Backend", words), static, "".join(rest))
     return {
         "tokens": [token for section in sections for token in section],
         "tokens_static": len(sections[0]),
@@ -174,7 +147,7 @@ def _request(packet: DecisionPacket, backend: LlamaBackend) -> dict[str, Any]:
 
 def ask(entry: Entry, task: Task) -> dict[str, Any]:
     """Ask one engine for one decision. Ours is given the packet itself, and makes of it what the others are handed."""
-    if entry.contender is not OURS:
+    if not entry.contender.is_ours:
         return entry.process.ask(task.request, timeout_s=TIMEOUT_S)
     packet = base64.b64encode(pickle.dumps(task.packet)).decode()
     request = {"packet": packet, "tokens_max": TOKENS_MAX, "timeout_ms": int(TIMEOUT_S * 1000)}
@@ -211,56 +184,6 @@ def _in_turn(entries: Sequence[Entry], number: int) -> Iterator[Entry]:
     return iter(living[number % len(living) :] + living[: number % len(living)])
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """What a kind must cost by its passes alone: the shapes of the passes, and the measured cost of each shape."""
-
-    kind: str
-    passes: int
-    read_tokens: int
-    opening_tokens: int
-    tail_at_token: int
-    decision_tokens: int
-
-    @property
-    def later_tokens(self) -> int:
-        """Tokens of each pass of ours after the first, on average: a choice and what it forces."""
-        return max(1, round((self.tail_at_token - self.opening_tokens) / max(1, self.passes - 1)))
-
-    def shapes(self) -> tuple[int, ...]:
-        return (self.read_tokens + self.opening_tokens, self.read_tokens, self.later_tokens, 1)
-
-    def ms(self, cost: dict[int, float]) -> dict[str, float]:
-        first, read, later, single = (cost[shape] for shape in self.shapes())
-        return {
-            "ours": round(first + (self.passes - 1) * later, 2),
-            "token_by_token": round(read + self.decision_tokens * single, 2),
-        }
-
-
-def predict(kind: str, task: Task, answer: dict[str, Any], backend: LlamaBackend) -> Prediction:
-    data = answer["text"].encode()
-    tail = data.index(TAIL)
-    return Prediction(
-        kind,
-        answer["passes"],
-        len(task.request["tokens"]) - task.request["tokens_static"],
-        len(backend.tokenize(OPENING, special=False)),
-        len(backend.tokenize(data[:tail], special=False)),
-        len(backend.tokenize(data, special=False)),
-    )
-
-
-def costs(ours: Entry, task: Task, shapes: set[int]) -> dict[int, float]:
-    """Return what one pass of each shape costs here, in milliseconds, behind the rest of the prompt."""
-    tokens = task.request["tokens"]
-    asked = {shape: min(shape, len(tokens) - 1) for shape in sorted(shapes)}
-    return {
-        shape: ours.process.ask({"tokens": tokens, "pass_tokens": of}, timeout_s=TIMEOUT_S)["pass_ms"]
-        for shape, of in asked.items()
-    }
-
-
 def row(entry: Entry, ours: Entry) -> dict[str, Any]:
     """Return what is reported of one engine."""
     found: dict[str, Any] = {"name": entry.contender.name, "version": entry.process.versions}
@@ -282,9 +205,13 @@ def row(entry: Entry, ours: Entry) -> dict[str, Any]:
     return found
 
 
-def speedups(rows: Sequence[dict[str, Any]], ours: Entry) -> dict[str, float | None]:
+def speedups(
+    rows: Sequence[dict[str, Any]], ours: Mapping[str, Tally], on_llamacpp: Mapping[str, Tally]
+) -> dict[str, float | None]:
     """Return how many times quicker ours was, by the medians: over the quickest peer, violations or not, and by name."""
-    fixed, digits = (ours.tallies[kind].ms_p50 for kind in KINDS)
+    (fixed, digits), (alike, alike_digits) = (
+        [tallies[kind].ms_p50 for kind in KINDS] for tallies in (ours, on_llamacpp)
+    )
 
     def over(prefix: str, key: str, mine: float | None) -> float | None:
         found = [r[key] for r in rows if r["name"].startswith(prefix) and r[key] is not None]
@@ -293,6 +220,8 @@ def speedups(rows: Sequence[dict[str, Any]], ours: Entry) -> dict[str, float | N
     return {
         "speedup_over_fastest": over("", "ms_p50", fixed),
         "speedup_digits": over("", "digits_ms_p50", digits),
+        "speedup_over_fastest_on_llamacpp": over("", "ms_p50", alike),
+        "speedup_digits_on_llamacpp": over("", "digits_ms_p50", alike_digits),
         "speedup_over_outlines_llamacpp": over("outlines-llamacpp", "ms_p50", fixed),
         "speedup_digits_over_outlines_llamacpp": over("outlines-llamacpp", "digits_ms_p50", digits),
         "speedup_over_llamacpp_grammar": over("llamacpp-grammar", "ms_p50", fixed),
@@ -302,7 +231,7 @@ def speedups(rows: Sequence[dict[str, Any]], ours: Entry) -> dict[str, float | N
 
 def run(
     folder: Path,
-    model: Path,
+    weights: Weights,
     peers: Sequence[Contender],
     count: int,
     *,
@@ -312,65 +241,67 @@ def run(
 ) -> Report:
     """Measure `count` decisions of each kind by each engine. `folder` is where the airline of the packets is made."""
     with ExitStack() as opened:
-        backend = LlamaBackend(model, threads=threads)
-        opened.callback(backend.close)
-        entries = [_start(opened, contender, folder, model, overlays, threads) for contender in (OURS, *peers)]
-        ours = entries[0]
-        for entry in entries:
-            if entry.process.missing or entry.process.failed:
-                say(f"{entry.contender.name}: {entry.process.missing or entry.process.failed}")
-        if ours.process.missing or ours.process.failed:
-            raise UsageError("our own engine did not start", hint=ours.process.missing or ours.process.failed)
-        if not any(entry.in_the_run for entry in entries[1:]):
-            raise UsageError("none of these peers is installed", hint="make peers")
-        tasks, predicted = _prepare(ours, folder, backend, count + WARM_UP, say)
-        measure(entries, tasks)
-        rows = [row(entry, ours) for entry in entries]
+
+        def started(contender: Contender) -> Entry:
+            log = folder / f"{contender.name}.log"
+            return Entry(contender, contender.start(opened, weights.path, threads, log=log, overlays=overlays))
+
+        words = opened.enter_context(vocabulary(weights.path))
+        own = [started(contender) for contender in ours_on(weights.library)]
+        others = [started(contender) for contender in peers]
+        _check_started(own, others, say)
+        tasks, predicted = _prepare(own, folder, words, count + WARM_UP, say)
+        measure([*own, *others], tasks)
+        ours, *alike = (row(entry, own[0]) for entry in own)
+        rows = [row(entry, own[0]) for entry in others]
         return {
             "benchmark": "peers",
             **machine(),
             "threads": threads,
             "n": count,
-            "model": {"name": backend.name, "sha256": backend.fingerprint},
-            "versions": versions("llama_cpp_python", "llguidance", "numpy"),
+            "model": weights.facts(),
+            "versions": versions("llama_cpp_python", "openvino", "llguidance", "numpy"),
             "predicted_ms": predicted,
-            "ours_ms_p50": rows[0]["ms_p50"],
-            "ours_digits_ms_p50": rows[0]["digits_ms_p50"],
-            **speedups(rows[1:], ours),
-            "ours": rows[0],
-            "peers": rows[1:],
+            "ours_ms_p50": ours["ms_p50"],
+            "ours_digits_ms_p50": ours["digits_ms_p50"],
+            **speedups(rows, own[0].tallies, own[-1].tallies),
+            "ours": ours,
+            "ours_besides": alike,
+            "peers": rows,
         }
 
 
+def _check_started(own: Sequence[Entry], others: Sequence[Entry], say: Say) -> None:
+    """Raises UsageError where there is nothing to compare."""
+    for entry in (*own, *others):
+        if why := entry.process.missing or entry.process.failed:
+            if entry in own:
+                raise UsageError("our own engine did not start", hint=why)
+            say(f"{entry.contender.name}: {why}")
+    if not any(entry.in_the_run for entry in others):
+        raise UsageError("none of these peers is installed", hint="make peers")
+
+
 def _prepare(
-    ours: Entry, folder: Path, backend: LlamaBackend, count: int, say: Callable[[str], None]
-) -> tuple[dict[str, list[Task]], dict[str, dict[str, float]]]:
-    """Choose the packets, and say what they must cost before anything is timed."""
+    own: Sequence[Entry], folder: Path, words: Vocabulary, count: int, say: Say
+) -> tuple[dict[str, list[Task]], dict[str, dict[str, dict[str, float]]]]:
+    """Choose the packets, and say what they must cost before anything is timed: by kind, by library of ours."""
     made = {"fixed": fixed_packets, "digits": digits_packets}
     wanted: dict[str, Callable[[str], bool]] = {"fixed": bool, "digits": REFUND.__eq__}
     tasks: dict[str, list[Task]] = {}
-    predicted: dict[str, dict[str, float]] = {}
+    predicted: dict[str, dict[str, dict[str, float]]] = {}
     for kind in KINDS:
-        candidates = tasks_of(made[kind](folder, count * CANDIDATES_PER_DECISION), backend)
-        tasks[kind], answers = chosen_tasks(ours, candidates, count, wanted[kind])
-        guess = predict(kind, tasks[kind][0], answers[0], backend)
-        cost = costs(ours, tasks[kind][0], set(guess.shapes()))
-        predicted[kind] = guess.ms(cost)
-        say(
-            f"{kind}: {guess.read_tokens} prompt tokens to read, a decision of {guess.decision_tokens}; ours needs "
-            f"{guess.passes} passes, {predicted[kind]['ours']} ms; an engine that runs one for every token "
-            f"{guess.decision_tokens + 1}, {predicted[kind]['token_by_token']} ms"
-        )
+        candidates = tasks_of(made[kind](folder, count * CANDIDATES_PER_DECISION), words)
+        tasks[kind], answers = chosen_tasks(own[0], candidates, count, wanted[kind])
+        guess = predict(tasks[kind][0].request, answers[0], words)
+        predicted[kind] = {library: guess.ms(entry.process) for entry in own for library in entry.contender.options}
+        for library, ms in predicted[kind].items():
+            say(
+                f"{kind}, {library}: {guess.read_tokens} prompt tokens to read, a decision of {guess.decision_tokens}; "
+                f"ours needs {guess.passes} passes, {ms['ours']} ms; an engine that runs one for every token "
+                f"{guess.decision_tokens + 1}, {ms['token_by_token']} ms"
+            )
     return tasks, predicted
-
-
-def _start(opened: ExitStack, contender: Contender, folder: Path, model: Path, overlays: Path, threads: int) -> Entry:
-    log = folder / f"{contender.name}.log"
-    arguments = [str(model), str(threads), *contender.options]
-    overlay = overlays / contender.overlay if contender.overlay else None
-    process = PeerProcess(contender.module, arguments, log=log, overlay=overlay, timeout_s=START_TIMEOUT_S)
-    opened.callback(process.close)
-    return Entry(contender, process)
 
 
 def _options(parser: Parser) -> None:
@@ -378,20 +309,20 @@ def _options(parser: Parser) -> None:
     where = "where peers' own versions of libraries lie"
     parser.add_argument("--n", type=whole_number(DECISIONS_MAX), default=DECISIONS, help="decisions of each kind")
     parser.add_argument("--only", type=names(known), default=known, help=f"peers, commas between: {', '.join(known)}")
-    parser.add_argument("--model", type=existing, help="a GGUF file; left out: the embedded model as prepared here")
+    add_weights(parser)
     parser.add_argument("--overlays", type=Path, default=OVERLAYS, help=where)
 
 
 def _run(asked: argparse.Namespace, say: Say) -> Report:
     peers = [peer for peer in PEERS if peer.name in asked.only]
     threads = int(os.environ.get("SDS_THREADS") or os.cpu_count() or 1)
-    model = weights_path(asked.model)
+    weights = weights_of(asked)
     with tempfile.TemporaryDirectory(prefix="sds-peers-") as folder:
-        return run(Path(folder), model, peers, asked.n, overlays=asked.overlays, threads=threads, say=say)
+        return run(Path(folder), weights, peers, asked.n, overlays=asked.overlays, threads=threads, say=say)
 
 
 def _show(report: Report) -> None:
-    for found in (report["ours"], *report["peers"]):
+    for found in (report["ours"], *report["ours_besides"], *report["peers"]):
         print(f"{found['name']:<34} {found['ms_p50']} ms  digits {found['digits_ms_p50']} ms")
 
 

@@ -70,7 +70,7 @@ _HOTPATH = {"whole_ms": "trigger to receipt", "reason_ms": "reasoning", "bare_pa
 
 
 def of_peers(found: Report) -> Section:
-    every = [found["ours"], *found["peers"]]
+    every = [found["ours"], *found["ours_besides"], *found["peers"]]
     head = "engine | versions | fixed p50 | digits p50 | of refunds | compile p50 | violations | errors | same as ours | notes"
     keys = ("ms_p50", "digits_ms_p50", "digits_refund_ms_p50", "compile_ms_p50", "violations", "errors")
     rows = [
@@ -90,7 +90,11 @@ def of_peers(found: Report) -> Section:
     ]
     decided = [[of["name"], of["decided"], of["digits_decided"]] for of in every]
     ratios = [[f"`{name}`", value] for name, value in found.items() if name.startswith("speedup")]
-    predicted = [[kind, of["ours"], of["token_by_token"]] for kind, of in found["predicted_ms"].items()]
+    predicted = [
+        [kind, library, of["ours"], of["token_by_token"]]
+        for kind, by_library in found["predicted_ms"].items()
+        for library, of in by_library.items()
+    ]
     parts = [
         "## `peers`: one decision, ours and theirs",
         _said(peers),
@@ -98,7 +102,7 @@ def of_peers(found: Report) -> Section:
         table(head.split(" | "), rows),
         table(["ratio of the medians: the peer's time over ours", ""], ratios),
         "Predicted from bare passes of these shapes, before measuring, in milliseconds:",
-        table(["packets", "ours", "a pass for every token"], predicted),
+        table(["packets", "in", "ours", "a pass for every token"], predicted),
         table(["engine", "packets", *SUMMARY], spreads),
         table(["engine", "decided, fixed", "decided, digits"], decided),
     ]

@@ -27,7 +27,7 @@ from sds.benchmarks.measuring import Parser, Report, Say, existing, machine, mai
 from sds.benchmarks.records import make_record
 from sds.benchmarks.scaling_contract import contracts
 from sds.benchmarks.scaling_model import alternatives, opened, prompt_lengths
-from sds.benchmarks.weights import weights_path
+from sds.benchmarks.weights import Weights, add_weights, weights_of
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 ENTRIES_MAX = 10_000_000
@@ -57,14 +57,14 @@ def ledger(folder: Path, sizes: Sequence[int], n: int) -> list[dict[str, Any]]:
 
 def run(
     folder: Path,
-    model: Path,
+    weights: Weights,
     sizes: Sequence[int],
     n: int,
     decisions: int,
     say: Say,
 ) -> Report:
-    with opened(model) as backend:
-        fingerprint = backend.backend.fingerprint
+    with opened(weights) as backend:
+        facts = weights.facts(backend.backend.fingerprint)
         prompts = prompt_lengths(backend, CASE_TOKENS, decisions, say)
         kinds = alternatives(backend, KINDS, decisions, say)
         sized = contracts(folder, backend.backend, CONTRACTS, n, say)
@@ -76,8 +76,8 @@ def run(
         **machine(),
         "n": n,
         "decisions": decisions,
-        "model": {"name": model.name, "sha256": fingerprint},
-        "versions": versions("llama-cpp-python") | {"sqlite": sqlite3.sqlite_version},
+        "model": facts,
+        "versions": versions("llama-cpp-python", "openvino") | {"sqlite": sqlite3.sqlite_version},
         "durable_1m_over_1k": round(most / least, 3),
         "ledger": rows,
         "prompt": prompts,
@@ -90,14 +90,14 @@ def _options(parser: Parser) -> None:
     parser.add_argument("--n", type=whole_number(N_MAX), default=N, help="verdicts of each size")
     parser.add_argument("--decisions", type=whole_number(N_MAX), default=DECISIONS, help="decisions of each size")
     parser.add_argument("--sizes", type=whole_number(ENTRIES_MAX), nargs="+", default=SIZES, help="ledger entries")
-    parser.add_argument("--model", type=existing, help="a GGUF file; left out: the embedded model as prepared here")
+    add_weights(parser)
     parser.add_argument("--folder", type=existing, default=Path(), help="where to measure: the disk matters (3 GB)")
 
 
 def _run(asked: argparse.Namespace, say: Say) -> Report:
     sizes = sorted(set(asked.sizes))
     with tempfile.TemporaryDirectory(dir=asked.folder, prefix=".bench-") as folder:
-        return run(Path(folder), weights_path(asked.model), sizes, asked.n, asked.decisions, say)
+        return run(Path(folder), weights_of(asked), sizes, asked.n, asked.decisions, say)
 
 
 def _show(report: Report) -> None:

@@ -9,14 +9,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
 from typing import Any, cast
 
 from sds.benchmarks.floor import Device, Recorded, device
 from sds.benchmarks.measuring import Say, summary
-from sds.benchmarks.weights import size_of
+from sds.benchmarks.weights import Weights, size_of
 from sds.decoder import Mode, decode
-from sds.engines.opening import open_backend
 from sds.grammars.plan import Planner
 from sds.kernel.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from sds.models.protocol import Backend, prompt_sections
@@ -91,10 +89,10 @@ class Model:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Model]:
-    backend = open_backend(path)
+def opened(weights: Weights) -> Iterator[Model]:
+    backend = weights.open()
     try:
-        yield Model(backend, device(), size_of(path))
+        yield Model(backend, device(), size_of(weights.path))
     finally:
         backend.close()
 

@@ -100,10 +100,11 @@ def _asked_for(target: Target, results: Results) -> bool:
 
 def peers_wins(found: Mapping[str, Any]) -> Iterator[str]:
     for kind, key in (("fixed", "ms_p50"), ("digits", "digits_ms_p50")):
-        ours = found["ours"][key]
-        for peer in found["peers"]:
-            if peer[key] is not None and ours is not None and peer[key] < ours:
-                yield f"One decision, {kind} packets: {peer['name']} takes {peer[key]} ms, ours {ours} ms."
+        for ours in (found["ours"], *found["ours_besides"]):
+            for peer in found["peers"]:
+                if None not in (peer[key], ours[key]) and peer[key] < ours[key]:
+                    said = f"{peer['name']} takes {peer[key]} ms, {ours['name']} {ours[key]} ms"
+                    yield f"One decision, {kind} packets: {said}."
 
 
 def throughput_wins(found: Mapping[str, Any]) -> Iterator[str]:

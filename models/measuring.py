@@ -1,4 +1,4 @@
-"""How fast one file of weights is on the passes of a decision, and how far it is from the exact weights.
+"""How fast one file of weights is in one library on the passes of a decision, and how far from the exact weights.
 
 A decision's passes: its contract's section is cached, then one pass reads the case and the forced opening, one rides
 to a choice, and some single tokens follow. Fixed texts: nothing here knows what is decided.
@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sds.models.catalog import GgufLibrary
 from sds.models.llama import LlamaBackend
 from sds.models.noise import shape_noise
-from sds.models.protocol import BackendError
+from sds.models.protocol import Backend, BackendError
 
 STATIC_TOKENS, PASSES_TOKENS = 200, (85, 12, 1, 1, 1, 1)
 NOISE_SLOTS, NOISE_CONTEXT = 16, 512
@@ -36,9 +38,9 @@ TEXTS = _TEXT.splitlines()  # four kinds of text a decision reads or writes
 Distributions = list[NDArray[np.float64]]
 
 
-def decision_times_ms(path: Path, threads: int, clock_s: Callable[[], float]) -> list[float]:
+def decision_times_ms(path: Path, library: GgufLibrary, threads: int, clock_s: Callable[[], float]) -> list[float]:
     """Time the passes of some decisions, the contract's section cached, after one that is not counted."""
-    backend = LlamaBackend(path, threads=threads)
+    backend = _opened(path, library, threads=threads)
     try:
         text = cycle([token for each in TEXTS for token in backend.tokenize(each.encode(), special=False)])
         static, *passes = (list(islice(text, count)) for count in (STATIC_TOKENS, *PASSES_TOKENS))
@@ -49,7 +51,7 @@ def decision_times_ms(path: Path, threads: int, clock_s: Callable[[], float]) ->
 
 
 def _decision_ms(
-    backend: LlamaBackend, static: list[int], passes: Sequence[list[int]], clock_s: Callable[[], float]
+    backend: Backend, static: list[int], passes: Sequence[list[int]], clock_s: Callable[[], float]
 ) -> float:
     backend.begin([static])
     began = clock_s()
@@ -58,16 +60,19 @@ def _decision_ms(
     return (clock_s() - began) * 1000
 
 
-def distributions(path: Path, threads: int) -> Distributions:
-    """Return log-probabilities of the next token at fixed positions of fixed texts, each [vocab_size]."""
-    backend = LlamaBackend(path, threads=threads)
+def distributions(path: Path, library: GgufLibrary, threads: int) -> Distributions:
+    """Return log-probabilities of the next token at fixed positions of fixed texts, each [vocab_size].
+
+    Raises BackendError where the library does not run these weights on this machine.
+    """
+    backend = _opened(path, library, threads=threads)
     try:
         return [row for text in TEXTS for row in _along(backend, text)]
     finally:
         backend.close()
 
 
-def _along(backend: LlamaBackend, text: str) -> Distributions:
+def _along(backend: Backend, text: str) -> Distributions:
     tokens = backend.tokenize(text.encode(), special=False)
     first, *rest = (part.tolist() for part in np.array_split(np.asarray(tokens), PARTS + 1))
     backend.begin([first])
@@ -87,10 +92,10 @@ def divergence(exact: Distributions, found: Distributions) -> float:
     return max(0.0, mean) if np.isfinite(mean) else float("inf")
 
 
-def noise_logp(path: Path, threads: int) -> float | None:
+def noise_logp(path: Path, library: GgufLibrary, threads: int) -> float | None:
     """Return how far a row's company in a pass moves its log-probabilities; None: not to be measured with this model."""
     try:
-        backend = LlamaBackend(path, threads=threads, slots=NOISE_SLOTS, n_ctx=NOISE_CONTEXT)
+        backend = _opened(path, library, threads=threads, slots=NOISE_SLOTS, n_ctx=NOISE_CONTEXT)
     except BackendError:
         return None
     try:
@@ -99,3 +104,11 @@ def noise_logp(path: Path, threads: int) -> float | None:
         return None
     finally:
         backend.close()
+
+
+def _opened(path: Path, library: GgufLibrary, **options: Any) -> Backend:
+    if library == "openvino":
+        from sds.models.openvino import OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
+
+        return OpenvinoBackend(path, **options)
+    return LlamaBackend(path, **options)

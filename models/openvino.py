@@ -140,6 +140,7 @@ class _Cells:
 class OpenvinoBackend(SeatedBackend):
     """One GGUF model of the architecture `llama`. Give each thread its own (`beside`); call `close()` when done."""
 
+    ahead_tokens_max = 16
     _store: _Cells
 
     def __init__(

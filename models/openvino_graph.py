@@ -224,22 +224,20 @@ class _Graph:
     def _layer(self, n: int, states: Any, held: list[Any], mask: Any, turn: list[Any]) -> tuple[Any, list[Any]]:
         """Return the states after layer `n`, and the keys and values of its tokens."""
         of, shape, weights = f"blk.{n}.", self._shape, self._weights
-        turning = (shape.heads + shape.key_heads) * shape.head
-        fused = [
-            weights.turned(f"{of}attn_q.weight", shape.heads),
-            weights.turned(f"{of}attn_k.weight", shape.key_heads),
-            weights[f"{of}attn_v.weight"],
-        ]
-        read = self._linear(self._norm(states, f"{of}attn_norm.weight"), np.concatenate(fused))
-        turned, value = _cut(read, 2, turning, shape.key_heads * shape.head)
-        turned = _turned(_reshape(turned, 0, 0, shape.heads + shape.key_heads, shape.head), turn, shape.head)
-        query, key = _cut(turned, 2, shape.heads, shape.key_heads)
-        new = [_reshape(key, 0, 0, -1), value]
-        states = ops.add(
-            states, self._linear(self._attention(query, held, new, mask), weights[f"{of}attn_output.weight"])
+        read = self._norm(states, f"{of}attn_norm.weight")
+        query, key = (
+            _turned(
+                _reshape(self._linear(read, weights.turned(f"{of}{name}.weight", heads)), 0, 0, heads, shape.head),
+                turn,
+                shape.head,
+            )
+            for name, heads in (("attn_q", shape.heads), ("attn_k", shape.key_heads))
         )
-        both = np.concatenate([weights[f"{of}ffn_gate.weight"], weights[f"{of}ffn_up.weight"]])
-        gate, up = ops.split(self._linear(self._norm(states, f"{of}ffn_norm.weight"), both), _axis(2), 2).outputs()
+        new = [_reshape(key, 0, 0, -1), self._linear(read, weights[f"{of}attn_v.weight"])]
+        attended = self._attention(query, held, new, mask)
+        states = ops.add(states, self._linear(attended, weights[f"{of}attn_output.weight"]))
+        read = self._norm(states, f"{of}ffn_norm.weight")
+        gate, up = (self._linear(read, weights[f"{of}{name}.weight"]) for name in ("ffn_gate", "ffn_up"))
         grown = ops.multiply(ops.swish(gate), up)
         return ops.add(states, self._linear(grown, weights[f"{of}ffn_down.weight"])), new
 

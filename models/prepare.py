@@ -1,8 +1,9 @@
-"""Which weight type is this machine fastest with on the passes of a decision? Measure it, and keep those weights.
+"""Which weights, in which library, is this machine fastest with on a decision's passes? Measure it, and keep those.
 
-llama.cpp itself re-encodes them. Every type is measured in turn, one model in memory at a time, in rounds, so that
-what the machine does besides hits all of them alike. The fastest is kept; of those within `TIE` of it the one closest
-to the exact weights, which are the source's in F32. Nothing here knows what is decided.
+llama.cpp itself re-encodes them; OpenVINO runs the very file that llama.cpp runs as BF16. Every candidate is measured
+in turn, one model in memory at a time, in rounds, so that what the machine does besides hits all of them alike. The
+fastest is kept; of those within `TIE` of it the one closest to the exact weights, which are the source's in F32.
+Nothing here knows what is decided.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import get_args
 
 import llama_cpp as lib
 
 from sds.models.catalog import (
     FILE_NAME,
     PREPARED_MAX,
+    GgufLibrary,
     Measured,
     Prepared,
     Record,
@@ -33,6 +36,7 @@ from sds.models.catalog import (
     record_path,
     records,
     this_machine,
+    through,
 )
 from sds.models.gguf import load_gguf
 from sds.models.inspect import NOT_SAID, ModelCard, inspect_model
@@ -52,15 +56,27 @@ Log = Callable[[str], None]
 
 @dataclass(slots=True)
 class Candidate:
+    """Weights of one type, and the library that runs them."""
+
     type: str
     path: Path
+    library: GgufLibrary = "llamacpp"
     kl_mean: float = 0.0
     times_ms: list[float] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return through(self.type, self.library)
+
+    @property
+    def ms_p50(self) -> float:
+        return median(self.times_ms)
 
     def measured(self) -> Measured:
         return Measured(
             type=self.type,
-            ms_p50=round(median(self.times_ms), 3),
+            library=self.library,
+            ms_p50=round(self.ms_p50, 3),
             ms_max=round(max(self.times_ms), 3),
             decisions=len(self.times_ms),
             bytes=self.path.stat().st_size,
@@ -70,7 +86,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """Prepares one model. `clock_s` and `sleep` are the machine's; `log` hears what is being done, a line each."""
+    """Prepares one model. `clock_s` and `sleep` are the machine's; `log` hears what is being done, a line each.
+
+    `libraries`: those to measure with, where this machine has them.
+    """
 
     cache: Path
     threads: int
@@ -78,6 +97,7 @@ class Preparation:
     clock_s: Callable[[], float]
     sleep: Callable[[float], None]
     log: Log
+    libraries: Sequence[GgufLibrary] = get_args(GgufLibrary)
 
     def run(self, source: Path, *, layers: int | None = None, again: bool = False) -> tuple[Prepared, bool]:
         """Return what is to be run for `source`, and whether it was measured now. Raises BackendError, one line."""
@@ -110,7 +130,7 @@ class Preparation:
         for name in types:
             self.log(f"re-encoding as {name}")
             candidates.append(Candidate(name, _encoded(source, folder / f"{name}.gguf", TYPES[name], card, layers)))
-        candidates = self._close(candidates, exact)
+        candidates = self._close([*candidates, *self._in_openvino(candidates)], exact)
         self._measure(candidates)
         best, why = chosen(candidates)
         return self._keep(source, card, layers, candidates, best, why)
@@ -134,7 +154,7 @@ class Preparation:
         self.log("re-encoding as F32, which is exact, to compare with")
         _encoded(source, path, lib.LLAMA_FTYPE_ALL_F32, card, layers)
         try:
-            return distributions(path, self.threads)
+            return distributions(path, "llamacpp", self.threads)
         finally:
             path.unlink()
 
@@ -143,23 +163,39 @@ class Preparation:
             return Candidate(_own_type(card), source)
         return Candidate(_own_type(card), _encoded(source, folder / "own.gguf", None, card, layers))
 
+    def _in_openvino(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Return what OpenVINO is measured with, the BF16 weights that are here anyway."""
+        return [
+            Candidate(each.type, each.path, "openvino")
+            for each in candidates
+            if each.type == "BF16" and "openvino" in self.libraries
+        ]
+
     def _close(self, candidates: Sequence[Candidate], exact: Distributions) -> list[Candidate]:
         """Return the source's own type, and of the others those that say nearly what the exact weights say."""
-        for each in candidates:
-            each.kl_mean = divergence(exact, distributions(each.path, self.threads))
         own, *others = candidates
+        own.kl_mean = divergence(exact, distributions(own.path, own.library, self.threads))
         if own.kl_mean == float("inf"):
             raise BackendError(f"`{own.path}` gives no probabilities: its weights are no numbers")
-        for each in others:
-            if each.kl_mean > KL_MAX:
-                self.log(f"{each.type} is left out: too far from the exact weights (KL {each.kl_mean:.2g})")
-        return [own, *(each for each in others if each.kl_mean <= KL_MAX)]
+        return [own, *(each for each in others if self._is_close(each, exact))]
+
+    def _is_close(self, each: Candidate, exact: Distributions) -> bool:
+        try:
+            each.kl_mean = divergence(exact, distributions(each.path, each.library, self.threads))
+        except BackendError as error:
+            if each.library == "llamacpp":
+                raise
+            self.log(f"OpenVINO is not measured: {error}{f' ({error.hint})' if error.hint else ''}")
+            return False
+        if each.kl_mean > KL_MAX:
+            self.log(f"{each.name} is left out: too far from the exact weights (KL {each.kl_mean:.2g})")
+        return each.kl_mean <= KL_MAX
 
     def _measure(self, candidates: Sequence[Candidate]) -> None:
         for turn in range(ROUNDS):
-            self.log(f"measuring {len(candidates)} weight types, round {turn + 1} of {ROUNDS}")
+            self.log(f"measuring {len(candidates)} candidates, round {turn + 1} of {ROUNDS}")
             for each in candidates:
-                each.times_ms += decision_times_ms(each.path, self.threads, self.clock_s)
+                each.times_ms += decision_times_ms(each.path, each.library, self.threads, self.clock_s)
 
     def _keep(
         self,
@@ -172,7 +208,7 @@ class Preparation:
     ) -> Prepared:
         """Give the chosen weights, then what is known of them, their names: a reader sees both whole or neither."""
         place = record_path(self.cache, card.sha256, layers)
-        noise = noise_logp(best.path, self.threads)
+        noise = noise_logp(best.path, best.library, self.threads)
         cut = f"-{layers}layers" if layers else ""
         file = None if best.path == source else f"{card.sha256[:12]}-{_plain(best.type)}{cut}.gguf"
         record = Record(
@@ -182,6 +218,7 @@ class Preparation:
             sha256=card.sha256 if file is None else fingerprint(best.path),
             bytes=best.path.stat().st_size,
             type=best.type,
+            library=best.library,
             machine=this_machine(),
             threads=self.threads,
             measured=tuple(each.measured() for each in candidates),
@@ -213,17 +250,16 @@ class Preparation:
 
 def chosen(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
     """Return the fastest, of a tie the closest to the exact weights, then the smallest; and why, in one line."""
-    own = candidates[0]
-    times = {each.type: median(each.times_ms) for each in candidates}
-    near = [each for each in candidates if times[each.type] <= min(times.values()) * TIE]
+    own, *others = candidates
+    near = [each for each in candidates if each.ms_p50 <= min(each.ms_p50 for each in candidates) * TIE]
     best = min(near, key=lambda each: (each.kl_mean, each.path.stat().st_size))
     if best is own:
-        others = ", ".join(f"{each.type} {times[each.type]:.1f}" for each in candidates[1:])
-        return own, f"{own.type} as it is: {times[own.type]:.1f} ms for a decision's passes; {others}"
-    ratio = times[own.type] / times[best.type]
+        slower = ", ".join(f"{each.name} {each.ms_p50:.1f}" for each in others)
+        return own, f"{own.name} as it is: {own.ms_p50:.1f} ms for a decision's passes; {slower}"
+    ratio = own.ms_p50 / best.ms_p50
     closeness = "closer to" if best.kl_mean < own.kl_mean else "no closer to"
     return best, (
-        f"{best.type} takes {times[best.type]:.1f} ms for a decision's passes, {own.type} {times[own.type]:.1f} "
+        f"{best.name} takes {best.ms_p50:.1f} ms for a decision's passes, {own.name} {own.ms_p50:.1f} "
         f"({ratio:.1f}x), and is {closeness} the exact weights (KL {best.kl_mean:.2g}, {own.kl_mean:.2g})"
     )
 

@@ -59,8 +59,7 @@ class Backend(Protocol):
     The prompts are in the slots 0 .. slots - 1; a fork is in a slot of its own until it is dropped.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: str  # what the record calls it, before the fingerprint; whoever opened it may say more
 
     @property
     def fingerprint(self) -> str:
@@ -79,6 +78,12 @@ class Backend(Protocol):
     @property
     def pass_tokens_max(self) -> int:
         """How many tokens, all rows together, go through the model in one pass; more are cut into several."""
+
+    @property
+    def ahead_tokens_max(self) -> int:
+        """How many tokens more than one, of forks that go on from one place, a pass reads for less than a pass of its
+        own would cost; 0: every token costs its share.
+        """
 
     @property
     def worn(self) -> bool:

@@ -82,6 +82,7 @@ class SeatedBackend(ABC):
     are padded, which may show in the last digits.
     """
 
+    ahead_tokens_max = 0
     name: str
     fingerprint: str
     vocab_size: int

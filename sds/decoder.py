@@ -1,7 +1,8 @@
 """One decision out of a language: a forward pass only where the model really chooses.
 
 A decision is a generator: it yields the rows of its next pass and is sent their logits, so that one driver runs it alone
-(`decode`) and another runs many at once. Forced text rides with the next pass; what is forced to the end is never read.
+(`decode`) and another runs many at once. Forced text rides with the next pass; what is forced to the end is never read. Where a library reads
+some tokens more for next to nothing, all that may be chosen next is read along, so that the choice after it is known too.
 It returns a whole decision or raises `ModelError`; it does not judge what was decided.
 
 `greedy`: the likeliest permitted token at every fork. `exact`: every choice (`exact-kinds`: that of the kind) falls to
@@ -12,29 +13,40 @@ through what it would force. Wider numbers are searched (`best_first`), and are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sds.beginnings import Text, follows, longest, note
 from sds.best_first import Reader, likeliest_number
 from sds.kernel.errors import ModelError, SdsError
+from sds.models.protocol import FORKS_MAX as FORKS_TOTAL
 from sds.models.protocol import BackendError, Row
-from sds.tally import JOINT, LANGUAGE_FAILED, ChoiceTrace, Tally, best_of, log_mass, permitted_shares, trace_of
+from sds.tally import (
+    CHOICE_TOO_CLOSE,
+    JOINT,
+    LANGUAGE_FAILED,
+    ChoiceTrace,
+    Tally,
+    best_of,
+    log_mass,
+    permitted_shares,
+    too_close,
+    trace_of,
+)
 
 if TYPE_CHECKING:
     from sds.grammars.plan import Fork, Walk
     from sds.models.protocol import Backend
 
-__all__ = ["JOINT", "ChoiceTrace", "Deciding", "Decoded", "Mode", "StepTrace", "deciding", "decode"]
+__all__ = ["CHOICE_TOO_CLOSE", "JOINT", "ChoiceTrace", "Deciding", "Decoded", "Mode", "StepTrace", "deciding", "decode"]
 
 BACKEND_FAILED = "BACKEND_FAILED"
-CHOICE_TOO_CLOSE = "CHOICE_TOO_CLOSE"
 DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
 LOGITS_INVALID = "LOGITS_INVALID"
 TOKEN_BUDGET_EXCEEDED = "TOKEN_BUDGET_EXCEEDED"  # noqa: S105 - a reason code, not a secret
@@ -44,7 +56,6 @@ FORKS_MIN = 3  # the one that holds what was decided, the one read ahead, and on
 
 Logits = NDArray[np.float32]
 Mode = Literal["greedy", "exact-kinds", "exact"]
-Text = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +188,7 @@ class _Run:
     rows: list[tuple[int, int]] = field(default_factory=list)
     tally: Tally | None = None
     by_digit: int | None = None  # where the number begins that was searched in vain
+    ahead: dict[int, tuple[int, Logits]] = field(default_factory=dict)  # what follows a token that may be chosen next
 
     def __post_init__(self) -> None:
         self.at = self.slot
@@ -200,13 +212,30 @@ class _Run:
 
     def read(self) -> Choosing:
         if self.pending:
-            found = yield from self._pass([Row(self.at, self.pending)])
+            further = self._further()
+            rows = [Row(self._fork(self.at), [*self.pending, *text]) for text in further]
+            found = yield from self._pass([Row(self.at, self.pending), *rows])
             self.logits, self.pending = found[0][-1], []
+            each = zip(further, rows, found[1:], strict=True)
+            self.ahead = {text[0]: (row.slot, logits[-1]) for text, row, logits in each}
+
+    def _further(self) -> list[Text]:
+        """Return what would be read after each token of the next choice; nothing where that would cost a pass of its own."""
+        if not (tokens_max := self.backend.ahead_tokens_max):
+            return []
+        with stopping(LANGUAGE_FAILED, "the language"):
+            fork = self.walk.fork()
+        forks_max = min(self.forks_max, FORKS_TOTAL // self.backend.slots) - len(self.forks)
+        if self._exact(fork) or len(fork.tokens) > min(tokens_max, forks_max):
+            return []
+        texts = [text for token in fork.tokens.tolist() if (text := self._forced_after((token,)))]
+        ahead, again = sum(map(len, texts)), len(self.pending) * (1 + len(texts))
+        return texts if ahead <= tokens_max and ahead + again <= self.backend.pass_tokens_max else []
 
     def choose(self) -> Choosing:
         with stopping(LANGUAGE_FAILED, "the language"):
             fork = self.walk.fork()
-            exact = self.mode == "exact" or (self.mode == "exact-kinds" and fork.choice == ACTION_CHOICE)
+            exact = self._exact(fork)
             whole = self.walk.alternatives() if exact and fork.finite else ()
         if whole:
             yield from self._choose_whole(fork, [label for label, _ in whole], [tuple(text) for _, text in whole])
@@ -214,13 +243,17 @@ class _Run:
             yield from self._choose_number(fork)
         else:
             self._choose_token(fork)
+            self._drop_others()
+
+    def _exact(self, fork: Fork) -> bool:
+        return self.mode == "exact" or (self.mode == "exact-kinds" and fork.choice == ACTION_CHOICE)
 
     def _choose_number(self, fork: Fork) -> Choosing:
         reader = Reader(self.at, self.forks_max - len(self.forks), self._fork, self.drop, self._pass)
         with stopping(LANGUAGE_FAILED, "the language"):
             found = yield from likeliest_number(self.walk, self.logits, reader, noise_logp_max=self.noise_logp_max)
         if found.close if found else self.noise_logp_max:  # in another order it might have found one in time
-            raise _too_close(fork.choice)
+            raise too_close(fork.choice)
         if found is None:
             self.by_digit = fork.start
             self._choose_token(fork)
@@ -241,8 +274,13 @@ class _Run:
             labels = [JOINT.join(labels) for labels in fork.labels]
             name = f"{fork.choice}[{max(0, len(self.walk.data) - fork.start)}]"
             self.choices.append(trace_of(name, labels, shares.tolist(), best, z))
-        self._step(int(fork.tokens[best]), len(scores), float(shares[best]), z)
-        self.write([int(fork.tokens[best])])
+        token = int(fork.tokens[best])
+        self._step(token, len(scores), float(shares[best]), z)
+        self.write([token])
+        if token in self.ahead:
+            self.at, self.logits = self.ahead[token]
+            self.pending = []
+        self.ahead = {}
 
     def _count(self, fork: Fork, shares: list[float], best: int, z: float) -> None:
         if self.tally is None:
@@ -282,11 +320,11 @@ class _Run:
         What a text needs read is all but its last token; beginnings of one another share a row. They go in waves, so
         that any number of texts needs a bounded number of forks.
         """
-        follows = _follows(texts)
+        following = follows(texts)
         logp: dict[Text, float] = {}
-        _note(logp, follows, (), self.logits)
+        note(logp, following, (), self.logits)
         read_on: tuple[int, Logits] | None = None
-        beginnings = _longest({text[:-1] for text in texts})
+        beginnings = longest({text[:-1] for text in texts})
         for start in range(0, len(beginnings), self.forks_max - 2):
             wave = beginnings[start : start + self.forks_max - 2]
             rows = [Row(self._fork(self.at), tokens, len(tokens)) for tokens in wave]
@@ -296,7 +334,7 @@ class _Run:
                 read_on = beside[0].slot, found[-1][-1]
             for tokens, logits in zip(wave, found, strict=False):
                 for i in range(len(tokens)):
-                    _note(logp, follows, tokens[: i + 1], logits[i])
+                    note(logp, following, tokens[: i + 1], logits[i])
             self.drop([row.slot for row in rows])
         scores = [sum(logp[text[: i + 1]] for i in range(len(text))) for text in texts]
         return np.array(scores), read_on
@@ -304,7 +342,7 @@ class _Run:
     def _best(self, choice: str, scores: NDArray[np.float64], lengths: list[int] | None) -> int:
         best, close = best_of(scores, lengths, self.noise_logp_max)
         if close:
-            raise _too_close(choice)
+            raise too_close(choice)
         return best
 
     def _step(self, token: int, permitted: int, share: float, z: float) -> None:
@@ -353,33 +391,6 @@ class _Run:
             tuple(self.rows),
             self.walk.plan,
         )
-
-
-def _too_close(choice: str) -> ModelError:
-    return ModelError(f"the best two of `{choice}` are closer than the model's noise", reason_code=CHOICE_TOO_CLOSE)
-
-
-def _follows(texts: Sequence[Text]) -> dict[Text, set[int]]:
-    """Return for every beginning of these texts the tokens that come next in one of them."""
-    found: dict[Text, set[int]] = {}
-    for text in texts:
-        for i, token in enumerate(text):
-            found.setdefault(text[:i], set()).add(token)
-    return found
-
-
-def _longest(beginnings: Iterable[Text]) -> list[Text]:
-    """Return those that are no beginning of another."""
-    ordered = sorted(filter(None, beginnings))
-    return [one for one, other in pairwise([*ordered, ()]) if other[: len(one)] != one]
-
-
-def _note(logp: dict[Text, float], follows: dict[Text, set[int]], written: Text, logits: Logits) -> None:
-    """Note the log-probability of each token that may follow what was written, once."""
-    wanted = follows.pop(written, None)
-    if wanted is not None:
-        mass = log_mass(logits)
-        logp.update({(*written, token): float(logits[token]) - mass for token in wanted})
 
 
 @contextmanager

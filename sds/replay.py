@@ -16,13 +16,12 @@ from typing import Any, get_args
 
 from sds.decoder import Mode
 from sds.engines.native import telling
-from sds.engines.opening import cores, open_engine
+from sds.engines.opening import cores, library_of_record, open_engine
 from sds.engines.protocol import Engine
 from sds.kernel.decided import Decided, read_decided
 from sds.kernel.errors import UsageError
 from sds.kernel.packet import NOT_ASKED, Decoding
 from sds.kernel.store import Store
-from sds.models.protocol import Library
 from sds.tally import JOINT
 
 NOT_REPLAYABLE = "NOT_REPLAYABLE"
@@ -110,10 +109,10 @@ def opener(model: Path | None, *, now_ms: Callable[[], int]) -> Open:
     """Return what opens a native engine as the record describes it, with this model and one slot."""
 
     def open_it(facts: Mapping[str, Any]) -> Engine:
-        library: Library | None = "transformers" if "torch" in facts else None
-        how = {name: facts[name] for name in ("device", "dtype") if library and name in facts}
+        library = library_of_record(facts)
+        how = {name: facts[name] for name in ("device", "dtype") if name in facts}
         how["threads"] = min(facts.get("threads") or 1, cores())
-        as_is = library is None and _is(model, facts.get("weights"))
+        as_is = library != "transformers" and _is(model, facts.get("weights"))
         return open_engine(model, now_ms=now_ms, library=library, mode=facts["mode"], as_is=as_is, **how)
 
     return open_it

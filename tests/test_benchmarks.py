@@ -9,11 +9,17 @@ from pathlib import Path
 import pytest
 
 from sds.benchmarks import gpu, grammar, hotpath, kernel, peers, records, scaling, throughput
+from sds.benchmarks.contenders import Contender
 from sds.benchmarks.packets import digits_packets, fixed_packets
 from sds.benchmarks.peer_process import PeerProcess
+from sds.benchmarks.weights import Weights
 from sds.kernel.envelope import format_literal
 from sds.kernel.errors import UsageError
+from tests.models.preparing import in_openvino
 from tests.questions import asked
+
+_FIGURES = ("ms_p50", "digits_ms_p50")
+_OURS_MS = ((20.0, 25.0), (30.0, 50.0))  # on its own library, on llama.cpp
 
 
 def test_the_kernel_benchmark_ends_with_one_json_document_and_keeps_it(
@@ -125,9 +131,35 @@ def test_every_engine_gets_the_same_questions_and_the_last_line_says_how_each_fa
         assert 1 == sum(found["decided"].values()) == sum(found["digits_decided"].values())
     fastest = min(found["ms_p50"] for found in report["peers"])
     assert round(fastest / report["ours_ms_p50"], 2) == report["speedup_over_fastest"]
-    assert ["fixed", "digits"] == [line.partition(":")[0] for line in said if "prompt tokens to read" in line]
+    told = [line.partition(":")[0] for line in said if "prompt tokens to read" in line]
+    assert ["fixed, llamacpp", "digits, llamacpp"] == told
+    assert [] == report["ours_besides"]
+    assert report["model"]["library"].startswith("llama-cpp-python ")
     wanted = {"name", "version", "ms_p50", "digits_ms_p50", "violations", "errors"}
     assert all(wanted <= found.keys() for found in report["peers"])
+
+
+@in_openvino
+def test_ours_on_openvino_is_asked_beside_ours_on_llama_cpp(
+    tmp_path: Path, tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "WARM_UP", 0)
+    monkeypatch.setattr(peers, "CANDIDATES_PER_DECISION", 1)
+    weights, other = Weights(tiny_path(1), "openvino"), [Contender("other", "tests.own_peers", ("beyond",))]
+    report = peers.run(tmp_path, weights, other, 1, threads=1, say=lambda _: None)
+    (beside,) = report["ours_besides"]
+    assert ("ours", "ours-llamacpp") == (report["ours"]["name"], beside["name"])
+    assert report["model"]["library"] == f"openvino {report['ours']['version']['openvino']}"
+    assert {"sovereign-decision-stream", "llama_cpp_python"} == beside["version"].keys()
+    assert all({"openvino", "llamacpp"} == by_library.keys() for by_library in report["predicted_ms"].values())
+
+
+def test_what_the_library_gives_is_told_from_what_the_decoder_gives() -> None:
+    ours, alike = ({kind: peers.Tally(ms=[ms]) for kind, ms in zip(peers.KINDS, of, strict=True)} for of in _OURS_MS)
+    rows = [{"name": "quick", "ms_p50": 60.0, "digits_ms_p50": 90.0}, {"name": "absent"} | dict.fromkeys(_FIGURES)]
+    found = peers.speedups(rows, ours, alike)
+    assert (3.0, 2.0) == (found["speedup_over_fastest"], found["speedup_over_fastest_on_llamacpp"])
+    assert (3.6, 1.8) == (found["speedup_digits"], found["speedup_digits_on_llamacpp"])
 
 
 def test_what_a_peer_writes_outside_the_envelope_is_counted_and_what_fails_is_an_error(
@@ -135,9 +167,9 @@ def test_what_a_peer_writes_outside_the_envelope_is_counted_and_what_fails_is_an
 ) -> None:
     monkeypatch.setattr(peers, "WARM_UP", 0)
     kinds = ("beyond", "elsewhere", "raising", "dying", "missing")
-    liars = [peers.Contender(kind, "tests.own_peers", (kind,)) for kind in kinds]
+    liars = [Contender(kind, "tests.own_peers", (kind,)) for kind in kinds]
     said: list[str] = []
-    report = peers.run(tmp_path, tiny_path(1), liars, 1, threads=1, say=said.append)
+    report = peers.run(tmp_path, Weights(tiny_path(1)), liars, 1, threads=1, say=said.append)
     counted = {found["name"]: (found["violations"], found["errors"]) for found in report["peers"]}
     assert {"beyond": (2, 0), "elsewhere": (2, 0), "raising": (0, 2), "dying": (0, 2), "missing": (0, 0)} == counted
     notes = {found["name"]: found["notes"] for found in report["peers"]}
@@ -148,9 +180,9 @@ def test_what_a_peer_writes_outside_the_envelope_is_counted_and_what_fails_is_an
 
 
 def test_where_no_peer_is_installed_nothing_is_measured(tmp_path: Path, tiny_path: Callable[[int], Path]) -> None:
-    missing = [peers.Contender("missing", "tests.own_peers", ("missing",))]
+    missing = [Contender("missing", "tests.own_peers", ("missing",))]
     with pytest.raises(UsageError, match="none of these peers is installed"):
-        peers.run(tmp_path, tiny_path(1), missing, 1, threads=1, say=lambda _: None)
+        peers.run(tmp_path, Weights(tiny_path(1)), missing, 1, threads=1, say=lambda _: None)
 
 
 def test_the_packets_of_the_benchmark_are_of_the_two_kinds_it_says(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Ours: the native engine on one slot, from the packet to the proposal's bytes."""
+"""Ours: the native engine on one slot, from the packet to the proposal's bytes. It is told which library runs the model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from pathlib import Path
 
 from sds.benchmarks.peer_drivers.serving import Peer, Request, Said, serve, timed
 from sds.engines.native import NativeEngine
-from sds.models.llama import LlamaBackend
+from sds.engines.opening import open_backend
+from sds.models.catalog import GgufLibrary
+from sds.models.protocol import Backend
 
+DISTRIBUTIONS: dict[GgufLibrary, str] = {"llamacpp": "llama_cpp_python", "openvino": "openvino"}
 PASSES = 5  # of one shape, of which the quickest counts: what the hardware charges
 
 
@@ -19,8 +22,9 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def open_peer(model: Path, threads: int, _options: list[str]) -> Peer:
-    backend = LlamaBackend(model, threads=threads)
+def open_peer(model: Path, threads: int, options: list[str]) -> Peer:
+    (library,) = (name for name in DISTRIBUTIONS if name in options)
+    backend = open_backend(model, library=library, threads=threads)
     engine = NativeEngine(backend, now_ms=now_ms)
 
     def decide(request: Request) -> Said:
@@ -31,16 +35,16 @@ def open_peer(model: Path, threads: int, _options: list[str]) -> Peer:
         data, decoding = engine.propose(fresh, tokens_max=request["tokens_max"])
         return Said(data.decode(), facts={"passes": decoding.passes})
 
-    return Peer(decide, ("sovereign-decision-stream", "llama_cpp_python"))
+    return Peer(decide, ("sovereign-decision-stream", DISTRIBUTIONS[library]))
 
 
-def _pass_ms(backend: LlamaBackend, tokens: list[int], pass_tokens: int) -> float:
+def _pass_ms(backend: Backend, tokens: list[int], pass_tokens: int) -> float:
     """Return what one pass of so many tokens costs behind the rest of `tokens`."""
     cut = len(tokens) - pass_tokens
     return min(_one_pass(backend, tokens[:cut], tokens[cut:]) for _ in range(PASSES))
 
 
-def _one_pass(backend: LlamaBackend, before: list[int], tokens: list[int]) -> float:
+def _one_pass(backend: Backend, before: list[int], tokens: list[int]) -> float:
     backend.begin([before])
     _, ms = timed(lambda: backend.step(tokens))
     return ms

@@ -32,6 +32,7 @@ from sds.kernel.store import Reader, Store, expected_schema
 
 _DAMAGED = "keep the file as it is and put a copy back"
 _SHOWN = ("llama-cpp-python", "common-expression-language", "pydantic", "orjson", "numpy")
+_SHOWN_IF_INSTALLED = ("openvino", "transformers")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -77,7 +78,10 @@ def doctor(
 
 
 def _versions() -> str:
-    libraries = ", ".join(f"{name} {version(name)}" for name in _SHOWN)
+    from sds.models.catalog import installed  # noqa: PLC0415
+
+    optional = [f"{name} {found}" for name in _SHOWN_IF_INSTALLED if (found := installed(name))]
+    libraries = ", ".join([*(f"{name} {version(name)}" for name in _SHOWN), *optional])
     return f"sds {__version__}, python {platform.python_version()}, sqlite {sqlite3.sqlite_version}, {libraries}"
 
 

@@ -27,14 +27,18 @@ BackendName = Annotated[
 ]
 LibraryName = Annotated[
     Library | None,
-    typer.Option("--library", help="What runs it; without it, transformers for a folder.", show_default=False),
+    typer.Option(
+        "--library",
+        help="What runs it; without it, transformers for a folder, for a GGUF what it was prepared for, or llama.cpp.",
+        show_default=False,
+    ),
 ]
 DeviceName = Annotated[
     str | None, typer.Option("--device", help="Where transformers runs it: cpu, cuda, cuda:1.", show_default=False)
 ]
 DtypeName = Annotated[
     Dtype | None,
-    typer.Option("--dtype", help="In which numbers transformers runs it.", show_default=False),
+    typer.Option("--dtype", help="In which numbers transformers or OpenVINO runs it.", show_default=False),
 ]
 ModeName = Annotated[
     Literal["greedy", "exact-kinds", "exact"] | None,

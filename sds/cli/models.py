@@ -27,6 +27,7 @@ ContractFile = Annotated[
     Path | None, typer.Option("--contract", help="A contract; without it, the refund gate's.", show_default=False)
 ]
 LINE_CHARS_MAX = 500
+LIBRARY_NAMES = {"llamacpp": "llama.cpp", "openvino": "OpenVINO"}
 
 models = typer.Typer(
     help="List models, show what one is, check whether it can say a contract's decisions, prepare it for this machine."
@@ -132,7 +133,7 @@ def prepare(
     again: Annotated[bool, typer.Option("--again", help="Measure anew what was measured.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure which weight type this machine is fastest with, and keep it: every decision with this model then uses it.
+    """Measure which weight type and library are fastest here, and keep them: every decision with this model then uses them.
 
     Kept in $SDS_CACHE, or the user's cache folder. With --layers, keep a model without its upper layers, to read hidden
     states from.
@@ -163,22 +164,25 @@ def _prepared_lines(found: Prepared, *, now: bool) -> Iterator[str]:
     if not now:
         yield f"prepared on {found.record.date}: {found.record.why}; kept: {found.path}"
         return
-    for each in found.record.measured:
-        kept = f"kept: {found.path}" if each.type == found.record.type else ""
+    record = found.record
+    for each in record.measured:
+        kept = f"kept: {found.path}" if (each.type, each.library) == (record.type, record.library) else ""
         yield (
-            f"{each.type:8}  {each.ms_p50:8.1f} ms (median of {each.decisions}, longest {each.ms_max:.1f})  "
+            f"{each.type:8}  {LIBRARY_NAMES[each.library]:9}  {each.ms_p50:8.1f} ms (median of {each.decisions}, longest {each.ms_max:.1f})  "
             f"{each.bytes / 1e6:7.0f} MB  KL {each.kl_mean:.2g}  {kept}".rstrip()
         )
-    yield found.record.why
+    yield record.why
 
 
 def _listed(record: Record) -> dict[str, str]:
     made = f"{record.source.name}@{record.source.sha256[:12]}"
+    layers = f", {counted(record.layers, 'layer')}" if record.layers else ""
     return {
         "from": "prepared",
         "form": "GGUF",
         "path": str(model_cache() / str(record.file)),
-        "made_from": f"made from {made}" + (f", {counted(record.layers, 'layer')}" if record.layers else ""),
+        "made_from": f"made from {made}{layers}, for {LIBRARY_NAMES[record.library]}",
+        "library": record.library,
     }
 
 
@@ -189,7 +193,8 @@ def _hashes(record: Record) -> set[str]:
 def _told_of(record: Record, sha256: str) -> str:
     if record.sha256 == sha256 != record.source.sha256:
         return (
-            f"this is {record.source.name}@{record.source.sha256[:12]} as {record.type}, made by `sds models prepare`"
+            f"this is {record.source.name}@{record.source.sha256[:12]} as {record.type}, made by `sds models prepare` "
+            f"for {LIBRARY_NAMES[record.library]}"
         )
     kept = f"its first {counted(record.layers, 'layer')} only; " if record.layers else ""
     return f"{kept}{record.why}"

@@ -89,16 +89,28 @@ class EngineSpec(BaseModel):
 
 
 def _check_local(spec: EngineSpec) -> None:
-    if spec.library != "transformers" and not _is_folder(spec) and (spec.device or spec.dtype):
-        raise ContradictionError(
-            ("device" if spec.device else "dtype",), "`device` and `dtype` are for the library transformers"
-        )
+    library = _library_of(spec)
+    if library == "openvino":
+        _check_openvino(spec)
+    if spec.device and library != "transformers":
+        raise ContradictionError(("device",), "`device` is for the library transformers")
+    if spec.dtype and library == "llamacpp":
+        raise ContradictionError(("dtype",), "`dtype` is for the libraries transformers and openvino")
     if spec.backend == "xgrammar" and spec.library == "llamacpp":
         raise ContradictionError(("backend",), "xgrammar runs only with transformers")
-    if (spec.replicas or 1) > 1 and ((spec.slots or 1) > 1 or _library_of(spec) == "transformers"):
-        raise ContradictionError(("replicas",), "`replicas` are engines of llama.cpp with one slot each")
+    if (spec.replicas or 1) > 1 and ((spec.slots or 1) > 1 or library == "transformers"):
+        raise ContradictionError(("replicas",), "`replicas` are engines of llama.cpp or OpenVINO with one slot each")
     if (spec.mode or "greedy") != "greedy" and (spec.slots or 1) > SLOTS_EXACT_MAX:
         raise ContradictionError(("slots",), f"mode `exact` goes with at most {SLOTS_EXACT_MAX} slots")
+
+
+def _check_openvino(spec: EngineSpec) -> None:
+    if spec.kind == "outlines":
+        raise ContradictionError(("library",), "Outlines drives llama.cpp and transformers, not OpenVINO")
+    if _is_folder(spec):
+        raise ContradictionError(("library",), "OpenVINO runs GGUF files, no folder")
+    if spec.dtype == "fp16":
+        raise ContradictionError(("dtype",), "OpenVINO computes in bf16 or fp32 here")
 
 
 def _library_of(spec: EngineSpec) -> Library:
@@ -190,7 +202,7 @@ def _native(spec: EngineSpec, now_ms: Callable[[], int]) -> Engine:
     options: dict[str, Any] = {
         "library": spec.library,
         "device": spec.device or "cpu",
-        "dtype": spec.dtype or "fp32",
+        "dtype": spec.dtype,
         "mode": spec.mode or "greedy",
         "as_is": spec.as_is or False,
     }

@@ -6,7 +6,7 @@ Whatever is wrong with what was prepared is a notice, never a failure: the sourc
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -23,38 +23,49 @@ from sds.models.protocol import Backend, BackendError, Dtype, Library
 
 THREADS_MAX = 256
 SLOT_TOKENS = 2048  # of each of several slots: what a decision may cost, and a cache that stays small
-Opener = Callable[[Path, str | None], Backend]  # a file, and its SHA-256 where it was just looked at
+Opener = Callable[[Path, Library | None, str | None], Backend]  # a file, what runs it, its SHA-256 where just looked at
+_DISTRIBUTIONS: dict[Library, str] = {
+    "llamacpp": "llama-cpp-python",
+    "transformers": "transformers",
+    "openvino": "openvino",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """`notices`: why what was prepared is not run, a line each.
+    """`library`: what runs it. `notices`: why what was prepared is not run, a line each.
 
     `noise_logp_max`: what company does to log-probabilities with these weights, `noise_slots` at once; None: not known.
     """
 
     backend: Backend
+    library: Library
     notices: tuple[str, ...] = ()
     noise_logp_max: float | None = None
     noise_slots: int = 0
 
 
-def open_weights(source: Path, opener: Opener, *, cache: Path) -> Opened:
-    """Open a GGUF, or what was prepared of it in `cache`. Raises BackendError where `source` itself does not open."""
+def open_weights(source: Path, opener: Opener, *, cache: Path, library: Library | None = None) -> Opened:
+    """Open a GGUF, or what was prepared of it in `cache`, in the library it was prepared for unless `library` names one.
+
+    Raises BackendError where `source` itself does not open.
+    """
     from sds.models.catalog import not_used, weights_for  # noqa: PLC0415
-    from sds.models.llama import LlamaBackend  # noqa: PLC0415  the library is loaded when a model is
 
     found, notice = weights_for(source, cache)
     if found is not None:
+        record = found.record
+        runs = library or record.library
         try:
-            backend = opener(found.path, found.record.sha256)
+            backend = opener(found.path, runs, record.sha256)
         except BackendError as error:
             notice = not_used(error)
         else:
-            if isinstance(backend, LlamaBackend):
-                backend.name = found.name
-            return Opened(backend, (), found.record.shape_noise_logp_max, found.record.shape_noise_slots or 0)
-    return Opened(opener(source, None), (notice,) if notice else ())
+            backend.name = found.name_through(runs)
+            measured = runs == record.library  # the noise, too, is the library's
+            noise = (record.shape_noise_logp_max, record.shape_noise_slots or 0) if measured else (None, 0)
+            return Opened(backend, runs, (), *noise)
+    return Opened(opener(source, library, None), library or "llamacpp", (notice,) if notice else ())
 
 
 def _threads() -> int | None:
@@ -77,25 +88,30 @@ def open_backend(
     *,
     library: Library | None = None,
     device: str = "cpu",
-    dtype: Dtype = "fp32",
+    dtype: Dtype | None = None,
     slots: int = 1,
     threads: int | None = None,
     fingerprint: str | None = None,
 ) -> Backend:
     """Load a model: unless `library` says otherwise a folder through transformers, a file through llama.cpp.
 
-    `device` and `dtype` are for transformers; llama.cpp runs on the CPU in the file's own types. With several `slots`
-    each holds `SLOT_TOKENS`. `threads`: without it what `SDS_THREADS` says, or all cores. `fingerprint`: of a GGUF, where
-    it was just looked at. Raises BackendError.
+    `device` is for transformers, `dtype` for it (fp32) and OpenVINO (bf16); llama.cpp runs in the file's own types. With
+    several `slots` each holds `SLOT_TOKENS`. `threads`: without it what `SDS_THREADS` says, or all cores. `fingerprint`:
+    of a GGUF, where it was just looked at. Raises BackendError.
     """
     room: dict[str, Any] = {"n_ctx": SLOT_TOKENS} if slots > 1 else {}
     threads = threads or _threads()
-    if _library_of(path, library) == "transformers":
+    library = _library_of(path, library)
+    numbers: dict[str, Any] = {"dtype": dtype} if dtype else {}
+    if library == "transformers":
         from sds.models.hf import HfBackend  # noqa: PLC0415  torch is loaded when it is asked for
 
-        return HfBackend(path, device=device, dtype=dtype, threads=threads, slots=slots, **room)
-    if (device, dtype) != ("cpu", "fp32"):
-        raise BackendError("llama.cpp takes no device and no dtype here", hint="choose transformers for them")
+        return HfBackend(path, device=device, threads=threads, slots=slots, **numbers, **room)
+    _check_processor(path, library, device, dtype)
+    if library == "openvino":
+        from sds.models.openvino import OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
+
+        return OpenvinoBackend(path, threads=threads, slots=slots, fingerprint=fingerprint, **numbers, **room)
     from sds.models.llama import LlamaBackend  # noqa: PLC0415  the library is loaded when a model is
 
     return LlamaBackend(path, threads=threads, slots=slots, fingerprint=fingerprint, **room)
@@ -105,18 +121,36 @@ def _library_of(path: Path, library: Library | None) -> Library:
     return library or ("transformers" if path.is_dir() else "llamacpp")
 
 
+def _check_processor(path: Path, library: Library, device: str, dtype: Dtype | None) -> None:
+    """Refuse what is for transformers alone. Raises BackendError."""
+    if library == "openvino" and path.is_dir():
+        raise BackendError(f"`{path}` is a folder: OpenVINO runs GGUF files here", hint="choose transformers for it")
+    if library == "openvino" and device != "cpu":
+        raise BackendError("OpenVINO takes no device here", hint="choose transformers for it")
+    if library == "llamacpp" and (device, dtype) != ("cpu", None):
+        raise BackendError("llama.cpp takes no device and no dtype here", hint="choose transformers for them")
+
+
+def library_of_record(facts: Mapping[str, Any]) -> Library | None:
+    """Return which library the facts of a decision name; None: none that this program has."""
+    name = str(facts.get("library", "")).partition(" ")[0]
+    return next((library for library, distribution in _DISTRIBUTIONS.items() if distribution == name), None)
+
+
 def runtime_facts(
-    library: Library, *, device: str = "cpu", dtype: Dtype = "fp32", threads: int | None = None
+    library: Library, *, device: str = "cpu", dtype: Dtype | None = None, threads: int | None = None
 ) -> dict[str, object]:
     """Return what runs a model, as the record keeps it: beside the weights, all that its numbers depend on."""
-    distribution = {"llamacpp": "llama-cpp-python", "transformers": "transformers"}[library]
+    distribution = _DISTRIBUTIONS[library]
     facts: dict[str, object] = {
         "library": f"{distribution} {version(distribution)}",
         "numpy": version("numpy"),
         "threads": threads or cores(),
         "machine": machine_name(),
     }
-    return facts if library == "llamacpp" else facts | {"torch": version("torch"), "device": device, "dtype": dtype}
+    if library == "transformers":
+        return facts | {"torch": version("torch"), "device": device, "dtype": dtype or "fp32"}
+    return facts | {"dtype": dtype or "bf16"} if library == "openvino" else facts
 
 
 def open_engine(
@@ -125,40 +159,37 @@ def open_engine(
     now_ms: Callable[[], int],
     library: Library | None = None,
     device: str = "cpu",
-    dtype: Dtype = "fp32",
+    dtype: Dtype | None = None,
     slots: int = 1,
     mode: Mode = "greedy",
     noise_logp_max: float | None = None,
     as_is: bool = False,
     threads: int | None = None,
 ) -> NativeEngine:
-    """Load a model, the embedded GGUF when `model` is None; unless `as_is`, in the weight type prepared for this machine.
+    """Load a model, the embedded GGUF when `model` is None; unless `as_is`, as it was prepared for this machine.
 
     Raises ModelError, UsageError.
     """
     from sds.models.catalog import embedded_model  # noqa: PLC0415
 
-    def opener(path: Path, fingerprint: str | None) -> Backend:
+    def opener(path: Path, runs: Library | None, fingerprint: str | None) -> Backend:
         return open_backend(
-            path,
-            library=library,
-            device=device,
-            dtype=dtype,
-            slots=slots,
-            threads=threads,
-            fingerprint=fingerprint,
+            path, library=runs, device=device, dtype=dtype, slots=slots, threads=threads, fingerprint=fingerprint
         )
 
     check_slots(slots, mode)
     with telling():
         path = model or embedded_model()
-        ran_by = _library_of(path, library)
-        itself = as_is or ran_by == "transformers"
-        opened = Opened(opener(path, None)) if itself else open_weights(path, opener, cache=model_cache())
+        asked = _library_of(path, library)
+        if as_is or asked == "transformers":
+            opened = Opened(opener(path, asked, None), asked)
+        else:
+            _check_processor(path, asked, device, dtype)
+            opened = open_weights(path, opener, cache=model_cache(), library=library)
     if noise_logp_max is None and 1 < slots <= opened.noise_slots:
         noise_logp_max = opened.noise_logp_max
     try:
-        runtime = runtime_facts(ran_by, device=device, dtype=dtype, threads=threads)
+        runtime = runtime_facts(opened.library, device=device, dtype=dtype, threads=threads)
         engine = NativeEngine(opened.backend, now_ms=now_ms, mode=mode, noise_logp_max=noise_logp_max, runtime=runtime)
     except BaseException:  # a chain opens it again and again: weights nobody drives may not stay in memory
         opened.backend.close()
@@ -185,7 +216,7 @@ def open_replicas(model: Path | None, *, replicas: int, now_ms: Callable[[], int
 
 def at_once(parallel: int, model: Path | None, library: Library | None) -> dict[str, int]:
     """Return the options for deciding so many at once: slots share the passes of a card or a batching library; llama.cpp
-    on a processor has nothing to share but its cores.
+    and OpenVINO on a processor have nothing to share but its cores.
     """
     library = library or (_library_of(model, None) if model else "llamacpp")
     if library == "transformers":

@@ -50,6 +50,39 @@ def test_several_claims_are_decided_at_once_and_the_record_says_how(
     assert {("exact", 1, 1)} == {(fact["mode"], fact["slots"], fact["threads"]) for fact in facts}
 
 
+def test_a_run_through_openvino_is_recorded_as_one_and_replayed_as_one(tiny_model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    alone = Shell(tmp_path)
+    options = ("--library", "openvino", "--dtype", "fp32", "--parallel", "2", "--model", str(tiny_model))
+    found = alone.json("run", "refund", "--limit", "3", "--json", *options)
+    assert (3, 0, 0, []) == tuple(
+        found[name] for name in ("decisions", "out_of_envelope", "double_payouts", "record_faults")
+    )
+    with closing(sqlite3.connect(tmp_path / "refund" / "decisions.db")) as record:
+        rows = record.execute("SELECT dfid, body FROM ledger WHERE kind = 'DECIDED'").fetchall()
+    asked = {dfid: facts for dfid, body in rows if (facts := json.loads(body).get("decoding"))}
+    assert {("openvino", "fp32", 1)} == {
+        (facts["library"].split()[0], facts["dtype"], facts["slots"]) for facts in asked.values()
+    }
+    assert alone.ok("replay", min(asked), "--model", str(tiny_model)).startswith("identical: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "mend"),
+    [
+        (("--device", "cuda"), "`device` is for the library transformers", "--library transformers"),
+        (("--dtype", "fp16"), "OpenVINO computes in bf16 or fp32 here", "--library transformers"),
+        (("--engine", "outlines"), "Outlines drives llama.cpp and transformers, not OpenVINO", "leave out --library"),
+        (("--model", "docs"), "OpenVINO runs GGUF files, no folder", "leave out --library"),
+    ],
+)
+def test_what_openvino_cannot_do_is_refused_with_its_mend(
+    shell: Shell, options: tuple[str, str], said: str, mend: str
+) -> None:
+    done = shell("doctor", "--library", "openvino", *options)
+    assert f"FAIL  model and mask: {said} ({mend})" in done.stdout
+
+
 def test_a_chain_decides_through_its_server_and_through_the_local_model_when_that_is_down(
     shell: Shell, report: Any, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from sds.models import prepare
 from sds.models.catalog import embedded_model
 from tests.cli.conftest import Shell
-from tests.models.preparing import flip, preparation
+from tests.models.preparing import OPENVINO_WINS, flip, in_openvino, preparation
 from tests.small_models import sentencepiece_gguf
 
 CHECKS = ["template", "bytes", "spelling", "mask", "decisions", "context", "evidence"]
@@ -114,6 +115,7 @@ def test_prepare_measures_once_keeps_the_fastest_and_says_why(tmp_path: Path) ->
     *types, why = shell.ok("models", "prepare", str(path)).splitlines()
     kept = next(line.split("  kept: ")[1] for line in types if "  kept: " in line)
     assert {"F32", "BF16", "F16", "Q8_0"} >= {line.split()[0] for line in types}
+    assert {"llama.cpp", "OpenVINO"} >= {line.split()[1] for line in types}
     assert 1 == sum("  kept: " in line for line in types)
     again = shell.ok("models", "prepare", str(path)).splitlines()
     assert [f"prepared on {again[0].split()[2].rstrip(':')}: {why}; kept: {kept}"] == again
@@ -128,7 +130,9 @@ def test_what_was_prepared_is_listed_shown_run_and_left_alone_when_asked(
     shell, source = Shell(tmp_path / "home"), tiny_path(1)
     found, _ = preparation(shell.cache / "models").run(source)
     sha12, made = found.record.source.sha256[:12], found.record.sha256[:12]
-    assert f"prepared  GGUF               {found.path}  (made from tiny-1.gguf@{sha12})" in shell.ok("models", "list")
+    assert f"prepared  GGUF               {found.path}  (made from tiny-1.gguf@{sha12}, for llama.cpp)" in shell.ok(
+        "models", "list"
+    )
     assert found.record.why in shell.ok("models", "show", str(source))
     assert f"this is tiny-1.gguf@{sha12} as BF16, made by" in shell.ok("models", "show", str(found.path))
     model = ("doctor", "--model", str(source))
@@ -139,3 +143,22 @@ def test_what_was_prepared_is_listed_shown_run_and_left_alone_when_asked(
     assert (0, True) == (done.returncode, f"model and mask: tiny-1.gguf@{sha12} answers" in done.stdout)
     damaged = f"the prepared weights `{found.path}` are damaged: the model runs as it is (sds models prepare)"
     assert [damaged] == done.stderr.splitlines()
+
+
+@in_openvino
+def test_what_was_prepared_for_openvino_is_listed_shown_and_run_so(
+    tmp_path: Path, tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "ROUNDS", 1)
+    monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
+    shell, source = Shell(tmp_path / "home"), tiny_path(1)
+    found, _ = preparation(shell.cache / "models", OPENVINO_WINS).run(source)
+    sha12, made = found.record.source.sha256[:12], found.record.sha256[:12]
+    listed = f"prepared  GGUF               {found.path}  (made from tiny-1.gguf@{sha12}, for OpenVINO)"
+    assert listed in shell.ok("models", "list").splitlines()
+    assert "as BF16, made by `sds models prepare` for OpenVINO" in shell.ok("models", "show", str(found.path))
+    doctor = shell.ok("doctor", "--model", str(source))
+    assert f"model and mask: tiny-1.gguf as BF16 through OpenVINO, made from {sha12}@{made} answers" in doctor
+    assert f", openvino {found.record.machine.openvino}" in doctor
+    named = shell.ok("doctor", "--model", str(source), "--library", "llamacpp")
+    assert f"model and mask: tiny-1.gguf as BF16, made from {sha12}@{made} answers" in named

@@ -28,7 +28,10 @@ class HashBackend:
     name, fingerprint, context_tokens_max, pass_tokens_max = "hash", "0" * 64, 10_000, 512
     vocab_size = len(PIECES)
 
-    def __init__(self, seed: int = 0, *, slots: int = 1, spread: float = 4.0, forks_max: int = 63) -> None:
+    def __init__(
+        self, seed: int = 0, *, slots: int = 1, spread: float = 4.0, forks_max: int = 63, ahead_tokens_max: int = 0
+    ) -> None:
+        self.ahead_tokens_max = ahead_tokens_max
         self.slots, self._seed, self._spread, self._forks_max = slots, seed, spread, forks_max
         self.held: dict[int, list[int]] = {slot: [] for slot in range(slots)}
         self.passes: list[list[Row]] = []

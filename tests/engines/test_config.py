@@ -30,6 +30,8 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
     assert ("box", "vllm", "http://10.0.0.5:8000/v1", "my-model") == (box.name, box.kind, box.url, box.model)
     assert (8000, 2000, "BOX_KEY") == (box.timeout_ms, box.cool_down_ms, box.api_key_env)
     assert ("transformers", "xgrammar", "bf16") == (middle.library, middle.backend, middle.dtype)
+    (other,) = parse_engines("engines:\n  - {name: a, kind: native, library: openvino, dtype: fp32, replicas: 2}\n")
+    assert ("openvino", "fp32", 2) == (other.library, other.dtype, other.replicas)
     assert ("here", "native", None, 10_000, 5_000) == (
         here.name,
         here.kind,
@@ -74,7 +76,27 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
         ),
         (
             "engines:\n  - {name: a, kind: native, dtype: bf16}\n",
-            "f.yaml:2: engines.0.dtype: `device` and `dtype` are for the library transformers",
+            "f.yaml:2: engines.0.dtype: `dtype` is for the libraries transformers and openvino",
+        ),
+        (
+            "engines:\n  - {name: a, kind: native, library: openvino, device: cuda}\n",
+            "f.yaml:2: engines.0.device: `device` is for the library transformers",
+        ),
+        (
+            "engines:\n  - {name: a, kind: native, library: openvino, dtype: fp16}\n",
+            "f.yaml:2: engines.0.dtype: OpenVINO computes in bf16 or fp32 here",
+        ),
+        (
+            "engines:\n  - {name: a, kind: native, library: openvino, model: docs}\n",
+            "f.yaml:2: engines.0.library: OpenVINO runs GGUF files, no folder",
+        ),
+        (
+            "engines:\n  - {name: a, kind: outlines, library: openvino}\n",
+            "f.yaml:2: engines.0.library: Outlines drives llama.cpp and transformers, not OpenVINO",
+        ),
+        (
+            "engines:\n  - {name: a, kind: native, library: openvino, slots: 2, replicas: 2}\n",
+            "f.yaml:2: engines.0.replicas: `replicas` are engines of llama.cpp or OpenVINO with one slot each",
         ),
         (
             "engines:\n  - {name: a, kind: outlines, slots: 2}\n",
@@ -86,11 +108,11 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
         ),
         (
             "engines:\n  - {name: a, kind: native, slots: 2, replicas: 2}\n",
-            "f.yaml:2: engines.0.replicas: `replicas` are engines of llama.cpp with one slot each",
+            "f.yaml:2: engines.0.replicas: `replicas` are engines of llama.cpp or OpenVINO with one slot each",
         ),
         (
             "engines:\n  - {name: a, kind: native, library: transformers, replicas: 2}\n",
-            "f.yaml:2: engines.0.replicas: `replicas` are engines of llama.cpp with one slot each",
+            "f.yaml:2: engines.0.replicas: `replicas` are engines of llama.cpp or OpenVINO with one slot each",
         ),
         ("engines:\n  - {name: a, kind: native, replicas: 65}\n", "f.yaml:2: engines.0.replicas: must be at most 64"),
         ("engines:\n  - {name: a, kind: native, slots: 0}\n", "f.yaml:2: engines.0.slots: must be at least 1"),

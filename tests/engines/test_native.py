@@ -153,3 +153,5 @@ def test_what_runs_a_checkpoint_is_told_with_device_and_type() -> None:
     facts = runtime_facts("transformers", device="cuda:0", dtype="bf16")
     assert ("cuda:0", "bf16") == (facts["device"], facts["dtype"])
     assert str(facts["library"]).startswith("transformers 5.")
+    assert "fp32" == runtime_facts("transformers")["dtype"]
+    assert "dtype" not in runtime_facts("llamacpp")

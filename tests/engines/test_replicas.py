@@ -49,6 +49,22 @@ def test_many_threads_get_bit_for_bit_what_one_engine_decides_alone(
     assert {(1, 1)} == {(decoding.facts["slots"], decoding.facts["threads"]) for _, decoding in found}
 
 
+def test_openvino_has_replicas_and_they_decide_as_one_does_alone(
+    world: World, tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openvino")
+    monkeypatch.setenv("SDS_THREADS", "2")
+    how: dict[str, Any] = {"now_ms": running_ms, "library": "openvino", "dtype": "fp32"}
+    asked = packets(world, scale(12, 120))
+    with closing(open_engine(tiny_path(1), threads=1, **how)) as one:
+        expected = [one.propose(packet, tokens_max=TOKENS) for packet in asked]
+    with closing(open_replicas(tiny_path(1), replicas=2, **how)) as engine, ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda packet: engine.propose(packet, tokens_max=TOKENS), asked))
+    for (data, before), (again, after) in zip(expected, found, strict=True):
+        assert (data, before.alternatives, before.facts) == (again, after.alternatives, after.facts)
+    assert {("fp32", 1)} == {(decoding.facts["dtype"], decoding.facts["threads"]) for _, decoding in found}
+
+
 def test_the_weights_are_in_memory_once(
     tiny_path: Callable[[int], Path], engine: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +163,7 @@ def test_how_to_decide_several_at_once_depends_on_the_library(
 ) -> None:
     monkeypatch.setenv("SDS_THREADS", "4")
     assert {"replicas": 4} == at_once(16, None, None)
-    assert {"replicas": 3} == at_once(3, None, "llamacpp")
+    assert {"replicas": 3} == at_once(3, None, "llamacpp") == at_once(3, None, "openvino")
     assert {"slots": 16} == at_once(16, tiny_folder(1), None) == at_once(16, None, "transformers")
 
 

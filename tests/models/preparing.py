@@ -12,45 +12,61 @@ import pytest
 
 from sds.models import prepare
 from sds.models.measuring import DECISIONS
-from sds.models.prepare import Preparation
+from sds.models.prepare import Log, Preparation
+from sds.models.protocol import BackendError
 from tests.model_fixtures import TINY_THREADS
 
+
+def _runs_bf16() -> bool:
+    try:
+        from sds.models.openvino import computes_in_bf16
+    except BackendError:
+        return False
+    return computes_in_bf16()
+
+
+in_openvino = pytest.mark.skipif(not _runs_bf16(), reason="no OpenVINO, or a processor that does not compute in BF16")
 TODAY = "2026-11-22"
 OTHER_DAY = "2026-11-23"
 
 
 def clock(**durations_s: float) -> Callable[[], float]:
-    """A clock in whose time each weight type takes what is said; `own` is the source's."""
+    """In the order of measuring: a clock in whose time each weight type takes what is said; `own` is the source's, `openvino` BF16 through it."""
 
     def readings() -> Iterator[float]:
         now = 0.0
         for _ in range(prepare.ROUNDS):
-            for name in ("own", "BF16", "F16", "Q8_0"):
+            for duration_s in durations_s.values():
                 for _ in range(1 + DECISIONS):
                     yield now
-                    now += durations_s[name]
+                    now += duration_s
                     yield now
 
     return readings().__next__
 
 
 BF16_WINS = {"own": 3.0, "BF16": 1.0, "F16": 2.0, "Q8_0": 2.5}
+OPENVINO_WINS = {**BF16_WINS, "openvino": 0.5}
 
 
-def preparation(cache: Path, durations_s: Mapping[str, float] = BF16_WINS, *, today: str = TODAY) -> Preparation:
+def preparation(
+    cache: Path, durations_s: Mapping[str, float] = BF16_WINS, *, today: str = TODAY, log: Log = lambda _: None
+) -> Preparation:
     return Preparation(
         cache=cache,
         threads=TINY_THREADS,
         today=today,
         clock_s=clock(**durations_s),
         sleep=lambda _: pytest.fail("nobody else is preparing"),
-        log=lambda _: None,
+        log=log,
+        libraries=("llamacpp", "openvino") if "openvino" in durations_s else ("llamacpp",),
     )
 
 
-def changed(cache: Path, **facts: Any) -> None:
+def changed(cache: Path, *, without: str = "", **facts: Any) -> None:
     (path,) = cache.glob("*.json")
-    path.write_text(json.dumps({**json.loads(path.read_bytes()), **facts}))
+    record = {**json.loads(path.read_bytes()), **facts}
+    path.write_text(json.dumps({name: fact for name, fact in record.items() if name != without}))
 
 
 def weights(cache: Path) -> Path:

@@ -29,7 +29,7 @@ from tests.small_models import sentencepiece_gguf
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of what is kept, not of what is measured."""
     monkeypatch.setattr(prepare, "ROUNDS", 1)
-    monkeypatch.setattr(prepare, "noise_logp", lambda _path, _threads: None)
+    monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_where_the_source_is_the_fastest_it_is_run_itself(tiny_path: Callable[[i
 def candidate(tmp_path: Path, name: str, ms: float, kl: float, size: int) -> Candidate:
     path = tmp_path / name
     path.write_bytes(b"x" * size)
-    return Candidate(name, path, kl, [ms])
+    return Candidate(name, path, kl_mean=kl, times_ms=[ms])
 
 
 @pytest.mark.parametrize(

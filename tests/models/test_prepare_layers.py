@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from sds.models.catalog import embedded_model, prepared
 from sds.models.llama import LlamaBackend
 from sds.models.protocol import BackendError
 from tests.model_fixtures import TINY_THREADS
-from tests.models.preparing import preparation
+from tests.models.preparing import OPENVINO_WINS, in_openvino, preparation
 
 
 @pytest.mark.parametrize("layers", [0, 2, 3])
@@ -62,6 +63,21 @@ def test_a_model_without_its_upper_layers_gives_the_hidden_state_there(
     expected = state_after(tiny_folder(1), tokens, 1)
     assert cosine(expected, state_of(found.path, tokens)) > 0.999
     assert cosine(expected, state_of(tiny_path(1), tokens)) < 0.999
+
+
+@in_openvino
+def test_it_may_be_the_fastest_in_openvino_and_gives_the_same_state_there(
+    tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sds.models.openvino import OpenvinoBackend
+
+    monkeypatch.setattr(prepare, "ROUNDS", 1)
+    monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
+    found, _ = preparation(tmp_path, OPENVINO_WINS).run(tiny_path(1), layers=1)
+    assert found.name.startswith("tiny-1.gguf as BF16 through OpenVINO, 1 layers, made from ")
+    with closing(OpenvinoBackend(found.path, threads=TINY_THREADS)) as backend:
+        state = backend.hidden([[5, 900, 17, 31_000, 44]])
+    assert cosine(state_of(found.path, [5, 900, 17, 31_000, 44]), state) > 0.999
 
 
 def test_the_embedded_model_cut_at_its_twelfth_layer_says_what_transformers_says_there(

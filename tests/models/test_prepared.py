@@ -19,7 +19,7 @@ from sds.models import catalog, gguf, llama
 from sds.models.catalog import Prepared, prepared
 from sds.models.llama import LlamaBackend
 from sds.models.measuring import NOISE_SLOTS
-from sds.models.protocol import BackendError
+from sds.models.protocol import BackendError, Library
 from sds.replay import opener, replay
 from tests.model_fixtures import TINY_THREADS
 from tests.models.preparing import changed, flip, weights
@@ -35,15 +35,20 @@ def another_models(cache: Path) -> None:
     sentencepiece_gguf(weights(cache))
 
 
-MACHINE = {"cpu": "Z80", "features": "", "cores": 1, "llama_cpp_python": "0.0.1"}
+MACHINE = {"cpu": "Z80", "features": "", "cores": 1, "llama_cpp_python": "0.0.1", "openvino": None}
 FAULTS: list[tuple[str, Callable[[Path], Any], str]] = [
     ("gone", lambda cache: weights(cache).unlink(), "are gone"),
     ("cut off", cut_off, "are damaged"),
     ("one bit", flip, "are damaged"),
     ("another model's", another_models, "are damaged"),
-    ("another machine", lambda cache: changed(cache, machine=MACHINE), "measured on another machine or library"),
+    (
+        "another machine",
+        lambda cache: changed(cache, machine=MACHINE),
+        "measured on another machine or with other libraries",
+    ),
     ("no JSON", lambda cache: next(cache.glob("*.json")).write_text("{"), "is no record of prepared weights"),
     ("no sizes", lambda cache: changed(cache, bytes=None), "is no record of prepared weights"),
+    ("an older program's", lambda cache: changed(cache, without="library"), "or another version's"),
     ("elsewhere", lambda cache: changed(cache, file="../x.gguf"), "is no record of prepared weights"),
     ("too long", lambda cache: changed(cache, why="x" * 70_000), "too long"),
     (
@@ -123,7 +128,7 @@ def test_weights_that_do_not_load_give_way_to_the_source(copied: tuple[Path, Pat
     source, cache = copied
     opened = list[Path]()
 
-    def opener(path: Path, fingerprint: str | None) -> LlamaBackend:
+    def opener(path: Path, _: Library | None, fingerprint: str | None) -> LlamaBackend:
         opened.append(path)
         if path != source:
             raise BackendError("no memory for a context of 4096 tokens")
@@ -143,7 +148,7 @@ def test_every_file_is_read_through_once_at_the_start(
     hashed, really = list[Path](), gguf.gguf_fingerprint
     for module in (gguf, llama):
         monkeypatch.setattr(module, "gguf_fingerprint", lambda path: hashed.append(path) or really(path))
-    found = open_weights(source, lambda path, known: open_backend(path, fingerprint=known), cache=cache)
+    found = open_weights(source, lambda path, _, known: open_backend(path, fingerprint=known), cache=cache)
     found.backend.close()
     assert [source, weights(cache)] == hashed
     assert really(weights(cache)) == found.backend.fingerprint
@@ -153,7 +158,7 @@ def test_what_company_does_with_these_weights_comes_along(
     copied: tuple[Path, Path], kept: tuple[Path, Path, Prepared]
 ) -> None:
     source, cache = copied
-    found = open_weights(source, lambda path, _: LlamaBackend(path, threads=TINY_THREADS), cache=cache)
+    found = open_weights(source, lambda path, *_: LlamaBackend(path, threads=TINY_THREADS), cache=cache)
     found.backend.close()
     assert (kept[2].record.shape_noise_logp_max, NOISE_SLOTS) == (found.noise_logp_max, found.noise_slots)
 

@@ -1,0 +1,58 @@
+"""Who is compared in `sds bench peers` and `sds bench throughput`, and how each is started."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from sds.benchmarks.peer_process import PeerProcess
+from sds.models.catalog import GgufLibrary
+
+START_TIMEOUT_S = 300.0
+OVERLAYS = Path(".peers")
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One engine: the module that drives it and what that is told. `overlay`: whose other versions it needs."""
+
+    name: str
+    module: str
+    options: tuple[str, ...] = ()
+    overlay: str = ""
+
+    @property
+    def is_ours(self) -> bool:
+        """Ours is given the packet itself, and makes of it what the others are handed."""
+        return self.module == _OURS
+
+    def start(self, opened: ExitStack, model: Path, threads: int, *, log: Path, overlays: Path) -> PeerProcess:
+        """Start a process of its own and wait until its model is loaded; `opened` ends it."""
+        arguments = [str(model), str(threads), *self.options]
+        overlay = overlays / self.overlay if self.overlay else None
+        process = PeerProcess(self.module, arguments, log=log, overlay=overlay, timeout_s=START_TIMEOUT_S)
+        opened.callback(process.close)
+        return process
+
+
+_DRIVERS = "sds.benchmarks.peer_drivers"
+_OURS = f"{_DRIVERS}.ours"
+PEERS = (
+    Contender("guidance-llamacpp", f"{_DRIVERS}.guidance_llamacpp", overlay="guidance"),
+    Contender("openvino-genai", f"{_DRIVERS}.openvino_genai", overlay="openvino"),
+    Contender("llamacpp-grammar", f"{_DRIVERS}.llamacpp_grammar"),
+    Contender("llamacpp-server", f"{_DRIVERS}.llamacpp_server"),
+    Contender("outlines-llamacpp", f"{_DRIVERS}.outlines_llamacpp", ("outlines_core",)),
+    Contender("outlines-llamacpp-llguidance", f"{_DRIVERS}.outlines_llamacpp", ("llguidance",)),
+    Contender("outlines-transformers", f"{_DRIVERS}.on_transformers", ("outlines_core",)),
+    Contender("outlines-transformers-llguidance", f"{_DRIVERS}.on_transformers", ("llguidance",)),
+    Contender("xgrammar-transformers", f"{_DRIVERS}.on_transformers", ("xgrammar",)),
+    Contender("lm-format-enforcer-transformers", f"{_DRIVERS}.on_transformers", ("lm-format-enforcer",)),
+)
+
+
+def ours_on(library: GgufLibrary) -> tuple[Contender, ...]:
+    """Return ours on its library, and where this is not llama.cpp, which most peers run on, ours on llama.cpp, too."""
+    ours = Contender("ours", _OURS, (library,))
+    return (ours,) if library == "llamacpp" else (ours, Contender("ours-llamacpp", _OURS, ("llamacpp",)))

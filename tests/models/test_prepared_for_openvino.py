@@ -1,0 +1,192 @@
+"""OpenVINO is measured beside llama.cpp on the same BF16 weights; where it is the faster one, decisions run in it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sds.engines import opening
+from sds.engines.native import NativeEngine
+from sds.engines.opening import library_of_record, open_backend, open_engine, open_weights, runtime_facts
+from sds.home import now_ms
+from sds.kernel.store import Store
+from sds.models import prepare
+from sds.models.catalog import Prepared, fingerprint, prepared
+from sds.models.llama import LlamaBackend
+from sds.models.protocol import BackendError
+from sds.replay import Replay, opener, replay
+from tests.models.preparing import OPENVINO_WINS, changed, in_openvino, preparation, weights
+from tests.replays import GATE, record
+
+
+@pytest.fixture
+def installed(
+    kept_for_openvino: tuple[Path, Path, Prepared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, Path]:
+    """A source, and where the program looks for what was prepared of it."""
+    source, cache, _ = kept_for_openvino
+    monkeypatch.setenv("SDS_THREADS", "1")
+    monkeypatch.setenv("SDS_CACHE", str(tmp_path / "cache"))
+    return source, shutil.copytree(cache, tmp_path / "cache" / "models")
+
+
+@pytest.fixture
+def uninstalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "sds.models.openvino", raising=False)
+    monkeypatch.setitem(sys.modules, "openvino", None)
+
+
+@in_openvino
+def test_it_runs_the_very_file_that_llama_cpp_runs(kept_for_openvino: tuple[Path, Path, Prepared]) -> None:
+    source, cache, found = kept_for_openvino
+    sha12 = fingerprint(source)[:12]
+    assert f"tiny-1.gguf as BF16 through OpenVINO, made from {sha12}" == found.name
+    assert ("openvino", [cache / f"{sha12}-BF16.gguf"]) == (found.record.library, list(cache.glob("*.gguf")))
+    assert found == prepared(source, cache)
+    why = "BF16 through OpenVINO takes 500.0 ms for a decision's passes, own type 3000.0 (6.0x), and is "
+    assert found.record.why.startswith(why)
+
+
+@in_openvino
+def test_it_is_measured_as_each_weight_type_is(kept_for_openvino: tuple[Path, Path, Prepared]) -> None:
+    record = kept_for_openvino[2].record
+    named = [("llamacpp", name) for name in ("own type", "BF16", "F16", "Q8_0")]
+    assert [*named, ("openvino", "BF16")] == [(each.library, each.type) for each in record.measured]
+    bf16, through = record.measured[1], record.measured[4]
+    assert (bf16.bytes, bf16.decisions) == (through.bytes, through.decisions)
+    assert 0 < through.kl_mean < prepare.KL_MAX
+    assert bf16.kl_mean != through.kl_mean
+
+
+@in_openvino
+def test_weights_that_are_bf16_already_are_run_from_their_own_file(
+    kept_for_openvino: tuple[Path, Path, Prepared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "ROUNDS", 1)
+    monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
+    source = shutil.copy(weights(kept_for_openvino[1]), tmp_path / "mine.gguf")
+    durations = {name: took for name, took in OPENVINO_WINS.items() if name != "BF16"}
+    found, _ = preparation(tmp_path / "cache", durations).run(source)
+    assert (source, "mine.gguf through OpenVINO", None) == (found.path, found.name, found.record.file)
+    assert found.record.why.startswith("BF16 through OpenVINO takes 500.0 ms for a decision's passes, BF16 3000.0 ")
+
+
+@pytest.mark.usefixtures("uninstalled")
+def test_where_it_is_not_installed_one_line_says_so(
+    tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "ROUNDS", 1)
+    lines: list[str] = []
+    found, _ = preparation(tmp_path, {**OPENVINO_WINS, "BF16": 0.2}, log=lines.append).run(tiny_path(1))
+    assert ("BF16", "llamacpp", 4) == (found.record.type, found.record.library, len(found.record.measured))
+    missing = "OpenVINO is not installed (pip install 'sovereign-decision-stream[openvino]')"
+    assert [f"OpenVINO is not measured: {missing}"] == [line for line in lines if "OpenVINO" in line]
+
+
+def facts_of(engine: NativeEngine) -> dict[str, Any]:
+    with closing(engine):
+        return engine._facts
+
+
+@in_openvino
+def test_an_engine_runs_what_was_prepared_in_the_library_it_was_prepared_for(installed: tuple[Path, Path]) -> None:
+    source, cache = installed
+    engine = open_engine(source, now_ms=lambda: 0)
+    facts = facts_of(engine)
+    sha12, made = fingerprint(source)[:12], fingerprint(weights(cache))
+    assert f"tiny-1.gguf as BF16 through OpenVINO, made from {sha12}@{made[:12]}" == engine.model
+    assert ((), made, "bf16", 1) == (engine.notices, facts["weights"], facts["dtype"], facts["threads"])
+    assert facts["library"].startswith("openvino 20")
+
+
+@in_openvino
+def test_another_library_runs_the_same_weights_when_it_is_named(installed: tuple[Path, Path]) -> None:
+    source, cache = installed
+    engine = open_engine(source, now_ms=lambda: 0, library="llamacpp")
+    facts = facts_of(engine)
+    made = fingerprint(weights(cache))
+    assert f"tiny-1.gguf as BF16, made from {fingerprint(source)[:12]}@{made[:12]}" == engine.model
+    assert facts["library"].startswith("llama-cpp-python ")
+    assert "dtype" not in facts
+    itself = open_engine(source, now_ms=lambda: 0, as_is=True)
+    assert facts_of(itself)["library"].startswith("llama-cpp-python ")
+
+
+@in_openvino
+def test_what_company_does_comes_along_only_for_the_library_it_was_measured_in(installed: tuple[Path, Path]) -> None:
+    source, cache = installed
+    changed(cache, shape_noise_logp_max=0.125)
+    found = [
+        open_weights(source, lambda path, *_: LlamaBackend(path, threads=1), cache=cache, library=library)
+        for library in (None, "llamacpp")
+    ]
+    for one in found:
+        one.backend.close()
+    told = [(one.library, one.noise_logp_max, one.noise_slots) for one in found]
+    assert [("openvino", 0.125, 16), ("llamacpp", None, 0)] == told
+
+
+@in_openvino
+@pytest.mark.usefixtures("uninstalled")
+def test_where_it_cannot_be_opened_any_more_the_file_itself_runs_in_llama_cpp(installed: tuple[Path, Path]) -> None:
+    source, _ = installed
+    engine = open_engine(source, now_ms=lambda: 0)
+    assert facts_of(engine)["library"].startswith("llama-cpp-python ")
+    assert f"tiny-1.gguf@{fingerprint(source)[:12]}" == engine.model
+    assert (
+        "OpenVINO is not installed: the model runs as it is (pip install 'sovereign-decision-stream[openvino]')",
+    ) == (engine.notices)
+
+
+def replayed(home: Path, source: Path, dfid: str) -> Replay:
+    with closing(Store(home / GATE / "decisions.db")) as store:
+        return replay(store, dfid, open_it=opener(source, now_ms=now_ms), now_ms=now_ms)
+
+
+@in_openvino
+def test_a_decision_is_replayed_in_the_library_that_decided_it(
+    installed: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, cache = installed
+    (first,) = record(tmp_path, model=source, events=1)
+    changed(cache, library="llamacpp")
+    _, second = record(tmp_path, model=source, events=2)
+    found = [replayed(tmp_path, source, dfid) for dfid in (first, second)]
+    assert [(True, ()), (True, ())] == [(one.identical, one.circumstances) for one in found]
+    monkeypatch.setattr(opening, "version", lambda _: "2027.1")
+    (library, *_) = replayed(tmp_path, source, first).circumstances
+    assert ("library", "openvino 2027.1") == (library.name, library.replayed)
+    assert str(library.recorded).startswith("openvino 2026.")
+
+
+def test_every_library_is_found_again_in_the_facts_it_leaves() -> None:
+    named = ("llamacpp", "transformers", "openvino")
+    assert list(named) == [library_of_record(json.loads(json.dumps(runtime_facts(name)))) for name in named]
+    assert library_of_record({}) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"device": "cuda"}, "OpenVINO takes no device here"),
+        ({"dtype": "fp16"}, "OpenVINO does not compute in fp16 here"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_in_one_line(
+    tiny_path: Callable[[int], Path], asked: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(BackendError) as refused:
+        open_backend(tiny_path(1), library="openvino", **asked)
+    assert said == str(refused.value)
+
+
+def test_a_folder_is_refused_in_one_line(tiny_folder: Callable[[int], Path]) -> None:
+    with pytest.raises(BackendError, match="is a folder: OpenVINO runs GGUF files here"):
+        open_backend(tiny_folder(1), library="openvino")
