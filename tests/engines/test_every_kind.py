@@ -29,6 +29,7 @@ from tests.kernel.durable import World, contract
 LOCAL: tuple[tuple[Kind, str], ...] = (
     ("native", "llamacpp"),
     ("native", "transformers"),
+    ("native", "openvino"),
     ("outlines", "llamacpp"),
     ("outlines", "transformers"),
 )
@@ -43,7 +44,11 @@ def spec_of(tiny_path: Callable[[int], Path], tiny_folder: Callable[[int], Path]
     def make(kind: Kind, library: str) -> EngineSpec:
         model = tiny_folder(1) if library == "transformers" else tiny_path(1)
         return EngineSpec(
-            name="here", kind=kind, model=str(model), backend="llguidance" if kind == "outlines" else None
+            name="here",
+            kind=kind,
+            model=str(model),
+            library=library,
+            backend="llguidance" if kind == "outlines" else None,
         )
 
     return make
