@@ -48,14 +48,18 @@ def test_an_injected_claim_changes_nothing_of_what_may_be_decided(embedded: Llam
     assert refund_envelope().contains(decided(embedded, refund_envelope(), prompt).data)
 
 
+@pytest.mark.parametrize("which", ["embedded", "tiny_vino"])
 @pytest.mark.parametrize("mode", ["greedy", "exact"])
-def test_equal_prompts_give_equal_results_whatever_was_decided_in_between(mode: Mode, embedded: LlamaBackend):
-    first = refund_prompt(embedded, "The flight was cancelled.")
-    expected = decided(embedded, refund_envelope(), first, mode)
-    longer = refund_prompt(embedded, "Another one, much longer than the first, ending late.")
+def test_equal_prompts_give_equal_results_whatever_was_decided_in_between(
+    mode: Mode, which: str, request: pytest.FixtureRequest
+):
+    backend: Backend = request.getfixturevalue(which)
+    first = refund_prompt(backend, "The flight was cancelled.")
+    expected = decided(backend, refund_envelope(), first, mode)
+    longer = refund_prompt(backend, "Another one, much longer than the first, ending late.")
     for between in ("exact", "greedy"):
-        decided(embedded, refund_envelope(), longer, between)
-    assert expected == decided(embedded, refund_envelope(), first, mode)
+        decided(backend, refund_envelope(), longer, between)
+    assert expected == decided(backend, refund_envelope(), first, mode)
 
 
 def test_where_nothing_is_open_the_model_is_not_asked(embedded: LlamaBackend):

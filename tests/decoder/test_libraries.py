@@ -1,4 +1,4 @@
-"""Two libraries on the same weights decide the same, or their own rounding explains why not."""
+"""Several libraries on the same weights decide the same, or their own rounding explains why not."""
 
 from __future__ import annotations
 
@@ -70,13 +70,21 @@ def unexplained(pairs: list[tuple[Choice, Choice]]) -> Iterator[tuple[str, str, 
                 yield mine, theirs, preferred
 
 
-@pytest.mark.timeout(3600)
-def test_llama_cpp_and_transformers_decide_the_same_on_real_packets(
-    own_gguf: Path, own_hf: Backend, packets: list[DecisionPacket]
-):
+@pytest.fixture(scope="module")
+def of_llama_cpp(own_gguf: Path, packets: list[DecisionPacket]) -> list[Choice]:
     llama = LlamaBackend(own_gguf, threads=TINY_THREADS)
-    pairs = [(choice_of(llama, packet), choice_of(own_hf, packet)) for packet in packets]
+    choices = [choice_of(llama, packet) for packet in packets]
     llama.close()
+    return choices
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("which", ["own_hf", "own_vino"])
+def test_llama_cpp_and_another_library_decide_the_same_on_real_packets(
+    which: str, of_llama_cpp: list[Choice], packets: list[DecisionPacket], request: pytest.FixtureRequest
+):
+    other: Backend = request.getfixturevalue(which)
+    pairs = [(mine, choice_of(other, packet)) for mine, packet in zip(of_llama_cpp, packets, strict=True)]
     differ = sum(mine[0] != theirs[0] for mine, theirs in pairs)
     actions = sorted({mine[0] for mine, _ in pairs})
     print(f"{len(pairs)} packets, actions {actions}, {differ} differ, noise {noise_of(pairs):.4f}")
@@ -100,8 +108,10 @@ def test_a_difference_beyond_the_noise_is_not_explained(theirs: Shares, expected
     assert expected == len(list(unexplained([SAME, (mine, ("DENY", theirs))])))
 
 
-def test_both_libraries_give_the_same_walks(tiny: LlamaBackend, tiny_hf: Backend):
-    ours, theirs = (Planner(backend).walk(refund_envelope(), CONTEXT_REF) for backend in (tiny, tiny_hf))
+@pytest.mark.parametrize("which", ["tiny_hf", "tiny_vino"])
+def test_all_libraries_give_the_same_walks(which: str, tiny: LlamaBackend, request: pytest.FixtureRequest):
+    backends: tuple[Backend, ...] = tiny, request.getfixturevalue(which)
+    ours, theirs = (Planner(backend).walk(refund_envelope(), CONTEXT_REF) for backend in backends)
     assert ours.forced() == theirs.forced()
     while not ours.finished:
         permitted = ours.fork().tokens

@@ -71,9 +71,13 @@ def packets(tmp_path_factory: pytest.TempPathFactory) -> list[DecisionPacket]:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", MODES)
-def test_transformers_decides_real_packets_as_the_reference(mode: Mode, own_hf: Backend, packets: list[DecisionPacket]):
+@pytest.mark.parametrize("which", ["own_hf", "own_vino"])
+def test_in_single_precision_real_packets_are_decided_as_by_the_reference(
+    which: str, mode: Mode, packets: list[DecisionPacket], request: pytest.FixtureRequest
+):
+    backend: Backend = request.getfixturevalue(which)
     for packet in packets:
-        decoded, slow = both(own_hf, packet.envelope, mode, prompt_sections(own_hf, *packet.texts))
+        decoded, slow = both(backend, packet.envelope, mode, prompt_sections(backend, *packet.texts))
         assert_equal(decoded, slow, 1e-3)
 
 

@@ -29,6 +29,7 @@ from tests.kernel.durable import World, contract
 LOCAL: tuple[tuple[Kind, str], ...] = (
     ("native", "llamacpp"),
     ("native", "transformers"),
+    ("native", "openvino"),
     ("outlines", "llamacpp"),
     ("outlines", "transformers"),
 )
@@ -43,7 +44,12 @@ def spec_of(tiny_path: Callable[[int], Path], tiny_folder: Callable[[int], Path]
     def make(kind: Kind, library: str) -> EngineSpec:
         model = tiny_folder(1) if library == "transformers" else tiny_path(1)
         return EngineSpec(
-            name="here", kind=kind, model=str(model), backend="llguidance" if kind == "outlines" else None
+            name="here",
+            kind=kind,
+            model=str(model),
+            library=library,
+            dtype="fp32" if library == "openvino" else None,
+            backend="llguidance" if kind == "outlines" else None,
         )
 
     return make
@@ -89,9 +95,9 @@ def test_a_local_engine_whose_mask_is_dead_does_not_open(
 
 def closings(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Return a list that grows by each model that is closed."""
-    from sds.models.hf import HfBackend
     from sds.models.llama import LlamaBackend
     from sds.models.outlines_llamacpp import DrivenLlama
+    from sds.models.seats import SeatedBackend
 
     closed: list[object] = []
 
@@ -102,7 +108,7 @@ def closings(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
         return close
 
-    for owner in (LlamaBackend, HfBackend, DrivenLlama):
+    for owner in (LlamaBackend, SeatedBackend, DrivenLlama):
         monkeypatch.setattr(owner, "close", counted(owner.close))
     return closed
 
@@ -176,8 +182,8 @@ def test_a_mask_that_raises_while_a_local_model_decides_escalates(
     assert decide(world, engine, "C2").outcome in ("ACCEPTED", "ESCALATED")
 
 
-@pytest.mark.parametrize("library", ["llamacpp", "transformers"])
-def test_logits_that_are_no_numbers_escalate_with_both_libraries(
+@pytest.mark.parametrize("library", ["llamacpp", "transformers", "openvino"])
+def test_logits_that_are_no_numbers_escalate_with_every_library(
     library: str, local: Callable[[Kind, str], Engine], world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = local("native", library)

@@ -61,6 +61,16 @@ def test_random_walks_through_the_cache_leave_no_trace(backend: Backend):
         assert np.array_equal(expected.setdefault(order, logits), logits), order
 
 
+def test_a_section_longer_than_a_call_is_cut_the_same_way_every_time(backend: Backend):
+    long, short = sections_of(6, 1100, 5)
+    backend.begin([])
+    backend.begin([long, short])
+    expected = backend.step([20])
+    backend.begin([long])
+    backend.begin([long, short])
+    assert np.array_equal(expected, backend.step([20]))
+
+
 def test_logits_have_one_entry_for_each_token(backend: Backend):
     backend.begin([])
     logits = backend.step([20])

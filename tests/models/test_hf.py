@@ -86,16 +86,6 @@ def test_every_type_gives_bit_equal_logits_whatever_was_cached(dtype: str, folde
     backend.close()
 
 
-def test_a_section_longer_than_a_batch_is_cut_the_same_way_every_time(tiny_hf: Backend):
-    long, short = sections_of(6, 1100, 5)
-    tiny_hf.begin([])
-    tiny_hf.begin([long, short])
-    expected = tiny_hf.step([20])
-    tiny_hf.begin([long])
-    tiny_hf.begin([long, short])
-    assert np.array_equal(expected, tiny_hf.step([20]))
-
-
 def test_a_model_whose_cache_cannot_be_cut_back_reads_from_the_beginning(folder: Path):
     """A sliding window forgets what a cut would have to bring back."""
     config = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 16, "head_dim": 32}

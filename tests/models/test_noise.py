@@ -60,6 +60,14 @@ def test_it_takes_some_forty_passes(single: MovedByCompany, monkeypatch: pytest.
     assert single.pass_tokens_max >= max(lengths) > 50
 
 
+def test_in_single_precision_openvino_shows_company_in_the_last_digits_only(tiny_path: Callable[[int], Path]):
+    from sds.models.openvino import OpenvinoBackend
+
+    backend = OpenvinoBackend(tiny_path(1), dtype="fp32", slots=3, n_ctx=512, threads=TINY_THREADS)
+    assert shape_noise(backend) < 1e-3
+    backend.close()
+
+
 @pytest.mark.parametrize("by_place", [False, True])
 def test_a_planted_difference_is_found(by_place: bool, single: MovedByCompany):
     single.by_place = by_place

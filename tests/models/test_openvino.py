@@ -1,0 +1,269 @@
+"""What is particular to OpenVINO: the same numbers as the other libraries, and weights that several backends share."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+from gguf.quants import dequantize, quantize
+
+from sds.models.llama import LlamaBackend
+from sds.models.openvino import OpenvinoBackend, computes_in_bf16
+from sds.models.protocol import Backend, BackendError, Dtype, Replicable, Row
+from tests.hostile import Vocabulary, tiny_checkpoint
+from tests.llama_gguf import CONTEXT, PIECES, Sizes, llama_gguf, random_tensors
+from tests.model_fixtures import TINY_THREADS
+from tests.models.test_backends import sections_of
+
+NOISE = 0.02  # of how far logits lie apart: llama.cpp keeps keys and values in half precision; another model moves 1
+BF16_NOISE = 0.1
+DTYPES = [
+    "fp32",
+    pytest.param("bf16", marks=pytest.mark.skipif(not computes_in_bf16(), reason="no BF16 in this processor")),
+]
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., OpenvinoBackend]]:
+    backends: list[OpenvinoBackend] = []
+
+    def open_one(path: Path, *, dtype: Dtype = "fp32", **options: Any) -> OpenvinoBackend:
+        backends.append(OpenvinoBackend(path, dtype=dtype, threads=TINY_THREADS, **options))
+        return backends[-1]
+
+    yield open_one
+    for backend in backends:
+        backend.close()
+
+
+def answers(backend: Backend, seed: int = 3) -> np.ndarray:
+    """Return the logits after the last tokens of a prompt of two sections, [5, vocab_size]."""
+    rng = np.random.default_rng(seed)
+    first, second, last = ([int(token) for token in rng.integers(3, len(PIECES), n)] for n in (40, 25, 5))
+    backend.begin([first, second])
+    return backend.run([Row(0, last, 5)])[0]
+
+
+def farthest(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.abs(one - other).max())
+
+
+def noise(expected: np.ndarray, found: np.ndarray) -> float:
+    return farthest(expected, found) / float(expected.std())
+
+
+def test_logits_are_those_of_transformers(tiny_vino: Backend, tiny_hf: Backend):
+    assert farthest(answers(tiny_hf), answers(tiny_vino)) < 1e-3
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2, None])
+def test_hidden_states_are_those_of_transformers_at_every_layer(
+    layer: int | None, tiny_vino: Backend, tiny_hf: Backend
+):
+    sections = sections_of(17, 12, 9)
+    for span in (None, (0, 9), (2, 7)):
+        theirs, ours = (backend.hidden(sections, span=span, layer=layer) for backend in (tiny_hf, tiny_vino))
+        assert farthest(theirs, ours) < 1e-4
+
+
+def test_a_call_for_a_lower_layer_leaves_the_model_whole(tiny_vino: Backend):
+    first, second = sections_of(19, 15, 8)
+    tiny_vino.begin([first, second])
+    expected = tiny_vino.step([20])
+    for layer in (0, 1):
+        tiny_vino.begin([])
+        tiny_vino.hidden([first, second], layer=layer)
+        assert np.array_equal(expected, tiny_vino.step([20]))
+        tiny_vino.hidden([first, second], layer=layer)
+        assert np.array_equal(expected, tiny_vino.step([20], slot=tiny_vino.fork(0)))
+
+
+VARIANTS = {
+    "two keys for four heads": Sizes(heads=4, key_heads=2, head=8),
+    "a key for each head": Sizes(key_heads=2),
+    "odd sizes": Sizes(layers=3, heads=3, head=10, width=34, inner=50),
+    "heads wider than the state": Sizes(head=24),
+}
+
+
+@pytest.mark.parametrize("sizes", VARIANTS.values(), ids=VARIANTS.keys())
+def test_whatever_its_sizes_a_model_answers_as_in_llama_cpp(
+    sizes: Sizes, tmp_path: Path, opened: Callable[..., OpenvinoBackend]
+):
+    assert_as_in_llama_cpp(llama_gguf(tmp_path / "model.gguf", sizes), opened)
+
+
+def test_a_head_of_its_own_is_used(tmp_path: Path, opened: Callable[..., OpenvinoBackend]):
+    tensors = random_tensors()
+    tensors["output.weight"] = tensors["token_embd.weight"][::-1].copy()
+    assert_as_in_llama_cpp(llama_gguf(tmp_path / "model.gguf", tensors=tensors), opened)
+
+
+def test_a_rotation_of_its_own_is_used(tmp_path: Path, opened: Callable[..., OpenvinoBackend]):
+    tensors = random_tensors() | {"rope_freqs.weight": np.linspace(1, 8, 8, dtype=np.float32)}
+    settings = {"rope.freq_base": 500_000.0}
+    assert_as_in_llama_cpp(llama_gguf(tmp_path / "model.gguf", tensors=tensors, settings=settings), opened)
+
+
+def assert_as_in_llama_cpp(path: Path, opened: Callable[..., OpenvinoBackend]) -> None:
+    llama = LlamaBackend(path, n_ctx=CONTEXT, threads=TINY_THREADS)
+    expected = answers(llama)
+    llama.close()
+    assert noise(expected, answers(opened(path))) < NOISE
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q8_0, Kind.BF16, Kind.F16])
+def test_weights_are_de_quantised_exactly(kind: Kind, tmp_path: Path, opened: Callable[..., OpenvinoBackend]):
+    def stored(values: np.ndarray) -> np.ndarray:
+        return dequantize(quantize(values, kind), kind) if values.ndim > 1 else values
+
+    plain = {name: stored(values) for name, values in random_tensors().items()}
+    first = opened(llama_gguf(tmp_path / "stored.gguf", kind=kind))
+    second = opened(llama_gguf(tmp_path / "plain.gguf", tensors=plain))
+    assert np.array_equal(answers(first), answers(second))
+
+
+@pytest.mark.skipif(not computes_in_bf16(), reason="no BF16 in this processor")
+def test_in_bf16_it_is_as_near_to_llama_cpp_as_bf16_is(
+    vocabulary: Vocabulary, tmp_path: Path, opened: Callable[..., OpenvinoBackend]
+):
+    path = tiny_checkpoint(tmp_path / "bf16.gguf", vocabulary, 1, weights=Kind.BF16)
+    llama = LlamaBackend(path, threads=TINY_THREADS)
+    theirs, ours = answers(llama), answers(opened(path, dtype="bf16"))
+    llama.close()
+    assert noise(theirs, ours) < BF16_NOISE
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_type_gives_bit_equal_logits_whatever_was_cached(
+    dtype: Dtype, tiny_path: Callable[[int], Path], opened: Callable[..., OpenvinoBackend]
+):
+    backend = opened(tiny_path(1), dtype=dtype)
+    first, second, other = sections_of(4, 30, 12, 20)
+    backend.begin([first, second])
+    expected = backend.step([20, 21])
+    assert np.float32 == expected.dtype
+    for before in ([first, other], [other], []):
+        backend.begin(before)
+        backend.step([22])
+        backend.run([Row(backend.fork(0), tail) for tail in ([23], [24, 25])])
+        backend.begin([first, second])
+        assert np.array_equal(expected, backend.step([20, 21]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_several_prompts_and_their_forks_are_close_to_each_alone(
+    dtype: Dtype, tiny_path: Callable[[int], Path], opened: Callable[..., OpenvinoBackend]
+):
+    several, alone = opened(tiny_path(1), dtype=dtype, slots=3), opened(tiny_path(1), dtype=dtype)
+    common, *own = sections_of(5, 30, 1, 9, 60)
+    tails = [[20], [20, 21, 22], [20, 21, 23, 24], [25]]
+    for slot, section in enumerate(own):
+        several.begin([common, section], slot=slot)
+    forks = {several.fork(slot): slot for slot in (0, 0, 2)}
+    rows = [Row(at, tail, len(tail)) for at, tail in zip([1, *forks], tails, strict=True)]
+    for passes in (1, 2):  # the second behind what was read in the first
+        for row, logits in zip(rows, several.run(rows), strict=True):
+            alone.begin([common, own[forks.get(row.slot, row.slot)]])
+            for _ in range(passes):
+                (expected,) = alone.run([Row(0, row.tokens, row.outputs)])
+            assert noise(expected, logits) < (1e-4 if dtype == "fp32" else BF16_NOISE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_backend_beside_another_shares_its_weights_and_gives_its_bits(
+    dtype: Dtype, tiny_path: Callable[[int], Path], opened: Callable[..., OpenvinoBackend]
+):
+    first = opened(tiny_path(1), dtype=dtype, slots=2)
+    expected = answers(opened(tiny_path(1), dtype=dtype))
+    assert isinstance(first, Replicable)
+    second = first.beside(threads=TINY_THREADS)
+    assert first._programs is second._programs
+    assert (1, first.name, first.fingerprint) == (second.slots, second.name, second.fingerprint)
+    assert np.array_equal(expected, answers(second))
+    first.close()
+    assert np.array_equal(expected, answers(second))
+    second.close()
+    with pytest.raises(BackendError, match="the model is closed"):
+        first.beside(threads=TINY_THREADS)
+
+
+def test_backends_side_by_side_do_not_disturb_each_other(
+    tiny_path: Callable[[int], Path], opened: Callable[..., OpenvinoBackend]
+):
+    first = opened(tiny_path(1))
+    expected = [answers(first, seed) for seed in range(8)]
+    beside = [first, first.beside(threads=TINY_THREADS), first.beside(threads=TINY_THREADS)]
+
+    def work(backend: OpenvinoBackend) -> list[bool]:
+        return [np.array_equal(expected[n % 8], answers(backend, n % 8)) for n in range(16)]
+
+    with ThreadPoolExecutor(len(beside)) as pool:
+        assert [[True] * 16] * len(beside) == list(pool.map(work, beside))
+    for backend in beside[1:]:
+        backend.close()
+
+
+def test_a_backend_beside_one_whose_file_was_replaced_is_refused(
+    tmp_path: Path, opened: Callable[..., OpenvinoBackend]
+):
+    """It would read other words than its weights were made for."""
+    path = llama_gguf(tmp_path / "model.gguf")
+    backend = opened(path)
+    shutil.copyfile(llama_gguf(tmp_path / "other.gguf", Sizes(layers=1)), path)
+    with pytest.raises(BackendError) as caught:
+        backend.beside(threads=TINY_THREADS)
+    assert f"`{path}` was changed while it was opened" == str(caught.value)
+
+
+class Failing:
+    """A compiled model whose calls run out of memory."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def create_infer_request(self) -> Failing:
+        return self
+
+    def set_input_tensor(self, *_: object) -> None: ...
+
+    def infer(self) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (MemoryError(), "the model could not be run on 2 tokens: no memory"),
+        (RuntimeError("std::bad_alloc"), "the model could not be run on 2 tokens: no memory"),
+        (RuntimeError("broken\nin two lines"), "the model could not be run on 2 tokens"),
+    ],
+)
+def test_after_a_failed_call_the_model_is_compiled_anew_for_all_who_share_it(
+    error: Exception, message: str, tmp_path: Path, opened: Callable[..., OpenvinoBackend]
+):
+    backend = opened(llama_gguf(tmp_path / "model.gguf"))
+    other = backend.beside(threads=TINY_THREADS)
+    expected = answers(backend)
+    backend._programs._compiled[None] = Failing(error)
+    with pytest.raises(BackendError) as caught:
+        backend.step([20, 21])
+    assert message == str(caught.value)
+    assert "\n" not in caught.value.hint
+    assert error is caught.value.__cause__
+    assert np.array_equal(expected, answers(backend))
+    assert np.array_equal(expected, answers(other))
+    other.close()
+
+
+def test_loading_and_running_prints_nothing(
+    tmp_path: Path, opened: Callable[..., OpenvinoBackend], capfd: pytest.CaptureFixture[str]
+):
+    answers(opened(llama_gguf(tmp_path / "model.gguf")))
+    assert ("", "") == tuple(capfd.readouterr())
