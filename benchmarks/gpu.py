@@ -26,13 +26,13 @@ from sds.benchmarks.floor import Recorded
 from sds.benchmarks.measuring import Parser, Report, Say, existing, machine, main, summary, versions, whole_number
 from sds.benchmarks.packets import digits_packets, fixed_packets
 from sds.benchmarks.throughput import TOKENS_MAX, mixed_packets, ours
-from sds.decoder import CHOICE_TOO_CLOSE
 from sds.engines.native import NativeEngine
 from sds.engines.opening import open_backend
 from sds.home import now_ms
 from sds.kernel.packet import DecisionPacket
 from sds.models.catalog import embedded_model
 from sds.models.protocol import SLOTS_MAX, Backend
+from sds.stops import CHOICE_TOO_CLOSE
 
 AT_ONCE = (1, 2, 4, 8, 16, 32, 64)
 N, N_MAX = 30, 500

@@ -33,13 +33,13 @@ from sds.benchmarks.packets import digits_packets, fixed_packets
 from sds.benchmarks.peers import Task, tasks_of
 from sds.benchmarks.predicting import TIMEOUT_S
 from sds.benchmarks.weights import Weights, add_weights, vocabulary, weights_of
-from sds.decoder import CHOICE_TOO_CLOSE
 from sds.engines.opening import cores, open_engine, open_replicas
 from sds.engines.protocol import Engine
 from sds.home import now_ms
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket
 from sds.models.protocol import SLOTS_MAX
+from sds.stops import CHOICE_TOO_CLOSE
 
 AT_ONCE = (1, 2, 4, 8, 16)
 N = 32

@@ -13,8 +13,8 @@ through what it would force. Wider numbers are searched (`best_first`), and are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -24,32 +24,26 @@ from numpy.typing import NDArray
 
 from sds.beginnings import Text, follows, longest, note
 from sds.best_first import Reader, likeliest_number
-from sds.kernel.errors import ModelError, SdsError
+from sds.kernel.errors import ModelError
 from sds.models.protocol import FORKS_MAX as FORKS_TOTAL
-from sds.models.protocol import BackendError, Row
-from sds.tally import (
-    CHOICE_TOO_CLOSE,
-    JOINT,
+from sds.models.protocol import Row
+from sds.stops import (
+    BACKEND_FAILED,
     LANGUAGE_FAILED,
-    ChoiceTrace,
-    Tally,
-    best_of,
-    log_mass,
-    permitted_shares,
+    LOGITS_INVALID,
+    TOKEN_BUDGET_EXCEEDED,
+    in_time,
+    stopping,
     too_close,
-    trace_of,
 )
+from sds.tally import JOINT, ChoiceTrace, Tally, best_of, log_mass, permitted_shares, trace_of
 
 if TYPE_CHECKING:
     from sds.grammars.plan import Fork, Walk
     from sds.models.protocol import Backend
 
-__all__ = ["CHOICE_TOO_CLOSE", "JOINT", "ChoiceTrace", "Deciding", "Decoded", "Mode", "StepTrace", "deciding", "decode"]
+__all__ = ["JOINT", "ChoiceTrace", "Deciding", "Decoded", "Mode", "StepTrace", "deciding", "decode"]
 
-BACKEND_FAILED = "BACKEND_FAILED"
-DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
-LOGITS_INVALID = "LOGITS_INVALID"
-TOKEN_BUDGET_EXCEEDED = "TOKEN_BUDGET_EXCEEDED"  # noqa: S105 - a reason code, not a secret
 ACTION_CHOICE = "action"
 FORKS_MAX = 16
 FORKS_MIN = 3  # the one that holds what was decided, the one read ahead, and one alternative at a time
@@ -391,21 +385,3 @@ class _Run:
             tuple(self.rows),
             self.walk.plan,
         )
-
-
-@contextmanager
-def stopping(reason_code: str, what: str) -> Iterator[None]:
-    """Turn whatever goes wrong inside into a `ModelError`: an exception never leaves a decision half constrained."""
-    try:
-        yield
-    except ModelError:
-        raise
-    except (SdsError, BackendError) as error:
-        raise ModelError(str(error), reason_code=reason_code, hint=error.hint) from error
-    except Exception as error:
-        raise ModelError(f"{what} failed unexpectedly", reason_code=reason_code) from error
-
-
-def in_time(now_ms: Callable[[], int], deadline_ms: int) -> None:
-    if (late_ms := now_ms() - deadline_ms) > 0:
-        raise ModelError(f"the decision is {late_ms} ms past its deadline", reason_code=DEADLINE_EXCEEDED)

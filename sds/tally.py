@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sds.kernel.errors import ModelError
+from sds.stops import LANGUAGE_FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-CHOICE_TOO_CLOSE = "CHOICE_TOO_CLOSE"
-LANGUAGE_FAILED = "MASK_FAILED"
 JOINT = "|"
 _NEAR = 12.0  # logits within this of the peak are summed in double precision; all others together weigh little
 
@@ -120,7 +119,3 @@ def best_of(scores: NDArray[np.float64], lengths: Sequence[int] | None, noise_lo
     tokens = np.ones(len(scores)) if lengths is None else np.array(lengths, np.float64)
     close = ~(scores[best] - scores >= noise_logp_max * (tokens + tokens[best]))  # noise that is no number: all are
     return best, bool(np.delete(close, best).any())
-
-
-def too_close(choice: str) -> ModelError:
-    return ModelError(f"the best two of `{choice}` are closer than the model's noise", reason_code=CHOICE_TOO_CLOSE)

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from sds.decoder import BACKEND_FAILED, DEADLINE_EXCEEDED
 from sds.kernel.errors import ModelError, SdsError
 from sds.models.protocol import Backend, BackendError, Row, shared_sections
+from sds.stops import BACKEND_FAILED, DEADLINE_EXCEEDED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

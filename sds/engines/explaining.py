@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sds.decoder import DEADLINE_EXCEEDED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED
 from sds.grammars.text import TextTokens
 from sds.kernel.errors import ModelError
 from sds.models.protocol import Backend, Row
+from sds.stops import DEADLINE_EXCEEDED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

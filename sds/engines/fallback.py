@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from sds.decoder import CHOICE_TOO_CLOSE, TOKEN_BUDGET_EXCEEDED
 from sds.engines.batching import QUEUE_FULL
 from sds.engines.protocol import Engine
 from sds.engines.written import WrittenEngine
 from sds.kernel.errors import LanguageError, ModelError, SdsError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
+from sds.stops import CHOICE_TOO_CLOSE, TOKEN_BUDGET_EXCEEDED
 
 LINKS_MAX = 8
 COOL_DOWN_MS_MAX = 10 * 60_000

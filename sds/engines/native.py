@@ -18,19 +18,7 @@ from time import perf_counter
 
 import numpy as np
 
-from sds.decoder import (
-    BACKEND_FAILED,
-    DEADLINE_EXCEEDED,
-    FORKS_MAX,
-    FORKS_MIN,
-    TOKEN_BUDGET_EXCEEDED,
-    Deciding,
-    Decoded,
-    Mode,
-    deciding,
-    decode,
-    stopping,
-)
+from sds.decoder import FORKS_MAX, FORKS_MIN, Deciding, Decoded, Mode, deciding, decode
 from sds.engines.batching import Batcher
 from sds.engines.explaining import Explaining, Turns, explaining, lead_of, run_between
 from sds.grammars.plan import Planner, Walk
@@ -41,6 +29,7 @@ from sds.kernel.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.models.noise import shape_noise
 from sds.models.protocol import FORKS_MAX as BACKEND_FORKS_MAX
 from sds.models.protocol import SLOTS_MAX, Backend, BackendError, Replicable, prompt_sections
+from sds.stops import BACKEND_FAILED, DEADLINE_EXCEEDED, TOKEN_BUDGET_EXCEEDED, stopping
 
 SLOTS_EXACT_MAX = BACKEND_FORKS_MAX // FORKS_MIN
 

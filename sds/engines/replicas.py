@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from sds.decoder import DEADLINE_EXCEEDED
 from sds.engines.native import NativeEngine
 from sds.kernel.errors import ModelError
 from sds.kernel.packet import DecisionPacket, Decoding
+from sds.stops import DEADLINE_EXCEEDED
 
 REPLICAS_MAX = 64
 

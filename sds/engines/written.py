@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from time import perf_counter
 
-from sds.decoder import BACKEND_FAILED, DEADLINE_EXCEEDED, TOKEN_BUDGET_EXCEEDED
 from sds.grammars import emit_gbnf, emit_json_schema, emit_regex
 from sds.grammars.language import Language, language
 from sds.grammars.nodes import Choice, Literal, Node, Number, Text
@@ -21,6 +20,7 @@ from sds.kernel.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.proposal import PROPOSAL_BYTES_MAX
 from sds.models.protocol import BackendError
 from sds.models.writer import Form, Grammar, Writer, Written
+from sds.stops import BACKEND_FAILED, DEADLINE_EXCEEDED, TOKEN_BUDGET_EXCEEDED
 
 PROOF_TIMEOUT_MS = 60_000  # includes what a library compiles on first use
 END_TOKENS = 8  # beyond the sentence itself: what a model says to end its turn

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sds import best_first
 from sds.best_first import BEGINNINGS_MAX
-from sds.decoder import CHOICE_TOO_CLOSE, Decoded, Mode, deciding, decode
+from sds.decoder import Decoded, Mode, deciding, decode
 from sds.grammars import walk as walk_module
 from sds.grammars.literals import every_literal
 from sds.grammars.plan import Planner, Walk
@@ -22,6 +22,7 @@ from sds.kernel.envelope import DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.errors import ModelError
 from sds.kernel.proposal import Proposal, parse_proposal
 from sds.models.protocol import Backend, BackendError, Row
+from sds.stops import CHOICE_TOO_CLOSE
 from tests.decoder.reference import Look, looking
 from tests.decoder.small_backend import PIECES, Disturbed, HashBackend, together
 from tests.model_fixtures import CONTEXT_REF

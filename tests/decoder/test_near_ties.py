@@ -6,10 +6,11 @@ import math
 
 import pytest
 
-from sds.decoder import CHOICE_TOO_CLOSE, Deciding, Decoded, Mode, deciding, decode
+from sds.decoder import Deciding, Decoded, Mode, deciding, decode
 from sds.grammars.plan import Planner
 from sds.kernel.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.errors import ModelError
+from sds.stops import CHOICE_TOO_CLOSE
 from tests.decoder.small_backend import Disturbed, HashBackend, together
 from tests.model_fixtures import CONTEXT_REF
 from tests.scale import scale, seeded

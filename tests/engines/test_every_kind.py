@@ -12,7 +12,6 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from sds.decoder import DEADLINE_EXCEEDED
 from sds.engines.config import EngineSpec, Kind, open_engine_of
 from sds.engines.native import NativeEngine
 from sds.engines.protocol import Engine
@@ -21,6 +20,7 @@ from sds.kernel.answer import Answer
 from sds.kernel.errors import ModelError
 from sds.models.outlines_local import Guard, OutlinesWriter
 from sds.models.remote import FORMS
+from sds.stops import DEADLINE_EXCEEDED
 from tests.engines.conftest import decide, running_ms
 from tests.engines.servers import completion, free_port, hang, misbehaving, reply
 from tests.engines.test_outlines import Idle

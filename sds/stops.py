@@ -1,0 +1,38 @@
+"""Why a decision stops before it is whole: the reason codes of the decoder, and what turns a failure into one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sds.kernel.errors import ModelError, SdsError
+from sds.models.protocol import BackendError
+
+BACKEND_FAILED = "BACKEND_FAILED"
+CHOICE_TOO_CLOSE = "CHOICE_TOO_CLOSE"
+DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+LANGUAGE_FAILED = "MASK_FAILED"
+LOGITS_INVALID = "LOGITS_INVALID"
+TOKEN_BUDGET_EXCEEDED = "TOKEN_BUDGET_EXCEEDED"  # noqa: S105 - a reason code, not a secret
+
+
+@contextmanager
+def stopping(reason_code: str, what: str) -> Iterator[None]:
+    """Turn whatever goes wrong inside into a `ModelError`: an exception never leaves a decision half constrained."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except (SdsError, BackendError) as error:
+        raise ModelError(str(error), reason_code=reason_code, hint=error.hint) from error
+    except Exception as error:
+        raise ModelError(f"{what} failed unexpectedly", reason_code=reason_code) from error
+
+
+def in_time(now_ms: Callable[[], int], deadline_ms: int) -> None:
+    if (late_ms := now_ms() - deadline_ms) > 0:
+        raise ModelError(f"the decision is {late_ms} ms past its deadline", reason_code=DEADLINE_EXCEEDED)
+
+
+def too_close(choice: str) -> ModelError:
+    return ModelError(f"the best two of `{choice}` are closer than the model's noise", reason_code=CHOICE_TOO_CLOSE)
