@@ -92,10 +92,13 @@ def divergence(exact: Distributions, found: Distributions) -> float:
     return max(0.0, mean) if np.isfinite(mean) else float("inf")
 
 
-def noise_logp(path: Path, library: GgufLibrary, threads: int) -> float | None:
-    """Return how far a row's company in a pass moves its log-probabilities; None: not to be measured with this model."""
+def noise_logp(path: Path, threads: int) -> float | None:
+    """Return how far company in a pass moves log-probabilities in llama.cpp, which is what runs several slots.
+
+    None: not to be measured with this model.
+    """
     try:
-        backend = _opened(path, library, threads=threads, slots=NOISE_SLOTS, n_ctx=NOISE_CONTEXT)
+        backend = LlamaBackend(path, threads=threads, slots=NOISE_SLOTS, n_ctx=NOISE_CONTEXT)
     except BackendError:
         return None
     try:

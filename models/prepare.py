@@ -208,7 +208,7 @@ class Preparation:
     ) -> Prepared:
         """Give the chosen weights, then what is known of them, their names: a reader sees both whole or neither."""
         place = record_path(self.cache, card.sha256, layers)
-        noise = noise_logp(best.path, best.library, self.threads)
+        noise = noise_logp(best.path, self.threads)
         cut = f"-{layers}layers" if layers else ""
         file = None if best.path == source else f"{card.sha256[:12]}-{_plain(best.type)}{cut}.gguf"
         record = Record(

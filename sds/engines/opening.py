@@ -62,7 +62,7 @@ def open_weights(source: Path, opener: Opener, *, cache: Path, library: Library 
             notice = not_used(error)
         else:
             backend.name = found.name_through(runs)
-            measured = runs == record.library  # the noise, too, is the library's
+            measured = runs == "llamacpp"  # the noise was
             noise = (record.shape_noise_logp_max, record.shape_noise_slots or 0) if measured else (None, 0)
             return Opened(backend, runs, (), *noise)
     return Opened(opener(source, library, None), library or "llamacpp", (notice,) if notice else ())
@@ -168,7 +168,8 @@ def open_engine(
 ) -> NativeEngine:
     """Load a model, the embedded GGUF when `model` is None; unless `as_is`, as it was prepared for this machine.
 
-    Raises ModelError, UsageError.
+    Several slots of a file are llama.cpp's unless `library` says otherwise: there company leaves no trace in the numbers,
+    so that it turns no choice into an escalation. Raises ModelError, UsageError.
     """
     from sds.models.catalog import embedded_model  # noqa: PLC0415
 
@@ -185,7 +186,8 @@ def open_engine(
             opened = Opened(opener(path, asked, None), asked)
         else:
             _check_processor(path, asked, device, dtype)
-            opened = open_weights(path, opener, cache=model_cache(), library=library)
+            shared: Library | None = "llamacpp" if slots > 1 else None
+            opened = open_weights(path, opener, cache=model_cache(), library=library or shared)
     if noise_logp_max is None and 1 < slots <= opened.noise_slots:
         noise_logp_max = opened.noise_logp_max
     try:

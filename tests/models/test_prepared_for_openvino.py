@@ -130,7 +130,19 @@ def test_what_company_does_comes_along_only_for_the_library_it_was_measured_in(i
     for one in found:
         one.backend.close()
     told = [(one.library, one.noise_logp_max, one.noise_slots) for one in found]
-    assert [("openvino", 0.125, 16), ("llamacpp", None, 0)] == told
+    assert [("openvino", None, 0), ("llamacpp", 0.125, 16)] == told
+
+
+@in_openvino
+def test_several_slots_are_those_of_llama_cpp_unless_openvino_is_named(installed: tuple[Path, Path]) -> None:
+    source, cache = installed
+    changed(cache, shape_noise_logp_max=0.125)
+    facts = facts_of(open_engine(source, now_ms=lambda: 0, slots=2))
+    assert facts["library"].startswith("llama-cpp-python ")
+    assert 0.125 == facts["noise_logp_max"]
+    named = facts_of(open_engine(source, now_ms=lambda: 0, slots=2, library="openvino"))
+    assert named["library"].startswith("openvino 20")
+    assert 0.125 != named["noise_logp_max"] > 0
 
 
 @in_openvino
