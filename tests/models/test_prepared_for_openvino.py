@@ -142,7 +142,7 @@ def test_several_slots_are_those_of_llama_cpp_unless_openvino_is_named(installed
     assert 0.125 == facts["noise_logp_max"]
     named = facts_of(open_engine(source, now_ms=lambda: 0, slots=2, library="openvino"))
     assert named["library"].startswith("openvino 20")
-    assert 0.125 != named["noise_logp_max"] > 0
+    assert 0.125 != named["noise_logp_max"]
 
 
 @in_openvino
