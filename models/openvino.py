@@ -91,6 +91,7 @@ class _Cells:
         self._kind = programs.kind
         self._seats = {seat: np.zeros(self._shape, self._kind) for seat in range(seats)}
         self._trunks: dict[int, tuple[int, int]] = {}
+        self._ends: dict[int, int] = {}  # how far each was written
 
     def cut(self, _seat: int, _position: int, _surplus: int) -> bool:
         """What lies beyond a prompt's end is never handed in: there is nothing to do."""
@@ -105,12 +106,20 @@ class _Cells:
         if target not in self._seats:
             self._seats[target] = np.zeros(self._shape, self._kind)
         self._trunks[target] = self.place(source, tokens)
+        self._ends.pop(target, None)
 
     def forget(self, seat: int) -> None:
-        """Let what was forked from this seat stand by itself; what it holds is written over some time."""
+        """Let what was forked from this seat stand by itself: the last to do so takes its memory over."""
         self._trunks.pop(seat, None)
-        for fork in [fork for fork, (source, _) in self._trunks.items() if source == seat]:
+        *others, heir = [fork for fork, (source, _) in self._trunks.items() if source == seat] or [seat]
+        for fork in others:
             self._own(fork)
+        if heir != seat:
+            _, start = self._trunks.pop(heir)
+            mine, left = self._seats[heir], self._seats[seat]
+            end = max(start, self._ends.get(heir, start))
+            left[:, start:end] = mine[:, start:end]
+            self._seats[heir], self._seats[seat] = left, mine
 
     def place(self, seat: int, position: int) -> tuple[int, int]:
         """Return where a seat's next token goes on: behind so many tokens of the seat that holds them."""
@@ -130,7 +139,8 @@ class _Cells:
             yield lines
 
     def keep(self, seat: int, position: int, new: NDArray[Any]) -> None:
-        self._seats[seat][: len(new), position : position + new.shape[1]] = new
+        end = self._ends[seat] = position + new.shape[1]
+        self._seats[seat][: len(new), position:end] = new
 
     def _own(self, seat: int) -> None:
         source, tokens = self._trunks.pop(seat, (seat, 0))

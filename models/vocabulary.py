@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from ctypes import create_string_buffer
+from functools import lru_cache
 
 import llama_cpp as lib
 
 from sds.models.protocol import BackendError
 
 PIECE_BYTES_MAX = 1 << 14
+TEXTS_KEPT = 64  # a prompt's beginning is the same again and again
 BYTES_HINT = "use a model whose tokenizer falls back to bytes"
 _GUARD = b"\x02"
 
@@ -23,6 +25,8 @@ class Vocabulary:
         self.eos = lib.llama_vocab_eos(vocab)
         self.adds_bos = bool(lib.llama_vocab_get_add_bos(vocab))
         self._buffer = create_string_buffer(PIECE_BYTES_MAX)
+        self._controls: dict[int, bool] = {}
+        self._kept = lru_cache(TEXTS_KEPT)(self._tokens)
         self._guard: int | None = None
         if lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_SPM:
             self._refuse_lacking_bytes()
@@ -32,6 +36,10 @@ class Vocabulary:
         self._vocab = None
 
     def encode(self, text: bytes, *, special: bool) -> list[int]:
+        self._live()
+        return list(self._kept(text, special=special))
+
+    def _tokens(self, text: bytes, *, special: bool) -> list[int]:
         if self._guard is None:
             return self._encode(text, special=special)
         # SentencePiece puts a space before a text: let it stand before a byte that joins with nothing, and drop both.
@@ -59,6 +67,13 @@ class Vocabulary:
         return self._buffer.raw[:count]
 
     def is_control(self, token: int) -> bool:
+        self._live()
+        known = self._controls.get(token)
+        if known is None:
+            known = self._controls[token] = self._steers(token)
+        return known
+
+    def _steers(self, token: int) -> bool:
         attributes = lib.llama_vocab_get_attr(self._live(), token)
         if attributes & lib.LLAMA_TOKEN_ATTR_CONTROL:
             return True

@@ -124,7 +124,7 @@ def deciding(
             yield from run.choose()
         return run.result()
     finally:
-        run.drop(run.forks)
+        run.drop(list(run.forks))
 
 
 def decode(
@@ -362,7 +362,7 @@ class _Run:
         self.drop([fork for fork in self.forks if fork != self.at])
 
     def drop(self, forks: Sequence[int]) -> None:
-        for fork in list(forks):
+        for fork in reversed(forks):  # first those that go on from others
             self.forks.remove(fork)
             with suppress(Exception):  # a model that failed holds none any more
                 self.backend.drop(fork)
