@@ -21,7 +21,7 @@ from sds.models.seats import Part, SeatedBackend, check_slots
 from sds.models.token_trees import TokenTree, forest
 
 try:
-    import openvino as ov  # type: ignore[import-untyped]
+    import openvino as ov
 
     from sds.models.openvino_graph import Shape, Weights, graph
 except ImportError as error:

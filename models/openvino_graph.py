@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import openvino as ov  # type: ignore[import-untyped]
-import openvino.opset13 as ops  # type: ignore[import-untyped]
+import openvino as ov
+import openvino.opset13 as ops
 from numpy.typing import NDArray
 
 from sds.models.gguf_header import GgufFile
