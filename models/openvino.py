@@ -16,7 +16,7 @@ import numpy as np
 
 from sds.models.gguf import gguf_fingerprint, identity, words_of
 from sds.models.llama import CONTEXT_TOKENS
-from sds.models.protocol import BackendError, Dtype
+from sds.models.protocol import BackendError, Dtype, Row
 from sds.models.seats import Part, SeatedBackend, check_slots
 from sds.models.token_trees import TokenTree, forest
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 KEPT = {"bf16": (np.uint16, ov.Type.bf16), "fp32": (np.float32, ov.Type.f32)}
 HINT_CHARACTERS_MAX = 200
+WARM_UP_TOKENS = 96
 
 
 def computes_in_bf16() -> bool:
@@ -193,6 +194,8 @@ class OpenvinoBackend(SeatedBackend):
         self.vocab_size = words.size
         self.context_tokens_max = self._programs.context
         super().__init__(slots=slots, layers=self._programs.shape.layers, words=words, template=template, store=store)
+        if programs is None:
+            self._warm_up()
 
     def beside(self, *, threads: int) -> OpenvinoBackend:
         """Return another backend with one slot over the same weights, for another thread of as many cores as this one."""
@@ -203,7 +206,18 @@ class OpenvinoBackend(SeatedBackend):
         made.name = self.name
         return made
 
+    def _warm_up(self) -> None:
+        """Make the first call, which lays the weights out for the processor: that takes seconds, and no decision pays."""
+        try:
+            self.run([Row(0, [0] * min(WARM_UP_TOKENS, self.context_tokens_max))])
+            self.begin([])
+        except BackendError:
+            self.close()
+            raise
+
     def _call(self, parts: Sequence[Part], states_at: int | None) -> list[NDArray[np.float32]]:
+        if states_at == self._layers and not any(part.outputs for part in parts):
+            states_at = None  # the same up to the head, and the weights lie in memory once
         request, store = self._request(states_at), self._store
         grown = forest((store.place(part.seat, part.position), part.tokens) for part in parts)
         wanted = sorted({int(n) for part, (_, path) in zip(parts, grown.paths, strict=True) for n in part.wanted(path)})

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 MASKED = -1e9
 ROOT = -1
+LINE_TOKENS = 8  # lines are multiples of it: a library prepares itself for each new length, which costs more
 
 
 @dataclass(slots=True)
@@ -85,8 +86,13 @@ def forest(rows: Iterable[tuple[tuple[int, int], Sequence[int]]]) -> Forest:
     for place, tokens in rows:
         places.append((place, trees.setdefault(place, TokenTree(*place)).add(tokens)))
     lines = {place: line for line, place in enumerate(trees)}
-    longest = max(len(tree.tokens) for tree in trees.values())
+    longest = _line(max(len(tree.tokens) for tree in trees.values()))
     paths = tuple(
         (lines[place], np.array(path, np.intp) + (longest - len(trees[place].tokens))) for place, path in places
     )
     return Forest(tuple(trees.values()), paths, max(tree.position for tree in trees.values()), longest)
+
+
+def _line(tokens: int) -> int:
+    """Return how long a line of so many tokens is; one alone, the commonest of all, stays alone."""
+    return tokens if tokens == 1 else -(-tokens // LINE_TOKENS) * LINE_TOKENS
