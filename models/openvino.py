@@ -6,6 +6,7 @@ place, as forks do, are read as one tree. Needs the extra `openvino`.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -90,7 +91,7 @@ class _Cells:
     def __init__(self, programs: _Programs, seats: int) -> None:
         self._shape = 2 * programs.shape.layers, programs.context, programs.shape.cell
         self._kind = programs.kind
-        self._seats = {seat: np.zeros(self._shape, self._kind) for seat in range(seats)}
+        self._seats = {seat: self._empty() for seat in range(seats)}
         self._trunks: dict[int, tuple[int, int]] = {}
         self._ends: dict[int, int] = {}  # how far each was written
 
@@ -105,7 +106,7 @@ class _Cells:
 
     def fork(self, source: int, target: int, tokens: int) -> None:
         if target not in self._seats:
-            self._seats[target] = np.zeros(self._shape, self._kind)
+            self._seats[target] = self._empty()
         self._trunks[target] = self.place(source, tokens)
         self._ends.pop(target, None)
 
@@ -142,6 +143,13 @@ class _Cells:
     def keep(self, seat: int, position: int, new: NDArray[Any]) -> None:
         end = self._ends[seat] = position + new.shape[1]
         self._seats[seat][: len(new), position:end] = new
+
+    def _empty(self) -> NDArray[Any]:
+        """In small pages: a fork writes a few tokens in each layer, and in huge ones that would be all of its memory."""
+        memory = mmap.mmap(-1, int(np.prod(self._shape)) * np.dtype(self._kind).itemsize)
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+        return np.frombuffer(memory, self._kind).reshape(self._shape)
 
     def _own(self, seat: int) -> None:
         source, tokens = self._trunks.pop(seat, (seat, 0))

@@ -267,3 +267,16 @@ def test_loading_and_running_prints_nothing(
 ):
     answers(opened(llama_gguf(tmp_path / "model.gguf")))
     assert ("", "") == tuple(capfd.readouterr())
+
+
+def test_a_decision_finds_its_weights_in_memory_once_and_ready(
+    tiny_path: Callable[[int], Path], opened: Callable[..., OpenvinoBackend], monkeypatch: pytest.MonkeyPatch
+):
+    """Sections are read by the same program as what is answered, and the first call was made when it was opened."""
+    backend = opened(tiny_path(1), dtype="fp32")
+    backend.begin(sections_of(5, 20, 30))
+    backend.step([17])
+    assert [None] == list(backend._programs._compiled)
+    monkeypatch.setattr(OpenvinoBackend, "run", lambda *_: (_ for _ in ()).throw(BackendError("no memory")))
+    with pytest.raises(BackendError, match="no memory"):
+        opened(tiny_path(1), dtype="fp32")
