@@ -53,9 +53,8 @@ class Recorded:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.sections: list[list[int]] = []
-        self._noted: list[
-            list[Row] | tuple[int, int] | int
-        ] = []  # rows of a pass; a fork (of which slot, its own); one dropped
+        # rows of a pass; a fork (of which slot, its own); one dropped
+        self._noted: list[list[Row] | tuple[int, int] | int] = []
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.backend, name)

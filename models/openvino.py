@@ -159,7 +159,7 @@ class _Cells:
 class OpenvinoBackend(SeatedBackend):
     """One GGUF model of the architecture `llama`. Give each thread its own (`beside`); call `close()` when done."""
 
-    ahead_tokens_max = 16
+    ahead_tokens_max = 16  # in BF16 reading the weights takes about as long as multiplying so many tokens with them
     _store: _Cells
 
     def __init__(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -21,8 +21,6 @@ from sds.models.words import Words, model_frame, tokens_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-_T = TypeVar("_T", list[int], "NDArray[Any]")
 
 CALL_TOKENS_MAX = 512
 PADDING_TOKENS_MAX = 64  # of one call: more costs more than a call of its own
@@ -37,7 +35,7 @@ class Part:
     tokens: Sequence[int]
     outputs: int
 
-    def wanted(self, places: _T) -> _T:
+    def wanted(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return those of its tokens' places that are answered."""
         return places[len(places) - self.outputs :]
 
