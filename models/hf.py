@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sds.models.checks import check_slots
 from sds.models.llama import CONTEXT_TOKENS
 from sds.models.protocol import BackendError, Dtype
-from sds.models.seats import Part, SeatedBackend, check_slots
+from sds.models.seats import Part, SeatedBackend
 
 try:
     import torch

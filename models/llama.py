@@ -18,10 +18,11 @@ import llama_cpp as lib
 import numpy as np
 from numpy.typing import NDArray
 
+from sds.models.checks import check_fits, check_known, check_rows, check_slots
 from sds.models.gguf import Weights, chat_template, gguf_fingerprint, identity
 from sds.models.llama_batch import TokenBatch
 from sds.models.llama_cells import SPARE_SEQUENCES, Cells, Span
-from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, ChatFrame, Row, shared_sections
+from sds.models.protocol import FORKS_MAX, BackendError, ChatFrame, Row, shared_sections
 from sds.models.words import model_frame, tokens_of
 
 CONTEXT_TOKENS = 4096
@@ -135,9 +136,9 @@ class LlamaBackend:
         self._ready()
         wanted = [tuple(section) for section in sections]
         prompt = self._slot(slot)
-        self._fits(sum(map(len, wanted)))
+        check_fits(sum(map(len, wanted)), self.context_tokens_max)
         for section in wanted:
-            self._known(section)
+            check_known(section, self.vocab_size)
         if self.worn and not any(other.position for other in self._prompts.values() if other.origin != slot):
             self.rest()
         self._keep(prompt, wanted)
@@ -194,8 +195,8 @@ class LlamaBackend:
         start, end = span or (len(last) - 1, len(last))
         if not 0 <= start < end <= len(last):
             raise BackendError(f"positions {start} to {end} are no part of a section of {len(last)} tokens")
-        self._fits(sum(map(len, sections)))
-        self._known(last)
+        check_fits(sum(map(len, sections)), self.context_tokens_max)
+        check_known(last, self.vocab_size)
         self.begin(sections[:-1])
         start_cell, _ = self._cells.take(0)
         lib.llama_set_embeddings(self._context, True)
@@ -243,17 +244,6 @@ class LlamaBackend:
             raise BackendError(f"there is no slot {slot}")
         return self._prompts[slot]
 
-    def _fits(self, tokens: int) -> None:
-        if tokens > self.context_tokens_max:
-            raise BackendError(
-                f"{tokens} tokens are more than the model's context of {self.context_tokens_max}",
-                hint="shorten the prompt or load the model with a larger context",
-            )
-
-    def _known(self, tokens: Sequence[int]) -> None:
-        if tokens and not (min(tokens) >= 0 and max(tokens) < self.vocab_size):
-            raise BackendError("a token is outside the vocabulary")
-
     def _ends_at(self, layer: int | None) -> None:
         if layer not in (None, self._layers):
             raise BackendError(
@@ -265,16 +255,11 @@ class LlamaBackend:
         """Refuse before anything is decoded: llama.cpp ends the process over some of these."""
         if not rows:
             raise BackendError("a pass needs at least one row")
-        if len({row.slot for row in rows}) != len(rows):
-            raise BackendError("a pass holds at most one row of a slot")
+        check_rows(rows)
         ahead = sum(prompt.own for fork, prompt in self._prompts.items() if fork >= self.slots)
         for row in rows:
-            if not row.tokens:
-                raise BackendError("a step needs at least one token")
-            if not 0 <= row.outputs <= len(row.tokens):
-                raise BackendError(f"{row.outputs} outputs of {len(row.tokens)} tokens were asked for")
-            self._known(row.tokens)
-            self._fits(self._prompt(row.slot).position + len(row.tokens))
+            check_known(row.tokens, self.vocab_size)
+            check_fits(self._prompt(row.slot).position + len(row.tokens), self.context_tokens_max)
             ahead += len(row.tokens) if row.slot >= self.slots else 0
         if ahead > self._fork_tokens_max:
             raise BackendError(f"forks hold {ahead} tokens of their own, at most {self._fork_tokens_max}")
@@ -347,8 +332,7 @@ class LlamaBackend:
 
 
 def _check_cache(slots: int, n_ctx: int) -> None:
-    if not 1 <= slots <= SLOTS_MAX:
-        raise BackendError(f"{slots} slots are not between 1 and {SLOTS_MAX}")
+    check_slots(slots)
     if slots * n_ctx > CACHE_TOKENS_MAX:
         raise BackendError(
             f"{slots} slots of {n_ctx} tokens are more than a cache of {CACHE_TOKENS_MAX}",

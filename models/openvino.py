@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sds.models.checks import check_slots
 from sds.models.gguf import gguf_fingerprint, identity, words_of
 from sds.models.llama import CONTEXT_TOKENS
 from sds.models.protocol import BackendError, Dtype, Row
-from sds.models.seats import Part, SeatedBackend, check_slots
+from sds.models.seats import Part, SeatedBackend
 from sds.models.token_trees import TokenTree, forest
 
 try:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, ChatFrame, Row, shared_sections
+from sds.models.checks import check_fits, check_known, check_rows
+from sds.models.protocol import FORKS_MAX, BackendError, ChatFrame, Row, shared_sections
 from sds.models.words import Words, model_frame, tokens_of
 
 if TYPE_CHECKING:
@@ -183,8 +184,8 @@ class SeatedBackend(ABC):
         start, end = span or (len(last) - 1, len(last))
         if not 0 <= start < end <= len(last):
             raise BackendError(f"positions {start} to {end} are no part of a section of {len(last)} tokens")
-        self._fits(sum(map(len, sections)))
-        self._known(last)
+        check_fits(sum(map(len, sections)), self.context_tokens_max)
+        check_known(last, self.vocab_size)
         self._hold(0, sections[:-1], depth)
         (states,) = self._read([Row(0, last, len(last))], states_at=depth)
         self._prompts[0].sections.append((last, self._passed(depth)))
@@ -206,27 +207,11 @@ class SeatedBackend(ABC):
             raise BackendError(f"there is no slot {slot}")
         return prompt
 
-    def _fits(self, tokens: int) -> None:
-        if tokens > self.context_tokens_max:
-            raise BackendError(
-                f"{tokens} tokens are more than the model's context of {self.context_tokens_max}",
-                hint="shorten the prompt or load the model with a larger context",
-            )
-
-    def _known(self, tokens: Sequence[int]) -> None:
-        if tokens and not (min(tokens) >= 0 and max(tokens) < self.vocab_size):
-            raise BackendError("a token is outside the vocabulary")
-
     def _runnable(self, rows: Sequence[Row]) -> None:
-        if len({row.slot for row in rows}) != len(rows):
-            raise BackendError("a pass holds at most one row of a slot")
+        check_rows(rows)
         for row in rows:
-            if not row.tokens:
-                raise BackendError("a step needs at least one token")
-            if not 0 <= row.outputs <= len(row.tokens):
-                raise BackendError(f"{row.outputs} outputs of {len(row.tokens)} tokens were asked for")
-            self._known(row.tokens)
-            self._fits(self._prompt(row.slot).position + len(row.tokens))
+            check_known(row.tokens, self.vocab_size)
+            check_fits(self._prompt(row.slot).position + len(row.tokens), self.context_tokens_max)
 
     def _passed(self, depth: int) -> int:
         """Return through how many layers a section goes when the state at `depth` is asked for."""
@@ -242,9 +227,9 @@ class SeatedBackend(ABC):
         if not 0 <= slot < self.slots:
             raise BackendError(f"there is no slot {slot}")
         wanted = [tuple(section) for section in sections]
-        self._fits(sum(map(len, wanted)))
+        check_fits(sum(map(len, wanted)), self.context_tokens_max)
         for section in wanted:
-            self._known(section)
+            check_known(section, self.vocab_size)
         prompt = self._prompts[slot]
         for fork in [fork for fork, made in self._prompts.items() if fork >= self.slots and made.origin == slot]:
             self.drop(fork)
@@ -335,8 +320,3 @@ def _groups(rows: dict[int, Row], *, together: bool) -> Iterator[list[int]]:
         group.append(n)
     if group:
         yield group
-
-
-def check_slots(slots: int) -> None:
-    if not 1 <= slots <= SLOTS_MAX:
-        raise BackendError(f"{slots} slots are not between 1 and {SLOTS_MAX}")
