@@ -18,7 +18,7 @@ import numpy as np
 from sds.models.checks import check_slots
 from sds.models.gguf import gguf_fingerprint, identity, words_of
 from sds.models.llama import CONTEXT_TOKENS
-from sds.models.protocol import BackendError, Dtype, Row
+from sds.models.protocol import BackendError, Dtype
 from sds.models.seats import Part, SeatedBackend
 from sds.models.token_trees import TokenTree, forest
 
@@ -217,9 +217,10 @@ class OpenvinoBackend(SeatedBackend):
 
     def _warm_up(self) -> None:
         """Make the first call, which lays the weights out for the processor: that takes seconds, and no decision pays."""
+        tokens = [0] * min(WARM_UP_TOKENS, self.context_tokens_max)
         try:
-            self.run([Row(0, [0] * min(WARM_UP_TOKENS, self.context_tokens_max))])
-            self.begin([])
+            with _failing(f"OpenVINO cannot run `{self._path}`"):
+                self._call([Part(0, 0, tokens, 1)], None)
         except BackendError:
             self.close()
             raise

@@ -277,6 +277,6 @@ def test_a_decision_finds_its_weights_in_memory_once_and_ready(
     backend.begin(sections_of(5, 20, 30))
     backend.step([17])
     assert [None] == list(backend._programs._compiled)
-    monkeypatch.setattr(OpenvinoBackend, "run", lambda *_: (_ for _ in ()).throw(BackendError("no memory")))
+    monkeypatch.setattr(OpenvinoBackend, "_call", lambda *_: (_ for _ in ()).throw(BackendError("no memory")))
     with pytest.raises(BackendError, match="no memory"):
         opened(tiny_path(1), dtype="fp32")

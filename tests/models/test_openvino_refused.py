@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -149,11 +151,22 @@ def test_the_context_is_never_longer_than_the_model_was_made_for(tmp_path: Path)
 def test_more_slots_than_there_is_memory_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = llama_gguf(tmp_path / "model.gguf")
 
-    def full(*_: object) -> np.ndarray:
+    def full(*_: object) -> Any:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(vino.mmap, "mmap", full)
+    error = refused(path, slots=64)
+    assert (f"OpenVINO cannot run `{path}`: no memory", "use a smaller model or prompt") == (str(error), error.hint)
+
+
+def test_no_memory_left_for_the_first_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = llama_gguf(tmp_path / "model.gguf")
+
+    def full(*_: object) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(vino.np, "zeros", full)
-    error = refused(path, slots=64)
+    monkeypatch.setattr(vino, "forest", full)
+    error = refused(path)
     assert (f"OpenVINO cannot run `{path}`: no memory", "use a smaller model or prompt") == (str(error), error.hint)
 
 
