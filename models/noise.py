@@ -46,7 +46,7 @@ def shape_noise(backend: Backend, *, prompts: Sequence[Prompt] | None = None) ->
     used = min(backend.slots, COMPANY_MAX)
     least: dict[tuple[int, int], NDArray[np.float32]] = {}
     most: dict[tuple[int, int], NDArray[np.float32]] = {}
-    for seats in _companies(len(work), used, max(map(len, work)) - 1):
+    for seats in _companies(len(work), used, max(map(len, work)) - 1, cut=backend.fills_passes):
         for row, logp in _seated(backend, work, seats):
             least[row] = np.minimum(least.get(row, logp), logp)
             most[row] = np.maximum(most.get(row, logp), logp)
@@ -72,15 +72,15 @@ def _decisions(backend: Backend) -> list[Prompt]:
     return [[common, text(case), text(RUN_TOKENS), text(1)] for case in CASE_TOKENS]
 
 
-def _companies(prompts: int, slots: int, rows: int) -> Iterator[list[_Seat]]:
-    """Each alone; two by two; all slots in step, the last row by row in two passes; all out of step and used again.
+def _companies(prompts: int, slots: int, rows: int, *, cut: bool) -> Iterator[list[_Seat]]:
+    """Each alone; two by two; all slots in step, `cut`: the last row by row in two passes; all out of step and used again.
 
     The last leaves holes in the cache, in which others might go on: their cells would be out of order.
     """
     for prompt in range(prompts):
         yield [_Seat(0, prompt)]
         yield [_Seat(0, (prompt + 1) % prompts), _Seat(1, prompt)]
-    yield [_Seat(slot, slot % prompts, cut=slot == slots - 1) for slot in range(slots)]
+    yield [_Seat(slot, slot % prompts, cut=cut and slot == slots - 1) for slot in range(slots)]
     turns = [(turn, slot) for turn in range(TURNS) for slot in range(slots)]
     yield [_Seat(slot, (slot // prompts + slot + turn) % prompts, slot % rows + turn * rows) for turn, slot in turns]
 

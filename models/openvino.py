@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,9 @@ import numpy as np
 from sds.models.checks import check_slots
 from sds.models.gguf import gguf_fingerprint, identity, words_of
 from sds.models.llama import CONTEXT_TOKENS
-from sds.models.protocol import BackendError, Dtype
+from sds.models.protocol import BackendError, Dtype, Row
 from sds.models.seats import Part, SeatedBackend
-from sds.models.token_trees import TokenTree, forest
+from sds.models.token_trees import Call, calls_of
 
 try:
     import openvino as ov
@@ -95,6 +95,7 @@ class _Cells:
         self._seats = {seat: self._empty() for seat in range(seats)}
         self._trunks: dict[int, tuple[int, int]] = {}
         self._ends: dict[int, int] = {}  # how far each was written
+        self._lines = np.empty(0, self._kind)  # where those of several stand side by side during a call
 
     def cut(self, _seat: int, _position: int, _surplus: int) -> bool:
         """What lies beyond a prompt's end is never handed in: there is nothing to do."""
@@ -130,16 +131,21 @@ class _Cells:
             self._own(seat)
         return self._trunks.get(seat, (seat, position))
 
-    def held(self, trees: Sequence[TokenTree], longest: int, count: int) -> Iterator[NDArray[Any]]:
-        """Yield what stands before the trees, on the right side, [trees, longest, cell]; zero where one holds less."""
-        if len(trees) == 1:
-            yield from self._seats[trees[0].root][:count, None, :longest]
-            return
-        for n in range(count):
-            lines = np.zeros((len(trees), longest, self._shape[2]), self._kind)
-            for line, tree in zip(lines, trees, strict=True):
-                line[longest - tree.position :] = self._seats[tree.root][n, : tree.position]
-            yield lines
+    def held(self, call: Call, count: int) -> Sequence[NDArray[Any]]:
+        """Return what stands before the trees of a call, for each of the first `count` keys and values [lines, held, cell].
+
+        Beyond a tree's own beginning lies whatever was written there: numbers, which the mask makes nothing of.
+        """
+        seats = [self._seats[tree.root] for tree in call.trees]
+        if len(seats) == 1:
+            return list(seats[0][:count, None, : call.held])
+        shape = count, len(seats), call.held, self._shape[2]
+        if self._lines.size < (size := int(np.prod(shape))):
+            self._lines = np.empty(size, self._kind)
+        lines = self._lines[:size].reshape(shape)
+        for n, seat in enumerate(seats):
+            lines[:, n] = seat[:count, : call.held]
+        return list(lines)
 
     def keep(self, seat: int, position: int, new: NDArray[Any]) -> None:
         end = self._ends[seat] = position + new.shape[1]
@@ -160,6 +166,7 @@ class _Cells:
 class OpenvinoBackend(SeatedBackend):
     """One GGUF model of the architecture `llama`. Give each thread its own (`beside`); call `close()` when done."""
 
+    fills_passes = False
     ahead_tokens_max = 16  # in BF16 reading the weights takes about as long as multiplying so many tokens with them
     _store: _Cells
 
@@ -228,12 +235,29 @@ class OpenvinoBackend(SeatedBackend):
     def _call(self, parts: Sequence[Part], states_at: int | None) -> list[NDArray[np.float32]]:
         if states_at == self._layers and not any(part.outputs for part in parts):
             states_at = None  # the same up to the head, and the weights lie in memory once
-        request, store = self._request(states_at), self._store
-        grown = forest((store.place(part.seat, part.position), part.tokens) for part in parts)
-        wanted = sorted({int(n) for part, (_, path) in zip(parts, grown.paths, strict=True) for n in part.wanted(path)})
-        layers = self._layers if states_at is None else states_at
-        asked = *grown.inputs(), np.array(wanted or [grown.longest - 1])
-        held = list(store.held(grown.trees, grown.held, 2 * layers))  # a tensor of BF16 does not keep its array
+        rows = ((self._store.place(part.seat, part.position), part.tokens) for part in parts)
+        calls, places = calls_of(rows, context=self.context_tokens_max)
+        found: dict[int, NDArray[np.float32]] = {}
+        for number, call in enumerate(calls):
+            riding = [
+                (n, place, place.line * call.longest + place.path)
+                for n, place in enumerate(places)
+                if place.call == number
+            ]
+            outputs = {n: max(1, parts[n].outputs) for n, _, _ in riding}  # one at least shows whether all are numbers
+            wanted = np.unique(np.concatenate([at[-outputs[n] :] for n, _, at in riding]))
+            answered, cells = self._infer(call, wanted, states_at)
+            for n, place, at in riding:
+                self._store.keep(parts[n].seat, parts[n].position, cells[:, place.line, place.path])
+                answers = answered[np.searchsorted(wanted, at[len(at) - parts[n].outputs :])]
+                found[n] = np.asarray(answers, np.float32)
+        return [found[n] for n in range(len(parts))]
+
+    def _infer(self, call: Call, wanted: NDArray[np.intp], states_at: int | None) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return what comes of the wanted tokens, [wanted, .], and the cells of all, [2 x layers, lines, longest, cell]."""
+        request = self._request(states_at)
+        count = 2 * (self._layers if states_at is None else states_at)
+        asked, held = [*call.inputs(), wanted], self._store.held(call, count)  # a tensor does not keep its array
         for n, array in enumerate(asked):
             request.set_input_tensor(n, ov.Tensor(array))
         for n, array in enumerate(held, len(asked)):
@@ -243,16 +267,17 @@ class OpenvinoBackend(SeatedBackend):
         except Exception:
             self._programs.forget()
             raise
-        answered = request.get_output_tensor(0).data
-        new = [request.get_output_tensor(1 + n).data for n in range(2 * layers)]
-        cells = np.stack(new).view(self._programs.kind) if new else None
-        found = []
-        for part, (line, path) in zip(parts, grown.paths, strict=True):
-            if cells is not None:
-                store.keep(part.seat, part.position, cells[:, line, path])
-            at = np.searchsorted(wanted, part.wanted(path))
-            found.append(np.asarray(answered[line, at], np.float32))
-        return found
+        answered = request.get_output_tensor(0).data[0]
+        if not np.isfinite(answered.sum()):  # it would stay in the cells
+            raise BackendError("the model answered with what is no number")
+        new = [request.get_output_tensor(1 + n).data for n in range(count)]
+        shape = len(call.trees), call.longest, self._programs.shape.cell
+        cells = np.stack(new).view(self._programs.kind) if new else np.empty((0, *shape), self._programs.kind)
+        return answered, cells
+
+    def _groups(self, rows: Mapping[int, Row]) -> Iterator[list[int]]:
+        """All at once: they are put into calls by their shapes."""
+        yield list(rows)
 
     def _request(self, states_at: int | None) -> Any:
         compiled = self._programs.compiled(states_at)

@@ -1,9 +1,12 @@
 """A GGUF of the architecture `llama` as an OpenVINO graph: one pass over tokens whose past is handed in.
 
 The graph holds no state. Inputs: ids and positions [lines, tokens]; the mask [lines, 1, tokens, held + tokens], added to
-the attention's scores; which tokens of every line are answered [outputs]; then keys and values of each layer in turn, of
-the tokens before, [lines, held, cell]. Outputs: logits [lines, outputs, vocabulary] (or, of fewer layers, the states that
-would go into the next one), then keys and values of these tokens, [lines, tokens, cell].
+the attention's scores; which tokens are answered [outputs], of all lines end to end; then keys and values of each layer in
+turn, of the tokens before, [lines, held, cell]. Outputs: logits [1, outputs, vocabulary] (or, of fewer layers, the states
+that would go into the next one), then keys and values of these tokens, [lines, tokens, cell].
+
+What may stand together does, for fewer operations: queries, keys and values are one product, gate and inner states
+another, and the last layer goes on with the answered tokens alone.
 
 A file is refused unless every tensor in it is used here and every setting of its architecture is known.
 """
@@ -211,9 +214,10 @@ class _Graph:
         states, kept = ops.gather(embedding, ids, _axis(0)), []
         for n in range(layers):
             before = [ops.convert(each, "f32") for each in held[2 * n : 2 * n + 2]]
-            states, new = self._layer(n, states, before, per_query, turn)
+            last = wanted if n == layers - 1 else None
+            states, new = self._layer(n, states, before, per_query, turn, last)
             kept += [ops.convert(each, self._kept) for each in new]
-        answered = ops.gather(states, wanted, _axis(1))
+        answered = states if layers else _picked(states, wanted)
         if layers == self._shape.layers:
             answered = self._norm(answered, "output_norm.weight")
         if head:
@@ -221,23 +225,24 @@ class _Graph:
             answered = ops.matmul(answered, matrix, False, True)
         return ov.Model([answered, *kept], [ids, positions, mask, wanted, *held], ARCHITECTURE)
 
-    def _layer(self, n: int, states: Any, held: list[Any], mask: Any, turn: list[Any]) -> tuple[Any, list[Any]]:
-        """Return the states after layer `n`, and the keys and values of its tokens."""
+    def _layer(
+        self, n: int, states: Any, held: list[Any], mask: Any, turn: list[Any], wanted: Any
+    ) -> tuple[Any, list[Any]]:
+        """Return the states after layer `n`, where `wanted` is given of those tokens only, and keys and values of all."""
         of, shape, weights = f"blk.{n}.", self._shape, self._weights
         read = self._norm(states, f"{of}attn_norm.weight")
-        query, key = (
-            _turned(
-                _reshape(self._linear(read, weights.turned(f"{of}{name}.weight", heads)), 0, 0, heads, shape.head),
-                turn,
-                shape.head,
-            )
-            for name, heads in (("attn_q", shape.heads), ("attn_k", shape.key_heads))
-        )
-        new = [_reshape(key, 0, 0, -1), self._linear(read, weights[f"{of}attn_v.weight"])]
-        attended = self._attention(query, held, new, mask)
+        query = weights.turned(f"{of}attn_q.weight", shape.heads)
+        key = weights.turned(f"{of}attn_k.weight", shape.key_heads)
+        turning, value = self._linears(read, [np.concatenate([query, key]), weights[f"{of}attn_v.weight"]])
+        heads = _reshape(turning, 0, 0, shape.heads + shape.key_heads, shape.head)
+        queries, keys = _cut(_turned(heads, turn, shape.head), 2, shape.heads, shape.key_heads)
+        new = [_reshape(keys, 0, 0, -1), value]
+        attended = self._attention(queries, held, new, mask)
+        if wanted is not None:
+            states, attended = _picked(states, wanted), _picked(attended, wanted)
         states = ops.add(states, self._linear(attended, weights[f"{of}attn_output.weight"]))
         read = self._norm(states, f"{of}ffn_norm.weight")
-        gate, up = (self._linear(read, weights[f"{of}{name}.weight"]) for name in ("ffn_gate", "ffn_up"))
+        gate, up = self._linears(read, [weights[f"{of}{name}.weight"] for name in ("ffn_gate", "ffn_up")])
         grown = ops.multiply(ops.swish(gate), up)
         return ops.add(states, self._linear(grown, weights[f"{of}ffn_down.weight"])), new
 
@@ -264,6 +269,9 @@ class _Graph:
     def _linear(self, states: Any, weights: NDArray[np.float32]) -> Any:
         return ops.matmul(states, self._constant(weights), False, True)
 
+    def _linears(self, states: Any, weights: list[NDArray[np.float32]]) -> Any:
+        return _cut(self._linear(states, np.concatenate(weights)), 2, *map(len, weights))
+
     def _constant(self, weights: NDArray[np.float32]) -> Any:
         if self._dtype != "bf16":
             return ops.constant(weights)
@@ -285,13 +293,19 @@ def _input(name: str, shape: list[int], kind: ov.Type) -> Any:
 
 
 def _turned(heads: Any, turn: list[Any], size: int) -> Any:
-    low, high = _cut(heads, -1, size // 2, size // 2)
+    """Written just as OpenVINO knows it, which makes one operation of it."""
+    low, high = _cut(heads, 3, size // 2, size // 2)
     crossed = ops.concat([ops.multiply(high, _number(-1)), low], -1)
     return ops.add(ops.multiply(heads, turn[0]), ops.multiply(crossed, turn[1]))
 
 
 def _rows(table: NDArray[np.float32], at: Any) -> Any:
     return ops.gather(ops.constant(table), at, _axis(0))
+
+
+def _picked(states: Any, wanted: Any) -> Any:
+    """Return the states of these tokens of all lines, [1, outputs, .]."""
+    return ops.gather(_reshape(states, 1, -1, 0), wanted, _axis(1))
 
 
 def _cut(node: Any, axis: int, *lengths: int) -> Any:

@@ -80,6 +80,12 @@ class Backend(Protocol):
         """How many tokens, all rows together, go through the model in one pass; more are cut into several."""
 
     @property
+    def fills_passes(self) -> bool:
+        """Whether rows may be cut so that a pass is full. Where not, only one longer than a pass is, and the company that
+        uncut rows have shows nowhere in their numbers.
+        """
+
+    @property
     def ahead_tokens_max(self) -> int:
         """How many tokens more than one, of forks that go on from one place, a pass reads for less than a pass of its
         own would cost; 0: every token costs its share.
@@ -117,7 +123,7 @@ class Backend(Protocol):
         """Append the tokens of all rows in one pass, at most one row a slot; return for each [outputs, vocab_size].
 
         With one slot, equal passes give bit-equal logits, whatever ran before; with more, a row's company, its place in
-        the cache and where it was cut may show in the last digits: `shape_noise` measures by how much.
+        the cache and where it was cut (`fills_passes`) may show in the last digits: `shape_noise` measures by how much.
         """
 
     def fork(self, slot: int) -> int:

@@ -8,7 +8,7 @@ through some layers only (`hidden`); it is read again where all are needed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -35,10 +35,6 @@ class Part:
     position: int
     tokens: Sequence[int]
     outputs: int
-
-    def wanted(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return those of its tokens' places that are answered."""
-        return places[len(places) - self.outputs :]
 
 
 class Store(Protocol):
@@ -78,10 +74,10 @@ class SeatedBackend(ABC):
     """What all of `Backend` comes to once a library can read tokens into the seats of a store.
 
     A row alone in its call depends on nothing but the tokens before it and where they were cut; rows that share a call
-    are padded, which may show in the last digits.
+    may be padded, which shows in the last digits.
     """
 
-    ahead_tokens_max = 0
+    ahead_tokens_max, fills_passes = 0, True
     name: str
     fingerprint: str
     vocab_size: int
@@ -265,10 +261,25 @@ class SeatedBackend(ABC):
         with self._forgetting([row.slot for row in rows], what):
             for start in range(0, max((len(row.tokens) for row in rows), default=0), CALL_TOKENS_MAX):
                 cuts = {n: _cut_out(row, start) for n, row in enumerate(rows) if start < len(row.tokens)}
-                for group in _groups(cuts, together=self._store.together):
+                for group in self._groups(cuts):
                     for n, states in zip(group, self._called([cuts[n] for n in group], states_at), strict=True):
                         found[n].append(states)
         return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in found]
+
+    def _groups(self, rows: Mapping[int, Row]) -> Iterator[list[int]]:
+        """Split rows into calls: of like length, so that little is padding; it depends on the rows' lengths alone."""
+        together = self._store.together
+        group: list[int] = []
+        real = 0
+        for n in sorted(rows, key=lambda n: len(rows[n].tokens)):
+            tokens = len(rows[n].tokens)
+            area, real = (len(group) + 1) * tokens, real + tokens
+            if group and (not together or area > CALL_TOKENS_MAX or area - real > PADDING_TOKENS_MAX):
+                yield group
+                group, real = [], tokens
+            group.append(n)
+        if group:
+            yield group
 
     def _called(self, rows: Sequence[Row], states_at: int | None) -> list[NDArray[np.float32]]:
         """Run rows through the model in one call; return for each its outputs."""
@@ -305,18 +316,3 @@ def _cut_out(row: Row, start: int) -> Row:
     tokens = row.tokens[start : start + CALL_TOKENS_MAX]
     end, wanted = start + len(tokens), len(row.tokens) - row.outputs
     return Row(row.slot, tokens, max(0, end - max(start, wanted)))
-
-
-def _groups(rows: dict[int, Row], *, together: bool) -> Iterator[list[int]]:
-    """Split rows into calls: of like length, so that little is padding; it depends on the rows' lengths alone."""
-    group: list[int] = []
-    real = 0
-    for n in sorted(rows, key=lambda n: len(rows[n].tokens)):
-        tokens = len(rows[n].tokens)
-        area, real = (len(group) + 1) * tokens, real + tokens
-        if group and (not together or area > CALL_TOKENS_MAX or area - real > PADDING_TOKENS_MAX):
-            yield group
-            group, real = [], tokens
-        group.append(n)
-    if group:
-        yield group

@@ -1,4 +1,4 @@
-"""Rows that go on from the same place, as one tree: what they have in common is read once. Purely tokens."""
+"""Rows that go on from the same place, as one tree: what they have in common is read once. Purely tokens and shapes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 MASKED = -1e9
 ROOT = -1
-LINE_TOKENS = 8  # lines are multiples of it: a library prepares itself for each new length, which costs more
+CALL_TOKENS_MAX, CALL_HELD_MAX = 512, 8192  # of several trees
+LINE_TOKENS, HELD_TOKENS = 8, 32  # lines, and what stands before them, are multiples of these
 
 
 @dataclass(slots=True)
@@ -53,13 +54,21 @@ class TokenTree:
 
 
 @dataclass(frozen=True, slots=True)
-class Forest:
-    """Trees side by side, each at the right end of its line; `paths`: for each row its line, and its places in it."""
+class Call:
+    """Trees of one shape side by side: what `held` others at most stand before them, on lines of `longest` tokens.
 
-    trees: tuple[TokenTree, ...]
-    paths: tuple[tuple[int, NDArray[np.intp]], ...]
+    Held tokens stand at the left, a tree at the right end of its line.
+    """
+
     held: int
     longest: int
+    trees: list[TokenTree] = field(default_factory=list)
+
+    @property
+    def full(self) -> bool:
+        """Whether another tree would make it larger than a call may be."""
+        lines = len(self.trees) + 1
+        return lines * self.longest > CALL_TOKENS_MAX or lines * self.held > CALL_HELD_MAX
 
     def inputs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
         """Return tokens and positions, [lines, longest], and what is added to scores, [lines, 1, longest, held + longest].
@@ -73,26 +82,51 @@ class Forest:
             start = self.longest - len(tree.tokens)
             ids[line, start:] = tree.tokens
             positions[line, start:] = np.add(tree.depths, tree.position)
-            mask[line, 0, start:, : self.held - tree.position] = MASKED
-            mask[line, 0, start:, self.held : self.held + start] = MASKED
+            mask[line, 0, start:, tree.position : self.held + start] = MASKED
             mask[line, 0, start:, self.held + start :] = np.where(tree.sees(), np.float32(0), np.float32(MASKED))
         return ids, positions, mask
 
 
-def forest(rows: Iterable[tuple[tuple[int, int], Sequence[int]]]) -> Forest:
-    """Return the trees of rows: where each goes on, (seat, position), and its tokens."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a row's tokens are: in which call, on which line of it, and where on the line."""
+
+    call: int
+    line: int
+    path: NDArray[np.intp]
+
+
+def calls_of(rows: Iterable[tuple[tuple[int, int], Sequence[int]]], *, context: int) -> tuple[list[Call], list[Place]]:
+    """Return the calls that read rows (where each goes on, (seat, position), and its tokens), and where each row is.
+
+    Rows that go on from one place are a tree, and only trees of one shape share a call: what a tree shares it with then
+    leaves no trace in its numbers. Shapes are few, for a library prepares itself for each new one.
+    """
     trees: dict[tuple[int, int], TokenTree] = {}
-    places: list[tuple[tuple[int, int], list[int]]] = []
-    for place, tokens in rows:
-        places.append((place, trees.setdefault(place, TokenTree(*place)).add(tokens)))
-    lines = {place: line for line, place in enumerate(trees)}
-    longest = _line(max(len(tree.tokens) for tree in trees.values()))
-    paths = tuple(
-        (lines[place], np.array(path, np.intp) + (longest - len(trees[place].tokens))) for place, path in places
-    )
-    return Forest(tuple(trees.values()), paths, max(tree.position for tree in trees.values()), longest)
+    paths = [(place, trees.setdefault(place, TokenTree(*place)).add(tokens)) for place, tokens in rows]
+    calls: list[Call] = []
+    filling: dict[tuple[int, int], int] = {}
+    lines: dict[tuple[int, int], tuple[int, int, int]] = {}
+    for place, tree in trees.items():
+        shape = min(context, _up(tree.position, HELD_TOKENS)), _line(len(tree.tokens))
+        number = filling.get(shape)
+        if number is None or calls[number].full:
+            number = filling[shape] = len(calls)
+            calls.append(Call(*shape))
+        call = calls[number]
+        lines[place] = number, len(call.trees), call.longest - len(tree.tokens)
+        call.trees.append(tree)
+    places = []
+    for at, path in paths:
+        number, line, start = lines[at]
+        places.append(Place(number, line, np.array(path, np.intp) + start))
+    return calls, places
 
 
 def _line(tokens: int) -> int:
     """Return how long a line of so many tokens is; one alone, the commonest of all, stays alone."""
-    return tokens if tokens == 1 else -(-tokens // LINE_TOKENS) * LINE_TOKENS
+    return tokens if tokens == 1 else _up(tokens, LINE_TOKENS)
+
+
+def _up(tokens: int, to: int) -> int:
+    return -(-tokens // to) * to

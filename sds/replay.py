@@ -1,7 +1,7 @@
 """A recorded decision, decided again from the record: identical, or what differs. It changes nothing anywhere.
 
 The texts, the envelope and the context reference come from the record, weights and machine from here. What was decided
-in company is decided alone: its scores may then differ, and the account says why.
+in company is decided alone: where company shows in the scores they may then differ, and the account says why.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import Any, get_args
 
 from sds.decoder import Mode
 from sds.engines.native import telling
-from sds.engines.opening import cores, library_of_record, open_engine
+from sds.engines.opening import Share, cores, library_of_record, open_engine
 from sds.engines.protocol import Engine
 from sds.kernel.decided import Decided, read_decided
 from sds.kernel.errors import UsageError
 from sds.kernel.packet import NOT_ASKED, Decoding
 from sds.kernel.store import Store
+from sds.models.protocol import SLOTS_MAX
 from sds.tally import JOINT
 
 NOT_REPLAYABLE = "NOT_REPLAYABLE"
@@ -106,16 +107,24 @@ def replay(store: Store, dfid: str, *, open_it: Open, now_ms: Callable[[], int])
 
 
 def opener(model: Path | None, *, now_ms: Callable[[], int]) -> Open:
-    """Return what opens a native engine as the record describes it, with this model and one slot."""
+    """Return what opens a native engine as the record describes it, with this model; with one slot, where company shows."""
 
     def open_it(facts: Mapping[str, Any]) -> Engine:
         library = library_of_record(facts)
         how = {name: facts[name] for name in ("device", "dtype") if name in facts}
-        how["threads"] = min(facts.get("threads") or 1, cores())
+        slots = _slots(facts) if library == "openvino" else 1
+        share = Share(slots, min(facts.get("threads") or 1, cores()))
         as_is = library != "transformers" and _is(model, facts.get("weights"))
-        return open_engine(model, now_ms=now_ms, library=library, mode=facts["mode"], as_is=as_is, **how)
+        return open_engine(
+            model, now_ms=now_ms, library=library, mode=facts["mode"], as_is=as_is, share_of=lambda _: share, **how
+        )
 
     return open_it
+
+
+def _slots(facts: Mapping[str, Any]) -> int:
+    slots = facts.get("slots")
+    return slots if isinstance(slots, int) and 1 <= slots <= SLOTS_MAX else 1
 
 
 def _is(model: Path | None, weights: object) -> bool:

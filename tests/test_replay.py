@@ -211,6 +211,16 @@ def test_a_decision_made_in_company_says_so(tiny_path: Callable[[int], Path], tm
     assert all("rows" in names(one) for one in found if one.shared)
 
 
+def test_company_in_openvino_leaves_nothing_to_find(tiny_path: Callable[[int], Path], tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    with closing(open_engine(tiny_path(1), now_ms=now_ms, slots=4, library="openvino")) as engine:
+        made = Home(tmp_path, record(tmp_path, engine=Meeting(engine, 4), events=8, at_once=4))
+    found = [made.replay(dfid, tiny_path(1)) for dfid in made.dfids]
+    assert all(one.identical for one in found)
+    assert any(one.shared for one in found)
+    assert {"rows"} >= {name for one in found for name in names(one)}
+
+
 def test_a_probability_changed_by_one_bit_is_found(own: Home, tiny_path: Callable[[int], Path]) -> None:
     with closing(Store(own.record)) as store:
         said = json.loads(flow_record(store, own.dfids[0])["policy_proposals"]["alternatives"])  # type: ignore[index]

@@ -91,9 +91,7 @@ def run(
         "as_is": as_is,
     }
     if parallel > 1 and engines is None and engine != "outlines":
-        from sds.engines.opening import at_once  # noqa: PLC0415  the engine loads when it is needed
-
-        options |= at_once(parallel, model, library)
+        options["parallel"] = parallel
     folder = folder_of(gate)
     if reset and folder.exists():
         _set_aside(folder)

@@ -4,8 +4,8 @@ One worker thread owns the backend. Whoever asks waits in a bounded queue, first
 backend's slots is free; a pass then carries rows of all who want one. It knows rows and tokens, nothing of decisions.
 
 - Those under way ride before those who have just begun, and whoever was left out of `LEFT_OUT_MAX` passes in a row
-  rides before all: so nobody waits for more than `LEFT_OUT_MAX + slots` passes. Rows that do not fit are cut: what is
-  left of a pass is filled with a newcomer's beginning, and the rest of it rides in the next ones.
+  rides before all: so nobody waits for more than `LEFT_OUT_MAX + slots` passes. Rows that do not fit are cut, where the
+  backend fills its passes: what is left of one goes to a newcomer's beginning, and the rest of it rides in the next ones.
 - A backend that is worn gets nobody new until all under way have ended and it has rested.
 - The sections that prompts share are read alone, at most one prompt's between two passes. A newcomer gets the free slot
   that holds most of its sections, else the one least recently used: the slots are the cache of sections, bounded by
@@ -120,6 +120,10 @@ class _Running:
     @property
     def read_in_part(self) -> bool:
         return any(self.found)
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(row.tokens) for row in self.rows)
 
     def parts(self, room: int) -> list[Row]:
         """Return as much of its rows as `room` tokens hold, in order."""
@@ -335,6 +339,8 @@ class Batcher:
 
         riders, room = list[tuple[_Running, list[Row]]](), self._backend.pass_tokens_max
         for running in sorted(self._running, key=turn):
+            if riders and running.tokens > room and not self._backend.fills_passes:
+                continue
             parts = running.parts(room)
             if parts or not running.rows:
                 riders.append((running, parts))

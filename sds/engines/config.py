@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from sds.decoder import Mode
 from sds.engines.fallback import LINKS_MAX, FallbackEngine, Link
 from sds.engines.native import SLOTS_EXACT_MAX
-from sds.engines.opening import _threads, open_engine, open_replicas
+from sds.engines.opening import _threads, open_engine, open_parallel, open_replicas
 from sds.engines.protocol import Engine
 from sds.engines.replicas import REPLICAS_MAX
 from sds.engines.written import WrittenEngine
@@ -53,6 +53,7 @@ class EngineSpec(BaseModel):
     dtype: Dtype | None = None
     slots: Annotated[int, Field(ge=1, le=SLOTS_MAX)] | None = None
     replicas: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] | None = None
+    parallel: Annotated[int, Field(ge=1, le=SLOTS_MAX)] | None = None
     mode: Mode | None = None
     as_is: bool | None = None
     timeout_ms: Millis = TIMEOUT_MS
@@ -63,7 +64,7 @@ class EngineSpec(BaseModel):
         uses = {"url", "model", "api_key_env"} if self.kind in _REMOTE else {"model", "library", "device", "dtype"}
         uses |= {"form"} if self.kind == "openai" else set()
         uses |= {"backend"} if self.kind == "outlines" else set()
-        uses |= {"slots", "replicas", "mode", "as_is"} if self.kind == "native" else set()
+        uses |= {"slots", "replicas", "parallel", "mode", "as_is"} if self.kind == "native" else set()
         needs = {"url", "model"} if self.kind in _REMOTE else set()
         choices = (
             "model",
@@ -76,6 +77,7 @@ class EngineSpec(BaseModel):
             "dtype",
             "slots",
             "replicas",
+            "parallel",
             "mode",
             "as_is",
         )
@@ -100,6 +102,8 @@ def _check_local(spec: EngineSpec) -> None:
         raise ContradictionError(("backend",), "xgrammar runs only with transformers")
     if (spec.replicas or 1) > 1 and ((spec.slots or 1) > 1 or library == "transformers"):
         raise ContradictionError(("replicas",), "`replicas` are engines of llama.cpp or OpenVINO with one slot each")
+    if (spec.parallel or 1) > 1 and max(spec.slots or 1, spec.replicas or 1) > 1:
+        raise ContradictionError(("parallel",), "`parallel` chooses slots or replicas by itself")
     if (spec.mode or "greedy") != "greedy" and (spec.slots or 1) > SLOTS_EXACT_MAX:
         raise ContradictionError(("slots",), f"mode `exact` goes with at most {SLOTS_EXACT_MAX} slots")
 
@@ -207,6 +211,8 @@ def _native(spec: EngineSpec, now_ms: Callable[[], int]) -> Engine:
         "as_is": spec.as_is or False,
     }
     model = Path(spec.model) if spec.model else None
+    if (spec.parallel or 1) > 1:
+        return open_parallel(model, parallel=spec.parallel or 1, now_ms=now_ms, **options)
     if (spec.replicas or 1) > 1:
         return open_replicas(model, replicas=spec.replicas or 1, now_ms=now_ms, **options)
     return open_engine(model, now_ms=now_ms, slots=spec.slots or 1, **options)

@@ -76,6 +76,11 @@ class NativeEngine:
         """Name and first twelve digits of the SHA-256 of the weights: what the record calls the model."""
         return f"{self._backend.name}@{self._backend.fingerprint[:12]}"
 
+    @property
+    def slots(self) -> int:
+        """How many decisions share its passes."""
+        return self._backend.slots
+
     def beside(self, *, threads: int) -> NativeEngine:
         """Return another engine over the same weights, for `threads` of its own. Raises ModelError, UsageError."""
         if not isinstance(self._backend, Replicable):

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from sds.decoder import Mode
-from sds.engines.native import NativeEngine, check_slots, telling
+from sds.engines.native import SLOTS_EXACT_MAX, NativeEngine, check_slots, telling
 from sds.engines.replicas import REPLICAS_MAX, Replicas
 from sds.home import model_cache
 from sds.kernel.errors import UsageError
 from sds.machine import machine_name
-from sds.models.protocol import Backend, BackendError, Dtype, Library
+from sds.models.protocol import SLOTS_MAX, Backend, BackendError, Dtype, Library
 
 THREADS_MAX = 256
 SLOT_TOKENS = 2048  # of each of several slots: what a decision may cost, and a cache that stays small
@@ -153,6 +153,14 @@ def runtime_facts(
     return facts | {"dtype": dtype or "bf16"} if library == "openvino" else facts
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one backend gets: how many slots, and how many threads, None: what `SDS_THREADS` says, or all cores."""
+
+    slots: int = 1
+    threads: int | None = None
+
+
 def open_engine(
     model: Path | None,
     *,
@@ -164,34 +172,43 @@ def open_engine(
     mode: Mode = "greedy",
     noise_logp_max: float | None = None,
     as_is: bool = False,
-    threads: int | None = None,
+    share_of: Callable[[Library], Share] | None = None,
 ) -> NativeEngine:
     """Load a model, the embedded GGUF when `model` is None; unless `as_is`, as it was prepared for this machine.
 
-    Several slots of a file are llama.cpp's unless `library` says otherwise: there company leaves no trace in the numbers,
-    so that it turns no choice into an escalation. Raises ModelError, UsageError.
+    `share_of`: slots and threads, by the library that turns out to run it; else `slots`. Raises ModelError, UsageError.
     """
     from sds.models.catalog import embedded_model  # noqa: PLC0415
 
+    share_of = share_of or (lambda _: Share(slots))
+
     def opener(path: Path, runs: Library | None, fingerprint: str | None) -> Backend:
+        runs = _library_of(path, runs)
+        share = share_of(runs)
         return open_backend(
-            path, library=runs, device=device, dtype=dtype, slots=slots, threads=threads, fingerprint=fingerprint
+            path,
+            library=runs,
+            device=device,
+            dtype=dtype,
+            slots=share.slots,
+            threads=share.threads,
+            fingerprint=fingerprint,
         )
 
-    check_slots(slots, mode)
     with telling():
         path = model or embedded_model()
         asked = _library_of(path, library)
+        check_slots(share_of(asked).slots, mode)
         if as_is or asked == "transformers":
             opened = Opened(opener(path, asked, None), asked)
         else:
             _check_processor(path, asked, device, dtype)
-            shared: Library | None = "llamacpp" if slots > 1 else None
-            opened = open_weights(path, opener, cache=model_cache(), library=library or shared)
-    if noise_logp_max is None and 1 < slots <= opened.noise_slots:
+            opened = open_weights(path, opener, cache=model_cache(), library=library)
+    share = share_of(opened.library)
+    if noise_logp_max is None and 1 < share.slots <= opened.noise_slots:
         noise_logp_max = opened.noise_logp_max
     try:
-        runtime = runtime_facts(opened.library, device=device, dtype=dtype, threads=threads)
+        runtime = runtime_facts(opened.library, device=device, dtype=dtype, threads=share.threads)
         engine = NativeEngine(opened.backend, now_ms=now_ms, mode=mode, noise_logp_max=noise_logp_max, runtime=runtime)
     except BaseException:  # a chain opens it again and again: weights nobody drives may not stay in memory
         opened.backend.close()
@@ -204,23 +221,35 @@ def open_replicas(model: Path | None, *, replicas: int, now_ms: Callable[[], int
     """Open engines side by side over the same weights, each with one slot and its share of the cores; else as `open_engine`."""
     if not 1 <= replicas <= REPLICAS_MAX:
         raise UsageError(f"{replicas} replicas are not between 1 and {REPLICAS_MAX}")
-    threads = max(1, cores() // replicas)
-    first = open_engine(model, now_ms=now_ms, threads=threads, **options)
+    share = Share(threads=max(1, cores() // replicas))
+    return _beside(open_engine(model, now_ms=now_ms, share_of=lambda _: share, **options), share, replicas, now_ms)
+
+
+def open_parallel(
+    model: Path | None, *, parallel: int, now_ms: Callable[[], int], mode: Mode = "greedy", **options: Any
+) -> NativeEngine | Replicas:
+    """Open for so many decisions at once, in the way that suits the library which runs it; else as `open_engine`.
+
+    A slot for each where they share passes, on a card and in OpenVINO; in llama.cpp, whose passes have nothing to share
+    but the cores, engines side by side, no more than cores.
+    """
+    replicas = min(parallel, cores())
+    apart = Share(threads=max(1, cores() // replicas))
+    together = Share(min(parallel, SLOTS_MAX if mode == "greedy" else SLOTS_EXACT_MAX))
+
+    def share_of(library: Library) -> Share:
+        return apart if library == "llamacpp" else together
+
+    engine = open_engine(model, now_ms=now_ms, mode=mode, share_of=share_of, **options)
+    return engine if engine.slots > 1 or replicas == 1 else _beside(engine, apart, replicas, now_ms)
+
+
+def _beside(first: NativeEngine, share: Share, replicas: int, now_ms: Callable[[], int]) -> Replicas:
     with ExitStack() as opened:
         opened.callback(first.close)
         engines = [first]
         for _ in range(replicas - 1):
-            engines.append(first.beside(threads=threads))
+            engines.append(first.beside(threads=share.threads or 1))
             opened.callback(engines[-1].close)
         opened.pop_all()
     return Replicas(engines, now_ms=now_ms)
-
-
-def at_once(parallel: int, model: Path | None, library: Library | None) -> dict[str, int]:
-    """Return the options for deciding so many at once: slots share the passes of a card or a batching library; llama.cpp
-    and OpenVINO on a processor have nothing to share but its cores.
-    """
-    library = library or (_library_of(model, None) if model else "llamacpp")
-    if library == "transformers":
-        return {"slots": parallel}
-    return {"replicas": min(parallel, cores())}

@@ -22,7 +22,7 @@ class HashBackend:
     """
 
     name, fingerprint = "hash", "0" * 64
-    vocab_size, context_tokens_max, ahead_tokens_max = VOCAB, 4096, 0
+    vocab_size, context_tokens_max, ahead_tokens_max, fills_passes = VOCAB, 4096, 0, True
 
     def __init__(self, slots: int, *, pass_tokens_max: int = 512, wear_max: int = 1 << 30) -> None:
         self.slots, self.pass_tokens_max, self._wear_max = slots, pass_tokens_max, wear_max

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from sds.engines.native import NativeEngine
-from sds.engines.opening import at_once, open_engine, open_replicas
+from sds.decoder import Mode
+from sds.engines.native import SLOTS_EXACT_MAX, NativeEngine
+from sds.engines.opening import Share, open_engine, open_parallel, open_replicas
 from sds.engines.protocol import Explains
 from sds.engines.replicas import Replicas
 from sds.kernel.errors import ModelError, UsageError
 from sds.models import gguf
 from sds.models.llama import LlamaBackend
-from sds.models.protocol import BackendError
+from sds.models.protocol import BackendError, Dtype, Library
 from tests.engines.conftest import running_ms
 from tests.engines.test_native import packets
 from tests.kernel.durable import World
@@ -27,6 +28,10 @@ from tests.scale import scale
 
 TOKENS = 1024
 REPLICAS = 3
+
+
+def one_thread(_: Library) -> Share:
+    return Share(threads=1)
 
 
 @pytest.fixture
@@ -40,7 +45,7 @@ def test_many_threads_get_bit_for_bit_what_one_engine_decides_alone(
     world: World, engine: Replicas, tiny_path: Callable[[int], Path]
 ) -> None:
     asked = packets(world, scale(30, 300))
-    with closing(open_engine(tiny_path(1), now_ms=running_ms, mode="exact", threads=1)) as one:
+    with closing(open_engine(tiny_path(1), now_ms=running_ms, mode="exact", share_of=one_thread)) as one:
         expected = [one.propose(packet, tokens_max=TOKENS) for packet in asked]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda packet: engine.propose(packet, tokens_max=TOKENS), asked))
@@ -56,7 +61,7 @@ def test_openvino_has_replicas_and_they_decide_as_one_does_alone(
     monkeypatch.setenv("SDS_THREADS", "2")
     how: dict[str, Any] = {"now_ms": running_ms, "library": "openvino", "dtype": "fp32"}
     asked = packets(world, scale(12, 120))
-    with closing(open_engine(tiny_path(1), threads=1, **how)) as one:
+    with closing(open_engine(tiny_path(1), share_of=one_thread, **how)) as one:
         expected = [one.propose(packet, tokens_max=TOKENS) for packet in asked]
     with closing(open_replicas(tiny_path(1), replicas=2, **how)) as engine, ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda packet: engine.propose(packet, tokens_max=TOKENS), asked))
@@ -158,13 +163,51 @@ def test_transformers_has_none(tiny_folder: Callable[[int], Path]) -> None:
         open_replicas(tiny_folder(1), replicas=2, now_ms=running_ms)
 
 
-def test_how_to_decide_several_at_once_depends_on_the_library(
-    tiny_folder: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("slots", "mode"), [(2, "greedy"), (7, "greedy"), (5, "exact")])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_company_in_openvino_leaves_no_trace_in_a_decision(
+    slots: int, mode: Mode, dtype: Dtype, world: World, tiny_path: Callable[[int], Path]
+) -> None:
+    openvino = pytest.importorskip("sds.models.openvino")
+    if dtype == "bf16" and not openvino.computes_in_bf16():
+        pytest.skip("no BF16 in this processor")
+    asked = packets(world, scale(20, 300))
+    how: dict[str, Any] = {"now_ms": running_ms, "library": "openvino", "dtype": dtype, "mode": mode}
+    with closing(open_engine(tiny_path(1), slots=slots, **how)) as engine:
+        expected = [engine.propose(packet, tokens_max=TOKENS) for packet in asked]
+        with ThreadPoolExecutor(slots + 2) as pool:
+            found = list(pool.map(lambda packet: engine.propose(packet, tokens_max=TOKENS), asked))
+    for (data, before), (again, after) in zip(expected, found, strict=True):
+        assert (data, before.alternatives, before.passes) == (again, after.alternatives, after.passes)
+        assert 0.0 == after.facts["noise_logp_max"]
+    assert max(rows for _, decoding in found for _, rows in decoding.facts["rows"]) > max(
+        rows for _, decoding in expected for _, rows in decoding.facts["rows"]
+    )
+
+
+@pytest.mark.parametrize(("parallel", "engines"), [(16, 4), (3, 3), (1, 1)])
+def test_llama_cpp_decides_several_at_once_in_engines_side_by_side(
+    parallel: int, engines: int, tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SDS_THREADS", "4")
-    assert {"replicas": 4} == at_once(16, None, None)
-    assert {"replicas": 3} == at_once(3, None, "llamacpp") == at_once(3, None, "openvino")
-    assert {"slots": 16} == at_once(16, tiny_folder(1), None) == at_once(16, None, "transformers")
+    with closing(open_parallel(tiny_path(1), parallel=parallel, now_ms=running_ms)) as opened:
+        side_by_side = opened._engines if isinstance(opened, Replicas) else [opened]
+        assert [1] * engines == [engine.slots for engine in side_by_side]
+        assert {4 // engines} == {engine._facts["threads"] for engine in side_by_side}
+
+
+def test_openvino_and_transformers_decide_several_at_once_in_shared_passes(
+    tiny_path: Callable[[int], Path], tiny_folder: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SDS_THREADS", "1")
+    for path, library in ((tiny_path(1), "openvino"), (tiny_folder(1), None)):
+        with closing(open_parallel(path, parallel=3, now_ms=running_ms, library=library)) as opened:
+            assert isinstance(opened, NativeEngine)
+            assert 3 == opened.slots
+    with closing(
+        open_parallel(tiny_path(1), parallel=64, now_ms=running_ms, library="openvino", mode="exact")
+    ) as opened:
+        assert SLOTS_EXACT_MAX == opened.slots
 
 
 def test_a_file_that_changes_while_it_is_opened_is_refused(

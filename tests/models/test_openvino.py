@@ -14,12 +14,14 @@ from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 
 from sds.models.llama import LlamaBackend
+from sds.models.noise import shape_noise
 from sds.models.openvino import OpenvinoBackend, computes_in_bf16
 from sds.models.protocol import Backend, BackendError, Dtype, Replicable, Row
 from tests.hostile import Vocabulary, tiny_checkpoint
 from tests.llama_gguf import CONTEXT, PIECES, Sizes, llama_gguf, random_tensors
 from tests.model_fixtures import TINY_THREADS
 from tests.models.test_backends import sections_of
+from tests.scale import scale, seeded
 
 NOISE = 0.02  # of how far logits lie apart: llama.cpp keeps keys and values in half precision; another model moves 1
 BF16_NOISE = 0.1
@@ -174,6 +176,60 @@ def test_rows_of_several_prompts_and_their_forks_are_close_to_each_alone(
             for _ in range(passes):
                 (expected,) = alone.run([Row(0, row.tokens, row.outputs)])
             assert noise(expected, logits) < (1e-4 if dtype == "fp32" else BF16_NOISE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_whatever_its_company_a_row_gets_the_bits_it_gets_alone(
+    dtype: Dtype, tiny_path: Callable[[int], Path], opened: Callable[..., OpenvinoBackend]
+):
+    """Walks of prompts and their forks, whose passes are made together in one backend and one by one in the other."""
+    rng = seeded(41)
+    together, apart = (opened(tiny_path(1), dtype=dtype, slots=5) for _ in range(2))
+    common = sections_of(5, 37)[0]
+    shared = 0
+    for _ in range(scale(6, 200)):
+        own = [[rng.randrange(3, 90) for _ in range(rng.choice([1, 5, 20, 21, 60]))] for _ in range(5)]
+        for slot, section in enumerate(own):
+            for backend in (together, apart):
+                backend.begin([common, section], slot=slot)
+        forks = [slot for slot in range(5) for _ in range(rng.randrange(3))]
+        at = [*range(5), *(together.fork(slot) for slot in forks)]
+        assert at[5:] == [apart.fork(slot) for slot in forks]
+        for _ in range(3):
+            rows = [Row(slot, [rng.randrange(3, 90) for _ in range(rng.choice([1, 2, 9]))]) for slot in at]
+            families = [
+                [row for row, origin in zip(rows, [*range(5), *forks], strict=True) if origin == n] for n in range(5)
+            ]
+            found = dict(zip(at, together.run(rows), strict=True))
+            for family in families:
+                for row, logits in zip(family, apart.run(family), strict=True):
+                    assert np.array_equal(logits, found[row.slot])
+            shared += len(rows)
+    assert shared > 5
+    assert 0.0 == shape_noise(together)
+
+
+def test_a_prompt_after_one_that_made_no_numbers_is_not_touched_by_it(
+    tmp_path: Path, opened: Callable[..., OpenvinoBackend]
+):
+    """What lies beyond a prompt's end is masked, and a mask makes nothing of a number only."""
+    tensors = random_tensors()
+    tensors["token_embd.weight"][:, 0] = 0.0  # the first number of a state is what only one token has
+    tensors["token_embd.weight"][7, 0] = 100.0
+    for n in range(2):
+        for name in ("attn_output", "ffn_down"):
+            tensors[f"blk.{n}.{name}.weight"][0] = 0.0
+    tensors["blk.0.attn_k.weight"][:, 0] = 3e38
+    backend = opened(llama_gguf(tmp_path / "model.gguf", tensors=tensors))
+    backend.begin([[20] * 20])
+    expected = backend.step([21])
+    for bad in ([7], [22, 7, 23]):
+        for outputs in (0, 1):
+            backend.begin([[20] * 20])
+            with pytest.raises(BackendError, match="the model answered with what is no number"):
+                backend.run([Row(0, bad, outputs)])
+            backend.begin([[20] * 20])
+            assert np.array_equal(expected, backend.step([21]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

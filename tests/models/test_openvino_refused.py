@@ -162,10 +162,10 @@ def test_more_slots_than_there_is_memory_for(tmp_path: Path, monkeypatch: pytest
 def test_no_memory_left_for_the_first_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = llama_gguf(tmp_path / "model.gguf")
 
-    def full(*_: object) -> Any:
+    def full(*_: object, **__: object) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(vino, "forest", full)
+    monkeypatch.setattr(vino, "calls_of", full)
     error = refused(path)
     assert (f"OpenVINO cannot run `{path}`: no memory", "use a smaller model or prompt") == (str(error), error.hint)
 

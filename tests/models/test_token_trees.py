@@ -8,30 +8,57 @@ import numpy as np
 import pytest
 
 from sds.models.protocol import Backend, BackendError, Row
-from sds.models.token_trees import forest
+from sds.models.token_trees import calls_of
 from tests.scale import scale, seeded
 
 LOGIT_ERROR_MAX = 1e-3  # fp32, other shapes
+CONTEXT = 90
 
 
-def test_a_forest_is_its_rows_with_what_they_share_read_once():
+def test_calls_hold_their_rows_with_what_these_share_read_once():
     rng = seeded(61)
     for _ in range(scale(200, 5000)):
-        places = [(rng.randrange(3), 7 * rng.randrange(3)) for _ in range(rng.randint(1, 6))]
-        rows = [(place, [rng.randrange(3) for _ in range(rng.randint(1, 6))]) for place in places]
-        found = forest(rows)
-        ids, positions, mask = found.inputs()
-        seen = mask == 0
-        for (place, tokens), (line, path) in zip(rows, found.paths, strict=True):
-            tree, padding = found.trees[line], found.held - place[1]
-            assert place == (tree.root, tree.position)
-            assert tokens == ids[line, path].tolist()
-            assert list(range(place[1], place[1] + len(tokens))) == positions[line, path].tolist()
-            for n, at in enumerate(path):
-                assert ([False] * padding + [True] * place[1]) == seen[line, 0, at, : found.held].tolist()
-                assert path[: n + 1].tolist() == np.flatnonzero(seen[line, 0, at, found.held :]).tolist()
+        places = [(rng.randrange(3), 7 * rng.randrange(9)) for _ in range(rng.randint(1, 6))]
+        rows = [(place, [rng.randrange(3) for _ in range(rng.randint(1, 12))]) for place in places]
+        calls, found = calls_of(rows, context=CONTEXT)
+        inputs = [call.inputs() for call in calls]
+        for ((root, position), tokens), place in zip(rows, found, strict=True):
+            call, (ids, positions, mask) = calls[place.call], inputs[place.call]
+            tree = call.trees[place.line]
+            assert (root, position) == (tree.root, tree.position)
+            assert tokens == ids[place.line, place.path].tolist()
+            assert list(range(position, position + len(tokens))) == positions[place.line, place.path].tolist()
+            for n, at in enumerate(place.path):
+                seen = np.flatnonzero(mask[place.line, 0, at] == 0).tolist()
+                assert [*range(position), *(call.held + place.path[: n + 1])] == seen
         beginnings = {(place, tuple(tokens[: n + 1])) for place, tokens in rows for n in range(len(tokens))}
-        assert len(beginnings) == sum(len(tree.tokens) for tree in found.trees)
+        assert len(beginnings) == sum(len(tree.tokens) for call in calls for tree in call.trees)
+
+
+def test_the_shape_of_a_call_says_nothing_of_company():
+    """A row's call is as long as one made for it and its forks alone, whoever is in it; shapes are few."""
+    rng = seeded(63)
+    shapes = set()
+    for _ in range(scale(200, 5000)):
+        rows = [((seat, rng.randrange(CONTEXT)), [1] * rng.randint(1, 40)) for seat in range(rng.randint(1, 9))]
+        calls, found = calls_of(rows, context=CONTEXT)
+        for row, place in zip(rows, found, strict=True):
+            (alone,), _ = calls_of([row], context=CONTEXT)
+            shape = calls[place.call].held, calls[place.call].longest
+            assert (alone.held, alone.longest) == shape
+            shapes.add(shape)
+        assert max(call.held for call in calls) <= CONTEXT
+    assert len(shapes) <= (2 + CONTEXT // 32) * 6
+
+
+def test_a_call_grows_no_larger_than_it_may():
+    calls, found = calls_of([((seat, 500), [1] * 100) for seat in range(9)], context=2000)
+    assert [4, 4, 1] == [len(call.trees) for call in calls]
+    assert [(n // 4, n % 4) for n in range(9)] == [(place.call, place.line) for place in found]
+    calls, _ = calls_of([((seat, 1990), [1]) for seat in range(9)], context=2000)
+    assert [4, 4, 1] == [len(call.trees) for call in calls]
+    (whole,), _ = calls_of([((0, 0), [1] * 700)], context=2000)
+    assert 704 == whole.longest
 
 
 def test_forks_that_share_a_pass_read_what_each_would_alone(opened: Callable[..., Backend]):
