@@ -7,8 +7,8 @@
 The packets are those of `sds bench peers`, half of them of each kind, each decided once. A choice that the company of its
 pass could have turned is an escalation: counted as `too_close`, and as a decision. Predicted before measuring: a case is
 read in one pass of its own tokens however many are asked for, which nothing can share; what is shared are the passes of a
-few tokens after it, so on a processor the rate grows by less than two. Shared passes there are short and attend row by row,
-for bits that company does not change: one slot, or an engine a core, can be the quicker.
+few tokens after it, so on a processor the rate grows by less than two. In llama.cpp shared passes are short and attend row
+by row, for bits that company does not change: one slot, or an engine a core, can be the quicker.
 """
 
 from __future__ import annotations

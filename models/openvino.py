@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 KEPT = {"bf16": (np.uint16, ov.Type.bf16), "fp32": (np.float32, ov.Type.f32)}
 HINT_CHARACTERS_MAX = 200
 WARM_UP_TOKENS = 96
+PASS_TOKENS_MAX = 2048  # in calls by shape: the more cases are read in turn, the more share the small calls after them
 
 
 def computes_in_bf16() -> bool:
@@ -210,6 +211,7 @@ class OpenvinoBackend(SeatedBackend):
         self.vocab_size = words.size
         self.context_tokens_max = self._programs.context
         super().__init__(slots=slots, layers=self._programs.shape.layers, words=words, template=template, store=store)
+        self.pass_tokens_max = PASS_TOKENS_MAX
         if programs is None:
             self._warm_up()
 

@@ -60,11 +60,12 @@ def test_a_stream_of_newcomers_delays_nobody_who_has_begun(batching: Callable[..
     assert [alone([CONTRACTS[n % 3], [n] * 8], 2) for n in range(20)] == [pending.result() for pending in others]
 
 
+@pytest.mark.parametrize("fills_passes", [True, False])
 def test_nobody_is_left_out_of_more_passes_than_the_limit_and_one_for_each_slot(
-    batching: Callable[..., Batcher],
+    fills_passes: bool, batching: Callable[..., Batcher]
 ) -> None:
     rng = seeded(3)
-    backend = HashBackend(6, pass_tokens_max=9)
+    backend = HashBackend(6, pass_tokens_max=9, fills_passes=fills_passes)
     batcher = batching(backend)
     cases = [([CONTRACTS[0], [n] * rng.randint(1, 9)], rng.randint(1, 9), rng.randint(0, 6)) for n in range(40)]
     held_up(backend, batcher)
@@ -100,6 +101,25 @@ def test_a_newcomers_row_is_cut_to_what_those_under_way_leave_of_a_pass(batching
     assert [alone([CONTRACTS[0], [0]], 5), alone([CONTRACTS[0], [5] * 20], 2)] == [first.result(), second.result()]
     assert [[1], [1, 7], [1, 7], [1, 6], [1, 1]] == [[len(row.tokens) for row in rows] for rows in backend.passes]
     assert [(7, 2), (7, 2), (6, 2), (1, 2)] == second.rows
+
+
+def test_rows_are_cut_only_where_they_are_longer_than_a_pass_if_the_backend_fills_none(
+    batching: Callable[..., Batcher],
+) -> None:
+    """Where a row is cut then depends on itself alone, whatever company it has."""
+    backend = HashBackend(4, pass_tokens_max=8, fills_passes=False)
+    batcher = batching(backend)
+    cases = {100 + n: [100 + n] * n for n in (20, 6, 2, 3, 9)}  # of tokens that nobody writes
+    first = held_up(backend, batcher, length=9)
+    waiting = [start(batcher, [CONTRACTS[0], case], 2) for case in cases.values()]
+    backend.gate.set()
+    assert [alone([CONTRACTS[0], case], 2) for case in cases.values()] == [pending.result() for pending in waiting]
+    first.result()
+    read = [row.tokens for rows in backend.passes for row in rows]
+    found = {case: [len(tokens) for tokens in read if tokens[0] == case] for case in cases}
+    assert {120: [8, 8, 4], 106: [6], 102: [2], 103: [3], 109: [8, 1]} == found
+    assert 8 >= max(sum(len(row.tokens) for row in rows) for rows in backend.passes)
+    assert max(len(rows) for rows in backend.passes) > 1
 
 
 def test_one_who_waits_for_the_rest_of_a_row_goes_before_other_newcomers(batching: Callable[..., Batcher]) -> None:

@@ -114,6 +114,15 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
             "engines:\n  - {name: a, kind: native, library: transformers, replicas: 2}\n",
             "f.yaml:2: engines.0.replicas: `replicas` are engines of llama.cpp or OpenVINO with one slot each",
         ),
+        (
+            "engines:\n  - {name: a, kind: native, parallel: 2, slots: 2}\n",
+            "f.yaml:2: engines.0.parallel: `parallel` chooses slots or replicas by itself",
+        ),
+        (
+            "engines:\n  - {name: a, kind: outlines, parallel: 2}\n",
+            "f.yaml:2: engines.0.parallel: `outlines` has no use for `parallel`",
+        ),
+        ("engines:\n  - {name: a, kind: native, parallel: 65}\n", "f.yaml:2: engines.0.parallel: must be at most 64"),
         ("engines:\n  - {name: a, kind: native, replicas: 65}\n", "f.yaml:2: engines.0.replicas: must be at most 64"),
         ("engines:\n  - {name: a, kind: native, slots: 0}\n", "f.yaml:2: engines.0.slots: must be at least 1"),
         (
