@@ -53,7 +53,7 @@ class _Prompt:
 class LlamaBackend:
     """One GGUF model with one cache. Give each thread its own (`beside`); call `close()` when done."""
 
-    ahead_tokens_max, fills_passes = 0, True
+    ahead_tokens_max, rows_may_be_cut = 0, True
 
     def __init__(
         self,

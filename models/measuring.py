@@ -93,10 +93,7 @@ def divergence(exact: Distributions, found: Distributions) -> float:
 
 
 def noise_logp(path: Path, threads: int) -> float | None:
-    """Return how far company in a pass moves log-probabilities in llama.cpp, which is what runs several slots.
-
-    None: not to be measured with this model.
-    """
+    """Return how far company in a pass moves log-probabilities in llama.cpp; None: not to be measured with this model."""
     try:
         backend = LlamaBackend(path, threads=threads, slots=NOISE_SLOTS, n_ctx=NOISE_CONTEXT)
     except BackendError:

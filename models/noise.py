@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from sds.models.protocol import Backend, BackendError, Row
 SEED = 4
 COMMON_TOKENS, RUN_TOKENS = 60, 8
 CASE_TOKENS = (20, 70)
-COMPANY_MAX = 4
+COMPANY_MAX, CROWD_MAX = 4, 16
 TURNS = 2
 
 Prompt = Sequence[Sequence[int]]
@@ -46,13 +47,15 @@ def shape_noise(backend: Backend, *, prompts: Sequence[Prompt] | None = None) ->
     used = min(backend.slots, COMPANY_MAX)
     least: dict[tuple[int, int], NDArray[np.float32]] = {}
     most: dict[tuple[int, int], NDArray[np.float32]] = {}
-    for seats in _companies(len(work), used, max(map(len, work)) - 1, cut=backend.fills_passes):
+    companies = _companies(len(work), used, max(map(len, work)) - 1, cut=backend.rows_may_be_cut)
+    crowd = min(backend.slots, CROWD_MAX)
+    for seats in chain(companies, [] if backend.rows_may_be_cut else _crowds(len(work), crowd)):
         for row, logp in _seated(backend, work, seats):
             least[row] = np.minimum(least.get(row, logp), logp)
             most[row] = np.maximum(most.get(row, logp), logp)
         if backend.worn:
             backend.rest()
-    for slot in range(used):
+    for slot in range(crowd):
         backend.begin([], slot=slot)
     backend.rest()
     return max(float((most[row] - least[row]).max()) for row in most)
@@ -83,6 +86,12 @@ def _companies(prompts: int, slots: int, rows: int, *, cut: bool) -> Iterator[li
     yield [_Seat(slot, slot % prompts, cut=cut and slot == slots - 1) for slot in range(slots)]
     turns = [(turn, slot) for turn in range(TURNS) for slot in range(slots)]
     yield [_Seat(slot, (slot // prompts + slot + turn) % prompts, slot % rows + turn * rows) for turn, slot in turns]
+
+
+def _crowds(prompts: int, slots: int) -> Iterator[list[_Seat]]:
+    """All slots with one prompt, in step: as many rows of one length as there can be, which is how calls are shared."""
+    for prompt in range(prompts):
+        yield [_Seat(slot, prompt) for slot in range(slots)]
 
 
 def _seated(

@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 KEPT = {"bf16": (np.uint16, ov.Type.bf16), "fp32": (np.float32, ov.Type.f32)}
+PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 HINT_CHARACTERS_MAX = 200
 WARM_UP_TOKENS = 96
+LINES_BYTES_MAX = 256 << 20  # what calls of several trees take besides, once such were made
 PASS_TOKENS_MAX = 2048  # in calls by shape: the more cases are read in turn, the more share the small calls after them
 
 
@@ -97,6 +99,7 @@ class _Cells:
         self._trunks: dict[int, tuple[int, int]] = {}
         self._ends: dict[int, int] = {}  # how far each was written
         self._lines = np.empty(0, self._kind)  # where those of several stand side by side during a call
+        self.lines_held_max = LINES_BYTES_MAX // (self._shape[0] * self._shape[2] * self._lines.itemsize)
 
     def cut(self, _seat: int, _position: int, _surplus: int) -> bool:
         """What lies beyond a prompt's end is never handed in: there is nothing to do."""
@@ -135,13 +138,14 @@ class _Cells:
     def held(self, call: Call, count: int) -> Sequence[NDArray[Any]]:
         """Return what stands before the trees of a call, for each of the first `count` keys and values [lines, held, cell].
 
-        Beyond a tree's own beginning lies whatever was written there: numbers, which the mask makes nothing of.
+        Beyond a tree's own beginning lies whatever was written there: numbers, of which the mask leaves nothing.
         """
         seats = [self._seats[tree.root] for tree in call.trees]
         if len(seats) == 1:
             return list(seats[0][:count, None, : call.held])
         shape = count, len(seats), call.held, self._shape[2]
         if self._lines.size < (size := int(np.prod(shape))):
+            self._lines = np.empty(0, self._kind)  # not both at once
             self._lines = np.empty(size, self._kind)
         lines = self._lines[:size].reshape(shape)
         for n, seat in enumerate(seats):
@@ -154,7 +158,7 @@ class _Cells:
 
     def _empty(self) -> NDArray[Any]:
         """In small pages: a fork writes a few tokens in each layer, and in huge ones that would be all of its memory."""
-        memory = mmap.mmap(-1, int(np.prod(self._shape)) * np.dtype(self._kind).itemsize)
+        memory = mmap.mmap(-1, int(np.prod(self._shape)) * np.dtype(self._kind).itemsize, **PRIVATE)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             memory.madvise(mmap.MADV_NOHUGEPAGE)
         return np.frombuffer(memory, self._kind).reshape(self._shape)
@@ -167,7 +171,7 @@ class _Cells:
 class OpenvinoBackend(SeatedBackend):
     """One GGUF model of the architecture `llama`. Give each thread its own (`beside`); call `close()` when done."""
 
-    fills_passes = False
+    rows_may_be_cut = False
     ahead_tokens_max = 16  # in BF16 reading the weights takes about as long as multiplying so many tokens with them
     _store: _Cells
 
@@ -238,22 +242,30 @@ class OpenvinoBackend(SeatedBackend):
         if states_at == self._layers and not any(part.outputs for part in parts):
             states_at = None  # the same up to the head, and the weights lie in memory once
         rows = ((self._store.place(part.seat, part.position), part.tokens) for part in parts)
-        calls, places = calls_of(rows, context=self.context_tokens_max)
+        calls, places = calls_of(rows, context=self.context_tokens_max, held_max=self._store.lines_held_max)
         found: dict[int, NDArray[np.float32]] = {}
         for number, call in enumerate(calls):
-            riding = [
-                (n, place, place.line * call.longest + place.path)
-                for n, place in enumerate(places)
-                if place.call == number
-            ]
-            outputs = {n: max(1, parts[n].outputs) for n, _, _ in riding}  # one at least shows whether all are numbers
-            wanted = np.unique(np.concatenate([at[-outputs[n] :] for n, _, at in riding]))
+            riding = {n: place for n, place in enumerate(places) if place.call == number}
+            ends = {
+                n: place.line * call.longest + place.path[-max(1, parts[n].outputs) :] for n, place in riding.items()
+            }
+            wanted = np.unique(np.concatenate(list(ends.values())))
             answered, cells = self._infer(call, wanted, states_at)
-            for n, place, at in riding:
-                self._store.keep(parts[n].seat, parts[n].position, cells[:, place.line, place.path])
-                answers = answered[np.searchsorted(wanted, at[len(at) - parts[n].outputs :])]
-                found[n] = np.asarray(answers, np.float32)
+            for n, place in riding.items():
+                answers = np.asarray(answered[np.searchsorted(wanted, ends[n])], np.float32)
+                self._append(parts[n], cells[:, place.line, place.path], answers)
+                found[n] = answers[len(answers) - parts[n].outputs :]
         return [found[n] for n in range(len(parts))]
+
+    def _append(self, part: Part, cells: NDArray[Any], answers: NDArray[np.float32]) -> None:
+        """Keep what a part appended; of what is no number nothing, for it would show wherever cells are only masked.
+
+        Such answers end their decision. Where none were asked for, no one would see them: it raises.
+        """
+        numbers = bool(np.isfinite(answers.sum()))
+        if not numbers and not part.outputs:
+            raise BackendError("the model answered with what is no number")
+        self._store.keep(part.seat, part.position, cells if numbers else np.zeros_like(cells))
 
     def _infer(self, call: Call, wanted: NDArray[np.intp], states_at: int | None) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return what comes of the wanted tokens, [wanted, .], and the cells of all, [2 x layers, lines, longest, cell]."""
@@ -270,8 +282,6 @@ class OpenvinoBackend(SeatedBackend):
             self._programs.forget()
             raise
         answered = request.get_output_tensor(0).data[0]
-        if not np.isfinite(answered.sum()):  # it would stay in the cells
-            raise BackendError("the model answered with what is no number")
         new = [request.get_output_tensor(1 + n).data for n in range(count)]
         shape = len(call.trees), call.longest, self._programs.shape.cell
         cells = np.stack(new).view(self._programs.kind) if new else np.empty((0, *shape), self._programs.kind)

@@ -80,7 +80,7 @@ class Backend(Protocol):
         """How many tokens, all rows together, go through the model in one pass; more are cut into several."""
 
     @property
-    def fills_passes(self) -> bool:
+    def rows_may_be_cut(self) -> bool:
         """Whether rows may be cut so that a pass is full. Where not, only one longer than a pass is, and the company that
         uncut rows have shows nowhere in their numbers.
         """
@@ -123,7 +123,7 @@ class Backend(Protocol):
         """Append the tokens of all rows in one pass, at most one row a slot; return for each [outputs, vocab_size].
 
         With one slot, equal passes give bit-equal logits, whatever ran before; with more, a row's company, its place in
-        the cache and where it was cut (`fills_passes`) may show in the last digits: `shape_noise` measures by how much.
+        the cache and where it was cut (`rows_may_be_cut`) may show in the last digits: `shape_noise` measures by how much.
         """
 
     def fork(self, slot: int) -> int:

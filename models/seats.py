@@ -77,7 +77,7 @@ class SeatedBackend(ABC):
     may be padded, which shows in the last digits.
     """
 
-    ahead_tokens_max, fills_passes = 0, True
+    ahead_tokens_max, rows_may_be_cut = 0, True
     name: str
     fingerprint: str
     vocab_size: int
@@ -93,7 +93,7 @@ class SeatedBackend(ABC):
 
     @abstractmethod
     def _call(self, parts: Sequence[Part], states_at: int | None) -> list[NDArray[np.float32]]:
-        """Append the parts in one call; return for each what comes of its last tokens, [outputs, .]: logits, or the
+        """Append the parts, in one call unless it groups rows itself; return for each what comes of its last tokens, [outputs, .]: logits, or the
         states that go into layer `states_at` (after the last one: as the head would see them).
         """
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-MASKED = -1e9
+MASKED = -3.38e38  # nearly the least number of BF16: under it no score is left that exp() makes anything of
 ROOT = -1
-CALL_TOKENS_MAX, CALL_HELD_MAX = 512, 8192  # of several trees
+LINES_TOKENS_MAX = 512  # of several trees in a call
 LINE_TOKENS, HELD_TOKENS = 8, 32  # lines, and what stands before them, are multiples of these
 
 
@@ -64,11 +64,10 @@ class Call:
     longest: int
     trees: list[TokenTree] = field(default_factory=list)
 
-    @property
-    def full(self) -> bool:
-        """Whether another tree would make it larger than a call may be."""
+    def full(self, held_max: int) -> bool:
+        """Return whether another tree would make it larger than a call may be."""
         lines = len(self.trees) + 1
-        return lines * self.longest > CALL_TOKENS_MAX or lines * self.held > CALL_HELD_MAX
+        return lines * self.longest > LINES_TOKENS_MAX or lines * self.held > held_max
 
     def inputs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
         """Return tokens and positions, [lines, longest], and what is added to scores, [lines, 1, longest, held + longest].
@@ -96,11 +95,15 @@ class Place:
     path: NDArray[np.intp]
 
 
-def calls_of(rows: Iterable[tuple[tuple[int, int], Sequence[int]]], *, context: int) -> tuple[list[Call], list[Place]]:
+def calls_of(
+    rows: Iterable[tuple[tuple[int, int], Sequence[int]]], *, context: int, held_max: int
+) -> tuple[list[Call], list[Place]]:
     """Return the calls that read rows (where each goes on, (seat, position), and its tokens), and where each row is.
 
+    `context`: how many tokens a seat holds at most; `held_max`: how many stand before all trees of a call, if not of one.
+
     Rows that go on from one place are a tree, and only trees of one shape share a call: what a tree shares it with then
-    leaves no trace in its numbers. Shapes are few, for a library prepares itself for each new one.
+    leaves no trace in its numbers. Lengths are few, for a library prepares itself for each new one.
     """
     trees: dict[tuple[int, int], TokenTree] = {}
     paths = [(place, trees.setdefault(place, TokenTree(*place)).add(tokens)) for place, tokens in rows]
@@ -110,7 +113,7 @@ def calls_of(rows: Iterable[tuple[tuple[int, int], Sequence[int]]], *, context: 
     for place, tree in trees.items():
         shape = min(context, _up(tree.position, HELD_TOKENS)), _line(len(tree.tokens))
         number = filling.get(shape)
-        if number is None or calls[number].full:
+        if number is None or calls[number].full(held_max):
             number = filling[shape] = len(calls)
             calls.append(Call(*shape))
         call = calls[number]

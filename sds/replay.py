@@ -1,7 +1,7 @@
 """A recorded decision, decided again from the record: identical, or what differs. It changes nothing anywhere.
 
 The texts, the envelope and the context reference come from the record, weights and machine from here. What was decided
-in company is decided alone: where company shows in the scores they may then differ, and the account says why.
+in company is decided alone, in OpenVINO with as many slots; elsewhere the scores may differ, and the account says why.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from sds.decoder import Mode
 from sds.engines.native import telling
-from sds.engines.opening import Share, cores, library_of_record, open_engine
+from sds.engines.opening import cores, library_of_record, open_engine
 from sds.engines.protocol import Engine
 from sds.kernel.decided import Decided, read_decided
 from sds.kernel.errors import UsageError
@@ -113,11 +113,9 @@ def opener(model: Path | None, *, now_ms: Callable[[], int]) -> Open:
         library = library_of_record(facts)
         how = {name: facts[name] for name in ("device", "dtype") if name in facts}
         slots = _slots(facts) if library == "openvino" else 1
-        share = Share(slots, min(facts.get("threads") or 1, cores()))
+        how["threads"] = min(facts.get("threads") or 1, cores())
         as_is = library != "transformers" and _is(model, facts.get("weights"))
-        return open_engine(
-            model, now_ms=now_ms, library=library, mode=facts["mode"], as_is=as_is, share_of=lambda _: share, **how
-        )
+        return open_engine(model, now_ms=now_ms, library=library, mode=facts["mode"], as_is=as_is, slots=slots, **how)
 
     return open_it
 

@@ -110,7 +110,7 @@ class AdversarialBackend:
     a wish can know exactly what is forbidden.
     """
 
-    slots, pass_tokens_max, ahead_tokens_max, fills_passes = 1, 512, 0, True
+    slots, pass_tokens_max, ahead_tokens_max, rows_may_be_cut = 1, 512, 0, True
 
     def __init__(self, real: Backend, wish: Callable[[AdversarialBackend], Logits], seed: int = 0) -> None:
         self._real, self._wish = real, wish

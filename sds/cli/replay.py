@@ -73,7 +73,8 @@ def _lines(found: Replay) -> Iterator[str]:
     for one in found.circumstances:
         yield f"  {one.name}: {_said(one)}"
     if found.shared:
-        yield f"  company: passes shared with other decisions: {found.shared}; a replay is alone, another shape"
+        alone = "a replay is alone" if found.bit_equal else "a replay is alone, another shape"
+        yield f"  company: passes shared with other decisions: {found.shared}; {alone}"
     if found.recorded != found.replayed:
         yield f"  recorded: {found.recorded.decode('utf-8', 'backslashreplace')}"
         yield f"  replayed: {found.replayed.decode('utf-8', 'backslashreplace')}"

@@ -334,12 +334,13 @@ class Batcher:
     def _riders(self) -> list[tuple[_Running, list[Row]]]:
         """Return who rides in the next pass, and with what: in turn, until it is full."""
 
-        def turn(running: _Running) -> tuple[bool, bool, bool, int]:
-            return running.left_out < LEFT_OUT_MAX, not running.begun, not running.read_in_part, -running.left_out
+        def turn(running: _Running) -> tuple[int, bool, bool, int]:
+            waits = running.left_out if running.left_out >= LEFT_OUT_MAX else 0
+            return -waits, not running.begun, not running.read_in_part, -running.left_out
 
         riders, room = list[tuple[_Running, list[Row]]](), self._backend.pass_tokens_max
         for running in sorted(self._running, key=turn):
-            if riders and running.tokens > room and not self._backend.fills_passes:
+            if riders and running.tokens > room and not self._backend.rows_may_be_cut:
                 continue
             parts = running.parts(room)
             if parts or not running.rows:

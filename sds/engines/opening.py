@@ -96,8 +96,9 @@ def open_backend(
     """Load a model: unless `library` says otherwise a folder through transformers, a file through llama.cpp.
 
     `device` is for transformers, `dtype` for it (fp32) and OpenVINO (bf16); llama.cpp runs in the file's own types. With
-    several `slots` each holds `SLOT_TOKENS`. `threads`: without it what `SDS_THREADS` says, or all cores. `fingerprint`:
-    of a GGUF, where it was just looked at. Raises BackendError.
+    several `slots` each holds `SLOT_TOKENS`; in OpenVINO, which takes memory as it is written, as many as one alone.
+    `threads`: without it what `SDS_THREADS` says, or all cores. `fingerprint`: of a GGUF, where it was just looked at.
+    Raises BackendError.
     """
     room: dict[str, Any] = {"n_ctx": SLOT_TOKENS} if slots > 1 else {}
     threads = threads or _threads()
@@ -111,7 +112,7 @@ def open_backend(
     if library == "openvino":
         from sds.models.openvino import OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
 
-        return OpenvinoBackend(path, threads=threads, slots=slots, fingerprint=fingerprint, **numbers, **room)
+        return OpenvinoBackend(path, threads=threads, slots=slots, fingerprint=fingerprint, **numbers)
     from sds.models.llama import LlamaBackend  # noqa: PLC0415  the library is loaded when a model is
 
     return LlamaBackend(path, threads=threads, slots=slots, fingerprint=fingerprint, **room)
@@ -162,25 +163,29 @@ class Share:
 
 
 def open_engine(
+    model: Path | None, *, now_ms: Callable[[], int], slots: int = 1, threads: int | None = None, **options: Any
+) -> NativeEngine:
+    """Load a model, the embedded GGUF when `model` is None; unless `as_is`, as it was prepared for this machine.
+
+    `options`: `library`, `device`, `dtype`, `mode`, `noise_logp_max`, `as_is`. Raises ModelError, UsageError.
+    """
+    return _open(model, lambda _: Share(slots, threads), now_ms=now_ms, **options)
+
+
+def _open(
     model: Path | None,
+    share_of: Callable[[Library], Share],
     *,
     now_ms: Callable[[], int],
     library: Library | None = None,
     device: str = "cpu",
     dtype: Dtype | None = None,
-    slots: int = 1,
     mode: Mode = "greedy",
     noise_logp_max: float | None = None,
     as_is: bool = False,
-    share_of: Callable[[Library], Share] | None = None,
 ) -> NativeEngine:
-    """Load a model, the embedded GGUF when `model` is None; unless `as_is`, as it was prepared for this machine.
-
-    `share_of`: slots and threads, by the library that turns out to run it; else `slots`. Raises ModelError, UsageError.
-    """
+    """Open it with the share that the library gets which turns out to run it."""
     from sds.models.catalog import embedded_model  # noqa: PLC0415
-
-    share_of = share_of or (lambda _: Share(slots))
 
     def opener(path: Path, runs: Library | None, fingerprint: str | None) -> Backend:
         runs = _library_of(path, runs)
@@ -221,8 +226,9 @@ def open_replicas(model: Path | None, *, replicas: int, now_ms: Callable[[], int
     """Open engines side by side over the same weights, each with one slot and its share of the cores; else as `open_engine`."""
     if not 1 <= replicas <= REPLICAS_MAX:
         raise UsageError(f"{replicas} replicas are not between 1 and {REPLICAS_MAX}")
-    share = Share(threads=max(1, cores() // replicas))
-    return _beside(open_engine(model, now_ms=now_ms, share_of=lambda _: share, **options), share, replicas, now_ms)
+    threads = max(1, cores() // replicas)
+    first = _open(model, lambda _: Share(threads=threads), now_ms=now_ms, **options)
+    return _beside(first, replicas, threads, now_ms)
 
 
 def open_parallel(
@@ -233,23 +239,25 @@ def open_parallel(
     A slot for each where they share passes, on a card and in OpenVINO; in llama.cpp, whose passes have nothing to share
     but the cores, engines side by side, no more than cores.
     """
+    if not 1 <= parallel <= SLOTS_MAX:
+        raise UsageError(f"{parallel} decisions at once are not between 1 and {SLOTS_MAX}")
     replicas = min(parallel, cores())
-    apart = Share(threads=max(1, cores() // replicas))
+    threads = max(1, cores() // replicas)
     together = Share(min(parallel, SLOTS_MAX if mode == "greedy" else SLOTS_EXACT_MAX))
 
     def share_of(library: Library) -> Share:
-        return apart if library == "llamacpp" else together
+        return Share(threads=threads) if library == "llamacpp" else together
 
-    engine = open_engine(model, now_ms=now_ms, mode=mode, share_of=share_of, **options)
-    return engine if engine.slots > 1 or replicas == 1 else _beside(engine, apart, replicas, now_ms)
+    engine = _open(model, share_of, now_ms=now_ms, mode=mode, **options)
+    return engine if engine.slots > 1 or replicas == 1 else _beside(engine, replicas, threads, now_ms)
 
 
-def _beside(first: NativeEngine, share: Share, replicas: int, now_ms: Callable[[], int]) -> Replicas:
+def _beside(first: NativeEngine, replicas: int, threads: int, now_ms: Callable[[], int]) -> Replicas:
     with ExitStack() as opened:
         opened.callback(first.close)
         engines = [first]
         for _ in range(replicas - 1):
-            engines.append(first.beside(threads=share.threads or 1))
+            engines.append(first.beside(threads=threads))
             opened.callback(engines[-1].close)
         opened.pop_all()
     return Replicas(engines, now_ms=now_ms)

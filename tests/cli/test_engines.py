@@ -61,7 +61,7 @@ def test_a_run_through_openvino_is_recorded_as_one_and_replayed_as_one(tiny_mode
     with closing(sqlite3.connect(tmp_path / "refund" / "decisions.db")) as record:
         rows = record.execute("SELECT dfid, body FROM ledger WHERE kind = 'DECIDED'").fetchall()
     asked = {dfid: facts for dfid, body in rows if (facts := json.loads(body).get("decoding"))}
-    assert {("openvino", "fp32", 1)} == {
+    assert {("openvino", "fp32", 2)} == {
         (facts["library"].split()[0], facts["dtype"], facts["slots"]) for facts in asked.values()
     }
     assert alone.ok("replay", min(asked), "--model", str(tiny_model)).startswith("identical: ")

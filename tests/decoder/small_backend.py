@@ -26,7 +26,7 @@ class HashBackend:
     """Spells greedily, the longest piece first. `flatness` shrinks the logits: small ones make ties near."""
 
     name, fingerprint, context_tokens_max, pass_tokens_max = "hash", "0" * 64, 10_000, 512
-    vocab_size, fills_passes = len(PIECES), True
+    vocab_size, rows_may_be_cut = len(PIECES), True
 
     def __init__(
         self, seed: int = 0, *, slots: int = 1, spread: float = 4.0, forks_max: int = 63, ahead_tokens_max: int = 0

@@ -25,9 +25,9 @@ class HashBackend:
     vocab_size, context_tokens_max, ahead_tokens_max = VOCAB, 4096, 0
 
     def __init__(
-        self, slots: int, *, pass_tokens_max: int = 512, wear_max: int = 1 << 30, fills_passes: bool = True
+        self, slots: int, *, pass_tokens_max: int = 512, wear_max: int = 1 << 30, rows_may_be_cut: bool = True
     ) -> None:
-        self.fills_passes = fills_passes
+        self.rows_may_be_cut = rows_may_be_cut
         self.slots, self.pass_tokens_max, self._wear_max = slots, pass_tokens_max, wear_max
         self._read = 0
         self.begun: list[tuple[int, int, int]] = []

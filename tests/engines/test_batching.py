@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sds.engines.batching import LEFT_OUT_MAX, Batcher
+from sds.engines.batching import LEFT_OUT_MAX, Batcher, _Running
 from sds.models.protocol import Row
 from tests.engines.batches import CONTRACTS, FAR, alone, held_up, make, start
 from tests.engines.hashing import HashBackend, Logits
@@ -60,12 +60,12 @@ def test_a_stream_of_newcomers_delays_nobody_who_has_begun(batching: Callable[..
     assert [alone([CONTRACTS[n % 3], [n] * 8], 2) for n in range(20)] == [pending.result() for pending in others]
 
 
-@pytest.mark.parametrize("fills_passes", [True, False])
+@pytest.mark.parametrize("rows_may_be_cut", [True, False])
 def test_nobody_is_left_out_of_more_passes_than_the_limit_and_one_for_each_slot(
-    fills_passes: bool, batching: Callable[..., Batcher]
+    rows_may_be_cut: bool, batching: Callable[..., Batcher]
 ) -> None:
     rng = seeded(3)
-    backend = HashBackend(6, pass_tokens_max=9, fills_passes=fills_passes)
+    backend = HashBackend(6, pass_tokens_max=9, rows_may_be_cut=rows_may_be_cut)
     batcher = batching(backend)
     cases = [([CONTRACTS[0], [n] * rng.randint(1, 9)], rng.randint(1, 9), rng.randint(0, 6)) for n in range(40)]
     held_up(backend, batcher)
@@ -80,6 +80,32 @@ def test_nobody_is_left_out_of_more_passes_than_the_limit_and_one_for_each_slot(
     backend.gate.set()
     assert [alone(*case) for case, _ in waiting] == [pending.result() for _, pending in waiting]
     assert LEFT_OUT_MAX + backend.slots >= max(left_out) > 0
+
+
+@pytest.mark.parametrize("may_be_cut", [True, False])
+@pytest.mark.parametrize(
+    ("slots", "room", "begun", "newcomer"), [(6, 9, 9, 9), (16, 2048, 700, 1500), (64, 2048, 170, 300)]
+)
+def test_a_newcomer_comes_in_beside_those_who_fill_every_pass_for_ever(
+    slots: int, room: int, begun: int, newcomer: int, may_be_cut: bool
+) -> None:
+    backend: Any = HashBackend(slots, pass_tokens_max=room, rows_may_be_cut=may_be_cut)
+    batcher = object.__new__(Batcher)
+    batcher._backend = backend
+    none: Any = None
+    batcher._running = [_Running(none, n, none, [Row(n, [1] * begun)], begun=True) for n in range(slots - 1)]
+    last = _Running(none, slots - 1, none, [Row(slots - 1, [1] * newcomer)])
+    batcher._running.append(last)
+    for _ in range(LEFT_OUT_MAX + slots):
+        riders = batcher._riders()
+        assert room >= sum(len(row.tokens) for _, rows in riders for row in rows)
+        for running in batcher._running:
+            running.left_out += 1
+        for running, _ in riders:
+            running.left_out = 0
+        if not last.left_out:
+            return
+    pytest.fail("it never came in")
 
 
 def test_a_pass_holds_no_more_tokens_than_the_backend_takes(batching: Callable[..., Batcher]) -> None:
@@ -107,7 +133,7 @@ def test_rows_are_cut_only_where_they_are_longer_than_a_pass_if_the_backend_fill
     batching: Callable[..., Batcher],
 ) -> None:
     """Where a row is cut then depends on itself alone, whatever company it has."""
-    backend = HashBackend(4, pass_tokens_max=8, fills_passes=False)
+    backend = HashBackend(4, pass_tokens_max=8, rows_may_be_cut=False)
     batcher = batching(backend)
     cases = {100 + n: [100 + n] * n for n in (20, 6, 2, 3, 9)}  # of tokens that nobody writes
     first = held_up(backend, batcher, length=9)

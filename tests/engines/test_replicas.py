@@ -14,13 +14,13 @@ import pytest
 
 from sds.decoder import Mode
 from sds.engines.native import SLOTS_EXACT_MAX, NativeEngine
-from sds.engines.opening import Share, open_engine, open_parallel, open_replicas
+from sds.engines.opening import open_engine, open_parallel, open_replicas
 from sds.engines.protocol import Explains
 from sds.engines.replicas import Replicas
 from sds.kernel.errors import ModelError, UsageError
 from sds.models import gguf
 from sds.models.llama import LlamaBackend
-from sds.models.protocol import BackendError, Dtype, Library
+from sds.models.protocol import BackendError, Dtype
 from tests.engines.conftest import running_ms
 from tests.engines.test_native import packets
 from tests.kernel.durable import World
@@ -28,10 +28,6 @@ from tests.scale import scale
 
 TOKENS = 1024
 REPLICAS = 3
-
-
-def one_thread(_: Library) -> Share:
-    return Share(threads=1)
 
 
 @pytest.fixture
@@ -45,7 +41,7 @@ def test_many_threads_get_bit_for_bit_what_one_engine_decides_alone(
     world: World, engine: Replicas, tiny_path: Callable[[int], Path]
 ) -> None:
     asked = packets(world, scale(30, 300))
-    with closing(open_engine(tiny_path(1), now_ms=running_ms, mode="exact", share_of=one_thread)) as one:
+    with closing(open_engine(tiny_path(1), now_ms=running_ms, mode="exact", threads=1)) as one:
         expected = [one.propose(packet, tokens_max=TOKENS) for packet in asked]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda packet: engine.propose(packet, tokens_max=TOKENS), asked))
@@ -61,7 +57,7 @@ def test_openvino_has_replicas_and_they_decide_as_one_does_alone(
     monkeypatch.setenv("SDS_THREADS", "2")
     how: dict[str, Any] = {"now_ms": running_ms, "library": "openvino", "dtype": "fp32"}
     asked = packets(world, scale(12, 120))
-    with closing(open_engine(tiny_path(1), share_of=one_thread, **how)) as one:
+    with closing(open_engine(tiny_path(1), threads=1, **how)) as one:
         expected = [one.propose(packet, tokens_max=TOKENS) for packet in asked]
     with closing(open_replicas(tiny_path(1), replicas=2, **how)) as engine, ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda packet: engine.propose(packet, tokens_max=TOKENS), asked))
@@ -156,6 +152,12 @@ def test_one_that_does_not_open_closes_those_before_it(
 def test_there_are_as_many_as_can_be(tiny_path: Callable[[int], Path], replicas: int) -> None:
     with pytest.raises(UsageError, match=f"{replicas} replicas are not between 1 and 64"):
         open_replicas(tiny_path(1), replicas=replicas, now_ms=running_ms)
+
+
+@pytest.mark.parametrize("parallel", [0, 65])
+def test_so_many_at_once_are_refused(tiny_path: Callable[[int], Path], parallel: int) -> None:
+    with pytest.raises(UsageError, match=f"{parallel} decisions at once are not between 1 and 64"):
+        open_parallel(tiny_path(1), parallel=parallel, now_ms=running_ms)
 
 
 def test_transformers_has_none(tiny_folder: Callable[[int], Path]) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,11 +61,40 @@ def test_it_takes_some_forty_passes(single: MovedByCompany, monkeypatch: pytest.
     assert single.pass_tokens_max >= max(lengths) > 50
 
 
-def test_in_single_precision_openvino_shows_company_in_the_last_digits_only(tiny_path: Callable[[int], Path]):
+def test_openvino_gives_the_same_in_a_crowd(tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch):
+    """Measured in calls as full as they get."""
     from sds.models.openvino import OpenvinoBackend
 
-    backend = OpenvinoBackend(tiny_path(1), dtype="fp32", slots=3, n_ctx=512, threads=TINY_THREADS)
-    assert shape_noise(backend) < 1e-3
+    lines: list[tuple[int, int]] = []
+    real = OpenvinoBackend._infer
+
+    def counted(self: OpenvinoBackend, call: Any, *asked: Any) -> Any:
+        lines.append((call.longest, len(call.trees)))
+        return real(self, call, *asked)
+
+    monkeypatch.setattr(OpenvinoBackend, "_infer", counted)
+    backend = OpenvinoBackend(tiny_path(1), dtype="fp32", slots=7, n_ctx=512, threads=TINY_THREADS)
+    assert 0.0 == shape_noise(backend)
+    backend.close()
+    assert {(1, 7), (8, 7), (24, 7), (72, 7)} <= set(lines)
+
+
+def test_what_a_crowd_does_is_found_where_two_do_nothing(
+    tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+):
+    from sds.models.openvino import OpenvinoBackend
+
+    real = OpenvinoBackend._infer
+
+    def moved(self: OpenvinoBackend, call: Any, *asked: Any) -> Any:
+        answered, cells = real(self, call, *asked)
+        answered = answered.copy()
+        answered[..., 1000] += PLANTED_LOGP if len(call.trees) > 4 else 0.0
+        return answered, cells
+
+    monkeypatch.setattr(OpenvinoBackend, "_infer", moved)
+    backend = OpenvinoBackend(tiny_path(1), dtype="fp32", slots=5, n_ctx=512, threads=TINY_THREADS)
+    assert PLANTED_LOGP == pytest.approx(shape_noise(backend), abs=0.05)
     backend.close()
 
 

@@ -209,27 +209,81 @@ def test_whatever_its_company_a_row_gets_the_bits_it_gets_alone(
     assert 0.0 == shape_noise(together)
 
 
-def test_a_prompt_after_one_that_made_no_numbers_is_not_touched_by_it(
-    tmp_path: Path, opened: Callable[..., OpenvinoBackend]
+@pytest.fixture
+def polluted(tmp_path: Path, opened: Callable[..., OpenvinoBackend]) -> Callable[..., OpenvinoBackend]:
+    """Open a model one of whose tokens, 7, has keys of any size: the first number of a state is what only it has."""
+
+    def open_one(size: float, **options: Any) -> OpenvinoBackend:
+        tensors = random_tensors()
+        tensors["token_embd.weight"][:, 0] = 0.0
+        tensors["token_embd.weight"][7, 0] = 100.0
+        for n in range(2):
+            for name in ("attn_output", "ffn_down"):
+                tensors[f"blk.{n}.{name}.weight"][0] = 0.0
+        tensors["blk.0.attn_k.weight"][:, 0] = size
+        return opened(llama_gguf(tmp_path / "model.gguf", tensors=tensors), **options)
+
+    return open_one
+
+
+NO_NUMBERS = 3e38
+
+
+@pytest.mark.parametrize("size", [1.0, 1e9, 1e12, 1e30, 1e37, NO_NUMBERS])
+def test_a_prompt_is_not_touched_by_what_an_earlier_one_left_beyond_its_end(
+    size: float, polluted: Callable[..., OpenvinoBackend]
 ):
-    """What lies beyond a prompt's end is masked, and a mask makes nothing of a number only."""
-    tensors = random_tensors()
-    tensors["token_embd.weight"][:, 0] = 0.0  # the first number of a state is what only one token has
-    tensors["token_embd.weight"][7, 0] = 100.0
-    for n in range(2):
-        for name in ("attn_output", "ffn_down"):
-            tensors[f"blk.{n}.{name}.weight"][0] = 0.0
-    tensors["blk.0.attn_k.weight"][:, 0] = 3e38
-    backend = opened(llama_gguf(tmp_path / "model.gguf", tensors=tensors))
-    backend.begin([[20] * 20])
-    expected = backend.step([21])
-    for bad in ([7], [22, 7, 23]):
-        for outputs in (0, 1):
+    """Cells there are masked, and a mask makes nothing of numbers only, were they ever so large."""
+    backend = polluted(size)
+
+    def after(token: int) -> np.ndarray:
+        backend.begin([[20] * 20])
+        return backend.step([token])
+
+    expected = {token: after(token) for token in range(30, 40)}
+    for left in ([7], [22, 7, 23]):
+        backend.begin([[20] * 20])
+        assert (size == NO_NUMBERS) == (not np.isfinite(backend.step(left)).all())
+        for token, logits in expected.items():
+            assert np.array_equal(logits, after(token))
             backend.begin([[20] * 20])
-            with pytest.raises(BackendError, match="the model answered with what is no number"):
-                backend.run([Row(0, bad, outputs)])
-            backend.begin([[20] * 20])
-            assert np.array_equal(expected, backend.step([21]))
+            backend.step(left)
+
+
+def test_what_is_no_number_is_the_end_of_its_own_decision_alone(polluted: Callable[..., OpenvinoBackend]):
+    backend = polluted(NO_NUMBERS, slots=2)
+    backend.begin([[20] * 20], slot=1)
+    expected = backend.step([21], slot=1)
+    for slot in (0, 1):
+        backend.begin([[20] * 20], slot=slot)
+    bad, good = backend.run([Row(0, [7]), Row(1, [21])])
+    assert not np.isfinite(bad).all()
+    assert np.array_equal(expected, good[0])
+    with pytest.raises(BackendError, match="the model answered with what is no number"):
+        backend.begin([[20] * 20, [7]])
+    assert np.isfinite(backend.step([22], slot=1)).all()
+
+
+def test_a_pass_of_many_is_cut_into_several_calls_and_shows_it_nowhere(
+    tiny_path: Callable[[int], Path], opened: Callable[..., OpenvinoBackend], monkeypatch: pytest.MonkeyPatch
+):
+    slots, calls = 12, list[int]()
+    together, alone = opened(tiny_path(1), slots=slots), opened(tiny_path(1))
+    real = OpenvinoBackend._infer
+
+    def counted(self: OpenvinoBackend, call: Any, *asked: Any) -> Any:
+        calls.append(len(call.trees))
+        return real(self, call, *asked)
+
+    sections = sections_of(9, 30, *([60] * slots))
+    for slot in range(slots):
+        together.begin(sections[:1], slot=slot)
+    monkeypatch.setattr(OpenvinoBackend, "_infer", counted)
+    found = together.run([Row(slot, sections[1 + slot]) for slot in range(slots)])
+    assert [8, 4] == calls
+    for own, logits in zip(sections[1:], found, strict=True):
+        alone.begin(sections[:1])
+        assert np.array_equal(alone.step(own), logits[0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

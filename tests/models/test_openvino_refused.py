@@ -151,7 +151,7 @@ def test_the_context_is_never_longer_than_the_model_was_made_for(tmp_path: Path)
 def test_more_slots_than_there_is_memory_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = llama_gguf(tmp_path / "model.gguf")
 
-    def full(*_: object) -> Any:
+    def full(*_: object, **__: object) -> Any:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     monkeypatch.setattr(vino.mmap, "mmap", full)

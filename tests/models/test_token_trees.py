@@ -12,7 +12,7 @@ from sds.models.token_trees import calls_of
 from tests.scale import scale, seeded
 
 LOGIT_ERROR_MAX = 1e-3  # fp32, other shapes
-CONTEXT = 90
+CONTEXT, HELD_MAX = 90, 400
 
 
 def test_calls_hold_their_rows_with_what_these_share_read_once():
@@ -20,7 +20,7 @@ def test_calls_hold_their_rows_with_what_these_share_read_once():
     for _ in range(scale(200, 5000)):
         places = [(rng.randrange(3), 7 * rng.randrange(9)) for _ in range(rng.randint(1, 6))]
         rows = [(place, [rng.randrange(3) for _ in range(rng.randint(1, 12))]) for place in places]
-        calls, found = calls_of(rows, context=CONTEXT)
+        calls, found = calls_of(rows, context=CONTEXT, held_max=HELD_MAX)
         inputs = [call.inputs() for call in calls]
         for ((root, position), tokens), place in zip(rows, found, strict=True):
             call, (ids, positions, mask) = calls[place.call], inputs[place.call]
@@ -41,9 +41,9 @@ def test_the_shape_of_a_call_says_nothing_of_company():
     shapes = set()
     for _ in range(scale(200, 5000)):
         rows = [((seat, rng.randrange(CONTEXT)), [1] * rng.randint(1, 40)) for seat in range(rng.randint(1, 9))]
-        calls, found = calls_of(rows, context=CONTEXT)
+        calls, found = calls_of(rows, context=CONTEXT, held_max=HELD_MAX)
         for row, place in zip(rows, found, strict=True):
-            (alone,), _ = calls_of([row], context=CONTEXT)
+            (alone,), _ = calls_of([row], context=CONTEXT, held_max=HELD_MAX)
             shape = calls[place.call].held, calls[place.call].longest
             assert (alone.held, alone.longest) == shape
             shapes.add(shape)
@@ -52,12 +52,12 @@ def test_the_shape_of_a_call_says_nothing_of_company():
 
 
 def test_a_call_grows_no_larger_than_it_may():
-    calls, found = calls_of([((seat, 500), [1] * 100) for seat in range(9)], context=2000)
+    calls, found = calls_of([((seat, 500), [1] * 100) for seat in range(9)], context=2000, held_max=8192)
     assert [4, 4, 1] == [len(call.trees) for call in calls]
     assert [(n // 4, n % 4) for n in range(9)] == [(place.call, place.line) for place in found]
-    calls, _ = calls_of([((seat, 1990), [1]) for seat in range(9)], context=2000)
+    calls, _ = calls_of([((seat, 1990), [1]) for seat in range(9)], context=2000, held_max=8192)
     assert [4, 4, 1] == [len(call.trees) for call in calls]
-    (whole,), _ = calls_of([((0, 0), [1] * 700)], context=2000)
+    (whole,), _ = calls_of([((0, 0), [1] * 700)], context=2000, held_max=1)
     assert 704 == whole.longest
 
 
