@@ -19,9 +19,13 @@ import gguf
 import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
 from sds.models.catalog import embedded_model
+
+try:
+    from safetensors.numpy import save_file
+except ImportError:  # a command of the README's, too
+    raise SystemExit("error: safetensors is not installed\nmend:  make install") from None
 
 CHECKPOINT, SECOND_GGUF = "checkpoint", "model-f16.gguf"
 CONTROL = 3
