@@ -11,7 +11,7 @@ from sds.models.protocol import Backend, BackendError, Row
 from sds.models.token_trees import calls_of
 from tests.scale import scale, seeded
 
-LOGIT_ERROR_MAX = 1e-3  # fp32, other shapes
+LOGIT_ERROR_MAX = 2e-3  # of the largest: llama.cpp keeps keys and values in half precision
 CONTEXT, HELD_MAX = 90, 400
 
 
