@@ -51,10 +51,9 @@ SERVING = ("guidance-llamacpp", "llamacpp-grammar", "outlines-llamacpp-llguidanc
 def ours(ways: Mapping[str, Callable[[], Engine]], packets: Sequence[DecisionPacket], at_once: int) -> dict[str, Any]:
     """Return what the best of these ways to decide `at_once` packets at a time reached, and what each of them did."""
     tried = {name: _one_way(opener, packets, at_once) for name, opener in ways.items()}
+    # what is escalated for its company is not the same work
     whole = {name: found for name, found in tried.items() if CHOICE_TOO_CLOSE not in found["became"]}
-    name, best = max(
-        (whole or tried).items(), key=lambda found: found[1]["per_s"]
-    )  # escalated for company: not the same
+    name, best = max((whole or tried).items(), key=lambda found: found[1]["per_s"])
     return {"best": name, **best, "tried": {name: found["per_s"] for name, found in tried.items()}}
 
 

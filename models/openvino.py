@@ -102,7 +102,7 @@ class _Cells:
         self.lines_held_max = LINES_BYTES_MAX // (self._shape[0] * self._shape[2] * self._lines.itemsize)
 
     def cut(self, _seat: int, _position: int, _surplus: int) -> bool:
-        """What lies beyond a prompt's end is never handed in: there is nothing to do."""
+        """What lies beyond a prompt's end is masked: there is nothing to do."""
         return True
 
     def copy(self, source: int, target: int, tokens: int) -> None:
@@ -253,17 +253,18 @@ class OpenvinoBackend(SeatedBackend):
             answered, cells = self._infer(call, wanted, states_at)
             for n, place in riding.items():
                 answers = np.asarray(answered[np.searchsorted(wanted, ends[n])], np.float32)
-                self._append(parts[n], cells[:, place.line, place.path], answers)
+                told = states_at is None and parts[n].outputs > 0
+                self._append(parts[n], cells[:, place.line, place.path], answers, told=told)
                 found[n] = answers[len(answers) - parts[n].outputs :]
         return [found[n] for n in range(len(parts))]
 
-    def _append(self, part: Part, cells: NDArray[Any], answers: NDArray[np.float32]) -> None:
+    def _append(self, part: Part, cells: NDArray[Any], answers: NDArray[np.float32], *, told: bool) -> None:
         """Keep what a part appended; of what is no number nothing, for it would show wherever cells are only masked.
 
-        Such answers end their decision. Where none were asked for, no one would see them: it raises.
+        `told`: whoever asked gets such answers as logits, which end a decision; it raises where no one would see them.
         """
-        numbers = bool(np.isfinite(answers.sum()))
-        if not numbers and not part.outputs:
+        numbers = bool(np.isfinite(answers).all())
+        if not numbers and not told:
             raise BackendError("the model answered with what is no number")
         self._store.keep(part.seat, part.position, cells if numbers else np.zeros_like(cells))
 

@@ -93,8 +93,8 @@ class SeatedBackend(ABC):
 
     @abstractmethod
     def _call(self, parts: Sequence[Part], states_at: int | None) -> list[NDArray[np.float32]]:
-        """Append the parts, in one call unless it groups rows itself; return for each what comes of its last tokens, [outputs, .]: logits, or the
-        states that go into layer `states_at` (after the last one: as the head would see them).
+        """Append the parts, in one call unless it groups rows itself; return for each what comes of its last tokens,
+        [outputs, .]: logits, or the states that go into layer `states_at` (after the last one: as the head would see them).
         """
 
     @abstractmethod

@@ -5,7 +5,7 @@ backend's slots is free; a pass then carries rows of all who want one. It knows 
 
 - Those under way ride before those who have just begun, and whoever was left out of `LEFT_OUT_MAX` passes in a row
   rides before all: so nobody waits for more than `LEFT_OUT_MAX + slots` passes. Rows that do not fit are cut, where the
-  backend fills its passes: what is left of one goes to a newcomer's beginning, and the rest of it rides in the next ones.
+  backend allows it: what is left of a pass goes to a newcomer's beginning, and the rest of it rides in the next ones.
 - A backend that is worn gets nobody new until all under way have ended and it has rested.
 - The sections that prompts share are read alone, at most one prompt's between two passes. A newcomer gets the free slot
   that holds most of its sections, else the one least recently used: the slots are the cache of sections, bounded by

@@ -229,12 +229,13 @@ def polluted(tmp_path: Path, opened: Callable[..., OpenvinoBackend]) -> Callable
 NO_NUMBERS = 3e38
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1.0, 1e9, 1e12, 1e30, 1e37, NO_NUMBERS])
 def test_a_prompt_is_not_touched_by_what_an_earlier_one_left_beyond_its_end(
-    size: float, polluted: Callable[..., OpenvinoBackend]
+    size: float, dtype: Dtype, polluted: Callable[..., OpenvinoBackend]
 ):
     """Cells there are masked, and a mask makes nothing of numbers only, were they ever so large."""
-    backend = polluted(size)
+    backend = polluted(size, dtype=dtype)
 
     def after(token: int) -> np.ndarray:
         backend.begin([[20] * 20])
@@ -259,9 +260,27 @@ def test_what_is_no_number_is_the_end_of_its_own_decision_alone(polluted: Callab
     bad, good = backend.run([Row(0, [7]), Row(1, [21])])
     assert not np.isfinite(bad).all()
     assert np.array_equal(expected, good[0])
+    for layer in (1, None):
+        with pytest.raises(BackendError, match="the model answered with what is no number"):
+            backend.hidden([[20] * 20, [7]], layer=layer)
     with pytest.raises(BackendError, match="the model answered with what is no number"):
         backend.begin([[20] * 20, [7]])
     assert np.isfinite(backend.step([22], slot=1)).all()
+
+
+def test_logits_whose_sum_is_no_number_are_numbers(tmp_path: Path, opened: Callable[..., OpenvinoBackend]):
+    """Whoever asked goes on from them, so what was read must have been kept."""
+    tensors = random_tensors()
+    rows = tensors["token_embd.weight"]
+    tensors["output.weight"] = np.tile(np.sign(rows[20]) * 1e36, (len(rows), 1)).astype(np.float32)
+    backend = opened(llama_gguf(tmp_path / "model.gguf", tensors=tensors))
+    backend.begin([[30] * 20])
+    first, second = backend.run([Row(0, [20, 20], 2)])[0]
+    assert np.isfinite(first).all()
+    assert abs(first.sum(dtype=np.float64)) > np.finfo(np.float32).max
+    backend.begin([[30] * 20])
+    backend.step([20])
+    assert np.allclose(second, backend.step([20]), rtol=1e-4)
 
 
 def test_a_pass_of_many_is_cut_into_several_calls_and_shows_it_nowhere(
