@@ -5,6 +5,7 @@ It knows tokens and bytes, and nothing of a model. A token outside `fork().token
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from sds.kernel.envelope import Bound, DecisionEnvelope
 from sds.kernel.errors import LanguageError
 
 MASK_FAILED = "MASK_FAILED"
+_UNSIGNED = re.compile(r"[0-9]*\.?[0-9]+")  # or what is left of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,19 @@ class Walk:
             self._step(self._node, token)
         else:
             raise _refused()
+
+    def towards(self, literal: str) -> tuple[int, ...]:
+        """Return the tokens that go on from what is written of a number to this one; nothing where it is none to be written."""
+        number = self._here()
+        begun = len(number.text) if number is not None else 0
+        if number is None or literal[:begun] != number.text or not _UNSIGNED.fullmatch(literal, begun):
+            return ()
+        walk, tokens = self.copy(), tuple(self._spelling.number(literal[begun:]))
+        for token in tokens:
+            if token not in walk._open_runs():  # noqa: SLF001  of its own kind
+                return ()
+            walk.take(token)
+        return tokens
 
     def alternatives(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Return (label, all tokens from here through the one that completes the option), none a prefix of another.

@@ -1,8 +1,8 @@
 """One decision out of a language: a forward pass only where the model really chooses.
 
 A decision is a generator: it yields the rows of its next pass and is sent their logits, so that one driver runs it alone
-(`decode`) and another runs many at once. Forced text rides with the next pass; what is forced to the end is never read. Where a library reads
-some tokens more for next to nothing, all that may be chosen next is read along, so that the choice after it is known too.
+(`decode`) and another runs many at once. Forced text rides with the next pass; what is forced to the end is never read.
+Where a library reads some tokens more for next to nothing, what may be written next is read along (`ahead`).
 It returns a whole decision or raises `ModelError`; it does not judge what was decided.
 
 `greedy`: the likeliest permitted token at every fork. `exact`: every choice (`exact-kinds`: that of the kind) falls to
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sds.ahead import Ahead, Beyond, Room, further
 from sds.beginnings import Text, follows, longest, note
 from sds.best_first import Reader, likeliest_number
 from sds.kernel.errors import ModelError
@@ -103,18 +104,19 @@ def deciding(
     mode: Mode = "greedy",
     noise_logp_max: float = 0.0,
     forks_max: int = FORKS_MAX,
+    shown: Sequence[str] = (),
 ) -> Deciding:
     """Decide once in `slot`: yield the rows of each pass, be sent what `Backend.run` returns for them.
 
     `sections`: the prompt (`prompt_sections`); all but the last are begun with before the first yield, and nothing where
     the model need not be asked. `noise_logp_max`: by how much a log-probability may be off because of the company a row
-    has; a choice that so much could turn raises. At most `forks_max` (at least FORKS_MIN) forks are held at once, none
-    when it has ended or was closed.
+    has; a choice that so much could turn raises. `shown`: numbers that the prompt shows (`numbers_shown`). At most
+    `forks_max` (at least FORKS_MIN) forks are held at once, none when it has ended or was closed.
 
     Raises ModelError with the reason MASK_FAILED, BACKEND_FAILED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED or
     CHOICE_TOO_CLOSE.
     """
-    run = _Run(backend, slot, sections, walk, tokens_max, mode, noise_logp_max, max(forks_max, FORKS_MIN))
+    run = _Run(backend, slot, sections, walk, tokens_max, mode, noise_logp_max, max(forks_max, FORKS_MIN), shown)
     try:
         run.write([])
         if not walk.finished:
@@ -137,13 +139,16 @@ def decode(
     deadline_ms: int,
     mode: Mode = "greedy",
     noise_logp_max: float = 0.0,
+    shown: Sequence[str] = (),
 ) -> Decoded:
     """Decide once, alone, in slot 0. `deadline_ms`: absolute, on the clock of `now_ms`.
 
     Raises ModelError as `deciding` does, or with the reason DEADLINE_EXCEEDED: the deadline is looked at before and
     after every pass, a pass is never cut short.
     """
-    run = deciding(backend, 0, sections, walk, tokens_max=tokens_max, mode=mode, noise_logp_max=noise_logp_max)
+    run = deciding(
+        backend, 0, sections, walk, tokens_max=tokens_max, mode=mode, noise_logp_max=noise_logp_max, shown=shown
+    )
     advance: Callable[[], list[Row]] = partial(next, run)
     with closing(run):
         while True:
@@ -174,6 +179,7 @@ class _Run:
     mode: Mode
     noise_logp_max: float
     forks_max: int
+    shown: Sequence[str]
     pending: list[int] = field(default_factory=list)
     forks: list[int] = field(default_factory=list)
     logits: Logits = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -182,7 +188,7 @@ class _Run:
     rows: list[tuple[int, int]] = field(default_factory=list)
     tally: Tally | None = None
     by_digit: int | None = None  # where the number begins that was searched in vain
-    ahead: dict[int, tuple[int, Logits]] = field(default_factory=dict)  # what follows a token that may be chosen next
+    ahead: Ahead = field(default_factory=Ahead)
 
     def __post_init__(self) -> None:
         self.at = self.slot
@@ -205,26 +211,27 @@ class _Run:
         self.pending[:0] = self.sections[-1] if self.sections else []
 
     def read(self) -> Choosing:
-        if self.pending:
-            further = self._further()
-            rows = [Row(self._fork(self.at), [*self.pending, *text]) for text in further]
-            found = yield from self._pass([Row(self.at, self.pending), *rows])
-            self.logits, self.pending = found[0][-1], []
-            each = zip(further, rows, found[1:], strict=True)
-            self.ahead = {text[0]: (row.slot, logits[-1]) for text, row, logits in each}
+        """Let the model read what is written, unless what it says after that is known already."""
+        if not self.pending or self.pending in self.ahead:
+            return
+        self.ahead = Ahead()
+        self._drop_others()
+        further = self._further()
+        rows = [Row(self._fork(self.at), [*self.pending, *each.text], each.outputs) for each in further]
+        found = yield from self._pass([Row(self.at, self.pending), *rows])
+        self.logits, self.pending = found[0][-1], []
+        for each, row, logits in zip(further, rows, found[1:], strict=True):
+            self.ahead.note(each, row.slot, logits)
 
-    def _further(self) -> list[Text]:
-        """Return what would be read after each token of the next choice; nothing where that would cost a pass of its own."""
+    def _further(self) -> list[Beyond]:
         if not (tokens_max := self.backend.ahead_tokens_max):
             return []
+        room = Room(tokens_max, min(self.forks_max, FORKS_TOTAL // self.backend.slots) - len(self.forks))
         with stopping(LANGUAGE_FAILED, "the language"):
             fork = self.walk.fork()
-        forks_max = min(self.forks_max, FORKS_TOTAL // self.backend.slots) - len(self.forks)
-        if self._exact(fork) or len(fork.tokens) > min(tokens_max, forks_max):
-            return []
-        texts = [text for token in fork.tokens.tolist() if (text := self._forced_after((token,)))]
-        ahead, again = sum(map(len, texts)), len(self.pending) * (1 + len(texts))
-        return texts if ahead <= tokens_max and ahead + again <= self.backend.pass_tokens_max else []
+            found = [] if self._exact(fork) else further(self.walk, fork, self.shown, self._forced_after, room)
+        again = len(self.pending) * (1 + len(found)) + sum(len(each.text) for each in found)
+        return found if again <= self.backend.pass_tokens_max else []
 
     def choose(self) -> Choosing:
         with stopping(LANGUAGE_FAILED, "the language"):
@@ -271,10 +278,11 @@ class _Run:
         token = int(fork.tokens[best])
         self._step(token, len(scores), float(shares[best]), z)
         self.write([token])
-        if token in self.ahead:
-            self.at, self.logits = self.ahead[token]
-            self.pending = []
-        self.ahead = {}
+        known = self.ahead.follow(self.pending)
+        if known is not None:
+            self.logits, held_by = known
+            if held_by is not None:
+                self.at, self.pending = held_by, []
 
     def _count(self, fork: Fork, shares: list[float], best: int, z: float) -> None:
         if self.tally is None:
@@ -359,7 +367,8 @@ class _Run:
         return self.forks[-1]
 
     def _drop_others(self) -> None:
-        self.drop([fork for fork in self.forks if fork != self.at])
+        kept = {self.at, *self.ahead.forks}
+        self.drop([fork for fork in self.forks if fork not in kept])
 
     def drop(self, forks: Sequence[int]) -> None:
         for fork in reversed(forks):  # first those that go on from others

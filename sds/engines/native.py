@@ -18,6 +18,7 @@ from time import perf_counter
 
 import numpy as np
 
+from sds.ahead import numbers_shown
 from sds.decoder import FORKS_MAX, FORKS_MIN, Deciding, Decoded, Mode, deciding, decode
 from sds.engines.batching import Batcher
 from sds.engines.explaining import Explaining, Turns, explaining, lead_of, run_between
@@ -117,6 +118,7 @@ class NativeEngine:
             deadline_ms=packet.expires_at_ms,
             mode=self._mode,
             noise_logp_max=self._noise,
+            shown=numbers_shown(packet.texts),
         )
 
     def _in_company(self, packet: DecisionPacket, sections: Sequence[Sequence[int]], tokens_max: int) -> Decoded:
@@ -130,6 +132,7 @@ class NativeEngine:
                 mode=self._mode,
                 noise_logp_max=self._noise,
                 forks_max=min(FORKS_MAX, BACKEND_FORKS_MAX // backend.slots),
+                shown=numbers_shown(packet.texts),
             )
 
         assert self._batcher is not None  # noqa: S101  there are several slots

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from sds.ahead import SHOWN_MAX, numbers_shown
 from sds.decoder import Decoded, Mode, deciding
 from sds.grammars.plan import Planner
 from sds.kernel.bounds import Bound
@@ -18,12 +21,40 @@ from tests.strategies import random_envelope
 
 PROMPT = [[5, 7], [6]]
 AHEAD = 64
+NUMBERS = re.compile(r"(?<=:)-?[0-9.]+")
+STRANGE = [
+    "0",
+    "-0",
+    "1",
+    "-1",
+    "00",
+    "007",
+    "0.0",
+    "12.",
+    "9" * 30,
+    "9" * 3000,
+    "\u0661",
+    "1e5",
+    "--1",
+    "",
+    ".",
+    "-",
+    "x",
+]
 AMOUNT = Bound(0, 99_999, 1, 0, 2)
+PAYMENT = replace(envelope_of([]), kinds=(KindBound("PAY", ("YES",), (("amount", AMOUNT),)),))
 
 
-def decided(backend: HashBackend, envelope: DecisionEnvelope, mode: Mode = "greedy", forks_max: int = 63) -> Decoded:
+def decided(
+    backend: HashBackend,
+    envelope: DecisionEnvelope,
+    mode: Mode = "greedy",
+    forks_max: int = 63,
+    shown: Sequence[str] = (),
+) -> Decoded:
     walk = Planner(backend).walk(envelope, CONTEXT_REF)
-    (found,) = together(backend, [deciding(backend, 0, PROMPT, walk, tokens_max=400, mode=mode, forks_max=forks_max)])
+    run = deciding(backend, 0, PROMPT, walk, tokens_max=400, mode=mode, forks_max=forks_max, shown=shown)
+    (found,) = together(backend, [run])
     assert 0 == backend.forks_held
     assert isinstance(found, Decoded), found
     return found
@@ -48,10 +79,57 @@ def test_reading_ahead_decides_the_same_with_the_same_probabilities(mode: Mode):
 
 
 def test_a_number_takes_half_the_passes():
-    envelope = replace(envelope_of([]), kinds=(KindBound("PAY", ("YES",), (("amount", AMOUNT),)),))
-    plain, ahead = (decided(HashBackend(3, ahead_tokens_max=tokens), envelope) for tokens in (0, AHEAD))
+    plain, ahead = (decided(HashBackend(3, ahead_tokens_max=tokens), PAYMENT) for tokens in (0, AHEAD))
     assert plain.data == ahead.data
     assert plain.passes // 2 <= ahead.passes <= plain.passes // 2 + 1 < plain.passes
+
+
+@pytest.mark.parametrize("mode", ["greedy", "exact-kinds", "exact"])
+def test_numbers_that_the_prompt_shows_change_no_decision(mode: Mode):
+    rng = seeded(36)
+    fewer = more = 0
+    for seed in range(scale(80, 3000)):
+        envelope, forks_max = random_envelope(rng.randint), rng.randint(3, 20)
+        plain = decided(HashBackend(seed), envelope, mode)
+        written = NUMBERS.findall(plain.data.decode())
+        near = [text[:-1] + rng.choice("0123456789") for text in written]
+        shown = [*rng.sample([*written, *near], rng.randint(0, 2 * len(written))), *rng.sample(STRANGE, 3)]
+        backend = HashBackend(seed, ahead_tokens_max=rng.choice([3, 12, AHEAD]))
+        found = decided(backend, envelope, mode, forks_max, rng.sample(shown, len(shown)))
+        assert without_passes(plain) == without_passes(found)
+        assert forks_max >= backend.forks_held_max
+        ahead = decided(HashBackend(seed, ahead_tokens_max=backend.ahead_tokens_max), envelope, mode, forks_max)
+        fewer += found.passes < ahead.passes
+        more += found.passes > ahead.passes
+    assert fewer > more if mode != "exact" else fewer == more == 0
+
+
+def test_a_number_that_is_copied_takes_one_pass():
+    plain = decided(HashBackend(3), PAYMENT)
+    (amount,) = NUMBERS.findall(plain.data.decode())
+    found = decided(HashBackend(3, ahead_tokens_max=AHEAD), PAYMENT, shown=["1.5", "7", amount])
+    assert without_passes(plain) == without_passes(found)
+    assert 1 == found.passes < plain.passes
+
+
+def test_a_number_copied_in_part_is_gone_on_with_where_it_parts():
+    plain = decided(HashBackend(3), PAYMENT)
+    (amount,) = NUMBERS.findall(plain.data.decode())
+    passes = []
+    for same in range(len(amount)):
+        other = amount[:same] + "".join("." if char == "." else str(9 - int(char)) for char in amount[same:])
+        found = decided(HashBackend(3, ahead_tokens_max=AHEAD), PAYMENT, shown=[other])
+        assert without_passes(plain) == without_passes(found)
+        passes.append(found.passes)
+    assert sorted(passes, reverse=True) == passes
+    assert passes[0] > passes[-1]
+
+
+def test_numbers_are_found_in_the_case_before_what_never_changes():
+    texts = ("From 50.00 on.", "refundable 123.39\npermitted -2 to 99.95, 7", "Claim: 99.95 or 1.2.3 or 50.00!")
+    assert ("123.39", "-2", "99.95", "7", "1.2", "3", "50.00") == numbers_shown(texts)
+    assert SHOWN_MAX == len(numbers_shown(["", " ".join(map(str, range(1000)))]))
+    assert () == numbers_shown([])
 
 
 def test_no_more_is_read_ahead_than_the_backend_reads_for_nothing():
@@ -59,10 +137,11 @@ def test_no_more_is_read_ahead_than_the_backend_reads_for_nothing():
     for seed in range(scale(40, 1000)):
         envelope, most = random_envelope(rng.randint), rng.randint(1, 20)
         backend = HashBackend(seed, ahead_tokens_max=most)
-        decided(backend, envelope)
+        decided(backend, envelope, shown=[f"{rng.randint(0, 10**5)}{rng.choice(['', '.5', '.25'])}" for _ in range(9)])
         for rows in backend.passes:
             own = len(rows[0].tokens)
-            assert most >= sum(len(row.tokens) - own for row in rows[1:])
+            texts = [row.tokens[own:] for row in rows[1:]]
+            assert most >= len({tuple(text[: end + 1]) for text in texts for end in range(len(text))})
             assert backend.pass_tokens_max >= sum(len(row.tokens) for row in rows)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from sds.grammars.plan import Fork, Planner, Walk
 from sds.kernel.bounds import bound
 from sds.kernel.envelope import DENY, KindBound, envelope_of
 from tests.grammars.tokenizers import Scraps, Tokens
-from tests.grammars.walks import FEW, every_end, some, taken
+from tests.grammars.walks import FEW, at_random, every_end, pool, some, taken, walked
 from tests.model_fixtures import CONTEXT_REF
+from tests.scale import scale
+
+NUMBER = re.compile(rb"-?[0-9.]+")
 
 
 def test_what_a_token_leaves_open_is_what_can_still_be_written(words: Tokens) -> None:
@@ -91,6 +95,41 @@ def test_a_wide_number_is_chosen_digit_by_digit(embedded: Tokens) -> None:
         walk.take(embedded.tokenize(digit.encode(), special=False)[0])
     assert {("0",), (".",)} == set(walk.fork().labels)
     assert fork.start == walk.fork().start
+
+
+def test_towards_a_number_lead_the_tokens_that_write_it(words: Tokens) -> None:
+    planner, met = Planner(words), 0
+    for rng, envelope in pool(20261122, scale(150, 5000)):
+        walk = planner.walk(envelope, CONTEXT_REF)
+        walk.forced()
+        while not walk.finished:
+            fork = walk.fork()
+            if fork.labels and not fork.finite:
+                end = walked(walk.copy(), at_random(rng))
+                number, begun = NUMBER.match(end.data, fork.start), walk.data[fork.start :]
+                assert number
+                literal, tokens = number[0].decode(), walk.towards(number[0].decode())
+                assert [*tokens] == end.tokens[len(walk.tokens) :][: len(tokens)]
+                assert bool(tokens) or begun in {b"", number[0]}  # a sign that is open, or nothing
+                met += bool(tokens)
+                other = literal[:-1] + str(rng.randint(0, 9))
+                for shown in (
+                    literal,
+                    other,
+                    f"{other}1",
+                    f"-{literal}",
+                    f" {literal}",
+                    literal[:-1],
+                    f"{literal}.0",
+                    "",
+                ):
+                    written = walk.copy()
+                    for token in walk.towards(shown):
+                        written.take(token)
+                    assert written.data in {walk.data, walk.data[: fork.start] + shown.encode()}
+            walk.take(int(rng.choice(fork.tokens.tolist())))
+            walk.forced()
+    assert met > scale(150, 5000)
 
 
 def test_a_whole_number_says_where_it_ends(embedded: Tokens) -> None:

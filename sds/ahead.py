@@ -1,0 +1,112 @@
+"""What a decision reads beyond what it has written, where a pass reads some tokens more for next to nothing.
+
+Then what the model says after the next choices is known before they are made. Of a number, those that the prompt shows are
+read, for a model that writes one mostly copies it; of any other choice, each token that may come next. All with what they
+force. What is read decides nothing: a choice falls by the same probabilities, read ahead or not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sds.beginnings import Logits, Text
+
+if TYPE_CHECKING:
+    from sds.grammars.plan import Fork, Walk
+
+SHOWN_MAX = 64
+_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """Tokens behind those written. What the model says after each of the last `outputs` of them is wanted."""
+
+    text: Text
+    outputs: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much may be read: so many different tokens, on so many forks."""
+
+    tokens: int
+    forks: int
+
+    def holds(self, each: Sequence[Beyond]) -> bool:
+        if len(each) > self.forks:
+            return False
+        return len({one.text[:end] for one in each for end in range(1, len(one.text) + 1)}) <= self.tokens
+
+
+class Ahead:
+    """What was read beyond what `at` holds, by the tokens; and which fork holds a text that was read to its end."""
+
+    def __init__(self) -> None:
+        self._found: dict[Text, tuple[Logits, int | None]] = {}
+
+    def note(self, beyond: Beyond, fork: int, logits: NDArray[np.float32]) -> None:
+        """`logits`: [outputs, vocab_size]."""
+        for left, found in enumerate(reversed(logits)):
+            text = beyond.text[: len(beyond.text) - left]
+            self._found[text] = found, None if left else fork
+
+    def __contains__(self, text: Sequence[int]) -> bool:
+        return tuple(text) in self._found
+
+    @property
+    def forks(self) -> set[int]:
+        return {fork for _, fork in self._found.values() if fork is not None}
+
+    def follow(self, text: Sequence[int]) -> tuple[Logits, int | None] | None:
+        """Return what comes after this text and the fork that holds it, if any; forget what does not begin with it.
+
+        Where there is such a fork, what is left is by the tokens behind what that holds.
+        """
+        path = tuple(text)
+        self._found = {text: found for text, found in self._found.items() if text[: len(path)] == path}
+        found = self._found.get(path)
+        if found is not None and found[1] is not None:
+            del self._found[path]
+            self._found = {text[len(path) :]: found for text, found in self._found.items()}
+        return found
+
+
+def numbers_shown(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the numbers that a prompt shows, those of the case before those of what never changes, which comes first."""
+    found = chain.from_iterable(_NUMBER.findall(text) for text in (*texts[1:], *texts[:1]))
+    return tuple(dict.fromkeys(found))[:SHOWN_MAX]
+
+
+def further(
+    walk: Walk, fork: Fork, shown: Iterable[str], forced_after: Callable[[Text], Text], room: Room
+) -> list[Beyond]:
+    """Return what to read while `fork`, where `walk` stands, is not decided yet; nothing where that is too much.
+
+    `forced_after`: all that must be read of a text and what it forces, nothing where it ends the decision.
+    """
+    numbers = list[Beyond]()
+    for text in filter(None, map(walk.towards, shown)) if fork.labels and not fork.finite else ():
+        more = [*numbers, *(each for each in _number(text, forced_after(text)) if each not in numbers)]
+        if not room.holds(more):
+            break
+        numbers = more
+    if numbers or len(fork.tokens) > room.tokens:
+        return numbers
+    every = [Beyond(text) for token in fork.tokens.tolist() if (text := forced_after((token,)))]
+    return every if room.holds(every) else []
+
+
+def _number(text: Text, forced: Text) -> Iterator[Beyond]:
+    """Yield all but the last of a number's tokens, at each of which another may be chosen; then what follows it."""
+    if len(text) > 1:
+        yield Beyond(text[:-1], len(text) - 1)
+    if forced:
+        yield Beyond(forced)
