@@ -21,7 +21,7 @@ from sds.kernel.envelope import Bound, DecisionEnvelope
 from sds.kernel.errors import LanguageError
 
 MASK_FAILED = "MASK_FAILED"
-_UNSIGNED = re.compile(r"[0-9]*\.?[0-9]+")  # or what is left of it
+_DIGITS = re.compile(r"[0-9]*\.?[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,17 +154,21 @@ class Walk:
             raise _refused()
 
     def towards(self, literal: str) -> tuple[int, ...]:
-        """Return the tokens that go on from what is written of a number to this one; nothing where it is none to be written."""
+        """Return the tokens that write what is left of this number; nothing where it is none that may be written here, or
+        is a negative one whose sign is still to be written.
+        """
         number = self._here()
-        begun = len(number.text) if number is not None else 0
-        if number is None or literal[:begun] != number.text or not _UNSIGNED.fullmatch(literal, begun):
+        if number is None or not literal.startswith(number.text):
             return ()
-        walk, tokens = self.copy(), tuple(self._spelling.number(literal[begun:]))
-        for token in tokens:
-            if token not in walk._open_runs():  # noqa: SLF001  of its own kind
+        left, written = literal[len(number.text) :], number.written
+        if not _DIGITS.fullmatch(left) or (written.closed and left[0] != "."):
+            return ()
+        for char in left:
+            after = number.literals.after(written, char)
+            if after is None:
                 return ()
-            walk.take(token)
-        return tokens
+            written = after
+        return tuple(self._spelling.number(left)) if number.literals.ends(written) else ()
 
     def alternatives(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Return (label, all tokens from here through the one that completes the option), none a prefix of another.

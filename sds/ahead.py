@@ -8,7 +8,7 @@ force. What is read decides nothing: a choice falls by the same probabilities, r
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -35,52 +35,52 @@ class Beyond:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How much may be read: so many different tokens, on so many forks."""
+    """How much may be read: so many different tokens, so many one behind the other, on so many forks."""
 
     tokens: int
+    longest: int
     forks: int
 
     def holds(self, each: Sequence[Beyond]) -> bool:
-        if len(each) > self.forks:
+        if len(each) > self.forks or any(len(one.text) > self.longest for one in each):
             return False
         return len({one.text[:end] for one in each for end in range(1, len(one.text) + 1)}) <= self.tokens
 
 
 class Ahead:
-    """What was read beyond what `at` holds, by the tokens; and which fork holds a text that was read to its end."""
+    """What is known to follow texts that go on from one place, and which forks hold such a text, read to its end."""
 
     def __init__(self) -> None:
-        self._found: dict[Text, tuple[Logits, int | None]] = {}
+        self._known: dict[Text, tuple[Logits, int | None]] = {}
 
     def note(self, beyond: Beyond, fork: int, logits: NDArray[np.float32]) -> None:
         """`logits`: [outputs, vocab_size]."""
-        for left, found in enumerate(reversed(logits)):
-            text = beyond.text[: len(beyond.text) - left]
-            self._found[text] = found, None if left else fork
+        for left, after in enumerate(reversed(logits)):
+            self._known[beyond.text[: len(beyond.text) - left]] = after, None if left else fork
 
     def __contains__(self, text: Sequence[int]) -> bool:
-        return tuple(text) in self._found
+        return tuple(text) in self._known
 
     @property
     def forks(self) -> set[int]:
-        return {fork for _, fork in self._found.values() if fork is not None}
+        return {fork for _, fork in self._known.values() if fork is not None}
 
     def follow(self, text: Sequence[int]) -> tuple[Logits, int | None] | None:
         """Return what comes after this text and the fork that holds it, if any; forget what does not begin with it.
 
-        Where there is such a fork, what is left is by the tokens behind what that holds.
+        Where there is such a fork, what is left goes on from there.
         """
         path = tuple(text)
-        self._found = {text: found for text, found in self._found.items() if text[: len(path)] == path}
-        found = self._found.get(path)
+        self._known = {other: known for other, known in self._known.items() if other[: len(path)] == path}
+        found = self._known.get(path)
         if found is not None and found[1] is not None:
-            del self._found[path]
-            self._found = {text[len(path) :]: found for text, found in self._found.items()}
+            del self._known[path]
+            self._known = {other[len(path) :]: known for other, known in self._known.items()}
         return found
 
 
 def numbers_shown(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the numbers that a prompt shows, those of the case before those of what never changes, which comes first."""
+    """Return the numbers that a prompt shows; last those of what never changes, which comes first in it."""
     found = chain.from_iterable(_NUMBER.findall(text) for text in (*texts[1:], *texts[:1]))
     return tuple(dict.fromkeys(found))[:SHOWN_MAX]
 
@@ -94,7 +94,8 @@ def further(
     """
     numbers = list[Beyond]()
     for text in filter(None, map(walk.towards, shown)) if fork.labels and not fork.finite else ():
-        more = [*numbers, *(each for each in _number(text, forced_after(text)) if each not in numbers)]
+        read = forced_after(text) or text[:-1]  # of what ends the decision not the last token
+        more = [*numbers, Beyond(read, len(read))] if read else numbers
         if not room.holds(more):
             break
         numbers = more
@@ -102,11 +103,3 @@ def further(
         return numbers
     every = [Beyond(text) for token in fork.tokens.tolist() if (text := forced_after((token,)))]
     return every if room.holds(every) else []
-
-
-def _number(text: Text, forced: Text) -> Iterator[Beyond]:
-    """Yield all but the last of a number's tokens, at each of which another may be chosen; then what follows it."""
-    if len(text) > 1:
-        yield Beyond(text[:-1], len(text) - 1)
-    if forced:
-        yield Beyond(forced)

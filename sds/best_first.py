@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sds.models.protocol import Row
+from sds.stops import within
 from sds.tally import best_of, log_mass
 
 if TYPE_CHECKING:
@@ -31,10 +32,13 @@ Passing = Generator[list[Row], list[Logits], list[Logits]]
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How the search reads on behind `slot`, which it leaves as it is, with at most `forks_max` forks at once."""
+    """How the search reads on behind `slot`, which it leaves as it is, with at most `forks_max` forks at once; a decision
+    of more than `tokens_max` tokens ends it.
+    """
 
     slot: int
     forks_max: int
+    tokens_max: int
     fork: Callable[[int], int]
     drop: Callable[[Sequence[int]], None]
     run: Callable[[list[Row]], Passing]
@@ -155,6 +159,8 @@ class _Search:
 
     def _read(self, wave: Sequence[_Beginning]) -> Generator[list[Row], list[Logits], None]:
         wave = wave[: self._reader.forks_max]
+        for one in wave:
+            within(len(one.walk.tokens), self._reader.tokens_max)
         if len(self._held) + len(wave) > self._reader.forks_max:
             self._let_go(self._held.copy())
         rows = [self._row(one) for one in wave]

@@ -32,10 +32,10 @@ from sds.stops import (
     BACKEND_FAILED,
     LANGUAGE_FAILED,
     LOGITS_INVALID,
-    TOKEN_BUDGET_EXCEEDED,
     in_time,
     stopping,
     too_close,
+    within,
 )
 from sds.tally import JOINT, ChoiceTrace, Tally, best_of, log_mass, permitted_shares, trace_of
 
@@ -199,10 +199,7 @@ class _Run:
             for token in tokens:
                 self.walk.take(token)
             self.pending += [*tokens, *self.walk.forced()]
-        if len(self.walk.tokens) > self.tokens_max:
-            raise ModelError(
-                f"the decision needs more than {self.tokens_max} tokens", reason_code=TOKEN_BUDGET_EXCEEDED
-            )
+        within(len(self.walk.tokens), self.tokens_max)
 
     def begin(self) -> None:
         """Let the slot hold the prompt; its last section rides with what is forced at the start."""
@@ -214,19 +211,18 @@ class _Run:
         """Let the model read what is written, unless what it says after that is known already."""
         if not self.pending or self.pending in self.ahead:
             return
-        self.ahead = Ahead()
-        self._drop_others()
-        further = self._further()
-        rows = [Row(self._fork(self.at), [*self.pending, *each.text], each.outputs) for each in further]
+        beyond = self._beyond()
+        rows = [Row(self._fork(self.at), [*self.pending, *each.text], each.outputs) for each in beyond]
         found = yield from self._pass([Row(self.at, self.pending), *rows])
-        self.logits, self.pending = found[0][-1], []
-        for each, row, logits in zip(further, rows, found[1:], strict=True):
+        self.logits, self.pending, self.ahead = found[0][-1], [], Ahead()
+        for each, row, logits in zip(beyond, rows, found[1:], strict=True):
             self.ahead.note(each, row.slot, logits)
 
-    def _further(self) -> list[Beyond]:
+    def _beyond(self) -> list[Beyond]:
         if not (tokens_max := self.backend.ahead_tokens_max):
             return []
-        room = Room(tokens_max, min(self.forks_max, FORKS_TOTAL // self.backend.slots) - len(self.forks))
+        forks_max = min(self.forks_max, FORKS_TOTAL // self.backend.slots) - len(self.forks)
+        room = Room(tokens_max, self.tokens_max - len(self.walk.tokens), forks_max)
         with stopping(LANGUAGE_FAILED, "the language"):
             fork = self.walk.fork()
             found = [] if self._exact(fork) else further(self.walk, fork, self.shown, self._forced_after, room)
@@ -238,7 +234,10 @@ class _Run:
             fork = self.walk.fork()
             exact = self._exact(fork)
             whole = self.walk.alternatives() if exact and fork.finite else ()
+        if exact and self.pending:
+            raise ModelError("whole texts were to be compared before all was read", reason_code=LANGUAGE_FAILED)
         if whole:
+            within(len(self.walk.tokens) + max(len(text) for _, text in whole), self.tokens_max)
             yield from self._choose_whole(fork, [label for label, _ in whole], [tuple(text) for _, text in whole])
         elif exact and fork.labels and not fork.finite and self.by_digit != fork.start:
             yield from self._choose_number(fork)
@@ -250,7 +249,7 @@ class _Run:
         return self.mode == "exact" or (self.mode == "exact-kinds" and fork.choice == ACTION_CHOICE)
 
     def _choose_number(self, fork: Fork) -> Choosing:
-        reader = Reader(self.at, self.forks_max - len(self.forks), self._fork, self.drop, self._pass)
+        reader = Reader(self.at, self.forks_max - len(self.forks), self.tokens_max, self._fork, self.drop, self._pass)
         with stopping(LANGUAGE_FAILED, "the language"):
             found = yield from likeliest_number(self.walk, self.logits, reader, noise_logp_max=self.noise_logp_max)
         if found.close if found else self.noise_logp_max:  # in another order it might have found one in time

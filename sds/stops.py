@@ -34,5 +34,10 @@ def in_time(now_ms: Callable[[], int], deadline_ms: int) -> None:
         raise ModelError(f"the decision is {late_ms} ms past its deadline", reason_code=DEADLINE_EXCEEDED)
 
 
+def within(tokens: int, tokens_max: int) -> None:
+    if tokens > tokens_max:
+        raise ModelError(f"the decision needs more than {tokens_max} tokens", reason_code=TOKEN_BUDGET_EXCEEDED)
+
+
 def too_close(choice: str) -> ModelError:
     return ModelError(f"the best two of `{choice}` are closer than the model's noise", reason_code=CHOICE_TOO_CLOSE)

@@ -6,7 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from sds.ahead import SHOWN_MAX, numbers_shown
 from sds.decoder import Decoded, Mode, deciding
@@ -14,6 +16,8 @@ from sds.grammars.plan import Planner
 from sds.kernel.bounds import Bound
 from sds.kernel.envelope import DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.errors import ModelError
+from sds.models.checks import check_fits
+from sds.models.protocol import Row
 from tests.decoder.small_backend import Disturbed, HashBackend, together
 from tests.model_fixtures import CONTEXT_REF
 from tests.scale import scale, seeded
@@ -97,6 +101,7 @@ def test_numbers_that_the_prompt_shows_change_no_decision(mode: Mode):
         backend = HashBackend(seed, ahead_tokens_max=rng.choice([3, 12, AHEAD]))
         found = decided(backend, envelope, mode, forks_max, rng.sample(shown, len(shown)))
         assert without_passes(plain) == without_passes(found)
+        assert mode != "greedy" or plain.passes >= found.passes  # the others use forks for more
         assert forks_max >= backend.forks_held_max
         ahead = decided(HashBackend(seed, ahead_tokens_max=backend.ahead_tokens_max), envelope, mode, forks_max)
         fewer += found.passes < ahead.passes
@@ -110,6 +115,48 @@ def test_a_number_that_is_copied_takes_one_pass():
     found = decided(HashBackend(3, ahead_tokens_max=AHEAD), PAYMENT, shown=["1.5", "7", amount])
     assert without_passes(plain) == without_passes(found)
     assert 1 == found.passes < plain.passes
+
+
+def test_of_two_numbers_that_are_copied_each_takes_a_pass_with_all_that_follows_it():
+    amounts = (("a", AMOUNT), ("b", AMOUNT))
+    envelope = replace(envelope_of([]), kinds=(KindBound("PAY", ("NO", "YES"), amounts),))
+    plain = decided(HashBackend(3), envelope)
+    found = decided(HashBackend(3, ahead_tokens_max=AHEAD), envelope, shown=NUMBERS.findall(plain.data.decode()))
+    assert without_passes(plain) == without_passes(found)
+    assert 2 == found.passes
+
+
+@pytest.mark.parametrize("mode", ["greedy", "exact-kinds", "exact"])
+def test_nothing_is_read_beyond_what_may_be_written(mode: Mode):
+    """Or the pass would fail, and with it all who share it."""
+    rng = seeded(37)
+    for seed in range(scale(10, 300)):
+        envelope = random_envelope(rng.randint)
+        shown = NUMBERS.findall(decided(HashBackend(seed), envelope).data.decode())
+        for room in range(1, 120, rng.randint(3, 9)):
+            ends = []
+            for ahead, numbers in ((0, ()), (AHEAD, ()), (AHEAD, shown)):
+                backend = Narrow(seed, room, ahead)
+                walk = Planner(backend).walk(envelope, CONTEXT_REF)
+                run = deciding(backend, 0, PROMPT, walk, tokens_max=room, mode=mode, shown=numbers)
+                ends += together(backend, [run])
+            assert {ModelError} == {*map(type, ends)} or 1 == len(
+                {end.data for end in ends if isinstance(end, Decoded)}
+            )
+            assert {"TOKEN_BUDGET_EXCEEDED"} >= {end.reason_code for end in ends if isinstance(end, ModelError)}
+
+
+class Narrow(HashBackend):
+    """Has a context just large enough for the prompt and so many tokens more."""
+
+    def __init__(self, seed: int, room: int, ahead_tokens_max: int) -> None:
+        super().__init__(seed, ahead_tokens_max=ahead_tokens_max)
+        self.context_tokens_max = sum(map(len, PROMPT)) + room
+
+    def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        for row in rows:
+            check_fits(len(self.held[row.slot]) + len(row.tokens), self.context_tokens_max)
+        return super().run(rows)
 
 
 def test_a_number_copied_in_part_is_gone_on_with_where_it_parts():
@@ -137,12 +184,13 @@ def test_no_more_is_read_ahead_than_the_backend_reads_for_nothing():
     for seed in range(scale(40, 1000)):
         envelope, most = random_envelope(rng.randint), rng.randint(1, 20)
         backend = HashBackend(seed, ahead_tokens_max=most)
+        backend.pass_tokens_max = rng.randint(10, 60)
         decided(backend, envelope, shown=[f"{rng.randint(0, 10**5)}{rng.choice(['', '.5', '.25'])}" for _ in range(9)])
         for rows in backend.passes:
             own = len(rows[0].tokens)
             texts = [row.tokens[own:] for row in rows[1:]]
             assert most >= len({tuple(text[: end + 1]) for text in texts for end in range(len(text))})
-            assert backend.pass_tokens_max >= sum(len(row.tokens) for row in rows)
+            assert backend.pass_tokens_max >= sum(len(row.tokens) for row in rows) or 1 == len(rows)
 
 
 @pytest.mark.parametrize(("slots", "forks_max"), [(8, 63), (32, 16), (1, 5), (1, 3)])

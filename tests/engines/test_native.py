@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from sds.benchmarks.packets import digits_packets
 from sds.decoder import Mode
+from sds.engines import native
 from sds.engines.fallback import FallbackEngine, Link
 from sds.engines.native import NativeEngine, check_slots
 from sds.engines.opening import open_engine, runtime_facts
@@ -155,3 +157,15 @@ def test_what_runs_a_checkpoint_is_told_with_device_and_type() -> None:
     assert str(facts["library"]).startswith("transformers 5.")
     assert "fp32" == runtime_facts("transformers")["dtype"]
     assert "dtype" not in runtime_facts("llamacpp")
+
+
+def test_an_amount_that_the_prompt_shows_is_read_in_fewer_passes(
+    own_vino: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    engine = NativeEngine(own_vino, now_ms=running_ms, noise_logp_max=0.0)
+    packets = [replace(packet, expires_at_ms=running_ms() + 10**9) for packet in digits_packets(tmp_path, scale(6, 60))]
+    found = [engine.propose(packet, tokens_max=TOKENS) for packet in packets]
+    monkeypatch.setattr(native, "numbers_shown", lambda _: ())
+    plain = [engine.propose(packet, tokens_max=TOKENS) for packet in packets]
+    assert [data for data, _ in plain] == [data for data, _ in found]
+    assert sum(measured.passes for _, measured in plain) > sum(measured.passes for _, measured in found)
