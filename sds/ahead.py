@@ -2,7 +2,7 @@
 
 Then what the model says after the next choices is known before they are made. Of a number, those that the prompt shows are
 read, for a model that writes one mostly copies it; of any other choice, each token that may come next. All with what they
-force. What is read decides nothing: a choice falls by the same probabilities, read ahead or not.
+force. What is read decides nothing: a choice falls by the same probabilities, up to the rounding of another pass's shape.
 """
 
 from __future__ import annotations

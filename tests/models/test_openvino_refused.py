@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -231,3 +232,14 @@ def test_without_the_library_the_mend_is_named(monkeypatch: pytest.MonkeyPatch):
         importlib.import_module("sds.models.openvino")
     assert "OpenVINO is not installed" == str(caught.value)
     assert "pip install 'sovereign-decision-stream[openvino]'" == caught.value.hint
+
+
+def test_a_backend_beside_one_whose_file_was_replaced_is_refused(tmp_path: Path):
+    """It would read other words than its weights were made for."""
+    path = llama_gguf(tmp_path / "model.gguf")
+    backend = OpenvinoBackend(path, dtype="fp32", threads=TINY_THREADS)
+    shutil.copyfile(llama_gguf(tmp_path / "other.gguf", Sizes(layers=1)), path)
+    with pytest.raises(BackendError) as caught:
+        backend.beside(threads=TINY_THREADS)
+    assert f"`{path}` was changed while it was opened" == str(caught.value)
+    backend.close()
