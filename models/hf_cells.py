@@ -63,10 +63,17 @@ class Cells:
         """Cells beyond a prompt's end are masked and written over: there is nothing to do."""
         return True
 
-    def fork(self, source: int, target: int, tokens: int) -> None:
-        self.copy(source, target, tokens)
+    def taken(self, seat: int, start: int, end: int) -> tuple[list[torch.Tensor], int]:
+        stretch = [layer[seat, :, start:end].clone() for layer in self._stored()]
+        return stretch, sum(cells.nbytes for cells in stretch)
 
-    def copy(self, source: int, target: int, tokens: int) -> None:
+    def put(self, seat: int, start: int, stretch: list[torch.Tensor]) -> None:
+        end = start + stretch[0].shape[1]
+        self._written = max(self._written, end)
+        for layer, cells in zip(self._stored(), stretch, strict=True):
+            layer[seat, :, start:end] = cells
+
+    def fork(self, source: int, target: int, tokens: int) -> None:
         self._grow(target + 1)
         for layer in self._stored():
             layer[target, :, :tokens] = layer[source, :, :tokens]
@@ -174,10 +181,16 @@ class OwnCaches:
         cache.crop(-surplus)
         return True
 
-    def fork(self, source: int, target: int, tokens: int) -> None:
-        self.copy(source, target, tokens)
+    def taken(self, seat: int, _start: int, _end: int) -> tuple[DynamicCache, int]:
+        """Return all that the seat holds: windows and states cannot be taken apart."""
+        whole = deepcopy(self._caches[seat])
+        tensors = [held for layer in whole.layers for held in vars(layer).values() if isinstance(held, torch.Tensor)]
+        return whole, sum(held.nbytes for held in tensors)
 
-    def copy(self, source: int, target: int, _tokens: int) -> None:
+    def put(self, seat: int, _start: int, stretch: DynamicCache) -> None:
+        self._caches[seat] = deepcopy(stretch)
+
+    def fork(self, source: int, target: int, _tokens: int) -> None:
         if source in self._caches:
             self._caches[target] = deepcopy(self._caches[source])
 

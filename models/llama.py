@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from sds.models.checks import check_fits, check_known, check_rows, check_slots
 from sds.models.gguf import Weights, chat_template, gguf_fingerprint, identity
 from sds.models.llama_batch import TokenBatch
-from sds.models.llama_cells import SPARE_SEQUENCES, Cells, Span
+from sds.models.llama_cells import SPARE_SEQUENCES, Cells, Span, Stretch
 from sds.models.protocol import FORKS_MAX, BackendError, ChatFrame, Row, shared_sections
+from sds.models.sections import Kept
 from sds.models.words import model_frame, tokens_of
 
 CONTEXT_TOKENS = 4096
@@ -93,6 +94,10 @@ class LlamaBackend:
         self._context = _context(self._weights, room, self.pass_tokens_max, slots, threads or os.cpu_count() or 1)
         self._cells = Cells(self._context, room, sequences=slots + FORKS_MAX, wear_max=wear_max, keep_max=n_ctx)
         self._batch = TokenBatch(room + 1)
+        self._kept: Kept[Stretch] = Kept()
+        self._divisible = not (  # a state is of all positions at once
+            lib.llama_model_is_recurrent(self._weights.model) or lib.llama_model_is_hybrid(self._weights.model)
+        )
         self._prompts: dict[int, _Prompt] = {}
         self._free: list[int] = []
         self._next_fork = slots
@@ -145,9 +150,14 @@ class LlamaBackend:
         for section in wanted[len(prompt.sections) :]:
             start, _ = self._cells.take(0)
             if section:
-                self._decode([Row(slot, section, 0)])
+                self._append(slot, section)
             prompt.sections.append(section)
             prompt.spans.append((start, start + len(section)))
+
+    def keeps(self, sections: Sequence[Sequence[int]]) -> bool:
+        wanted = [tuple(section) for section in sections]
+        held = max(shared_sections(wanted, self._prompts[slot].sections) for slot in range(self.slots))
+        return self._kept.holds(wanted, behind=held)
 
     def step(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
         logits: NDArray[np.float32] = self.run([Row(slot, tokens)])[0][0]
@@ -281,6 +291,17 @@ class LlamaBackend:
             raise
         if donor is not prompt and prompt.position:
             self._cells.share(donor.sequence, prompt.sequence, prompt.position)
+
+    def _append(self, slot: int, section: tuple[int, ...]) -> None:
+        """Append a section to what the slot holds: as it is kept, or read."""
+        prompt = self._prompts[slot]
+        sections, start, end = (*prompt.sections, section), prompt.position, prompt.position + len(section)
+        if (stretch := self._kept.get(sections)) is not None and self._cells.put(prompt.sequence, start, end, stretch):
+            prompt.position = end
+            return
+        self._decode([Row(slot, section, 0)])
+        if self._divisible and (stretch := self._cells.taken(prompt.sequence, start, end)) is not None:
+            self._kept.put(sections, stretch, len(stretch))
 
     def _decode(self, rows: Sequence[Row], *, hidden: bool = False) -> NDArray[np.float32]:
         """Append all rows in as few passes as they take; return the outputs wanted, in order, [outputs, width]."""

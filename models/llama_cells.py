@@ -8,14 +8,16 @@ nobody reads, and is free only after `rest`; with one, at once. It does not know
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 
 import llama_cpp as lib
 
 from sds.models.protocol import BackendError
 
-SPARE_SEQUENCES = 2  # the one that keeps what was cut off, and the one that keeps a lone token company
+SPARE_SEQUENCES = 3  # one keeps what was cut off, one keeps a lone token company, through one cells come and go
 Span = tuple[int, int]
+Stretch = ctypes.Array[ctypes.c_uint8]  # llama.cpp's own form
 
 
 class Cells:
@@ -28,10 +30,10 @@ class Cells:
     def __init__(
         self, context: lib.llama_context_p, room: int, *, sequences: int, wear_max: int, keep_max: int
     ) -> None:
-        self._memory = lib.llama_get_memory(context)
+        self._context, self._memory = context, lib.llama_get_memory(context)
         self._room, self._wear_max, self._keep_max = room, wear_max, keep_max
         self._rising = wear_max > 0
-        self._cut_off, self.beside = sequences, sequences + 1
+        self._cut_off, self.beside, self._passing = sequences, sequences + 1, sequences + 2
         self._taken = self._kept = 0
 
     @property
@@ -53,6 +55,24 @@ class Cells:
     def share(self, source: int, target: int, position: int) -> None:
         """Let `target`, which is empty, hold what `source` holds before `position`; -1: all."""
         lib.llama_memory_seq_cp(self._memory, source, target, 0, position)
+
+    def taken(self, sequence: int, start: int, end: int) -> Stretch | None:
+        """Return what the positions from `start` to `end` hold; None where llama.cpp does not hand it out."""
+        lib.llama_memory_seq_cp(self._memory, sequence, self._passing, start, end)
+        size = lib.llama_state_seq_get_size(self._context, self._passing)
+        held = (ctypes.c_uint8 * size)()
+        written = lib.llama_state_seq_get_data(self._context, held, size, self._passing)
+        lib.llama_memory_seq_rm(self._memory, self._passing, -1, -1)
+        return held if written == size else None
+
+    def put(self, sequence: int, start: int, end: int, held: Stretch) -> bool:
+        """Let `sequence`, which ends at `start`, go on with what was taken there; return whether it does."""
+        if not lib.llama_state_seq_set_data(self._context, held, len(held), self._passing):
+            return False
+        lib.llama_memory_seq_cp(self._memory, self._passing, sequence, start, end)
+        lib.llama_memory_seq_rm(self._memory, self._passing, -1, -1)
+        self.take(end - start)
+        return True
 
     def cut(self, sequence: int, position: int) -> None:
         """Let go of everything from `position` on. Raises BackendError when the model's cache cannot."""

@@ -105,10 +105,14 @@ class _Cells:
         """What lies beyond a prompt's end is masked: there is nothing to do."""
         return True
 
-    def copy(self, source: int, target: int, tokens: int) -> None:
-        self._own(source)
-        self._trunks.pop(target, None)
-        self._seats[target][:, :tokens] = self._seats[source][:, :tokens]
+    def taken(self, seat: int, start: int, end: int) -> tuple[NDArray[Any], int]:
+        self._own(seat)
+        stretch = self._seats[seat][:, start:end].copy()
+        return stretch, stretch.nbytes
+
+    def put(self, seat: int, start: int, stretch: NDArray[Any]) -> None:
+        self._own(seat)
+        self.keep(seat, start, stretch)
 
     def fork(self, source: int, target: int, tokens: int) -> None:
         if target not in self._seats:

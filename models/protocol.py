@@ -113,8 +113,12 @@ class Backend(Protocol):
         """Make `slot` hold exactly these sections, in order.
 
         Every section is decoded in passes of its own, so where passes are cut never depends on what was cached:
-        logits after equal sections are bit-equal, whatever ran before. Leading sections already held are kept.
+        logits after equal sections are bit-equal, whatever ran before. Leading sections already held are kept, and what
+        was read before and is kept still is not read again.
         """
+
+    def keeps(self, sections: Sequence[Sequence[int]]) -> bool:
+        """Tell whether `begin` would have to read nothing of these sections, whatever the slot."""
 
     def step(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
         """Append at least one token in one pass; return the logits after the last one, shape [vocab_size]."""

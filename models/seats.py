@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from sds.models.checks import check_fits, check_known, check_rows
 from sds.models.protocol import FORKS_MAX, BackendError, ChatFrame, Row, shared_sections
+from sds.models.sections import Kept
 from sds.models.words import Words, model_frame, tokens_of
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Part:
 
 class Store(Protocol):
     """Where the keys and values of every seat lie. `together`: rows of several seats can share a call, and each can be
-    cut back to any length and copied.
+    cut back to any length.
     """
 
     @property
@@ -48,7 +49,11 @@ class Store(Protocol):
     def cut(self, seat: int, position: int, surplus: int) -> bool:
         """Return whether the seat now holds `position` tokens, its last `surplus` forgotten."""
 
-    def copy(self, source: int, target: int, tokens: int) -> None: ...
+    def taken(self, seat: int, start: int, end: int) -> tuple[Any, int]:
+        """Return a copy of what the seat, which ends there, holds of these positions, and its size in bytes."""
+
+    def put(self, seat: int, start: int, stretch: Any) -> None:
+        """Let the seat, which ends at `start`, go on with what was taken there behind the same tokens."""
 
     def fork(self, source: int, target: int, tokens: int) -> None:
         """Let `target`, a seat perhaps new, hold what `source` does, which stays as it is until `target` is forgotten."""
@@ -87,6 +92,7 @@ class SeatedBackend(ABC):
         self.slots, self.pass_tokens_max = slots, CALL_TOKENS_MAX
         self._layers, self._words, self._template, self._store = layers, words, template, store
         self._prompts = {slot: _Prompt(slot, slot) for slot in range(slots)}
+        self._kept: Kept[Any] = Kept()
         self._next_fork = slots
         self._frame: ChatFrame | None = None
         self._open = True
@@ -125,9 +131,12 @@ class SeatedBackend(ABC):
         """Do nothing: every slot has a place of its own, which is free as soon as it is cut back."""
 
     def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
-        """Make `slot` hold exactly these sections. Its forks are dropped; what another slot holds of them is copied."""
+        """Make `slot` hold exactly these sections. Its forks are dropped; what was read before is copied."""
         self._ready()
         self._hold(slot, sections, self._layers)
+
+    def keeps(self, sections: Sequence[Sequence[int]]) -> bool:
+        return self._kept.holds([tuple(section) for section in sections])
 
     def step(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
         logits: NDArray[np.float32] = self.run([Row(slot, tokens)])[0][0]
@@ -229,25 +238,32 @@ class SeatedBackend(ABC):
         prompt = self._prompts[slot]
         for fork in [fork for fork, made in self._prompts.items() if fork >= self.slots and made.origin == slot]:
             self.drop(fork)
-        self._keep(prompt, wanted, depth)
-        for section in wanted[len(prompt.sections) :]:
-            if section:
-                self._read([Row(slot, section, 0)], states_at=depth)
-            prompt.sections.append((section, self._passed(depth)))
-
-    def _keep(self, prompt: _Prompt, wanted: list[tuple[int, ...]], depth: int) -> None:
-        """Cut `prompt` back to the leading sections it shares with `wanted`, or copy more of them from another slot."""
-        donors = [prompt, *self._prompts.values()] if self._store.together else [prompt]
-        donor = max(donors, key=lambda held: shared_sections(wanted, held.through(depth)))
-        kept = donor.sections[: shared_sections(wanted, donor.through(depth))]
-        position = sum(len(tokens) for tokens, _ in kept)
-        with self._forgetting([prompt.origin], "the model's cache cannot be cut back"):
-            if donor is not prompt:
-                self._store.copy(donor.seat, prompt.seat, position)
-            elif not self._cut(prompt, position):
+        shared = shared_sections(wanted, prompt.through(depth))
+        position = sum(map(len, wanted[:shared]))
+        with self._forgetting([slot], "the model's cache cannot be cut back"):
+            if not self._cut(prompt, position):
                 self._store.forget(prompt.seat)
-                kept, position = [], 0
-        prompt.sections, prompt.position = kept, position
+                shared = position = 0
+        prompt.sections, prompt.position = prompt.sections[:shared], position
+        for n in range(shared, len(wanted)):
+            passed = self._extend(slot, wanted[: n + 1], depth)
+            prompt.sections.append((wanted[n], passed))
+
+    def _extend(self, slot: int, sections: Sequence[tuple[int, ...]], depth: int) -> int:
+        """Append the last of these sections to the others: as it is kept, or read. Return how many layers it went through."""
+        prompt, section = self._prompts[slot], sections[-1]
+        if (stretch := self._kept.get(sections)) is not None:
+            with self._forgetting([slot], "a kept section could not be put back"):
+                self._store.put(prompt.seat, prompt.position, stretch)
+            prompt.position += len(section)
+            return self._layers
+        if section:
+            self._read([Row(slot, section, 0)], states_at=depth)
+        if section and self._passed(depth) == self._layers:
+            with self._forgetting([slot], "a section could not be kept"):
+                start, end = prompt.position - len(section), prompt.position
+                self._kept.put(sections, *self._store.taken(prompt.seat, start, end))
+        return self._passed(depth)
 
     def _cut(self, prompt: _Prompt, position: int) -> bool:
         surplus = prompt.position - position

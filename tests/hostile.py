@@ -134,6 +134,9 @@ class AdversarialBackend:
     def frame(self) -> ChatFrame:
         return self._real.frame()
 
+    def keeps(self, sections: Sequence[Sequence[int]]) -> bool:
+        return False
+
     def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         self.held[slot] = []
 

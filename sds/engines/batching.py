@@ -7,9 +7,8 @@ backend's slots is free; a pass then carries rows of all who want one. It knows 
   rides before all: so nobody waits for more than `LEFT_OUT_MAX + slots` passes. Rows that do not fit are cut, where the
   backend allows it: what is left of a pass goes to a newcomer's beginning, and the rest of it rides in the next ones.
 - A backend that is worn gets nobody new until all under way have ended and it has rested.
-- The sections that prompts share are read alone, at most one prompt's between two passes. A newcomer gets the free slot
-  that holds most of its sections, else the one least recently used: the slots are the cache of sections, bounded by
-  their number.
+- The sections that prompts share are read alone, at most one prompt's between two passes; what the backend keeps of them
+  is not read. A newcomer gets the free slot that holds most of its sections, else the one least recently used.
 - A failed pass fails those who rode in it. The backend then holds nothing any more, so all others begin again, at most
   `RESTARTS_MAX` times: a decision is a function of its prompt, and all that is lost is time.
 - Deadlines are looked at before and after every pass; a pass is never cut short, but no caller waits for its end.
@@ -102,13 +101,14 @@ class Pending(Generic[T]):
 
 @dataclass(eq=False)
 class _Running:
-    """A decision in a slot. `rows`: what it still wants to be read; `found`: for each row it asked for the logits of
-    those parts that were; `left_out`: passes without it, in a row.
+    """A decision in a slot. `reads`: whether it begins with sections that must be read; `rows`: what it still wants to be
+    read; `found`: for each row it asked for the logits of those parts that were; `left_out`: passes without it, in a row.
     """
 
     pending: Pending[Any]
     slot: int
     passes: Passes[Any]
+    reads: bool
     rows: list[Row] = field(default_factory=list)
     found: list[list[NDArray[np.float32]]] = field(default_factory=list)
     begun: bool = False
@@ -261,7 +261,7 @@ class Batcher:
             if (running := self._admit(may_read=not read)) is None:
                 return
             shared, slot = running.pending.shared, running.slot
-            read |= self._must_read(shared)
+            read |= running.reads
             held, self._held[slot] = self._held[slot], []
             self._advance(running, None)
             if running in self._running:
@@ -276,19 +276,16 @@ class Batcher:
             if not self._waiting or not free or self._over is not None or self._backend.worn:
                 return None
             shared = self._waiting[0].shared
-            if not may_read and self._must_read(shared):
-                return None
             slot = max(free, key=lambda slot: (shared_sections(shared, self._held[slot]), -self._used[slot]))
+            reads = shared_sections(shared, self._held[slot]) < len(shared) and not self._backend.keeps(shared)
+            if reads and not may_read:
+                return None
             pending = self._waiting.popleft()
-            running = _Running(pending, slot, _called(pending.make, self._backend, slot))
+            running = _Running(pending, slot, _called(pending.make, self._backend, slot), reads)
             self._running.append(running)
         self._turn += 1
         self._used[slot] = self._turn
         return running
-
-    def _must_read(self, shared: Sections) -> bool:
-        """Return whether no slot holds all of these: a backend copies what another slot holds."""
-        return all(shared_sections(shared, held) < len(shared) for held in self._held)
 
     def _advance(self, running: _Running, logits: list[NDArray[np.float32]] | None) -> None:
         try:

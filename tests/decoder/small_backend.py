@@ -51,6 +51,9 @@ class HashBackend:
     def frame(self) -> ChatFrame:
         return PLAIN_FRAME
 
+    def keeps(self, sections: Sequence[Sequence[int]]) -> bool:
+        return False
+
     def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         self.held[slot] = [token for section in sections for token in section]
 

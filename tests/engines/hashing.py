@@ -45,6 +45,10 @@ class HashBackend:
         self._sections: dict[int, list[tuple[int, ...]]] = {}
         self.forks_open = 0
 
+    def keeps(self, sections: Sequence[Sequence[int]]) -> bool:
+        wanted = [tuple(section) for section in sections]
+        return any(shared_sections(wanted, own) == len(wanted) for own in self._sections.values())
+
     def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         wanted = [tuple(section) for section in sections]
         held = [(shared_sections(wanted, own), at) for at, own in self._sections.items()]
