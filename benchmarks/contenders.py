@@ -15,12 +15,16 @@ OVERLAYS = Path(".peers")
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One engine: the module that drives it and what that is told. `overlay`: whose other versions it needs."""
+    """One engine: the module that drives it and what that is told. `overlay`: whose other versions it needs.
+
+    `keeps_many`: it keeps more of past prompts than the beginning of the last.
+    """
 
     name: str
     module: str
     options: tuple[str, ...] = ()
     overlay: str = ""
+    keeps_many: bool = False
 
     @property
     def is_ours(self) -> bool:
@@ -40,7 +44,7 @@ _DRIVERS = "sds.benchmarks.peer_drivers"
 _OURS = f"{_DRIVERS}.ours"
 PEERS = (
     Contender("guidance-llamacpp", f"{_DRIVERS}.guidance_llamacpp", overlay="guidance"),
-    Contender("openvino-genai", f"{_DRIVERS}.openvino_genai", overlay="openvino"),
+    Contender("openvino-genai", f"{_DRIVERS}.openvino_genai", overlay="openvino", keeps_many=True),
     Contender("llamacpp-grammar", f"{_DRIVERS}.llamacpp_grammar"),
     Contender("llamacpp-server", f"{_DRIVERS}.llamacpp_server"),
     Contender("outlines-llamacpp", f"{_DRIVERS}.outlines_llamacpp", ("outlines_core",)),
@@ -54,5 +58,7 @@ PEERS = (
 
 def ours_on(library: GgufLibrary) -> tuple[Contender, ...]:
     """Return ours on its library, and where this is not llama.cpp, which most peers run on, ours on llama.cpp, too."""
-    ours = Contender("ours", _OURS, (library,))
-    return (ours,) if library == "llamacpp" else (ours, Contender("ours-llamacpp", _OURS, ("llamacpp",)))
+    ours = Contender("ours", _OURS, (library,), keeps_many=True)
+    return (
+        (ours,) if library == "llamacpp" else (ours, Contender("ours-llamacpp", _OURS, ("llamacpp",), keeps_many=True))
+    )

@@ -48,11 +48,15 @@ def _seconds(call: object) -> float:
 
 
 class Recorded:
-    """A backend that notes what was run since `clear()`; all else is the backend's own."""
+    """A backend that notes what was run since `clear()`; all else is the backend's own.
+
+    `kept`: whether the sections that the last prompt began with had been read before.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.sections: list[list[int]] = []
+        self.kept = False
         # rows of a pass; a fork (of which slot, its own); one dropped
         self._noted: list[list[Row] | tuple[int, int] | int] = []
 
@@ -64,6 +68,7 @@ class Recorded:
 
     def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         self.sections = [list(section) for section in sections]
+        self.kept = self.backend.keeps(sections)
         self.backend.begin(sections, slot=slot)
 
     def fork(self, slot: int) -> int:

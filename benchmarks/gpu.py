@@ -4,7 +4,7 @@
     exact_over_greedy   the exact distribution over whole alternatives, against the greedy one, on the same packets
     ours_per_s          decisions a second, by how many are asked for at once
 
-The packets are those of `sds bench peers`. Predicted before measuring: a pass cannot be faster than reading the weights
+The packets are those of `sds bench peers`, after EARLIER that came before them in the queue. Predicted before measuring: a pass cannot be faster than reading the weights
 once, at the rate at which this device copies its own memory (printed first). A small model is far above that floor: on a
 card its passes cost what starting their kernels costs, so over_floor, against the bare passes, is what is ours to mend.
 """
@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from sds.benchmarks.floor import Recorded
 from sds.benchmarks.measuring import Parser, Report, Say, existing, machine, main, summary, versions, whole_number
-from sds.benchmarks.packets import digits_packets, fixed_packets
+from sds.benchmarks.packets import EARLIER, digits_packets, fixed_packets
 from sds.benchmarks.throughput import TOKENS_MAX, mixed_packets, ours
 from sds.engines.native import NativeEngine
 from sds.engines.opening import open_backend
@@ -37,7 +37,6 @@ from sds.stops import CHOICE_TOO_CLOSE
 AT_ONCE = (1, 2, 4, 8, 16, 32, 64)
 N, N_MAX = 30, 500
 THROUGHPUT_N = 128
-WARM_UP = 3
 TIMEOUT_MS = 120_000
 COPY_BYTES, COPIES = 1 << 28, 5
 SORTS = {"fixed": fixed_packets, "digits": digits_packets}
@@ -74,7 +73,7 @@ def floor(backend: Any, device: Any) -> dict[str, float]:
 
 
 def reasoning(backend: Backend, packets: Sequence[DecisionPacket]) -> dict[str, Any]:
-    """Decide every packet greedily, run its passes again bare, decide it exactly; the first WARM_UP are not counted."""
+    """Decide every packet greedily, run its passes again bare, decide it exactly; the first EARLIER are not counted."""
     recorded = Recorded(backend)
     greedy = NativeEngine(cast("Backend", recorded), now_ms=now_ms)
     exact = NativeEngine(backend, now_ms=now_ms, mode="exact")
@@ -84,7 +83,7 @@ def reasoning(backend: Backend, packets: Sequence[DecisionPacket]) -> dict[str, 
         recorded.clear()
         ms = _propose_ms(greedy, packet)
         found = (ms, recorded.bare_ms(), _propose_ms(exact, packet))
-        if number >= WARM_UP:
+        if number >= EARLIER:
             took.append(found)
             shapes[tuple(recorded.tokens)] += 1
     return {
@@ -113,15 +112,15 @@ def run(folder: Path, model: Path, device: str, n: int, decisions: int, at_once:
         name, weights = _name(device_of(device)), backend.fingerprint
         least = floor(backend, device_of(device))
         say(f"{name}: copies {least['memory_gb_per_s']} GB/s; a pass cannot be faster than {least['pass_ms']} ms")
-        warm = {sort: reasoning(backend, made(folder, n + WARM_UP)) for sort, made in SORTS.items()}
+        warm = {sort: reasoning(backend, made(folder, n + EARLIER)) for sort, made in SORTS.items()}
     for sort, found in warm.items():
         found["floor_ms"] = round(least["pass_ms"] * len(found["tokens_of_passes"]), 4)
         say(f"{sort}: {found}")
-    packets = mixed_packets(folder, decisions)
+    packets, earlier = mixed_packets(folder, decisions)
     rows: list[dict[str, Any]] = []
     for many in sorted(set(at_once)):
         ways = {f"{slots} slots": partial(_engine, opener, slots) for slots in sorted({1, many})}
-        rows.append({"at_once": many, "ours": ours(ways, packets, many)})
+        rows.append({"at_once": many, "ours": ours(ways, packets, earlier, many)})
         say(str(rows[-1]))
     by_count = {str(row["at_once"]): row["ours"] for row in rows}
     return {

@@ -7,7 +7,9 @@
 
 Real claims over real flights, the real payment rail in a process of its own, the record on this disk. The packets are of
 two sorts: those narrowed, as a safeguard would, to a denial or an escalation, and those narrowed to a refund of 10.00 to
-99.99, a denial or an escalation. What the model decides otherwise is counted and left out.
+99.99, a denial or an escalation. What the model decides otherwise is counted and left out. Before those of a sort are
+measured, EARLIER claims are decided as that sort, as a gate that is at work has; `kept`: of how many measured decisions
+the words that recur had been read before. What is not kept is read within the decision, and shows in the tail.
 
 Predicted before measuring: a pass cannot be faster than reading the weights once, nor than two operations for each weight
 and token, at the rates that numpy reaches here (printed first); all that is no pass, the language, the kernel and the
@@ -29,7 +31,7 @@ from typing import Any, cast
 
 from sds.benchmarks.floor import Device, Recorded, device
 from sds.benchmarks.measuring import Parser, Report, Say, existing, machine, main, summary, versions, whole_number
-from sds.benchmarks.packets import REFUND, narrow_to_denial, narrow_to_digits
+from sds.benchmarks.packets import EARLIER, REFUND, narrow_to_denial, narrow_to_digits
 from sds.benchmarks.weights import Weights, add_weights, size_of, weights_of
 from sds.engines.native import NativeEngine
 from sds.gate import Gate
@@ -42,7 +44,6 @@ from sds.models.protocol import Backend
 
 N = 30
 N_MAX = 500
-WARM_UP = 3
 COLD_N = 3
 STAGES = ("open", "reason", "judge", "drift", "reserve", "pay")
 SORTS = {DENY: narrow_to_denial, REFUND: narrow_to_digits}
@@ -61,6 +62,7 @@ class Measured:
     exact_differs: int = 0
     tokens: list[list[int]] = field(default_factory=list)
     canonical: int = 0
+    kept: int = 0
     otherwise: Counter[str] = field(default_factory=Counter)
 
     def report(self) -> dict[str, Any]:
@@ -69,6 +71,7 @@ class Measured:
             "decisions": len(self.whole),
             "decided_otherwise": dict(self.otherwise),
             "canonical": self.canonical,
+            "kept": self.kept,
             "whole_ms": summary(self.whole),
             "stages_ms": {name: summary(found)["p50"] for name, found in self.stages.items()},
             "reason_ms": summary(self.stages["reason"]),
@@ -109,6 +112,7 @@ class Bench:
         self.recorded.clear()
         data, decoding = self.engines[0].propose(narrowed, tokens_max=self.tokens_max)
         clock.append(time.perf_counter() - since)
+        kept = self.recorded.kept
         verdict = kernel.judge(narrowed, data, decoding)
         clock.append(time.perf_counter() - since)
         report = kernel.just_in_time(narrowed, verdict) if verdict.outcome == "ACCEPTED" else None
@@ -122,9 +126,10 @@ class Bench:
         action = proposal.action if isinstance(proposal, Proposal) else ""
         if action != sort:
             found.otherwise[action] += 1
-        elif number >= WARM_UP:
+        elif number >= EARLIER:
             self._note(found, narrowed, [(b - a) * 1000 for a, b in pairwise(clock)])
             found.canonical += bool(decoding.facts["canonical"])
+            found.kept += kept
 
     def _note(self, found: Measured, packet: DecisionPacket, stages: list[float]) -> None:
         for name, ms in zip(STAGES, stages, strict=True):

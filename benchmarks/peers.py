@@ -3,13 +3,17 @@
 The same weights file, the same prompt tokens, the same language (each is given the exact regular expression or GBNF of
 the packet), greedy. Every engine lives in a process of its own and is asked for one decision at a time, in turn, so that
 all see the same machine. Every decision is about a new packet: new state, bounds, claim and reference; what a grammar
-costs is part of what is measured. Peers keep the contract's part of the prompt in their cache, as we do. Ours runs in the
-library that `sds models prepare` found quickest; where that is not llama.cpp, which most peers run in, `ours-llamacpp` is
-ours in llama.cpp: what remains against those is the decoder's, not the library's.
+costs is part of what is measured. Each keeps of earlier prompts what it can: most the beginning that a prompt shares with
+the one before it, the contract's part at least; ours and OpenVINO GenAI sections or blocks of many prompts, so these two
+first decide EARLIER packets that come before in the queue, as a gate that is at work has. `recurring`: of how many packets
+the words that recur had been read before. Ours runs in the library that `sds models prepare` found quickest; where that is
+not llama.cpp, which most peers run in, `ours-llamacpp` is ours in llama.cpp: what remains against those is the decoder's,
+not the library's.
 
 `fixed` packets have no free digit, `digits` ones an amount of four. What lies outside the envelope is counted as a
 violation, what raised or ran out of time as an error; times are of all that was written, violations too. Engines spell
 alike and still choose differently: an engine that denies where ours refunds writes no digits, so its time flatters it.
+An engine that has taken PATIENCE_S over packets of a kind is asked no more once it has decided DECISIONS_MIN.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ from sds.benchmarks.measuring import (
     versions,
     whole_number,
 )
-from sds.benchmarks.packets import REFUND, digits_packets, fixed_packets
+from sds.benchmarks.packets import EARLIER, REFUND, digits_packets, fixed_packets, recurring
 from sds.benchmarks.peer_process import PeerProcess
 from sds.benchmarks.predicting import TIMEOUT_S, predict
 from sds.benchmarks.weights import Vocabulary, Weights, add_weights, vocabulary, weights_of
@@ -51,7 +55,8 @@ from sds.kernel.proposal import Proposal, parse_proposal
 from sds.models.protocol import Backend, prompt_sections
 
 WARM_UP = 2
-DECISIONS = 20
+DECISIONS, DECISIONS_MIN = 40, 8
+PATIENCE_S = 30.0
 DECISIONS_MAX = 1_000
 CANDIDATES_PER_DECISION = 4
 TOKENS_MAX = 2_048
@@ -107,6 +112,10 @@ class Tally:
     def ms_p50(self) -> float | None:
         return summary(self.ms)["p50"] if self.ms else None
 
+    @property
+    def is_enough(self) -> bool:
+        return len(self.ms) >= DECISIONS_MIN and sum(self.ms) > PATIENCE_S * 1000
+
 
 def _action(text: str) -> str:
     proposal = parse_proposal(text.encode())
@@ -126,6 +135,21 @@ class Entry:
         return not self.process.missing  # one that died goes on to be asked: each answer that fails to come is an error
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The packets of one kind: those to measure, and those that came before them in the queue."""
+
+    earlier: list[Task]
+    tasks: list[Task]
+
+    @property
+    def recurring(self) -> int:
+        """Of how many packets that are counted the words that recur were read for one before."""
+        seen = [recurring(task.packet) for task in [*self.earlier, *self.tasks]]
+        first = len(self.earlier) + WARM_UP
+        return sum(seen[n] in seen[:n] for n in range(first, len(seen)))
+
+
 def tasks_of(packets: Sequence[DecisionPacket], words: Vocabulary) -> list[Task]:
     return [Task(packet, _request(packet, words)) for packet in packets]
 
@@ -133,12 +157,13 @@ def tasks_of(packets: Sequence[DecisionPacket], words: Vocabulary) -> list[Task]
 def _request(packet: DecisionPacket, words: Vocabulary) -> dict[str, Any]:
     said = language(packet.envelope, packet.snapshot.id)
     grammar = grammar_of(said, "regex")
-    static, *rest = packet.texts
-    frame, sections = words.frame(), prompt_sections(cast("Backend", words), static, "".join(rest))
+    static, recurs, *rest = packet.texts
+    frame, sections = words.frame(), prompt_sections(cast("Backend", words), static, recurs, "".join(rest))
     return {
         "tokens": [token for section in sections for token in section],
         "tokens_static": len(sections[0]),
-        "text": f"{frame.before_system}{static}{frame.between}{''.join(rest)}{frame.after_user}",
+        "tokens_kept": sum(map(len, sections[:-1])),
+        "text": f"{frame.before_system}{static}{frame.between}{recurs}{''.join(rest)}{frame.after_user}",
         "regex": grammar.text,
         "gbnf": emit_gbnf.to_gbnf(said),
         "tokens_max": grammar.bytes_max + END_TOKENS,
@@ -168,11 +193,14 @@ def chosen_tasks(
     return [task for _, task, _ in answers[:count]], [answer for _, _, answer in answers[:count]]
 
 
-def measure(entries: Sequence[Entry], tasks: dict[str, list[Task]]) -> None:
+def measure(entries: Sequence[Entry], work: Mapping[str, Work]) -> None:
     """Ask every engine about every packet, in turn; the first WARM_UP of each kind are not counted."""
-    for kind, of_kind in tasks.items():
-        for number, task in enumerate(of_kind):
-            for entry in _in_turn(entries, number):
+    for kind, of_kind in work.items():
+        for entry in (entry for entry in entries if entry.contender.keeps_many and entry.in_the_run):
+            for task in of_kind.earlier:
+                ask(entry, task)
+        for number, task in enumerate(of_kind.tasks):
+            for entry in _in_turn([entry for entry in entries if not entry.tallies[kind].is_enough], number):
                 answer = ask(entry, task)
                 if number >= WARM_UP:
                     entry.tallies[kind].add(task, answer)
@@ -181,7 +209,8 @@ def measure(entries: Sequence[Entry], tasks: dict[str, list[Task]]) -> None:
 def _in_turn(entries: Sequence[Entry], number: int) -> Iterator[Entry]:
     """Yield those in the run; each time another is the first."""
     living = [entry for entry in entries if entry.in_the_run]
-    return iter(living[number % len(living) :] + living[: number % len(living)])
+    first = number % max(1, len(living))
+    return iter(living[first:] + living[:first])
 
 
 def row(entry: Entry, ours: Entry) -> dict[str, Any]:
@@ -250,8 +279,12 @@ def run(
         own = [started(contender) for contender in ours_on(weights.library)]
         others = [started(contender) for contender in peers]
         _check_started(own, others, say)
-        tasks, predicted = _prepare(own, folder, words, count + WARM_UP, say)
-        measure([*own, *others], tasks)
+        work, predicted = _prepare(own, folder, words, count + WARM_UP, say)
+        for entry in own:  # anew: it has read what it is going to be asked
+            entry.process.close()
+        own = [started(contender) for contender in ours_on(weights.library)]
+        _check_started(own, others, say)
+        measure([*own, *others], work)
         ours, *alike = (row(entry, own[0]) for entry in own)
         rows = [row(entry, own[0]) for entry in others]
         return {
@@ -261,6 +294,7 @@ def run(
             "n": count,
             "model": weights.facts(),
             "versions": versions("llama_cpp_python", "openvino", "llguidance", "numpy"),
+            "recurring": {kind: of_kind.recurring for kind, of_kind in work.items()},
             "predicted_ms": predicted,
             "ours_ms_p50": ours["ms_p50"],
             "ours_digits_ms_p50": ours["digits_ms_p50"],
@@ -284,16 +318,17 @@ def _check_started(own: Sequence[Entry], others: Sequence[Entry], say: Say) -> N
 
 def _prepare(
     own: Sequence[Entry], folder: Path, words: Vocabulary, count: int, say: Say
-) -> tuple[dict[str, list[Task]], dict[str, dict[str, dict[str, float]]]]:
+) -> tuple[dict[str, Work], dict[str, dict[str, dict[str, float]]]]:
     """Choose the packets, and say what they must cost before anything is timed: by kind, by library of ours."""
     made = {"fixed": fixed_packets, "digits": digits_packets}
     wanted: dict[str, Callable[[str], bool]] = {"fixed": bool, "digits": REFUND.__eq__}
-    tasks: dict[str, list[Task]] = {}
+    work: dict[str, Work] = {}
     predicted: dict[str, dict[str, dict[str, float]]] = {}
     for kind in KINDS:
-        candidates = tasks_of(made[kind](folder, count * CANDIDATES_PER_DECISION), words)
-        tasks[kind], answers = chosen_tasks(own[0], candidates, count, wanted[kind])
-        guess = predict(tasks[kind][0].request, answers[0], words)
+        candidates = tasks_of(made[kind](folder, EARLIER + count * CANDIDATES_PER_DECISION), words)
+        chosen, answers = chosen_tasks(own[0], candidates[EARLIER:], count, wanted[kind])
+        work[kind] = Work(candidates[:EARLIER], chosen)
+        guess = predict(chosen[0].request, answers[0], words)
         predicted[kind] = {library: guess.ms(entry.process) for entry in own for library in entry.contender.options}
         for library, ms in predicted[kind].items():
             say(
@@ -301,7 +336,7 @@ def _prepare(
                 f"ours needs {guess.passes} passes, {ms['ours']} ms; an engine that runs one for every token "
                 f"{guess.decision_tokens + 1}, {ms['token_by_token']} ms"
             )
-    return tasks, predicted
+    return work, predicted
 
 
 def _options(parser: Parser) -> None:

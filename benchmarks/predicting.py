@@ -52,7 +52,7 @@ def predict(request: dict[str, Any], answer: dict[str, Any], words: Vocabulary) 
     return Prediction(
         answer["passes"],
         request["tokens"],
-        len(request["tokens"]) - request["tokens_static"],
+        len(request["tokens"]) - request["tokens_kept"],
         len(words.tokenize(OPENING, special=False)),
         len(words.tokenize(data[:tail], special=False)),
         len(words.tokenize(data, special=False)),

@@ -4,7 +4,8 @@
                       and replicas, an engine a core
     best_peer_per_s   by concurrency: the best of the peers, as one process with all cores or one process a core
 
-The packets are those of `sds bench peers`, half of them of each kind, each decided once. A choice that the company of its
+The packets are those of `sds bench peers`, half of them of each kind, each decided once, after EARLIER others that came
+before them in the queue; peers keep only the beginning of the last prompt, so one round of those warms them up. A choice that the company of its
 pass could have turned is an escalation: counted as `too_close`, and as a decision. Predicted before measuring: a case is
 read in one pass of its own tokens however many are asked for, which nothing can share; what is shared are the passes of a
 few tokens after it, so on a processor the rate grows by less than two. In llama.cpp shared passes are short and attend row
@@ -29,7 +30,7 @@ from typing import Any
 
 from sds.benchmarks.contenders import OVERLAYS, PEERS, Contender
 from sds.benchmarks.measuring import Parser, Report, Say, machine, main, names, versions, whole_number
-from sds.benchmarks.packets import digits_packets, fixed_packets
+from sds.benchmarks.packets import EARLIER, digits_packets, fixed_packets
 from sds.benchmarks.peers import Task, tasks_of
 from sds.benchmarks.predicting import TIMEOUT_S
 from sds.benchmarks.weights import Weights, add_weights, vocabulary, weights_of
@@ -48,17 +49,24 @@ TOKENS_MAX = 2_048
 SERVING = ("guidance-llamacpp", "llamacpp-grammar", "outlines-llamacpp-llguidance")
 
 
-def ours(ways: Mapping[str, Callable[[], Engine]], packets: Sequence[DecisionPacket], at_once: int) -> dict[str, Any]:
+def ours(
+    ways: Mapping[str, Callable[[], Engine]],
+    packets: Sequence[DecisionPacket],
+    earlier: Sequence[DecisionPacket],
+    at_once: int,
+) -> dict[str, Any]:
     """Return what the best of these ways to decide `at_once` packets at a time reached, and what each of them did."""
-    tried = {name: _one_way(opener, packets, at_once) for name, opener in ways.items()}
+    tried = {name: _one_way(opener, packets, earlier, at_once) for name, opener in ways.items()}
     # what is escalated for its company is not the same work
     whole = {name: found for name, found in tried.items() if CHOICE_TOO_CLOSE not in found["became"]}
     name, best = max((whole or tried).items(), key=lambda found: found[1]["per_s"])
     return {"best": name, **best, "tried": {name: found["per_s"] for name, found in tried.items()}}
 
 
-def _one_way(opener: Callable[[], Engine], packets: Sequence[DecisionPacket], at_once: int) -> dict[str, Any]:
-    """Decide all packets, `at_once` at a time, after one round to warm up."""
+def _one_way(
+    opener: Callable[[], Engine], packets: Sequence[DecisionPacket], earlier: Sequence[DecisionPacket], at_once: int
+) -> dict[str, Any]:
+    """Decide all packets, `at_once` at a time, after the earlier ones."""
     with closing(opener()) as engine:
 
         def decide(packet: DecisionPacket) -> str:
@@ -69,7 +77,7 @@ def _one_way(opener: Callable[[], Engine], packets: Sequence[DecisionPacket], at
                 return error.reason_code
             return "inside" if packet.envelope.contains(data) else "outside"
 
-        return _rate(decide, packets, at_once)
+        return _rate(decide, packets, earlier, at_once)
 
 
 def ways_on_this_processor(weights: Weights, at_once: int) -> dict[str, Callable[[], Engine]]:
@@ -89,6 +97,7 @@ def theirs(
     folder: Path,
     model: Path,
     tasks: Sequence[Task],
+    earlier: Sequence[Task],
     at_once: int,
     *,
     processes: int,
@@ -112,12 +121,12 @@ def theirs(
                 free.append(process)
             return "error" if "error" in answer else "inside" if task.permits(answer["text"]) else "outside"
 
-        return {**_rate(decide, tasks, at_once), "versions": free[0].versions}
+        return {**_rate(decide, tasks, earlier[:at_once], at_once), "versions": free[0].versions}
 
 
-def _rate(decide: Callable[[Any], str], work: Sequence[Any], at_once: int) -> dict[str, Any]:
+def _rate(decide: Callable[[Any], str], work: Sequence[Any], earlier: Sequence[Any], at_once: int) -> dict[str, Any]:
     with ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(decide, work[:at_once]))
+        list(pool.map(decide, earlier))
         began = time.perf_counter()
         became = Counter(pool.map(decide, work))
         took_s = time.perf_counter() - began
@@ -125,13 +134,19 @@ def _rate(decide: Callable[[Any], str], work: Sequence[Any], at_once: int) -> di
 
 
 def best_peer(
-    folder: Path, model: Path, tasks: Sequence[Task], at_once: int, only: Sequence[str], overlays: Path
+    folder: Path,
+    model: Path,
+    tasks: Sequence[Task],
+    earlier: Sequence[Task],
+    at_once: int,
+    only: Sequence[str],
+    overlays: Path,
 ) -> dict[str, Any]:
     """Return the best of all peers and both ways to spread them over the cores, and what each of them reached."""
     cores = os.cpu_count() or 1
     tried = {
         f"{contender.name}, {count} process{'es' * (count > 1)}": theirs(
-            contender, folder, model, tasks, at_once, processes=count, overlays=overlays
+            contender, folder, model, tasks, earlier, at_once, processes=count, overlays=overlays
         )
         for contender in PEERS
         if contender.name in only
@@ -143,9 +158,11 @@ def best_peer(
     return {"best": name, **best, "tried": {name: found["per_s"] for name, found in tried.items()}}
 
 
-def mixed_packets(folder: Path, n: int) -> list[DecisionPacket]:
-    """Return `n` packets, or one less, half of them of each kind: one kind after the other, as in one contract's queue."""
-    return [*fixed_packets(folder, n // 2), *digits_packets(folder, n // 2)]
+def mixed_packets(folder: Path, n: int) -> tuple[list[DecisionPacket], list[DecisionPacket]]:
+    """Return `n` packets, or one less, and EARLIER that come before, half of them of each kind: one kind after the other."""
+    before, count = EARLIER // 2, EARLIER // 2 + n // 2
+    fixed, digits = fixed_packets(folder, count), digits_packets(folder, count)
+    return [*fixed[before:], *digits[before:]], [*fixed[:before], *digits[:before]]
 
 
 def run(
@@ -158,13 +175,13 @@ def run(
     *,
     overlays: Path = OVERLAYS,
 ) -> Report:
-    packets = mixed_packets(folder, n)
+    packets, earlier = mixed_packets(folder, n)
     with vocabulary(weights.path) as words:
-        tasks = tasks_of(packets, words)
+        tasks, before = tasks_of(packets, words), tasks_of(earlier, words)
     rows: list[dict[str, Any]] = []
     for count in sorted(set(at_once)):
-        own = ours(ways_on_this_processor(weights, count), packets, count)
-        peer = best_peer(folder, weights.path, tasks, count, only, overlays)
+        own = ours(ways_on_this_processor(weights, count), packets, earlier, count)
+        peer = best_peer(folder, weights.path, tasks, before, count, only, overlays)
         rows.append({"at_once": count, "ours": own, "peer": peer})
         say(str(rows[-1]))
     return {

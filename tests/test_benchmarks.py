@@ -48,7 +48,7 @@ def test_the_grammar_benchmark_ends_with_the_medians_of_its_rows() -> None:
 def test_the_hot_path_is_measured_by_stage_for_a_denial_and_for_a_refund(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hotpath, "WARM_UP", 0)
+    monkeypatch.setattr(hotpath, "EARLIER", 0)
     monkeypatch.setattr(hotpath, "COLD_N", 1)
     report, _ = asked(hotpath, "--n", "1", "--folder", str(tmp_path))
     assert {"over_floor", "exact_over_greedy", "stages_ms"} <= report.keys()
@@ -63,6 +63,7 @@ def test_throughput_is_measured_for_every_concurrency_and_compared_with_the_best
     tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SDS_THREADS", "2")
+    monkeypatch.setattr(throughput, "EARLIER", 2)
     arguments = ("--n", "2", "--at-once", "2", "1", "--only", "llamacpp-grammar", "--model", str(tiny_path(1)))
     report, _ = asked(throughput, *arguments)
     assert ["1", "2"] == list(report["ours_per_s"]) == list(report["best_peer_per_s"]) == list(report["speedup"])
@@ -104,7 +105,8 @@ def test_what_a_card_would_be_asked_runs_on_the_cpu(
     tmp_path: Path, tiny_folder: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu, "COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(gpu, "WARM_UP", 1)
+    monkeypatch.setattr(gpu, "EARLIER", 1)
+    monkeypatch.setattr(throughput, "EARLIER", 2)
     said: list[str] = []
     report = gpu.run(tmp_path, tiny_folder(1), "cpu", 1, 2, (2,), said.append)
     assert {"fixed", "digits"} == report["over_floor"].keys() == report["exact_over_greedy"].keys()
@@ -123,6 +125,7 @@ def test_every_engine_gets_the_same_questions_and_the_last_line_says_how_each_fa
 ) -> None:
     only = "llamacpp-grammar,llamacpp-server,outlines-llamacpp-llguidance"
     monkeypatch.setattr(peers, "WARM_UP", 0)
+    monkeypatch.setattr(peers, "EARLIER", 1)
     report, said = asked(peers, "--n", "1", "--only", only, "--model", str(tiny_path(1)))
     assert {"ours_ms_p50", "ours_digits_ms_p50", "speedup_over_fastest", "speedup_digits"} <= report.keys()
     assert only.split(",") == [found["name"] for found in report["peers"]]
@@ -144,6 +147,7 @@ def test_ours_on_openvino_is_asked_beside_ours_on_llama_cpp(
     tmp_path: Path, tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "WARM_UP", 0)
+    monkeypatch.setattr(peers, "EARLIER", 1)
     monkeypatch.setattr(peers, "CANDIDATES_PER_DECISION", 1)
     weights, other = Weights(tiny_path(1), "openvino"), [Contender("other", "tests.own_peers", ("beyond",))]
     report = peers.run(tmp_path, weights, other, 1, threads=1, say=lambda _: None)
@@ -166,6 +170,7 @@ def test_what_a_peer_writes_outside_the_envelope_is_counted_and_what_fails_is_an
     tmp_path: Path, tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "WARM_UP", 0)
+    monkeypatch.setattr(peers, "EARLIER", 1)
     kinds = ("beyond", "elsewhere", "raising", "dying", "missing")
     liars = [Contender(kind, "tests.own_peers", (kind,)) for kind in kinds]
     said: list[str] = []
