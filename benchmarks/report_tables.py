@@ -44,7 +44,7 @@ def of_hotpath(found: Report) -> Section:
     whole = [[sort, what, *_spread(of[key])] for sort, of in sorts.items() for key, what in _HOTPATH.items()]
     whole.append(["a denial", "cold: the first decision of a new engine", *_spread(found["cold_ms"])])
     keys = ("decisions", "over_floor", "exact_over_greedy", "all_exact_over_greedy", "exact_differs")
-    counts = ("tokens_of_passes", "canonical", "decided_otherwise")
+    counts = ("tokens_of_passes", "kept", "canonical", "decided_otherwise")
     stages = list(next(iter(found["stages_ms"].values())))
     floors = ("memory_gb_per_s", "fp32_gflop_per_s", "weights_mb", "parameters_m", "passes_ms", "floor_ms")
     parts = [
@@ -98,7 +98,8 @@ def of_peers(found: Report) -> Section:
     parts = [
         "## `peers`: one decision, ours and theirs",
         _said(peers),
-        f"Milliseconds, {found['threads']} threads, {found['n']} packets of each kind.",
+        f"Milliseconds, {found['threads']} threads, at most {found['n']} packets of each kind; the words that recur had been "
+        f"read for an earlier one in {found['recurring']['fixed']} fixed and {found['recurring']['digits']} digits.",
         table(head.split(" | "), rows),
         table(["ratio of the medians: the peer's time over ours", ""], ratios),
         "Predicted from bare passes of these shapes, before measuring, in milliseconds:",
