@@ -98,8 +98,10 @@ def of_peers(found: Report) -> Section:
     parts = [
         "## `peers`: one decision, ours and theirs",
         _said(peers),
-        f"Milliseconds, {found['threads']} threads, at most {found['n']} packets of each kind; the words that recur had been "
-        f"read for an earlier one in {found['recurring']['fixed']} fixed and {found['recurring']['digits']} digits.",
+        (
+            f"Milliseconds, {found['threads']} threads, at most {found['n']} packets of each kind; the words that recur had been "
+            f"read for an earlier one in {found['recurring']['fixed']} fixed and {found['recurring']['digits']} digits."
+        ),
         table(head.split(" | "), rows),
         table(["ratio of the medians: the peer's time over ours", ""], ratios),
         "Predicted from bare passes of these shapes, before measuring, in milliseconds:",
