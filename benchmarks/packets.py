@@ -12,7 +12,7 @@ from sds.gates.refund import desk
 from sds.kernel.bounds import bound
 from sds.kernel.envelope import DENY, KindBound, envelope_of, meet
 from sds.kernel.intake import read_event
-from sds.kernel.packet import FORM, DecisionPacket, case_text
+from sds.kernel.packet import FORM, DecisionPacket, case_texts
 from sds.kernel.runtime import Kernel
 
 REFUND = "REFUND_TICKET"
@@ -69,10 +69,12 @@ def _narrowed(kernel: Kernel, packet: DecisionPacket, *kinds: KindBound) -> Deci
     """The model reads the narrower permission."""
     denial = [kind for kind in packet.envelope.kinds if kind.kind == DENY]
     envelope = meet(packet.envelope, envelope_of([*denial, *kinds]))
-    told = case_text(kernel.contract, kernel.rules, packet.snapshot, envelope) + "\n"
-    before = case_text(kernel.contract, kernel.rules, packet.snapshot, packet.envelope) + "\n"
-    texts = tuple(told if text == before else text for text in packet.texts)
-    return replace(packet, envelope=envelope, texts=texts)
+    static, _, *rest = packet.texts
+    _, before = case_texts(kernel.contract, kernel.rules, packet.snapshot, packet.envelope)
+    recurring, numbers = case_texts(kernel.contract, kernel.rules, packet.snapshot, envelope)
+    kept = [text for text in rest if text != before]
+    told = [*kept[:-1], numbers, kept[-1]] if numbers else kept  # a preview has no feedback: evidence follows
+    return replace(packet, envelope=envelope, texts=(static, recurring, *told))
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from sds.kernel.contract_types import (
     Expression,
     FieldPath,
     FieldType,
+    Levels,
     Millis,
     Name,
     SemVer,
@@ -251,6 +252,7 @@ class Contract(_Strict):
     event: EventSpec
     snapshot: dict[FieldPath, FieldType] = Field(min_length=1, max_length=FIELDS_MAX)
     show: Shown = ()  # what the model reads of the snapshot (need to know), and under which label; empty: all of it
+    levels: dict[FieldPath, Levels] = Field(default_factory=dict, max_length=FIELDS_MAX)  # words it reads for a number
     when: Expression = "true"
     kinds: dict[Code, KindSpec] = Field(min_length=1, max_length=KINDS_MAX)
     rationale: RationaleSpec | None = None

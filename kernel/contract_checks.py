@@ -52,12 +52,23 @@ def check_sagas(contract: Contract) -> None:
 def check_paths(contract: Contract) -> None:
     """Every path that is named is a declared field."""
     named: list[tuple[tuple[str | int, ...], str]] = [(("show", path), path) for path, _ in contract.show]
+    named += [(("levels", path), path) for path in contract.levels]
     named += [(("drift", "fields", path), path) for path in contract.drift.fields]
     named += [(("spend", i, "per"), limit.per) for i, limit in enumerate(contract.spend) if limit.per]
     named += [(("kinds", name, "draws", path), path) for name, kind in contract.kinds.items() for path in kind.draws]
     for at, path in named:
         if path not in contract.snapshot:
             raise ContradictionError(at, f"`{path}` is not a declared snapshot field")
+
+
+def check_levels(contract: Contract) -> None:
+    """What has levels is a number, and one that the model reads: words nobody reads are a mistake."""
+    shown = dict(contract.show) or contract.snapshot
+    for path in contract.levels:
+        if parse_type(path, contract.snapshot[path]).kind != INT:
+            raise ContradictionError(("levels", path), "is not a number and has no levels")
+        if path not in shown:
+            raise ContradictionError(("levels", path), "is not shown to the model")
 
 
 def check_names(contract: Contract) -> None:
@@ -90,4 +101,4 @@ def check_numbers(contract: Contract) -> None:
 
 
 # What a human's own terms are held to as well.
-CHECKS = (check_kinds, check_paths, check_names, check_numbers)
+CHECKS = (check_kinds, check_paths, check_levels, check_names, check_numbers)

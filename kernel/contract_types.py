@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import date
 from typing import Annotated, Any
 
@@ -12,6 +13,8 @@ from sds.kernel.bounds import MAGNITUDE_MAX
 from sds.kernel.yaml_lines import Lines
 
 MILLIS_MAX = 24 * 3600 * 1000
+LEVELS_MAX = 16
+_WORD = re.compile("[ -~]{1,32}")
 
 
 def text_of(form: str, words: str) -> AfterValidator:
@@ -59,6 +62,38 @@ def _shown(value: object) -> object:
     raise ValueError("must be a list of fields, or a label for each")
 
 
+def _levels(value: object) -> object:
+    """Words, and between each two the least number of the second."""
+    if not isinstance(value, tuple | list):
+        raise ValueError("must be a list of words with a whole number between each two")  # noqa: TRY004  as above
+    if len(value) < 3 or len(value) % 2 == 0:
+        raise ValueError("must be two or more words with a whole number between each two")
+    if len(value) > 2 * LEVELS_MAX - 1:
+        raise ValueError(f"must have {LEVELS_MAX} or fewer words")
+    for index, item in enumerate(value):
+        fault = _number_fault(item, value[:index]) if index % 2 else _word_fault(item, value[:index])
+        if fault:
+            raise ContradictionError((index,), fault)
+    return tuple(value)
+
+
+def _word_fault(word: object, before: Sequence[object]) -> str:
+    if isinstance(word, bool):
+        return "is true or false to YAML: put the word in quotes"
+    if not isinstance(word, str) or not _WORD.fullmatch(word):
+        return "is not a word of 1 to 32 printable ASCII characters"
+    return f"`{word}` is the word of another level" if word in before else ""
+
+
+def _number_fault(least: object, before: Sequence[object]) -> str:
+    if type(least) is not int:
+        return "must be a whole number"
+    if abs(least) > MAGNITUDE_MAX:
+        return f"must be from {-MAGNITUDE_MAX} to {MAGNITUDE_MAX}"
+    lower = [number for number in before if isinstance(number, int)]
+    return f"must be more than {lower[-1]}, the number before it" if lower and least <= lower[-1] else ""
+
+
 Code = Annotated[str, text_of("[A-Z][A-Z0-9_]{0,63}", "a code IN_CAPITALS")]
 Name = Annotated[str, text_of("[a-z][a-z0-9_]{0,63}", "a name in_lower_case")]
 FieldPath = Annotated[
@@ -69,6 +104,7 @@ Date = Annotated[str, text_of("[0-9]{4}-[0-9]{2}-[0-9]{2}", "a date like 2026-01
 AgentId = Annotated[str, text_of("[a-z0-9][a-z0-9_.-]{0,63}", "an id of lower-case letters, digits, `_`, `.` and `-`")]
 Label = Annotated[str, text_of(r"[ -~]{1,64}", "a label of 1 to 64 printable ASCII characters")]
 Shown = Annotated[tuple[tuple[FieldPath, Label], ...], BeforeValidator(_shown)]
+Levels = Annotated[tuple[str | int, ...], BeforeValidator(_levels)]
 FieldType = Annotated[
     str,
     text_of(

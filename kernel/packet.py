@@ -1,8 +1,9 @@
 """The decision packet (DIR's decision atom) and the compiler that makes it. Pure: state comes in, a packet out.
 
-The model reads: what never changes for a contract and its artifacts, what is remembered, this case, what this flow has
-had rejected, and untrusted evidence. A text that would say nothing is left out. What never changes comes first, so that
-a backend can keep it; no hash is ever shown to a model.
+The model reads: what never changes for a contract and its artifacts, what of this case recurs from case to case, what is
+remembered, the numbers of this case, what this flow has had rejected, and untrusted evidence. A text that would say
+nothing is left out. What never changes and what recurs come first, so that a backend can keep them; no hash is ever shown
+to a model.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sds.kernel.envelope import DENY, DecisionEnvelope, KindBound
 from sds.kernel.governance import Situation
 from sds.kernel.rules import Rules
 from sds.kernel.security import findings
-from sds.kernel.snapshot import Snapshot, show
+from sds.kernel.snapshot import Snapshot, level, show
 
 FORM = '{"action":"KIND","params":{},"reason_code":"REASON"}'  # read once, and the model means to say what it may
 _UNPRINTABLE = re.compile(r"[^ -~]+")
@@ -31,8 +32,9 @@ class DecisionPacket:
     """Everything one decision rests on, frozen. `snapshot.id` is what the proposal must refer to.
 
     `situation` is what the envelope was derived from.
-    `texts` are (contract, memory?, case, feedback?, evidence) as the model reads them, one after the other; `feedback` is empty before the
-    first rejection; `notes` say why only the human is left. Times are milliseconds since 1970.
+    `texts` are (contract, recurring, memory?, numbers?, feedback?, evidence) as the model reads them, one after the
+    other; each but the first and the last ends its line. `feedback` is empty before the first rejection; `notes` say why
+    only the human is left. Times are milliseconds since 1970.
     """
 
     dfid: str
@@ -86,12 +88,8 @@ def compile_packet(
 ) -> DecisionPacket:
     """Assemble the packet. Evidence is cut to the contract's limit and to printable ASCII."""
     told = _UNPRINTABLE.sub(" ", evidence)[: contract.event.evidence_chars_max]
-    texts = (
-        static_text(contract, situation.artifacts),
-        memory,
-        case_text(contract, rules, snapshot, envelope) + "\n",
-        f"Claim: {told}",
-    )
+    recurring, numbers = case_texts(contract, rules, snapshot, envelope)
+    texts = (static_text(contract, situation.artifacts), recurring, memory, numbers, f"Claim: {told}")
     return DecisionPacket(
         dfid=dfid,
         event_id=event_id,
@@ -133,20 +131,40 @@ def static_text(
     )
 
 
-def case_text(contract: Contract, rules: Rules, snapshot: Snapshot, envelope: DecisionEnvelope) -> str:
-    """Return this case as the model reads it: the shown fields, then what is permitted now."""
+def case_texts(contract: Contract, rules: Rules, snapshot: Snapshot, envelope: DecisionEnvelope) -> tuple[str, str]:
+    """Return this case as the model reads it: (what recurs from case to case, the numbers that hardly ever do).
+
+    The first is never empty, the second is where there are none. Every line of both is ended.
+    """
     wanted = contract.show or tuple((path, path) for path in sorted(contract.snapshot))
     specs = {spec.path: spec for spec in rules.fields}
-    known = snapshot.fields
-    lines = [f"{label} {show(specs[path], known[path])}" for path, label in wanted if path in known]
-    permitted = ", ".join(_permission(kind) for kind in envelope.kinds)
-    return "\n".join([*lines, f"Permitted: {permitted}"])
+    recurring: list[str] = []
+    numbers: list[str] = []
+    for path, label in wanted:
+        if path in snapshot.fields:
+            spec, value, levels = specs[path], snapshot.fields[path], contract.levels.get(path)
+            line = f"{label} {level(levels, value) if levels else show(spec, value)}\n"
+            (recurring if levels or spec.recurs else numbers).append(line)
+    permitted: list[str] = []
+    for kind in envelope.kinds:
+        again, once = _permission(kind, rules)
+        permitted.append(again)
+        numbers += [f"{once}\n"] if once else []
+    return "".join([*recurring, f"Permitted: {', '.join(permitted)}\n"]), "".join(numbers)
 
 
-def _permission(kind: KindBound) -> str:
-    fills = [f"{name} {format_literal(value, scale)}" for name, value, scale in kind.fills]
-    params = [f"{n} {format_literal(b.lo, b.scale)} to {format_literal(b.hi, b.scale)}" for n, b in kind.params]
-    numbers = [*fills, *params]
-    if len(numbers) == 1:  # it needs no name, and every token costs time
-        return f"{kind.kind} {numbers[0].partition(' ')[2]}"
-    return f"{kind.kind} ({', '.join(numbers)})" if numbers else kind.kind
+def _permission(kind: KindBound, rules: Rules) -> tuple[str, str]:
+    """Return the kind with its fills that recur, and with its other numbers; the latter is empty where there are none."""
+    again: list[tuple[str, str]] = []
+    once: list[tuple[str, str]] = []
+    for name, value, scale in kind.fills:
+        (again if rules.recurs(kind.kind, name) else once).append((name, format_literal(value, scale)))
+    once += [(n, f"{format_literal(b.lo, b.scale)} to {format_literal(b.hi, b.scale)}") for n, b in kind.params]
+    alone = len(again) + len(once) == 1  # it needs no name, and every token costs time
+    return _numbered(kind.kind, again, alone=alone), _numbered(kind.kind, once, alone=alone) if once else ""
+
+
+def _numbered(kind: str, numbers: list[tuple[str, str]], *, alone: bool) -> str:
+    if not numbers:
+        return kind
+    return f"{kind} {numbers[0][1]}" if alone else f"{kind} ({', '.join(map(' '.join, numbers))})"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sds.kernel.bounds import Bound, bound, within_limits
 from sds.kernel.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.errors import ContractError
-from sds.kernel.expressions import Checked, Program, check_expression
+from sds.kernel.expressions import Checked, Program, Tree, check_expression
 from sds.kernel.snapshot import faults, parse_type
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Rules:
         named = contract.authority if authority is None else authority
         self._kinds = {name: contract.kinds[name] for name in sorted({*named, DENY})}
         self._reasons = {name: tuple(sorted(set(kind.reasons))) for name, kind in self._kinds.items()}
+        self._recurring: set[tuple[str, str]] = set()
         self._program = Program(tuple(self._checked()))
 
     def _checked(self) -> list[Checked]:
@@ -50,9 +51,15 @@ class Rules:
             except ContractError as error:
                 error.path = path  # type: ignore[attr-defined]  # the loader turns it into a line number
                 raise
+            if path[2:3] == ("fills",) and _has_few_values(found.tree):
+                self._recurring.add((path[1], path[3]))
             if len(path) == 1 or path[1] in self._kinds:
                 checked.append(found)
         return checked
+
+    def recurs(self, kind: str, fill: str) -> bool:
+        """Tell whether a fill is always one of the few numbers that its expression names."""
+        return (kind, fill) in self._recurring
 
     def faults(self, fields: Fields) -> list[str]:
         return faults(self.fields, fields)
@@ -81,6 +88,11 @@ def expressions_of(name: str, kind: KindSpec) -> list[tuple[Path, str, str]]:
         found += [((*at, "params", param, "lo"), spec.lo, "int"), ((*at, "params", param, "hi"), spec.hi, "int")]
     found += [((*at, "fills", fill, "value"), spec.value, "int") for fill, spec in sorted(kind.fills.items())]
     return found
+
+
+def _has_few_values(tree: Tree) -> bool:
+    """A number, or a condition between such; what is computed may be any number."""
+    return tree.op == "literal" or (tree.op == "?" and all(map(_has_few_values, tree.parts[1:])))
 
 
 def _kind_bound(name: str, spec: KindSpec, reasons: tuple[str, ...], values: Iterator[Any]) -> KindBound | None:

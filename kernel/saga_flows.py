@@ -60,9 +60,9 @@ class StepKernel(ChildKernel):
 
     def _compile(self, claimed: intake.Claim) -> DecisionPacket:
         packet = super()._compile(claimed)
-        _, *memory, case, evidence = packet.texts
+        _, recurring, *rest = packet.texts
         static = static_text(self.contract, packet.situation.artifacts, self._named)
-        return replace(packet, texts=(static, *memory, f"{self._due()}{case}", evidence))
+        return replace(packet, texts=(static, f"{self._due()}{recurring}", *rest))
 
     def _due(self) -> str:
         """Return what the model is told of the mandate a later step is under; the case of the first is told as any is."""
@@ -114,8 +114,8 @@ class MenuKernel(ChildKernel):
         fields = seen.situation.fields
         envelope = self.envelope(seen.situation)
         specs = tuple(FieldSpec(path, STRING) for path in fields)
-        lines = [f"{path}: {value}" for path, value in fields.items()]
-        case = "\n".join([_EXPLAINED, *lines, f"Permitted: {', '.join(envelope.names)}"])
+        menu = f"{_EXPLAINED}\nPermitted: {', '.join(envelope.names)}\n"
+        steps = "\n".join(f"{path}: {value}" for path, value in fields.items())
         return DecisionPacket(
             dfid=claimed.dfid,
             event_id=claimed.event.id,
@@ -126,7 +126,7 @@ class MenuKernel(ChildKernel):
             snapshot=take_snapshot(specs, claimed.event.key, fields, seen.version, now_ms),
             situation=seen.situation,
             envelope=envelope,
-            texts=(static_text(self.contract), case),
+            texts=(static_text(self.contract), menu, steps),
             security=(),
             notes=(),
             created_at_ms=now_ms,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sds.kernel.bounds import MAGNITUDE_MAX, format_literal
 from sds.kernel.canonical import canonical, sha256_hex
+from sds.kernel.contract_types import Levels
 from sds.kernel.expressions import BOOL, INT, STRING, Kind
 from sds.kernel.state import Fields, Value
 
@@ -23,6 +24,11 @@ class FieldSpec:
     path: str
     kind: Kind
     scale: int = 0
+
+    @property
+    def recurs(self) -> bool:
+        """Tell whether it has few values, so that the model often reads of it what it has read before."""
+        return self.kind.name == "bool" or bool(self.kind.values)
 
 
 def parse_type(path: str, text: str) -> FieldSpec:
@@ -87,3 +93,9 @@ def show(spec: FieldSpec, value: Value) -> str:
     if isinstance(value, int):
         return format_literal(value, spec.scale)
     return _SHOWN.sub("?", value)
+
+
+def level(levels: Levels, value: Value) -> str:
+    """Return the word of a number: the last of those whose least value it reaches."""
+    reached = sum(isinstance(least, int) and isinstance(value, int) and value >= least for least in levels)
+    return str(levels[2 * reached])

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from sds.benchmarks import gpu, grammar, hotpath, kernel, peers, records, scaling, throughput
 from sds.benchmarks.contenders import Contender
-from sds.benchmarks.packets import digits_packets, fixed_packets
+from sds.benchmarks.packets import digits_packets, fixed_packets, narrow_to_denial
 from sds.benchmarks.peer_process import PeerProcess
 from sds.benchmarks.weights import Weights
+from sds.gates.refund import desk
 from sds.kernel.envelope import format_literal
 from sds.kernel.errors import UsageError
+from sds.kernel.intake import read_event
 from tests.models.preparing import in_openvino
 from tests.questions import asked
 
@@ -198,9 +201,21 @@ def test_the_packets_of_the_benchmark_are_of_the_two_kinds_it_says(tmp_path: Pat
     assert 5 == len(set(amounts))
     for packet, amount in zip(digits, amounts, strict=True):
         told = f"REFUND_TICKET {format_literal(amount.lo, 2)} to {format_literal(amount.hi, 2)}"
-        (permitted,) = [line for text in packet.texts for line in text.splitlines() if line.startswith("Permitted: ")]
-        assert told in permitted
-        assert "COMPENSATE" not in permitted
+        assert packet.texts[1].endswith("Permitted: DENY, ESCALATE, REFUND_TICKET\n")
+        assert f"{told}\n" == packet.texts[2]
+        assert 4 == len(packet.texts)
+
+
+def test_a_packet_narrowed_to_a_denial_has_no_number_left(tmp_path: Path) -> None:
+    with desk.preview_kernel(tmp_path) as kernel:
+        events = (read_event(kernel.contract, queued.event) for queued in desk.read_queue(tmp_path))
+        packets = list(islice((p for p in map(kernel.preview, events) if len(p.texts) > 3), 3))
+        denials = [narrow_to_denial(kernel, packet, 0) for packet in packets]
+    for packet, denial in zip(packets, denials, strict=True):
+        assert denial is not None
+        static, recurring, evidence = denial.texts
+        assert (packet.texts[0], packet.texts[-1]) == (static, evidence)
+        assert recurring.endswith("\nPermitted: DENY, ESCALATE\n")
 
 
 def test_a_peer_that_does_not_answer_in_time_is_ended_and_its_next_answers_are_errors(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_an_engine_that_listens_is_told_what_was_rejected_and_does_better(world:
     answer = decide(world, proposer)
     assert ("CLOSED", "SUCCESS", {"amount": 20_000}) == (answer.state, answer.execution, answer.params)
     assert 2 == proposer.asked
-    assert read[0][:2] == read[1][:2]
+    assert read[0][:-1] == read[1][:-2]
     assert read[0][-1] == read[1][-1]
     (prompt,) = world.column("SELECT prompt FROM context_snapshots WHERE dfid = ?", answer.dfid)
     assert list(read[1]) == json.loads(str(prompt))
@@ -122,9 +122,9 @@ def test_an_earlier_decision_is_read_by_a_real_model_within_its_token_budget(
         for number in range(8):
             gate.decide({"claim_id": f"C{number}", "ticket_id": "T1", "text": "please"})
         packet = gate.preview({"claim_id": "next", "ticket_id": "T1", "text": "please"})
-        assert packet.texts[1].startswith("Decided before, newest first:\n- ")
-        assert 1 <= packet.texts[1].count("- ") <= terms.memory.entries_max
-        assert engine.count_tokens(packet.texts[1]) <= terms.memory.tokens_max
+        assert packet.texts[2].startswith("Decided before, newest first:\n- ")
+        assert 1 <= packet.texts[2].count("- ") <= terms.memory.entries_max
+        assert engine.count_tokens(packet.texts[2]) <= terms.memory.tokens_max
         assert () == verify(gate.store).faults
 
 

@@ -21,10 +21,10 @@ from sds.kernel.canonical import one_line
 from sds.kernel.contract import Contract, KindSpec, ParamSpec
 from sds.kernel.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.errors import LanguageError, ModelError
-from sds.kernel.packet import case_text, static_text
+from sds.kernel.packet import case_texts, static_text
 from sds.kernel.proposal import Proposal, write_proposal
 from sds.kernel.rules import Rules
-from sds.kernel.snapshot import STRING_CHARS_MAX, FieldSpec, take_snapshot
+from sds.kernel.snapshot import STRING_CHARS_MAX, FieldSpec, level, take_snapshot
 from sds.kernel.state import Value
 from sds.models.inspect import ModelCard
 from sds.models.words import Spoken, Words, tokens_of
@@ -134,10 +134,11 @@ def _context(question: Question) -> str:
 def _tokens_needed(question: Question) -> Iterator[int]:
     """Yield what each part of a prompt, and the answer, can need at most; of foreign text, a token a character."""
     contract, rules = question.contract, Rules(question.contract)
-    longest = take_snapshot(rules.fields, "", {spec.path: _longest(spec) for spec in rules.fields}, "", 0)
+    longest = take_snapshot(rules.fields, "", {spec.path: _longest(spec, contract) for spec in rules.fields}, "", 0)
     frame = question.card.turn
     yield len(question.content(static_text(contract).encode()))
-    yield len(question.content(case_text(contract, rules, longest, question.said.envelope).encode()))
+    for text in case_texts(contract, rules, longest, question.said.envelope):
+        yield len(question.content(text.encode()))
     for control in (frame.before_system, frame.between, frame.after_user) if frame else ():
         yield len(tokens_of(question.words, control.encode(), special=True))
     yield STRING_CHARS_MAX * sum(
@@ -242,7 +243,10 @@ def _bytes_of(nodes: Iterable[Node]) -> Iterator[int]:
             yield from _NUMBER_BYTES if isinstance(node, Number) else _TEXT_BYTES
 
 
-def _longest(spec: FieldSpec) -> Value:
+def _longest(spec: FieldSpec, contract: Contract) -> Value:
+    if levels := contract.levels.get(spec.path):
+        values = (-MAGNITUDE_MAX, *(least for least in levels if isinstance(least, int)))
+        return max(values, key=lambda value: len(level(levels, value)))
     if spec.kind.name == "bool":
         return True
     return -MAGNITUDE_MAX if spec.kind.name == "int" else max(spec.kind.values or [""], key=len)

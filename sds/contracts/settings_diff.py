@@ -107,6 +107,7 @@ def changed_settings(a: Contract, b: Contract) -> Iterator[SettingChange]:
         if before != after:
             yield SettingChange(path, rule(before, after), _said(before), _said(after))
     yield from _entries("snapshot", a.snapshot, b.snapshot, _neutral, added="narrower")
+    yield from _entries("levels", a.levels, b.levels, _neutral, added="different")
     yield from _entries("drift.fields", _tolerances(a), _tolerances(b), _drift, added="wider")
     limits_a, limits_b = ({limit.name: limit for limit in each.spend} for each in (a, b))
     yield from _entries("spend", limits_a, limits_b, _spend, added="narrower")
@@ -135,7 +136,8 @@ def _entries(
     where: str, a: Mapping[str, Any], b: Mapping[str, Any], changed: _Rule, *, added: Direction
 ) -> Iterator[SettingChange]:
     """Compare two mappings entry by entry; an entry that goes away is the opposite of one that is added."""
-    removed: Direction = "narrower" if added == "wider" else "wider"
+    opposite: dict[Direction, Direction] = {"wider": "narrower", "narrower": "wider", "different": "different"}
+    removed = opposite[added]
     for name in sorted({*a, *b}):
         before, after = a.get(name), b.get(name)
         if before != after:

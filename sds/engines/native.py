@@ -192,7 +192,8 @@ class NativeEngine:
 
     def _sections(self, packet: DecisionPacket) -> list[list[int]]:
         with telling():
-            return prompt_sections(self._backend, packet.texts[0], packet.texts[1], "".join(packet.texts[2:]))
+            static, recurring, *rest = packet.texts
+            return prompt_sections(self._backend, static, recurring, "".join(rest))
 
     def _walk(self, packet: DecisionPacket) -> Walk:
         with telling():

@@ -18,6 +18,7 @@ from tests.scale import scale, seeded
 RANDOM_SNAPSHOTS = 100
 PAY = "hi: account.left, scale: 2"
 GRANT = 'when: claim.size == "large"'
+LEVELS = "levels: {claim.minutes: [few, 15, many]}\nkinds:"
 SPEND = "spend:\n  - {name: day, window: day, max_minor: 100000}\n"
 
 
@@ -139,6 +140,7 @@ def test_the_verdict_says_that_it_rests_on_a_search():
         (("    spends: amount\n    reasons: [OWED", "    reasons: [OWED"), "kinds.PAY.spends", "wider", "narrower"),
         (("account.slots: int", "account.slots: fixed(0)"), "snapshot.account.slots", "different", "different"),
         (("kinds:", "human: {when: 'true'}\nkinds:"), "human", "different", "different"),
+        (("kinds:", LEVELS), "levels.claim.minutes", "different", "different"),
     ],
 )
 def test_a_setting_that_differs_is_named_with_its_direction(edit: tuple[str, str], path: str, forth: str, back: str):
@@ -156,11 +158,17 @@ def test_a_setting_that_is_wider_permits_more_and_one_that_is_different_does_not
     assert ["mission"] == [change.path for change in different.settings]
 
 
+def test_words_for_a_number_are_told_and_permit_nothing_more():
+    there, again = compare(("kinds:", LEVELS))
+    assert [("levels.claim.minutes", None, "few, 15, many")] == [(s.path, s.before, s.after) for s in there.settings]
+    assert ((), ()) == (there.decisions, there.more) == (again.decisions, again.more)
+
+
 def test_every_field_of_a_contract_is_compared_in_some_way():
     """A field that is added to the contract and forgotten here would be a difference that nobody is told of."""
     compared = {
         "gate", "agent_id", "owner", "effective_from", "proposal_schema", "mission", "source", "authority", "event",
-        "show", "rationale", "draws_settle_in", "drift", "escalation", "human", "memory", "artifacts", "retry", "budget",
+        "show", "levels", "rationale", "draws_settle_in", "drift", "escalation", "human", "memory", "artifacts", "retry", "budget",
         "aggregate_thresholds", "snapshot", "spend", "sagas", "kinds",
         "when",  # as decisions
         "version", "role",  # the first is no difference, the second has one value

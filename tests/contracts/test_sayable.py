@@ -138,6 +138,18 @@ def test_the_fullest_case_counts_evidence_and_foreign_text() -> None:
         assert ["context"] == list(refused(long))
 
 
+def test_the_fullest_case_is_told_with_the_longest_word_of_every_level() -> None:
+    def needed(*words: str) -> int:
+        first, second, third = words
+        levels = {"flight.arr_delay_min": (first, 60, second, 180, third)}
+        with asked(embedded_model(), load_refund_contract().model_copy(update={"levels": levels})) as found:
+            (said,) = [check.reason for check in check_model(found) if check.name == "context"]
+        return int(re.findall(r"\d+", said)[0])
+
+    long = "late beyond all that is usual"
+    assert needed("a", "b", "c") < needed(long, "b", "c") == needed("a", long, "c") == needed("a", "b", long)
+
+
 def test_a_template_without_a_turn_is_a_no(tmp_path: Path, vocabulary: Vocabulary) -> None:
     words = copy.copy(vocabulary)
     words.chat_template = "nothing of yours"

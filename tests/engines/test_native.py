@@ -46,6 +46,18 @@ def packets(world: World, count: int) -> list[DecisionPacket]:
     ]
 
 
+def test_what_recurs_is_a_section_of_its_own_behind_the_contracts_text(world: World, tiny: LlamaBackend) -> None:
+    engine = NativeEngine(tiny, now_ms=lambda: START_MS)
+    packet = world.kernel.preview(world.event("C1"))
+    static, recurring, numbers, evidence = packet.texts
+    other = replace(packet, texts=(static, recurring, "Decided before\n", f"more {numbers}", evidence))
+    none = replace(packet, texts=(static, recurring, evidence))
+    sections = [engine._sections(each) for each in (packet, other, none)]
+    assert [3, 3, 3] == list(map(len, sections))
+    assert sections[0][:2] == sections[1][:2] == sections[2][:2]
+    assert recurring.encode() == b"".join(map(tiny.piece, sections[0][1]))
+
+
 def said(engine: NativeEngine, packet: DecisionPacket) -> bytes | str:
     try:
         data, _ = engine.propose(packet, tokens_max=TOKENS)

@@ -125,6 +125,6 @@ def test_a_record_made_before_there_was_memory_remembers_once_it_is_opened(folde
     world.store.close()
     world.store = world.open_store()
     world.kernel = world.open_kernel()
-    assert "COMPENSATE 250.00: paid" in world.packet("two").texts[1]
+    assert "COMPENSATE 250.00: paid" in world.packet("two").texts[2]
     assert () == audit.verify(world.store).faults
     world.close()

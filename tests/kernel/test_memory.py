@@ -62,7 +62,7 @@ def opened(kernel: Kernel, world: World, name: str = "next") -> DecisionPacket:
 
 def test_without_memory_there_is_no_text_and_the_model_reads_what_it_always_did(world: World):
     packet = world.packet()
-    assert 3 == len(packet.texts)
+    assert 4 == len(packet.texts)
     assert not any("Decided before" in text for text in packet.texts)
 
 
@@ -135,17 +135,12 @@ def test_a_number_or_a_kind_the_contract_does_not_know_is_not_repeated(world: Wo
     assert f"Rejected before: {attempts}" == world.kernel.told(other).feedback
 
 
-def test_memory_is_the_second_text_after_what_never_changes_and_before_the_case(world: World):
+def test_memory_stands_behind_what_recurs_and_before_the_numbers_of_the_case(world: World):
     plain = world.packet("first")
-    world.kernel.decide(plain, compensate(plain))
+    world.kernel.decide(plain, deny(plain))
     packet = world.packet("second")
-    assert (plain.texts[0], f"{HEAD}\n- COMPENSATE 250.00: paid\n") == packet.texts[:2]
-    assert packet.texts[2].strip().endswith(", ".join(_permitted(packet)))
-    assert plain.texts[-1] == packet.texts[-1]
-
-
-def _permitted(packet: DecisionPacket) -> list[str]:
-    return packet.texts[-2].rpartition("Permitted: ")[2].strip().split(", ")
+    static, recurring, numbers, evidence = plain.texts
+    assert (static, recurring, f"{HEAD}\n- DENY: decided\n", numbers, evidence) == packet.texts
 
 
 def test_a_case_remembers_its_own_and_an_agent_all_of_its_decisions(world: World):
@@ -195,15 +190,15 @@ def test_the_budget_is_counted_by_the_models_own_tokenizer_and_keeps_the_newest(
         return 32 * text.count("- ")
 
     packet = opened(counting(world, by_line), world)
-    assert f"{HEAD}\n- ESCALATE: human\n- DENY: decided\n- DENY: decided\n" == packet.texts[1]  # 3 x 32 of 96
-    assert packet.texts[1] == counted[-1]
-    assert 3 == len(opened(counting(world, lambda _text: 97), world, "too long").texts)
+    assert f"{HEAD}\n- ESCALATE: human\n- DENY: decided\n- DENY: decided\n" == packet.texts[2]  # 3 x 32 of 96
+    assert packet.texts[2] == counted[-1]
+    assert 4 == len(opened(counting(world, lambda _text: 97), world, "too long").texts)
 
 
 def test_without_a_tokenizer_bytes_are_counted(world: World):
     for number in range(4):
         world.decide(deny, f"C{number}")
-    text = world.packet("next").texts[1]
+    text = world.packet("next").texts[2]
     assert len(text) <= world.contract.memory.tokens_max < len(text) + len("- DENY: decided\n")
 
 
@@ -220,7 +215,7 @@ def test_memory_that_cannot_be_counted_leaves_only_the_human(world: World, count
     answer = kernel.decide(packet, escalate(packet))
     assert "ESCALATED_BY_RULE" == answer.reason_code
     assert "memory cannot be read: " in answer.reasons[0]
-    assert 3 == len(packet.texts)
+    assert 4 == len(packet.texts)
 
 
 def test_memory_whose_rows_are_damaged_leaves_only_the_human(world: World):
@@ -255,7 +250,7 @@ def test_a_fresh_flow_after_drift_is_told_what_its_parent_met(world: World):
 
     answer = see_through(world.kernel, world.event(), say)
     assert ("CLOSED", seen[0].dfid) == (answer.state, answer.parent_dfid)
-    assert f"{HEAD}\n- REFUND_TICKET 40.00: rejected, STATE_DRIFT_DETECTED\n" == seen[1].texts[1]
+    assert f"{HEAD}\n- REFUND_TICKET 40.00: rejected, STATE_DRIFT_DETECTED\n" == seen[1].texts[2]
     (prompt,) = world.column("SELECT prompt FROM context_snapshots WHERE dfid = ?", answer.dfid)
     assert list(seen[1].texts) == json.loads(str(prompt))
 
@@ -278,8 +273,8 @@ def test_a_hostile_key_finds_its_own_memory_and_is_never_told(world: World, key:
     world.tickets.put(key)
     world.decide(compensate, "one", key)
     packet = world.packet("two", key)
-    assert f"{HEAD}\n- COMPENSATE 250.00: paid\n" == packet.texts[1]
-    assert key not in packet.texts[0] + packet.texts[1]
+    assert f"{HEAD}\n- COMPENSATE 250.00: paid\n" == packet.texts[2]
+    assert key not in "".join(packet.texts[:3])
     whole = contract(more="memory: {scope: agent}\n")
     assert ("COMPENSATE: paid",) == remembered(world, terms=whole)
 
@@ -301,7 +296,7 @@ def test_nothing_an_agent_a_customer_or_a_rail_says_reaches_memory_or_feedback(w
                 break
         else:
             raise AssertionError("three attempts are the limit")
-    for text in (opened(kernel, world, "last").texts[1], _rejected_text(kernel, world)):
+    for text in (opened(kernel, world, "last").texts[2], _rejected_text(kernel, world)):
         assert text.isascii()
         assert all(line.isprintable() for line in text.splitlines())
         assert () == findings(text)
@@ -350,7 +345,7 @@ def test_what_is_remembered_is_in_the_record_and_the_audit_finds_nothing(world: 
     (prompt,) = world.column(
         "SELECT prompt FROM context_snapshots s JOIN decision_flows f ON f.dfid = s.dfid WHERE event_id = 'two'"
     )
-    assert f"{HEAD}\n- COMPENSATE 250.00: paid\n" == json.loads(str(prompt))[1]
+    assert f"{HEAD}\n- COMPENSATE 250.00: paid\n" == json.loads(str(prompt))[2]
     assert () == audit.verify(world.store).faults
 
 

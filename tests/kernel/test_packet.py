@@ -9,7 +9,9 @@ import pytest
 
 from sds.kernel import registry
 from sds.kernel.artifacts import Artifact
+from sds.kernel.contract import Contract
 from sds.kernel.executor import Signer
+from sds.kernel.governance import Situation
 from sds.kernel.intake import read_event
 from sds.kernel.packet import DecisionPacket, compile_packet, static_text, with_feedback
 from sds.kernel.rules import Rules
@@ -41,31 +43,6 @@ def test_the_first_text_is_the_same_for_every_case():
     assert first.texts[1] != other.texts[1]
 
 
-def test_the_case_is_told_field_by_field_with_what_is_permitted():
-    expected = [
-        "account.left 50.00",
-        "account.owner Ada",
-        "account.slots 2",
-        "claim.due yes",
-        "claim.filed_at 1600000000",
-        "claim.minutes 60",
-        "claim.size large",
-        "Permitted: DENY, ESCALATE, GRANT 60.00, PAY 0.01 to 50.00, TALK (days 1 to 3, minutes 5 to 60)",
-    ]
-    assert expected == world.packet(TILL).texts[1].splitlines()
-
-
-def test_the_model_reads_what_it_needs_and_no_more():
-    shy = world.contract(("when: claim.due", "show: [claim.size, account.left]\nwhen: claim.due"))
-    lines = world.packet(shy).texts[1].splitlines()
-    assert ["claim.size large", "account.left 50.00"] == lines[:-1]
-
-
-def test_the_model_reads_a_field_under_its_label():
-    brief = world.contract(("when: claim.due", 'show: {account.left: "left:", claim.size: size}\nwhen: claim.due'))
-    assert ["left: 50.00", "size large"] == world.packet(brief).texts[1].splitlines()[:-1]
-
-
 def test_no_hash_and_no_id_is_shown_to_the_model():
     packet = world.packet(TILL, evidence="please")
     text = "\n".join(packet.texts)
@@ -74,7 +51,7 @@ def test_no_hash_and_no_id_is_shown_to_the_model():
 
 
 def evidence(letter: str) -> str:
-    return world.packet(TILL, evidence=letter).texts[2]
+    return world.packet(TILL, evidence=letter).texts[-1]
 
 
 @pytest.mark.parametrize(
@@ -131,21 +108,33 @@ def test_state_that_is_not_as_declared_goes_to_a_human_with_the_reason(
 
 def test_every_text_but_the_last_ends_its_line_so_that_none_runs_into_the_next():
     packet = with_feedback(compiled(memory="Decided before, newest first:\n- DENY: decided\n"), "Rejected before: PAY")
-    assert 5 == len(packet.texts)
+    assert 6 == len(packet.texts)
     assert all(text.endswith("\n") for text in packet.texts[1:-1])
     assert ("Rejected before: PAY\n", "Claim: please") == packet.texts[-2:]
 
 
 def test_what_changes_last_comes_last():
-    """Contract, memory, case, feedback, evidence: a second attempt leaves every text before its feedback as it was."""
+    """Contract, what recurs, memory, numbers, feedback, evidence: a second attempt leaves what is before its feedback."""
     memory = "Decided before, newest first:\n- DENY: decided\n"
     first = compiled(memory=memory)
     told = with_feedback(first, "Rejected before: PAY")
     again = with_feedback(told, "Rejected before: PAY; DENY")
-    assert memory == first.texts[1]
-    assert first.texts[:3] == told.texts[:3] == again.texts[:3]
-    assert ("Rejected before: PAY; DENY\n", first.texts[-1]) == again.texts[3:]
+    assert memory == first.texts[2]
+    assert first.texts[:4] == told.texts[:4] == again.texts[:4]
+    assert ("Rejected before: PAY; DENY\n", first.texts[-1]) == again.texts[4:]
     assert first == with_feedback(again, "")
+
+
+@pytest.mark.parametrize("memory", ["", "Decided before, newest first:\n- DENY: decided\n"])
+@pytest.mark.parametrize("terms", [TILL, world.contract(("when: claim.due", "show: [claim.size]\nwhen: claim.due"))])
+@pytest.mark.parametrize("due", [True, False])
+def test_feedback_stands_before_the_evidence_whatever_else_there_is(terms: Contract, memory: str, due: bool):
+    """Where nothing but DENY and ESCALATE is permitted and no number is shown, there is no text of numbers."""
+    first = compiled(memory, terms, world.situation(world.fields(claim_due=due)))
+    assert 3 + bool(memory) + (terms is TILL or due) == len(first.texts)
+    told = with_feedback(with_feedback(first, "Rejected before: PAY"), "Rejected before: PAY; DENY")
+    assert (*first.texts[:-1], "Rejected before: PAY; DENY\n", first.texts[-1]) == told.texts
+    assert first == with_feedback(told, "")
 
 
 def test_artifacts_stand_between_mission_and_kinds_and_without_any_the_text_is_as_it_was():
@@ -156,11 +145,11 @@ def test_artifacts_stand_between_mission_and_kinds_and_without_any_the_text_is_a
     assert plain.replace(mission, f"{mission}Reference rules:\nPay what is owed.\n", 1) == static_text(TILL, (rules,))
 
 
-def compiled(memory: str) -> DecisionPacket:
-    plain = world.packet(TILL, evidence="please")
-    rules = Rules(TILL)
+def compiled(memory: str, terms: Contract = TILL, now: Situation | None = None) -> DecisionPacket:
+    plain = world.packet(terms, now, evidence="please")
+    rules = Rules(terms)
     return compile_packet(
-        TILL,
+        terms,
         rules,
         dfid=plain.dfid,
         event_id=plain.event_id,

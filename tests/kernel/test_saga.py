@@ -12,7 +12,7 @@ import pytest
 from sds.kernel import audit, recovery, saga
 from sds.kernel.errors import EventError, UsageError
 from sds.kernel.executor import ExecutionIntent
-from sds.kernel.packet import DecisionPacket
+from sds.kernel.packet import DecisionPacket, with_feedback
 from sds.kernel.saga import SagaAnswer
 from tests.kernel.authority import halt, suspend
 from tests.kernel.durable import (
@@ -147,7 +147,31 @@ def test_the_menu_is_all_that_can_be_said_about_a_dirty_saga(world: World):
     assert [()] * 3 == [kind.params for kind in packet.envelope.kinds]
     for says in (deny, escalate, refund(), nonsense):
         assert not packet.envelope.contains(says(packet))
+    static, menu, steps = packet.texts
+    assert static.startswith(world.contract.mission.strip())
+    assert menu.endswith("\nPermitted: ALERT_HUMAN, CLOSE_ALL, REVERT\n")
+    assert "step.1: REFUND_TICKET DONE\nstep.2: COMPENSATE NOTHING" == steps
     assert "please" not in "".join(packet.texts)
+
+
+def test_what_of_a_menu_was_rejected_is_told_behind_the_menu_itself(world: World):
+    script = Script(step_2=deny, compensation=REVERT)
+    run(world.kernel, world, script)
+    static, menu, steps = script.packets[-1].texts
+    told = with_feedback(script.packets[-1], "Rejected before: ABORT (SCHEMA_INVALID)")
+    assert (static, menu, "Rejected before: ABORT (SCHEMA_INVALID)\n", steps) == told.texts
+
+
+def test_a_later_step_is_told_what_was_done_before_what_recurs(world: World):
+    script = Script()
+    run(world.kernel, world, script)
+    (first, second), case = script.packets, world.packet("another")
+    assert "Permitted: DENY, ESCALATE, REFUND_TICKET" == first.texts[1].splitlines()[-1]
+    due, *recurring = second.texts[1].splitlines()
+    assert "Step 2 of 2 of BOTH: REFUND_TICKET was carried out; COMPENSATE is due." == due
+    assert case.texts[1].splitlines()[:-1] == recurring[:-1] == first.texts[1].splitlines()[:-1]
+    assert recurring[-1].startswith("Permitted: COMPENSATE")
+    assert ["Claim: please"] * 2 == [first.texts[-1], second.texts[-1]]
 
 
 @pytest.mark.parametrize(

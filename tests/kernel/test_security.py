@@ -65,4 +65,4 @@ def test_what_a_letter_says_is_recorded_and_does_not_change_the_envelope():
     assert ("OVERRIDE_INSTRUCTIONS", "FORGED_DECISION") == hostile.security
     assert plain.envelope == hostile.envelope
     assert plain.snapshot == hostile.snapshot
-    assert plain.texts[:2] == hostile.texts[:2]
+    assert plain.texts[:-1] == hostile.texts[:-1]
