@@ -176,7 +176,7 @@ class OpenvinoBackend(SeatedBackend):
     """One GGUF model of the architecture `llama`. Give each thread its own (`beside`); call `close()` when done."""
 
     rows_may_be_cut = False
-    ahead_tokens_max = 16  # in BF16 reading the weights takes about as long as multiplying so many tokens with them
+    ahead_tokens_max = 32  # in BF16 a pass of its own costs more: the weights, and a shape to prepare for
     _store: _Cells
 
     def __init__(

@@ -1,15 +1,16 @@
 """What a decision reads beyond what it has written, where a pass reads some tokens more for next to nothing.
 
 Then what the model says after the next choices is known before they are made. Of a number, those that the prompt shows are
-read, for a model that writes one mostly copies it; of any other choice, each token that may come next. All with what they
-force. What is read decides nothing: a choice falls by the same probabilities, up to the rounding of another pass's shape.
+read, for a model that writes one mostly copies the first it can; of any other choice, each token that may come next. All
+with what they force. What is less sure to save a pass has half the room: the second number and those after it, and tokens
+one of which leads to a number, which needs a pass of its own anyway. What is read decides nothing: a choice falls by the same probabilities, up to the rounding of another pass's shape.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,10 @@ class Room:
     tokens: int
     longest: int
     forks: int
+
+    @property
+    def half(self) -> Room:
+        return replace(self, tokens=self.tokens // 2)
 
     def holds(self, each: Sequence[Beyond]) -> bool:
         if len(each) > self.forks or any(len(one.text) > self.longest for one in each):
@@ -86,20 +91,23 @@ def numbers_shown(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def further(
-    walk: Walk, fork: Fork, shown: Iterable[str], forced_after: Callable[[Text], Text], room: Room
+    walk: Walk, fork: Fork, shown: Iterable[str], forced_after: Callable[[Text], tuple[Text, bool]], room: Room
 ) -> list[Beyond]:
     """Return what to read while `fork`, where `walk` stands, is not decided yet; nothing where that is too much.
 
-    `forced_after`: all that must be read of a text and what it forces, nothing where it ends the decision.
+    `forced_after`: all that must be read of a text and what it forces, nothing where it ends the decision; and whether a
+    number comes next.
     """
     numbers = list[Beyond]()
     for text in filter(None, map(walk.towards, shown)) if fork.labels and not fork.finite else ():
-        read = forced_after(text) or text[:-1]  # of what ends the decision not the last token
+        read = forced_after(text)[0] or text[:-1]  # of what ends the decision not the last token
         more = [*numbers, Beyond(read, len(read))] if read else numbers
-        if not room.holds(more):
+        if not (room.half if numbers else room).holds(more):
             break
         numbers = more
     if numbers or len(fork.tokens) > room.tokens:
         return numbers
-    every = [Beyond(text) for token in fork.tokens.tolist() if (text := forced_after((token,)))]
-    return every if room.holds(every) else []
+    after = [forced_after((token,)) for token in fork.tokens.tolist()]
+    every = [Beyond(text) for text, _ in after if text]
+    sure = not any(to_number for _, to_number in after)
+    return every if (room if sure else room.half).holds(every) else []

@@ -225,7 +225,7 @@ class _Run:
         room = Room(tokens_max, self.tokens_max - len(self.walk.tokens), forks_max)
         with stopping(LANGUAGE_FAILED, "the language"):
             fork = self.walk.fork()
-            found = [] if self._exact(fork) else further(self.walk, fork, self.shown, self._forced_after, room)
+            found = [] if self._exact(fork) else further(self.walk, fork, self.shown, self._following, room)
         again = len(self.pending) * (1 + len(found)) + sum(len(each.text) for each in found)
         return found if again <= self.backend.pass_tokens_max else []
 
@@ -295,7 +295,7 @@ class _Run:
 
     def _choose_whole(self, fork: Fork, labels: list[str], texts: list[Text]) -> Choosing:
         leader = int(np.array([self.logits[text[0]] for text in texts]).argmax())
-        scores, ahead = yield from self._scores(texts, self._forced_after(texts[leader]))
+        scores, ahead = yield from self._scores(texts, self._following(texts[leader])[0])
         best = self._best(fork.choice, scores, [len(text) for text in texts])
         shares, z = permitted_shares(scores)
         self.choices.append(trace_of(fork.choice, labels, shares.tolist(), best, z))
@@ -306,14 +306,19 @@ class _Run:
             self.pending = []
         self._drop_others()
 
-    def _forced_after(self, text: Text) -> Text:
-        """Return all that would be read if this was chosen; nothing where the decision would then be whole."""
+    def _following(self, text: Text) -> tuple[Text, bool]:
+        """Return all that would be read if this was chosen, nothing where the decision would then be whole; and whether a
+        number comes next.
+        """
         with stopping(LANGUAGE_FAILED, "the language"):
             walk = self.walk.copy()
             for token in text:
                 walk.take(token)
             forced = walk.forced()
-            return () if walk.finished or len(walk.tokens) > self.tokens_max else (*text, *forced)
+            if walk.finished or len(walk.tokens) > self.tokens_max:
+                return (), False
+            after = walk.fork()
+            return (*text, *forced), bool(after.labels) and not after.finite
 
     def _scores(self, texts: Sequence[Text], ahead: Text) -> Scoring:
         """Return the log-probability of each text, and the fork and logits after `ahead` where that was read too.
