@@ -67,6 +67,11 @@ class Ahead:
         return tuple(text) in self._known
 
     @property
+    def logits(self) -> dict[Text, Logits]:
+        """What the model says after each text that was read."""
+        return {text: logits for text, (logits, _) in self._known.items()}
+
+    @property
     def forks(self) -> set[int]:
         return {fork for _, fork in self._known.values() if fork is not None}
 
@@ -88,6 +93,18 @@ def numbers_shown(texts: Sequence[str]) -> tuple[str, ...]:
     """Return the numbers that a prompt shows; last those of what never changes, which comes first in it."""
     found = chain.from_iterable(_NUMBER.findall(text) for text in (*texts[1:], *texts[:1]))
     return tuple(dict.fromkeys(found))[:SHOWN_MAX]
+
+
+def wholes(walk: Walk, forced_after: Callable[[Text], tuple[Text, bool]], room: Room) -> list[Beyond]:
+    """Return what to read so that each alternative gets its probability as a whole: with what it forces where there is room
+    for all, to its last token but one otherwise; nothing where even that is too much.
+    """
+    texts = [tuple(text) for _, text in walk.alternatives()]
+    for reads in ([forced_after(text)[0] or text[:-1] for text in texts], [text[:-1] for text in texts]):
+        found = [Beyond(read, len(read)) for read in dict.fromkeys(reads) if read]
+        if room.holds(found):
+            return found
+    return []
 
 
 def further(

@@ -22,21 +22,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.ahead import Ahead, Beyond, Room, further
+from sds.ahead import Ahead, Beyond, Room, further, wholes
 from sds.beginnings import Text, follows, longest, note
 from sds.best_first import Reader, likeliest_number
 from sds.kernel.errors import ModelError
 from sds.models.protocol import FORKS_MAX as FORKS_TOTAL
 from sds.models.protocol import Row
-from sds.stops import (
-    BACKEND_FAILED,
-    LANGUAGE_FAILED,
-    LOGITS_INVALID,
-    in_time,
-    stopping,
-    too_close,
-    within,
-)
+from sds.stops import BACKEND_FAILED, LANGUAGE_FAILED, LOGITS_INVALID, in_time, stopping, too_close, within
 from sds.tally import JOINT, ChoiceTrace, Tally, best_of, log_mass, permitted_shares, trace_of
 
 if TYPE_CHECKING:
@@ -91,7 +83,7 @@ class Decoded:
 Deciding = Generator[list[Row], list[Logits], Decoded]
 Passing = Generator[list[Row], list[Logits], list[Logits]]
 Choosing = Generator[list[Row], list[Logits], None]
-Scoring = Generator[list[Row], list[Logits], tuple[NDArray[np.float64], tuple[int, Logits] | None]]
+Scoring = Generator[list[Row], list[Logits], NDArray[np.float64]]
 
 
 def deciding(
@@ -225,7 +217,10 @@ class _Run:
         room = Room(tokens_max, self.tokens_max - len(self.walk.tokens), forks_max)
         with stopping(LANGUAGE_FAILED, "the language"):
             fork = self.walk.fork()
-            found = [] if self._exact(fork) else further(self.walk, fork, self.shown, self._following, room)
+            if self._exact(fork):
+                found = wholes(self.walk, self._following, room) if fork.finite else []
+            else:
+                found = further(self.walk, fork, self.shown, self._following, room)
         again = len(self.pending) * (1 + len(found)) + sum(len(each.text) for each in found)
         return found if again <= self.backend.pass_tokens_max else []
 
@@ -277,6 +272,10 @@ class _Run:
         token = int(fork.tokens[best])
         self._step(token, len(scores), float(shares[best]), z)
         self.write([token])
+        self._follow()
+
+    def _follow(self) -> None:
+        """Go on from what is known to follow what was written."""
         known = self.ahead.follow(self.pending)
         if known is not None:
             self.logits, held_by = known
@@ -295,15 +294,13 @@ class _Run:
 
     def _choose_whole(self, fork: Fork, labels: list[str], texts: list[Text]) -> Choosing:
         leader = int(np.array([self.logits[text[0]] for text in texts]).argmax())
-        scores, ahead = yield from self._scores(texts, self._following(texts[leader])[0])
+        scores = yield from self._scores(texts, texts[leader])
         best = self._best(fork.choice, scores, [len(text) for text in texts])
         shares, z = permitted_shares(scores)
         self.choices.append(trace_of(fork.choice, labels, shares.tolist(), best, z))
         self._step(texts[best][0], len(texts), float(shares[best]), z)
         self.write(texts[best])
-        if ahead is not None and best == leader:
-            self.at, self.logits = ahead
-            self.pending = []
+        self._follow()
         self._drop_others()
 
     def _following(self, text: Text) -> tuple[Text, bool]:
@@ -320,30 +317,30 @@ class _Run:
             after = walk.fork()
             return (*text, *forced), bool(after.labels) and not after.finite
 
-    def _scores(self, texts: Sequence[Text], ahead: Text) -> Scoring:
-        """Return the log-probability of each text, and the fork and logits after `ahead` where that was read too.
+    def _scores(self, texts: Sequence[Text], leader: Text) -> Scoring:
+        """Return the log-probability of each text. What needs reading is read with what follows `leader`.
 
         What a text needs read is all but its last token; beginnings of one another share a row. They go in waves, so
         that any number of texts needs a bounded number of forks.
         """
         following = follows(texts)
         logp: dict[Text, float] = {}
-        note(logp, following, (), self.logits)
-        read_on: tuple[int, Logits] | None = None
-        beginnings = longest({text[:-1] for text in texts})
+        for known, logits in {(): self.logits, **self.ahead.logits}.items():
+            note(logp, following, known, logits)
+        beginnings = longest(following)
+        ahead = self._following(leader)[0] if beginnings else ()
         for start in range(0, len(beginnings), self.forks_max - 2):
             wave = beginnings[start : start + self.forks_max - 2]
             rows = [Row(self._fork(self.at), tokens, len(tokens)) for tokens in wave]
             beside = [Row(self._fork(self.at), ahead)] if ahead and not start else []
             found = yield from self._pass(rows + beside)
             if beside:
-                read_on = beside[0].slot, found[-1][-1]
+                self.ahead.note(Beyond(ahead), beside[0].slot, found[-1])
             for tokens, logits in zip(wave, found, strict=False):
                 for i in range(len(tokens)):
                     note(logp, following, tokens[: i + 1], logits[i])
             self.drop([row.slot for row in rows])
-        scores = [sum(logp[text[: i + 1]] for i in range(len(text))) for text in texts]
-        return np.array(scores), read_on
+        return np.array([sum(logp[text[: i + 1]] for i in range(len(text))) for text in texts])
 
     def _best(self, choice: str, scores: NDArray[np.float64], lengths: list[int] | None) -> int:
         best, close = best_of(scores, lengths, self.noise_logp_max)
