@@ -50,7 +50,7 @@ def _hotpath(fresh: Iterator[float]) -> dict[str, Any]:
     def warm() -> dict[str, Any]:
         shares = {"over_floor": next(fresh), "exact_over_greedy": next(fresh), "all_exact_over_greedy": next(fresh)}
         shares |= {"exact_differs": 0, "tokens_of_passes": [71, 5]}
-        counted = {"decisions": 31, "canonical": 31, "decided_otherwise": {"ESCALATE": 4}}
+        counted = {"decisions": 31, "kept": 29, "canonical": 31, "decided_otherwise": {"ESCALATE": 4}}
         return {**shares, **counted, **{key: _summary(fresh) for key in ("whole_ms", "reason_ms", "bare_passes_ms")}}
 
     keys = ("memory_gb_per_s", "fp32_gflop_per_s", "weights_mb", "parameters_m", "floor_ms")
@@ -81,6 +81,7 @@ def _peers(fresh: Iterator[float]) -> dict[str, Any]:
     missing = engine("absent", 0.0) | dict.fromkeys(("ms_p50", "digits_ms_p50", "ms", "digits_ms"))
     return {
         "threads": 3,
+        "recurring": {"fixed": 27, "digits": 28},
         "predicted_ms": {kind: {library: predicted() for library in ("openvino", "llamacpp")} for kind in ("a", "b")},
         "ours": engine("ours", 5.5),
         "ours_besides": [engine("ours-llamacpp", 35.5)],
