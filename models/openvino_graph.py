@@ -233,7 +233,8 @@ class _Graph:
         read = self._norm(states, f"{of}attn_norm.weight")
         query = weights.turned(f"{of}attn_q.weight", shape.heads)
         key = weights.turned(f"{of}attn_k.weight", shape.key_heads)
-        turning, value = self._linears(read, [np.concatenate([query, key]), weights[f"{of}attn_v.weight"]])
+        turning = self._linear(read, np.concatenate([query, key]))
+        value = self._linear(read, weights[f"{of}attn_v.weight"])
         heads = _reshape(turning, 0, 0, shape.heads + shape.key_heads, shape.head)
         queries, keys = _cut(_turned(heads, turn, shape.head), 2, shape.heads, shape.key_heads)
         new = [_reshape(keys, 0, 0, -1), value]
@@ -242,7 +243,7 @@ class _Graph:
             states, attended = _picked(states, wanted), _picked(attended, wanted)
         states = ops.add(states, self._linear(attended, weights[f"{of}attn_output.weight"]))
         read = self._norm(states, f"{of}ffn_norm.weight")
-        gate, up = self._linears(read, [weights[f"{of}{name}.weight"] for name in ("ffn_gate", "ffn_up")])
+        gate, up = (self._linear(read, weights[f"{of}{name}.weight"]) for name in ("ffn_gate", "ffn_up"))
         grown = ops.multiply(ops.swish(gate), up)
         return ops.add(states, self._linear(grown, weights[f"{of}ffn_down.weight"])), new
 
@@ -268,9 +269,6 @@ class _Graph:
 
     def _linear(self, states: Any, weights: NDArray[np.float32]) -> Any:
         return ops.matmul(states, self._constant(weights), False, True)
-
-    def _linears(self, states: Any, weights: list[NDArray[np.float32]]) -> Any:
-        return _cut(self._linear(states, np.concatenate(weights)), 2, *map(len, weights))
 
     def _constant(self, weights: NDArray[np.float32]) -> Any:
         if self._dtype != "bf16":
