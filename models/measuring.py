@@ -1,6 +1,6 @@
 """How fast one file of weights is in one library on the passes of a decision, and how far from the exact weights.
 
-A decision's passes: its contract's section is cached, then one pass reads the case and the forced opening, one rides
+A decision's passes: what recurs is cached, then one pass reads the rest of the case and the forced opening, one rides
 to a choice, and some single tokens follow. Fixed texts: nothing here knows what is decided.
 """
 
@@ -19,7 +19,7 @@ from sds.models.llama import LlamaBackend
 from sds.models.noise import shape_noise
 from sds.models.protocol import Backend, BackendError
 
-STATIC_TOKENS, PASSES_TOKENS = 200, (85, 12, 1, 1, 1, 1)
+STATIC_TOKENS, PASSES_TOKENS = 240, (60, 12, 1, 1, 1, 1)
 NOISE_SLOTS, NOISE_CONTEXT = 16, 512
 DECISIONS = 3  # a round, after one that is not counted
 PARTS = 6  # of each text: where next-token distributions are compared
@@ -39,7 +39,7 @@ Distributions = list[NDArray[np.float64]]
 
 
 def decision_times_ms(path: Path, library: GgufLibrary, threads: int, clock_s: Callable[[], float]) -> list[float]:
-    """Time the passes of some decisions, the contract's section cached, after one that is not counted."""
+    """Time the passes of some decisions, what recurs cached, after one that is not counted."""
     backend = _opened(path, library, threads=threads)
     try:
         text = cycle([token for each in TEXTS for token in backend.tokenize(each.encode(), special=False)])

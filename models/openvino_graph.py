@@ -233,8 +233,9 @@ class _Graph:
         read = self._norm(states, f"{of}attn_norm.weight")
         query = weights.turned(f"{of}attn_q.weight", shape.heads)
         key = weights.turned(f"{of}attn_k.weight", shape.key_heads)
-        turning = self._linear(read, np.concatenate([query, key]))
-        value = self._linear(read, weights[f"{of}attn_v.weight"])
+        value = weights[f"{of}attn_v.weight"]
+        together = self._linear(read, np.concatenate([query, key, value]))
+        turning, value = _cut(together, 2, len(query) + len(key), len(value))
         heads = _reshape(turning, 0, 0, shape.heads + shape.key_heads, shape.head)
         queries, keys = _cut(_turned(heads, turn, shape.head), 2, shape.heads, shape.key_heads)
         new = [_reshape(keys, 0, 0, -1), value]
@@ -243,6 +244,7 @@ class _Graph:
             states, attended = _picked(states, wanted), _picked(attended, wanted)
         states = ops.add(states, self._linear(attended, weights[f"{of}attn_output.weight"]))
         read = self._norm(states, f"{of}ffn_norm.weight")
+        # each by itself, for what follows the gate is then done within its product
         gate, up = (self._linear(read, weights[f"{of}{name}.weight"]) for name in ("ffn_gate", "ffn_up"))
         grown = ops.multiply(ops.swish(gate), up)
         return ops.add(states, self._linear(grown, weights[f"{of}ffn_down.weight"])), new
