@@ -1,19 +1,20 @@
 """Measure one decision, ours and that of every peer in its best mode: `sds bench peers --n 20`.
 
-The same weights file, the same prompt tokens, the same language (each is given the exact regular expression or GBNF of
-the packet), greedy. Every engine lives in a process of its own and is asked for one decision at a time, in turn, so that
-all see the same machine. Every decision is about a new packet: new state, bounds, claim and reference; what a grammar
-costs is part of what is measured. Each keeps of earlier prompts what it can: most the beginning that a prompt shares with
-the one before it, the contract's part at least; ours and OpenVINO GenAI sections or blocks of many prompts, so these two
-first decide EARLIER packets that come before in the queue, as a gate that is at work has. `recurring`: of how many packets
-the words that recur had been read before. Ours runs in the library that `sds models prepare` found quickest; where that is
-not llama.cpp, which most peers run in, `ours-llamacpp` is ours in llama.cpp: what remains against those is the decoder's,
-not the library's.
+The same weights file, the same prompt tokens, the same language (each is given the exact regular expression or GBNF
+of the packet), greedy. Every engine lives in a process of its own and is asked for one decision at a time, in turn,
+so that all see the same machine. Every decision is about a new packet: new state, bounds, claim and reference; what a
+grammar costs is part of what is measured. Each keeps of earlier prompts what it can: most the beginning that a prompt
+shares with the one before it, the contract's part at least; ours and OpenVINO GenAI sections or blocks of many
+prompts, so these two first decide EARLIER packets that come before in the queue, as a gate that is at work has.
+`recurring`: of how many packets the words that recur had been read before. Ours runs in the library that `sds models
+prepare` found quickest; where that is not llama.cpp, which most peers run in, `ours-llamacpp` is ours in llama.cpp:
+what remains against those is the decoder's, not the library's.
 
 `fixed` packets have no free digit, `digits` ones an amount of four. What lies outside the envelope is counted as a
-violation, what raised or ran out of time as an error; times are of all that was written, violations too. Engines spell
-alike and still choose differently: an engine that denies where ours refunds writes no digits, so its time flatters it.
-An engine that has taken PATIENCE_S over packets of a kind is asked no more once it has decided DECISIONS_MIN.
+violation, what raised or ran out of time as an error; times are of all that was written, violations too. Engines
+spell alike and still choose differently: an engine that denies where ours refunds writes no digits, so its time
+flatters it. An engine that has taken PATIENCE_S over packets of a kind is asked no more of them once it was asked
+DECISIONS_MIN.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import base64
 import os
 import pickle
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -89,9 +91,11 @@ class Tally:
     texts: list[str | None] = field(default_factory=list)
     violations: int = 0
     errors: int = 0
+    took_s: float = 0.0
     first_error: str = ""
 
-    def add(self, task: Task, answer: dict[str, Any]) -> None:
+    def add(self, task: Task, answer: dict[str, Any], took_s: float) -> None:
+        self.took_s += took_s
         if "error" in answer:
             self.errors += 1
             self.first_error = self.first_error or answer["error"]
@@ -114,7 +118,7 @@ class Tally:
 
     @property
     def is_enough(self) -> bool:
-        return len(self.ms) >= DECISIONS_MIN and sum(self.ms) > PATIENCE_S * 1000
+        return len(self.texts) >= DECISIONS_MIN and self.took_s > PATIENCE_S
 
 
 def _action(text: str) -> str:
@@ -201,9 +205,10 @@ def measure(entries: Sequence[Entry], work: Mapping[str, Work]) -> None:
                 ask(entry, task)
         for number, task in enumerate(of_kind.tasks):
             for entry in _in_turn([entry for entry in entries if not entry.tallies[kind].is_enough], number):
+                began = time.perf_counter()
                 answer = ask(entry, task)
                 if number >= WARM_UP:
-                    entry.tallies[kind].add(task, answer)
+                    entry.tallies[kind].add(task, answer, time.perf_counter() - began)
 
 
 def _in_turn(entries: Sequence[Entry], number: int) -> Iterator[Entry]:
@@ -278,12 +283,13 @@ def run(
         words = opened.enter_context(vocabulary(weights.path))
         own = [started(contender) for contender in ours_on(weights.library)]
         others = [started(contender) for contender in peers]
-        _check_started(own, others, say)
+        _check_ours(own)
+        _check_theirs(others, say)
         work, predicted = _prepare(own, folder, words, count + WARM_UP, say)
         for entry in own:  # anew: it has read what it is going to be asked
             entry.process.close()
         own = [started(contender) for contender in ours_on(weights.library)]
-        _check_started(own, others, say)
+        _check_ours(own)
         measure([*own, *others], work)
         ours, *alike = (row(entry, own[0]) for entry in own)
         rows = [row(entry, own[0]) for entry in others]
@@ -305,12 +311,17 @@ def run(
         }
 
 
-def _check_started(own: Sequence[Entry], others: Sequence[Entry], say: Say) -> None:
-    """Raises UsageError where there is nothing to compare."""
-    for entry in (*own, *others):
+def _check_ours(own: Sequence[Entry]) -> None:
+    """Raises UsageError where one of ours did not start."""
+    for entry in own:
         if why := entry.process.missing or entry.process.failed:
-            if entry in own:
-                raise UsageError("our own engine did not start", hint=why)
+            raise UsageError("our own engine did not start", hint=why)
+
+
+def _check_theirs(others: Sequence[Entry], say: Say) -> None:
+    """Say which peers did not start. Raises UsageError where none did."""
+    for entry in others:
+        if why := entry.process.missing or entry.process.failed:
             say(f"{entry.contender.name}: {why}")
     if not any(entry.in_the_run for entry in others):
         raise UsageError("none of these peers is installed", hint="make peers")

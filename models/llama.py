@@ -147,6 +147,7 @@ class LlamaBackend:
         if self.worn and not any(other.position for other in self._prompts.values() if other.origin != slot):
             self.rest()
         self._keep(prompt, wanted)
+        self._kept.use(prompt.sections)
         for section in wanted[len(prompt.sections) :]:
             start, _ = self._cells.take(0)
             if section:

@@ -136,7 +136,9 @@ class SeatedBackend(ABC):
         self._hold(slot, sections, self._layers)
 
     def keeps(self, sections: Sequence[Sequence[int]]) -> bool:
-        return self._kept.holds([tuple(section) for section in sections])
+        wanted = [tuple(section) for section in sections]
+        every = (self._prompts[slot].through(self._layers) for slot in range(self.slots))
+        return self._kept.holds(wanted, behind=min(shared_sections(wanted, held) for held in every))
 
     def step(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
         logits: NDArray[np.float32] = self.run([Row(slot, tokens)])[0][0]
@@ -245,6 +247,7 @@ class SeatedBackend(ABC):
                 self._store.forget(prompt.seat)
                 shared = position = 0
         prompt.sections, prompt.position = prompt.sections[:shared], position
+        self._kept.use(wanted[:shared])
         for n in range(shared, len(wanted)):
             passed = self._extend(slot, wanted[: n + 1], depth)
             prompt.sections.append((wanted[n], passed))

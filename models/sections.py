@@ -30,6 +30,11 @@ class Kept(Generic[T]):
         self._kept[key] = found
         return found[0]
 
+    def use(self, sections: Sequence[tuple[int, ...]]) -> None:
+        """Note that all of these were used just now: who holds them already need not get them."""
+        for n in range(len(sections)):
+            self.get(sections[: n + 1])
+
     def put(self, sections: Sequence[tuple[int, ...]], made: T, size: int) -> None:
         """Keep what the last of these came to, `size` bytes, where there is room for it at all."""
         _, before = self._kept.pop(key := tuple(sections), (None, 0))

@@ -1,9 +1,10 @@
 """What a decision reads beyond what it has written, where a pass reads some tokens more for next to nothing.
 
-Then what the model says after the next choices is known before they are made. Of a number, those that the prompt shows are
-read, for a model that writes one mostly copies the first it can; of any other choice, each token that may come next. All
-with what they force. What is less sure to save a pass has half the room: the second number and those after it, and tokens
-one of which leads to a number, which needs a pass of its own anyway. What is read decides nothing: a choice falls by the same probabilities, up to the rounding of another pass's shape.
+Then what the model says after the next choices is known before they are made. Of a number, those that the prompt
+shows are read, for a model that writes one mostly copies the first it can; of any other choice, each token that may
+come next. All with what they force. What is less sure to save a pass has half the room: the second number and those
+after it, and tokens one of which leads to a number, which needs a pass of its own anyway. What is read decides
+nothing: a choice falls by the same probabilities, up to the rounding of another pass's shape.
 """
 
 from __future__ import annotations
@@ -96,15 +97,17 @@ def numbers_shown(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def wholes(walk: Walk, forced_after: Callable[[Text], tuple[Text, bool]], room: Room) -> list[Beyond]:
-    """Return what to read so that each alternative gets its probability as a whole: with what it forces where there is room
-    for all, to its last token but one otherwise; nothing where even that is too much.
+    """Return what to read so that each alternative gets its probability as a whole: with what it forces where there is
+    room for all, to its last token but one otherwise; nothing where even that is too much.
     """
     texts = [tuple(text) for _, text in walk.alternatives()]
-    for reads in ([forced_after(text)[0] or text[:-1] for text in texts], [text[:-1] for text in texts]):
+
+    def reading(reads: Iterable[Text]) -> list[Beyond]:
         found = [Beyond(read, len(read)) for read in dict.fromkeys(reads) if read]
-        if room.holds(found):
-            return found
-    return []
+        return found if room.holds(found) else []
+
+    least = reading(text[:-1] for text in texts)
+    return least and (reading(forced_after(text)[0] or text[:-1] for text in texts) or least)
 
 
 def further(

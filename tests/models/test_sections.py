@@ -158,6 +158,32 @@ def test_a_backend_tells_what_it_would_not_have_to_read(backend: Backend, read: 
         backend.begin([])
 
 
+def test_a_section_that_every_prompt_begins_with_outlives_those_that_few_have(backend: Backend, read: list[int]):
+    """Also while slots hold it, and need not get it: another contract's prompt between two does not cost it."""
+    contract, other, *cases = sections_of(57, 40, 20, *[20] * 8)
+    room = _bytes_of(backend, contract) + 4 * _bytes_of(backend, cases[0])
+    backend._kept = Kept(room)
+    for _ in range(3):
+        for case in cases:
+            backend.begin([contract, case])
+            assert backend.keeps([contract, case])
+    read.clear()
+    backend.begin([other])
+    backend.begin([contract, cases[-1]])
+    assert 40 not in read
+
+
+def test_what_every_slot_holds_need_not_be_kept(backend: Backend, read: list[int]):
+    contract, case = sections_of(58, 40, 20)
+    backend._kept = Kept(0)
+    for slot in range(backend.slots):
+        assert not backend.keeps([contract, case])
+        backend.begin([contract, case], slot=slot)
+        if isinstance(backend, LlamaBackend):
+            break  # slots share cells
+    assert backend.keeps([contract, case])
+
+
 def test_what_forks_wrote_is_not_kept(backend: Backend, read: list[int]):
     contract, case, said = sections_of(54, 30, 10, 6)
     backend.begin([contract, case])
