@@ -92,8 +92,7 @@ def expressions_of(name: str, kind: KindSpec) -> list[tuple[Path, str, str]]:
 
 def _has_few_values(tree: Tree) -> bool:
     """A number, or a condition between such; what is computed may be any number."""
-    parts = tree.parts[1:] if tree.op == "?" else tree.parts if tree.op == "neg" else ()
-    return tree.op == "literal" or (bool(parts) and all(map(_has_few_values, parts)))
+    return tree.op == "literal" or (tree.op == "?" and all(map(_has_few_values, tree.parts[1:])))
 
 
 def _kind_bound(name: str, spec: KindSpec, reasons: tuple[str, ...], values: Iterator[Any]) -> KindBound | None:
