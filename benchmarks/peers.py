@@ -3,12 +3,12 @@
 The same weights file, the same prompt tokens, the same language (each is given the exact regular expression or GBNF
 of the packet), greedy. Every engine lives in a process of its own and is asked for one decision at a time, in turn,
 so that all see the same machine. Every decision is about a new packet: new state, bounds, claim and reference; what a
-grammar costs is part of what is measured. Each keeps of earlier prompts what it can: most the beginning that a prompt
-shares with the one before it, the contract's part at least; ours and OpenVINO GenAI sections or blocks of many
-prompts, so these two first decide EARLIER packets that come before in the queue, as a gate that is at work has.
-`recurring`: of how many packets the words that recur had been read before. Ours runs in the library that `sds models
-prepare` found quickest; where that is not llama.cpp, which most peers run in, `ours-llamacpp` is ours in llama.cpp:
-what remains against those is the decoder's, not the library's.
+grammar costs is part of what is measured. Each keeps of earlier prompts what it does by itself: most the beginning
+that a prompt shares with the one before it, the contract's part at least; ours and OpenVINO GenAI sections or blocks
+of many prompts, so these two first decide EARLIER packets that come before in the queue, as a gate that is at work
+has. `recurring`: of how many packets the words that recur had been read before. Ours runs in the library that `sds
+models prepare` found quickest; where that is not llama.cpp, which most peers run in, `ours-llamacpp` is ours in
+llama.cpp: what remains against those is the decoder's, not the library's.
 
 `fixed` packets have no free digit, `digits` ones an amount of four. What lies outside the envelope is counted as a
 violation, what raised or ran out of time as an error; times are of all that was written, violations too. Engines

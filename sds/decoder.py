@@ -6,9 +6,10 @@ Where a library reads some tokens more for next to nothing, what may be written 
 It returns a whole decision or raises `ModelError`; it does not judge what was decided.
 
 `greedy`: the likeliest permitted token at every fork. `exact`: every choice (`exact-kinds`: that of the kind) falls to
-the alternative whose whole text, through its end, is the likeliest. Where they can be listed they are
-read side by side on forks of the slot, in one pass; the one with the likeliest beginning is read on, in the same pass,
-through what it would force. Wider numbers are searched (`best_first`), and are the likeliest digits where that gives up.
+the alternative whose whole text, through its end, is the likeliest. Where they can be listed they are read side by side
+on forks of the slot, in one pass; the one with the likeliest beginning is read on, in the same pass, through what it would
+force. Where a library reads ahead, all of this is in the pass before. Wider numbers are searched (`best_first`), and are
+the likeliest digits where that gives up.
 """
 
 from __future__ import annotations
