@@ -2,15 +2,16 @@
 
 Then what the model says after the next choices is known before they are made. Of a number, those that the prompt
 shows are read, for a model that writes one mostly copies the first it can; of any other choice, each token that may
-come next. All with what they force. What is less sure to save a pass has half the room: the second number and those
-after it, and tokens one of which leads to a number, which needs a pass of its own anyway. What is read decides
-nothing: a choice falls by the same probabilities, up to the rounding of another pass's shape.
+come next, and where that leads to a number, the first one shown that may stand there. All with what they force. What is
+less sure to save a pass has half the room: the second number and those after it, and tokens one of which leads to a
+wide number that is not read along. What is read decides nothing: a choice falls by the same probabilities, up to the
+rounding of another pass's shape.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sds.grammars.plan import Fork, Walk
 
 SHOWN_MAX = 64
+After = tuple[Text, "Walk"]
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 
 
@@ -96,7 +98,7 @@ def numbers_shown(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))[:SHOWN_MAX]
 
 
-def wholes(walk: Walk, forced_after: Callable[[Text], tuple[Text, bool]], room: Room) -> list[Beyond]:
+def wholes(walk: Walk, forced_after: Callable[[Text], After], room: Room) -> list[Beyond]:
     """Return what to read so that each alternative gets its probability as a whole: with what it forces where there is
     room for all, to its last token but one otherwise; nothing where even that is too much.
     """
@@ -111,23 +113,43 @@ def wholes(walk: Walk, forced_after: Callable[[Text], tuple[Text, bool]], room: 
 
 
 def further(
-    walk: Walk, fork: Fork, shown: Iterable[str], forced_after: Callable[[Text], tuple[Text, bool]], room: Room
+    walk: Walk, fork: Fork, shown: Sequence[str], forced_after: Callable[[Text], After], room: Room
 ) -> list[Beyond]:
     """Return what to read while `fork`, where `walk` stands, is not decided yet; nothing where that is too much.
 
-    `forced_after`: all that must be read of a text and what it forces, nothing where it ends the decision; and whether a
-    number comes next.
+    `forced_after`: all that must be read of a text and what it forces, nothing where it ends the decision, and the walk
+    behind it.
     """
     numbers = list[Beyond]()
-    for text in filter(None, map(walk.towards, shown)) if fork.labels and not fork.finite else ():
-        read = forced_after(text)[0] or text[:-1]  # of what ends the decision not the last token
+    for number in _shown_here(walk, shown):
+        read = forced_after(number)[0] or number[:-1]  # of what ends the decision not the last token
         more = [*numbers, Beyond(read, len(read))] if read else numbers
         if not (room.half if numbers else room).holds(more):
             break
         numbers = more
     if numbers or len(fork.tokens) > room.tokens:
         return numbers
-    after = [forced_after((token,)) for token in fork.tokens.tolist()]
-    every = [Beyond(text) for text, _ in after if text]
-    sure = not any(to_number for _, to_number in after)
-    return every if (room if sure else room.half).holds(every) else []
+    every = {text: after for text, after in (forced_after((token,)) for token in fork.tokens.tolist()) if text}
+    plain = [Beyond(text) for text in every]
+    copied = {text: _copied(text, after, shown, forced_after) for text, after in every.items()}
+    behind = [Beyond(whole, len(whole) - len(text)) for text, whole in copied.items() if len(whole) > len(text)]
+    wide = {text for text, after in every.items() if _is_wide(after.fork())}
+    if all(copied[text] for text in wide) and room.holds([*plain, *behind]):
+        return [*plain, *behind]
+    return plain if (room.half if wide else room).holds(plain) else []
+
+
+def _copied(text: Text, after: Walk, shown: Iterable[str], forced_after: Callable[[Text], After]) -> Text:
+    """Return `text` with the first number shown that may stand behind it, and what that forces; nothing without one."""
+    for number in _shown_here(after, shown):
+        return forced_after((*text, *number))[0] or (*text, *number[:-1])
+    return ()
+
+
+def _shown_here(walk: Walk, shown: Iterable[str]) -> Iterator[Text]:
+    """Yield the tokens of those numbers that may be written next."""
+    return filter(None, map(walk.towards, shown))
+
+
+def _is_wide(fork: Fork) -> bool:
+    return bool(fork.labels) and not fork.finite

@@ -304,19 +304,17 @@ class _Run:
         self._follow()
         self._drop_others()
 
-    def _following(self, text: Text) -> tuple[Text, bool]:
-        """Return all that would be read if this was chosen, nothing where the decision would then be whole; and whether a
-        number comes next.
+    def _following(self, text: Text) -> tuple[Text, Walk]:
+        """Return all that would be read if this was chosen, nothing where the decision would then be whole; and the walk
+        behind it.
         """
         with stopping(LANGUAGE_FAILED, "the language"):
             walk = self.walk.copy()
             for token in text:
                 walk.take(token)
             forced = walk.forced()
-            if walk.finished or len(walk.tokens) > self.tokens_max:
-                return (), False
-            after = walk.fork()
-            return (*text, *forced), bool(after.labels) and not after.finite
+            ends = walk.finished or len(walk.tokens) > self.tokens_max
+            return (() if ends else (*text, *forced)), walk
 
     def _scores(self, texts: Sequence[Text], leader: Text) -> Scoring:
         """Return the log-probability of each text. What needs reading is read with what follows `leader`.

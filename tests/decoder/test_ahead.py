@@ -117,6 +117,16 @@ def test_a_number_that_is_copied_takes_one_pass():
     assert 1 == found.passes < plain.passes
 
 
+def test_of_few_amounts_the_one_that_is_copied_takes_one_pass_too():
+    """Where every amount could be listed, its digits are a finite choice."""
+    kind = KindBound("PAY", ("NO", "YES"), (("amount", Bound(1_000, 15_000, 500, 0, 2)),))
+    plain = decided(HashBackend(3), replace(PAYMENT, kinds=(kind,)))
+    (amount,) = NUMBERS.findall(plain.data.decode())
+    found = decided(HashBackend(3, ahead_tokens_max=AHEAD), replace(PAYMENT, kinds=(kind,)), shown=["7", amount])
+    assert without_passes(plain) == without_passes(found)
+    assert 1 == found.passes < plain.passes
+
+
 def test_of_two_numbers_that_are_copied_each_takes_a_pass_with_all_that_follows_it():
     amounts = (("a", AMOUNT), ("b", AMOUNT))
     envelope = replace(envelope_of([]), kinds=(KindBound("PAY", ("NO", "YES"), amounts),))
@@ -209,6 +219,25 @@ def test_kinds_have_half_the_room_where_one_of_them_leads_to_a_number(envelope: 
     firsts = ((room, decided(HashBackend(3, ahead_tokens_max=room), envelope).rows[0]) for room in range(1, 400))
     room, (tokens, rows) = next((room, first) for room, first in firsts if first[1] > 1)
     assert share * (tokens - rows * pending) == room
+
+
+def test_kinds_one_of_which_leads_to_a_number_cost_one_pass_where_the_number_is_copied():
+    plain = decided(HashBackend(3), NUMBERED)
+    (amount,) = NUMBERS.findall(plain.data.decode())
+    rooms = (0, ()), (AHEAD // 4, [amount]), (2 * AHEAD, ()), (2 * AHEAD, [amount, "7.25"])
+    found = [decided(HashBackend(3, ahead_tokens_max=room), NUMBERED, shown=shown) for room, shown in rooms]
+    assert 1 == found[3].passes < min(each.passes for each in found[:3])
+    assert [without_passes(plain)] * 4 == [without_passes(each) for each in found]
+
+
+def test_a_number_of_one_token_that_ends_the_decision_is_not_read_behind_its_kind():
+    kinds = KindBound("DENY", ("NO",)), KindBound("PAY", ("YES",), (("a", Bound(0, 9, 1, 0, 0)),))
+    for seed in range(9):
+        plain, found = (
+            decided(HashBackend(seed, ahead_tokens_max=tokens), replace(PAYMENT, kinds=kinds), shown=["7"])
+            for tokens in (0, 2 * AHEAD)
+        )
+        assert without_passes(plain) == without_passes(found)
 
 
 def test_numbers_are_found_in_the_case_before_what_never_changes():
