@@ -84,6 +84,14 @@ def test_age_alone_refuses_nothing(world: World):
     assert "SUCCESS" == resolve(world, dfid, "OVERRIDE").execution
 
 
+def test_on_state_with_a_mistyped_field_nothing_but_an_abort_is_possible(world: World):
+    dfid = escalated(world, refund())
+    world.tickets.put("T1", customer=b"ada")  # type: ignore[arg-type]  # what a careless source may return
+    assert ("ticket.customer",) == desk(world).look(desk(world).case(dfid)).moved
+    assert "`ticket.customer` is not of its declared type" in str(refused(world, dfid, "OVERRIDE"))
+    assert "ABORTED" == resolve(world, dfid, "ABORT").state
+
+
 @pytest.mark.parametrize("how", ["gone", "down"])
 def test_on_state_that_cannot_be_read_nothing_but_an_abort_is_possible(world: World, how: str):
     dfid = escalated(world, refund())
