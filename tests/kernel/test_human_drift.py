@@ -9,11 +9,12 @@ import pytest
 
 from sds.kernel import ledger
 from tests.kernel.durable import (
+    FARE_MINOR,
     World,
     contract,
     refund,
 )
-from tests.kernel.humans import ALWAYS, HOUR_MS, TERMS, desk, escalated, refused, resolve
+from tests.kernel.humans import ALWAYS, HOUR_MS, PAY, TERMS, desk, escalated, refused, resolve
 
 
 @pytest.fixture
@@ -75,6 +76,20 @@ def test_the_contracts_tolerances_hold_for_what_a_human_has_seen(folder: Path, n
         bent = seen.rpartition(":")[0] + f":{now}"
         for said in ("", seen, bent):
             assert "STATE_DRIFT_DETECTED" == refused(world, dfid, "OVERRIDE", seen=said).reason_code
+    world.close()
+
+
+def test_a_field_that_may_move_a_little_but_was_missing_may_not_appear_unseen(folder: Path):
+    loose = contract(ALWAYS, more="drift: {fields: {ticket.refundable_minor: {abs: 500}}}\n")
+    world = World(folder, terms=loose)
+    del world.tickets.rows["T1"]["ticket.refundable_minor"]
+    dfid = escalated(world)
+    seen = desk(world).look(desk(world).case(dfid)).seen
+    world.tickets.put("T1", refundable_minor=FARE_MINOR)
+    error = refused(world, dfid, "MODIFY", PAY, seen=seen)
+    assert ("STATE_DRIFT_DETECTED", "the state has moved: ticket.refundable_minor") == (error.reason_code, str(error))
+    again = desk(world).look(desk(world).case(dfid)).seen
+    assert "SUCCESS" == resolve(world, dfid, "MODIFY", PAY, seen=again).execution
     world.close()
 
 
