@@ -1,8 +1,8 @@
 """The end of one attempt, in one durable transaction: reject, escalate, close, or reserve and hand out the order.
 
 Whatever can have changed since the proposal was judged is asked again inside the transaction: is the flow still open
-and in time, the agent active, the contract in force, nothing halted, and nothing of this key reserved or settled
-since the just-in-time check looked.
+and in time, the agent active, the contract in force, nothing halted, the snapshot young enough (reading the state again and
+waiting for the write lock took time), and nothing of this key reserved or settled since the just-in-time check looked.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sds.kernel import artifacts, binding, dim, escalation, record, registry, reserve
+from sds.kernel import artifacts, binding, dim, escalation, jit, record, registry, reserve
 from sds.kernel.canonical import idempotency_key
 from sds.kernel.contract import Contract
 from sds.kernel.dim import Reason
@@ -74,17 +74,19 @@ class Concluder:
         if code is None and (report is None or not report.ok or report.observed is None):
             code = (report.code if report else None) or "STATE_DRIFT_DETECTED"
         if code is None and report is not None and report.observed is not None:
-            if artifacts.in_force(self._store, report.observed.situation.artifacts):
+            moved = self._moved(attempt, report.observed)
+            if not moved:
                 intent, code = self.reserve(attempt, report.observed)
             else:
-                report, code = replace(report, ok=False, drift=("artifacts",)), "STATE_DRIFT_DETECTED"
+                age_ms = attempt.now_ms - attempt.packet.snapshot.taken_at_ms
+                report, code = replace(report, ok=False, age_ms=age_ms, drift=moved), "STATE_DRIFT_DETECTED"
         if code is None:
             self._finish(attempt, "EXECUTING" if intent else "CLOSED", None)
             return intent
         why = "; ".join((*report.drift, *report.objections)) if report else ""
         reasons = (Reason(dim.AFTER_THE_GATES, code, why or code.lower()),)
         rejected = replace(attempt.verdict, outcome="REJECTED", reasons=reasons, gate_reached=dim.AFTER_THE_GATES)
-        self._finish(replace(attempt, verdict=rejected), "ABORTED", code)
+        self._finish(replace(attempt, verdict=rejected, report=report), "ABORTED", code)
         return None
 
     def _revoked(self, attempt: Attempt, created_at_ms: int) -> str | None:
@@ -98,6 +100,12 @@ class Concluder:
         if bound is None or not bound.contract_hash == self._contract_hash == attempt.packet.contract_hash:
             return "CONTRACT_REVOKED"
         return "PROPOSAL_EXPIRED" if attempt.now_ms > created_at_ms + self._contract.budget.ttl_ms else None
+
+    def _moved(self, attempt: Attempt, observed: Observation) -> tuple[str, ...]:
+        """Name what the just-in-time check could not see yet: an age that was reached since, an artifact put since."""
+        if not jit.in_age(self._contract, attempt.packet, attempt.now_ms):
+            return (jit.SNAPSHOT_AGE,)
+        return () if artifacts.in_force(self._store, observed.situation.artifacts) else ("artifacts",)
 
     def reserve(self, attempt: Attempt, observed: Observation) -> tuple[ExecutionIntent | None, str | None]:
         """Reserve what an accepted decision takes, in the caller's transaction: (the signed order, why not)."""

@@ -274,7 +274,7 @@ class HumanDesk:
             raise UsageError("an operator has halted the system", reason_code="HALTED", dfid=case.dfid)
         if not self._in_force():
             raise UsageError("the contract is no longer in force", reason_code="CONTRACT_REVOKED", dfid=case.dfid)
-        if now_ms > look.packet.expires_at_ms:
+        if now_ms > look.packet.expires_at_ms or not jit.in_age(self.contract, look.packet, now_ms):
             raise _moved(case, "the state was read too long ago", "try again")
 
     def _write(self, case: Case, made: HumanDecision, state: State, now_ms: int) -> None:

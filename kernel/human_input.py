@@ -54,8 +54,8 @@ def moved_since(policy: tuple[Tolerance, ...], seen: str, case: Case, fields: Fi
     ]
     if len(values) != len(loose) or seen != _named(case, fields, loose, values):
         return ("a field that may not move, since you have seen it",)
-    then = {**fields, **{path: value for path, value in zip(loose, values, strict=True) if value is not None}}
-    return jit.drift(policy, then, fields)
+    known = {path: value for path, value in zip(loose, values, strict=True) if value is not None}
+    return jit.drift(policy, {**_strict(fields, loose), **known}, fields)
 
 
 def _loose(policy: tuple[Tolerance, ...]) -> list[str]:
@@ -63,8 +63,12 @@ def _loose(policy: tuple[Tolerance, ...]) -> list[str]:
 
 
 def _named(case: Case, fields: Fields, loose: list[str], values: list[Value | None]) -> str:
-    strict = {path: value for path, value in fields.items() if path not in loose}
-    return ":".join([digest([case.dfid, case.key, strict, values]), *(str(value) for value in values)])
+    named = digest([case.dfid, case.key, _strict(fields, loose), values])
+    return ":".join([named, *(str(value) for value in values)])
+
+
+def _strict(fields: Fields, loose: list[str]) -> dict[str, Value]:
+    return {path: value for path, value in fields.items() if path not in loose}
 
 
 class _Number(str):

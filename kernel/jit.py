@@ -16,6 +16,8 @@ from sds.kernel.packet import DecisionPacket
 from sds.kernel.proposal import Proposal
 from sds.kernel.state import Fields, Value
 
+SNAPSHOT_AGE = "snapshot age"
+
 Tolerance = tuple[str, int, int]  # path, permitted absolute move (-1: none declared), permitted move in percent
 
 
@@ -60,6 +62,11 @@ def _tolerated(before: Value | None, after: Value | None, absolute: int, percent
     return moved <= absolute if absolute >= 0 else moved * 100 <= percent * abs(before)
 
 
+def in_age(contract: Contract, packet: DecisionPacket, now_ms: int) -> bool:
+    """Tell whether a packet's snapshot may still be acted on: neither older than the contract allows nor from the future."""
+    return 0 <= now_ms - packet.snapshot.taken_at_ms <= contract.drift.age_ms_max
+
+
 def check(
     contract: Contract,
     policy: tuple[Tolerance, ...],
@@ -77,8 +84,8 @@ def check(
         return JitReport(False, age_ms, code="AGENT_SUSPENDED")
     if live.halted:
         return JitReport(False, age_ms, code="HALTED")
-    if not 0 <= age_ms <= contract.drift.age_ms_max:
-        return JitReport(False, age_ms, ("snapshot age",), code="STATE_DRIFT_DETECTED")
+    if not in_age(contract, packet, now_ms):
+        return JitReport(False, age_ms, (SNAPSHOT_AGE,), code="STATE_DRIFT_DETECTED")
     moved = drift(policy, packet.situation.fields, live.fields)
     if live.artifacts != packet.situation.artifacts:
         moved = (*moved, "artifacts")

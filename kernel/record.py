@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sds.kernel import ledger
+from sds.kernel.bounds import MAGNITUDE_MAX
 from sds.kernel.canonical import canonical, sha256_hex
 from sds.kernel.dim import Verdict
+from sds.kernel.errors import ModelError
 from sds.kernel.executor import ExecutionIntent
 from sds.kernel.jit import JitReport
 from sds.kernel.packet import ALTERNATIVES_UNAVAILABLE, DecisionPacket, Decoding
@@ -58,6 +60,29 @@ class Attempt:
     report: JitReport | None = None
     number: int = 1
     now_ms: int = 0
+
+
+def refuse_unkeepable(data: object, decoding: object) -> None:
+    """Raise ModelError unless the record can keep what an engine returned: its proposal and what it measured.
+
+    An engine is foreign: what nothing but the record objected to would leave the flow without an end.
+    """
+    if not isinstance(data, bytes) or not isinstance(decoding, Decoding):
+        raise ModelError("the engine did not return bytes and what it measured")
+    confidence = 0.0 if decoding.confidence is None else decoding.confidence
+    counted = _number(decoding.tokens, int) and _number(decoding.passes, int)
+    if not counted or not _number(confidence, float) or not _number(decoding.duration_ms, float):
+        raise ModelError("the engine measured what is no number, or none of a size that can be kept")
+    try:
+        str.encode(decoding.model)
+        canonical((decoding.alternatives, decoding.facts))
+    except Exception as error:
+        raise ModelError(f"the engine measured what cannot be kept: {type(error).__name__}") from error
+
+
+def _number(value: object, kind: type[int | float]) -> bool:
+    """Tell whether this is a number of a kind, whole ones included, and within the limits, which NaN is not."""
+    return isinstance(value, (int, kind)) and -MAGNITUDE_MAX <= value <= MAGNITUDE_MAX
 
 
 def write_attempt(store: Store, attempt: Attempt) -> None:

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from sds.kernel import human, intake, record, saga_drive
+from sds.kernel.canonical import one_line
 from sds.kernel.executor import ExecutionIntent
 from sds.kernel.runtime import Kernel
 from sds.kernel.saga_flows import mandated
+
+ERROR_CHARS_MAX = 200
 
 # A human's order has a lease of its own: that of the flow they decided about is long over.
 _LEASE = "COALESCE((SELECT h.lease_until_ms FROM human_decisions h WHERE h.dfid = f.dfid), f.lease_until_ms)"
@@ -21,6 +24,7 @@ class Recovered:
 
     `leased`: flows left alone because their holder may still be alive; recover again when their lease is over.
     `sagas_dirty`: sagas of which something was done, and whose compensation a model must choose.
+    `errors`: one line for each order that could not be recovered, and is as it was: its flow and what was raised.
     """
 
     interrupted: int = 0
@@ -30,15 +34,24 @@ class Recovered:
     leased: int = 0
     sagas_ended: int = 0
     sagas_dirty: int = 0
+    errors: tuple[str, ...] = ()
 
 
 def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
-    """Recover one gate. Flows whose holder may still be alive (lease not over) are left alone. Safe to repeat."""
+    """Recover one gate. Flows whose holder may still be alive (lease not over) are left alone. Safe to repeat.
+
+    One order that cannot be recovered does not keep the others from it.
+    """
     interrupted = _interrupt_orphans(kernel, now_ms)
     counts: Counter[str] = Counter()
+    errors: list[str] = []
     for intent in orders_in_the_air(kernel, now_ms):
-        still_valid = partial(human.still_valid, mandated(kernel, intent.dfid), now_ms=now_ms)
-        counts[kernel.dispatcher.resolve(intent, still_valid)] += 1
+        try:
+            still_valid = partial(human.still_valid, mandated(kernel, intent.dfid), now_ms=now_ms)
+            counts[kernel.dispatcher.resolve(intent, still_valid)] += 1
+        except Exception as error:  # noqa: BLE001  whatever is wrong with one order, the next is looked up all the same
+            kernel.log("recovery.failed", {"dfid": intent.dfid, "error": type(error).__name__})
+            errors.append(one_line(f"{intent.dfid}: {type(error).__name__}: {error}", ERROR_CHARS_MAX))
     ended, dirty = saga_drive.recover(kernel, now_ms=now_ms)
     leased = kernel.store.value(
         "SELECT count(*) FROM decision_flows f LEFT JOIN execution_log e ON e.dfid = f.dfid WHERE f.gate = ?"
@@ -46,7 +59,9 @@ def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
         f" AND {_LEASE} >= ?",
         (kernel.contract.gate, now_ms),
     )
-    return Recovered(interrupted, counts["SUCCESS"], counts["FAILED"], counts["UNKNOWN"], leased, ended, dirty)
+    return Recovered(
+        interrupted, counts["SUCCESS"], counts["FAILED"], counts["UNKNOWN"], leased, ended, dirty, tuple(errors)
+    )
 
 
 def _interrupt_orphans(kernel: Kernel, now_ms: int) -> int:

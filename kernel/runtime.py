@@ -31,7 +31,7 @@ from sds.kernel.packet import DecisionPacket, Decoding, compile_packet, with_fee
 from sds.kernel.proposal import parse_proposal
 from sds.kernel.record import Attempt
 from sds.kernel.rules import Rules
-from sds.kernel.snapshot import take_snapshot
+from sds.kernel.snapshot import take_snapshot, well_typed
 from sds.kernel.state import Fields, StateRead, StateSource
 from sds.kernel.store import Store
 
@@ -66,7 +66,7 @@ class Kernel:
         self.contract, self.store, self.signer = contract, store, signer
         self.rules = Rules(contract)
         self._source = source
-        self._now_ms, self._new_id, self._log = now_ms, new_id, log
+        self._now_ms, self._new_id, self.log = now_ms, new_id, log
         self._contract_hash = contract.hash
         self._shelf, self._count_tokens = Shelf(store, contract.artifacts, count_tokens), count_tokens
         self._mandate: intake.Mandate | None = None  # an agent acts on triggers; a step of a saga, on its saga's
@@ -92,8 +92,8 @@ class Kernel:
             return claimed
         packet = self._compile(claimed)
         if packet.security:
-            self._log("security.injection_suspected", {"dfid": packet.dfid, "patterns": packet.security})
-        self._log("flow.opened", {"dfid": packet.dfid, "kinds": packet.envelope.names})
+            self.log("security.injection_suspected", {"dfid": packet.dfid, "patterns": packet.security})
+        self.log("flow.opened", {"dfid": packet.dfid, "kinds": packet.envelope.names})
         return packet
 
     def preview(self, event: intake.Event) -> DecisionPacket:
@@ -140,6 +140,8 @@ class Kernel:
     def observe(self, key: str, now_ms: int, *, dfid: str = "", without: str = "") -> Observation:
         """Look at the world: live state net of what is drawn, and everything else an envelope depends on.
 
+        A field that is not of its declared type is left out, and `notes` say so: a foreign source may return anything.
+
         The resources' epochs are read before the state: what is reserved in between shows when this decision
         reserves. `dfid`: the flow it is for; without one, one that would be created now. `without`: an order in the air, looked at as if it had taken nothing.
         """
@@ -149,8 +151,10 @@ class Kernel:
         fields: dict[str, bool | int | str] = {}
         if read is not None:
             taken = {p: n - own_draws.get(reserve.resource(self.contract, key, p), 0) for p, n in draws.drawn.items()}
-            fields = self._net(read.fields, taken)
-            notes += self.rules.faults(fields)
+            net = self._net(read.fields, taken)
+            wrong = self.rules.faults(net)
+            fields = well_typed(self.rules.fields, net) if wrong else net
+            notes += wrong
         names = reserve.scopes(self.contract, fields, now_ms)
         artifacts, faults = self._shelf.read()
         known = registry.lookup(self.store, self.contract.agent_id)
@@ -215,7 +219,7 @@ class Kernel:
     def explain(self, dfid: str, text: str) -> None:
         """Record what the model says, after the decision, of why it decided so. Raises UsageError: it may not be."""
         explain(self.store, self.contract, dfid, text, now_ms=self._now_ms())
-        self._log("rationale.recorded", {"dfid": dfid})
+        self.log("rationale.recorded", {"dfid": dfid})
 
     def judge(self, packet: DecisionPacket, data: bytes, decoding: Decoding) -> Verdict:
         """Return the verdict on proposal bytes, as registry and store stand now. Changes nothing."""
@@ -278,5 +282,5 @@ class Kernel:
         if found is None:
             raise SdsError(f"flow `{dfid}` is not in the record", dfid=dfid)
         facts = {"dfid": dfid, "state": found.state, "action": found.action, "reason_code": found.reason_code}
-        self._log("flow.decided", {**facts, "execution": found.execution})
+        self.log("flow.decided", {**facts, "execution": found.execution})
         return found

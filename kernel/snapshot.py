@@ -55,13 +55,18 @@ def faults(specs: tuple[FieldSpec, ...], fields: Fields) -> list[str]:
     return found
 
 
+def well_typed(specs: tuple[FieldSpec, ...], fields: Fields) -> dict[str, Value]:
+    """Return the declared fields that are of their type; the others read as missing."""
+    return {s.path: fields[s.path] for s in specs if s.path in fields and _fits(s, fields[s.path])}
+
+
 def _fits(spec: FieldSpec, value: Value) -> bool:
-    kind = type(value)
+    kind = type(value)  # and not `isinstance`, which asks the value: a source may return any object
     if spec.kind.name == "bool":
         return kind is bool
     if spec.kind.name == "int":
         return kind is int and -MAGNITUDE_MAX <= value <= MAGNITUDE_MAX  # type: ignore[operator]  # int, just checked
-    if not isinstance(value, str) or kind is not str or len(value) > STRING_CHARS_MAX:
+    if kind is not str or not isinstance(value, str) or len(value) > STRING_CHARS_MAX:
         return False
     if spec.kind.values:
         return value in spec.kind.values
@@ -81,7 +86,7 @@ class Snapshot:
 
 def take_snapshot(specs: tuple[FieldSpec, ...], key: str, fields: Fields, version: str, now_ms: int) -> Snapshot:
     """Freeze the declared fields that are of their type. Nothing undeclared or mistyped reaches model or record."""
-    kept = {s.path: fields[s.path] for s in specs if s.path in fields and _fits(s, fields[s.path])}
+    kept = well_typed(specs, fields)
     body = canonical({"key": key, "fields": kept, "version": version, "taken_at_ms": now_ms})
     return Snapshot(sha256_hex(body), body, kept, version, now_ms)
 

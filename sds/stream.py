@@ -11,14 +11,17 @@ from collections.abc import Callable
 
 from sds.engines.protocol import Engine
 from sds.kernel.answer import Answer
-from sds.kernel.errors import SdsError, UsageError, WorldError
+from sds.kernel.canonical import one_line
+from sds.kernel.errors import ModelError, SdsError, UsageError, WorldError
 from sds.kernel.flow import RESTARTABLE_TAGS
 from sds.kernel.intake import Event
 from sds.kernel.packet import NOT_ASKED, DecisionPacket
+from sds.kernel.record import refuse_unkeepable
 from sds.kernel.runtime import Kernel
 
 POLL_S = 0.005
 BACKOFF_S = 0.02
+CODE_CHARS_MAX = 64
 
 
 Reasoned = Callable[[DecisionPacket, bytes], None]
@@ -83,8 +86,10 @@ class Stream:
                 if rejected:
                     packet = self._kernel.told(packet)
                 data, decoding = self._engine.propose(packet, tokens_max=self._kernel.contract.budget.tokens_max)
+                refuse_unkeepable(data, decoding)
             except SdsError as error:
-                return self._kernel.escalate(packet, error.reason_code, str(error))
+                code = one_line(error.reason_code, CODE_CHARS_MAX) or ModelError.reason_code
+                return self._kernel.escalate(packet, code, str(error))
             except Exception as error:  # noqa: BLE001  user space may fail in any way; the answer is a human
                 return self._kernel.escalate(packet, "MODEL_UNAVAILABLE", f"the engine failed: {type(error).__name__}")
             if self._on_reasoned is not None:

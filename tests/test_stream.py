@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import UserString
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from sds.gate import Gate
 from sds.kernel.answer import Answer
 from sds.kernel.audit import verify
 from sds.kernel.errors import EventError, LanguageError, ModelError, WorldError
-from sds.kernel.packet import DecisionPacket
+from sds.kernel.packet import DecisionPacket, Decoding
 from sds.models.llama import LlamaBackend
 from sds.stream import Reasoned, Stream
-from tests.kernel.durable import START_MS, Rail, Tickets, World, compensate, contract, refund, together
+from tests.kernel.durable import START_MS, Rail, Tickets, World, compensate, contract, deny, refund, together
 from tests.proposers import Says
 
 
@@ -53,6 +54,7 @@ def test_a_decision_goes_from_trigger_to_receipt_and_the_same_event_gets_the_sto
         (LanguageError("the language is too large"), "LANGUAGE_TOO_LARGE"),
         (MemoryError(), "MODEL_UNAVAILABLE"),
         (RuntimeError("anything"), "MODEL_UNAVAILABLE"),
+        (ModelError("a code that is no text", reason_code="\ud800"), "MODEL_UNAVAILABLE"),
     ],
 )
 def test_whatever_fails_in_user_space_escalates(world: World, failure: Exception, code: str) -> None:
@@ -62,6 +64,64 @@ def test_whatever_fails_in_user_space_escalates(world: World, failure: Exception
     answer = decide(world, Says(fail))
     assert ("ESCALATED", code, None) == (answer.state, answer.reason_code, answer.execution)
     assert [] == world.rail.paid()
+
+
+class Returns(Says):
+    """An engine that returns anything at all."""
+
+    def __init__(self, returned: object) -> None:
+        super().__init__(deny)
+        self._returned = returned
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        if isinstance(self._returned, Decoding):
+            return deny(packet), self._returned
+        return self._returned  # type: ignore[return-value]  # what a careless engine may return
+
+
+UNKEEPABLE: dict[str, object] = {
+    "nothing": None,
+    "no data": (None, Decoding()),
+    "data as text": ("{}", Decoding()),
+    "no decoding": (b"{}", None),
+    "a decoding as a dictionary": (b"{}", {"tokens": 1}),
+    "a duration that is no number": Decoding(duration_ms=float("nan")),
+    "an endless duration": Decoding(duration_ms=float("inf")),
+    "a confidence as text": Decoding(confidence="0.9"),  # type: ignore[arg-type]  # here and below: as above
+    "a confidence that is no number": Decoding(confidence=float("nan")),
+    "tokens beyond 64 bits": Decoding(tokens=2**63),
+    "tokens that do not add up within 64 bits": Decoding(tokens=-(2**62)),
+    "half a token": Decoding(tokens=1.5),  # type: ignore[arg-type]
+    "passes as text": Decoding(passes="3"),  # type: ignore[arg-type]
+    "a set in alternatives": Decoding(alternatives=({"a": {1, 2}},)),
+    "a number beyond 64 bits in facts": Decoding(facts={"seed": 2**70}),
+    "a model whose name is no text": Decoding(model="\ud800"),
+    "a model without a name": Decoding(model=None),  # type: ignore[arg-type]
+    "a model that only looks like text": Decoding(model=UserString("m")),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", UNKEEPABLE)
+def test_what_the_record_could_not_keep_of_an_engine_escalates_like_any_other_failure(world: World, name: str) -> None:
+    answer = decide(world, Returns(UNKEEPABLE[name]))
+    assert ("ESCALATED", "MODEL_UNAVAILABLE", []) == (answer.state, answer.reason_code, world.rail.sent)
+    assert answer == decide(world, Returns(UNKEEPABLE[name]))
+    assert () == verify(world.store).faults
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        Decoding(),
+        Decoding("a", None, None),
+        Decoding("é", 1, ({"choice": "action", "p": {"DENY": float("nan")}},), 400, 6, 12, {"seed": 2**63}),
+    ],
+    ids=["nothing", "no probabilities", "everything"],
+)
+def test_whatever_else_an_engine_measured_is_kept(world: World, measured: Decoding) -> None:
+    answer = decide(world, Returns(measured))
+    assert ("CLOSED", "DENY", measured.confidence) == (answer.state, answer.action, answer.confidence)
+    assert () == verify(world.store).faults
 
 
 def test_a_proposer_that_talks_nonsense_runs_out_of_attempts(world: World) -> None:

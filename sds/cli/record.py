@@ -167,6 +167,7 @@ def recover(
         "leased": found.leased,
         "sagas_ended": found.sagas_ended,
         "sagas_dirty": found.sagas_dirty,
+        "errors": len(found.errors),
     }
     if as_json:
         print_json(facts)
@@ -174,6 +175,8 @@ def recover(
         typer.echo(", ".join(f"{name}: {count}" for name, count in facts.items()))
         if found.leased:
             typer.echo("leased flows may still be in other hands: run `sds recover` again when their lease is over")
+    if found.errors:
+        raise SdsError(f"{counted(len(found.errors), 'order')} could not be recovered: {'; '.join(found.errors)}")
 
 
 def _compensated(gate: str, folder: Path, found: Recovered) -> Recovered:
@@ -182,7 +185,12 @@ def _compensated(gate: str, folder: Path, found: Recovered) -> Recovered:
 
     with Gate.load(gate, folder=folder) as opened:
         again = opened.recover()
-    return replace(found, sagas_ended=found.sagas_ended + again.sagas_ended, sagas_dirty=again.sagas_dirty)
+    return replace(
+        found,
+        sagas_ended=found.sagas_ended + again.sagas_ended,
+        sagas_dirty=again.sagas_dirty,
+        errors=again.errors,
+    )
 
 
 def halt(reason: Reason, gate: GateOption = "refund") -> None:

@@ -135,7 +135,8 @@ def test_with_json_standard_output_is_one_document(shell: Shell, report: Any) ->
 
 
 def test_recover_says_what_it_found(shell: Shell, report: Any) -> None:
-    nothing = dict.fromkeys(("interrupted", "success", "failed", "unknown", "leased", "sagas_ended", "sagas_dirty"), 0)
+    counts = ("interrupted", "success", "failed", "unknown", "leased", "sagas_ended", "sagas_dirty", "errors")
+    nothing = dict.fromkeys(counts, 0)
     assert nothing == shell.json("recover", "--json")
 
 

@@ -209,6 +209,19 @@ def test_an_order_whose_end_nobody_knows_is_listed_and_settled_by_a_humans_word(
     whole(cli)
 
 
+def test_an_order_that_cannot_be_recovered_is_counted_and_named(cli: Cli) -> None:
+    rails: list[RailProcess] = []
+    with refund_gate(cli, says("REFUND_TICKET", "NOT_TRAVELLED", amount="3.00"), rails.append) as gate:
+        event = payable(gate, "REFUND_TICKET")
+        rails[0].kill()
+        dfid = gate.decide(event).dfid
+        with gate.store.transaction():
+            gate.store.run("DELETE FROM resources")
+    code, out, err = cli("recover")
+    assert (1, True) == (code, "unknown: 0" in out and "errors: 1" in out)
+    assert err.startswith(f"error: 1 order could not be recovered: {dfid}: StoreError: resource ")
+
+
 def test_a_decision_that_there_is_none_of_is_refused_and_never_taken_for_one_that_pays(cli: Cli) -> None:
     with refund_gate(cli, says()) as gate:
         dfid = gate.decide(payable(gate, "REFUND_TICKET")).dfid

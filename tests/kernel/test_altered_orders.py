@@ -61,6 +61,21 @@ def test_one_altered_order_does_not_keep_others_from_being_resolved(world: World
     assert Recovered(success=1, unknown=1) == recovered(world)
 
 
+def test_an_order_that_cannot_be_recovered_is_named_and_does_not_keep_others_from_it(world: World):
+    lost = left_hanging(world, paid=True, name="C1")
+    world.tickets.put("T2")
+    world.rail.misfortunes = ["drop"]
+    world.decide(refund(), "C2", "T2")
+    with world.store.transaction():
+        world.store.run("DELETE FROM resources WHERE resource LIKE 'tickets:T1#%'")
+    world.clock.advance(LEASE_MS)
+    found = recovered(world)
+    what = "StoreError: resource `tickets:T1#ticket.refundable_minor` of a reservation is not in the record"
+    assert Recovered(success=1, errors=(f"{lost.dfid}: {what}",)) == found
+    assert ("recovery.failed", {"dfid": lost.dfid, "error": "StoreError"}) in world.logged
+    assert ["PENDING", "SUCCESS"] == execution(world)
+
+
 def test_a_kernel_with_another_key_sends_nothing_of_what_it_finds(world: World):
     left_hanging(world, paid=False)
     world.clock.advance(LEASE_MS)

@@ -9,11 +9,12 @@ import pytest
 
 from sds.kernel import ledger
 from tests.kernel.durable import (
+    FARE_MINOR,
     World,
     contract,
     refund,
 )
-from tests.kernel.humans import ALWAYS, HOUR_MS, TERMS, desk, escalated, refused, resolve
+from tests.kernel.humans import ALWAYS, HOUR_MS, PAY, TERMS, desk, escalated, refused, resolve
 
 
 @pytest.fixture
@@ -78,10 +79,32 @@ def test_the_contracts_tolerances_hold_for_what_a_human_has_seen(folder: Path, n
     world.close()
 
 
+def test_a_field_that_may_move_a_little_but_was_missing_may_not_appear_unseen(folder: Path):
+    loose = contract(ALWAYS, more="drift: {fields: {ticket.refundable_minor: {abs: 500}}}\n")
+    world = World(folder, terms=loose)
+    del world.tickets.rows["T1"]["ticket.refundable_minor"]
+    dfid = escalated(world)
+    seen = desk(world).look(desk(world).case(dfid)).seen
+    world.tickets.put("T1", refundable_minor=FARE_MINOR)
+    error = refused(world, dfid, "MODIFY", PAY, seen=seen)
+    assert ("STATE_DRIFT_DETECTED", "the state has moved: ticket.refundable_minor") == (error.reason_code, str(error))
+    again = desk(world).look(desk(world).case(dfid)).seen
+    assert "SUCCESS" == resolve(world, dfid, "MODIFY", PAY, seen=again).execution
+    world.close()
+
+
 def test_age_alone_refuses_nothing(world: World):
     dfid = escalated(world, refund())
     world.clock.advance(100 * 24 * HOUR_MS)
     assert "SUCCESS" == resolve(world, dfid, "OVERRIDE").execution
+
+
+def test_on_state_with_a_mistyped_field_nothing_but_an_abort_is_possible(world: World):
+    dfid = escalated(world, refund())
+    world.tickets.put("T1", customer=b"ada")  # type: ignore[arg-type]  # what a careless source may return
+    assert ("ticket.customer",) == desk(world).look(desk(world).case(dfid)).moved
+    assert "`ticket.customer` is not of its declared type" in str(refused(world, dfid, "OVERRIDE"))
+    assert "ABORTED" == resolve(world, dfid, "ABORT").state
 
 
 @pytest.mark.parametrize("how", ["gone", "down"])

@@ -129,6 +129,16 @@ def test_recovery_never_sends_an_order_that_would_not_be_reserved_again(
     assert () == audit.verify(world.store).faults
 
 
+def test_an_order_on_a_ticket_with_a_mistyped_field_is_voided_and_the_next_one_is_sent_again(world: World):
+    for name, ticket in (("C1", "T1"), ("C2", "T2")):
+        world.tickets.put(ticket)
+        world.rail.misfortunes = ["drop"]
+        world.decide(refund(), name, ticket)
+    world.tickets.put("T1", customer=b"ada")  # type: ignore[arg-type]  # what a careless source may return
+    assert Recovered(success=1, failed=1) == recovered(world)
+    assert ["T2"] == [ticket for _, ticket, *_ in world.rail.paid()]
+
+
 def test_an_order_is_sent_again_under_the_contract_of_its_flow_and_by_no_other_kernel(world: World):
     """Whoever runs the newer version cannot derive the older one's envelope: it voids what it finds of it."""
     newer = contract(("1.0.0", "1.0.1"))

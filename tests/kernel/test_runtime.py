@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -260,6 +261,27 @@ def test_without_state_only_the_human_is_left_and_is_told_why(world: World, tick
     assert (("ESCALATE",), note) == (packet.envelope.names, packet.notes[0])
     answer = world.kernel.decide(packet, escalate(packet))
     assert ("ESCALATED", "ESCALATED_BY_RULE") == (answer.state, answer.reason_code)
+
+
+@pytest.mark.parametrize("field", ["customer", "refundable_minor", "mood"])
+@pytest.mark.parametrize(
+    "value", [b"ada", Decimal(7), 2**70, "\ud800", 1.5, ["a"], object()], ids=lambda v: type(v).__name__
+)
+def test_a_mistyped_field_leaves_only_the_human_also_where_a_limit_is_counted_for_it(
+    world: World, field: str, value: object
+):
+    world.tickets.put("T1", **{field: value})  # type: ignore[arg-type]  # what a careless source may return
+    packet = world.packet()
+    assert (("ESCALATE",), f"`ticket.{field}` is not of its declared type") == (packet.envelope.names, packet.notes[0])
+    answer = world.kernel.decide(packet, escalate(packet))
+    assert ("ESCALATED", "ESCALATED_BY_RULE") == (answer.state, answer.reason_code)
+
+
+def test_a_field_that_is_mistyped_by_the_time_of_paying_stops_the_payment(world: World):
+    packet = world.packet()
+    world.tickets.put("T1", customer=b"ada")  # type: ignore[arg-type]  # as above
+    answer = world.kernel.decide(packet, refund()(packet))
+    assert ("ABORTED", "STATE_DRIFT_DETECTED", []) == (answer.state, answer.tag, world.rail.sent)
 
 
 def test_the_envelope_is_enforced_whatever_is_proposed(world: World):
