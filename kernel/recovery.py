@@ -37,7 +37,7 @@ def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
     interrupted = _interrupt_orphans(kernel, now_ms)
     counts: Counter[str] = Counter()
     for intent in orders_in_the_air(kernel, now_ms):
-        still_valid = partial(human.still_valid, mandated(kernel, intent.dfid), now_ms=now_ms)
+        still_valid = partial(human.still_valid, mandated(kernel, intent.dfid))
         counts[kernel.dispatcher.resolve(intent, still_valid)] += 1
     ended, dirty = saga_drive.recover(kernel, now_ms=now_ms)
     leased = kernel.store.value(

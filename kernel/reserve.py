@@ -121,6 +121,15 @@ def own(store: Store, dfid: str) -> tuple[dict[str, int], dict[str, int]]:
     return dict(drawn), dict(store.rows("SELECT scope, amount FROM spend WHERE dfid = ?", (dfid,)))
 
 
+def in_window(store: Store, contract: Contract, dfid: str, fields: Fields, now_ms: int) -> bool:
+    """Tell whether one order in the air is counted where it would be counted if it were reserved now.
+
+    Once its hour or day is over it is not: what is sent now would be paid beyond the limits of now.
+    """
+    _, spent = own(store, dfid)
+    return not spent or spent.keys() == set(scopes(contract, fields, now_ms))
+
+
 def reinstate(store: Store, dfid: str) -> None:
     """Take again what was given back, because the effect turned out to have happened after all."""
     for name, amount in store.rows("SELECT resource, amount FROM reservations WHERE dfid = ?", (dfid,)):
