@@ -40,7 +40,7 @@ class Dispatcher:
         now_ms: Callable[[], int],
         log: Log,
     ) -> None:
-        self._contract, self._store, self._signer = contract, store, signer
+        self._store, self._signer = store, signer
         self._executor = VerifyingExecutor(executor, signer)
         self._now_ms, self._log = now_ms, log
         self._deadline_s = contract.budget.dispatch_ms_max / 1000
@@ -199,7 +199,7 @@ class Dispatcher:
         now_ms = self._now_ms()
         self._write_status(intent, receipt, status, now_ms)
         tag = failed_tag if status == "FAILED" else None
-        kept = self._contract.draws_settle_in == "kernel"
+        kept = reserve.stays_drawn(self._store, intent.dfid)
         kind = "UNKNOWN" if status == "UNKNOWN" else "RESOLVED" if was == "UNKNOWN" else "SETTLED"
         if status != "UNKNOWN":
             succeeded = status == "SUCCESS"

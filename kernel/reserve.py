@@ -16,6 +16,12 @@ from sds.kernel.errors import StoreError
 from sds.kernel.state import Fields
 from sds.kernel.store import Store
 
+# A human's order is under the contract that was in force when they decided, every other under its flow's.
+_SETTLES_IN = (
+    "SELECT c.body ->> '$.draws_settle_in' FROM decision_flows f LEFT JOIN human_decisions h ON h.dfid = f.dfid"
+    " JOIN contracts c ON c.hash = COALESCE(h.contract_hash, f.contract_hash) WHERE f.dfid = ?"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -128,6 +134,14 @@ def in_window(store: Store, contract: Contract, dfid: str, fields: Fields, now_m
     """
     _, spent = own(store, dfid)
     return not spent or spent.keys() == set(scopes(contract, fields, now_ms))
+
+
+def stays_drawn(store: Store, dfid: str) -> bool:
+    """Tell whether what an order drew stays subtracted once it is settled, by the contract it was reserved under.
+
+    By now another may be in force, and the source was told of the payout, or not, by the terms of then.
+    """
+    return bool(store.value(_SETTLES_IN, (dfid,)) != "source")
 
 
 def reinstate(store: Store, dfid: str) -> None:
