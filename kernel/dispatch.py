@@ -88,7 +88,24 @@ class Dispatcher:
         if self._executor.idempotent and still_valid(intent):
             sent = self._send(intent)
             return self.settle(intent, sent if sent.status == "settled" else self._lookup(intent))
-        return self.settle(intent, self._void(intent), tag="INTERRUPTED")
+        self._announce_void(intent)
+        return self.settle(intent, self._void(intent))
+
+    def _announce_void(self, intent: ExecutionIntent) -> None:
+        """Write down that an order is about to be voided: afterwards the executor only says that it is rejected, and
+        whoever reads that, after a crash, too, has to know that nobody decided it.
+        """
+        if not self.voids:
+            return
+        with self._store.transaction():
+            status = self._store.value("SELECT status FROM execution_log WHERE dfid = ?", (intent.dfid,))
+            if status in ("PENDING", "UNKNOWN") and not self._announced(intent):
+                body = {"idempotency_key": intent.idempotency_key}
+                ledger.append(self._store, self._now_ms(), "VOIDING", intent.dfid, body)
+
+    def _announced(self, intent: ExecutionIntent) -> bool:
+        sql = "SELECT 1 FROM ledger WHERE dfid = ? AND kind = 'VOIDING'"
+        return self._store.value(sql, (intent.dfid,)) is not None
 
     def attest(self, intent: ExecutionIntent, said: Receipt, *, by: Mapping[str, object]) -> str:
         """Settle an UNKNOWN order as a human found it outside; `by` says who and why, for the ledger.
@@ -143,13 +160,12 @@ class Dispatcher:
         intent: ExecutionIntent,
         receipt: Receipt,
         *,
-        tag: str = "EXECUTION_FAILED",
         by: Mapping[str, object] | None = None,
     ) -> str:
         """Record what became of an order; return the execution status. Settling it the same way twice changes nothing.
 
         An order that was settled as FAILED and turns out to have been carried out becomes DIRTY: what it took is
-        taken again, and a human must look at it. `tag`: why the flow is aborted, if the order failed; `by`: the human whose word it is.
+        taken again, and a human must look at it. `by`: the human whose word it is.
         """
         status = _STATUS[receipt.status]
         with self._store.transaction():
@@ -159,7 +175,7 @@ class Dispatcher:
             if was == "FAILED" and status == "SUCCESS" and by is None:
                 status = self._write_dirty(intent, receipt)
             elif was in ("PENDING", "UNKNOWN") and was != status:
-                self._write(intent, receipt, status, str(was), tag, by)
+                self._write(intent, receipt, status, str(was), by)
             else:
                 return str(was)
         event = "security.settlement_contradicted" if status == "DIRTY" else "flow.settled"
@@ -193,12 +209,12 @@ class Dispatcher:
         receipt: Receipt,
         status: str,
         was: str,
-        failed_tag: str,
         by: Mapping[str, object] | None,
     ) -> None:
         now_ms = self._now_ms()
         self._write_status(intent, receipt, status, now_ms)
-        tag = failed_tag if status == "FAILED" else None
+        voided = by is None and self._announced(intent)
+        tag = ("INTERRUPTED" if voided else "EXECUTION_FAILED") if status == "FAILED" else None
         kept = reserve.stays_drawn(self._store, intent.dfid)
         kind = "UNKNOWN" if status == "UNKNOWN" else "RESOLVED" if was == "UNKNOWN" else "SETTLED"
         if status != "UNKNOWN":

@@ -60,7 +60,7 @@ class Tables:
         elif kind == "RESERVED":
             self._orders[dfid] = "PENDING", None, None
             self._sealed(idx, dfid, record.RESERVED, body["rows"])
-        elif kind in ("SETTLED", "UNKNOWN", "RESOLVED", "CONTRADICTED"):
+        elif kind in ("SETTLED", "UNKNOWN", "VOIDING", "RESOLVED", "CONTRADICTED"):
             self._fold_settlement(at_ms, kind, dfid, body)
         elif kind == "SAGA":
             self._fold_saga(idx, dfid, body)
@@ -91,6 +91,8 @@ class Tables:
     def _fold_settlement(self, at_ms: int, kind: str, dfid: str, body: Mapping[str, Any]) -> None:
         if self._orders[dfid][0] not in (("FAILED",) if kind == "CONTRADICTED" else ("PENDING", "UNKNOWN")):
             raise ValueError("settled already")
+        if kind == "VOIDING":  # what comes of it is an entry of its own
+            return
         self._orders[dfid] = body["status"], body["reference"] or None, at_ms
         self._flows[dfid] = _AFTER[body["status"]], body["tag"]
         self._kept = self._kept | {dfid} if body["kept"] else self._kept - {dfid}
