@@ -21,6 +21,11 @@ Log = Callable[[str, Mapping[str, object]], None]
 RECEIPT_CHARS_MAX = 200
 
 _STATUS = {"settled": "SUCCESS", "rejected": "FAILED", "absent": "UNKNOWN", "unknown": "UNKNOWN"}
+# Whether an order was settled by a human's word, and has not been undone since.
+_ATTESTED = (
+    "SELECT 1 FROM ledger l WHERE l.dfid = ? AND l.kind = 'RESOLVED' AND json_type(l.body, '$.by') IS NOT NULL"
+    " AND NOT EXISTS (SELECT 1 FROM saga_reversals r WHERE r.dfid = l.dfid AND r.status = 'REVERTED')"
+)
 
 
 def no_log(event: str, facts: Mapping[str, object]) -> None:
@@ -165,15 +170,16 @@ class Dispatcher:
         """Record what became of an order; return the execution status. Settling it the same way twice changes nothing.
 
         An order that was settled as FAILED and turns out to have been carried out becomes DIRTY: what it took is
-        taken again, and a human must look at it. `by`: the human whose word it is.
+        taken again, and a human must look at it. So does one that a human has said to be settled, when the executor
+        itself says that it was rejected. `by`: the human whose word it is.
         """
         status = _STATUS[receipt.status]
         with self._store.transaction():
             was = self._store.value("SELECT status FROM execution_log WHERE dfid = ?", (intent.dfid,))
             if was is None:
                 raise StoreError("an order is not in the record", dfid=intent.dfid)
-            if was == "FAILED" and status == "SUCCESS" and by is None:
-                status = self._write_dirty(intent, receipt)
+            if by is None and self._contradicts(intent, str(was), status):
+                status = self._write_dirty(intent, receipt, str(was))
             elif was in ("PENDING", "UNKNOWN") and was != status:
                 self._write(intent, receipt, status, str(was), by)
             else:
@@ -182,10 +188,19 @@ class Dispatcher:
         self._log(event, {"dfid": intent.dfid, "status": status})
         return status
 
-    def _write_dirty(self, intent: ExecutionIntent, receipt: Receipt) -> str:
+    def _contradicts(self, intent: ExecutionIntent, was: str, status: str) -> bool:
+        """Tell whether the executor's own answer is not what an order was settled as; of two of its own the first holds.
+
+        What was undone is undone, whichever of the two is true.
+        """
+        if (was, status) == ("FAILED", "SUCCESS"):
+            return True
+        return (was, status) == ("SUCCESS", "FAILED") and self._store.value(_ATTESTED, (intent.dfid,)) is not None
+
+    def _write_dirty(self, intent: ExecutionIntent, receipt: Receipt, was: str) -> str:
         now_ms = self._now_ms()
+        reserve.reinstate(self._store, intent.dfid, succeeded=was == "SUCCESS")
         self._write_status(intent, receipt, "DIRTY", now_ms)
-        reserve.reinstate(self._store, intent.dfid)
         self._store.run("UPDATE decision_flows SET tag = 'DIRTY' WHERE dfid = ?", (intent.dfid,))
         body = {
             "status": "DIRTY",

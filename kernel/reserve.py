@@ -21,6 +21,10 @@ _SETTLES_IN = (
     "SELECT c.body ->> '$.draws_settle_in' FROM decision_flows f LEFT JOIN human_decisions h ON h.dfid = f.dfid"
     " JOIN contracts c ON c.hash = COALESCE(h.contract_hash, f.contract_hash) WHERE f.dfid = ?"
 )
+_LEFT_DRAWN = (
+    "SELECT json_extract(body, '$.kept') FROM ledger WHERE dfid = ?"
+    " AND kind IN ('SETTLED', 'RESOLVED', 'CONTRADICTED') ORDER BY idx DESC LIMIT 1"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +148,22 @@ def stays_drawn(store: Store, dfid: str) -> bool:
     return bool(store.value(_SETTLES_IN, (dfid,)) != "source")
 
 
-def reinstate(store: Store, dfid: str) -> None:
-    """Take again what was given back, because the effect turned out to have happened after all."""
+def left_drawn(store: Store, dfid: str) -> bool:
+    """Tell whether what an order drew was left subtracted when it was settled, by the ledger."""
+    return bool(store.value(_LEFT_DRAWN, (dfid,)))
+
+
+def reinstate(store: Store, dfid: str, *, succeeded: bool) -> None:
+    """Take again whatever was given back of an order whose end is contradicted: its effect may have happened.
+
+    `succeeded`: it was settled so; then what it spent is still counted, and what it drew may be.
+    """
+    drawn = succeeded and left_drawn(store, dfid)
     for name, amount in store.rows("SELECT resource, amount FROM reservations WHERE dfid = ?", (dfid,)):
-        store.run("UPDATE resources SET epoch = epoch + 1, drawn = drawn + ? WHERE resource = ?", (amount, name))
+        again = 0 if drawn else amount
+        store.run("UPDATE resources SET epoch = epoch + 1, drawn = drawn + ? WHERE resource = ?", (again, name))
+    if succeeded:
+        return
     store.run("UPDATE reservations SET status = 'settled' WHERE dfid = ?", (dfid,))
     for name, amount in store.rows("SELECT scope, amount FROM spend WHERE dfid = ?", (dfid,)):
         store.run("UPDATE spend_totals SET used = used + ? WHERE scope = ?", (amount, name))
