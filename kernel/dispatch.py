@@ -21,6 +21,11 @@ Log = Callable[[str, Mapping[str, object]], None]
 RECEIPT_CHARS_MAX = 200
 
 _STATUS = {"settled": "SUCCESS", "rejected": "FAILED", "absent": "UNKNOWN", "unknown": "UNKNOWN"}
+# Whether an order was settled by a human's word, and has not been undone since.
+_ATTESTED = (
+    "SELECT 1 FROM ledger l WHERE l.dfid = ? AND l.kind = 'RESOLVED' AND json_type(l.body, '$.by') IS NOT NULL"
+    " AND NOT EXISTS (SELECT 1 FROM saga_reversals r WHERE r.dfid = l.dfid AND r.status = 'REVERTED')"
+)
 
 
 def no_log(event: str, facts: Mapping[str, object]) -> None:
@@ -40,7 +45,7 @@ class Dispatcher:
         now_ms: Callable[[], int],
         log: Log,
     ) -> None:
-        self._contract, self._store, self._signer = contract, store, signer
+        self._store, self._signer = store, signer
         self._executor = VerifyingExecutor(executor, signer)
         self._now_ms, self._log = now_ms, log
         self._deadline_s = contract.budget.dispatch_ms_max / 1000
@@ -88,7 +93,24 @@ class Dispatcher:
         if self._executor.idempotent and still_valid(intent):
             sent = self._send(intent)
             return self.settle(intent, sent if sent.status == "settled" else self._lookup(intent))
-        return self.settle(intent, self._void(intent), tag="INTERRUPTED")
+        self._announce_void(intent)
+        return self.settle(intent, self._void(intent))
+
+    def _announce_void(self, intent: ExecutionIntent) -> None:
+        """Write down that an order is about to be voided: afterwards the executor only says that it is rejected, and
+        whoever reads that, after a crash, too, has to know that nobody decided it.
+        """
+        if not self.voids:
+            return
+        with self._store.transaction():
+            status = self._store.value("SELECT status FROM execution_log WHERE dfid = ?", (intent.dfid,))
+            if status in ("PENDING", "UNKNOWN") and not self._announced(intent):
+                body = {"idempotency_key": intent.idempotency_key}
+                ledger.append(self._store, self._now_ms(), "VOIDING", intent.dfid, body)
+
+    def _announced(self, intent: ExecutionIntent) -> bool:
+        sql = "SELECT 1 FROM ledger WHERE dfid = ? AND kind = 'VOIDING'"
+        return self._store.value(sql, (intent.dfid,)) is not None
 
     def attest(self, intent: ExecutionIntent, said: Receipt, *, by: Mapping[str, object]) -> str:
         """Settle an UNKNOWN order as a human found it outside; `by` says who and why, for the ledger.
@@ -143,33 +165,42 @@ class Dispatcher:
         intent: ExecutionIntent,
         receipt: Receipt,
         *,
-        tag: str = "EXECUTION_FAILED",
         by: Mapping[str, object] | None = None,
     ) -> str:
         """Record what became of an order; return the execution status. Settling it the same way twice changes nothing.
 
         An order that was settled as FAILED and turns out to have been carried out becomes DIRTY: what it took is
-        taken again, and a human must look at it. `tag`: why the flow is aborted, if the order failed; `by`: the human whose word it is.
+        taken again, and a human must look at it. So does one that a human has said to be settled, when the executor
+        itself says that it was rejected. `by`: the human whose word it is.
         """
         status = _STATUS[receipt.status]
         with self._store.transaction():
             was = self._store.value("SELECT status FROM execution_log WHERE dfid = ?", (intent.dfid,))
             if was is None:
                 raise StoreError("an order is not in the record", dfid=intent.dfid)
-            if was == "FAILED" and status == "SUCCESS" and by is None:
-                status = self._write_dirty(intent, receipt)
+            if by is None and self._contradicts(intent, str(was), status):
+                status = self._write_dirty(intent, receipt, str(was))
             elif was in ("PENDING", "UNKNOWN") and was != status:
-                self._write(intent, receipt, status, str(was), tag, by)
+                self._write(intent, receipt, status, str(was), by)
             else:
                 return str(was)
         event = "security.settlement_contradicted" if status == "DIRTY" else "flow.settled"
         self._log(event, {"dfid": intent.dfid, "status": status})
         return status
 
-    def _write_dirty(self, intent: ExecutionIntent, receipt: Receipt) -> str:
+    def _contradicts(self, intent: ExecutionIntent, was: str, status: str) -> bool:
+        """Tell whether the executor's own answer is not what an order was settled as; of two of its own the first holds.
+
+        What was undone is undone, whichever of the two is true.
+        """
+        if (was, status) == ("FAILED", "SUCCESS"):
+            return True
+        return (was, status) == ("SUCCESS", "FAILED") and self._store.value(_ATTESTED, (intent.dfid,)) is not None
+
+    def _write_dirty(self, intent: ExecutionIntent, receipt: Receipt, was: str) -> str:
         now_ms = self._now_ms()
+        reserve.reinstate(self._store, intent.dfid, succeeded=was == "SUCCESS")
         self._write_status(intent, receipt, "DIRTY", now_ms)
-        reserve.reinstate(self._store, intent.dfid)
         self._store.run("UPDATE decision_flows SET tag = 'DIRTY' WHERE dfid = ?", (intent.dfid,))
         body = {
             "status": "DIRTY",
@@ -193,13 +224,13 @@ class Dispatcher:
         receipt: Receipt,
         status: str,
         was: str,
-        failed_tag: str,
         by: Mapping[str, object] | None,
     ) -> None:
         now_ms = self._now_ms()
         self._write_status(intent, receipt, status, now_ms)
-        tag = failed_tag if status == "FAILED" else None
-        kept = self._contract.draws_settle_in == "kernel"
+        voided = by is None and self._announced(intent)
+        tag = ("INTERRUPTED" if voided else "EXECUTION_FAILED") if status == "FAILED" else None
+        kept = reserve.stays_drawn(self._store, intent.dfid)
         kind = "UNKNOWN" if status == "UNKNOWN" else "RESOLVED" if was == "UNKNOWN" else "SETTLED"
         if status != "UNKNOWN":
             succeeded = status == "SUCCESS"

@@ -302,6 +302,9 @@ class HumanDesk:
         look = self.look(self.case(intent.dfid), without=intent.dfid)
         if isinstance(proposal, str) or look.packet.snapshot.version != intent.state_version:
             return False
+        fields, at_ms = look.observed.situation.fields, look.packet.created_at_ms
+        if not reserve.in_window(self._store, self.contract, intent.dfid, fields, at_ms):
+            return False
         kind = look.packet.envelope.kind(proposal.action)
         if kind is None or look.packet.envelope.objections(proposal):
             return False
@@ -324,8 +327,8 @@ def _moved(case: Case, message: str, hint: str) -> WorldError:
     return WorldError(message, reason_code="STATE_DRIFT_DETECTED", hint=hint, dfid=case.dfid)
 
 
-def still_valid(kernel: Kernel, intent: ExecutionIntent, *, now_ms: int) -> bool:
+def still_valid(kernel: Kernel, intent: ExecutionIntent) -> bool:
     """Tell whether an order in the air would be reserved again now, by the terms of who decided it."""
     if kernel.store.value("SELECT 1 FROM human_decisions WHERE dfid = ?", (intent.dfid,)) is None:
         return kernel.still_valid(intent)
-    return HumanDesk(kernel, now_ms=lambda: now_ms).still_valid(intent)
+    return HumanDesk(kernel, now_ms=lambda: kernel.now_ms).still_valid(intent)

@@ -14,7 +14,7 @@ from sds.kernel.human_record import SEALED_HUMAN
 from sds.kernel.reconcile_books import Artifacts, Registry, differences
 from sds.kernel.store import Reader
 
-_AFTER = {"SUCCESS": "CLOSED", "FAILED": "ABORTED", "UNKNOWN": "EXECUTING", "DIRTY": "ABORTED"}
+_AFTER = {"SUCCESS": "CLOSED", "FAILED": "ABORTED", "UNKNOWN": "EXECUTING"}
 _HELD = {"PENDING": "live", "UNKNOWN": "live", "SUCCESS": "settled", "FAILED": "released", "DIRTY": "settled"}
 _REVERSAL_AFTER = {"": ("PENDING",), "PENDING": ("REVERTED", "REFUSED", "UNKNOWN"), "UNKNOWN": ("REVERTED", "REFUSED")}
 _EPOCHS = {"PENDING": 1, "UNKNOWN": 1, "SUCCESS": 2, "FAILED": 2, "DIRTY": 3}
@@ -30,6 +30,7 @@ class Tables:
         self._orders: dict[str, tuple[str, str | None, int | None]] = {}  # dfid -> status, receipt, executed at
         self._decided: set[str] = set()
         self._humans: set[str] = set()  # flows that a human has resolved
+        self._attested: set[str] = set()  # flows whose order was settled by a human's word
         self._kept: set[str] = set()  # flows whose draws stay subtracted
         self._sagas: dict[str, tuple[str, str | None]] = {}  # dfid -> phase, compensation
         self._reversals: dict[str, tuple[str, str, str, str | None]] = {}  # dfid -> saga, key, status, reference
@@ -60,7 +61,7 @@ class Tables:
         elif kind == "RESERVED":
             self._orders[dfid] = "PENDING", None, None
             self._sealed(idx, dfid, record.RESERVED, body["rows"])
-        elif kind in ("SETTLED", "UNKNOWN", "RESOLVED", "CONTRADICTED"):
+        elif kind in ("SETTLED", "UNKNOWN", "VOIDING", "RESOLVED", "CONTRADICTED"):
             self._fold_settlement(at_ms, kind, dfid, body)
         elif kind == "SAGA":
             self._fold_saga(idx, dfid, body)
@@ -89,10 +90,18 @@ class Tables:
         self._sealed(idx, dfid, SEALED_HUMAN, body["rows"])
 
     def _fold_settlement(self, at_ms: int, kind: str, dfid: str, body: Mapping[str, Any]) -> None:
-        if self._orders[dfid][0] not in (("FAILED",) if kind == "CONTRADICTED" else ("PENDING", "UNKNOWN")):
+        before = self._orders[dfid][0]
+        if kind == "CONTRADICTED":
+            if before != "FAILED" and (before != "SUCCESS" or dfid not in self._attested):
+                raise ValueError("nothing to contradict")
+        elif before not in ("PENDING", "UNKNOWN"):
             raise ValueError("settled already")
+        if kind == "VOIDING":  # what comes of it is an entry of its own
+            return
         self._orders[dfid] = body["status"], body["reference"] or None, at_ms
-        self._flows[dfid] = _AFTER[body["status"]], body["tag"]
+        state = self._flows[dfid][0] if kind == "CONTRADICTED" else _AFTER[body["status"]]  # an end is final
+        self._flows[dfid] = state, body["tag"]
+        self._attested |= {dfid} if "by" in body else set()
         self._kept = self._kept | {dfid} if body["kept"] else self._kept - {dfid}
 
     def _fold_saga(self, idx: int, dfid: str, body: Mapping[str, Any]) -> None:
@@ -106,7 +115,7 @@ class Tables:
 
     def _fold_reversal(self, dfid: str, body: Mapping[str, Any]) -> None:
         before = self._reversals.get(dfid, ("", "", "", None))[2]
-        if body["status"] not in _REVERSAL_AFTER[before] or self._orders[dfid][0] != "SUCCESS":
+        if body["status"] not in _REVERSAL_AFTER[before] or self._orders[dfid][0] not in ("SUCCESS", "DIRTY"):
             raise ValueError("not the next status")
         self._reversals[dfid] = body["saga"], body["idempotency_key"], body["status"], body["reference"] or None
 

@@ -47,7 +47,7 @@ def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
     errors: list[str] = []
     for intent in orders_in_the_air(kernel, now_ms):
         try:
-            still_valid = partial(human.still_valid, mandated(kernel, intent.dfid), now_ms=now_ms)
+            still_valid = partial(human.still_valid, mandated(kernel, intent.dfid))
             counts[kernel.dispatcher.resolve(intent, still_valid)] += 1
         except Exception as error:  # noqa: BLE001  whatever is wrong with one order, the next is looked up all the same
             kernel.log("recovery.failed", {"dfid": intent.dfid, "error": type(error).__name__})

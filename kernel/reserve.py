@@ -16,6 +16,16 @@ from sds.kernel.errors import StoreError
 from sds.kernel.state import Fields
 from sds.kernel.store import Store
 
+# A human's order is under the contract that was in force when they decided, every other under its flow's.
+_SETTLES_IN = (
+    "SELECT c.body ->> '$.draws_settle_in' FROM decision_flows f LEFT JOIN human_decisions h ON h.dfid = f.dfid"
+    " JOIN contracts c ON c.hash = COALESCE(h.contract_hash, f.contract_hash) WHERE f.dfid = ?"
+)
+_LEFT_DRAWN = (
+    "SELECT json_extract(body, '$.kept') FROM ledger WHERE dfid = ?"
+    " AND kind IN ('SETTLED', 'RESOLVED', 'CONTRADICTED') ORDER BY idx DESC LIMIT 1"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -121,10 +131,39 @@ def own(store: Store, dfid: str) -> tuple[dict[str, int], dict[str, int]]:
     return dict(drawn), dict(store.rows("SELECT scope, amount FROM spend WHERE dfid = ?", (dfid,)))
 
 
-def reinstate(store: Store, dfid: str) -> None:
-    """Take again what was given back, because the effect turned out to have happened after all."""
+def in_window(store: Store, contract: Contract, dfid: str, fields: Fields, now_ms: int) -> bool:
+    """Tell whether one order in the air is counted where it would be counted if it were reserved now.
+
+    Once its hour or day is over it is not: what is sent now would be paid beyond the limits of now.
+    """
+    _, spent = own(store, dfid)
+    return not spent or spent.keys() == set(scopes(contract, fields, now_ms))
+
+
+def stays_drawn(store: Store, dfid: str) -> bool:
+    """Tell whether what an order drew stays subtracted once it is settled, by the contract it was reserved under.
+
+    By now another may be in force, and the source was told of the payout, or not, by the terms of then.
+    """
+    return bool(store.value(_SETTLES_IN, (dfid,)) != "source")
+
+
+def left_drawn(store: Store, dfid: str) -> bool:
+    """Tell whether what an order drew was left subtracted when it was settled, by the ledger."""
+    return bool(store.value(_LEFT_DRAWN, (dfid,)))
+
+
+def reinstate(store: Store, dfid: str, *, succeeded: bool) -> None:
+    """Take again whatever was given back of an order whose end is contradicted: its effect may have happened.
+
+    `succeeded`: it was settled so; then what it spent is still counted, and what it drew may be.
+    """
+    drawn = succeeded and left_drawn(store, dfid)
     for name, amount in store.rows("SELECT resource, amount FROM reservations WHERE dfid = ?", (dfid,)):
-        store.run("UPDATE resources SET epoch = epoch + 1, drawn = drawn + ? WHERE resource = ?", (amount, name))
+        again = 0 if drawn else amount
+        store.run("UPDATE resources SET epoch = epoch + 1, drawn = drawn + ? WHERE resource = ?", (again, name))
+    if succeeded:
+        return
     store.run("UPDATE reservations SET status = 'settled' WHERE dfid = ?", (dfid,))
     for name, amount in store.rows("SELECT scope, amount FROM spend WHERE dfid = ?", (dfid,)):
         store.run("UPDATE spend_totals SET used = used + ? WHERE scope = ?", (amount, name))

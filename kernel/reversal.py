@@ -12,11 +12,6 @@ from sds.kernel.runtime import Kernel
 from sds.kernel.saga_flows import stopped
 
 _STATUS = {"settled": "REVERTED", "rejected": "REFUSED", "absent": "UNKNOWN", "unknown": "UNKNOWN"}
-# Whether the settlement left it subtracted; by now another contract may be in force.
-_KEPT = (
-    "SELECT json_extract(body, '$.kept') FROM ledger WHERE dfid = ? AND kind IN ('SETTLED', 'RESOLVED')"
-    " ORDER BY idx DESC LIMIT 1"
-)
 
 
 def reverse(kernel: Kernel, parent: str, dfid: str, *, now_ms: int) -> str:
@@ -34,12 +29,19 @@ def reverse(kernel: Kernel, parent: str, dfid: str, *, now_ms: int) -> str:
             return str(known)
         if kernel.store.value("SELECT phase FROM sagas WHERE dfid = ?", (parent,)) != "DIRTY":
             return saga.MOVED_ON
+        if known is None and not _stands(kernel, dfid):
+            return saga.MOVED_ON
         code = stopped(kernel, parent) if known is None else None
         if code is not None:
             return code
         if known is None:
             _begin(kernel, parent, order, now_ms)
     return settle(kernel, parent, order, kernel.dispatcher.revert(order, sent_before=known is not None), now_ms)
+
+
+def _stands(kernel: Kernel, dfid: str) -> bool:
+    """Tell whether an order is settled as carried out, and nobody has contradicted that since it was looked at."""
+    return bool(kernel.store.value("SELECT status FROM execution_log WHERE dfid = ?", (dfid,)) == "SUCCESS")
 
 
 def look_again(kernel: Kernel, *, now_ms: int) -> None:
@@ -76,7 +78,7 @@ def settle(kernel: Kernel, parent: str, order: ExecutionIntent, receipt: Receipt
             (status, receipt.reference or None, order.dfid),
         )
         if status == "REVERTED":
-            reserve.give_back(store, order.dfid, kept=bool(store.value(_KEPT, (order.dfid,))))
+            reserve.give_back(store, order.dfid, kept=reserve.left_drawn(store, order.dfid))
         body = {"status": status, "saga": parent, "idempotency_key": order.idempotency_key}
         ledger.append(
             store, now_ms, "REVERSAL", order.dfid, body | {"reference": receipt.reference, "detail": receipt.detail}

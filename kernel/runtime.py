@@ -78,6 +78,11 @@ class Kernel:
         if registry.lookup(store, contract.agent_id) is None:
             raise UsageError(f"agent `{contract.agent_id}` is not registered in this store")
 
+    @property
+    def now_ms(self) -> int:
+        """The time by the kernel's clock, in milliseconds since 1970."""
+        return self._now_ms()
+
     def open(self, event: intake.Event) -> DecisionPacket | Answer:
         """Claim the event and compile its packet; or return what is known: final, or pending elsewhere."""
         claimed = intake.claim(
@@ -263,13 +268,18 @@ class Kernel:
         return self._concluder.conclude(Attempt(packet, data, decoding, verdict, report))
 
     def still_valid(self, intent: ExecutionIntent) -> bool:
-        """Tell whether an order in the air would be reserved again now: same authority, same state, same numbers."""
-        seen = self.observe(intent.resource_key, self._now_ms(), dfid=intent.dfid, without=intent.dfid)
+        """Tell whether an order in the air would be reserved again now: same authority, same state, same numbers, and
+        counted against the same spend limits.
+        """
+        now_ms = self.now_ms
+        seen = self.observe(intent.resource_key, now_ms, dfid=intent.dfid, without=intent.dfid)
         stored = self.store.value("SELECT proposal FROM policy_proposals WHERE dfid = ?", (intent.dfid,))
         proposal = parse_proposal(stored) if isinstance(stored, bytes) else ""
         if seen.version != intent.state_version or isinstance(proposal, str):
             return False
         if read_by(self.store, intent.dfid) != tuple(a.reference for a in seen.situation.artifacts):
+            return False
+        if not reserve.in_window(self.store, self.contract, intent.dfid, seen.situation.fields, now_ms):
             return False
         envelope = self.envelope(seen.situation)
         kind = envelope.kind(proposal.action)

@@ -12,8 +12,10 @@ from sds.engines.native import NativeEngine
 from sds.gate import Gate
 from sds.gates.refund.desk import QueuedClaim, ensure_world, open_refund, read_queue
 from sds.gates.refund.rail_client import RailProcess
+from sds.gates.refund.run import outcome
 from sds.home import now_ms
 from sds.kernel import audit
+from sds.kernel.answer import Answer
 from sds.kernel.errors import EventError, UsageError
 from sds.kernel.packet import DecisionPacket
 from sds.models.llama import LlamaBackend
@@ -108,6 +110,14 @@ def test_an_unknown_ticket_leaves_only_escalate(gate: tuple[Gate, RailProcess]) 
 def test_a_malformed_event_is_refused_in_plain_words(gate: tuple[Gate, RailProcess], event: str, message: str) -> None:
     with pytest.raises(EventError, match=message):
         gate[0].decide(event)
+
+
+@pytest.mark.parametrize(
+    ("execution", "shown"), [("SUCCESS", "refunded"), ("UNKNOWN", "unknown"), ("DIRTY", "unknown")]
+)
+def test_a_payment_that_is_in_doubt_is_not_counted_as_paid(execution: str, shown: str) -> None:
+    answer = Answer("flow", "refund", "C1", "CLOSED", "ACCEPTED", "REFUND_TICKET", execution=execution)
+    assert shown == outcome(answer)
 
 
 def test_there_is_no_gate_by_another_name(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_an_entry_put_before_the_first_is_found(world: World, idx: int):
 
 
 @pytest.mark.parametrize(
-    ("kind", "body"), [("PAID", "{}"), ("DECIDED", "[]"), ("SETTLED", "{}"), ("AGENT", "nonsense")]
+    ("kind", "body"), [("PAID", "{}"), ("DECIDED", "[]"), ("SETTLED", "{}"), ("VOIDING", "{}"), ("AGENT", "nonsense")]
 )
 def test_an_appended_entry_that_this_program_does_not_write_is_found(world: World, kind: str, body: str):
     last = head(world.store)
@@ -244,3 +244,13 @@ def test_a_flow_is_read_back_whole(world: World):
 
 def test_a_flow_that_never_was_has_no_record(world: World):
     assert None is audit.flow_record(world.store, "flow-99999")
+
+
+def test_an_announcement_to_void_what_is_settled_is_found(world: World):
+    last = head(world.store)
+    (dfid,) = world.column("SELECT dfid FROM execution_log WHERE status = 'SUCCESS' LIMIT 1")
+    row = (last.idx + 1, 1, "VOIDING", str(dfid), "{}", last.entry_hash)
+    found = found_after(
+        world, ("INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, entry_hash(*row[:5], last.entry_hash)))
+    )
+    assert (f"entry {last.idx + 1}: not an entry this program writes",) == found

@@ -173,6 +173,22 @@ def test_an_executor_that_is_not_idempotent_is_called_at_most_once_for_a_key(fre
     every_step(lambda: fresh(idempotent=False), stop_once)
 
 
+def test_a_claim_whose_order_is_voided_starts_afresh_wherever_its_recovery_stops(fresh: Callable[..., World]):
+    def stop_once(world: World, faults: Faults) -> bool:
+        world.rail.misfortunes = ["drop"]
+        world.decide(refund())
+        world.tickets.put("T1", refundable_minor=19_000)  # it would not be reserved again
+        recovered = crashing(world, lambda kernel: recovery.recover(kernel, now_ms=world.clock()), faults)
+        recovery.recover(world.kernel, now_ms=world.clock())
+        assert [("ABORTED", "INTERRUPTED")] == world.store.rows("SELECT state, tag FROM decision_flows")
+        assert "SUCCESS" == see_through(world.kernel, world.event(), refund()).execution
+        assert 1 == len(world.rail.paid())
+        assert () == audit.verify(world.store).faults
+        return recovered is not None
+
+    assert every_step(fresh, stop_once) > 20
+
+
 def test_what_a_stopped_order_holds_stays_held_before_and_after_its_recovery(fresh: Callable[..., World]):
     """40.00 and 170.00 are more than the fare: whichever was reserved first, the other is never paid."""
     case = CASES["paid"]

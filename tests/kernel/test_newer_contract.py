@@ -14,7 +14,7 @@ from sds.kernel.recovery import Recovered
 from sds.kernel.runtime import Kernel
 from sds.kernel.saga_flows import StepKernel
 from tests.kernel.authority import halt
-from tests.kernel.durable import CONTRACT, LEASE_MS, World, contract, counters, refund
+from tests.kernel.durable import CONTRACT, FARE_MINOR, LEASE_MS, World, contract, counters, refund
 from tests.kernel.humans import ALWAYS, HUMAN, TERMS, escalated, resolve
 from tests.kernel.sagas import REVERT, Script, most, run, terms
 
@@ -87,12 +87,50 @@ def test_what_was_left_subtracted_is_given_back_by_whoever_learns_of_the_reversa
     assert {0} == {amount for _, amount in counters(world.store)}
 
 
-def test_an_order_is_kept_by_the_terms_of_whoever_settles_it(world: World):
+def test_an_order_in_the_air_is_settled_by_the_terms_it_was_reserved_under(world: World):
+    """The source has never shown what the kernel was to remember: the fare is not paid a second time."""
     world.rail.misfortunes, world.rail.blind = ["lose"], True
-    assert "UNKNOWN" == world.decide(refund()).execution
+    assert "UNKNOWN" == world.decide(refund("200.00")).execution
+    world.rail.blind = False
+    world.kernel = deployed(world, terms(NEWER, IN_SOURCE))
+    assert Recovered(success=1) == recovery.recover(world.kernel, now_ms=world.clock())
+    assert [FARE_MINOR] == world.column("SELECT drawn FROM resources")
+    assert "REFUND_TICKET" not in world.kernel.preview(world.event("C2")).envelope.names
+
+
+def test_what_the_source_was_to_show_is_given_back_whatever_contract_settles_it(folder: Path):
+    world = World(folder, terms=contract(IN_SOURCE))
+    world.rail.misfortunes, world.rail.blind = ["lose"], True
+    world.decide(refund())
+    world.rail.blind = False
+    recovery.recover(deployed(world, contract(NEWER)), now_ms=world.clock())
+    assert [0] == world.column("SELECT drawn FROM resources")
+    assert () == audit.verify(world.store).faults
+    world.close()
+
+
+def test_a_step_in_the_air_is_settled_by_its_sagas_terms(world: World):
+    world.rail.misfortunes, world.rail.blind = ["lose"], True
+    run(world.kernel, world, Script())
     world.rail.blind = False
     recovery.recover(deployed(world, terms(NEWER, IN_SOURCE)), now_ms=world.clock())
-    assert [0] == world.column("SELECT drawn FROM resources")
+    assert [FARE_MINOR // 2] == world.column("SELECT drawn FROM resources")
+
+
+def test_a_humans_order_is_settled_by_the_terms_they_decided_under(folder: Path):
+    """The case is older than the contract they decided it under; a still newer one settles it."""
+    world = World(folder, terms=contract(ALWAYS, IN_SOURCE, more=HUMAN))
+    dfid = escalated(world, refund("40.00"))
+    world.contract = contract(NEWER, ALWAYS, more=HUMAN)
+    world.kernel = deployed(world, world.contract)
+    world.rail.misfortunes, world.rail.blind = ["lose"], True
+    assert "UNKNOWN" == resolve(world, dfid, "OVERRIDE").execution
+    world.rail.blind = False
+    newest = contract(("version: 1.0.0", "version: 1.0.2"), ALWAYS, IN_SOURCE, more=HUMAN)
+    assert Recovered(success=1) == recovery.recover(deployed(world, newest), now_ms=world.clock())
+    assert [4_000] == world.column("SELECT drawn FROM resources")
+    assert () == audit.verify(world.store).faults
+    world.close()
 
 
 def test_a_humans_order_is_not_sent_again_under_a_contract_they_have_not_decided_under(folder: Path):

@@ -104,6 +104,7 @@ def test_an_absent_order_stays_unknown_and_held_when_it_can_neither_be_sent_agai
         len(once_only.rail.paid()),
         once_only.column("SELECT status FROM reservations"),
     )
+    assert [] == once_only.column("SELECT 1 FROM ledger WHERE kind = 'VOIDING'")
 
 
 @pytest.mark.parametrize(
@@ -169,6 +170,53 @@ def test_a_sender_that_wakes_up_after_recovery_sends_nothing(world: World):
     assert "FAILED" == world.kernel.dispatcher.carry_out(intent, until_ms=until_ms)
     world.rail.dispatch(intent, intent.idempotency_key, 1.0)  # even if it were past its own look at the clock
     assert [] == world.rail.paid()
+
+
+def test_a_sender_that_is_told_of_a_void_before_recovery_has_written_it_down_leaves_the_claim_restartable(world: World):
+    intent = left_hanging(world, paid=False)
+    world.tickets.put("T1", refundable_minor=19_000)
+    void = world.rail.void
+
+    def then_the_sender_wakes_up(key: str, deadline_s: float) -> Receipt:
+        voided = void(key, deadline_s)
+        told = world.rail.dispatch(intent, key, deadline_s)
+        assert "FAILED" == world.kernel.dispatcher.settle(intent, told)
+        return voided
+
+    world.rail.void = then_the_sender_wakes_up  # type: ignore[method-assign]
+    world.clock.advance(LEASE_MS)
+    assert Recovered(failed=1) == recovered(world)
+    assert ["INTERRUPTED"] == world.column("SELECT tag FROM decision_flows")
+    assert () == audit.verify(world.store).faults
+
+
+def test_a_void_that_is_not_answered_is_announced_once_and_kept_to_when_its_end_is_known(world: World):
+    left_hanging(world, paid=False)
+    world.clock.advance(LEASE_MS)
+    world.tickets.put("T1", refundable_minor=19_000)
+    void = world.rail.void
+
+    def unanswered(key: str, deadline_s: float) -> Receipt:
+        if world.column("SELECT 1 FROM ledger WHERE kind = 'UNKNOWN'"):
+            void(key, deadline_s)
+        return Receipt("unknown")
+
+    world.rail.void = unanswered  # type: ignore[method-assign]
+    assert [Recovered(unknown=1), Recovered(unknown=1), Recovered(failed=1)] == [recovered(world) for _ in range(3)]
+    assert ["RESERVED", "DECIDED", "VOIDING", "UNKNOWN", "RESOLVED"] == world.column(
+        "SELECT kind FROM ledger WHERE dfid <> ''"
+    )
+    assert ["INTERRUPTED"] == world.column("SELECT tag FROM decision_flows")
+    assert () == audit.verify(world.store).faults
+
+
+def test_what_the_rail_declined_by_itself_is_no_interruption(world: World):
+    intent = left_hanging(world, paid=False)
+    world.rail.misfortunes = ["refuse"]
+    world.rail.dispatch(intent, intent.idempotency_key, 1.0)
+    world.clock.advance(LEASE_MS)
+    assert Recovered(failed=1) == recovered(world)
+    assert ["EXECUTION_FAILED"] == world.column("SELECT tag FROM decision_flows")
 
 
 def test_a_refusal_of_our_own_is_not_the_rails_word(world: World):

@@ -244,7 +244,7 @@ def outcome(answer: Answer) -> str:
     """Name what became of a claim, as the table shows it."""
     if answer.state == "ESCALATED":
         return "escalated"
-    if answer.execution == "UNKNOWN":
+    if answer.execution in ("UNKNOWN", "DIRTY"):
         return "unknown"
     if answer.state == "CLOSED":
         return OUTCOMES.get(answer.action or "", "other")
