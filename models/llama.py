@@ -139,6 +139,8 @@ class LlamaBackend:
     def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         """Make `slot` hold exactly these sections. Its forks are dropped; what another slot holds of them is shared."""
         self._ready()
+        if self._poisoned:
+            self._forget()
         wanted = [tuple(section) for section in sections]
         prompt = self._slot(slot)
         check_fits(sum(map(len, wanted)), self.context_tokens_max)
@@ -342,13 +344,17 @@ class LlamaBackend:
         if not found:
             self._forget()
             raise BackendError("the model returned no logits")
-        return np.ctypeslib.as_array(found, shape=shape)[kept].copy()
+        outputs: NDArray[np.float32] = np.ctypeslib.as_array(found, shape=shape)[kept].copy()
+        # with one slot attention multiplies all cells, masked ones by zero, which makes no number of what is none
+        self._poisoned |= self.slots == 1 and not np.isfinite(outputs).all()
+        return outputs
 
     def _forget(self) -> None:
         self._cells.clear()
         self._empty()
 
     def _empty(self) -> None:
+        self._poisoned = False
         self._prompts = {slot: _Prompt(slot, slot) for slot in range(self.slots)}
         self._free = list(range(self.slots, self.slots + FORKS_MAX))
 

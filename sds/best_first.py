@@ -76,10 +76,11 @@ class _Beginning:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Next:
-    """One token more than a beginning, on the heap."""
+    """One token more than a beginning, on the heap. `cost`: what `tokens` log-probabilities add up to, without the sign."""
 
     cost: float
     order: int
+    tokens: int = field(compare=False)
     before: _Beginning = field(compare=False)
     fork: Fork = field(compare=False)
     token: int = field(compare=False)
@@ -117,7 +118,7 @@ class _Search:
             elif -found.score <= entry.cost:
                 return self._found(entry, found)
             else:  # what it forces through its end has cost it its turn
-                heappush(self._heap, replace(entry, cost=-found.score))
+                heappush(self._heap, replace(entry, cost=-found.score, tokens=len(found.path)))
         return None
 
     def _whole(self, one: _Beginning) -> bool:
@@ -134,7 +135,7 @@ class _Search:
         for token in fork.tokens.tolist():
             self._count += 1
             cost = mass - float(one.logits[token]) - one.score
-            heappush(self._heap, _Next(cost, self._count, one, fork, token))
+            heappush(self._heap, _Next(cost, self._count, len(one.path) + 1, one, fork, token))
 
     def _beginning(self, entry: _Next) -> _Beginning:
         """Write it, with the digits that it forces."""
@@ -187,7 +188,7 @@ class _Search:
 
     def _found(self, entry: _Next, found: _Beginning) -> Likeliest:
         others = [-other.cost for other in self._heap]
-        lengths = [len(found.path), *(len(other.before.path) + 1 for other in self._heap)]
+        lengths = [len(found.path), *(other.tokens for other in self._heap)]
         _, close = best_of(np.array([-entry.cost, *others]), lengths, self._noise)
         held, read = (entry.before, found.known) if found.slot is None else (found, len(found.path) - 1)
         return Likeliest(found.steps, held.slot, read, close)

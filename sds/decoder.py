@@ -30,7 +30,7 @@ from sds.kernel.errors import ModelError
 from sds.models.protocol import FORKS_MAX as FORKS_TOTAL
 from sds.models.protocol import Row
 from sds.stops import BACKEND_FAILED, LANGUAGE_FAILED, LOGITS_INVALID, in_time, stopping, too_close, within
-from sds.tally import JOINT, ChoiceTrace, Tally, best_of, log_mass, permitted_shares, trace_of
+from sds.tally import JOINT, ChoiceTrace, Tally, at_least, best_of, log_mass, permitted_shares, trace_of
 
 if TYPE_CHECKING:
     from sds.grammars.plan import Fork, Walk
@@ -63,10 +63,10 @@ class StepTrace:
 class Decoded:
     """A whole decision and how it came about.
 
-    `confidence`: the share of the chosen action, 1.0 where only one was permitted. `tokens_generated` counts forced ones
-    too. `canonical`: the tokens are those the model's own tokenizer makes of `data`. `rows`: for each pass the tokens of
-    this decision in it, and the rows: here its own; whoever runs several at once puts all that were in the pass.
-    `plan`: SHA-256 of the plan it was written by.
+    `confidence`: the share of the chosen action, 1.0 where only one was permitted; where company may have moved it, the
+    least it can be alone. `tokens_generated` counts forced ones too. `canonical`: the tokens are those the model's own
+    tokenizer makes of `data`. `rows`: for each pass the tokens of this decision in it, and the rows: here its own;
+    whoever runs several at once puts all that were in the pass. `plan`: SHA-256 of the plan it was written by.
     """
 
     data: bytes
@@ -180,6 +180,7 @@ class _Run:
     choices: list[ChoiceTrace] = field(default_factory=list)
     rows: list[tuple[int, int]] = field(default_factory=list)
     tally: Tally | None = None
+    action_tokens: int = 0  # how many log-probabilities its share rests on
     by_digit: int | None = None  # where the number begins that was searched in vain
     ahead: Ahead = field(default_factory=Ahead)
 
@@ -288,6 +289,7 @@ class _Run:
             self.tally = Tally(fork.choice, fork.start, [label for labels in fork.labels for label in labels])
         if (self.tally.name, self.tally.start) != (fork.choice, fork.start):
             raise ModelError("the language left a choice before it was made", reason_code=LANGUAGE_FAILED)
+        self.action_tokens += fork.choice == ACTION_CHOICE
         trace = self.tally.take(fork.labels, shares, best, z)
         if trace is not None:
             self.choices.append(trace)
@@ -297,6 +299,7 @@ class _Run:
         leader = int(np.array([self.logits[text[0]] for text in texts]).argmax())
         scores = yield from self._scores(texts, texts[leader])
         best = self._best(fork.choice, scores, [len(text) for text in texts])
+        self.action_tokens += max(map(len, texts)) if fork.choice == ACTION_CHOICE else 0
         shares, z = permitted_shares(scores)
         self.choices.append(trace_of(fork.choice, labels, shares.tolist(), best, z))
         self._step(texts[best][0], len(texts), float(shares[best]), z)
@@ -382,11 +385,12 @@ class _Run:
         data = bytes(self.walk.data)
         with stopping(BACKEND_FAILED, "the model"):
             canonical = self.backend.tokenize(data, special=False) == self.walk.tokens
+        share = next((c.confidence for c in self.choices if c.name == ACTION_CHOICE), 1.0)
         return Decoded(
             data,
             tuple(self.choices),
             tuple(self.steps),
-            next((c.confidence for c in self.choices if c.name == ACTION_CHOICE), 1.0),
+            at_least(share, 2 * self.noise_logp_max * self.action_tokens),
             sum(map(len, self.sections)),
             len(self.walk.tokens),
             len(self.rows),

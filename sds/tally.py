@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 JOINT = "|"
+_EXPONENT_MAX = 700.0  # beyond it a double is infinite
 _NEAR = 12.0  # logits within this of the peak are summed in double precision; all others together weigh little
 
 
@@ -106,6 +107,13 @@ def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 def permitted_shares(scores: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
     """Return the share of each among all these log-probabilities, and Z, their sum as probabilities."""
     return softmax(scores), min(1.0, float(np.exp(scores).sum()))
+
+
+def at_least(share: float, noise_logp: float) -> float:
+    """Return what a share is at the least, where its log-odds may be off by so much."""
+    if not noise_logp:
+        return share
+    return 1 / (1 + (1 / share - 1) * math.exp(min(noise_logp, _EXPONENT_MAX)))
 
 
 def best_of(scores: NDArray[np.float64], lengths: Sequence[int] | None, noise_logp_max: float) -> tuple[int, bool]:

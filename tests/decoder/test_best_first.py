@@ -235,6 +235,37 @@ def test_company_never_makes_it_another():
     assert none
 
 
+class Forcing(HashBackend):
+    """Begins with 1 or 2, as likely but for the noise; then decimals are forced, each by half. `moved`: by company."""
+
+    def __init__(self, **moved: float) -> None:
+        super().__init__()
+        self.moved = {name.removeprefix("by"): logp for name, logp in moved.items()}
+
+    def logits(self, tokens: Sequence[int], rows: Sequence[Row]) -> NDArray[np.float32]:
+        number = b"".join(PIECES[token] for token in tokens).rpartition(b'"amount":')[2].decode()
+        if not number:
+            logp = {"1": math.log(0.3), "2": math.log(0.3) - COMPANY_NOISE}
+            logp = {digit: each + self.moved.get(digit, 0.0) for digit, each in logp.items()}
+        else:
+            logp = {"." if len(number) == 1 else "0": math.log(0.5) + self.moved.get(number[0], 0.0)}
+        found = np.full(self.vocab_size, -40.0)
+        for char, each in logp.items():
+            found[ord(char)] = each
+        found[0] = math.log(1 - sum(map(math.exp, logp.values())))
+        return found.astype(np.float32)
+
+
+def test_company_never_makes_it_another_where_decimals_are_forced():
+    envelope = paying(random_amount(1_000_000, 99_000_000, 1_000_000, 6))
+    assert "1.000000" == amount_of(decided(Forcing(), envelope))
+    other = Forcing(by1=-0.9 * COMPANY_NOISE, by2=0.9 * COMPANY_NOISE)
+    assert "2.000000" == amount_of(decided(other, envelope))
+    for backend in (Forcing(), other):
+        with pytest.raises(ModelError, match="closer"):
+            decided(backend, envelope, noise=COMPANY_NOISE)
+
+
 def test_of_equally_likely_ones_it_is_the_first(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(best_first, "BEGINNINGS_MAX", 10_000)
     envelope = paying(random_amount(100, 179, 1, 0))

@@ -77,6 +77,23 @@ def test_without_the_margin_company_would_change_decisions(mode: Mode):
     assert (0, True) == (none, other > 0)
 
 
+@pytest.mark.parametrize("mode", ["greedy", "exact"])
+def test_confidence_in_company_is_never_more_than_it_is_alone(mode: Mode):
+    """Or a contract's `confidence_min_pct` would let through in company what it hands to a human otherwise."""
+    rng, met, moved = seeded(53), 0, 0
+    for seed in range(scale(60, 1000)):
+        envelopes = [random_envelope(rng.randint) for _ in range(SLOTS)]
+        found = in_company(seed, envelopes, mode, NOISE), in_company(seed, envelopes, mode, 0.0)
+        for slot, (guarded, raw) in enumerate(zip(*found, strict=True)):
+            if isinstance(guarded, Decoded) and isinstance(raw, Decoded):
+                by_itself = alone(seed, envelopes[slot], mode, slot).confidence
+                assert guarded.confidence <= by_itself
+                met += by_itself < 1
+                moved += raw.confidence > by_itself
+    assert moved  # what it would be without the margin
+    assert met > moved
+
+
 def test_a_perfect_tie_without_noise_is_decided_by_order():
     backend = HashBackend(0, spread=0.0)
     rng = seeded(52)

@@ -10,6 +10,7 @@ import pytest
 from sds.models.llama import LlamaBackend
 from sds.models.protocol import BackendError
 from tests.hostile import Vocabulary, tiny_checkpoint
+from tests.llama_gguf import PIECES, llama_gguf, random_tensors
 from tests.model_fixtures import TINY_THREADS
 from tests.models.test_backends import sections_of
 
@@ -24,6 +25,26 @@ def test_a_section_longer_than_a_batch_is_cut_the_same_way_every_time(tiny_path:
     backend.begin([long])
     backend.begin([long, short])
     assert np.array_equal(expected, backend.step([20]))
+    backend.close()
+
+
+def test_a_prompt_that_leads_to_what_is_no_number_leaves_no_trace(tmp_path: Path):
+    """The keys of `~` are beyond the largest number of the cache's type."""
+    tensors = random_tensors()
+    pieces = [text for text, _ in PIECES]
+    tensors["token_embd.weight"][:, 0] = 0
+    tensors["token_embd.weight"][pieces.index("~"), 0] = 100
+    for layer in (0, 1):
+        tensors[f"blk.{layer}.attn_k.weight"][:, 0] = 1e6
+        tensors[f"blk.{layer}.attn_output.weight"][0] = tensors[f"blk.{layer}.ffn_down.weight"][0] = 0
+    backend = LlamaBackend(llama_gguf(tmp_path / "over.gguf", tensors=tensors), n_ctx=512, threads=TINY_THREADS)
+    poison, clean, behind = (backend.tokenize(text, special=False) for text in (b"late~late", b"late", b"again"))
+    backend.begin([clean])
+    expected = backend.step(behind)
+    backend.begin([clean, poison])
+    assert not np.isfinite(backend.step(behind)).any()
+    backend.begin([clean])
+    assert np.array_equal(expected, backend.step(behind))
     backend.close()
 
 
