@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sds.kernel import record, reversal, saga
+from sds.kernel import lease, record, reversal, saga
 from sds.kernel.answer import Answer
 from sds.kernel.errors import EventError, SdsError, UsageError
 from sds.kernel.intake import Event
 from sds.kernel.runtime import Kernel
-from sds.kernel.saga import COMPENSATED, DIRTY, Saga, SagaAnswer
+from sds.kernel.saga import COMPENSATED, DIRTY, Phase, Saga, SagaAnswer
 from sds.kernel.saga_flows import ALERT_HUMAN, CLOSE_ALL, MenuKernel, StepKernel, said, stopped
 
 ROUNDS_MAX = 200  # far above steps x restarts; a saga that needs more does not move
@@ -123,12 +123,7 @@ def recover(kernel: Kernel, *, now_ms: int) -> tuple[int, int]:
     No further step is taken: what was in the middle is complete, or nothing, or dirty. What was chosen from the menu
     already is carried out; to choose takes a model, which whoever drives the saga next has.
     """
-    rows = kernel.store.rows(
-        "SELECT s.dfid FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid"
-        " WHERE s.phase <> 'ENDED' AND f.gate = ? AND f.lease_until_ms < ? ORDER BY f.created_at_ms",
-        (kernel.contract.gate, now_ms),
-    )
-    left = [_settle(kernel, dfid, now_ms) for (dfid,) in rows]
+    left = [_settle(kernel, dfid, now_ms) for dfid, _ in _undriven(kernel, now_ms)]
     reversal.look_again(kernel, now_ms=now_ms)
     return left.count("ENDED"), left.count("DIRTY")
 
@@ -144,9 +139,14 @@ def _settle(kernel: Kernel, dfid: str, now_ms: int) -> str:
 
 def waiting(kernel: Kernel, *, now_ms: int) -> list[str]:
     """Return the dirty sagas whose driver is gone, oldest first: each waits for its compensation to be chosen."""
+    return [dfid for dfid, phase in _undriven(kernel, now_ms) if phase == "DIRTY"]
+
+
+def _undriven(kernel: Kernel, now_ms: int) -> list[tuple[str, Phase]]:
+    """Return the unfinished sagas whose driver is gone, with their phases, oldest first."""
     rows = kernel.store.rows(
-        "SELECT s.dfid FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid"
-        " WHERE s.phase = 'DIRTY' AND f.gate = ? AND f.lease_until_ms < ? ORDER BY f.created_at_ms",
-        (kernel.contract.gate, now_ms),
+        "SELECT s.dfid, s.phase, f.created_at_ms, f.lease_until_ms FROM sagas s"
+        " JOIN decision_flows f ON f.dfid = s.dfid WHERE s.phase <> 'ENDED' AND f.gate = ? ORDER BY f.created_at_ms",
+        (kernel.contract.gate,),
     )
-    return [dfid for (dfid,) in rows]
+    return [(dfid, phase) for dfid, phase, begun_ms, until_ms in rows if not lease.runs(begun_ms, until_ms, now_ms)]
