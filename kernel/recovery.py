@@ -17,7 +17,7 @@ _UNFINISHED = (
     " COALESCE(h.lease_until_ms, f.lease_until_ms) FROM decision_flows f"
     " LEFT JOIN execution_log e ON e.dfid = f.dfid LEFT JOIN human_decisions h ON h.dfid = f.dfid"
     " WHERE f.state IN ('ACTIVE', 'EXECUTING') AND f.gate = ?"
-    " AND (f.state = 'ACTIVE' OR e.status IN ('PENDING', 'UNKNOWN'))"
+    " AND f.dfid NOT IN (SELECT dfid FROM sagas) AND (f.state = 'ACTIVE' OR e.status IN ('PENDING', 'UNKNOWN'))"
     " ORDER BY COALESCE(e.reserved_at_ms, f.created_at_ms)"
 )
 
@@ -47,16 +47,14 @@ def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
         still_valid = partial(human.still_valid, mandated(kernel, intent.dfid), now_ms=now_ms)
         counts[kernel.dispatcher.resolve(intent, still_valid)] += 1
     ended, dirty = saga_drive.recover(kernel, now_ms=now_ms)
-    leased = sum(flow.held for flow in _unfinished(kernel, now_ms))
+    leased = sum(flow.held for flow in _unfinished(kernel, now_ms)) + saga_drive.driven(kernel, now_ms=now_ms)
     return Recovered(interrupted, counts["SUCCESS"], counts["FAILED"], counts["UNKNOWN"], leased, ended, dirty)
 
 
 def _interrupt_orphans(kernel: Kernel, now_ms: int) -> int:
     store = kernel.store
     with store.transaction():
-        sagas = {dfid for (dfid,) in store.rows("SELECT dfid FROM sagas WHERE phase <> 'ENDED'")}
-        flows = [flow for flow in _unfinished(kernel, now_ms) if flow.state == "ACTIVE" and flow.dfid not in sagas]
-        orphans = [flow.dfid for flow in flows if not flow.held]
+        orphans = [flow.dfid for flow in _unfinished(kernel, now_ms) if flow.state == "ACTIVE" and not flow.held]
         for dfid in orphans:
             intake.interrupt(store, dfid, now_ms=now_ms)
     return len(orphans)
@@ -70,7 +68,7 @@ def orders_in_the_air(kernel: Kernel, now_ms: int) -> list[ExecutionIntent]:
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """A flow that is not at its end. `held`: whoever is at work on it may still be alive."""
+    """A decision that is not at its end. `held`: whoever is at work on it may still be alive."""
 
     dfid: str
     state: str
@@ -78,7 +76,7 @@ class _Flow:
 
 
 def _unfinished(kernel: Kernel, now_ms: int) -> list[_Flow]:
-    """Return the gate's unfinished flows, oldest first. Nobody holds an order that was told to be UNKNOWN."""
+    """Return the gate's unfinished flows, oldest first, without sagas. Nobody holds an order that was told to be UNKNOWN."""
     rows = kernel.store.rows(_UNFINISHED, (kernel.contract.gate,))
     return [
         _Flow(dfid, state, status != "UNKNOWN" and lease.runs(begun_ms, until_ms, now_ms))
