@@ -7,6 +7,7 @@ died is taken over when its lease ends, and one aborted by drift is started afre
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -68,6 +69,9 @@ def read_event(contract: Contract, data: object) -> Event:
     for name in (spec.id, spec.key):
         if not 1 <= len(data[name]) <= ID_CHARS_MAX or not data[name].isprintable():
             raise EventError(f"`{name}` is not 1 to {ID_CHARS_MAX} printable characters")
+    key = data[spec.key]  # one spelling for each: what is drawn is counted by it
+    if key != key.strip() or not unicodedata.is_normalized("NFC", key):
+        raise EventError(f"`{spec.key}` has blanks around it, or is not in Unicode's composed form (NFC)")
     try:
         body = canonical(dict(data)).decode()
     except (TypeError, ValueError) as error:
