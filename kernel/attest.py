@@ -28,8 +28,8 @@ def attest(
     intent = next((order for order in orders_in_the_air(kernel, now_ms) if order.dfid == dfid), None)
     if intent is None or not case.unknown:
         raise UsageError(f"flow `{dfid}` has no order whose end is unknown", reason_code="FLOW_CLOSED", dfid=dfid)
-    if receipt.status == "settled" and not receipt.reference.strip():
-        raise UsageError("what was carried out has a reference where it was carried out", dfid=dfid)
+    if receipt.status == "settled" and not (receipt.reference.strip() and receipt.reference.isprintable()):
+        raise UsageError("what was carried out has a reference where it was carried out, in printable text", dfid=dfid)
     if not acknowledged:
         fate = "stays taken for good" if receipt.status == "settled" else "is given back and may be paid to others"
         raise unacknowledged(dfid, f"this is of HIGH impact: what the order holds {fate}, and that cannot be undone")

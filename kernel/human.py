@@ -25,7 +25,7 @@ from sds.kernel.errors import SdsError, UsageError, WorldError
 from sds.kernel.executor import ExecutionIntent
 from sds.kernel.flow import State, walk
 from sds.kernel.governance import Observation, envelope_in_force, safeguards_of, standing_notes
-from sds.kernel.human_input import SEEN_CHARS_MAX, moved_since, parse_change, said, seen_id, unacknowledged
+from sds.kernel.human_input import SEEN_CHARS_MAX, looked_at, moved_since, parse_change, said, seen_id, unacknowledged
 from sds.kernel.human_record import Case, Decision, HumanDecision
 from sds.kernel.human_terms import Impact, human_contract, impact
 from sds.kernel.packet import DecisionPacket, Decoding
@@ -126,6 +126,7 @@ class HumanDesk:
         if wanted.decision not in get_args(Decision):  # whoever calls this may not be type-checked
             raise UsageError(f"there is no decision `{wanted.decision}`", hint=", ".join(get_args(Decision)))
         wanted = replace(wanted, who=said("name", wanted.who), reason=said("reason", wanted.reason))
+        wanted = replace(wanted, seen=looked_at(wanted.seen))
         case = self.case(dfid)
         human_record.refuse_unless_waiting(case)
         if wanted.decision == "ABORT":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 
 from sds.kernel import jit
@@ -19,6 +20,7 @@ SEEN_CHARS_MAX = 4_096
 WHO_CHARS_MAX = 200
 REASON_CHARS_MAX = 500
 
+_SEEN = re.compile(r"[0-9a-f]{64}(?::(?:-?[0-9]{1,19}|None))*")
 _FORM = '{"action": "KIND", "params": {"amount": 1.00}, "reason_code": "CODE"}'
 
 
@@ -28,6 +30,13 @@ def said(what: str, text: str) -> str:
     if not kept:
         raise UsageError(f"a {what} is needed, for the record")
     return kept
+
+
+def looked_at(seen: str) -> str:
+    """Return the id of a state as `seen_id` makes them, or nothing where none is given. Raises UsageError."""
+    if seen and not (len(seen) <= SEEN_CHARS_MAX and _SEEN.fullmatch(seen)):
+        raise UsageError(f"`{one_line(seen, 80)}` is not the id of a state", hint="sds escalations show DFID names it")
+    return seen
 
 
 def unacknowledged(dfid: str, message: str) -> UsageError:

@@ -7,10 +7,11 @@ died is taken over when its lease ends, and one aborted by drift is started afre
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sds.kernel import ledger
+from sds.kernel import lease, ledger
 from sds.kernel.answer import Answer, answer
 from sds.kernel.canonical import canonical, digest
 from sds.kernel.contract import Contract
@@ -68,6 +69,9 @@ def read_event(contract: Contract, data: object) -> Event:
     for name in (spec.id, spec.key):
         if not 1 <= len(data[name]) <= ID_CHARS_MAX or not data[name].isprintable():
             raise EventError(f"`{name}` is not 1 to {ID_CHARS_MAX} printable characters")
+    key = data[spec.key]  # one spelling for each: what is drawn is counted by it
+    if key != key.strip() or not unicodedata.is_normalized("NFC", key):
+        raise EventError(f"`{spec.key}` has blanks around it, or is not in Unicode's composed form (NFC)")
     try:
         body = canonical(dict(data)).decode()
     except (TypeError, ValueError) as error:
@@ -107,8 +111,8 @@ def claim(
     body_hash, saga = digest(event.body), mandate.parent if mandate else None
     with store.transaction():
         known = store.row(
-            "SELECT e.body_hash, f.dfid, f.state, f.tag, f.restarts, f.lease_until_ms FROM events e"
-            " JOIN decision_flows f ON f.dfid = e.dfid WHERE e.gate = ? AND e.event_id = ?",
+            "SELECT e.body_hash, f.dfid, f.state, f.tag, f.restarts, f.created_at_ms, f.lease_until_ms"
+            " FROM events e JOIN decision_flows f ON f.dfid = e.dfid WHERE e.gate = ? AND e.event_id = ?",
             (contract.gate, event.id),
         )
         if known is None:
@@ -121,7 +125,7 @@ def claim(
                 f"event `{event.id}` was seen with another body", reason_code="EVENT_CONFLICT", dfid=known[1]
             )
         state, tag = known[2], known[3]
-        if state == "ACTIVE" and now_ms > known[5]:
+        if state == "ACTIVE" and not lease.runs(known[5], known[6], now_ms):
             interrupt(store, known[1], now_ms=now_ms)
             state, tag = "ABORTED", "INTERRUPTED"
         if state != "ABORTED" or tag not in RESTARTABLE_TAGS or known[4] >= contract.retry.restarts_max:

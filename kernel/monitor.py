@@ -13,7 +13,7 @@ from sds.kernel.store import Store
 
 # An operator who reactivates an agent has looked at what it did: the window starts anew there.
 _REACTIVATED = (
-    "SELECT COALESCE(MAX(idx), 0) FROM ledger WHERE kind = 'AGENT' AND json_extract(body, '$.agent_id') = ?"
+    "SELECT 1 FROM ledger WHERE idx > ? AND kind = 'AGENT' AND json_extract(body, '$.agent_id') = ?"
     " AND json_extract(body, '$.status') = 'ACTIVE' AND COALESCE(json_extract(body, '$.was'), 'SUSPENDED') = 'SUSPENDED'"
 )
 
@@ -21,15 +21,16 @@ _REACTIVATED = (
 def breach(store: Store, contract: Contract) -> str | None:
     """Return one line about the first aggregate threshold the agent's last decisions exceed, else None."""
     limits = contract.aggregate_thresholds
+    # from the end backwards, as far as the window reaches: the ledger grows, and others wait for the store meanwhile
     rows = store.rows(
-        "SELECT body FROM ledger WHERE kind = 'DECIDED' AND json_extract(body, '$.agent_id') = ?"
-        f" AND idx > ({_REACTIVATED}) ORDER BY idx DESC LIMIT ?",
-        (contract.agent_id, contract.agent_id, limits.window),
+        "SELECT idx, body FROM ledger WHERE kind = 'DECIDED' AND json_extract(body, '$.agent_id') = ?"
+        " ORDER BY idx DESC LIMIT ?",
+        (contract.agent_id, limits.window),
     )
-    if len(rows) < limits.window:
+    if len(rows) < limits.window or store.row(_REACTIVATED, (rows[-1][0], contract.agent_id)):
         return None
     paid: list[int] = []
-    for (text,) in rows:
+    for _, text in rows:
         body = json.loads(text)
         spec = contract.kinds.get(body["action"] or "")
         if body["state"] == "EXECUTING" and spec is not None and spec.spends:

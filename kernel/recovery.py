@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
-from sds.kernel import human, intake, record, saga_drive
+from sds.kernel import human, intake, lease, record, saga_drive
 from sds.kernel.canonical import one_line
 from sds.kernel.executor import ExecutionIntent
 from sds.kernel.runtime import Kernel
@@ -15,7 +15,14 @@ from sds.kernel.saga_flows import mandated
 ERROR_CHARS_MAX = 200
 
 # A human's order has a lease of its own: that of the flow they decided about is long over.
-_LEASE = "COALESCE((SELECT h.lease_until_ms FROM human_decisions h WHERE h.dfid = f.dfid), f.lease_until_ms)"
+_UNFINISHED = (
+    "SELECT f.dfid, f.state, e.status, COALESCE(h.decided_at_ms, f.created_at_ms),"
+    " COALESCE(h.lease_until_ms, f.lease_until_ms) FROM decision_flows f"
+    " LEFT JOIN execution_log e ON e.dfid = f.dfid LEFT JOIN human_decisions h ON h.dfid = f.dfid"
+    " WHERE f.state IN ('ACTIVE', 'EXECUTING') AND f.gate = ?"
+    " AND f.dfid NOT IN (SELECT dfid FROM sagas) AND (f.state = 'ACTIVE' OR e.status IN ('PENDING', 'UNKNOWN'))"
+    " ORDER BY COALESCE(e.reserved_at_ms, f.created_at_ms)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +60,7 @@ def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
             kernel.log("recovery.failed", {"dfid": intent.dfid, "error": type(error).__name__})
             errors.append(one_line(f"{intent.dfid}: {type(error).__name__}: {error}", ERROR_CHARS_MAX))
     ended, dirty = saga_drive.recover(kernel, now_ms=now_ms)
-    leased = kernel.store.value(
-        "SELECT count(*) FROM decision_flows f LEFT JOIN execution_log e ON e.dfid = f.dfid WHERE f.gate = ?"
-        " AND (f.state = 'ACTIVE' OR (f.state = 'EXECUTING' AND e.status = 'PENDING'))"
-        f" AND {_LEASE} >= ?",
-        (kernel.contract.gate, now_ms),
-    )
+    leased = sum(flow.held for flow in _unfinished(kernel, now_ms)) + saga_drive.driven(kernel, now_ms=now_ms)
     return Recovered(
         interrupted, counts["SUCCESS"], counts["FAILED"], counts["UNKNOWN"], leased, ended, dirty, tuple(errors)
     )
@@ -67,22 +69,31 @@ def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
 def _interrupt_orphans(kernel: Kernel, now_ms: int) -> int:
     store = kernel.store
     with store.transaction():
-        orphans = store.rows(
-            "SELECT dfid FROM decision_flows WHERE state = 'ACTIVE' AND gate = ? AND lease_until_ms < ?"
-            " AND dfid NOT IN (SELECT dfid FROM sagas)",
-            (kernel.contract.gate, now_ms),
-        )
-        for (dfid,) in orphans:
+        orphans = [flow.dfid for flow in _unfinished(kernel, now_ms) if flow.state == "ACTIVE" and not flow.held]
+        for dfid in orphans:
             intake.interrupt(store, dfid, now_ms=now_ms)
     return len(orphans)
 
 
 def orders_in_the_air(kernel: Kernel, now_ms: int) -> list[ExecutionIntent]:
     """Return every order whose outcome nobody knows and whose sender is gone, oldest first."""
-    rows = kernel.store.rows(
-        "SELECT e.dfid FROM decision_flows f JOIN execution_log e ON e.dfid = f.dfid"
-        " WHERE f.state = 'EXECUTING' AND f.gate = ?"
-        f" AND (e.status = 'UNKNOWN' OR (e.status = 'PENDING' AND {_LEASE} < ?)) ORDER BY e.reserved_at_ms",
-        (kernel.contract.gate, now_ms),
-    )
-    return [order for (dfid,) in rows if (order := record.read_order(kernel.store, dfid)) is not None]
+    gone = [flow.dfid for flow in _unfinished(kernel, now_ms) if flow.state == "EXECUTING" and not flow.held]
+    return [order for dfid in gone if (order := record.read_order(kernel.store, dfid)) is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """A decision that is not at its end. `held`: whoever is at work on it may still be alive."""
+
+    dfid: str
+    state: str
+    held: bool
+
+
+def _unfinished(kernel: Kernel, now_ms: int) -> list[_Flow]:
+    """Return the gate's unfinished flows, oldest first, without sagas. Nobody holds an order that was told to be UNKNOWN."""
+    rows = kernel.store.rows(_UNFINISHED, (kernel.contract.gate,))
+    return [
+        _Flow(dfid, state, status != "UNKNOWN" and lease.runs(begun_ms, until_ms, now_ms))
+        for dfid, state, status, begun_ms, until_ms in rows
+    ]

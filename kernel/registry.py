@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from sds.kernel import handshake, ledger
+from sds.kernel import handshake, ledger, units
 from sds.kernel.canonical import canonical, one_line
 from sds.kernel.contract import Contract
 from sds.kernel.errors import ContractError, TransitionError
@@ -65,17 +65,20 @@ def register(
     """Put a contract in force for its agent; a new agent becomes ACTIVE. Registering it again changes nothing.
 
     Flows that are open stay under the contract they were created under, unless that had a kind in its authority that
-    this one lacks, or `revoke_previous` says so: then it is revoked. Raises TransitionError when an agent tries,
-    ContractError when the handshake fails. A failed handshake leaves one ledger entry and no agent: RETIRED is final,
-    and an agent's name must not be used up by a mistake in its contract.
+    this one lacks, draws or spends in other units, or `revoke_previous` says so: then it is revoked. Raises
+    TransitionError when an agent tries or a reason is missing, ContractError when the handshake fails, or when something
+    is drawn or spent that this contract would count in other units (`units`). A failed handshake leaves one ledger entry
+    and no agent: RETIRED is final, and an agent's name must not be used up by a mistake in its contract.
     """
     if by == "agent":
         raise TransitionError("an agent cannot register itself: contracts come from a deployment")
     entry = {"hash": contract.hash, "gate": contract.gate, "agent_id": contract.agent_id, "by": by}
-    entry |= {"version": contract.version, "who": _text(who), "reason": _text(reason)}
+    entry |= {"version": contract.version, "who": _text(who), "reason": _reason(reason)}
     with store.transaction():
         known = _known(store, contract)
         refused = handshake.refusal(contract, known)
+        if refused is None and all(each.contract_hash != contract.hash for each in known):
+            refused = units.refusal(store, contract, now_ms)
         if refused is not None:
             _write_refusal(store, entry, refused, new=not known, now_ms=now_ms)
         else:
@@ -143,16 +146,18 @@ def _take_into_service(store: Store, contract: Contract, now_ms: int) -> None:
 def _revoke_superseded(
     store: Store, contract: Contract, entry: Mapping[str, str], *, everything: bool, now_ms: int
 ) -> None:
-    """Revoke every earlier contract whose authority this one takes something from, or simply every one."""
+    """Revoke every earlier contract that this one takes authority from or counts otherwise than, or simply every one."""
     rows = store.rows(
         "SELECT hash, body FROM contracts WHERE agent_id = ? AND hash <> ?"
         " AND hash NOT IN (SELECT contract_hash FROM contract_revocations)",
         (contract.agent_id, contract.hash),
     )
-    for known, body in rows:
-        lost = sorted(set(json.loads(body)["authority"]) - set(contract.authority))
-        if everything or lost:
+    for known, text in rows:
+        body = json.loads(text)
+        lost, recounted = sorted(set(body["authority"]) - set(contract.authority)), units.recounted(body, contract)
+        if everything or lost or recounted:
             why = f"version {contract.version} withdraws {', '.join(lost)}" if lost else entry["reason"]
+            why = f"version {contract.version} counts in other units" if recounted and not lost else why
             _revoke(store, known, by=entry["by"], who=entry["who"], reason=why, now_ms=now_ms)
 
 

@@ -62,7 +62,6 @@ class Saga:
     compensation: str | None
     steps: tuple[Child, ...]
     chooser: Child
-    lease_until_ms: int
 
     @property
     def next(self) -> Child | None:
@@ -151,12 +150,12 @@ def load(store: Reader, contract: Contract, dfid: str) -> Saga:
     """Return a saga with its children as they stand. Raises StoreError when the record has none under this dfid."""
     row = store.row(
         "SELECT s.name, s.steps, s.menu, s.phase, s.compensation, f.event_id, f.trigger_event,"
-        " f.restarts, f.lease_until_ms FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid WHERE s.dfid = ?",
+        " f.restarts FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid WHERE s.dfid = ?",
         (dfid,),
     )
     if row is None:
         raise StoreError(f"saga `{dfid}` is not in the record", dfid=dfid)
-    name, steps, menu, phase, compensation, event_id, body, restarts, lease_until_ms = row
+    name, steps, menu, phase, compensation, event_id, body, restarts = row
     prefix = event_id if not restarts else f"{event_id}/r{restarts}"
     kinds, fields = enumerate(json.loads(steps), start=1), event_fields(store, dfid)
     if fields is None:
@@ -172,7 +171,6 @@ def load(store: Reader, contract: Contract, dfid: str) -> Saga:
         compensation,
         tuple(_child(store, contract, prefix, dfid, number, kind) for number, kind in kinds),
         _child(store, contract, prefix, dfid, COMPENSATION, "COMPENSATION"),
-        lease_until_ms,
     )
 
 

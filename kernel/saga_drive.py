@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sds.kernel import record, reversal, saga
+from sds.kernel import lease, record, reversal, saga
 from sds.kernel.answer import Answer
 from sds.kernel.errors import EventError, SdsError, UsageError
 from sds.kernel.intake import Event
@@ -118,17 +118,12 @@ def alert(kernel: Kernel, found: Saga, choice: str, now_ms: int) -> None:
 
 
 def recover(kernel: Kernel, *, now_ms: int) -> tuple[int, int]:
-    """End every saga whose driver is gone; return how many ended, and how many wait, dirty, for their compensation.
+    """End every saga whose driver is gone (see `_driven`); return how many ended, and how many wait, dirty, for their compensation.
 
     No further step is taken: what was in the middle is complete, or nothing, or dirty. What was chosen from the menu
     already is carried out; to choose takes a model, which whoever drives the saga next has.
     """
-    rows = kernel.store.rows(
-        "SELECT s.dfid FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid"
-        " WHERE s.phase <> 'ENDED' AND f.gate = ? AND f.lease_until_ms < ? ORDER BY f.created_at_ms",
-        (kernel.contract.gate, now_ms),
-    )
-    left = [_settle(kernel, dfid, now_ms) for (dfid,) in rows]
+    left = [_settle(kernel, found.dfid, now_ms) for found in _unfinished(kernel, now_ms, driven=False)]
     reversal.look_again(kernel, now_ms=now_ms)
     return left.count("ENDED"), left.count("DIRTY")
 
@@ -144,9 +139,34 @@ def _settle(kernel: Kernel, dfid: str, now_ms: int) -> str:
 
 def waiting(kernel: Kernel, *, now_ms: int) -> list[str]:
     """Return the dirty sagas whose driver is gone, oldest first: each waits for its compensation to be chosen."""
+    return [found.dfid for found in _unfinished(kernel, now_ms, driven=False) if found.phase == "DIRTY"]
+
+
+def driven(kernel: Kernel, *, now_ms: int) -> int:
+    """Return how many unfinished sagas are left alone because their driver may still be alive."""
+    return len(_unfinished(kernel, now_ms, driven=True))
+
+
+def _unfinished(kernel: Kernel, now_ms: int, *, driven: bool) -> list[Saga]:
+    """Return the unfinished sagas whose driver may be alive (`driven`), or those whose driver is gone, oldest first."""
     rows = kernel.store.rows(
         "SELECT s.dfid FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid"
-        " WHERE s.phase = 'DIRTY' AND f.gate = ? AND f.lease_until_ms < ? ORDER BY f.created_at_ms",
-        (kernel.contract.gate, now_ms),
+        " WHERE s.phase <> 'ENDED' AND f.gate = ? ORDER BY f.created_at_ms",
+        (kernel.contract.gate,),
     )
-    return [dfid for (dfid,) in rows]
+    found = (saga.load(kernel.store, kernel.contract, dfid) for (dfid,) in rows)
+    return [each for each in found if _driven(kernel, each, now_ms) == driven]
+
+
+def _driven(kernel: Kernel, found: Saga, now_ms: int) -> bool:
+    """Tell whether a saga's driver may still be alive: each of its flows speaks for it for twice its lease.
+
+    Once while the flow itself is at work, and once more for the pause behind it, until the next has begun: a step that
+    has used up its lease leaves no time for that, and a saga that is cut there is half done.
+    """
+    dfids = (found.dfid, *(child.dfid for child in (*found.steps, found.chooser)))
+    rows = kernel.store.rows(
+        f"SELECT created_at_ms, lease_until_ms FROM decision_flows WHERE dfid IN ({', '.join('?' for _ in dfids)})",
+        dfids,
+    )
+    return any(lease.runs(begun_ms, 2 * until_ms - begun_ms, now_ms) for begun_ms, until_ms in rows)

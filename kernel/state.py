@@ -24,7 +24,11 @@ class StateRead:
 
 
 class StateSource(Protocol):
-    """Where authoritative state comes from. Must be safe to call from several threads."""
+    """Where authoritative state comes from. Must be safe to call from several threads.
+
+    It answers only the exact key, letter case included: what is drawn is counted by the key as the event spells it, and
+    each further spelling that is answered is a resource of its own, from which everything can be taken once more.
+    """
 
     def read(self, key: str) -> StateRead | None:
         """Return the state of `key` as it is now, or None when there is no such key. Raises StateError."""

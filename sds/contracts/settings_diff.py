@@ -7,7 +7,7 @@ may happen, it counts as wider: whoever reads the difference shall look.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sds.kernel.bounds import MAGNITUDE_MAX
@@ -106,7 +106,11 @@ def changed_settings(a: Contract, b: Contract) -> Iterator[SettingChange]:
         before, after = _at(a, path), _at(b, path)
         if before != after:
             yield SettingChange(path, rule(before, after), _said(before), _said(after))
-    yield from _entries("snapshot", a.snapshot, b.snapshot, _neutral, added="narrower")
+    drawn = {*_drawn_from(a), *_drawn_from(b)}
+    for change in _entries("snapshot", a.snapshot, b.snapshot, _neutral, added="narrower"):
+        # what was drawn has no decimals of its own: 200 euros are 200 cents to whoever counts in those
+        recounted = change.direction == "different" and change.path.removeprefix("snapshot.") in drawn
+        yield replace(change, direction="wider") if recounted else change
     yield from _entries("levels", a.levels, b.levels, _neutral, added="different")
     yield from _entries("drift.fields", _tolerances(a), _tolerances(b), _drift, added="wider")
     limits_a, limits_b = ({limit.name: limit for limit in each.spend} for each in (a, b))
@@ -115,6 +119,11 @@ def changed_settings(a: Contract, b: Contract) -> Iterator[SettingChange]:
     for where, before, after in (("kinds", a.kinds, b.kinds), ("human.kinds", a.human.kinds, b.human.kinds)):
         for kind in sorted({*before} & {*after}):
             yield from _kind(f"{where}.{kind}", before[kind], after[kind])
+
+
+def _drawn_from(contract: Contract) -> Iterator[str]:
+    for kind in (*contract.kinds.values(), *contract.human.kinds.values()):
+        yield from kind.draws
 
 
 def _at(contract: Contract, path: str) -> Any:

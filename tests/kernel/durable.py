@@ -20,6 +20,7 @@ from sds.gates.refund.rail_store import Order, PayoutStore
 from sds.kernel import intake, registry
 from sds.kernel.answer import Answer
 from sds.kernel.contract import Contract, parse_contract
+from sds.kernel.dispatch import Log
 from sds.kernel.errors import StateError
 from sds.kernel.executor import ExecutionIntent, Executor, Receipt, Signer
 from sds.kernel.packet import DecisionPacket, Decoding
@@ -255,7 +256,12 @@ class World:
         return store
 
     def open_kernel(
-        self, store: Store | None = None, *, terms: Contract | None = None, executor: Executor | None = None
+        self,
+        store: Store | None = None,
+        *,
+        terms: Contract | None = None,
+        executor: Executor | None = None,
+        log: Log | None = None,
     ) -> Kernel:
         return Kernel(
             terms or self.contract,
@@ -265,7 +271,7 @@ class World:
             SIGNER,
             now_ms=self.clock,
             new_id=lambda: f"flow-{next(self._numbers):05d}",
-            log=lambda event, facts: self.logged.append((event, facts)),
+            log=log or (lambda event, facts: self.logged.append((event, facts))),
         )
 
     def close(self) -> None:

@@ -75,8 +75,9 @@ def test_a_humans_word_needs_an_acknowledgement_a_reference_and_an_order_that_is
     dfid = unknown(world, silent)
     with pytest.raises(UsageError, match="this is of HIGH impact: what the order holds stays taken for good"):
         say(world, silent, dfid, Receipt("settled", "B-7"), acknowledged=False)
-    with pytest.raises(UsageError, match="has a reference where it was carried out"):
-        say(world, silent, dfid, Receipt("settled", " "))
+    for reference in ("", " ", "\x00", "B\n7", "\u200b"):
+        with pytest.raises(UsageError, match="has a reference where it was carried out, in printable text"):
+            say(world, silent, dfid, Receipt("settled", reference))
     say(world, silent, dfid, Receipt("rejected"))
     with pytest.raises(UsageError, match="has no order whose end is unknown"):
         say(world, silent, dfid, Receipt("settled", "B-7"))

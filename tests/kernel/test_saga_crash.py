@@ -82,14 +82,14 @@ def check(world: World, store: Store, found: SagaAnswer) -> None:
 
 def afterwards(world: World, story: str, acknowledged: object) -> None:
     """Start again with everything fresh, recover, bring the same event again, and check all that must hold."""
-    world.clock.advance(LEASE_MS + 1)
+    world.clock.advance(2 * LEASE_MS + 1)
     world.rail.misfortunes = []
     with closing(Store(world.path)) as store:
         kernel = world.open_kernel(store)
         recovery.recover(kernel, now_ms=world.clock())
         assert () == audit.verify(store).faults
         found = tell(kernel, world, story)
-        world.clock.advance(LEASE_MS + 1)
+        world.clock.advance(2 * LEASE_MS + 1)
         recovery.recover(kernel, now_ms=world.clock())
         check(world, store, found)
         if isinstance(acknowledged, SagaAnswer):
@@ -123,7 +123,7 @@ def test_stopped_again_while_it_recovers_the_same_holds(fresh: Callable[[], Worl
         def stop_twice(world: World, again: Faults, at: int = at) -> bool:
             crashing(world, lambda kernel: tell(kernel, world, story), Faults(at=at))
             world.rail.misfortunes = []
-            world.clock.advance(LEASE_MS + 1)
+            world.clock.advance(2 * LEASE_MS + 1)
             recovered = crashing(world, lambda kernel: recovery.recover(kernel, now_ms=world.clock()), again)
             afterwards(world, story, None)
             return recovered is not None

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from sds.kernel import audit, recovery, saga
+from sds.kernel.executor import ExecutionIntent, Receipt
 from sds.kernel.packet import DecisionPacket
+from sds.kernel.recovery import Recovered
 from sds.kernel.reversal import reverse
 from tests.kernel.durable import (
     LEASE_MS,
@@ -55,7 +57,7 @@ def test_recovery_ends_a_saga_of_which_nothing_was_done_and_its_event_may_come_a
     with pytest.raises(KeyboardInterrupt):
         run(world.kernel, world, interrupted_after(world, 0))
     assert 0 == recovery.recover(world.kernel, now_ms=world.clock()).sagas_ended
-    world.clock.advance(LEASE_MS)
+    world.clock.advance(2 * LEASE_MS)
     assert 1 == recovery.recover(world.kernel, now_ms=world.clock()).sagas_ended
     found = run(world.kernel, world, Script())
     assert (("CLOSED", None, None), "C1/r1/1") == (parent(found), found.steps[0].event_id if found.steps[0] else "")
@@ -64,7 +66,7 @@ def test_recovery_ends_a_saga_of_which_nothing_was_done_and_its_event_may_come_a
 def test_recovery_marks_a_half_done_saga_dirty_and_whoever_has_a_model_asks_for_its_compensation(world: World):
     with pytest.raises(KeyboardInterrupt):
         run(world.kernel, world, interrupted_after(world, 1))
-    world.clock.advance(LEASE_MS)
+    world.clock.advance(2 * LEASE_MS)
     found = recovery.recover(world.kernel, now_ms=world.clock())
     assert (0, 1) == (found.sagas_ended, found.sagas_dirty)
     assert [("ACTIVE", DIRTY)] == world.store.rows("SELECT state, tag FROM decision_flows JOIN sagas USING (dfid)")
@@ -83,12 +85,55 @@ def test_without_recovery_the_same_event_takes_the_saga_up_where_it_stands(world
     assert ["2"] == script.asked
 
 
+@pytest.mark.parametrize("step_ms", [20_000, 30_000])
+def test_recovery_beside_a_driver_leaves_its_saga_alone_however_many_steps_it_has(world: World, step_ms: int):
+    """Each step takes its time to decide and the rail its own; recovery comes while it is at work and in the pause."""
+    world.tickets.put("T1", mood="angry")
+    other, script, seen = world.open_kernel(world.open_store()), Script(), []
+    pay = world.rail.dispatch
+
+    def come_by() -> None:
+        seen.append(recovery.recover(other, now_ms=world.clock()))
+
+    def slow(packet: DecisionPacket) -> bytes:
+        world.clock.advance(step_ms)
+        come_by()
+        return script(packet)
+
+    def dispatch(intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
+        world.clock.advance(world.contract.budget.dispatch_ms_max)
+        return pay(intent, key, deadline_s)
+
+    def pause(event: str, _facts: object) -> None:
+        if event == "flow.decided":
+            world.clock.advance(1)
+            come_by()
+
+    world.rail.dispatch = dispatch  # type: ignore[method-assign]
+    found = run(world.open_kernel(log=pause), world, slow, "ALL")
+    assert ("CLOSED", None, None) == parent(found)
+    assert [Recovered(leased=2), Recovered(leased=1)] * 3 == seen
+
+
+def test_a_saga_whose_driver_died_between_two_steps_is_left_alone_until_it_must_be_gone(world: World):
+    def dies(event: str, _facts: object) -> None:
+        if event == "flow.decided":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(world.open_kernel(log=dies), world, Script())
+    world.clock.advance(LEASE_MS)
+    assert Recovered(leased=1) == recovery.recover(world.kernel, now_ms=world.clock())
+    world.clock.advance(LEASE_MS)
+    assert Recovered(sagas_dirty=1) == recovery.recover(world.kernel, now_ms=world.clock())
+
+
 def test_no_step_begins_once_a_saga_is_dirty_whoever_was_late(world: World):
     """A driver that slept through its lease and a recovery finds its step refused in the claiming transaction."""
 
     def late(packet: DecisionPacket) -> bytes:
         if packet.event_id.endswith("/2"):
-            world.clock.advance(LEASE_MS)
+            world.clock.advance(2 * LEASE_MS)
             recovery.recover(world.open_kernel(), now_ms=world.clock())
         return script(packet)
 

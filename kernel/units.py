@@ -1,0 +1,76 @@
+"""What the record's counters count in. A counter is a number without decimals of its own: 200 drawn as euros would be
+two euros to a contract that counts cents. So a contract takes over no counter that holds what was counted otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sds.kernel.contract import Contract
+from sds.kernel.expressions import INT
+from sds.kernel.handshake import Refusal
+from sds.kernel.reserve import scopes
+from sds.kernel.snapshot import parse_type
+from sds.kernel.store import Reader
+
+
+def refusal(store: Reader, contract: Contract, now_ms: int) -> Refusal | None:
+    """Return why a contract cannot be put in force: something is drawn or spent that it would count in other units."""
+    counted: dict[str, int | None] = {}
+    for (body,) in store.rows("SELECT body FROM contracts ORDER BY rowid"):
+        counted |= _units(json.loads(body), fed=True)
+    for counter in _differing(counted, contract):
+        path = counter.rpartition("#")[2]
+        if path in contract.snapshot and _drawn(store, counter):
+            return Refusal(
+                f"`{path}` is declared as `{contract.snapshot[path]}`, and what is drawn from it was counted with"
+                f" {counted[counter]} decimals",
+                "keep the field's type; in other units it is a field of another name, from which nothing is drawn yet",
+            )
+        if path not in contract.snapshot and _spent(store, contract, now_ms):
+            return Refusal(
+                f"what is spent in this hour or day was counted with {counted[counter]} decimals, and this contract"
+                " spends with others",
+                "suspend the agent until the hour or day is over, then register it",
+            )
+    return None
+
+
+def recounted(before: Mapping[str, Any], contract: Contract) -> bool:
+    """Tell whether a registered contract (`before`, as JSON has it) feeds a counter that `contract` counts otherwise."""
+    return bool(_differing(_units(before, fed=True), contract))
+
+
+def _differing(counted: Mapping[str, int | None], contract: Contract) -> list[str]:
+    ours = _units(contract.model_dump(mode="json"))
+    return [counter for counter, decimals in counted.items() if ours.get(counter, decimals) != decimals]
+
+
+def _units(contract: Mapping[str, Any], *, fed: bool = False) -> dict[str, int | None]:
+    """Return the decimals of every counter a contract looks at, or only of those that it can add to (`fed`).
+
+    Named by a pattern: `source:*#path` for what is drawn, the gate for what is spent. None: the field is no number.
+    """
+    kinds = [*contract["kinds"].values(), *contract.get("human", {}).get("kinds", {}).values()]
+    drawn = {path for kind in kinds for path in kind["draws"]}
+    found: dict[str, int | None] = {}
+    for path, declared in contract["snapshot"].items():
+        if path in drawn or not fed:
+            spec = parse_type(path, declared)
+            found[f"{contract['source']}:*#{path}"] = spec.scale if spec.kind == INT else None
+    for kind in kinds:
+        if kind["spends"]:
+            found[contract["gate"]] = (kind["params"] | kind["fills"])[kind["spends"]]["scale"]
+    return found
+
+
+def _drawn(store: Reader, counter: str) -> bool:
+    return store.row("SELECT 1 FROM resources WHERE drawn > 0 AND resource GLOB ?", (counter,)) is not None
+
+
+def _spent(store: Reader, contract: Contract, now_ms: int) -> bool:
+    """Tell whether a counter of this moment holds anything, whatever it is counted for."""
+    windows = [f"{name.rpartition('/')[0]}/*" for name in scopes(contract, {}, now_ms)]
+    return any(store.row("SELECT 1 FROM spend_totals WHERE used > 0 AND scope GLOB ?", (name,)) for name in windows)
