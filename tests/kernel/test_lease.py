@@ -78,12 +78,20 @@ def test_a_flow_of_a_clock_that_was_ahead_is_interrupted_by_recovery(ahead: Worl
     assert Recovered(interrupted=1) == recovered(ahead)
 
 
-@pytest.mark.parametrize("paid", [False, True])
-def test_an_order_of_a_clock_that_was_ahead_is_resolved(ahead: World, paid: bool):
-    left_hanging(ahead, paid=paid)
+def test_an_order_of_a_clock_that_was_ahead_is_settled(ahead: World):
+    left_hanging(ahead, paid=True)
     ahead.clock.advance(-YEAR_MS)
     assert Recovered(success=1) == recovered(ahead)
     assert (1, ["settled"]) == (len(ahead.rail.paid()), ahead.column("SELECT status FROM reservations"))
+
+
+def test_an_order_of_a_clock_that_was_ahead_which_was_never_sent_is_voided(ahead: World):
+    """Its spend limits were counted on a day that is not today's."""
+    left_hanging(ahead, paid=False)
+    ahead.clock.advance(-YEAR_MS)
+    assert Recovered(failed=1) == recovered(ahead)
+    assert (0, ["released"]) == (len(ahead.rail.paid()), ahead.column("SELECT status FROM reservations"))
+    assert "SUCCESS" == see_through(ahead.kernel, ahead.event(), refund()).execution
 
 
 def test_an_order_nobody_can_tell_the_end_of_waits_for_a_human(ahead: World):
@@ -109,7 +117,7 @@ def test_a_sender_that_is_alive_after_all_pays_at_most_once(folder: Path, idempo
     world.close()
 
 
-def test_a_humans_order_of_a_clock_that_was_ahead_is_resolved(folder: Path):
+def test_a_humans_order_of_a_clock_that_was_ahead_is_voided(folder: Path):
     world = World(folder, terms=TERMS)
     world.clock.advance(YEAR_MS)
     dfid = escalated(world, refund("40.00"))
@@ -117,7 +125,8 @@ def test_a_humans_order_of_a_clock_that_was_ahead_is_resolved(folder: Path):
         HumanDesk(world.open_kernel(executor=Dies(world.rail)), now_ms=world.clock).resolve(dfid, WANTED)
     assert Recovered(leased=1) == recovered(world)
     world.clock.advance(-YEAR_MS)
-    assert Recovered(success=1) == recovered(world)
+    assert Recovered(failed=1) == recovered(world)
+    assert [] == world.rail.sent
     assert () == audit.verify(world.store).faults
     world.close()
 
