@@ -68,6 +68,8 @@ def _words(path: Path, size: int) -> tuple[Vocabulary | HfVocabulary, str | None
         return words, words.chat_template, lambda: None
     vocabulary, template, free = words_of(path)
     if vocabulary.size != size:
+        vocabulary.release()
+        free()
         raise BackendError(f"the model has {size} logits and {vocabulary.size} tokens")
     return vocabulary, template, free
 
