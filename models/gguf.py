@@ -15,6 +15,7 @@ import llama_cpp as lib
 
 from sds.models.protocol import BackendError
 from sds.models.vocabulary import Vocabulary
+from sds.models.words import readable
 
 _GGUF_MAGIC = b"GGUF"
 
@@ -79,18 +80,26 @@ def load_gguf(path: Path, *, vocab_only: bool = False, gpu_layers: int = 0) -> t
     params.vocab_only = vocab_only
     params.n_gpu_layers = gpu_layers
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
-    vocab = lib.llama_model_get_vocab(model) if model else None
-    if model is None or vocab is None:
+    if model is None:
         raise BackendError(f"`{path}` is damaged or of a kind this llama.cpp does not know")
-    return model, Vocabulary(vocab)
+    try:
+        return model, Vocabulary(lib.llama_model_get_vocab(model))
+    except BaseException:
+        lib.llama_model_free(model)
+        raise
 
 
 def chat_template(model: lib.llama_model_p) -> str | None:
     template = lib.llama_model_chat_template(model, None)
-    return template.decode() if template else None
+    return readable(template, "the chat template") if template else None
 
 
 def words_of(path: Path) -> tuple[Vocabulary, str | None, Callable[[], object]]:
     """Return a file's vocabulary and chat template without its weights, and what frees them. Raises BackendError."""
     model, vocabulary = load_gguf(path, vocab_only=True)
-    return vocabulary, chat_template(model), partial(lib.llama_model_free, model)
+    try:
+        return vocabulary, chat_template(model), partial(lib.llama_model_free, model)
+    except BaseException:
+        vocabulary.release()
+        lib.llama_model_free(model)
+        raise

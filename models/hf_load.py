@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from logging import CRITICAL
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map, load_gguf_checkpoint
 from transformers.utils.logging import set_verbosity
 
 from sds.models.gguf import gguf_fingerprint, words_of
+from sds.models.gguf_header import GgufFile
 from sds.models.hf_vocabulary import HfVocabulary
 from sds.models.protocol import BackendError
 from sds.models.vocabulary import Vocabulary
 
 READ_BYTES = 1 << 20
 HINT_CHARACTERS_MAX = 200
+_COMPUTED = "rotary_emb.inv_freq"  # old checkpoints store what is computed from the config
+_EXPERTS = "_exp"  # of these a GGUF's tensor holds several of transformers'
 
 
 def device_of(name: str) -> torch.device:
@@ -65,6 +68,8 @@ def _words(path: Path, size: int) -> tuple[Vocabulary | HfVocabulary, str | None
         return words, words.chat_template, lambda: None
     vocabulary, template, free = words_of(path)
     if vocabulary.size != size:
+        vocabulary.release()
+        free()
         raise BackendError(f"the model has {size} logits and {vocabulary.size} tokens")
     return vocabulary, template, free
 
@@ -82,6 +87,9 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> Any:
     read: Any = load_gguf_checkpoint
     with torch.device("meta"):
         shapes = build(config)
+    names: Any = get_gguf_hf_weights_map
+    places = set(names(shapes, cast("Any", TensorProcessor)()))
+    _refuse_surplus(name for name in GgufFile(path).tensors if name not in places and _EXPERTS not in name)
     weights = read(path, return_tensors=True, model_to_load=shapes, torch_dtype=dtype)["tensors"]
     return _whole(type(shapes).from_pretrained(None, config=config, state_dict=weights, **_options(dtype)))
 
@@ -91,15 +99,29 @@ def _options(dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _whole(loaded: tuple[Any, dict[str, Any]]) -> Any:
-    """Refuse a model with weights that were not loaded: they would be random numbers."""
+    """Refuse a model with weights that were not loaded, for they would be random numbers, or with fewer than its file.
+
+    What transformers knows to be of no use to the model is not among the unexpected ones.
+    """
     model, found = loaded
     lacking = sorted(map(str, [*found["missing_keys"], *found["mismatched_keys"]]))
     if lacking:
         raise BackendError(f"the checkpoint lacks {len(lacking)} weights, the first is `{lacking[0]}`")
+    _refuse_surplus(key for key in map(str, found["unexpected_keys"]) if not key.endswith(_COMPUTED))
     for name, weights in model.state_dict().items():
         if weights.is_floating_point() and not bool(torch.isfinite(weights).all()):
             raise BackendError(f"the weights `{name}` hold what is no number in {weights.dtype}")
     return model
+
+
+def _refuse_surplus(names: Iterable[str]) -> None:
+    """Refuse weights that the model has no place for: without them it is another model than the fingerprint says."""
+    surplus = sorted(names)
+    if surplus:
+        raise BackendError(
+            f"the checkpoint has {len(surplus)} weights that the model of its config has not, the first is `{surplus[0]}`",
+            hint="a folder: mend its config.json (layers, biases); a GGUF: run it through llama.cpp",
+        )
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from sds.models.protocol import BackendError
 
 FILE_BYTES_MAX = 1 << 28
+SIZE_MAX = 1 << 24  # of any vocabulary: sixty times the greatest that is known
 _ASCII = "".join(map(chr, range(32, 127)))
 _PROBES = (_ASCII, "  two  spaces\n\n{\n", '{"action":"PAY","params":{"amount":150.00}}', "é €🙂\x01")
 _UNKNOWN_HINT = "use a model with a byte-level or byte-fallback tokenizer, or its GGUF through llama.cpp"
@@ -24,6 +25,8 @@ class HfVocabulary:
     """`size` is the number of the model's logits: entries beyond the tokenizer have no spelling and are control."""
 
     def __init__(self, folder: Path, size: int) -> None:
+        if size > SIZE_MAX:
+            raise BackendError(f"a vocabulary of {size} tokens is larger than {SIZE_MAX}")
         settings = _read(folder / "tokenizer_config.json", missing={})
         whole = _read(folder / "tokenizer.json")
         adds_bos = settings.get("add_bos_token")
@@ -115,7 +118,7 @@ def _read(path: Path, *, missing: dict[str, Any] | None = None) -> dict[str, Any
         found = json.loads(path.read_bytes())
     except OSError as error:
         raise BackendError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BackendError(f"`{path}` is no JSON") from error
     if not isinstance(found, dict):
         raise BackendError(f"`{path}` is no JSON object")

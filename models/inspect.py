@@ -22,6 +22,7 @@ GGUF, FOLDER = "GGUF", "checkpoint folder"
 METADATA_BYTES_MAX = 1 << 26
 TOKENIZER_BYTES_MAX = 1 << 28
 VALUE_BYTES_MAX = 256
+DIGITS_MAX = 18  # of a number that is told, not computed with
 CONFIG_BYTES_MAX = 1 << 20
 NOT_SAID = "not said"
 _DIGITS = (b"0123456789", b"2026", b"150.00", b'"amount":99995.05')
@@ -95,7 +96,7 @@ def _gguf(path: Path, sha256: str, model: lib.llama_model_p, words: Words) -> In
         architecture=architecture,
         parameters=lib.llama_model_n_params(model),
         layers=_number(said(f"{architecture}.block_count")),
-        weights=_file_types().get(int(file_type), f"type {file_type}") if file_type.isdigit() else NOT_SAID,
+        weights=_file_types().get(_number(file_type), f"type {file_type}") if file_type.isdecimal() else NOT_SAID,
         context_tokens=_number(said(f"{architecture}.context_length")),
         vocabulary_tokens=words.size,
         tokenizer=" ".join(filter(None, (said("tokenizer.ggml.model"), said("tokenizer.ggml.pre")))),
@@ -148,7 +149,9 @@ def _folder_words(path: Path, size: int) -> tuple[Words, str | None, str]:
         raise BackendError(f"`{path}` has no tokenizer.json", hint="save the tokenizer with the fast library, too")
     try:
         words = HfVocabulary(path, size)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except BackendError:
+        raise
+    except Exception as error:  # whatever its files make a library raise
         raise BackendError(f"the tokenizer of `{path}` is damaged") from error
     model = _config(path / "tokenizer.json", bytes_max=TOKENIZER_BYTES_MAX).get("model")
     return words, words.chat_template, str(model.get("type", NOT_SAID)) if isinstance(model, dict) else NOT_SAID
@@ -203,7 +206,7 @@ def _file_types() -> dict[int, str]:
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() and len(text) <= DIGITS_MAX else 0
 
 
 def _mentions(path: Path, key: bytes) -> bool:

@@ -62,8 +62,10 @@ def _header(file: Path) -> Counter[str]:
             if name != "__metadata__":
                 types[str(tensor["dtype"])] += prod(map(int, tensor["shape"]))
                 end = max(end, int(tensor["data_offsets"][1]))
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
         raise BackendError(f"`{file}` is no safetensors file") from error
+    if types.total() > 8 * total:
+        raise BackendError(f"`{file}` is no safetensors file")
     if total != _LENGTH_BYTES + length + end:
         raise BackendError(f"`{file}` is cut short: {total} of {_LENGTH_BYTES + length + end} bytes")
     return types

@@ -86,9 +86,16 @@ class Spoken:
         return b"" if self._words.is_control(token) else self._words.spelling(token)
 
 
+def readable(text: bytes, what: str) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise BackendError(f"{what} of the model is no UTF-8", hint="use a model whose tokenizer is whole") from error
+
+
 def model_frame(template: str | None, words: Words) -> ChatFrame:
     """Return the frame of the model's own template, which begins as the model expects a prompt to begin."""
-    bos, eos = (words.spelling(t).decode() if t >= 0 else "" for t in (words.bos, words.eos))
+    bos, eos = (readable(words.spelling(t), "a control token") if t >= 0 else "" for t in (words.bos, words.eos))
     frame = chat_frame(template, bos=bos, eos=eos)
     if words.adds_bos and not frame.before_system.startswith(bos):
         return ChatFrame(bos + frame.before_system, frame.between, frame.after_user)
