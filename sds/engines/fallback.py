@@ -87,10 +87,10 @@ class FallbackEngine:
                     ):  # company may cost a decision, never turn it: no second opinion
                         raise
                 else:
-                    self._fell(link, error, dfid=packet.dfid)
+                    self._fell(link, error, dfid=packet.dfid, probe=probe)
             except Exception as error:  # noqa: BLE001  an engine may fail in any way; the next one is asked
                 found = ModelError(f"{link.name}: the engine failed: {type(error).__name__}")
-                self._fell(link, found, dfid=packet.dfid)
+                self._fell(link, found, dfid=packet.dfid, probe=probe)
             else:
                 self._rose(link, packet.dfid)
                 return answer
@@ -144,8 +144,9 @@ class FallbackEngine:
         with self._lock:
             link.probing = link.probing and not probe
 
-    def _fell(self, link: Link, error: SdsError, *, dfid: str | None) -> None:
+    def _fell(self, link: Link, error: SdsError, *, dfid: str | None, probe: bool = False) -> None:
         with self._lock:
+            link.probing = link.probing and not probe
             if self._now_ms() < link.down_until_ms:  # another decision was first to find out
                 return
             down_ms = min(link.cool_down_ms << min(link.failures, _DOUBLINGS_MAX), COOL_DOWN_MS_MAX)

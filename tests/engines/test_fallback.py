@@ -112,6 +112,21 @@ def test_a_failing_engine_rests_for_its_cool_down_then_is_probed_and_comes_back(
     assert ([1_000, 2_000], ("engine.up", {"dfid": packet.dfid, "engine": "first"})) == (down, logged[-1])
 
 
+def test_a_clock_that_steps_back_during_a_probe_does_not_leave_the_engine_for_ever(still: World) -> None:
+    first, last = Scripted("first", still.clock), Scripted("last")
+    engine, _ = chain(still, first, last)
+    packet = still.packet()
+    first.failure = ModelError("gone")
+    assert "last" == answered(engine, packet)
+    still.clock.advance(1_000)
+    first.takes_ms = -5
+    assert ("last", 2) == (answered(engine, packet), first.asked)
+    first.failure, first.takes_ms = None, 0
+    assert ("last", 2) == (answered(engine, packet), first.asked)
+    still.clock.advance(5)
+    assert ("first", 3) == (answered(engine, packet), first.asked)
+
+
 def test_the_cool_down_has_a_limit(still: World) -> None:
     first, last = Scripted("first"), Scripted("last")
     engine, logged = chain(still, first, last)
