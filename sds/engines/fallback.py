@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from sds.engines.batching import QUEUE_FULL
 from sds.engines.protocol import Engine
+from sds.engines.waiting import NoTurnError
 from sds.engines.written import WrittenEngine
 from sds.kernel.errors import LanguageError, ModelError, SdsError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
@@ -80,7 +81,8 @@ class FallbackEngine:
                 answer = self._ask(link, replace(packet, expires_at_ms=deadline_ms), tokens_max, probe=probe)
             except (ModelError, LanguageError) as error:  # another form of the language may have room for it
                 found = error
-                if error.reason_code in _NO_FAULT:
+                busy = isinstance(error, NoTurnError) and not probe  # nobody but a probe is there to keep it busy
+                if busy or error.reason_code in _NO_FAULT:
                     self._leave(link, probe)
                     if (
                         error.reason_code == CHOICE_TOO_CLOSE
