@@ -36,11 +36,11 @@ class WrittenEngine:
         name: str,
         writer: Writer,
         *,
-        nonce: str,
+        nonce: Callable[[], str],
         now_ms: Callable[[], int],
         proof_timeout_ms: int = PROOF_TIMEOUT_MS,
     ) -> None:
-        """`nonce`: 64 hexadecimal digits no model could guess."""
+        """`nonce`: returns 64 hexadecimal digits no model could guess, others for each proof."""
         self._name, self._writer, self._nonce, self._now_ms = name, writer, nonce, now_ms
         self._lock = threading.Lock()
         self.prove(self._now_ms() + proof_timeout_ms)
@@ -54,7 +54,7 @@ class WrittenEngine:
 
         Raises ModelError unless exactly that comes back.
         """
-        only = language(envelope_of([]), self._nonce)
+        only = language(envelope_of([]), self._nonce())  # a new one: a gateway may keep answers
         expected = _one_sentence(only)
         if expected is None:
             raise ModelError("the proof of the mask is no single sentence", reason_code=BACKEND_FAILED)

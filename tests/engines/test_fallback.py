@@ -224,7 +224,7 @@ def test_a_chain_has_a_limit(still: World) -> None:
 def served(server_url: str, *, timeout_ms: int) -> Link:
     def open_it() -> Engine:
         writer = RemoteWriter("llama-server", url=server_url, model="tiny")
-        return WrittenEngine("box", writer, nonce=NONCE, now_ms=running_ms, proof_timeout_ms=timeout_ms)
+        return WrittenEngine("box", writer, nonce=lambda: NONCE, now_ms=running_ms, proof_timeout_ms=timeout_ms)
 
     return Link("box", open_it, timeout_ms, 300)
 
@@ -321,7 +321,7 @@ def test_a_server_that_comes_back_unconstrained_is_not_asked(still: World) -> No
     last = Scripted("last")
     with misbehaving(answer) as (url, requests):
         writer = RemoteWriter("llama-server", url=url, model="m")
-        box = WrittenEngine("box", writer, nonce=NONCE, now_ms=still.clock)
+        box = WrittenEngine("box", writer, nonce=lambda: NONCE, now_ms=still.clock)
         engine = FallbackEngine(
             [Link("box", opens(box), 8_000, 1_000), Link("last", opens(last), 8_000, 1_000)], now_ms=still.clock
         )
