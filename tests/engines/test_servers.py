@@ -243,6 +243,15 @@ def test_an_answer_longer_than_the_limit_is_refused() -> None:
         _written(long)
 
 
+@pytest.mark.parametrize("announced", ["Content-Length: 1000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n3e8\r\n"])
+def test_an_answer_shorter_than_announced_is_refused(announced: str) -> None:
+    def short(connection: socket.socket, _request: bytes) -> None:
+        connection.sendall(f"HTTP/1.1 200 OK\r\n{announced}".encode() + completion("NO"))
+
+    with pytest.raises(BackendError, match="the server's answer is shorter than it announced"):
+        _written(short)
+
+
 def test_what_a_failing_server_says_is_shown_on_one_line() -> None:
     def angry(connection: socket.socket, _request: bytes) -> None:
         reply(connection, b"no such\r\n\x1b[31mmodel", "404 Not Found")
