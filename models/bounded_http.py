@@ -11,7 +11,7 @@ import socket
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
 from threading import BoundedSemaphore, Thread
 from urllib.parse import urlsplit
 
@@ -114,6 +114,8 @@ class _Exchange:
             response = connection.getresponse()
             self._status = response.status
             self._answer = response.read(BODY_BYTES_MAX + 1)
+            if response.length and len(self._answer) <= BODY_BYTES_MAX:  # what was announced and did not come
+                raise IncompleteRead(self._answer, response.length)
         finally:
             connection.close()
 
@@ -128,6 +130,8 @@ class _Exchange:
         if isinstance(error, OSError):
             why = "did not answer in time" if isinstance(error, TimeoutError) else "cannot be reached"
             raise BackendError(f"the server {why}: {(error.strerror or type(error).__name__).lower()}") from error
+        if isinstance(error, IncompleteRead):
+            raise BackendError("the server's answer is shorter than it announced") from error
         if isinstance(error, HTTPException):
             raise BackendError("the server does not speak HTTP") from error
         if error is not None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from sds.engines.waiting import NoTurnError, waited_away
 from sds.kernel.errors import ModelError, SdsError
 from sds.models.protocol import Backend, BackendError, Row, shared_sections
 from sds.stops import BACKEND_FAILED, DEADLINE_EXCEEDED
@@ -55,6 +56,8 @@ class Pending(Generic[T]):
         self, batcher: Batcher, make: Callable[[Backend, int], Passes[T]], sections: Sections, deadline_ms: int
     ) -> None:
         self.make, self.deadline_ms = make, deadline_ms
+        self.asked_ms = batcher.now_ms()
+        self.turn_ms: int | None = None  # when it first got a slot
         self.shared = [tuple(section) for section in sections[:-1]]
         self.restarts = 0
         self.rows: list[tuple[int, int]] = []
@@ -76,7 +79,10 @@ class Pending(Generic[T]):
         """End it when its time is up; return whether it has ended."""
         if now_ms > self.deadline_ms:
             late = f"the decision is {now_ms - self.deadline_ms} ms past its deadline"
-            self.end(ModelError(late, reason_code=DEADLINE_EXCEEDED))
+            if self.turn_ms is None or waited_away(self.asked_ms, self.turn_ms, self.deadline_ms):
+                self.end(NoTurnError(late))
+            else:
+                self.end(ModelError(late, reason_code=DEADLINE_EXCEEDED))
         return self.ended
 
     def cancel(self) -> None:
@@ -281,6 +287,7 @@ class Batcher:
             if reads and not may_read:
                 return None
             pending = self._waiting.popleft()
+            pending.turn_ms = self.now_ms() if pending.turn_ms is None else pending.turn_ms
             running = _Running(pending, slot, _called(pending.make, self._backend, slot), reads)
             self._running.append(running)
         self._turn += 1

@@ -192,7 +192,7 @@ def open_engine_of(spec: EngineSpec, *, now_ms: Callable[[], int], api_key: str 
         limit: dict[str, Any] = {} if spec.kind == "outlines" else {"proof_timeout_ms": spec.timeout_ms}
         writer = _outlines(spec) if spec.kind == "outlines" else _remote(spec, api_key)
         try:
-            return WrittenEngine(spec.name, writer, nonce=secrets.token_hex(32), now_ms=now_ms, **limit)
+            return WrittenEngine(spec.name, writer, nonce=lambda: secrets.token_hex(32), now_ms=now_ms, **limit)
         except BaseException:
             writer.close()
             raise

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sds.engines.waiting import NoTurnError
 from sds.grammars.text import TextTokens
 from sds.kernel.errors import ModelError
 from sds.models.protocol import Backend, Row
@@ -67,13 +68,18 @@ class Turns:
         self.holder: object | None = None
 
     @contextmanager
-    def decision(self) -> Iterator[None]:
+    def decision(self, wait_s: float = threading.TIMEOUT_MAX) -> Iterator[None]:
+        """Wait for the cache. Raises NoTurnError when that takes longer."""
         with self._changed:
             self._wanted += 1
         try:
-            with self._cache:
+            if not self._cache.acquire(timeout=min(max(wait_s, 0.0), threading.TIMEOUT_MAX)):
+                raise NoTurnError("the model was not free in time")
+            try:
                 self.holder = None
                 yield
+            finally:
+                self._cache.release()
         finally:
             with self._changed:
                 self._wanted -= 1

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from sds.engines.batching import QUEUE_FULL
 from sds.engines.protocol import Engine
+from sds.engines.waiting import NoTurnError
 from sds.engines.written import WrittenEngine
 from sds.kernel.errors import LanguageError, ModelError, SdsError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
@@ -80,17 +81,18 @@ class FallbackEngine:
                 answer = self._ask(link, replace(packet, expires_at_ms=deadline_ms), tokens_max, probe=probe)
             except (ModelError, LanguageError) as error:  # another form of the language may have room for it
                 found = error
-                if error.reason_code in _NO_FAULT:
+                busy = isinstance(error, NoTurnError) and not probe  # nobody but a probe is there to keep it busy
+                if busy or error.reason_code in _NO_FAULT:
                     self._leave(link, probe)
                     if (
                         error.reason_code == CHOICE_TOO_CLOSE
                     ):  # company may cost a decision, never turn it: no second opinion
                         raise
                 else:
-                    self._fell(link, error, dfid=packet.dfid)
+                    self._fell(link, error, dfid=packet.dfid, probe=probe)
             except Exception as error:  # noqa: BLE001  an engine may fail in any way; the next one is asked
                 found = ModelError(f"{link.name}: the engine failed: {type(error).__name__}")
-                self._fell(link, found, dfid=packet.dfid)
+                self._fell(link, found, dfid=packet.dfid, probe=probe)
             else:
                 self._rose(link, packet.dfid)
                 return answer
@@ -144,8 +146,9 @@ class FallbackEngine:
         with self._lock:
             link.probing = link.probing and not probe
 
-    def _fell(self, link: Link, error: SdsError, *, dfid: str | None) -> None:
+    def _fell(self, link: Link, error: SdsError, *, dfid: str | None, probe: bool = False) -> None:
         with self._lock:
+            link.probing = link.probing and not probe
             if self._now_ms() < link.down_until_ms:  # another decision was first to find out
                 return
             down_ms = min(link.cool_down_ms << min(link.failures, _DOUBLINGS_MAX), COOL_DOWN_MS_MAX)

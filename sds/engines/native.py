@@ -22,6 +22,7 @@ from sds.ahead import numbers_shown
 from sds.decoder import FORKS_MAX, FORKS_MIN, Deciding, Decoded, Mode, deciding, decode
 from sds.engines.batching import Batcher
 from sds.engines.explaining import Explaining, Turns, explaining, lead_of, run_between
+from sds.engines.waiting import NoTurnError, after_waiting
 from sds.grammars.plan import Planner, Walk
 from sds.grammars.proof import prove_alive
 from sds.grammars.text import TextTokens
@@ -30,7 +31,7 @@ from sds.kernel.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.models.noise import shape_noise
 from sds.models.protocol import FORKS_MAX as BACKEND_FORKS_MAX
 from sds.models.protocol import SLOTS_MAX, Backend, BackendError, Replicable, prompt_sections
-from sds.stops import BACKEND_FAILED, DEADLINE_EXCEEDED, TOKEN_BUDGET_EXCEEDED, stopping
+from sds.stops import BACKEND_FAILED, TOKEN_BUDGET_EXCEEDED, stopping
 
 SLOTS_EXACT_MAX = BACKEND_FORKS_MAX // FORKS_MIN
 
@@ -176,15 +177,16 @@ class NativeEngine:
             return len(self._backend.tokenize(text.encode(), special=False))
 
     @contextmanager
-    def _turn(self, until_ms: int | None = None) -> Iterator[None]:
+    def _turn(self, until_ms: float = inf) -> Iterator[None]:
         """Keep others off the backend: all of it, or its tokenizer while the batcher's worker has it."""
+        asked_ms = self._now_ms()
+        wait_s = max(0.0, (until_ms - asked_ms) / 1000)
         if self._batcher is None:
-            with self._turns.decision():
+            with self._turns.decision(wait_s), after_waiting(asked_ms, self._now_ms(), until_ms):
                 yield
             return
-        wait_s = -1.0 if until_ms is None else max(0.0, (until_ms - self._now_ms()) / 1000)
         if not self._words.acquire(timeout=min(wait_s, threading.TIMEOUT_MAX)):
-            raise ModelError("the model's tokenizer was not free in time", reason_code=DEADLINE_EXCEEDED)
+            raise NoTurnError("the model's tokenizer was not free in time")
         try:
             yield
         finally:

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from sds.engines.native import NativeEngine
-from sds.kernel.errors import ModelError
+from sds.engines.waiting import NoTurnError, after_waiting
 from sds.kernel.packet import DecisionPacket, Decoding
-from sds.stops import DEADLINE_EXCEEDED
 
 REPLICAS_MAX = 64
 
@@ -34,7 +33,8 @@ class Replicas:
         return self._engines[0].model
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
-        with self._one((packet.expires_at_ms - self._now_ms()) / 1000) as engine:
+        asked_ms, until_ms = self._now_ms(), packet.expires_at_ms
+        with self._one((until_ms - asked_ms) / 1000) as engine, after_waiting(asked_ms, self._now_ms(), until_ms):
             return engine.propose(packet, tokens_max=tokens_max)
 
     def explain(self, packet: DecisionPacket, data: bytes, *, chars_max: int, deadline_ms: int) -> str:
@@ -50,7 +50,7 @@ class Replicas:
         try:
             engine = self._free.get(timeout=min(max(wait_s, 0.0), threading.TIMEOUT_MAX))
         except queue.Empty:
-            raise ModelError("no engine was free in time", reason_code=DEADLINE_EXCEEDED) from None
+            raise NoTurnError("no engine was free in time") from None
         try:
             yield engine
         finally:

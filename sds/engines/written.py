@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from time import perf_counter
 
+from sds.engines.waiting import NoTurnError, after_waiting
 from sds.grammars import emit_gbnf, emit_json_schema, emit_regex
 from sds.grammars.language import Language, language
 from sds.grammars.nodes import Choice, Literal, Node, Number, Text
@@ -35,11 +36,11 @@ class WrittenEngine:
         name: str,
         writer: Writer,
         *,
-        nonce: str,
+        nonce: Callable[[], str],
         now_ms: Callable[[], int],
         proof_timeout_ms: int = PROOF_TIMEOUT_MS,
     ) -> None:
-        """`nonce`: 64 hexadecimal digits no model could guess."""
+        """`nonce`: returns 64 hexadecimal digits no model could guess, others for each proof."""
         self._name, self._writer, self._nonce, self._now_ms = name, writer, nonce, now_ms
         self._lock = threading.Lock()
         self.prove(self._now_ms() + proof_timeout_ms)
@@ -53,7 +54,7 @@ class WrittenEngine:
 
         Raises ModelError unless exactly that comes back.
         """
-        only = language(envelope_of([]), self._nonce)
+        only = language(envelope_of([]), self._nonce())  # a new one: a gateway may keep answers
         expected = _one_sentence(only)
         if expected is None:
             raise ModelError("the proof of the mask is no single sentence", reason_code=BACKEND_FAILED)
@@ -95,9 +96,10 @@ class WrittenEngine:
 
     def _write(self, texts: tuple[str, str], grammar: Grammar, tokens_max: int, deadline_ms: int) -> Written:
         """Ask once there is a turn; raise ModelError, with the reason whether it was for want of time."""
-        try:
-            if not self._lock.acquire(timeout=max(0.0, self._left_s(deadline_ms))):
-                raise BackendError("another decision holds the engine")
+        asked_ms = self._now_ms()
+        if not self._lock.acquire(timeout=max(0.0, self._left_s(deadline_ms))):
+            raise NoTurnError(f"{self._name}: another decision holds the engine")
+        with after_waiting(asked_ms, self._now_ms(), deadline_ms):
             try:
                 budget = tokens_max - sum(map(self._writer.count_tokens, texts))
                 if budget <= 0:
@@ -106,12 +108,12 @@ class WrittenEngine:
                     )
                 room, left_s = min(budget, grammar.bytes_max + END_TOKENS), self._left_s(deadline_ms)
                 return self._writer.write(*texts, grammar, tokens_max=room, timeout_s=left_s)
+            except BackendError as error:
+                late = self._left_s(deadline_ms) <= 0
+                code = DEADLINE_EXCEEDED if late else BACKEND_FAILED
+                raise ModelError(f"{self._name}: {error}", reason_code=code, hint=error.hint) from error
             finally:
                 self._lock.release()
-        except BackendError as error:
-            late = self._left_s(deadline_ms) <= 0
-            code = DEADLINE_EXCEEDED if late else BACKEND_FAILED
-            raise ModelError(f"{self._name}: {error}", reason_code=code, hint=error.hint) from error
 
     def _left_s(self, deadline_ms: int) -> float:
         return (deadline_ms - self._now_ms()) / 1000

@@ -112,6 +112,21 @@ def test_a_failing_engine_rests_for_its_cool_down_then_is_probed_and_comes_back(
     assert ([1_000, 2_000], ("engine.up", {"dfid": packet.dfid, "engine": "first"})) == (down, logged[-1])
 
 
+def test_a_clock_that_steps_back_during_a_probe_does_not_leave_the_engine_for_ever(still: World) -> None:
+    first, last = Scripted("first", still.clock), Scripted("last")
+    engine, _ = chain(still, first, last)
+    packet = still.packet()
+    first.failure = ModelError("gone")
+    assert "last" == answered(engine, packet)
+    still.clock.advance(1_000)
+    first.takes_ms = -5
+    assert ("last", 2) == (answered(engine, packet), first.asked)
+    first.failure, first.takes_ms = None, 0
+    assert ("last", 2) == (answered(engine, packet), first.asked)
+    still.clock.advance(5)
+    assert ("first", 3) == (answered(engine, packet), first.asked)
+
+
 def test_the_cool_down_has_a_limit(still: World) -> None:
     first, last = Scripted("first"), Scripted("last")
     engine, logged = chain(still, first, last)
@@ -209,7 +224,7 @@ def test_a_chain_has_a_limit(still: World) -> None:
 def served(server_url: str, *, timeout_ms: int) -> Link:
     def open_it() -> Engine:
         writer = RemoteWriter("llama-server", url=server_url, model="tiny")
-        return WrittenEngine("box", writer, nonce=NONCE, now_ms=running_ms, proof_timeout_ms=timeout_ms)
+        return WrittenEngine("box", writer, nonce=lambda: NONCE, now_ms=running_ms, proof_timeout_ms=timeout_ms)
 
     return Link("box", open_it, timeout_ms, 300)
 
@@ -306,7 +321,7 @@ def test_a_server_that_comes_back_unconstrained_is_not_asked(still: World) -> No
     last = Scripted("last")
     with misbehaving(answer) as (url, requests):
         writer = RemoteWriter("llama-server", url=url, model="m")
-        box = WrittenEngine("box", writer, nonce=NONCE, now_ms=still.clock)
+        box = WrittenEngine("box", writer, nonce=lambda: NONCE, now_ms=still.clock)
         engine = FallbackEngine(
             [Link("box", opens(box), 8_000, 1_000), Link("last", opens(last), 8_000, 1_000)], now_ms=still.clock
         )

@@ -135,7 +135,9 @@ def assert_same(ours: list[Ours], engine: Engine, backend: LlamaBackend, *, forc
 @pytest.mark.timeout(7200)
 def test_outlines_over_llama_cpp_decides_as_ours_does(ours: list[Ours], native: LlamaBackend, own_gguf: Path) -> None:
     writer = OutlinesWriter(drive_llamacpp(own_gguf, threads=TINY_THREADS), "llguidance")
-    assert_same(ours, WrittenEngine("outlines", writer, nonce=NONCE, now_ms=running_ms), native, forced_as_usual=True)
+    assert_same(
+        ours, WrittenEngine("outlines", writer, nonce=lambda: NONCE, now_ms=running_ms), native, forced_as_usual=True
+    )
 
 
 @pytest.mark.timeout(7200)
@@ -147,7 +149,7 @@ def test_a_real_llama_cpp_server_decides_as_ours_does(
     try:
         writer = RemoteWriter("llama-server", url=server.url, model="own")
         assert_same(
-            ours, WrittenEngine("served", writer, nonce=NONCE, now_ms=running_ms), native, forced_as_usual=False
+            ours, WrittenEngine("served", writer, nonce=lambda: NONCE, now_ms=running_ms), native, forced_as_usual=False
         )
     finally:
         server.kill()

@@ -36,7 +36,7 @@ REAL: tuple[tuple[Server, Form | None], ...] = (("llama-server", None), ("openai
 
 def engine_of(url: str, kind: Server = "llama-server", form: Form | None = None) -> WrittenEngine:
     writer = RemoteWriter(kind, url=url, model="tiny", form=form)
-    return WrittenEngine("served", writer, nonce=NONCE, now_ms=running_ms)
+    return WrittenEngine("served", writer, nonce=lambda: NONCE, now_ms=running_ms)
 
 
 def unproved(url: str, monkeypatch: pytest.MonkeyPatch, kind: Server = "llama-server") -> WrittenEngine:
@@ -93,6 +93,26 @@ def test_a_proof_leaves_room_for_its_whole_sentence_in_a_tokenizer_that_reads_by
     said = language(envelope_of([]), NONCE)
 
     assert grammar_of(said, "gbnf").bytes_max + END_TOKENS == body["max_tokens"]
+
+
+def test_no_two_proofs_are_the_same_request() -> None:
+    """Between us and the server may be one that keeps answers."""
+    nonces = ["5eed" * 16, "ab12" * 16]
+    left = iter(nonces)
+
+    def answer(connection: socket.socket, request: bytes) -> None:
+        (nonce,) = (nonce for nonce in nonces if nonce.encode() in request)
+        reply(connection, completion(_only_sentence(nonce)))
+
+    with misbehaving(answer) as (url, requests):
+        writer = RemoteWriter("llama-server", url=url, model="m")
+        engine = WrittenEngine("box", writer, nonce=lambda: next(left), now_ms=running_ms)
+        engine.prove(running_ms() + 20_000)
+        assert [True, True] == [nonce.encode() in sent for nonce, sent in zip(nonces, requests, strict=True)]
+
+
+def _only_sentence(nonce: str) -> str:
+    return f'{{"action":"ESCALATE","params":{{}},"reason_code":"HUMAN_REVIEW","context_ref":"{nonce}"}}'
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -221,6 +241,15 @@ def test_an_answer_longer_than_the_limit_is_refused() -> None:
 
     with pytest.raises(BackendError, match=f"longer than {BODY_BYTES_MAX} bytes"):
         _written(long)
+
+
+@pytest.mark.parametrize("announced", ["Content-Length: 1000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n3e8\r\n"])
+def test_an_answer_shorter_than_announced_is_refused(announced: str) -> None:
+    def short(connection: socket.socket, _request: bytes) -> None:
+        connection.sendall(f"HTTP/1.1 200 OK\r\n{announced}".encode() + completion("NO"))
+
+    with pytest.raises(BackendError, match="the server's answer is shorter than it announced"):
+        _written(short)
 
 
 def test_what_a_failing_server_says_is_shown_on_one_line() -> None:
