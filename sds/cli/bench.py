@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,14 @@ QUESTIONS = {
     "gpu": "hot path and throughput on a CUDA device",
     "report": "one page of all that was kept with --save",
 }
+
+# `python -m`, but Ctrl-C while the question is imported ends it without a traceback
+_START = """
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -48,7 +57,12 @@ def bench(
     """
     if question not in QUESTIONS:
         raise UsageError(f"there is no benchmark `{question}`", hint=f"one of: {', '.join(QUESTIONS)}")
-    command = [sys.executable, "-m", f"sds.benchmarks.{question}", *(["--json"] if as_json else [])]
+    command = [sys.executable, "-c", _START, f"sds.benchmarks.{question}", *(["--json"] if as_json else [])]
     command += ["--save", str(save)] if save else []
     command += context.args  # what only this question knows: `--n 5`
-    raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603  our own module
+    gentle = signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches both of us: the question ends, then we do
+    try:
+        code = subprocess.run(command, check=False).returncode  # noqa: S603  our own module
+    finally:
+        signal.signal(signal.SIGINT, gentle)
+    raise typer.Exit(code if code >= 0 else 128 - code)  # a signal ended it

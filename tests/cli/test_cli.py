@@ -231,11 +231,11 @@ def test_a_mistake_is_answered_in_one_line_without_a_traceback(
     assert "Traceback" not in done.stderr + done.stdout
 
 
-def test_a_command_on_an_empty_home_says_what_to_do_first(shell: Shell, tmp_path: Path) -> None:
+def test_a_command_on_a_home_without_a_record_asks_whether_it_is_the_right_one(shell: Shell, tmp_path: Path) -> None:
     for args in (("audit", "x"), ("ledger", "verify"), ("ledger", "head"), ("halt", "--reason", "r"), ("recover",)):
         done = shell(*args, home=tmp_path)
         assert 2 == done.returncode
-        assert "mend:  sds run refund --limit 5" in done.stderr
+        assert f"mend:  is SDS_HOME right? The home in use is `{tmp_path}`" in done.stderr
 
 
 def test_a_tampered_record_fails_verification(shell: Shell, report: Any, tmp_path: Path) -> None:
