@@ -7,16 +7,18 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sds.home import GATES, decisions_path, gate_home, home, key_path, open_record
-from sds.kernel.errors import EventError, UsageError
+from sds.kernel.errors import EventError, ModelError, UsageError
 from sds.kernel.intake import EVENT_BYTES_MAX
 from sds.kernel.store import Store
+from sds.models.protocol import BackendError
 
 _AN_EVENT = "sds events refund --limit 1 > event.json; sds ... --event event.json"
 _GATE = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -60,6 +62,16 @@ def existing(model: Path) -> Path:
         hint = "name a GGUF file or a checkpoint folder; `sds models list` shows those it knows"
         raise UsageError(f"`{model}` cannot be read: no such file or directory", hint=hint)
     return model
+
+
+@contextmanager
+def named_model(path: Path | None) -> Iterator[None]:
+    """Turn what a model's library refuses into an error of ours: the user's mistake where it is about the file named."""
+    try:
+        yield
+    except (BackendError, ModelError) as error:
+        kind = UsageError if path is not None and f"`{path}" in str(error) else ModelError
+        raise kind(str(error), hint=error.hint) from error
 
 
 def counted(number: int, what: str) -> str:

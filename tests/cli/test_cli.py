@@ -161,7 +161,8 @@ MISTAKES = [
     (("run", "refund", "--limit", "0"), 2, "greater than or equal to 1"),
     (("run", "refund", "--limit", "3", "--chaos", "fire"), 2, "Invalid value for '--chaos'"),
     (("run", "refund", "--limit", "1", "--model", "nowhere.gguf"), 2, "error: `nowhere.gguf`"),
-    (("run", "refund", "--limit", "1", "--model", "README.md"), 1, "error: `README.md` is not a GGUF file"),
+    (("run", "refund", "--limit", "1", "--model", "README.md"), 2, "error: `README.md` is not a GGUF file"),
+    (("contracts", "check", "sds/gates/refund/contract.yaml", "--model", "nope"), 2, "error: `nope` cannot be read"),
     (("decide", "refund"), 2, "Missing option '--event'"),
     (("decide", "refund", "--event", "nowhere.json"), 2, "error: `nowhere.json` cannot be read"),
     (("decide", "refund", "--event", "README.md"), 2, "error: the event is not JSON"),
@@ -196,7 +197,7 @@ MISTAKES = [
         2,
         "error: --engines and --engine exclude each other",
     ),
-    (("decide", "refund", "--event", "-", "--engines", "Makefile"), 2, "error: Makefile:"),
+    (("decide", "refund", "--event", "README.md", "--engines", "Makefile"), 2, "error: Makefile:"),
     (
         ("doctor", "--engine", "outlines", "--model", "nowhere.gguf"),
         1,
