@@ -52,6 +52,7 @@ def bench(
     """Measure one thing. It wants the machine alone: with anything beside it, the figures mean nothing.
 
     What else a question takes is handed to it: --n 5, --model FILE; for report, --results FOLDER and --page FILE.
+    `sds bench QUESTION -h` lists it.
 
     Example: sds bench kernel --json --save benchmarks/results
     """
