@@ -7,10 +7,12 @@ import json
 import os
 import platform
 import shlex
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,24 +49,49 @@ def main(
     parser.add_argument("--json", action="store_true", help="print only the JSON document")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="keep the document there, too: QUESTION.json")
     options(parser)
-    asked, others = parser.parse_known_args()
-    if others:
-        known = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in vars(asked)))
-        parser.error(f"this question does not take `{' '.join(others)}`: it takes {known}")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        if asked.save:
-            make_folder(asked.save)
-        if not asked.json:
-            print(doc)
-        report = run(asked, _silent if asked.json else print)
-        report["command"] = shlex.join(["sds", "bench", report["benchmark"], *_how(sys.argv[1:])])
-        if asked.save:
-            write_whole(asked.save / f"{report['benchmark']}.json", json.dumps(report, indent=1) + "\n")
+        asked, others = parser.parse_known_args()
+        if others:
+            known = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in vars(asked)))
+            parser.error(f"this question does not take `{' '.join(others)}`: it takes {known}")
+        _measure(doc, asked, run, show)
+        sys.stdout.flush()
     except (SdsError, BackendError) as error:
         parser.error(f"{error}{f' ({error.hint})' if error.hint else ''}")
+    except KeyboardInterrupt:
+        parser.exit(130, "error: interrupted: nothing was kept\n")
+    except BrokenPipeError:  # whoever read has had enough
+        _say_no_more()
+        parser.exit(0)
+    except OSError as error:
+        _say_no_more()
+        parser.exit(1, f"error: the machine refused: {(error.strerror or 'unknown cause').lower()}\n")
+
+
+def _measure(
+    doc: str | None,
+    asked: argparse.Namespace,
+    run: Callable[[argparse.Namespace, Say], Report],
+    show: Callable[[Report], None],
+) -> None:
+    if asked.save:
+        make_folder(asked.save)
+    if not asked.json:
+        print(doc)
+    report = run(asked, _silent if asked.json else print)
+    report["command"] = shlex.join(["sds", "bench", report["benchmark"], *_how(sys.argv[1:])])
+    if asked.save:
+        write_whole(asked.save / f"{report['benchmark']}.json", json.dumps(report, indent=1) + "\n")
     if not asked.json:
         show(report)
     print(json.dumps(report))
+
+
+def _say_no_more() -> None:
+    """Let what could not be written be gone: Python would try again at exit, and complain."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def whole_number(most: int, least: int = 1) -> Callable[[str], int]:

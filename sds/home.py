@@ -50,10 +50,15 @@ def open_record(folder: Path) -> Store:
     A fresh record would not know what has been paid. Every command comes through here: a file that was emptied and
     merely looked at would otherwise be a fresh record, too.
     """
+    refuse_lost(folder)
+    return Store(decisions_path(folder))
+
+
+def refuse_lost(folder: Path) -> None:
+    """Raise StoreError when a gate's record is gone or empty but its key is there."""
     path = decisions_path(folder)
     if key_path(folder).exists() and not (path.exists() and path.stat().st_size):
         raise StoreError(f"the record `{path}` is gone, but its key is there", hint="restore it, or use another folder")
-    return Store(path)
 
 
 def make_private(folder: Path) -> None:
@@ -61,7 +66,8 @@ def make_private(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"`{folder}` cannot be made: {error.strerror}") from error
+        hint = "set SDS_HOME to a folder that can be written"
+        raise StoreError(f"`{folder}` cannot be made: {error.strerror}", hint=hint) from error
 
 
 def signer(folder: Path) -> Signer:
@@ -71,6 +77,14 @@ def signer(folder: Path) -> Signer:
     try:
         if not path.exists():
             _write_key(path)
+    except OSError as error:
+        raise StoreError(f"`{path}` cannot be used: {error.strerror}") from error
+    return Signer(read_key(path))
+
+
+def read_key(path: Path) -> bytes:
+    """Return the kernel's key. Raises StoreError when it is damaged, UsageError when others can read it."""
+    try:
         if path.stat().st_mode & 0o077:
             raise UsageError(f"`{path}` can be read by others", hint=f"chmod 600 {path}")
         key = path.read_bytes()
@@ -79,7 +93,7 @@ def signer(folder: Path) -> Signer:
     if len(key) < KEY_BYTES:
         hint = "put the key back from a backup, or start anew with another folder: orders in the air need the old key"
         raise StoreError(f"`{path}` is damaged: it has {len(key)} bytes, a key has {KEY_BYTES}", hint=hint)
-    return Signer(key)
+    return key
 
 
 def _write_key(path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.benchmarks import gpu, grammar, hotpath, kernel, peers, records, scaling, throughput
+from sds.benchmarks import gpu, grammar, hotpath, kernel, measuring, peers, records, scaling, throughput
 from sds.benchmarks.contenders import Contender
 from sds.benchmarks.packets import digits_packets, fixed_packets, narrow_to_denial
 from sds.benchmarks.peer_process import PeerProcess
@@ -38,6 +38,32 @@ def test_the_kernel_benchmark_ends_with_one_json_document_and_keeps_it(
     assert [kept] == list(tmp_path.iterdir())
     assert [kept / "kernel.json"] == list(kept.iterdir())
     assert report == json.loads((kept / "kernel.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "error: interrupted: nothing was kept\n"),
+        (BrokenPipeError(), 0, ""),
+        (OSError(28, "No space left on device"), 1, "error: the machine refused: no space left on device\n"),
+    ],
+    ids=repr,
+)
+def test_a_benchmark_that_is_cut_short_ends_in_one_line(
+    error: BaseException,
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("sys.argv", ["question", "--json"])
+    with pytest.raises(SystemExit) as ended:
+        measuring.main("Question.", lambda _: None, fail, fail)  # type: ignore[arg-type]
+
+    assert (code, said) == (ended.value.code, capsys.readouterr().err)
 
 
 def test_the_grammar_benchmark_ends_with_the_medians_of_its_rows() -> None:

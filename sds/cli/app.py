@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -13,6 +15,8 @@ from sds.cli import agents, bench, context, contracts, decide, doctor, escalatio
 from sds.kernel.errors import SdsError, UsageError
 
 EXIT_WORLD, EXIT_USAGE = 1, 2
+# What every mistake in the words typed is; where it is defined depends on the version
+_TyperError: type[Exception] = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     name="sds",
@@ -51,16 +55,60 @@ def _options(
 def main() -> None:
     """Run the command line; the process's exit code tells whose fault a failure was."""
     try:
-        app()
-    except SdsError as error:
-        sys.exit(_say(error))
+        code = _run(sys.argv[1:])
+        sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at exit
-        sys.exit(0)
+        code = _read_enough()
     except (OSError, UnicodeError) as error:
-        sys.exit(_say(SdsError(f"the machine refused: {error}")))
+        code = _say(SdsError(f"the machine refused: {error}"))
+        _forget_output()
     except KeyboardInterrupt:
-        sys.exit(130)
+        code = 130
+    sys.exit(code)
+
+
+def _run(args: list[str]) -> int:
+    """Run one command and return its exit code. Typer's own entry would answer mistakes and closed pipes its own way."""
+    try:
+        command = typer.main.get_command(app)
+        with command.make_context("sds", args) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    except typer.Abort:
+        return EXIT_WORLD
+    except _TyperError as error:
+        return _say_usage(error)
+    except SdsError as error:
+        return _say(error)
+    except SystemExit as end:  # rich ends the process itself when nobody reads its output
+        if isinstance(end.__context__, BrokenPipeError):
+            return _read_enough()
+        raise
+    return 0
+
+
+def _read_enough() -> int:
+    """Whoever reads our output has had enough of it: that is no failure."""
+    _forget_output()
+    return 0
+
+
+def _forget_output() -> None:
+    """Let what could not be written be gone: Python would try again at exit, and complain."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _say_usage(error: Any) -> int:
+    """Answer a mistake in the words typed: in one line, with where help is. A group without a command shows its help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+    else:
+        message = " ".join(error.format_message().replace("Value error, ", "").split())
+        where = error.ctx.command_path if getattr(error, "ctx", None) else "sds"
+        _say(UsageError(message, hint=f"{where} --help"))
+    return int(error.exit_code)
 
 
 def _say(error: SdsError) -> int:

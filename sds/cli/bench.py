@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,14 @@ QUESTIONS = {
     "report": "one page of all that was kept with --save",
 }
 
+# `python -m`, but Ctrl-C while the question is imported ends it without a traceback
+_START = """
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
 
 def add_to(app: typer.Typer) -> None:
     app.command("bench", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(bench)
@@ -43,12 +52,18 @@ def bench(
     """Measure one thing. It wants the machine alone: with anything beside it, the figures mean nothing.
 
     What else a question takes is handed to it: --n 5, --model FILE; for report, --results FOLDER and --page FILE.
+    `sds bench QUESTION -h` lists it.
 
     Example: sds bench kernel --json --save benchmarks/results
     """
     if question not in QUESTIONS:
         raise UsageError(f"there is no benchmark `{question}`", hint=f"one of: {', '.join(QUESTIONS)}")
-    command = [sys.executable, "-m", f"sds.benchmarks.{question}", *(["--json"] if as_json else [])]
+    command = [sys.executable, "-c", _START, f"sds.benchmarks.{question}", *(["--json"] if as_json else [])]
     command += ["--save", str(save)] if save else []
     command += context.args  # what only this question knows: `--n 5`
-    raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603  our own module
+    gentle = signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches both of us: the question ends, then we do
+    try:
+        code = subprocess.run(command, check=False).returncode  # noqa: S603  our own module
+    finally:
+        signal.signal(signal.SIGINT, gentle)
+    raise typer.Exit(code if code >= 0 else 128 - code)  # a signal ended it

@@ -7,17 +7,20 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sds.home import GATES, decisions_path, gate_home, home, key_path, open_record
-from sds.kernel.errors import EventError, UsageError
+from sds.kernel.errors import EventError, ModelError, UsageError
 from sds.kernel.intake import EVENT_BYTES_MAX
 from sds.kernel.store import Store
+from sds.models.protocol import BackendError
 
+_AN_EVENT = "sds events refund --limit 1 > event.json; sds ... --event event.json"
 _GATE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 GateName = Annotated[str, typer.Argument(help="Which gate: refund.", metavar="GATE")]
@@ -47,7 +50,8 @@ def open_store(gate: str) -> Store:
     folder = gate_home(gate)
     if not decisions_path(folder).exists() and not key_path(folder).exists():
         known = ", ".join(sorted(path.parent.name for path in home().glob("*/decisions.db")))
-        hint = f"gates with a record: {known}" if known and gate not in GATES else "sds run refund --limit 5"
+        there = f"gates with a record there: {known}" if known else "no gate has a record there"
+        hint = f"is SDS_HOME right? The home in use is `{home().absolute()}`; {there}"
         raise UsageError(f"there is no record at `{decisions_path(folder)}` yet", hint=hint)
     return open_record(folder)
 
@@ -58,6 +62,16 @@ def existing(model: Path) -> Path:
         hint = "name a GGUF file or a checkpoint folder; `sds models list` shows those it knows"
         raise UsageError(f"`{model}` cannot be read: no such file or directory", hint=hint)
     return model
+
+
+@contextmanager
+def named_model(path: Path | None) -> Iterator[None]:
+    """Turn what a model's library refuses into an error of ours: the user's mistake where it is about the file named."""
+    try:
+        yield
+    except (BackendError, ModelError) as error:
+        kind = UsageError if path is not None and f"`{path}" in str(error) else ModelError
+        raise kind(str(error), hint=error.hint) from error
 
 
 def counted(number: int, what: str) -> str:
@@ -76,18 +90,43 @@ def operator() -> str:
 def read_event_text(source: str) -> str:
     """Return the text of an event file, or of standard input for `-`. Raises EventError."""
     try:
-        raw = sys.stdin.buffer.read(EVENT_BYTES_MAX + 1) if source == "-" else _read_file(Path(source))
+        raw = _read_input() if source == "-" else _read_file(Path(source))
     except OSError as error:
         raise EventError(f"`{source}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
     if len(raw) > EVENT_BYTES_MAX:
         raise EventError(f"the event is larger than {EVENT_BYTES_MAX} bytes")
     try:
-        return raw.decode("utf-8")
+        text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise EventError(f"the event is not UTF-8 at byte {error.start}") from error
+    if not text.strip():
+        raise EventError("the event is empty", hint=_AN_EVENT)
+    if _holds_several(text):
+        raise EventError(
+            "there is more than one event", hint="head -1 takes the first: ... | head -1 | sds ... --event -"
+        )
+    return text
+
+
+def _read_input() -> bytes:
+    if sys.stdin is None:
+        raise EventError("standard input is closed", hint=_AN_EVENT)
+    return sys.stdin.buffer.read(EVENT_BYTES_MAX + 1)
+
+
+def _holds_several(text: str) -> bool:
+    """Whether another object follows the first; what is wrong in another way, the kernel says."""
+    text = text.lstrip()
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return False
+    return text[end:].lstrip().startswith("{")
 
 
 def _read_file(path: Path) -> bytes:
+    if not path.name:
+        raise EventError("--event names no file", hint=_AN_EVENT)
     with path.open("rb") as file:
         return file.read(EVENT_BYTES_MAX + 1)
 

@@ -64,6 +64,8 @@ def list_artifacts(gate: GateOption = "refund", as_json: JsonFlag = False) -> No
     if as_json:
         print_json([asdict(one) for one in found])
         return
+    if not found:
+        typer.echo("no artifacts", err=True)
     for one in found:
         state = "in force" if one.ended_at_ms is None else "swept" if one.swept else "no longer in force"
         typer.echo(f"{one.name}  version {one.version}  sha256 {one.sha256[:12]}  {state}")

@@ -17,7 +17,9 @@ from sds.cli.common import (
     JsonFlag,
     ModelPath,
     Reason,
+    existing,
     folder_of,
+    named_model,
     open_store,
     operator,
     print_json,
@@ -29,7 +31,7 @@ from sds.contracts.lint_source import source_findings
 from sds.home import gate_home, make_private, now_ms, open_record
 from sds.kernel import registry
 from sds.kernel.contract import Contract, load_contract
-from sds.kernel.errors import ContractError, ModelError, UsageError
+from sds.kernel.errors import ContractError, UsageError
 from sds.kernel.state import Fields
 from sds.kernel.store import Store
 from sds.kernel.versions import registered_contract, versions
@@ -186,12 +188,13 @@ def _said_by(contract: Contract, report: Report, model: Path | None) -> list[Fin
     from sds.models.llama import LlamaBackend  # noqa: PLC0415
     from sds.models.protocol import BackendError  # noqa: PLC0415
 
+    if model is not None:
+        with named_model(existing(model)), closing(LlamaBackend(model, threads=1)) as backend:
+            return model_findings(contract, report.reached, backend)
     try:
-        with closing(LlamaBackend(model or embedded_model(), threads=1)) as backend:
+        with closing(LlamaBackend(embedded_model(), threads=1)) as backend:
             return model_findings(contract, report.reached, backend)
     except BackendError as error:
-        if model is not None:
-            raise ModelError(str(error), hint=error.hint) from error
         return [Finding("model-not-asked", "info", (), f"what a model can say was not checked: {error}", error.hint)]
 
 

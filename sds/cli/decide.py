@@ -141,7 +141,7 @@ def _preview(gate: str, event: str) -> DecisionPacket:
 def _envelope_table(found: DecisionEnvelope) -> Table:
     table = Table(title=f"what may be decided now (envelope {found.hash[:12]})", title_justify="left")
     for heading in ("decision", "the model chooses", "the kernel fills in", "reasons"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for kind in found.kinds:
         table.add_row(
             kind.kind,

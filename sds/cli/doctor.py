@@ -25,7 +25,7 @@ from sds.cli.engines import (
     opened_engine,
 )
 from sds.engines.protocol import Engine
-from sds.home import GATES, decisions_path, gate_home, home
+from sds.home import GATES, decisions_path, gate_home, home, key_path, read_key, refuse_lost
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import SdsError, StoreError
 from sds.kernel.store import Reader, Store, expected_schema
@@ -97,10 +97,19 @@ def _store() -> str:
             Store(Path(folder) / "probe.db").close()
     except OSError as error:
         raise StoreError(f"`{home()}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
+    for gate in GATES:
+        _key(gate_home(gate))
     records = [path for gate in GATES if (path := decisions_path(gate_home(gate))).exists()]
     for path in records:
         _read_through(path)
     return f"`{home()}` is writable, {len(records) or 'no'} record in it{' is whole' if records else ''}"
+
+
+def _key(folder: Path) -> None:
+    """Raise when a gate would refuse to open: its key is damaged, or there without its record."""
+    refuse_lost(folder)
+    if key_path(folder).exists():
+        read_key(key_path(folder))
 
 
 def _read_through(path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import ValidationError
 
-from sds.cli.common import existing
+from sds.cli.common import existing, named_model
 from sds.engines.protocol import Engine
 from sds.home import now_ms
 from sds.kernel.contract_types import ContradictionError, say
@@ -57,7 +57,8 @@ EnginesPath = Annotated[
 @contextmanager
 def opened_engine(model: Path | None, engines: Path | None, **options: str | bool | int | None) -> Iterator[Engine]:
     """Open what the options name, and close it in the end. Raises UsageError, ModelError."""
-    engine = _open(model, engines, {name: value for name, value in options.items() if value not in {None, False}})
+    with named_model(model):
+        engine = _open(model, engines, {name: value for name, value in options.items() if value not in {None, False}})
     for notice in getattr(engine, "notices", ()):
         typer.echo(notice, err=True)
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sds.cli.common import JsonFlag, counted, existing, print_json
+from sds.cli.common import JsonFlag, counted, existing, named_model, print_json
 from sds.home import home, model_cache
 from sds.kernel.canonical import one_line
 from sds.kernel.contract import Contract, load_contract
@@ -53,7 +52,7 @@ def list_models(as_json: JsonFlag = False) -> None:
     from sds.models import catalog  # noqa: PLC0415
     from sds.models.protocol import BackendError  # noqa: PLC0415
 
-    with _told():
+    with named_model(None):
         found = [("own", path) for path in catalog.models_in(_folder())]
         try:
             found.insert(0, ("embedded", catalog.embedded_model()))
@@ -82,7 +81,7 @@ def show(path: PathArgument, as_json: JsonFlag = False) -> None:
     from sds.models.catalog import records  # noqa: PLC0415
     from sds.models.inspect import inspect_model  # noqa: PLC0415
 
-    with _told(), inspect_model(existing(path)) as model:
+    with named_model(path), inspect_model(existing(path)) as model:
         card = asdict(model.card)
     sha256 = card["sha256"]
     card["prepared"] = [_told_of(record, sha256) for record in records(model_cache()) if sha256 in _hashes(record)]
@@ -103,7 +102,7 @@ def check(path: PathArgument, contract: ContractFile = None, as_json: JsonFlag =
     from sds.models.inspect import inspect_model  # noqa: PLC0415
     from sds.models.llama import CONTEXT_TOKENS  # noqa: PLC0415
 
-    with _told(), inspect_model(existing(path)) as model:
+    with named_model(path), inspect_model(existing(path)) as model:
         checks = check_model(Question(asked, model.card, model.words, CONTEXT_TOKENS))
     failed = sum(not check.ok for check in checks)
     if as_json:
@@ -152,8 +151,10 @@ def prepare(
         sleep=time.sleep,
         log=lambda line: typer.echo(line, err=True),
     )
-    with _told():
-        found, now = preparation.run(existing(path) if path else catalog.embedded_model(), layers=layers, again=again)
+    with named_model(None):
+        source = existing(path) if path else catalog.embedded_model()
+    with named_model(source if path or layers else None):
+        found, now = preparation.run(source, layers=layers, again=again)
     if as_json:
         print_json({"path": str(found.path), "measured_now": now, **found.record.model_dump()})
     else:
@@ -213,17 +214,6 @@ def _contract(path: Path | None) -> Contract:
     from sds.gates.refund.desk import load_refund_contract  # noqa: PLC0415
 
     return load_refund_contract()
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """Turn what a model's library refuses into an error of ours."""
-    from sds.models.protocol import BackendError  # noqa: PLC0415
-
-    try:
-        yield
-    except BackendError as error:
-        raise ModelError(str(error), hint=error.hint) from error
 
 
 def _shown(card: Mapping[str, Any]) -> dict[str, object]:

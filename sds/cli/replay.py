@@ -12,7 +12,7 @@ import typer
 from sds.cli.common import GateOption, JsonFlag, ModelPath, existing, open_store, print_json
 from sds.cli.record import _whole
 from sds.home import now_ms
-from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.errors import SdsError, StoreError, UsageError
 
 if TYPE_CHECKING:
     from sds.replay import Circumstance, Parting, Replay
@@ -35,7 +35,7 @@ def replay(
 ) -> None:
     """Decide a recorded flow again, from its record alone: identical, or what differs. Nothing is changed or sent.
 
-    Exits with 0 when it is identical, 1 when anything differs, 2 when it cannot be replayed.
+    Exits with 0 when it is identical, 1 when anything differs or the record cannot be read, 2 when it cannot be replayed.
 
     Example: sds replay 550e8400-e29b-41d4-a716-446655440000
     """
@@ -46,7 +46,7 @@ def replay(
             path = existing(model) if model else None
             open_it = replaying.opener(path, now_ms=now_ms)
             found = replaying.replay(store, _whole(store, dfid), open_it=open_it, now_ms=now_ms)
-    except UsageError:
+    except (UsageError, StoreError):
         raise
     except SdsError as error:  # 1 is a replay that differs; what cannot be replayed has another number
         raise UsageError(str(error), hint=error.hint, reason_code=error.reason_code, dfid=error.dfid) from error

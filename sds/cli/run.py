@@ -126,7 +126,7 @@ def run(
                 )
         except KeyboardInterrupt:
             done = int(progress.tasks[0].completed)
-            console.print(f"stopped after {done} claims; `sds recover` ends what was in the air", markup=False)
+            console.print(sagas.STOPPED.format(counted(done, "claim")), markup=False)
             raise
         finally:
             signal.signal(signal.SIGINT, gentle)
@@ -182,6 +182,11 @@ def _table(report: dict[str, Any], chaos: str | None, console: Console) -> None:
             table.add_row(name.replace("_", " "), str(report["outcomes"].get(name, 0)))
     console.print(f"{counted(report['decisions'], 'claim')}, decided by {report['model']}", soft_wrap=True)
     console.print(table)
+    if report.get("decided_elsewhere"):
+        by_others = counted(report["decided_elsewhere"], "claim")
+        console.print(f"decided meanwhile by another process, and not counted here: {by_others}", soft_wrap=True)
+    if not report["decisions"]:
+        return
     latency = report["latency_ms"]
     console.print(
         f"decision latency, trigger to durable receipt: p50 {latency['p50']} ms, p95 {latency['p95']} ms, "

@@ -15,6 +15,7 @@ from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.saga import SagaAnswer
 
 ROWS = ("complete", "nothing_done", "escalated", "compensated", "dirty_with_a_human")
+STOPPED = "stopped after {}; `sds recover` ends what was in the air"
 PROMISES = ("out_of_envelope", "double_payouts", "record_faults", "compensated_but_paid")
 
 
@@ -24,12 +25,22 @@ def show(folder: Path, saga: str, limit: int, engine: Engine | None, *, fail_sec
 
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
+    done = 0
+
     def decided(answer: SagaAnswer) -> None:
+        nonlocal done
+        done += 1
         steps = ", ".join(f"{s.action or s.state} {s.execution or s.tag or ''}".strip() for s in answer.steps if s)
         said = f" -> {answer.compensation}" if answer.compensation else ""
         console.print(f"{answer.answer.event_id}  {steps}{said}  {answer.answer.state} {answer.answer.tag or ''}")
 
-    report = saga_run.run(folder, saga=saga, limit=limit, engine=engine, fail_second=fail_second, on_decided=decided)
+    try:
+        report = saga_run.run(
+            folder, saga=saga, limit=limit, engine=engine, fail_second=fail_second, on_decided=decided
+        )
+    except KeyboardInterrupt:
+        console.print(STOPPED.format(counted(done, "claim")))
+        raise
     _table(report, Console(highlight=False, stderr=as_json, soft_wrap=True, markup=False))
     if as_json:
         print_json(report)

@@ -162,7 +162,8 @@ MISTAKES = [
     (("run", "refund", "--limit", "0"), 2, "greater than or equal to 1"),
     (("run", "refund", "--limit", "3", "--chaos", "fire"), 2, "Invalid value for '--chaos'"),
     (("run", "refund", "--limit", "1", "--model", "nowhere.gguf"), 2, "error: `nowhere.gguf`"),
-    (("run", "refund", "--limit", "1", "--model", "README.md"), 1, "error: `README.md` is not a GGUF file"),
+    (("run", "refund", "--limit", "1", "--model", "README.md"), 2, "error: `README.md` is not a GGUF file"),
+    (("contracts", "check", "sds/gates/refund/contract.yaml", "--model", "nope"), 2, "error: `nope` cannot be read"),
     (("decide", "refund"), 2, "Missing option '--event'"),
     (("decide", "refund", "--event", "nowhere.json"), 2, "error: `nowhere.json` cannot be read"),
     (("decide", "refund", "--event", "README.md"), 2, "error: the event is not JSON"),
@@ -197,7 +198,7 @@ MISTAKES = [
         2,
         "error: --engines and --engine exclude each other",
     ),
-    (("decide", "refund", "--event", "-", "--engines", "Makefile"), 2, "error: Makefile:"),
+    (("decide", "refund", "--event", "README.md", "--engines", "Makefile"), 2, "error: Makefile:"),
     (
         ("doctor", "--engine", "outlines", "--model", "nowhere.gguf"),
         1,
@@ -232,11 +233,11 @@ def test_a_mistake_is_answered_in_one_line_without_a_traceback(
     assert "Traceback" not in done.stderr + done.stdout
 
 
-def test_a_command_on_an_empty_home_says_what_to_do_first(shell: Shell, tmp_path: Path) -> None:
+def test_a_command_on_a_home_without_a_record_asks_whether_it_is_the_right_one(shell: Shell, tmp_path: Path) -> None:
     for args in (("audit", "x"), ("ledger", "verify"), ("ledger", "head"), ("halt", "--reason", "r"), ("recover",)):
         done = shell(*args, home=tmp_path)
         assert 2 == done.returncode
-        assert "mend:  sds run refund --limit 5" in done.stderr
+        assert f"mend:  is SDS_HOME right? The home in use is `{tmp_path}`" in done.stderr
 
 
 def test_a_tampered_record_fails_verification(shell: Shell, report: Any, tmp_path: Path) -> None:

@@ -73,17 +73,17 @@ def test_a_contract_of_ones_own_is_asked_about(shell: Shell, tmp_path: Path) -> 
 
 MISTAKES = [
     (("show", "nowhere.gguf"), 2, "error: `nowhere.gguf` cannot be read: no such file or directory"),
-    (("show", "README.md"), 1, "error: `README.md` is not a GGUF file"),
-    (("show", "docs"), 1, "error: `docs` is a folder without a config.json, so no checkpoint"),
+    (("show", "README.md"), 2, "error: `README.md` is not a GGUF file"),
+    (("show", "docs"), 2, "error: `docs` is a folder without a config.json, so no checkpoint"),
     (("check", "nowhere"), 2, "error: `nowhere` cannot be read"),
     (("check", "README.md", "--contract", "nowhere.yaml"), 2, "error: nowhere.yaml: cannot be read"),
     (("check", "README.md", "--contract", "Makefile"), 2, "error: Makefile:"),
     (("check",), 2, "Missing argument 'PATH'"),
     (("prepare", "nowhere"), 2, "error: `nowhere` cannot be read"),
-    (("prepare", "README.md"), 1, "error: `README.md` is not a GGUF file"),
-    (("prepare", "docs"), 1, "error: `docs` is a folder: weight types and layers are for GGUF files"),
+    (("prepare", "README.md"), 2, "error: `README.md` is not a GGUF file"),
+    (("prepare", "docs"), 2, "error: `docs` is a folder: weight types and layers are for GGUF files"),
     (("prepare", "--layers", "0"), 2, "Invalid value for '--layers'"),
-    (("prepare", "--layers", "30"), 1, "has 30 layers: 1 to 29 can be kept, not 30"),
+    (("prepare", "--layers", "30"), 2, "has 30 layers: 1 to 29 can be kept, not 30"),
     (("weigh",), 2, "No such command 'weigh'"),
 ]
 

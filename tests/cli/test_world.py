@@ -12,7 +12,7 @@ import pytest
 
 from sds.cli import common
 from sds.cli import run as runs
-from sds.home import decisions_path
+from sds.home import decisions_path, key_path
 from sds.kernel import registry
 from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.store import Store
@@ -133,6 +133,17 @@ def test_doctor_finds_a_damaged_record_and_says_that_a_whole_one_is_whole(folder
     assert f"FAIL  store: `{path}` is damaged: " in doctor()
     path.write_bytes(b"")
     assert f"FAIL  store: `{path}` is damaged: it has no `agents`" in doctor()
+
+
+def test_doctor_fails_where_the_gate_would_refuse_to_open(folder: Path) -> None:
+    doctor, key = shell_in(folder.parent), key_path(folder)
+    key.write_bytes(b"short")
+    key.chmod(0o600)
+    assert f"FAIL  store: `{key}` is damaged: it has 5 bytes" in doctor()
+    key.write_bytes(bytes(32))
+    assert "is writable, 1 record in it is whole" in doctor()
+    decisions_path(folder).unlink()
+    assert f"FAIL  store: the record `{decisions_path(folder)}` is gone, but its key is there" in doctor()
 
 
 def test_the_groups_of_commands_show_an_example(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
 from threading import Event, get_ident
@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from sds.cli import run as cli
+from sds.gates.refund import desk
 from sds.gates.refund import run as refund
 from sds.gates.refund.desk import ensure_world, load_refund_contract, read_queue
+from sds.gates.refund.rail_client import RailProcess
+from sds.gates.refund.rail_store import Payment
 from sds.home import now_ms, open_record
 from sds.kernel import registry
 from sds.kernel.answer import Answer
-from sds.kernel.errors import UsageError, WorldError
+from sds.kernel.errors import ExecutorError, UsageError, WorldError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.kernel.store import Store
 from tests.proposers import Greedy
@@ -150,3 +153,34 @@ def test_the_command_shows_what_was_decided_and_fails_in_one_line(
     assert "2 claims, decided by greedy" in capsys.readouterr().out
     with pytest.raises(UsageError, match="is not active but SUSPENDED: escalation budget exhausted"):
         cli.run("refund", limit=LIMIT)
+
+
+class Dead(RailProcess):
+    """A rail that has died by the time one asks what it paid."""
+
+    def payments(self) -> Iterator[Payment]:
+        raise ExecutorError("the payment rail does not answer")
+
+
+def test_a_rail_that_died_ends_the_run_with_what_is_unknown_and_its_mend(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "RailProcess", Dead)
+    with pytest.raises(WorldError, match="does not answer: what was paid cannot be told") as ended:
+        refund.run(folder, limit=1, engine=Greedy(), chaos=None, on_decided=lambda _: None)
+
+    assert "0 orders are UNKNOWN: sds recover" == ended.value.hint
+
+
+def test_what_another_process_decided_meanwhile_is_counted_apart(folder: Path) -> None:
+    seen: list[Answer] = []
+
+    def other(answer: Answer) -> None:
+        seen.append(answer)
+        if len(seen) == 1:
+            refund.run(folder, limit=1, engine=Greedy(), chaos=None, on_decided=lambda _: None)
+
+    report = refund.run(folder, limit=3, engine=Greedy(), chaos=None, on_decided=other)
+    assert (2, 1) == (report["decisions"], report["decided_elsewhere"])
+    assert 2 == sum(report["outcomes"].values())
+    assert [] == report["record_faults"]

@@ -32,7 +32,7 @@ from sds.home import now_ms
 from sds.kernel import audit, binding, registry
 from sds.kernel.agent_record import agent_record
 from sds.kernel.answer import Answer
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import ExecutorError, UsageError, WorldError
 from sds.kernel.intake import settled_events
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.proposal import Proposal, parse_proposal
@@ -115,12 +115,29 @@ def run(
             decided.append(found)
             on_decided(found[0])
         stopped = queue.stopped
-        payments = list(rails[0].payments())
+        payments = payments_of(rails[0], gate.store)
         wrong = list(books.faults(payments, gate.store, lambda ticket: fare_of(source, ticket)))
         source.close()
-        report = _report(gate.engine.model, decided, watch, payments, wrong, audit.verify(gate.store).faults)
+        ours = [one for one in decided if not _elsewhere(one[0], watch)]
+        report = _report(gate.engine.model, ours, watch, payments, wrong, audit.verify(gate.store).faults)
+        report["decided_elsewhere"] = len(decided) - len(ours)
         report["stopped"] = stopped
-        return report | (_chaos_report(watch, gate.store, payments, decided) if chaos else {})
+        return report | (_chaos_report(watch, gate.store, payments, ours) if chaos else {})
+
+
+def payments_of(rail: RailProcess, record: Reader) -> list[Payment]:
+    """Return all that the rail has paid. Raises WorldError, with how to learn what became of orders, when it is dead."""
+    try:
+        return list(rail.payments())
+    except ExecutorError as error:
+        unknown = record.value("SELECT count(*) FROM execution_log WHERE status IN ('PENDING', 'UNKNOWN')")
+        hint = f"{unknown} orders are UNKNOWN: sds recover"
+        raise WorldError(f"{error}: what was paid cannot be told", hint=hint) from error
+
+
+def _elsewhere(answer: Answer, watch: Watch) -> bool:
+    """Whether another process decided it meanwhile: a proposal was judged, and none was made here."""
+    return answer.outcome is not None and answer.dfid not in watch.thumb
 
 
 class _Queue:

@@ -20,7 +20,7 @@ from sds.gates.refund import books
 from sds.gates.refund.desk import airline_path, ensure_world, open_refund, read_queue
 from sds.gates.refund.rail_client import RailProcess
 from sds.gates.refund.rail_store import Payment
-from sds.gates.refund.run import FAULTS_SHOWN, fare_of, percentiles, refuse_stopped
+from sds.gates.refund.run import FAULTS_SHOWN, fare_of, payments_of, percentiles, refuse_stopped
 from sds.gates.refund.source import TicketSource
 from sds.kernel import audit
 from sds.kernel.errors import UsageError
@@ -72,7 +72,7 @@ def run(
             answer = gate.decide_saga(saga, claim)
             decided.append((answer, (perf_counter() - began) * 1000))
             on_decided(answer)
-        return _report(gate, folder, decided, list(rails[0].payments())) | {
+        return _report(gate, folder, decided, payments_of(rails[0], gate.store)) | {
             "saga": saga,
             "out_of_envelope": watch.out_of_envelope,
         }

@@ -1,0 +1,128 @@
+"""How the command line ends: exit codes, closed pipes, full disks, and mistakes in the words typed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sds.cli import app as cli
+from sds.cli.common import read_event_text
+from sds.kernel.errors import EventError, SdsError
+from tests.cli.conftest import ROOT
+
+COMMAND = [sys.executable, "-m", "sds.cli.app"]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (["--version"], 0, []),
+        (["ledger", "--help"], 0, []),
+        (["fly"], 2, ["error: No such command 'fly'.", "mend:  sds --help"]),
+        (["ledger", "burn"], 2, ["error: No such command 'burn'.", "mend:  sds ledger --help"]),
+        (["halt"], 2, ["error: Missing option '--reason'.", "mend:  sds halt --help"]),
+        (
+            ["run", "refund", "--chaos", "fire"],
+            2,
+            ["error: Invalid value for '--chaos': 'fire' is not one of 'drift', 'fail-second'.", "mend:  sds run --help"],
+        ),
+        (["run", "loans"], 2, ["error: there is no gate `loans`", "mend:  gates are: refund"]),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_its_mend(
+    args: list[str], code: int, said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code == cli._run(args)
+    assert said == capsys.readouterr().err.splitlines()
+
+
+def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 2 == cli._run([])
+    assert capsys.readouterr().err.startswith("Usage: sds ")
+
+
+def fails_with(error: BaseException) -> Callable[[list[str]], int]:
+    def fail(_args: list[str]) -> int:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(BrokenPipeError(), 0), (OSError(28, "No space left"), 1), (KeyboardInterrupt(), 130)],
+    ids=repr,
+)
+def test_the_exit_code_says_how_it_ended(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_run", fails_with(error))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+
+    assert code == ended.value.code
+    assert (code == 1) == capsys.readouterr().err.startswith("error: the machine refused: ")
+
+
+@pytest.mark.parametrize("args", [["run", "--help"], ["bench", "report", "--help"]], ids=" ".join)
+def test_a_reader_that_has_had_enough_is_no_failure(args: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [*COMMAND, *args], stdout=writing, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=60, check=False
+    )
+    os.close(writing)
+
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+def test_an_output_that_cannot_be_written_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, "run", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=60, check=False
+        )  # fmt: skip
+
+    assert (1, ["error: the machine refused: [Errno 28] No space left on device"]) == (
+        done.returncode,
+        done.stderr.splitlines(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the event is empty"),
+        (" \n", "the event is empty"),
+        ('{"a": 1}\n{"a": 2}\n', "there is more than one event"),
+    ],
+)
+def test_a_file_without_exactly_one_event_says_so(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "event.json"
+    file.write_text(text)
+    with pytest.raises(EventError) as refused:
+        read_event_text(str(file))
+
+    assert message == str(refused.value)
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}\n', '{"a": 1} x', "nonsense", "[" * 5000])
+def test_what_is_wrong_in_another_way_is_left_to_the_kernel(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "event.json"
+    file.write_text(text)
+
+    assert text == read_event_text(str(file))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"), [("-", "standard input is closed"), ("", "--event names no file")], ids=["stdin", "nothing"]
+)
+def test_an_event_from_nowhere_is_refused(monkeypatch: pytest.MonkeyPatch, source: str, message: str) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(SdsError, match=message):
+        read_event_text(source)
