@@ -2,7 +2,8 @@
 
 An engine that fails is down for its cool-down, twice as long each time up to a limit; then one decision probes it, and
 the proof that it constrains its model is repeated before that decision may be asked of it. The next engine is asked
-within the same deadline: no engine may use up the time that those after it need.
+within the same deadline: no engine may use up the time that those after it need. One that was down at the start is the
+exception: the decision that finds its cool-down over opens it, and may come too late for that (`docs/limits.md`).
 """
 
 from __future__ import annotations
