@@ -121,7 +121,7 @@ def test_a_model_that_cannot_make_room_stops_the_decision(
     assert ("BACKEND_FAILED", error) == (found.reason_code, found.__cause__)
 
 
-ASKED = {"greedy": {"alternatives": 0, "copy": 0}, "exact": {"alternatives": 2, "copy": 2}}  # if not thrice
+ASKED = {"greedy": {"alternatives": 0, "copy": 0}, "exact": {"alternatives": 2, "copy": 2, "fork": 2}}  # if not thrice
 
 
 @pytest.mark.parametrize("mode", ["greedy", "exact"])
