@@ -11,9 +11,9 @@ rounding of another pass's shape.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -98,9 +98,9 @@ def numbers_shown(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))[:SHOWN_MAX]
 
 
-def wholes(walk: Walk, forced_after: Callable[[Text], After], room: Room) -> list[Beyond]:
-    """Return what to read so that each alternative gets its probability as a whole: with what it forces where there is
-    room for all, to its last token but one otherwise; nothing where even that is too much.
+def wholes(walk: Walk, shown: Sequence[str], forced_after: Callable[[Text], After], room: Room) -> list[Beyond]:
+    """Return what to read so that each alternative gets its probability as a whole: with what it forces, and the number
+    shown behind that, where there is room for all; to its last token but one otherwise; nothing where even that is too much.
     """
     texts = [tuple(text) for _, text in walk.alternatives()]
 
@@ -109,7 +109,12 @@ def wholes(walk: Walk, forced_after: Callable[[Text], After], room: Room) -> lis
         return found if room.holds(found) else []
 
     least = reading(text[:-1] for text in texts)
-    return least and (reading(forced_after(text)[0] or text[:-1] for text in texts) or least)
+    if not least:
+        return []
+    after = [forced_after(text) for text in texts]
+    every = reading(read or text[:-1] for text, (read, _) in zip(texts, after, strict=True))
+    behind = [copy for copy, _ in _numbers_behind(dict(each for each in after if each[0]), shown, forced_after)]
+    return [*every, *behind] if every and room.holds([*every, *behind]) else every or least
 
 
 def further(
@@ -131,19 +136,26 @@ def further(
         return numbers
     every = {text: after for text, after in (forced_after((token,)) for token in fork.tokens.tolist()) if text}
     plain = [Beyond(text) for text in every]
-    copied = {text: _copied(text, after, shown, forced_after) for text, after in every.items()}
-    behind = [Beyond(whole, len(whole) - len(text)) for text, whole in copied.items() if len(whole) > len(text)]
+    behind = _numbers_behind(every, shown, forced_after)
+    numbers = [copy for copy, _ in behind]
     wide = {text for text, after in every.items() if _is_wide(after.fork())}
-    if all(copied[text] for text in wide) and room.holds([*plain, *behind]):
-        return [*plain, *behind]
+    if wide <= {text for _, text in behind} and room.holds([*plain, *numbers]):
+        return [*plain, *numbers]
     return plain if (room.half if wide else room).holds(plain) else []
 
 
-def _copied(text: Text, after: Walk, shown: Iterable[str], forced_after: Callable[[Text], After]) -> Text:
-    """Return `text` with the first number shown that may stand behind it, and what that forces; nothing without one."""
-    for number in _shown_here(after, shown):
-        return forced_after((*text, *number))[0] or (*text, *number[:-1])
-    return ()
+def _numbers_behind(
+    every: Mapping[Text, Walk], shown: Sequence[str], forced_after: Callable[[Text], After]
+) -> list[tuple[Beyond, Text]]:
+    """Return each of these texts behind which a number that is shown may stand: with the first such number and what that
+    forces, and as it is.
+    """
+    found = list[tuple[Beyond, Text]]()
+    for text, after in every.items():
+        for number in islice(_shown_here(after, shown), 1):
+            whole = forced_after((*text, *number))[0] or (*text, *number[:-1])
+            found.append((Beyond(whole, max(1, len(whole) - len(text))), text))
+    return found
 
 
 def _shown_here(walk: Walk, shown: Iterable[str]) -> Iterator[Text]:

@@ -220,7 +220,7 @@ class _Run:
         with stopping(LANGUAGE_FAILED, "the language"):
             fork = self.walk.fork()
             if self._exact(fork):
-                found = wholes(self.walk, self._following, room) if fork.finite else []
+                found = wholes(self.walk, () if self.mode == "exact" else self.shown, self._following, room)
             else:
                 found = further(self.walk, fork, self.shown, self._following, room)
         again = len(self.pending) * (1 + len(found)) + sum(len(each.text) for each in found)

@@ -221,11 +221,12 @@ def test_kinds_have_half_the_room_where_one_of_them_leads_to_a_number(envelope: 
     assert share * (tokens - rows * pending) == room
 
 
-def test_kinds_one_of_which_leads_to_a_number_cost_one_pass_where_the_number_is_copied():
-    plain = decided(HashBackend(3), NUMBERED)
+@pytest.mark.parametrize("mode", ["greedy", "exact-kinds"])
+def test_kinds_one_of_which_leads_to_a_number_cost_one_pass_where_the_number_is_copied(mode: Mode):
+    plain = decided(HashBackend(3), NUMBERED, mode)
     (amount,) = NUMBERS.findall(plain.data.decode())
     rooms = (0, ()), (AHEAD // 4, [amount]), (2 * AHEAD, ()), (2 * AHEAD, [amount, "7.25"])
-    found = [decided(HashBackend(3, ahead_tokens_max=room), NUMBERED, shown=shown) for room, shown in rooms]
+    found = [decided(HashBackend(3, ahead_tokens_max=room), NUMBERED, mode, shown=shown) for room, shown in rooms]
     assert 1 == found[3].passes < min(each.passes for each in found[:3])
     assert [without_passes(plain)] * 4 == [without_passes(each) for each in found]
 
