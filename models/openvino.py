@@ -176,7 +176,7 @@ class OpenvinoBackend(SeatedBackend):
     """One GGUF model of the architecture `llama`. Give each thread its own (`beside`); call `close()` when done."""
 
     rows_may_be_cut = False
-    ahead_tokens_max = 36  # in BF16 a pass of its own costs more: the weights, and a shape to prepare for
+    ahead_tokens_max = 40  # in BF16 a pass of its own costs more: the weights, and a shape to prepare for
     _store: _Cells
 
     def __init__(
