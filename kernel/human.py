@@ -16,7 +16,6 @@ from typing import get_args
 from sds.kernel import binding, dim, human_record, jit, registry, reserve
 from sds.kernel.answer import Answer, answer
 from sds.kernel.bounds import format_literal
-from sds.kernel.canonical import one_line
 from sds.kernel.conclude import Concluder
 from sds.kernel.dim import Standing, Verdict
 from sds.kernel.dispatch import Log, no_log
@@ -25,7 +24,7 @@ from sds.kernel.errors import SdsError, UsageError, WorldError
 from sds.kernel.executor import ExecutionIntent
 from sds.kernel.flow import State, walk
 from sds.kernel.governance import Observation, envelope_in_force, safeguards_of, standing_notes
-from sds.kernel.human_input import SEEN_CHARS_MAX, looked_at, moved_since, parse_change, said, seen_id, unacknowledged
+from sds.kernel.human_input import looked_at, moved_since, parse_change, said, seen_id, unacknowledged
 from sds.kernel.human_record import Case, Decision, HumanDecision
 from sds.kernel.human_terms import Impact, human_contract, impact
 from sds.kernel.packet import DecisionPacket, Decoding
@@ -125,8 +124,8 @@ class HumanDesk:
         """
         if wanted.decision not in get_args(Decision):  # whoever calls this may not be type-checked
             raise UsageError(f"there is no decision `{wanted.decision}`", hint=", ".join(get_args(Decision)))
-        wanted = replace(wanted, who=said("name", wanted.who), reason=said("reason", wanted.reason))
-        wanted = replace(wanted, seen=looked_at(wanted.seen))
+        who, why = said("name", wanted.who), said("reason", wanted.reason)
+        wanted = replace(wanted, who=who, reason=why, seen=looked_at(wanted.seen))
         case = self.case(dfid)
         human_record.refuse_unless_waiting(case)
         if wanted.decision == "ABORT":
@@ -235,7 +234,7 @@ class HumanDesk:
             reason=wanted.reason,
             impact=what,
             acknowledged=wanted.acknowledged,
-            seen=one_line(seen, SEEN_CHARS_MAX),
+            seen=seen,
             contract_hash=self._kernel.contract.hash,
             lease_until_ms=until_ms,
         )
