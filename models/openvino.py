@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 KEPT = {"bf16": (np.uint16, ov.Type.bf16), "fp32": (np.float32, ov.Type.f32)}
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 HINT_CHARACTERS_MAX = 200
-WARM_UP_TOKENS = 96
+COPIES = 4  # of the graph, each prepared for one shape; one more takes a second to open, and 70 MB
+WARM_UP_TOKENS = (112, 8, 64, 80)  # of the first calls, one for each copy
 LINES_BYTES_MAX = 256 << 20  # what calls of several trees take besides, once such were made
 PASS_TOKENS_MAX = 2048  # in calls by shape: the more cases are read in turn, the more share the small calls after them
 
@@ -69,7 +70,15 @@ class _Programs:
         found = self._compiled.get(states_at)
         if found is None:
             layers = self.shape.layers if states_at is None else states_at
-            model = graph(self._weights, dtype=self._dtype, context=self.context, layers=layers, head=states_at is None)
+            head = states_at is None
+            model = graph(
+                self._weights,
+                dtype=self._dtype,
+                context=self.context,
+                layers=layers,
+                head=head,
+                copies=COPIES if head else 1,
+            )
             found = self._compiled[states_at] = ov.Core().compile_model(model, "CPU", self._settings)
             self.check()
         return found
@@ -81,6 +90,22 @@ class _Programs:
     def check(self) -> None:
         if identity(self._path) != self._seen:
             raise BackendError(f"`{self._path}` was changed while it was opened", hint="open it again")
+
+
+class _Request:
+    """What runs calls of one thread, each in the copy that was prepared for its shape, or else the one used longest ago."""
+
+    def __init__(self, compiled: Any, copies: int) -> None:
+        self.compiled, self.made = compiled, compiled.create_infer_request()
+        self._copies: dict[tuple[int, int] | int, int] = {n: n for n in range(copies)}  # in the order of their use
+
+    def copy_for(self, shape: tuple[int, int]) -> int | None:
+        """Return which copy is to run; None: there is only one."""
+        if len(self._copies) == 1:
+            return None
+        copy = self._copies.pop(shape if shape in self._copies else next(iter(self._copies)))
+        self._copies[shape] = copy
+        return copy
 
 
 class _Cells:
@@ -204,7 +229,7 @@ class OpenvinoBackend(SeatedBackend):
         self.fingerprint = fingerprint or gguf_fingerprint(path)
         words, template, self._free_words = words_of(path)
         self._path, self._dtype = path, dtype
-        self._requests: dict[int | None, tuple[Any, Any]] = {}
+        self._requests: dict[int | None, _Request] = {}
         try:
             with _failing(f"OpenVINO cannot run `{path}`"):
                 self._programs = programs or _Programs(
@@ -233,11 +258,11 @@ class OpenvinoBackend(SeatedBackend):
         return made
 
     def _warm_up(self) -> None:
-        """Make the first call, which lays the weights out for the processor: that takes seconds, and no decision pays."""
-        tokens = [0] * min(WARM_UP_TOKENS, self.context_tokens_max)
+        """Make the first calls, which lay the weights out for the processor: that takes seconds, and no decision pays."""
         try:
             with _failing(f"OpenVINO cannot run `{self._path}`"):
-                self._call([Part(0, 0, tokens, 1)], None)
+                for count in WARM_UP_TOKENS:
+                    self._call([Part(0, 0, [0] * min(count, self.context_tokens_max), 1)], None)
         except BackendError:
             self.close()
             raise
@@ -277,32 +302,33 @@ class OpenvinoBackend(SeatedBackend):
         request = self._request(states_at)
         count = 2 * (self._layers if states_at is None else states_at)
         asked, held = [*call.inputs(), wanted], self._store.held(call, count)  # a tensor does not keep its array
-        for n, array in enumerate(asked):
-            request.set_input_tensor(n, ov.Tensor(array))
-        for n, array in enumerate(held, len(asked)):
-            request.set_input_tensor(n, ov.Tensor(array, list(array.shape), self._programs.vino_kind))
+        given = [ov.Tensor(array) for array in asked]
+        given += [ov.Tensor(array, list(array.shape), self._programs.vino_kind) for array in held]
+        copy = request.copy_for((len(call.trees), call.longest))
+        given += [] if copy is None else [ov.Tensor(np.array(copy))]
+        for n, tensor in enumerate(given):
+            request.made.set_input_tensor(n, tensor)
         try:
-            request.infer()
+            request.made.infer()
         except Exception:
             self._programs.forget()
             raise
-        answered = request.get_output_tensor(0).data[0]
-        new = [request.get_output_tensor(1 + n).data for n in range(count)]
-        shape = len(call.trees), call.longest, self._programs.shape.cell
-        cells = np.stack(new).view(self._programs.kind) if new else np.empty((0, *shape), self._programs.kind)
-        return answered, cells
+        answered = request.made.get_output_tensor(0).data[0]
+        shape = count, len(call.trees), call.longest, self._programs.shape.cell
+        if not count:
+            return answered, np.empty(shape, self._programs.kind)
+        return answered, request.made.get_output_tensor(1).data.view(self._programs.kind).reshape(shape)
 
     def _groups(self, rows: Mapping[int, Row]) -> Iterator[list[int]]:
         """All at once: they are put into calls by their shapes."""
         yield list(rows)
 
-    def _request(self, states_at: int | None) -> Any:
+    def _request(self, states_at: int | None) -> _Request:
         compiled = self._programs.compiled(states_at)
-        made, request = self._requests.get(states_at, (None, None))
-        if made is not compiled:
-            request = compiled.create_infer_request()
-            self._requests[states_at] = compiled, request
-        return request
+        made = self._requests.get(states_at)
+        if made is None or made.compiled is not compiled:
+            made = self._requests[states_at] = _Request(compiled, COPIES if states_at is None else 1)
+        return made
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:

@@ -2,17 +2,22 @@
 
 The graph holds no state. Inputs: ids and positions [lines, tokens]; the mask [lines, 1, tokens, held + tokens], added to
 the attention's scores; which tokens are answered [outputs], of all lines end to end; then keys and values of each layer in
-turn, of the tokens before, [lines, held, cell]. Outputs: logits [1, outputs, vocabulary] (or, of fewer layers, the states
-that would go into the next one), then keys and values of these tokens, [lines, tokens, cell].
+turn, of the tokens before, [lines, held, cell]; last, of a graph in several copies, which of them runs. Outputs: logits
+[1, outputs, vocabulary] (or, of fewer layers, the states that would go into the next one), then keys and values of these
+tokens, layer by layer, [2 x layers x lines, tokens, cell].
 
-What may stand together does, for fewer operations: queries, keys and values are one product, gate and inner states
-another, and the last layer goes on with the answered tokens alone.
+OpenVINO prepares itself for each new number of tokens, which costs as much as reading twelve of them; each copy of the
+graph stays prepared for its last one. Copies share their weights: OpenVINO lays them out once for each place in memory.
+
+What may stand together does, for fewer operations: queries, keys and values are one product, and the last layer goes on
+with the answered tokens alone.
 
 A file is refused unless every tensor in it is used here and every setting of its architecture is known.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -22,6 +27,7 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as ops
 from numpy.typing import NDArray
+from openvino.op.util import BodyOutputDescription, InvariantInputDescription
 
 from sds.models.gguf_header import GgufFile
 from sds.models.protocol import BackendError, Dtype
@@ -44,7 +50,6 @@ KNOWN = {
 HEAD, ROPE_FACTORS = "output.weight", "rope_freqs.weight"  # a file may lack these
 BF16_MAX = 3.38953139e38
 _N = TypeVar("_N", int, float)
-_BF16_SHIFT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,14 +199,38 @@ def _other(why: str) -> BackendError:
     return BackendError(f"OpenVINO does not run this model here: {why}", hint="llama.cpp runs it")
 
 
-def graph(weights: Weights, *, dtype: Dtype, context: int, layers: int, head: bool) -> ov.Model:
-    """Return the model of the first `layers` layers; `head`: it answers with logits, else with states."""
-    return _Graph(weights, dtype).build(context, layers, head=head)
+def graph(weights: Weights, *, dtype: Dtype, context: int, layers: int, head: bool, copies: int = 1) -> ov.Model:
+    """Return the model of the first `layers` layers; `head`: it answers with logits, else with states.
+
+    `copies`: a power of two; several have an input more, which of them runs [].
+    """
+    drawn = _Graph(weights, dtype).build(context, layers, head=head)
+    return _one_of([drawn, *(drawn.clone() for _ in range(copies - 1))])
+
+
+def _one_of(models: Sequence[ov.Model], first: int = 0) -> ov.Model:
+    if len(models) == 1:
+        return models[0]
+    half = len(models) // 2
+    bodies = _one_of(models[:half], first), _one_of(models[half:], first + half)
+    inputs = [_input(of.get_friendly_name(), of.partial_shape, of.element_type) for of in models[0].get_parameters()]
+    inputs.append(_input("which", [], ov.Type.i64))
+    chosen = ops.if_op(ops.less(inputs[-1], _axis(first + half)).output(0))
+    chosen.set_then_body(bodies[0])
+    chosen.set_else_body(bodies[1])
+    # all at once: `set_input` would look at every operation of both for each of the inputs
+    chosen.set_arguments([chosen.input_value(0), *(given.output(0) for given in inputs)])
+    chosen.set_output_size(len(bodies[0].outputs))
+    for n, body in enumerate(bodies):
+        chosen.set_input_descriptions(n, [InvariantInputDescription(i + 1, i) for i in range(len(body.inputs))])
+        chosen.set_output_descriptions(n, [BodyOutputDescription(i, i) for i in range(len(body.outputs))])
+    chosen.constructor_validate_and_infer_types()
+    return ov.Model(chosen.outputs(), inputs, ARCHITECTURE)
 
 
 class _Graph:
     def __init__(self, weights: Weights, dtype: Dtype) -> None:
-        self._weights, self._shape, self._dtype = weights, weights.shape, dtype
+        self._weights, self._shape = weights, weights.shape
         self._kept = ov.Type.bf16 if dtype == "bf16" else ov.Type.f32
 
     def build(self, context: int, layers: int, *, head: bool) -> ov.Model:
@@ -210,7 +239,7 @@ class _Graph:
         held = [_input(f"held.{n}", [-1, -1, self._shape.cell], self._kept) for n in range(2 * layers)]
         turn = [ops.unsqueeze(_rows(table, positions), _ints(2)) for table in self._weights.rotations(context)]
         per_query = ops.tile(mask, _ints(1, 1, self._shape.heads // self._shape.key_heads, 1))
-        embedding = self._constant(self._weights["token_embd.weight"])
+        embedding = _matrix(self._weights["token_embd.weight"])
         states, kept = ops.gather(embedding, ids, _axis(0)), []
         for n in range(layers):
             before = [ops.convert(each, "f32") for each in held[2 * n : 2 * n + 2]]
@@ -221,9 +250,10 @@ class _Graph:
         if layers == self._shape.layers:
             answered = self._norm(answered, "output_norm.weight")
         if head:
-            matrix = self._constant(self._weights[HEAD]) if HEAD in self._weights else embedding
+            matrix = _matrix(self._weights[HEAD]) if HEAD in self._weights else embedding
             answered = ops.matmul(answered, matrix, False, True)
-        return ov.Model([answered, *kept], [ids, positions, mask, wanted, *held], ARCHITECTURE)
+        outputs = [answered, ops.concat(kept, 0)] if kept else [answered]
+        return ov.Model(outputs, [ids, positions, mask, wanted, *held], ARCHITECTURE)
 
     def _layer(
         self, n: int, states: Any, held: list[Any], mask: Any, turn: list[Any], wanted: Any
@@ -234,7 +264,7 @@ class _Graph:
         query = weights.turned(f"{of}attn_q.weight", shape.heads)
         key = weights.turned(f"{of}attn_k.weight", shape.key_heads)
         value = weights[f"{of}attn_v.weight"]
-        together = self._linear(read, np.concatenate([query, key, value]))
+        together = _product(read, np.concatenate([query, key, value]))
         turning, value = _cut(together, 2, len(query) + len(key), len(value))
         heads = _reshape(turning, 0, 0, shape.heads + shape.key_heads, shape.head)
         queries, keys = _cut(_turned(heads, turn, shape.head), 2, shape.heads, shape.key_heads)
@@ -242,12 +272,12 @@ class _Graph:
         attended = self._attention(queries, held, new, mask)
         if wanted is not None:
             states, attended = _picked(states, wanted), _picked(attended, wanted)
-        states = ops.add(states, self._linear(attended, weights[f"{of}attn_output.weight"]))
+        states = ops.add(states, _product(attended, weights[f"{of}attn_output.weight"]))
         read = self._norm(states, f"{of}ffn_norm.weight")
         # each by itself, for what follows the gate is then done within its product
-        gate, up = (self._linear(read, weights[f"{of}{name}.weight"]) for name in ("ffn_gate", "ffn_up"))
+        gate, up = (_product(read, weights[f"{of}{name}.weight"]) for name in ("ffn_gate", "ffn_up"))
         grown = ops.multiply(ops.swish(gate), up)
-        return ops.add(states, self._linear(grown, weights[f"{of}ffn_down.weight"])), new
+        return ops.add(states, _product(grown, weights[f"{of}ffn_down.weight"])), new
 
     def _attention(self, query: Any, held: list[Any], new: list[Any], mask: Any) -> Any:
         """Queries that share a key's head stand one below the other, so that no key is copied for them."""
@@ -269,21 +299,14 @@ class _Graph:
         scale = ops.divide(_number(1), ops.sqrt(ops.add(mean, _number(self._shape.epsilon))))
         return ops.multiply(ops.multiply(states, scale), ops.constant(self._weights[name][None, None]))
 
-    def _linear(self, states: Any, weights: NDArray[np.float32]) -> Any:
-        return ops.matmul(states, self._constant(weights), False, True)
 
-    def _constant(self, weights: NDArray[np.float32]) -> Any:
-        if self._dtype != "bf16":
-            return ops.constant(weights)
-        tensor = ov.Tensor(_bf16(weights), list(weights.shape), ov.Type.bf16)
-        return ops.convert(ov.op.Constant(tensor, shared_memory=False), "f32")
+def _product(states: Any, weights: NDArray[np.float32]) -> Any:
+    return ops.matmul(states, _matrix(weights), False, True)
 
 
-def _bf16(weights: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Round to the nearest, of two as near to the even one: what is BF16 already stays as it is."""
-    bits = np.ascontiguousarray(weights).view(np.uint32)
-    odd = (bits >> _BF16_SHIFT) & 1
-    return ((bits + 0x7FFF + odd) >> _BF16_SHIFT).astype(np.uint16)
+def _matrix(weights: NDArray[np.float32]) -> Any:
+    """Copies of what stands in memory of OpenVINO's own share it."""
+    return ov.op.Constant(ov.Tensor(weights), shared_memory=True)
 
 
 def _input(name: str, shape: list[int], kind: ov.Type) -> Any:

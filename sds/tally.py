@@ -92,9 +92,11 @@ def trace_of(name: str, labels: Sequence[str], shares: Sequence[float], best: in
 def log_mass(logits: NDArray[np.float32]) -> float:
     """Return the logarithm of the sum of exp(logits), shape [vocab_size]."""
     peak = logits.max()
-    near = logits > peak - np.float32(_NEAR)
+    near = np.flatnonzero(logits > peak - np.float32(_NEAR))
     with np.errstate(over="ignore"):  # a spread beyond float32 is minus infinity, and its weight zero
-        far = np.exp(logits - peak, where=~near, out=np.zeros_like(logits)).sum(dtype=np.float64)
+        weights = np.exp(logits - peak)
+    weights[near] = 0
+    far = weights.sum(dtype=np.float64)
     return float(peak) + math.log(np.exp(logits[near].astype(np.float64) - float(peak)).sum() + far)
 
 
