@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 KEPT = {"bf16": (np.uint16, ov.Type.bf16), "fp32": (np.float32, ov.Type.f32)}
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 HINT_CHARACTERS_MAX = 200
-COPIES = 4  # of the graph, each prepared for one shape; one more takes a second to open, and 70 MB
+COPIES = 4  # of the graph, each prepared for one shape; each takes a second to open, and some 70 MB
 WARM_UP_TOKENS = (112, 8, 64, 80)  # of the first calls, one for each copy
 LINES_BYTES_MAX = 256 << 20  # what calls of several trees take besides, once such were made
 PASS_TOKENS_MAX = 2048  # in calls by shape: the more cases are read in turn, the more share the small calls after them
@@ -56,6 +56,7 @@ class _Programs:
         self.context = min(n_ctx, self.shape.context)
         self._dtype: Dtype = dtype
         streams = max(1, (os.cpu_count() or 1) // threads)  # requests that run side by side, of so many threads each
+        self.copies = 1 if streams > 1 else COPIES  # each of the streams would make its own
         self._settings = {
             "INFERENCE_NUM_THREADS": threads * streams,
             "NUM_STREAMS": streams,
@@ -77,7 +78,7 @@ class _Programs:
                 context=self.context,
                 layers=layers,
                 head=head,
-                copies=COPIES if head else 1,
+                copies=self.copies if head else 1,
             )
             found = self._compiled[states_at] = ov.Core().compile_model(model, "CPU", self._settings)
             self.check()
@@ -327,7 +328,7 @@ class OpenvinoBackend(SeatedBackend):
         compiled = self._programs.compiled(states_at)
         made = self._requests.get(states_at)
         if made is None or made.compiled is not compiled:
-            made = self._requests[states_at] = _Request(compiled, COPIES if states_at is None else 1)
+            made = self._requests[states_at] = _Request(compiled, self._programs.copies if states_at is None else 1)
         return made
 
     @contextmanager

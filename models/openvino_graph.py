@@ -215,7 +215,7 @@ def _one_of(models: Sequence[ov.Model], first: int = 0) -> ov.Model:
     bodies = _one_of(models[:half], first), _one_of(models[half:], first + half)
     inputs = [_input(of.get_friendly_name(), of.partial_shape, of.element_type) for of in models[0].get_parameters()]
     inputs.append(_input("which", [], ov.Type.i64))
-    chosen = ops.if_op(ops.less(inputs[-1], _axis(first + half)).output(0))
+    chosen = ops.if_op(ops.less(inputs[-1], ops.constant(np.int64(first + half))).output(0))
     chosen.set_then_body(bodies[0])
     chosen.set_else_body(bodies[1])
     # all at once: `set_input` would look at every operation of both for each of the inputs
@@ -232,21 +232,24 @@ class _Graph:
     def __init__(self, weights: Weights, dtype: Dtype) -> None:
         self._weights, self._shape = weights, weights.shape
         self._kept = ov.Type.bf16 if dtype == "bf16" else ov.Type.f32
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], Any] = {}
 
     def build(self, context: int, layers: int, *, head: bool) -> ov.Model:
         ids, positions = (_input(name, [-1, -1], ov.Type.i64) for name in ("ids", "positions"))
         mask, wanted = _input("mask", [-1, 1, -1, -1], ov.Type.f32), _input("wanted", [-1], ov.Type.i64)
         held = [_input(f"held.{n}", [-1, -1, self._shape.cell], self._kept) for n in range(2 * layers)]
-        turn = [ops.unsqueeze(_rows(table, positions), _ints(2)) for table in self._weights.rotations(context)]
-        per_query = ops.tile(mask, _ints(1, 1, self._shape.heads // self._shape.key_heads, 1))
+        turn = [
+            ops.unsqueeze(self._rows(table, positions), self._ints(2)) for table in self._weights.rotations(context)
+        ]
+        per_query = ops.tile(mask, self._ints(1, 1, self._shape.heads // self._shape.key_heads, 1))
         embedding = _matrix(self._weights["token_embd.weight"])
-        states, kept = ops.gather(embedding, ids, _axis(0)), []
+        states, kept = ops.gather(embedding, ids, self._axis(0)), []
         for n in range(layers):
             before = [ops.convert(each, "f32") for each in held[2 * n : 2 * n + 2]]
             last = wanted if n == layers - 1 else None
             states, new = self._layer(n, states, before, per_query, turn, last)
             kept += [ops.convert(each, self._kept) for each in new]
-        answered = states if layers else _picked(states, wanted)
+        answered = states if layers else self._picked(states, wanted)
         if layers == self._shape.layers:
             answered = self._norm(answered, "output_norm.weight")
         if head:
@@ -265,13 +268,13 @@ class _Graph:
         key = weights.turned(f"{of}attn_k.weight", shape.key_heads)
         value = weights[f"{of}attn_v.weight"]
         together = _product(read, np.concatenate([query, key, value]))
-        turning, value = _cut(together, 2, len(query) + len(key), len(value))
-        heads = _reshape(turning, 0, 0, shape.heads + shape.key_heads, shape.head)
-        queries, keys = _cut(_turned(heads, turn, shape.head), 2, shape.heads, shape.key_heads)
-        new = [_reshape(keys, 0, 0, -1), value]
+        turning, value = self._cut(together, 2, len(query) + len(key), len(value))
+        heads = self._reshape(turning, 0, 0, shape.heads + shape.key_heads, shape.head)
+        queries, keys = self._cut(self._turned(heads, turn, shape.head), 2, shape.heads, shape.key_heads)
+        new = [self._reshape(keys, 0, 0, -1), value]
         attended = self._attention(queries, held, new, mask)
         if wanted is not None:
-            states, attended = _picked(states, wanted), _picked(attended, wanted)
+            states, attended = self._picked(states, wanted), self._picked(attended, wanted)
         states = ops.add(states, _product(attended, weights[f"{of}attn_output.weight"]))
         read = self._norm(states, f"{of}ffn_norm.weight")
         # each by itself, for what follows the gate is then done within its product
@@ -284,20 +287,58 @@ class _Graph:
         shape = self._shape
         sharing = shape.heads // shape.key_heads
         key, value = (
-            ops.transpose(_reshape(ops.concat([*both], 1), 0, 0, shape.key_heads, shape.head), _ints(0, 2, 1, 3))
+            ops.transpose(
+                self._reshape(ops.concat([*both], 1), 0, 0, shape.key_heads, shape.head), self._ints(0, 2, 1, 3)
+            )
             for both in zip(held, new, strict=True)
         )
-        grouped = _reshape(query, 0, 0, shape.key_heads, sharing, shape.head)
-        rows = _reshape(ops.transpose(grouped, _ints(0, 2, 3, 1, 4)), 0, shape.key_heads, -1, shape.head)
-        scores = ops.matmul(ops.multiply(rows, _number(shape.head**-0.5)), key, False, True)
+        grouped = self._reshape(query, 0, 0, shape.key_heads, sharing, shape.head)
+        rows = self._reshape(ops.transpose(grouped, self._ints(0, 2, 3, 1, 4)), 0, shape.key_heads, -1, shape.head)
+        scores = ops.matmul(ops.multiply(rows, self._number(shape.head**-0.5)), key, False, True)
         found = ops.matmul(ops.softmax(ops.add(scores, mask), -1), value, False, False)
-        split = _reshape(found, 0, shape.key_heads, sharing, -1, shape.head)
-        return _reshape(ops.transpose(split, _ints(0, 3, 1, 2, 4)), 0, -1, shape.heads * shape.head)
+        split = self._reshape(found, 0, shape.key_heads, sharing, -1, shape.head)
+        return self._reshape(ops.transpose(split, self._ints(0, 3, 1, 2, 4)), 0, -1, shape.heads * shape.head)
 
     def _norm(self, states: Any, name: str) -> Any:
-        mean = ops.reduce_mean(ops.power(states, _number(2)), _ints(-1), True)
-        scale = ops.divide(_number(1), ops.sqrt(ops.add(mean, _number(self._shape.epsilon))))
+        mean = ops.reduce_mean(ops.power(states, self._number(2)), self._ints(-1), True)
+        scale = ops.divide(self._number(1), ops.sqrt(ops.add(mean, self._number(self._shape.epsilon))))
         return ops.multiply(ops.multiply(states, scale), ops.constant(self._weights[name][None, None]))
+
+    def _turned(self, heads: Any, turn: list[Any], size: int) -> Any:
+        """Written just as OpenVINO knows it, which makes one operation of it."""
+        low, high = self._cut(heads, 3, size // 2, size // 2)
+        crossed = ops.concat([ops.multiply(high, self._number(-1)), low], -1)
+        return ops.add(ops.multiply(heads, turn[0]), ops.multiply(crossed, turn[1]))
+
+    def _rows(self, table: NDArray[np.float32], at: Any) -> Any:
+        return ops.gather(ops.constant(table), at, self._axis(0))
+
+    def _picked(self, states: Any, wanted: Any) -> Any:
+        """Return the states of these tokens of all lines, [1, outputs, .]."""
+        return ops.gather(self._reshape(states, 1, -1, 0), wanted, self._axis(1))
+
+    def _cut(self, node: Any, axis: int, *lengths: int) -> Any:
+        return ops.variadic_split(node, self._axis(axis), self._ints(*lengths)).outputs()
+
+    def _reshape(self, node: Any, *shape: int) -> Any:
+        """Zero: as long as it was."""
+        return ops.reshape(node, self._ints(*shape), True)
+
+    def _ints(self, *numbers: int) -> Any:
+        return self._same(np.array(numbers, np.int64))
+
+    def _axis(self, number: int) -> Any:
+        return self._same(np.array(number, np.int64))
+
+    def _number(self, number: float) -> Any:
+        return self._same(np.array(number, np.float32))
+
+    def _same(self, value: NDArray[Any]) -> Any:
+        """Return one node for each constant: a third fewer to look at, again and again, when the graph is compiled."""
+        key = value.dtype.char, value.shape, value.tobytes()
+        if key not in self._constants:
+            self._constants[key] = ops.constant(value)
+        return self._constants[key]
 
 
 def _product(states: Any, weights: NDArray[np.float32]) -> Any:
@@ -313,40 +354,3 @@ def _input(name: str, shape: list[int], kind: ov.Type) -> Any:
     made = ops.parameter(ov.PartialShape(shape), kind, name=name)
     made.output(0).set_names({name})
     return made
-
-
-def _turned(heads: Any, turn: list[Any], size: int) -> Any:
-    """Written just as OpenVINO knows it, which makes one operation of it."""
-    low, high = _cut(heads, 3, size // 2, size // 2)
-    crossed = ops.concat([ops.multiply(high, _number(-1)), low], -1)
-    return ops.add(ops.multiply(heads, turn[0]), ops.multiply(crossed, turn[1]))
-
-
-def _rows(table: NDArray[np.float32], at: Any) -> Any:
-    return ops.gather(ops.constant(table), at, _axis(0))
-
-
-def _picked(states: Any, wanted: Any) -> Any:
-    """Return the states of these tokens of all lines, [1, outputs, .]."""
-    return ops.gather(_reshape(states, 1, -1, 0), wanted, _axis(1))
-
-
-def _cut(node: Any, axis: int, *lengths: int) -> Any:
-    return ops.variadic_split(node, _axis(axis), _ints(*lengths)).outputs()
-
-
-def _reshape(node: Any, *shape: int) -> Any:
-    """Zero: as long as it was."""
-    return ops.reshape(node, _ints(*shape), True)
-
-
-def _ints(*numbers: int) -> Any:
-    return ops.constant(np.array(numbers, np.int64))
-
-
-def _axis(number: int) -> Any:
-    return ops.constant(np.int64(number))
-
-
-def _number(number: float) -> Any:
-    return ops.constant(np.float32(number))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -15,7 +16,6 @@ from sds.models import openvino as vino
 from sds.models.openvino import COPIES, OpenvinoBackend
 from sds.models.openvino_graph import Weights, graph
 from sds.models.protocol import Dtype
-from tests.model_fixtures import TINY_THREADS
 from tests.models.test_openvino import DTYPES
 from tests.scale import scale
 
@@ -41,7 +41,7 @@ def opened(tiny_path: Callable[[int], Path]) -> Iterator[Callable[[Dtype], Openv
     backends: list[OpenvinoBackend] = []
 
     def open_one(dtype: Dtype) -> OpenvinoBackend:
-        backends.append(OpenvinoBackend(tiny_path(1), dtype=dtype, threads=TINY_THREADS))
+        backends.append(OpenvinoBackend(tiny_path(1), dtype=dtype))
         return backends[-1]
 
     yield open_one
@@ -100,6 +100,17 @@ def test_states_of_fewer_layers_come_from_a_single_copy(
     chosen.clear()
     backend.hidden([PROMPT, [9] * 5], layer=1)
     assert set(chosen) == {None}
+
+
+def test_engines_that_share_the_cores_have_a_single_copy_each(
+    tiny_path: Callable[[int], Path], chosen: list[int | None]
+):
+    backend = OpenvinoBackend(tiny_path(1), dtype="fp32", threads=1)
+    try:
+        answered(backend, 8)
+    finally:
+        backend.close()
+    assert set(chosen) == ({None} if (os.cpu_count() or 1) > 1 else set(range(COPIES)))
 
 
 def bodies(model: ov.Model) -> list[ov.Model]:
