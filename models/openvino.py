@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 KEPT = {"bf16": (np.uint16, ov.Type.bf16), "fp32": (np.float32, ov.Type.f32)}
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 HINT_CHARACTERS_MAX = 200
-COPIES = 4  # of the graph, each prepared for one shape; each takes a second to open, and some 70 MB
+COPIES = 4  # of the graph, each prepared for one shape; one more takes most of a second to open, and some 70 MB
 WARM_UP_TOKENS = (112, 8, 64, 80)  # of the first calls, one for each copy
 LINES_BYTES_MAX = 256 << 20  # what calls of several trees take besides, once such were made
 PASS_TOKENS_MAX = 2048  # in calls by shape: the more cases are read in turn, the more share the small calls after them

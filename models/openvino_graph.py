@@ -6,7 +6,7 @@ turn, of the tokens before, [lines, held, cell]; last, of a graph in several cop
 [1, outputs, vocabulary] (or, of fewer layers, the states that would go into the next one), then keys and values of these
 tokens, layer by layer, [2 x layers x lines, tokens, cell].
 
-OpenVINO prepares itself for each new number of tokens, which costs as much as reading twelve of them; each copy of the
+OpenVINO prepares itself for each new number of tokens, which costs as much as reading a dozen of them; each copy of the
 graph stays prepared for its last one. Copies share their weights: OpenVINO lays them out once for each place in memory.
 
 What may stand together does, for fewer operations: queries, keys and values are one product, and the last layer goes on
@@ -209,6 +209,7 @@ def graph(weights: Weights, *, dtype: Dtype, context: int, layers: int, head: bo
 
 
 def _one_of(models: Sequence[ov.Model], first: int = 0) -> ov.Model:
+    """Return a model that runs that of these, counted from `first`, which its last input names."""
     if len(models) == 1:
         return models[0]
     half = len(models) // 2
