@@ -32,7 +32,7 @@ class Rules:
         self.fields = tuple(parse_type(path, text) for path, text in contract.snapshot.items())
         named = contract.authority if authority is None else authority
         self._kinds = {name: contract.kinds[name] for name in sorted({*named, DENY})}
-        self._reasons = {name: tuple(sorted(set(kind.reasons))) for name, kind in self._kinds.items()}
+        self._forms = [_Form(name, kind) for name, kind in self._kinds.items()]
         self._recurring: set[tuple[str, str]] = set()
         self._program = Program(tuple(self._checked()))
 
@@ -72,9 +72,9 @@ class Rules:
             values = iter(self._program.evaluate(fields))
             eligible = next(values)
             kinds = []
-            for name, spec in self._kinds.items():
-                kind = _kind_bound(name, spec, self._reasons[name], values)
-                if kind is not None and (eligible is True or name == DENY):
+            for form in self._forms:
+                kind = form.bound(values)
+                if kind is not None and (eligible is True or form.name == DENY):
                     kinds.append(kind)
         except Exception:  # noqa: BLE001  fail closed: whatever an expression raises, a human decides
             return ESCALATE_ONLY
@@ -95,14 +95,21 @@ def _has_few_values(tree: Tree) -> bool:
     return tree.op == "literal" or (tree.op == "?" and all(map(_has_few_values, tree.parts[1:])))
 
 
-def _kind_bound(name: str, spec: KindSpec, reasons: tuple[str, ...], values: Iterator[Any]) -> KindBound | None:
-    """Consume this kind's values, sorted by name; None when it is not permitted or a parameter has no value left."""
-    permitted = next(values) is True
-    params: list[tuple[str, Bound]] = []
-    for param, p in sorted(spec.params.items()):
-        allowed = bound(next(values), next(values), step=p.step, residue=p.residue, scale=p.scale)
-        permitted = permitted and allowed is not None
-        if allowed is not None:
-            params.append((param, allowed))
-    fills = tuple((fill, within_limits(next(values)), f.scale) for fill, f in sorted(spec.fills.items()))
-    return KindBound(name, reasons, tuple(params), fills) if permitted else None
+class _Form:
+    """What is the same of a kind in every envelope, sorted once."""
+
+    def __init__(self, name: str, spec: KindSpec) -> None:
+        self.name, self._reasons = name, tuple(sorted(set(spec.reasons)))
+        self._params, self._fills = sorted(spec.params.items()), sorted(spec.fills.items())
+
+    def bound(self, values: Iterator[Any]) -> KindBound | None:
+        """Consume this kind's values, sorted by name; None when it is not permitted or a parameter has no value left."""
+        permitted = next(values) is True
+        params: list[tuple[str, Bound]] = []
+        for param, p in self._params:
+            allowed = bound(next(values), next(values), step=p.step, residue=p.residue, scale=p.scale)
+            permitted = permitted and allowed is not None
+            if allowed is not None:
+                params.append((param, allowed))
+        fills = [(fill, within_limits(next(values)), f.scale) for fill, f in self._fills]
+        return KindBound(self.name, self._reasons, tuple(params), tuple(fills)) if permitted else None
