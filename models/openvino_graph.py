@@ -4,7 +4,7 @@ The graph holds no state. Inputs: ids and positions [lines, tokens]; the mask [l
 the attention's scores; which tokens are answered [outputs], of all lines end to end; then keys and values of each layer in
 turn, of the tokens before, [lines, held, cell]; last, of a graph in several copies, which of them runs. Outputs: logits
 [1, outputs, vocabulary] (or, of fewer layers, the states that would go into the next one), then keys and values of these
-tokens, layer by layer, [2 x layers x lines, tokens, cell].
+tokens, one behind the other, [2 x layers, lines, tokens, cell].
 
 OpenVINO prepares itself for each new number of tokens, which costs as much as reading a dozen of them; each copy of the
 graph stays prepared for its last one. Copies share their weights: OpenVINO lays them out once for each place in memory.
@@ -202,31 +202,44 @@ def _other(why: str) -> BackendError:
 def graph(weights: Weights, *, dtype: Dtype, context: int, layers: int, head: bool, copies: int = 1) -> ov.Model:
     """Return the model of the first `layers` layers; `head`: it answers with logits, else with states.
 
-    `copies`: a power of two; several have an input more, which of them runs [].
+    `copies`: several have an input more, which of them runs [].
     """
     drawn = _Graph(weights, dtype).build(context, layers, head=head)
-    return _one_of([drawn, *(drawn.clone() for _ in range(copies - 1))])
+    return _one_of([drawn.clone() for _ in range(copies)]) if copies > 1 else drawn
 
 
-def _one_of(models: Sequence[ov.Model], first: int = 0) -> ov.Model:
-    """Return a model that runs that of these, counted from `first`, which its last input names."""
-    if len(models) == 1:
-        return models[0]
-    half = len(models) // 2
-    bodies = _one_of(models[:half], first), _one_of(models[half:], first + half)
+def _one_of(models: Sequence[ov.Model]) -> ov.Model:
+    """Return a model that runs the one of these which its last input names, and end to end what each answers: the others
+    answer nothing.
+    """
     inputs = [_input(of.get_friendly_name(), of.partial_shape, of.element_type) for of in models[0].get_parameters()]
     inputs.append(_input("which", [], ov.Type.i64))
-    chosen = ops.if_op(ops.less(inputs[-1], ops.constant(np.int64(first + half))).output(0))
-    chosen.set_then_body(bodies[0])
-    chosen.set_else_body(bodies[1])
-    # all at once: `set_input` would look at every operation of both for each of the inputs
-    chosen.set_arguments([chosen.input_value(0), *(given.output(0) for given in inputs)])
-    chosen.set_output_size(len(bodies[0].outputs))
-    for n, body in enumerate(bodies):
-        chosen.set_input_descriptions(n, [InvariantInputDescription(i + 1, i) for i in range(len(body.inputs))])
-        chosen.set_output_descriptions(n, [BodyOutputDescription(i, i) for i in range(len(body.outputs))])
+    answers = [_if_named(n, model, inputs) for n, model in enumerate(models)]
+    of_tokens, of_cells = zip(*answers, strict=True)
+    outputs = [ops.concat(list(of_tokens), 1).output(0), ops.concat(list(of_cells), 0).output(0)]
+    return ov.Model(outputs, inputs, ARCHITECTURE)
+
+
+def _if_named(n: int, model: ov.Model, inputs: Sequence[Any]) -> list[ov.Output]:
+    *given, which = (each.output(0) for each in inputs)
+    chosen = ops.if_op(ops.equal(which, ops.constant(np.int64(n))).output(0))
+    nothing = ov.Model([_nothing_like(output).output(0) for output in model.outputs], [], ARCHITECTURE)
+    chosen.set_then_body(model)
+    chosen.set_else_body(nothing)
+    # all at once: `set_input` would look at every operation for each of the inputs
+    chosen.set_arguments([chosen.input_value(0), *given])
+    chosen.set_output_size(len(model.outputs))
+    chosen.set_input_descriptions(0, [InvariantInputDescription(i + 1, i) for i in range(len(given))])
+    chosen.set_input_descriptions(1, [])
+    for body in range(2):
+        chosen.set_output_descriptions(body, [BodyOutputDescription(i, i) for i in range(len(model.outputs))])
     chosen.constructor_validate_and_infer_types()
-    return ov.Model(chosen.outputs(), inputs, ARCHITECTURE)
+    return list(chosen.outputs())
+
+
+def _nothing_like(output: ov.Output) -> Any:
+    shape = [0 if size.is_dynamic else size.get_length() for size in output.partial_shape]
+    return ov.op.Constant(output.element_type, ov.Shape(shape), [])
 
 
 class _Graph:
@@ -256,7 +269,7 @@ class _Graph:
         if head:
             matrix = _matrix(self._weights[HEAD]) if HEAD in self._weights else embedding
             answered = ops.matmul(answered, matrix, False, True)
-        outputs = [answered, ops.concat(kept, 0)] if kept else [answered]
+        outputs = [answered, ops.reshape(ops.concat(kept, 0), self._ints(-1), False)] if kept else [answered]
         return ov.Model(outputs, [ids, positions, mask, wanted, *held], ARCHITECTURE)
 
     def _layer(

@@ -87,7 +87,7 @@ def test_a_shape_stays_with_its_copy_until_as_many_others_came(
 def test_copies_share_the_memory_of_their_weights(tiny_path: Callable[[int], Path]):
     weights = Weights(tiny_path(1))
     model = graph(weights, dtype="bf16", context=64, layers=weights.shape.layers, head=True, copies=4)
-    places = [sorted(matrices(body)) for body in bodies(model)]
+    places = [sorted(matrices(op.get_function(0))) for op in model.get_ops() if op.get_type_name() == "If"]
     assert len(places) == 4
     assert len(places[0]) > 4 * weights.shape.layers
     assert all(each == places[0] for each in places)
@@ -111,11 +111,6 @@ def test_engines_that_share_the_cores_have_a_single_copy_each(
     finally:
         backend.close()
     assert set(chosen) == ({None} if (os.cpu_count() or 1) > 1 else set(range(COPIES)))
-
-
-def bodies(model: ov.Model) -> list[ov.Model]:
-    choices = [op for op in model.get_ops() if op.get_type_name() == "If"]
-    return [body for op in choices for n in range(2) for body in bodies(op.get_function(n))] or [model]
 
 
 def matrices(body: ov.Model) -> set[int]:
