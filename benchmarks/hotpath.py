@@ -64,6 +64,7 @@ class Measured:
     canonical: int = 0
     kept: int = 0
     otherwise: Counter[str] = field(default_factory=Counter)
+    packets: list[DecisionPacket] = field(default_factory=list)
 
     def report(self) -> dict[str, Any]:
         shape = Counter(map(tuple, self.tokens)).most_common(1)[0][0]
@@ -93,10 +94,12 @@ class Bench:
         self.tokens_max = gate.contract.budget.tokens_max
 
     def measure(self, sort: str, claims: Iterator[desk.QueuedClaim], n: int) -> Measured:
-        """Decide claims until `n` were decided as `sort`, after a warm-up."""
+        """Decide claims until `n` were decided as `sort`, after a warm-up; then the same packets in the other modes."""
         found = Measured()
         for number, claim in enumerate(claims):
             if len(found.whole) == n:
+                for packet in found.packets:
+                    self._compare(packet, found)
                 return found
             self._decide(sort, claim.event, number, found)
         raise SystemExit(f"the queue ends after {len(found.whole)} decisions {sort}; {dict(found.otherwise)} otherwise")
@@ -139,6 +142,9 @@ class Bench:
         bare = self.recorded.bare_ms()
         found.bare.append(bare)
         found.over_floor.append(stages[STAGES.index("reason")] / bare)
+        found.packets.append(packet)
+
+    def _compare(self, packet: DecisionPacket, found: Measured) -> None:
         took, written = [], []
         for engine in self.engines:
             began = time.perf_counter()
