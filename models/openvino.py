@@ -56,7 +56,7 @@ class _Programs:
         self.context = min(n_ctx, self.shape.context)
         self._dtype: Dtype = dtype
         streams = max(1, (os.cpu_count() or 1) // threads)  # requests that run side by side, of so many threads each
-        self.copies = 1 if streams > 1 else COPIES  # each of the streams would make its own
+        self._copies = 1 if streams > 1 else COPIES  # each of the streams would make its own
         self._settings = {
             "INFERENCE_NUM_THREADS": threads * streams,
             "NUM_STREAMS": streams,
@@ -71,18 +71,21 @@ class _Programs:
         found = self._compiled.get(states_at)
         if found is None:
             layers = self.shape.layers if states_at is None else states_at
-            head = states_at is None
             model = graph(
                 self._weights,
                 dtype=self._dtype,
                 context=self.context,
                 layers=layers,
-                head=head,
-                copies=self.copies if head else 1,
+                head=states_at is None,
+                copies=self.copies(states_at),
             )
             found = self._compiled[states_at] = ov.Core().compile_model(model, "CPU", self._settings)
             self.check()
         return found
+
+    def copies(self, states_at: int | None) -> int:
+        """Return in how many copies that graph was compiled."""
+        return self._copies if states_at is None else 1
 
     def forget(self) -> None:
         """Compile anew, for everybody: a call that failed half-way leaves shapes behind at which later ones fail."""
@@ -262,7 +265,7 @@ class OpenvinoBackend(SeatedBackend):
         """Make the first calls, which lay the weights out for the processor: that takes seconds, and no decision pays."""
         try:
             with _failing(f"OpenVINO cannot run `{self._path}`"):
-                for count in WARM_UP_TOKENS:
+                for count in WARM_UP_TOKENS[: self._programs.copies(None)]:
                     self._call([Part(0, 0, [0] * min(count, self.context_tokens_max), 1)], None)
         except BackendError:
             self.close()
@@ -328,7 +331,7 @@ class OpenvinoBackend(SeatedBackend):
         compiled = self._programs.compiled(states_at)
         made = self._requests.get(states_at)
         if made is None or made.compiled is not compiled:
-            made = self._requests[states_at] = _Request(compiled, self._programs.copies if states_at is None else 1)
+            made = self._requests[states_at] = _Request(compiled, self._programs.copies(states_at))
         return made
 
     @contextmanager
