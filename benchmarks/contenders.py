@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sds.benchmarks.peer_process import PeerProcess
-from sds.models.catalog import GgufLibrary
+from sds.benchmarks.weights import Weights
+from sds.models.catalog import GgufLibrary, this_machine
+from sds.models.protocol import Dtype
 
 START_TIMEOUT_S = 300.0
 OVERLAYS = Path(".peers")
@@ -56,9 +58,16 @@ PEERS = (
 )
 
 
-def ours_on(library: GgufLibrary) -> tuple[Contender, ...]:
-    """Return ours on its library, and where this is not llama.cpp, which most peers run on, ours on llama.cpp, too."""
-    ours = Contender("ours", _OURS, (library,), keeps_many=True)
-    return (
-        (ours,) if library == "llamacpp" else (ours, Contender("ours-llamacpp", _OURS, ("llamacpp",), keeps_many=True))
-    )
+def ours_with(weights: Weights) -> tuple[Contender, Contender, Contender]:
+    """Return ours as it runs, ours in numbers that are not rounded to int8, as a peer's are not, and ours on llama.cpp,
+    which most peers run on. Where these are the same, so are the contenders.
+    """
+    ours = alike = _ours("ours", weights.library, weights.dtype)
+    if weights.dtype == "int8":
+        dtype: Dtype = "bf16" if "bf16" in this_machine().features else "fp32"
+        alike = _ours(f"ours-{dtype}", weights.library, dtype)
+    return ours, alike, alike if weights.library == "llamacpp" else _ours("ours-llamacpp", "llamacpp", None)
+
+
+def _ours(name: str, library: GgufLibrary, dtype: Dtype | None) -> Contender:
+    return Contender(name, _OURS, (library, dtype) if dtype else (library,), keeps_many=True)

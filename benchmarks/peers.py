@@ -6,9 +6,10 @@ so that all see the same machine. Every decision is about a new packet: new stat
 grammar costs is part of what is measured. Each keeps of earlier prompts what it does by itself: most the beginning
 that a prompt shares with the one before it, the contract's part at least; ours and OpenVINO GenAI sections or blocks
 of many prompts, so these two first decide EARLIER packets that come before in the queue, as a gate that is at work
-has. `recurring`: of how many packets the words that recur had been read before. Ours runs in the library that `sds
-models prepare` found quickest; where that is not llama.cpp, which most peers run in, `ours-llamacpp` is ours in
-llama.cpp: what remains against those is the decoder's, not the library's.
+has. `recurring`: of how many packets the words that recur had been read before. Ours runs in the library and the data
+type that `sds models prepare` found quickest. Where that is int8, `ours-bf16` multiplies the same weights unrounded, as
+peers do: `..._same_type` are the ratios to that. Where the library is not llama.cpp, which most peers run in,
+`ours-llamacpp` is ours in llama.cpp: what remains against those is the decoder's, not the library's.
 
 `fixed` packets have no free digit, `digits` ones an amount of four. What lies outside the envelope is counted as a
 violation, what raised or ran out of time as an error; times are of all that was written, violations too. Engines
@@ -32,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from sds.benchmarks.contenders import OVERLAYS, PEERS, Contender, ours_on
+from sds.benchmarks.contenders import OVERLAYS, PEERS, Contender, ours_with
 from sds.benchmarks.measuring import (
     Parser,
     Report,
@@ -240,11 +241,14 @@ def row(entry: Entry, ours: Entry) -> dict[str, Any]:
 
 
 def speedups(
-    rows: Sequence[dict[str, Any]], ours: Mapping[str, Tally], on_llamacpp: Mapping[str, Tally]
+    rows: Sequence[dict[str, Any]],
+    ours: Mapping[str, Tally],
+    same_type: Mapping[str, Tally],
+    on_llamacpp: Mapping[str, Tally],
 ) -> dict[str, float | None]:
     """Return how many times quicker ours was, by the medians: over the quickest peer, violations or not, and by name."""
-    (fixed, digits), (alike, alike_digits) = (
-        [tallies[kind].ms_p50 for kind in KINDS] for tallies in (ours, on_llamacpp)
+    (fixed, digits), (typed, typed_digits), (alike, alike_digits) = (
+        [tallies[kind].ms_p50 for kind in KINDS] for tallies in (ours, same_type, on_llamacpp)
     )
 
     def over(prefix: str, key: str, mine: float | None) -> float | None:
@@ -254,6 +258,8 @@ def speedups(
     return {
         "speedup_over_fastest": over("", "ms_p50", fixed),
         "speedup_digits": over("", "digits_ms_p50", digits),
+        "speedup_over_fastest_same_type": over("", "ms_p50", typed),
+        "speedup_digits_same_type": over("", "digits_ms_p50", typed_digits),
         "speedup_over_fastest_on_llamacpp": over("", "ms_p50", alike),
         "speedup_digits_on_llamacpp": over("", "digits_ms_p50", alike_digits),
         "speedup_over_outlines_llamacpp": over("outlines-llamacpp", "ms_p50", fixed),
@@ -281,15 +287,17 @@ def run(
             return Entry(contender, contender.start(opened, weights.path, threads, log=log, overlays=overlays))
 
         words = opened.enter_context(vocabulary(weights.path))
-        own = [started(contender) for contender in ours_on(weights.library)]
+        different = dict.fromkeys(of_ours := ours_with(weights))
+        own = [started(contender) for contender in different]
         others = [started(contender) for contender in peers]
         _check_ours(own)
         _check_theirs(others, say)
         work, predicted = _prepare(own, folder, words, count + WARM_UP, say)
         for entry in own:  # anew: it has read what it is going to be asked
             entry.process.close()
-        own = [started(contender) for contender in ours_on(weights.library)]
+        own = [started(contender) for contender in different]
         _check_ours(own)
+        tallies = {entry.contender: entry.tallies for entry in own}
         measure([*own, *others], work)
         ours, *alike = (row(entry, own[0]) for entry in own)
         rows = [row(entry, own[0]) for entry in others]
@@ -304,7 +312,7 @@ def run(
             "predicted_ms": predicted,
             "ours_ms_p50": ours["ms_p50"],
             "ours_digits_ms_p50": ours["digits_ms_p50"],
-            **speedups(rows, own[0].tallies, own[-1].tallies),
+            **speedups(rows, *(tallies[contender] for contender in of_ours)),
             "ours": ours,
             "ours_besides": alike,
             "peers": rows,
@@ -340,7 +348,7 @@ def _prepare(
         chosen, answers = chosen_tasks(own[0], candidates[EARLIER:], count, wanted[kind])
         work[kind] = Work(candidates[:EARLIER], chosen)
         guess = predict(chosen[0].request, answers[0], words)
-        predicted[kind] = {library: guess.ms(entry.process) for entry in own for library in entry.contender.options}
+        predicted[kind] = {" ".join(entry.contender.options): guess.ms(entry.process) for entry in own}
         for library, ms in predicted[kind].items():
             say(
                 f"{kind}, {library}: {guess.read_tokens} prompt tokens to read, a decision of {guess.decision_tokens}; "

@@ -28,9 +28,10 @@ BIAS = """This benchmark is ours, and so is what it praises. What that means for
 - Every peer is given the exact language of each packet, its best mode as far as we found it, a prompt laid out for its
   cache, and a process of its own; but we know our own engine better. Whoever finds a better mode: it is a file in
   `benchmarks/peer_drivers/`.
-- Weights and library are those that `sds models prepare` found quickest for ours on this machine. Peers run the same file,
-  in the library that each is made for: those on transformers in the quicker of two data types, OpenVINO GenAI with the
-  same weights as F16. Where ours runs in another library than llama.cpp, which most peers run in, `ours-llamacpp` is ours
+- Weights, library and data type are those that `sds models prepare` found quickest for ours on this machine. Peers run the
+  same file, in the library that each is made for: those on transformers in the quicker of two data types, OpenVINO GenAI
+  with the same weights as F16. Where ours multiplies in int8, which no peer does with this file, `ours-bf16` is ours
+  without it, and the table of targets has both. Where ours runs in another library than llama.cpp, which most peers run in, `ours-llamacpp` is ours
   in llama.cpp: over it a peer differs by the decoder, from it to ours by the library.
 - The small model suits us: passes are short, so what surrounds them shows. With a larger one everything but the number of
   passes matters less.
@@ -119,6 +120,7 @@ def _how(results: Results) -> str:
 def _weights(model: object) -> str | None:
     if isinstance(model, Mapping):
         library = f", in {model['library']}" if "library" in model else ""
+        library += f" in {model['dtype']}" if "dtype" in model else ""
         return f"{model.get('name')}, SHA-256 {str(model.get('sha256'))[:12]}{library}"
     return None if model is None else str(model)
 

@@ -83,7 +83,7 @@ def _one_way(
 
 def ways_on_this_processor(weights: Weights, at_once: int) -> dict[str, Callable[[], Engine]]:
     """Return how to open an engine for so many: one slot they queue for, a slot for each, an engine for each core."""
-    how: dict[str, Any] = {"now_ms": now_ms, "as_is": True, "library": weights.library}
+    how: dict[str, Any] = {"now_ms": now_ms, "as_is": True, "library": weights.library, "dtype": weights.dtype}
     one = partial(open_engine, weights.path, **how)
     ways: dict[str, Callable[[], Engine]] = {"1 slot": one}
     if at_once > 1:

@@ -16,39 +16,46 @@ from sds.engines.opening import open_backend, runtime_facts
 from sds.home import model_cache
 from sds.models.catalog import GgufLibrary, embedded_model, weights_for
 from sds.models.gguf import gguf_fingerprint, load_gguf, words_of
-from sds.models.protocol import Backend, ChatFrame
+from sds.models.protocol import Backend, ChatFrame, Dtype
 from sds.models.words import Spoken, Words, model_frame
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What ours runs: a GGUF file, in a library."""
+    """What ours runs: a GGUF file, in a library; `dtype`: in which data type, None: in the library's own."""
 
     path: Path
     library: GgufLibrary = "llamacpp"
+    dtype: Dtype | None = None
 
     def open(self, *, threads: int | None = None) -> Backend:
         """Raises BackendError."""
-        return open_backend(self.path, library=self.library, threads=threads)
+        return open_backend(self.path, library=self.library, dtype=self.dtype, threads=threads)
 
     def facts(self, sha256: str | None = None) -> dict[str, object]:
         """Return what a document says of them. `sha256`: where it is known."""
         said = {"name": self.path.name, "sha256": sha256 or gguf_fingerprint(self.path)}
-        return said | {"library": runtime_facts(self.library)["library"]}
+        runs = runtime_facts(self.library, dtype=self.dtype)
+        return said | {name: runs[name] for name in ("library", "dtype") if name in runs}
 
 
 def add_weights(parser: Parser) -> None:
     parser.add_argument("--model", type=existing, help="a GGUF file; left out: the embedded model as prepared here")
     kinds = get_args(GgufLibrary)
     parser.add_argument("--library", choices=kinds, help="what runs it; left out: what was prepared, or llamacpp")
+    dtypes = get_args(Dtype)
+    parser.add_argument(
+        "--dtype", choices=dtypes, help="in what OpenVINO runs it; left out: what was prepared, or bf16"
+    )
 
 
 def weights_of(asked: argparse.Namespace) -> Weights:
     """Return a user's own file, or what was prepared of the embedded model (`sds models prepare`), or that itself."""
     found, _ = (None, "") if asked.model else weights_for(embedded_model(), model_cache())
     if found is None:
-        return Weights(asked.model or embedded_model(), asked.library or "llamacpp")
-    return Weights(found.path, asked.library or found.record.library)
+        return Weights(asked.model or embedded_model(), asked.library or "llamacpp", asked.dtype)
+    library = asked.library or found.record.library
+    return Weights(found.path, library, asked.dtype or found.dtype_in(library))
 
 
 class Vocabulary(Spoken):

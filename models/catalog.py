@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sds.models.protocol import BackendError, Library
+from sds.models.protocol import BackendError, Dtype, Library
 
 GgufLibrary = Literal["llamacpp", "openvino"]
 
@@ -85,10 +85,14 @@ class Source(_Kept):
 
 
 class Measured(_Kept):
-    """One weight type in one library: median and longest time of a decision's passes, mean KL from the exact weights."""
+    """One weight type in one library: median and longest time of a decision's passes, mean KL from the exact weights.
+
+    `dtype`: what it is computed in, None: what the library does unless told.
+    """
 
     type: str
     library: GgufLibrary
+    dtype: Dtype | None = None
     ms_p50: Measure
     ms_max: Measure
     decisions: Positive
@@ -97,7 +101,7 @@ class Measured(_Kept):
 
 
 class Record(_Kept):
-    """Why which weights are run for a source, and in what. `file`: None where the source itself is the fastest.
+    """Why which weights are run for a source, and in what (`dtype`: as in `Measured`). `file`: None where the source itself is the fastest.
 
     `layers`: how many of the source's were kept, None: all. `shape_noise_logp_max`: in llama.cpp, None where it was not measured.
     """
@@ -109,6 +113,7 @@ class Record(_Kept):
     bytes: Positive
     type: str
     library: GgufLibrary
+    dtype: Dtype | None = None
     machine: Machine
     threads: Positive
     measured: tuple[Measured, ...]
@@ -128,20 +133,25 @@ class Prepared:
     @property
     def name(self) -> str:
         """Return what the record of a decision calls them, before the fingerprint."""
-        return self.name_through(self.record.library)
+        return self.name_through(self.record.library, self.record.dtype)
 
-    def name_through(self, library: Library) -> str:
-        """Return it for a library of the caller's own choice."""
+    def name_through(self, library: Library, dtype: Dtype | None) -> str:
+        """Return it for a library and a data type of the caller's own choice."""
         source = self.record.source
         if self.record.file is None:
-            return through(source.name, library)
+            return through(source.name, library, dtype)
         cut = f", {self.record.layers} layers" if self.record.layers else ""
-        return f"{source.name} as {through(self.record.type, library)}{cut}, made from {source.sha256[:12]}"
+        return f"{source.name} as {through(self.record.type, library, dtype)}{cut}, made from {source.sha256[:12]}"
+
+    def dtype_in(self, library: Library) -> Dtype | None:
+        """Return in which data type a library is to run them, None: in its own."""
+        return self.record.dtype if library == self.record.library else None
 
 
-def through(weights: str, library: Library) -> str:
-    """Say what runs these weights, unless llama.cpp does, as it does everywhere."""
-    return f"{weights} through OpenVINO" if library == "openvino" else weights
+def through(weights: str, library: Library, dtype: Dtype | None) -> str:
+    """Say what runs these weights, unless llama.cpp does, as it does everywhere; and that it rounds them for it."""
+    in_dtype = f" in {dtype}" if dtype == "int8" else ""
+    return f"{weights} through OpenVINO{in_dtype}" if library == "openvino" else weights
 
 
 def this_machine() -> Machine:

@@ -58,6 +58,8 @@ class HfBackend(SeatedBackend):
     ) -> None:
         """Load weights; raise `BackendError` when `path` or `device` is nothing that transformers can run."""
         check_slots(slots)
+        if dtype not in DTYPES:
+            raise BackendError(f"transformers does not compute in {dtype} here", hint=f"choose {', '.join(DTYPES)}")
         self._device = device_of(device)
         torch.set_num_threads(threads or os.cpu_count() or 1)
         self.name = path.name

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sds.models.catalog import GgufLibrary
 from sds.models.llama import LlamaBackend
 from sds.models.noise import shape_noise
-from sds.models.protocol import Backend, BackendError
+from sds.models.protocol import Backend, BackendError, Dtype
 
 STATIC_TOKENS, PASSES_TOKENS = 240, (60, 12, 1, 1, 1, 1)
 NOISE_SLOTS, NOISE_CONTEXT = 16, 512
@@ -38,9 +38,11 @@ TEXTS = _TEXT.splitlines()  # four kinds of text a decision reads or writes
 Distributions = list[NDArray[np.float64]]
 
 
-def decision_times_ms(path: Path, library: GgufLibrary, threads: int, clock_s: Callable[[], float]) -> list[float]:
+def decision_times_ms(
+    path: Path, library: GgufLibrary, dtype: Dtype | None, threads: int, clock_s: Callable[[], float]
+) -> list[float]:
     """Time the passes of some decisions, what recurs cached, after one that is not counted."""
-    backend = _opened(path, library, threads=threads)
+    backend = _opened(path, library, dtype, threads=threads)
     try:
         text = cycle([token for each in TEXTS for token in backend.tokenize(each.encode(), special=False)])
         static, *passes = (list(islice(text, count)) for count in (STATIC_TOKENS, *PASSES_TOKENS))
@@ -60,12 +62,12 @@ def _decision_ms(
     return (clock_s() - began) * 1000
 
 
-def distributions(path: Path, library: GgufLibrary, threads: int) -> Distributions:
+def distributions(path: Path, library: GgufLibrary, dtype: Dtype | None, threads: int) -> Distributions:
     """Return log-probabilities of the next token at fixed positions of fixed texts, each [vocab_size].
 
     Raises BackendError where the library does not run these weights on this machine.
     """
-    backend = _opened(path, library, threads=threads)
+    backend = _opened(path, library, dtype, threads=threads)
     try:
         return [row for text in TEXTS for row in _along(backend, text)]
     finally:
@@ -106,9 +108,9 @@ def noise_logp(path: Path, threads: int) -> float | None:
         backend.close()
 
 
-def _opened(path: Path, library: GgufLibrary, **options: Any) -> Backend:
+def _opened(path: Path, library: GgufLibrary, dtype: Dtype | None, **options: Any) -> Backend:
     if library == "openvino":
         from sds.models.openvino import OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
 
-        return OpenvinoBackend(path, **options)
+        return OpenvinoBackend(path, dtype=dtype or "bf16", **options)
     return LlamaBackend(path, **options)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sds.models.catalog import this_machine
 from sds.models.checks import check_slots
 from sds.models.gguf import gguf_fingerprint, identity, words_of
 from sds.models.llama import CONTEXT_TOKENS
@@ -32,7 +33,9 @@ except ImportError as error:
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+DTYPES: tuple[Dtype, ...] = ("int8", "bf16", "fp32")
 KEPT = {"bf16": (np.uint16, ov.Type.bf16), "fp32": (np.float32, ov.Type.f32)}
+WHOLE_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"}  # a processor without these drops what overflows
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 HINT_CHARACTERS_MAX = 200
 COPIES = 4  # of the graph, each prepared for one shape; one more takes most of a second to open, and some 70 MB
@@ -46,6 +49,18 @@ def computes_in_bf16() -> bool:
     return "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
+def computes_in_int8() -> bool:
+    """Return whether this processor adds up products of bytes without loss."""
+    return not WHOLE_PRODUCTS.isdisjoint(this_machine().features.split())
+
+
+def _check_dtype(dtype: Dtype) -> None:
+    if dtype not in DTYPES:
+        raise BackendError(f"OpenVINO does not compute in {dtype} here", hint=f"choose {', '.join(DTYPES)}")
+    if not {"bf16": computes_in_bf16, "int8": computes_in_int8}.get(dtype, lambda: True)():
+        raise BackendError(f"this processor does not compute in {dtype}", hint="choose fp32")
+
+
 class _Programs:
     """One model, compiled for so many layers as are asked for; its weights serve every thread that makes a request."""
 
@@ -55,16 +70,17 @@ class _Programs:
         self.shape: Shape = self._weights.shape
         self.context = min(n_ctx, self.shape.context)
         self._dtype: Dtype = dtype
+        self.precision: Dtype = "bf16" if dtype == "bf16" or (dtype == "int8" and computes_in_bf16()) else "fp32"
         streams = max(1, (os.cpu_count() or 1) // threads)  # requests that run side by side, of so many threads each
         self._copies = 1 if streams > 1 else COPIES  # each of the streams would make its own
         self._settings = {
             "INFERENCE_NUM_THREADS": threads * streams,
             "NUM_STREAMS": streams,
-            "INFERENCE_PRECISION_HINT": "bf16" if dtype == "bf16" else "f32",
+            "INFERENCE_PRECISION_HINT": "bf16" if self.precision == "bf16" else "f32",
             "ENABLE_CPU_PINNING": False,
         }
         self._compiled: dict[int | None, Any] = {}
-        self.kind, self.vino_kind = KEPT[dtype]
+        self.kind, self.vino_kind = KEPT[self.precision]
 
     def compiled(self, states_at: int | None) -> Any:
         """Return what runs calls: to the logits, or to the states that go into a layer."""
@@ -73,7 +89,8 @@ class _Programs:
             layers = self.shape.layers if states_at is None else states_at
             model = graph(
                 self._weights,
-                dtype=self._dtype,
+                kept=self.vino_kind,
+                in_int8=self._dtype == "int8",
                 context=self.context,
                 layers=layers,
                 head=states_at is None,
@@ -224,10 +241,7 @@ class OpenvinoBackend(SeatedBackend):
         `fingerprint`: of the file, where it was just looked at. `programs`: of the file, where it was compiled already.
         """
         check_slots(slots)
-        if dtype not in KEPT:
-            raise BackendError(f"OpenVINO does not compute in {dtype} here", hint="choose bf16 or fp32")
-        if dtype == "bf16" and not computes_in_bf16():
-            raise BackendError("this processor does not compute in bf16", hint="choose fp32")
+        _check_dtype(dtype)
         seen = identity(path)
         self.name = path.name
         self.fingerprint = fingerprint or gguf_fingerprint(path)

@@ -6,9 +6,6 @@ turn, of the tokens before, [lines, held, cell]; last, of a graph in several cop
 [1, outputs, vocabulary] (or, of fewer layers, the states that would go into the next one), then keys and values of these
 tokens, one behind the other, [2 x layers, lines, tokens, cell].
 
-OpenVINO prepares itself for each new number of tokens, which costs as much as reading a dozen of them; each copy of the
-graph stays prepared for its last one. Copies share their weights: OpenVINO lays them out once for each place in memory.
-
 What may stand together does, for fewer operations: queries, keys and values are one product, and the last layer goes on
 with the answered tokens alone.
 
@@ -17,7 +14,6 @@ A file is refused unless every tensor in it is used here and every setting of it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -27,10 +23,11 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as ops
 from numpy.typing import NDArray
-from openvino.op.util import BodyOutputDescription, InvariantInputDescription
 
 from sds.models.gguf_header import GgufFile
-from sds.models.protocol import BackendError, Dtype
+from sds.models.openvino_copies import made_input, one_of
+from sds.models.openvino_int8 import rounded, rounded_matrix, turn
+from sds.models.protocol import BackendError
 
 ARCHITECTURE = "llama"
 KNOWN = {
@@ -199,73 +196,53 @@ def _other(why: str) -> BackendError:
     return BackendError(f"OpenVINO does not run this model here: {why}", hint="llama.cpp runs it")
 
 
-def graph(weights: Weights, *, dtype: Dtype, context: int, layers: int, head: bool, copies: int = 1) -> ov.Model:
+def graph(
+    weights: Weights,
+    *,
+    kept: ov.Type,
+    context: int,
+    layers: int,
+    head: bool,
+    in_int8: bool = False,
+    copies: int = 1,
+) -> ov.Model:
     """Return the model of the first `layers` layers; `head`: it answers with logits, else with states.
 
+    `kept`: in what keys and values are handed in and out. `in_int8`: products with normalised states are (`openvino_int8`).
     `copies`: several have an input more, which of them runs [].
     """
-    drawn = _Graph(weights, dtype).build(context, layers, head=head)
-    return _one_of([drawn.clone() for _ in range(copies)]) if copies > 1 else drawn
-
-
-def _one_of(models: Sequence[ov.Model]) -> ov.Model:
-    """Return a model that runs the one of these which its last input names, and end to end what each answers: the others
-    answer nothing.
-    """
-    inputs = [_input(of.get_friendly_name(), of.partial_shape, of.element_type) for of in models[0].get_parameters()]
-    inputs.append(_input("which", [], ov.Type.i64))
-    answers = [_if_named(n, model, inputs) for n, model in enumerate(models)]
-    of_tokens, of_cells = zip(*answers, strict=True)
-    outputs = [ops.concat(list(of_tokens), 1).output(0), ops.concat(list(of_cells), 0).output(0)]
-    return ov.Model(outputs, inputs, ARCHITECTURE)
-
-
-def _if_named(n: int, model: ov.Model, inputs: Sequence[Any]) -> list[ov.Output]:
-    *given, which = (each.output(0) for each in inputs)
-    chosen = ops.if_op(ops.equal(which, ops.constant(np.int64(n))).output(0))
-    nothing = ov.Model([_nothing_like(output).output(0) for output in model.outputs], [], ARCHITECTURE)
-    chosen.set_then_body(model)
-    chosen.set_else_body(nothing)
-    # all at once: `set_input` would look at every operation for each of the inputs
-    chosen.set_arguments([chosen.input_value(0), *given])
-    chosen.set_output_size(len(model.outputs))
-    chosen.set_input_descriptions(0, [InvariantInputDescription(i + 1, i) for i in range(len(given))])
-    chosen.set_input_descriptions(1, [])
-    for body in range(2):
-        chosen.set_output_descriptions(body, [BodyOutputDescription(i, i) for i in range(len(model.outputs))])
-    chosen.constructor_validate_and_infer_types()
-    return list(chosen.outputs())
-
-
-def _nothing_like(output: ov.Output) -> Any:
-    shape = [0 if size.is_dynamic else size.get_length() for size in output.partial_shape]
-    return ov.op.Constant(output.element_type, ov.Shape(shape), [])
+    drawn = _Graph(weights, kept, in_int8=in_int8).build(context, layers, head=head)
+    return one_of([drawn.clone() for _ in range(copies)]) if copies > 1 else drawn
 
 
 class _Graph:
-    def __init__(self, weights: Weights, dtype: Dtype) -> None:
-        self._weights, self._shape = weights, weights.shape
-        self._kept = ov.Type.bf16 if dtype == "bf16" else ov.Type.f32
+    def __init__(self, weights: Weights, kept: ov.Type, *, in_int8: bool) -> None:
+        self._weights, self._shape, self._kept = weights, weights.shape, kept
+        self._turn = turn(self._shape.width) if in_int8 else None  # by which states are turned
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Any] = {}
 
     def build(self, context: int, layers: int, *, head: bool) -> ov.Model:
-        ids, positions = (_input(name, [-1, -1], ov.Type.i64) for name in ("ids", "positions"))
-        mask, wanted = _input("mask", [-1, 1, -1, -1], ov.Type.f32), _input("wanted", [-1], ov.Type.i64)
-        held = [_input(f"held.{n}", [-1, -1, self._shape.cell], self._kept) for n in range(2 * layers)]
+        ids, positions = (made_input(name, [-1, -1], ov.Type.i64) for name in ("ids", "positions"))
+        mask, wanted = made_input("mask", [-1, 1, -1, -1], ov.Type.f32), made_input("wanted", [-1], ov.Type.i64)
+        held = [made_input(f"held.{n}", [-1, -1, self._shape.cell], self._kept) for n in range(2 * layers)]
         turn = [
             ops.unsqueeze(self._rows(table, positions), self._ints(2)) for table in self._weights.rotations(context)
         ]
         per_query = ops.tile(mask, self._ints(1, 1, self._shape.heads // self._shape.key_heads, 1))
         embedding = _matrix(self._weights["token_embd.weight"])
         states, kept = ops.gather(embedding, ids, self._axis(0)), []
+        if self._turn is not None and layers:
+            states = _product(states, self._turn)
         for n in range(layers):
             before = [ops.convert(each, "f32") for each in held[2 * n : 2 * n + 2]]
             last = wanted if n == layers - 1 else None
             states, new = self._layer(n, states, before, per_query, turn, last)
             kept += [ops.convert(each, self._kept) for each in new]
         answered = states if layers else self._picked(states, wanted)
+        if self._turn is not None and layers:
+            answered = _product(answered, self._turn.T)
         if layers == self._shape.layers:
-            answered = self._norm(answered, "output_norm.weight")
+            answered = self._norm(answered, self._weights["output_norm.weight"])
         if head:
             matrix = _matrix(self._weights[HEAD]) if HEAD in self._weights else embedding
             answered = ops.matmul(answered, matrix, False, True)
@@ -277,11 +254,10 @@ class _Graph:
     ) -> tuple[Any, list[Any]]:
         """Return the states after layer `n`, where `wanted` is given of those tokens only, and keys and values of all."""
         of, shape, weights = f"blk.{n}.", self._shape, self._weights
-        read = self._norm(states, f"{of}attn_norm.weight")
         query = weights.turned(f"{of}attn_q.weight", shape.heads)
         key = weights.turned(f"{of}attn_k.weight", shape.key_heads)
         value = weights[f"{of}attn_v.weight"]
-        together = _product(read, np.concatenate([query, key, value]))
+        together, *_ = self._read(states, f"{of}attn_norm.weight", np.concatenate([query, key, value]))
         turning, value = self._cut(together, 2, len(query) + len(key), len(value))
         heads = self._reshape(turning, 0, 0, shape.heads + shape.key_heads, shape.head)
         queries, keys = self._cut(self._turned(heads, turn, shape.head), 2, shape.heads, shape.key_heads)
@@ -289,12 +265,26 @@ class _Graph:
         attended = self._attention(queries, held, new, mask)
         if wanted is not None:
             states, attended = self._picked(states, wanted), self._picked(attended, wanted)
-        states = ops.add(states, _product(attended, weights[f"{of}attn_output.weight"]))
-        read = self._norm(states, f"{of}ffn_norm.weight")
+        states = self._added(states, attended, weights[f"{of}attn_output.weight"])
         # each by itself, for what follows the gate is then done within its product
-        gate, up = (_product(read, weights[f"{of}{name}.weight"]) for name in ("ffn_gate", "ffn_up"))
-        grown = ops.multiply(ops.swish(gate), up)
-        return ops.add(states, _product(grown, weights[f"{of}ffn_down.weight"])), new
+        inner = (weights[f"{of}{name}.weight"] for name in ("ffn_gate", "ffn_up"))
+        gate, up = self._read(states, f"{of}ffn_norm.weight", *inner)
+        return self._added(states, ops.multiply(ops.swish(gate), up), weights[f"{of}ffn_down.weight"]), new
+
+    def _read(self, states: Any, norm: str, *matrices: NDArray[np.float32]) -> list[Any]:
+        """Return the products of the normalised states with these matrices."""
+        if self._turn is None:
+            read = self._norm(states, self._weights[norm])
+            return [_product(read, matrix) for matrix in matrices]
+        read = rounded(self._norm(states, np.ones(self._shape.width, np.float32)))
+        scales = self._weights[norm]
+        with np.errstate(over="ignore", invalid="ignore"):  # what is no number then is refused
+            turned = [(matrix * scales) @ self._turn.T for matrix in matrices]
+        return [ops.matmul(read, rounded_matrix(matrix), False, True) for matrix in turned]
+
+    def _added(self, states: Any, found: Any, matrix: NDArray[np.float32]) -> Any:
+        """Return the states, the product of what was found with this matrix added."""
+        return ops.add(states, _product(found, matrix if self._turn is None else self._turn @ matrix))
 
     def _attention(self, query: Any, held: list[Any], new: list[Any], mask: Any) -> Any:
         """Queries that share a key's head stand one below the other, so that no key is copied for them."""
@@ -313,10 +303,10 @@ class _Graph:
         split = self._reshape(found, 0, shape.key_heads, sharing, -1, shape.head)
         return self._reshape(ops.transpose(split, self._ints(0, 3, 1, 2, 4)), 0, -1, shape.heads * shape.head)
 
-    def _norm(self, states: Any, name: str) -> Any:
+    def _norm(self, states: Any, scales: NDArray[np.float32]) -> Any:
         mean = ops.reduce_mean(ops.power(states, self._number(2)), self._ints(-1), True)
         scale = ops.divide(self._number(1), ops.sqrt(ops.add(mean, self._number(self._shape.epsilon))))
-        return ops.multiply(ops.multiply(states, scale), ops.constant(self._weights[name][None, None]))
+        return ops.multiply(ops.multiply(states, scale), ops.constant(scales[None, None]))
 
     def _turned(self, heads: Any, turn: list[Any], size: int) -> Any:
         """Written just as OpenVINO knows it, which makes one operation of it."""
@@ -362,9 +352,3 @@ def _product(states: Any, weights: NDArray[np.float32]) -> Any:
 def _matrix(weights: NDArray[np.float32]) -> Any:
     """Copies of what stands in memory of OpenVINO's own share it."""
     return ov.op.Constant(ov.Tensor(weights), shared_memory=True)
-
-
-def _input(name: str, shape: list[int], kind: ov.Type) -> Any:
-    made = ops.parameter(ov.PartialShape(shape), kind, name=name)
-    made.output(0).set_names({name})
-    return made

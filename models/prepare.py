@@ -1,6 +1,6 @@
 """Which weights, in which library, is this machine fastest with on a decision's passes? Measure it, and keep those.
 
-llama.cpp itself re-encodes them; OpenVINO runs the very file that llama.cpp runs as BF16. Every candidate is measured
+llama.cpp itself re-encodes them; OpenVINO runs the very file that llama.cpp runs as BF16, in BF16 and in int8. Every candidate is measured
 in turn, one model in memory at a time, in rounds, so that what the machine does besides hits all of them alike. The
 fastest is kept; of those within `TIE` of it the one closest to the exact weights, which are the source's in F32.
 Nothing here knows what is decided.
@@ -41,9 +41,10 @@ from sds.models.catalog import (
 from sds.models.gguf import load_gguf
 from sds.models.inspect import NOT_SAID, ModelCard, inspect_model
 from sds.models.measuring import NOISE_SLOTS, Distributions, decision_times_ms, distributions, divergence, noise_logp
-from sds.models.protocol import BackendError
+from sds.models.protocol import BackendError, Dtype
 
 TYPES = {"BF16": lib.LLAMA_FTYPE_MOSTLY_BF16, "F16": lib.LLAMA_FTYPE_MOSTLY_F16, "Q8_0": lib.LLAMA_FTYPE_MOSTLY_Q8_0}
+IN_OPENVINO: tuple[Dtype | None, ...] = (None, "int8")
 BITS = {"F32": 32.0, "BF16": 16.0, "F16": 16.0, "Q8_0": 8.5}
 ROUNDS = 4
 TIE = 1.03
@@ -56,17 +57,18 @@ Log = Callable[[str], None]
 
 @dataclass(slots=True)
 class Candidate:
-    """Weights of one type, and the library that runs them."""
+    """Weights of one type, the library that runs them, and in which data type, None: in its own."""
 
     type: str
     path: Path
     library: GgufLibrary = "llamacpp"
+    dtype: Dtype | None = None
     kl_mean: float = 0.0
     times_ms: list[float] = field(default_factory=list)
 
     @property
     def name(self) -> str:
-        return through(self.type, self.library)
+        return through(self.type, self.library, self.dtype)
 
     @property
     def ms_p50(self) -> float:
@@ -76,6 +78,7 @@ class Candidate:
         return Measured(
             type=self.type,
             library=self.library,
+            dtype=self.dtype,
             ms_p50=round(self.ms_p50, 3),
             ms_max=round(max(self.times_ms), 3),
             decisions=len(self.times_ms),
@@ -154,7 +157,7 @@ class Preparation:
         self.log("re-encoding as F32, which is exact, to compare with")
         _encoded(source, path, lib.LLAMA_FTYPE_ALL_F32, card, layers)
         try:
-            return distributions(path, "llamacpp", self.threads)
+            return distributions(path, "llamacpp", None, self.threads)
         finally:
             path.unlink()
 
@@ -164,28 +167,36 @@ class Preparation:
         return Candidate(_own_type(card), _encoded(source, folder / "own.gguf", None, card, layers))
 
     def _in_openvino(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Return what OpenVINO is measured with, the BF16 weights that are here anyway."""
+        """Return what OpenVINO is measured with: the BF16 weights that are here anyway, in each data type."""
         return [
-            Candidate(each.type, each.path, "openvino")
+            Candidate(each.type, each.path, "openvino", dtype)
             for each in candidates
             if each.type == "BF16" and "openvino" in self.libraries
+            for dtype in IN_OPENVINO
         ]
 
     def _close(self, candidates: Sequence[Candidate], exact: Distributions) -> list[Candidate]:
         """Return the source's own type, and of the others those that say nearly what the exact weights say."""
         own, *others = candidates
-        own.kl_mean = divergence(exact, distributions(own.path, own.library, self.threads))
+        own.kl_mean = divergence(exact, self._distributions(own))
         if own.kl_mean == float("inf"):
             raise BackendError(f"`{own.path}` gives no probabilities: its weights are no numbers")
-        return [own, *(each for each in others if self._is_close(each, exact))]
+        said: set[str] = set()
+        return [own, *(each for each in others if self._is_close(each, exact, said))]
 
-    def _is_close(self, each: Candidate, exact: Distributions) -> bool:
+    def _distributions(self, each: Candidate) -> Distributions:
+        return distributions(each.path, each.library, each.dtype, self.threads)
+
+    def _is_close(self, each: Candidate, exact: Distributions, said: set[str]) -> bool:
+        """`said`: what stood in the way before, which is not said again."""
         try:
-            each.kl_mean = divergence(exact, distributions(each.path, each.library, self.threads))
+            each.kl_mean = divergence(exact, self._distributions(each))
         except BackendError as error:
             if each.library == "llamacpp":
                 raise
-            self.log(f"OpenVINO is not measured: {error}{f' ({error.hint})' if error.hint else ''}")
+            if str(error) not in said:
+                self.log(f"{each.name} is not measured: {error}{f' ({error.hint})' if error.hint else ''}")
+            said.add(str(error))
             return False
         if each.kl_mean > KL_MAX:
             self.log(f"{each.name} is left out: too far from the exact weights (KL {each.kl_mean:.2g})")
@@ -195,7 +206,7 @@ class Preparation:
         for turn in range(ROUNDS):
             self.log(f"measuring {len(candidates)} candidates, round {turn + 1} of {ROUNDS}")
             for each in candidates:
-                each.times_ms += decision_times_ms(each.path, each.library, self.threads, self.clock_s)
+                each.times_ms += decision_times_ms(each.path, each.library, each.dtype, self.threads, self.clock_s)
 
     def _keep(
         self,
@@ -219,6 +230,7 @@ class Preparation:
             bytes=best.path.stat().st_size,
             type=best.type,
             library=best.library,
+            dtype=best.dtype,
             machine=this_machine(),
             threads=self.threads,
             measured=tuple(each.measured() for each in candidates),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sds.benchmarks import gpu, grammar, hotpath, kernel, measuring, peers, records, scaling, throughput
-from sds.benchmarks.contenders import Contender
+from sds.benchmarks.contenders import Contender, ours_with
 from sds.benchmarks.packets import digits_packets, fixed_packets, narrow_to_denial
 from sds.benchmarks.peer_process import PeerProcess
 from sds.benchmarks.weights import Weights
@@ -22,7 +22,8 @@ from tests.models.preparing import in_openvino
 from tests.questions import asked
 
 _FIGURES = ("ms_p50", "digits_ms_p50")
-_OURS_MS = ((20.0, 25.0), (30.0, 50.0))  # on its own library, on llama.cpp
+_OURS_MS = ((20.0, 25.0), (24.0, 30.0), (30.0, 50.0))  # as it runs, not rounded, on llama.cpp
+_SPEEDUPS = ("speedup_over_fastest", "speedup_digits")
 
 
 def test_the_kernel_benchmark_ends_with_one_json_document_and_keeps_it(
@@ -178,21 +179,35 @@ def test_ours_on_openvino_is_asked_beside_ours_on_llama_cpp(
     monkeypatch.setattr(peers, "WARM_UP", 0)
     monkeypatch.setattr(peers, "EARLIER", 1)
     monkeypatch.setattr(peers, "CANDIDATES_PER_DECISION", 1)
-    weights, other = Weights(tiny_path(1), "openvino"), [Contender("other", "tests.own_peers", ("beyond",))]
+    weights, other = Weights(tiny_path(1), "openvino", "int8"), [Contender("other", "tests.own_peers", ("beyond",))]
     report = peers.run(tmp_path, weights, other, 1, threads=1, say=lambda _: None)
-    (beside,) = report["ours_besides"]
-    assert ("ours", "ours-llamacpp") == (report["ours"]["name"], beside["name"])
+    alike, beside = report["ours_besides"]
+    assert ["ours", "ours-bf16", "ours-llamacpp"] == [each["name"] for each in (report["ours"], alike, beside)]
     assert report["model"]["library"] == f"openvino {report['ours']['version']['openvino']}"
+    assert report["model"]["dtype"] == "int8"
     assert {"sovereign-decision-stream", "llama_cpp_python"} == beside["version"].keys()
-    assert all({"openvino", "llamacpp"} == by_library.keys() for by_library in report["predicted_ms"].values())
+    ways = {"openvino int8", "openvino bf16", "llamacpp"}
+    assert all(ways == by_way.keys() for by_way in report["predicted_ms"].values())
 
 
 def test_what_the_library_gives_is_told_from_what_the_decoder_gives() -> None:
-    ours, alike = ({kind: peers.Tally(ms=[ms]) for kind, ms in zip(peers.KINDS, of, strict=True)} for of in _OURS_MS)
+    ours, typed, alike = (
+        {kind: peers.Tally(ms=[ms]) for kind, ms in zip(peers.KINDS, of, strict=True)} for of in _OURS_MS
+    )
     rows = [{"name": "quick", "ms_p50": 60.0, "digits_ms_p50": 90.0}, {"name": "absent"} | dict.fromkeys(_FIGURES)]
-    found = peers.speedups(rows, ours, alike)
-    assert (3.0, 2.0) == (found["speedup_over_fastest"], found["speedup_over_fastest_on_llamacpp"])
-    assert (3.6, 1.8) == (found["speedup_digits"], found["speedup_digits_on_llamacpp"])
+    found = peers.speedups(rows, ours, typed, alike)
+    fixed, digits = ([found[name + suffix] for suffix in ("", "_same_type", "_on_llamacpp")] for name in _SPEEDUPS)
+    assert ([3.0, 2.5, 2.0], [3.6, 3.0, 1.8]) == (fixed, digits)
+
+
+def test_ours_is_asked_once_where_nothing_tells_it_apart() -> None:
+    path = Path("mine.gguf")
+    for weights, names in {
+        Weights(path): ["ours"],
+        Weights(path, "openvino"): ["ours", "ours-llamacpp"],
+        Weights(path, "openvino", "bf16"): ["ours", "ours-llamacpp"],
+    }.items():
+        assert names == [each.name for each in dict.fromkeys(ours_with(weights))]
 
 
 def test_what_a_peer_writes_outside_the_envelope_is_counted_and_what_fails_is_an_error(

@@ -1,4 +1,6 @@
-"""Ours: the native engine on one slot, from the packet to the proposal's bytes. It is told which library runs the model."""
+"""Ours: the native engine on one slot, from the packet to the proposal's bytes. It is told which library runs the model,
+and in which data type.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,13 @@ import pickle
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from sds.benchmarks.peer_drivers.serving import Peer, Request, Said, serve, timed
 from sds.engines.native import NativeEngine
 from sds.engines.opening import open_backend
 from sds.models.catalog import GgufLibrary
-from sds.models.protocol import Backend
+from sds.models.protocol import Backend, Dtype
 
 DISTRIBUTIONS: dict[GgufLibrary, str] = {"llamacpp": "llama_cpp_python", "openvino": "openvino"}
 PASSES = 5  # of one shape, of which the quickest counts: what the hardware charges
@@ -24,7 +27,8 @@ def now_ms() -> int:
 
 def open_peer(model: Path, threads: int, options: list[str]) -> Peer:
     (library,) = (name for name in DISTRIBUTIONS if name in options)
-    backend = open_backend(model, library=library, threads=threads)
+    dtype = next((name for name in get_args(Dtype) if name in options), None)
+    backend = open_backend(model, library=library, dtype=dtype, threads=threads)
     engine = NativeEngine(backend, now_ms=now_ms)
 
     def decide(request: Request) -> Said:

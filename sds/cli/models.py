@@ -19,7 +19,7 @@ from sds.kernel.contract import Contract, load_contract
 from sds.kernel.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
-    from sds.models.catalog import Prepared, Record
+    from sds.models.catalog import Measured, Prepared, Record
 
 PathArgument = Annotated[Path, typer.Argument(help="A GGUF file or a checkpoint folder.", metavar="PATH")]
 ContractFile = Annotated[
@@ -167,12 +167,17 @@ def _prepared_lines(found: Prepared, *, now: bool) -> Iterator[str]:
         return
     record = found.record
     for each in record.measured:
-        kept = f"kept: {found.path}" if (each.type, each.library) == (record.type, record.library) else ""
+        chosen = (each.type, each.library, each.dtype) == (record.type, record.library, record.dtype)
+        kept = f"kept: {found.path}" if chosen else ""
         yield (
-            f"{each.type:8}  {LIBRARY_NAMES[each.library]:9}  {each.ms_p50:8.1f} ms (median of {each.decisions}, longest {each.ms_max:.1f})  "
+            f"{each.type:8}  {_runs(each):16}  {each.ms_p50:8.1f} ms (median of {each.decisions}, longest {each.ms_max:.1f})  "
             f"{each.bytes / 1e6:7.0f} MB  KL {each.kl_mean:.2g}  {kept}".rstrip()
         )
     yield record.why
+
+
+def _runs(each: Measured | Record) -> str:
+    return f"{LIBRARY_NAMES[each.library]} in {each.dtype}" if each.dtype else LIBRARY_NAMES[each.library]
 
 
 def _listed(record: Record) -> dict[str, str]:
@@ -182,7 +187,7 @@ def _listed(record: Record) -> dict[str, str]:
         "from": "prepared",
         "form": "GGUF",
         "path": str(model_cache() / str(record.file)),
-        "made_from": f"made from {made}{layers}, for {LIBRARY_NAMES[record.library]}",
+        "made_from": f"made from {made}{layers}, for {_runs(record)}",
         "library": record.library,
     }
 
@@ -195,7 +200,7 @@ def _told_of(record: Record, sha256: str) -> str:
     if record.sha256 == sha256 != record.source.sha256:
         return (
             f"this is {record.source.name}@{record.source.sha256[:12]} as {record.type}, made by `sds models prepare` "
-            f"for {LIBRARY_NAMES[record.library]}"
+            f"for {_runs(record)}"
         )
     kept = f"its first {counted(record.layers, 'layer')} only; " if record.layers else ""
     return f"{kept}{record.why}"

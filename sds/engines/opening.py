@@ -23,7 +23,8 @@ from sds.models.protocol import SLOTS_MAX, Backend, BackendError, Dtype, Library
 
 THREADS_MAX = 256
 SLOT_TOKENS = 2048  # of each of several slots: what a decision may cost, and a cache that stays small
-Opener = Callable[[Path, Library | None, str | None], Backend]  # a file, what runs it, its SHA-256 where just looked at
+# a file, what runs it, in which data type (None: its own, or what was asked for), its SHA-256 where just looked at
+Opener = Callable[[Path, Library | None, Dtype | None, str | None], Backend]
 _DISTRIBUTIONS: dict[Library, str] = {
     "llamacpp": "llama-cpp-python",
     "transformers": "transformers",
@@ -33,20 +34,24 @@ _DISTRIBUTIONS: dict[Library, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """`library`: what runs it. `notices`: why what was prepared is not run, a line each.
+    """`library`, `dtype`: what runs it, and in what, None: nothing was prepared in another than its own. `notices`: why what was prepared is not run, a line each.
 
     `noise_logp_max`: what company does to log-probabilities with these weights, `noise_slots` at once; None: not known.
     """
 
     backend: Backend
     library: Library
+    dtype: Dtype | None = None
     notices: tuple[str, ...] = ()
     noise_logp_max: float | None = None
     noise_slots: int = 0
 
 
-def open_weights(source: Path, opener: Opener, *, cache: Path, library: Library | None = None) -> Opened:
-    """Open a GGUF, or what was prepared of it in `cache`, in the library it was prepared for unless `library` names one.
+def open_weights(
+    source: Path, opener: Opener, *, cache: Path, library: Library | None = None, dtype: Dtype | None = None
+) -> Opened:
+    """Open a GGUF, or what was prepared of it in `cache`, in the library and data type it was prepared for unless
+    `library` or `dtype` names another.
 
     Raises BackendError where `source` itself does not open.
     """
@@ -56,16 +61,17 @@ def open_weights(source: Path, opener: Opener, *, cache: Path, library: Library 
     if found is not None:
         record = found.record
         runs = library or record.library
+        computes = dtype or found.dtype_in(runs)
         try:
-            backend = opener(found.path, runs, record.sha256)
+            backend = opener(found.path, runs, computes, record.sha256)
         except BackendError as error:
             notice = not_used(error)
         else:
-            backend.name = found.name_through(runs)
+            backend.name = found.name_through(runs, computes)
             measured = runs == "llamacpp"  # the noise was
             noise = (record.shape_noise_logp_max, record.shape_noise_slots or 0) if measured else (None, 0)
-            return Opened(backend, runs, (), *noise)
-    return Opened(opener(source, library, None), library or "llamacpp", (notice,) if notice else ())
+            return Opened(backend, runs, computes, (), *noise)
+    return Opened(opener(source, library, dtype, None), library or "llamacpp", dtype, (notice,) if notice else ())
 
 
 def _threads() -> int | None:
@@ -187,14 +193,14 @@ def _open(
     """Open it with the share that the library gets which turns out to run it."""
     from sds.models.catalog import embedded_model  # noqa: PLC0415
 
-    def opener(path: Path, runs: Library | None, fingerprint: str | None) -> Backend:
+    def opener(path: Path, runs: Library | None, computes: Dtype | None, fingerprint: str | None) -> Backend:
         runs = _library_of(path, runs)
         share = share_of(runs)
         return open_backend(
             path,
             library=runs,
             device=device,
-            dtype=dtype,
+            dtype=computes,
             slots=share.slots,
             threads=share.threads,
             fingerprint=fingerprint,
@@ -205,15 +211,15 @@ def _open(
         asked = _library_of(path, library)
         check_slots(share_of(asked).slots, mode)
         if as_is or asked == "transformers":
-            opened = Opened(opener(path, asked, None), asked)
+            opened = Opened(opener(path, asked, dtype, None), asked, dtype)
         else:
             _check_processor(path, asked, device, dtype)
-            opened = open_weights(path, opener, cache=model_cache(), library=library)
+            opened = open_weights(path, opener, cache=model_cache(), library=library, dtype=dtype)
     share = share_of(opened.library)
     if noise_logp_max is None and 1 < share.slots <= opened.noise_slots:
         noise_logp_max = opened.noise_logp_max
     try:
-        runtime = runtime_facts(opened.library, device=device, dtype=dtype, threads=share.threads)
+        runtime = runtime_facts(opened.library, device=device, dtype=opened.dtype, threads=share.threads)
         engine = NativeEngine(opened.backend, now_ms=now_ms, mode=mode, noise_logp_max=noise_logp_max, runtime=runtime)
     except BaseException:  # a chain opens it again and again: weights nobody drives may not stay in memory
         opened.backend.close()

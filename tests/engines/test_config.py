@@ -83,8 +83,12 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
             "f.yaml:2: engines.0.device: `device` is for the library transformers",
         ),
         (
+            "engines:\n  - {name: a, kind: native, library: transformers, dtype: int8}\n",
+            "f.yaml:2: engines.0.dtype: transformers computes in fp32, bf16 or fp16 here",
+        ),
+        (
             "engines:\n  - {name: a, kind: native, library: openvino, dtype: fp16}\n",
-            "f.yaml:2: engines.0.dtype: OpenVINO computes in bf16 or fp32 here",
+            "f.yaml:2: engines.0.dtype: OpenVINO computes in int8, bf16 or fp32 here",
         ),
         (
             "engines:\n  - {name: a, kind: native, library: openvino, model: docs}\n",

@@ -17,21 +17,21 @@ from sds.models.protocol import BackendError
 from tests.model_fixtures import TINY_THREADS
 
 
-def _runs_bf16() -> bool:
+def _runs_both() -> bool:
     try:
-        from sds.models.openvino import computes_in_bf16
+        from sds.models.openvino import computes_in_bf16, computes_in_int8
     except BackendError:
         return False
-    return computes_in_bf16()
+    return computes_in_bf16() and computes_in_int8()
 
 
-in_openvino = pytest.mark.skipif(not _runs_bf16(), reason="no OpenVINO, or a processor that does not compute in BF16")
+in_openvino = pytest.mark.skipif(not _runs_both(), reason="no OpenVINO, or a processor without BF16 or int8")
 TODAY = "2026-11-22"
 OTHER_DAY = "2026-11-23"
 
 
 def clock(**durations_s: float) -> Callable[[], float]:
-    """In the order of measuring: a clock in whose time each weight type takes what is said; `own` is the source's, `openvino` BF16 through it."""
+    """In the order of measuring: a clock in whose time each weight type takes what is said; `own` is the source's, `openvino` BF16 through it, `int8` that in int8."""
 
     def readings() -> Iterator[float]:
         now = 0.0
@@ -46,7 +46,8 @@ def clock(**durations_s: float) -> Callable[[], float]:
 
 
 BF16_WINS = {"own": 3.0, "BF16": 1.0, "F16": 2.0, "Q8_0": 2.5}
-OPENVINO_WINS = {**BF16_WINS, "openvino": 0.5}
+OPENVINO_WINS = {**BF16_WINS, "openvino": 0.5, "int8": 0.75}
+INT8_WINS = {**OPENVINO_WINS, "int8": 0.25}
 
 
 def preparation(

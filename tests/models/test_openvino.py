@@ -14,7 +14,7 @@ from gguf.quants import dequantize, quantize
 
 from sds.models.llama import LlamaBackend
 from sds.models.noise import shape_noise
-from sds.models.openvino import OpenvinoBackend, computes_in_bf16
+from sds.models.openvino import OpenvinoBackend, computes_in_bf16, computes_in_int8
 from sds.models.protocol import Backend, BackendError, Dtype, Replicable, Row
 from tests.hostile import Vocabulary, tiny_checkpoint
 from tests.llama_gguf import CONTEXT, PIECES, Sizes, llama_gguf, random_tensors
@@ -27,6 +27,7 @@ BF16_NOISE = 0.1
 DTYPES = [
     "fp32",
     pytest.param("bf16", marks=pytest.mark.skipif(not computes_in_bf16(), reason="no BF16 in this processor")),
+    pytest.param("int8", marks=pytest.mark.skipif(not computes_in_int8(), reason="no int8 in this processor")),
 ]
 
 

@@ -84,9 +84,11 @@ def test_a_shape_stays_with_its_copy_until_as_many_others_came(
     assert set(chosen[-COPIES:]) == set(range(COPIES))
 
 
-def test_copies_share_the_memory_of_their_weights(tiny_path: Callable[[int], Path]):
+@pytest.mark.parametrize("in_int8", [False, True])
+def test_copies_share_the_memory_of_their_weights(in_int8: bool, tiny_path: Callable[[int], Path]):
     weights = Weights(tiny_path(1))
-    model = graph(weights, dtype="bf16", context=64, layers=weights.shape.layers, head=True, copies=4)
+    layers = weights.shape.layers
+    model = graph(weights, kept=ov.Type.bf16, context=64, layers=layers, head=True, in_int8=in_int8, copies=4)
     places = [sorted(matrices(op.get_function(0))) for op in model.get_ops() if op.get_type_name() == "If"]
     assert len(places) == 4
     assert len(places[0]) > 4 * weights.shape.layers

@@ -219,10 +219,13 @@ def test_a_missing_file_and_a_folder(tmp_path: Path):
 def test_a_type_it_does_not_compute_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "unread.gguf"
     error = refused(path, dtype="fp16")
-    assert ("OpenVINO does not compute in fp16 here", "choose bf16 or fp32") == (str(error), error.hint)
+    assert ("OpenVINO does not compute in fp16 here", "choose int8, bf16, fp32") == (str(error), error.hint)
     monkeypatch.setattr(vino, "computes_in_bf16", lambda: False)
     error = refused(path, dtype="bf16")
     assert ("this processor does not compute in bf16", "choose fp32") == (str(error), error.hint)
+    monkeypatch.setattr(vino, "WHOLE_PRODUCTS", {"none"})
+    error = refused(path, dtype="int8")
+    assert ("this processor does not compute in int8", "choose fp32") == (str(error), error.hint)
 
 
 def test_without_the_library_the_mend_is_named(monkeypatch: pytest.MonkeyPatch):

@@ -19,7 +19,7 @@ from sds.models import catalog, gguf, llama
 from sds.models.catalog import Prepared, prepared
 from sds.models.llama import LlamaBackend
 from sds.models.measuring import NOISE_SLOTS
-from sds.models.protocol import BackendError, Library
+from sds.models.protocol import BackendError, Dtype, Library
 from sds.replay import opener, replay
 from tests.model_fixtures import TINY_THREADS
 from tests.models.preparing import changed, flip, weights
@@ -128,7 +128,7 @@ def test_weights_that_do_not_load_give_way_to_the_source(copied: tuple[Path, Pat
     source, cache = copied
     opened = list[Path]()
 
-    def opener(path: Path, _: Library | None, fingerprint: str | None) -> LlamaBackend:
+    def opener(path: Path, _: Library | None, __: Dtype | None, fingerprint: str | None) -> LlamaBackend:
         opened.append(path)
         if path != source:
             raise BackendError("no memory for a context of 4096 tokens")
@@ -148,7 +148,7 @@ def test_every_file_is_read_through_once_at_the_start(
     hashed, really = list[Path](), gguf.gguf_fingerprint
     for module in (gguf, llama):
         monkeypatch.setattr(module, "gguf_fingerprint", lambda path: hashed.append(path) or really(path))
-    found = open_weights(source, lambda path, _, known: open_backend(path, fingerprint=known), cache=cache)
+    found = open_weights(source, lambda path, _, __, known: open_backend(path, fingerprint=known), cache=cache)
     found.backend.close()
     assert [source, weights(cache)] == hashed
     assert really(weights(cache)) == found.backend.fingerprint

@@ -1,0 +1,123 @@
+"""Products in 8 bits: what is folded into the weights changes nothing, and what is rounded only a little."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sds.models import openvino as vino
+from sds.models import openvino_graph
+from sds.models.measuring import distributions, divergence
+from sds.models.openvino import OpenvinoBackend, computes_in_int8
+from sds.models.openvino_graph import Weights
+from sds.models.openvino_int8 import LARGEST, rounded_matrix, turn
+from sds.models.prepare import KL_MAX
+from sds.models.protocol import BackendError
+from tests.llama_gguf import llama_gguf, random_tensors
+from tests.models.test_backends import sections_of
+from tests.models.test_openvino import answers, farthest, noise, opened
+
+__all__ = ["opened"]
+INT8_NOISE = 0.1
+pytestmark = pytest.mark.skipif(not computes_in_int8(), reason="no int8 in this processor")
+
+
+@pytest.mark.parametrize("width", [1, 2, 9, 64, 576])
+def test_a_turn_keeps_lengths_and_spreads_every_channel(width: int) -> None:
+    matrix = turn(width)
+    assert farthest(matrix @ matrix.T, np.eye(width)) < 1e-5
+    assert np.abs(matrix).max() <= np.sqrt(2 / width) + 1e-6
+    assert np.array_equal(matrix, turn(width))
+
+
+def test_each_row_of_weights_is_rounded_within_its_own_range() -> None:
+    rng = np.random.default_rng(3)
+    matrix = (rng.standard_normal((5, 64)) * [[1e-6], [1], [1e6], [0], [1e-38]]).astype(np.float32)
+    scaled = rounded_matrix(matrix)
+    whole, scales = (scaled.input_value(n).get_node() for n in range(2))
+    found = whole.input_value(0).get_node().data * scales.data
+    step = np.maximum(np.abs(matrix).max(1, keepdims=True) / LARGEST, 1e-30)
+    assert (np.abs(found - matrix) <= 0.51 * step).all()
+    assert not found[3:].any()
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2, None])
+def test_but_for_the_rounding_it_is_the_same_function(
+    layer: int | None, tiny_path: Callable[[int], Path], opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = opened(tiny_path(1))
+    monkeypatch.setattr(vino, "computes_in_bf16", lambda: False)
+    monkeypatch.setattr(openvino_graph, "rounded", lambda states: states)
+    monkeypatch.setattr(openvino_graph, "rounded_matrix", openvino_graph._matrix)
+    turned = opened(tiny_path(1), dtype="int8")
+    assert farthest(answers(plain), answers(turned)) < 1e-3
+    sections = sections_of(17, 12, 9)
+    states = [backend.hidden(sections, layer=layer) for backend in (plain, turned)]
+    assert farthest(*states) < 1e-4
+
+
+@pytest.mark.parametrize("in_bf16", [False, True])
+def test_the_rounding_is_small(
+    in_bf16: bool, tiny_path: Callable[[int], Path], opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = answers(opened(tiny_path(1)))
+    if in_bf16 and not vino.computes_in_bf16():
+        pytest.skip("no BF16 in this processor")
+    monkeypatch.setattr(vino, "computes_in_bf16", lambda: in_bf16)
+    found = answers(opened(tiny_path(1), dtype="int8"))
+    assert 0 < noise(exact, found) < INT8_NOISE
+
+
+def products_in(backend: OpenvinoBackend) -> Counter[str]:
+    """Return in what each product of the compiled graph is computed."""
+    ops = backend._programs.compiled(None).get_runtime_model().get_ops()
+    facts = [op.get_rt_info() for op in ops]
+    kinds = [str(fact["layerType"].value) for fact in facts]
+    return Counter(
+        str(fact["primitiveType"].value).rpartition("_")[2]
+        for fact, kind in zip(facts, kinds, strict=True)
+        if kind.startswith("FullyConnected")
+    )
+
+
+def test_products_with_normalised_states_are_computed_in_8_bits(
+    tiny_path: Callable[[int], Path], opened: Callable[..., Any]
+) -> None:
+    """Queries, keys and values; the gate; what goes in: of each layer."""
+    layers = Weights(tiny_path(1)).shape.layers
+    before, found = (products_in(opened(tiny_path(1), dtype=dtype)) for dtype in ("fp32", "int8"))
+    assert (0, 3 * layers) == (before["i8"], found["i8"])
+    assert found.total() == before.total() + 2  # states are turned, and turned back
+
+
+def test_what_company_a_row_has_leaves_no_trace(tiny_path: Callable[[int], Path], opened: Callable[..., Any]) -> None:
+    alone, several = opened(tiny_path(1), dtype="int8"), opened(tiny_path(1), dtype="int8", slots=3)
+    expected = [answers(alone, seed) for seed in range(4)]
+    assert all(np.array_equal(one, answers(several, seed)) for seed, one in enumerate(expected))
+
+
+def test_weights_that_overflow_when_they_are_turned_are_refused(tmp_path: Path) -> None:
+    tensors = random_tensors()
+    tensors["blk.0.attn_norm.weight"] = np.full_like(tensors["blk.0.attn_norm.weight"], 3e38)
+    tensors["blk.0.attn_q.weight"] *= 1e6
+    path = llama_gguf(tmp_path / "huge.gguf", tensors=tensors)
+    with pytest.raises(BackendError) as caught:
+        OpenvinoBackend(path, dtype="int8", threads=1)
+    assert "weights are too large to be turned for int8" == str(caught.value)
+
+
+def test_transformers_does_not_compute_in_int8(tiny_folder: Callable[[int], Path]) -> None:
+    from sds.models.hf import HfBackend
+
+    with pytest.raises(BackendError, match="transformers does not compute in int8 here"):
+        HfBackend(tiny_folder(1), dtype="int8")
+
+
+def test_the_embedded_model_is_further_from_its_weights_than_in_bf16_and_near_enough_to_be_run(own_gguf: Path) -> None:
+    in_fp32, in_bf16, in_int8 = (distributions(own_gguf, "openvino", dtype, 2) for dtype in ("fp32", "bf16", "int8"))
+    assert divergence(in_fp32, in_bf16) < divergence(in_fp32, in_int8) < KL_MAX
