@@ -31,11 +31,12 @@ def emit(language: Language) -> dict[str, Any]:
 
 
 def _kind(kind: KindBound, first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
+    params = {"params": _object({name: _number(name, allowed) for name, allowed in kind.params})} if kind.params else {}
     return _object(
         {
             **first,
             "action": {"const": kind.kind},
-            "params": _object({name: _number(name, allowed) for name, allowed in kind.params}),
+            **params,
             "reason_code": {"enum": list(kind.reasons)},
             **last,
         }

@@ -1,10 +1,11 @@
 """The language of one envelope: every proposal it permits, and nothing else.
 
     {"action":"REFUND_TICKET","params":{"amount":150.00},"reason_code":"CANCELLATION","context_ref":"<64 hex>"}
+    {"action":"DENY","reason_code":"NOT_ELIGIBLE","context_ref":"<64 hex>"}
 
-The order of the fields is part of the language. Where the envelope bounds a rationale, `"rationale"` comes first: the
-model reasons, then it decides. The last field is a constant, shared by all kinds: once the reason is chosen nothing is
-left to decide. What the kernel fills in itself is not in the language.
+The order of the fields is part of the language. A kind without parameters has no `"params"`. Where the envelope bounds
+a rationale, `"rationale"` comes first: the model reasons, then it decides. The last field is a constant, shared by all
+kinds: once the reason is chosen nothing is left to decide. What the kernel fills in itself is not in the language.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sds.kernel.errors import LanguageError
 
 __all__ = ["Choice", "Language", "Literal", "Node", "Number", "Option", "Text", "language"]
 
-FORM = "sds-language/2 rationale?,action,params,reason_code,context_ref"
+FORM = "sds-language/3 rationale?,action,params?,reason_code,context_ref"
 CHOICE_VALUES_MAX = 64
 PARAMS_MAX = 16
 TEXT_CHARS_MAX = 2000
@@ -68,11 +69,13 @@ def _kind(kind: KindBound) -> Iterable[Node]:
     names = [name for name, _ in kind.params]
     if len(names) > PARAMS_MAX or len(set(names)) < len(names) or not all(map(_PARAM.fullmatch, names)):
         raise LanguageError(f"`{kind.kind}` has parameters the form cannot write", reason_code="LANGUAGE_INVALID")
-    yield Literal(f'{kind.kind}","params":{{'.encode())
-    for i, (name, allowed) in enumerate(kind.params):
-        yield Literal(f'{"," if i else ""}"{name}":'.encode())
+    yield Literal(f'{kind.kind}",'.encode())
+    before = '"params":{'
+    for name, allowed in kind.params:
+        yield Literal(f'{before}"{name}":'.encode())
         yield _number(name, allowed)
-    yield Literal(b'},"reason_code":"')
+        before = ","
+    yield Literal(b'},"reason_code":"' if kind.params else b'"reason_code":"')
     yield from _choice("reason_code", [Option(code, (Literal(code.encode()),)) for code in kind.reasons])
 
 

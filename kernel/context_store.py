@@ -22,7 +22,7 @@ from sds.kernel.bounds import MAGNITUDE_MAX, format_literal, parse_literal
 from sds.kernel.contract import Contract, KindSpec, MemorySpec
 from sds.kernel.envelope import ESCALATE
 from sds.kernel.errors import StoreError
-from sds.kernel.proposal import parse_proposal
+from sds.kernel.proposal import parse_recorded
 from sds.kernel.store import Reader, Row, Store
 
 SCAN_MAX = 64  # of one key's newest decisions, how many are looked at: gates that share a record may share keys
@@ -134,7 +134,7 @@ def _became(contract: Contract, kind: str | None, state: str, outcome: str, code
 
 def _claimed(contract: Contract, data: bytes) -> str:
     """Tell proposal bytes in the contract's own words; what it has no word for is not repeated."""
-    parsed = parse_proposal(data)
+    parsed = parse_recorded(data)
     if isinstance(parsed, str):
         return "no proposal"
     params = spec.params if (spec := _spec(contract, parsed.action)) else {}

@@ -34,11 +34,14 @@ WHERE f.dfid = ?
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What was asked, what was proposed, what was measured. `faults`: where the record is not what was sealed, a line each."""
+    """What was asked, what was proposed, what was measured. `schema`: the proposal schema of its contract, "" where that
+    names none; `faults`: where the record is not what was sealed, a line each.
+    """
 
     packet: DecisionPacket
     data: bytes
     decoding: Decoding
+    schema: str
     faults: tuple[str, ...]
 
 
@@ -60,9 +63,15 @@ def read_decided(store: Reader, dfid: str) -> Decided:
     try:
         body = json.loads(entry[4])
         decoding = _decoding(found, body.get("decoding", {}))
-        return Decided(_packet(dfid, found), found["proposal"], decoding, _faults(store, dfid, entry, body))
+        schema = _schema(store, found["contract_hash"])
+        return Decided(_packet(dfid, found), found["proposal"], decoding, schema, _faults(store, dfid, entry, body))
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"the record of flow `{dfid}` cannot be read", hint="sds ledger verify", dfid=dfid) from error
+
+
+def _schema(store: Reader, contract_hash: str) -> str:
+    body = store.value("SELECT body FROM contracts WHERE hash = ?", (contract_hash,))
+    return str(json.loads(body or "{}").get("proposal_schema", ""))
 
 
 def _packet(dfid: str, found: Mapping[str, Any]) -> DecisionPacket:

@@ -28,7 +28,7 @@ from sds.kernel.human_input import looked_at, moved_since, parse_change, said, s
 from sds.kernel.human_record import Case, Decision, HumanDecision
 from sds.kernel.human_terms import Impact, human_contract, impact
 from sds.kernel.packet import DecisionPacket, Decoding
-from sds.kernel.proposal import parse_proposal, write_proposal
+from sds.kernel.proposal import parse_recorded, write_proposal
 from sds.kernel.record import Attempt
 from sds.kernel.rules import Rules
 from sds.kernel.runtime import Kernel
@@ -296,7 +296,7 @@ class HumanDesk:
         """Tell whether a human's order in the air would be reserved again now, by the terms it was decided under."""
         sql = "SELECT proposal, contract_hash FROM human_decisions WHERE dfid = ?"
         stored, decided_under = self._store.row(sql, (intent.dfid,)) or (b"", "")
-        proposal = parse_proposal(stored)
+        proposal = parse_recorded(stored)
         if decided_under != self._kernel.contract.hash:
             return False
         look = self.look(self.case(intent.dfid), without=intent.dfid)

@@ -28,7 +28,7 @@ from sds.kernel.explanation import explain
 from sds.kernel.governance import Observation, Situation, envelope_in_force, safeguards_of, standing_notes
 from sds.kernel.jit import JitReport
 from sds.kernel.packet import DecisionPacket, Decoding, compile_packet, with_feedback
-from sds.kernel.proposal import parse_proposal
+from sds.kernel.proposal import parse_recorded
 from sds.kernel.record import Attempt
 from sds.kernel.rules import Rules
 from sds.kernel.snapshot import take_snapshot, well_typed
@@ -274,7 +274,7 @@ class Kernel:
         now_ms = self.now_ms
         seen = self.observe(intent.resource_key, now_ms, dfid=intent.dfid, without=intent.dfid)
         stored = self.store.value("SELECT proposal FROM policy_proposals WHERE dfid = ?", (intent.dfid,))
-        proposal = parse_proposal(stored) if isinstance(stored, bytes) else ""
+        proposal = parse_recorded(stored) if isinstance(stored, bytes) else ""
         if seen.version != intent.state_version or isinstance(proposal, str):
             return False
         if read_by(self.store, intent.dfid) != tuple(a.reference for a in seen.situation.artifacts):

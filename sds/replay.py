@@ -18,9 +18,11 @@ from sds.decoder import Mode
 from sds.engines.native import telling
 from sds.engines.opening import cores, library_of_record, open_engine
 from sds.engines.protocol import Engine
+from sds.kernel.contract import PROPOSAL_SCHEMA
 from sds.kernel.decided import Decided, read_decided
 from sds.kernel.errors import UsageError
 from sds.kernel.packet import NOT_ASKED, Decoding
+from sds.kernel.proposal import Proposal, parse_recorded
 from sds.kernel.store import Store
 from sds.models.protocol import SLOTS_MAX
 from sds.tally import JOINT
@@ -30,6 +32,7 @@ REPLAY_MS_MAX = 10 * 60_000
 REPLAY_TOKENS_MAX = 1 << 20  # the model's own context is less
 # What a decision depends on besides what it was asked, in the order in which to look for a cause.
 CIRCUMSTANCES = (
+    "proposal_schema",
     "weights",
     "library",
     "torch",
@@ -89,6 +92,12 @@ class Replay:
     logp_apart_max: float
     shared: int
     bit_equal: bool
+
+    @property
+    def same_decision(self) -> bool:
+        """The same bytes, or the same proposal in the forms of two schemas."""
+        was = parse_recorded(self.recorded)
+        return self.recorded == self.replayed or (isinstance(was, Proposal) and was == parse_recorded(self.replayed))
 
     @property
     def identical(self) -> bool:
@@ -162,12 +171,20 @@ def compare(decided: Decided, data: bytes, decoding: Decoding) -> Replay:
         recorded=decided.data,
         replayed=data,
         faults=decided.faults,
-        circumstances=_circumstances(decided.decoding.facts, facts),
+        circumstances=_circumstances(*_with_schemas(decided, facts)),
         parting=parted,
         logp_apart_max=apart,
         shared=_shared(decided.decoding.facts, facts),
         bit_equal=data == decided.data and list(before) == list(after),
     )
+
+
+def _with_schemas(decided: Decided, facts: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the facts of both with the proposal schema each was written in; within one major version it is one form."""
+    was, ours = decided.schema or None, PROPOSAL_SCHEMA
+    if was and was.partition(".")[0] == ours.partition(".")[0]:
+        was = ours
+    return {**decided.decoding.facts, "proposal_schema": was}, {**facts, "proposal_schema": ours}
 
 
 def _circumstances(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> tuple[Circumstance, ...]:

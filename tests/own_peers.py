@@ -20,7 +20,7 @@ def beyond_its_bounds(request: Request) -> Said:
 def for_another_case(request: Request) -> Said:
     """Escalate, which is always permitted, but refer to another snapshot."""
     reference = "0" * 64
-    return Said(f'{{"action":"ESCALATE","params":{{}},"reason_code":"HUMAN_REVIEW","context_ref":"{reference}"}}')
+    return Said(f'{{"action":"ESCALATE","reason_code":"HUMAN_REVIEW","context_ref":"{reference}"}}')
 
 
 def raising(request: Request) -> Said:

@@ -73,11 +73,17 @@ def mutated(rng: Random, envelope: DecisionEnvelope, context_ref: str) -> bytes:
             data[:at] + data[at + 1 :],
             data[:at] + data[end:],
             data[:at],
+            data.replace(b',"reason_code"', b',"params":{},"reason_code"', 1),
             data + rng.choice(BENT),
             rng.choice(BENT) + data,
             data[:at] + data[at:end].swapcase() + data[end:],
         )
     )
+
+
+def with_empty_params(data: bytes) -> bytes:
+    """Return a proposal as schema 2 wrote it: what has no parameters has empty ones."""
+    return data if b',"params":' in data else data.replace(b',"reason_code"', b',"params":{},"reason_code"', 1)
 
 
 def _near_literal(rng: Random, allowed: Bound) -> str:

@@ -18,16 +18,21 @@ import pytest
 from sds.engines.opening import open_engine, open_replicas
 from sds.engines.protocol import Engine
 from sds.home import now_ms
+from sds.kernel import dim, handshake
 from sds.kernel.audit import flow_record, verify
+from sds.kernel.contract import PROPOSAL_SCHEMA
 from sds.kernel.decided import read_decided
 from sds.kernel.errors import ModelError, StoreError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
+from sds.kernel.proposal import parse_recorded
 from sds.kernel.store import Store
-from sds.replay import Replay, compare, opener, replay
+from sds.replay import Circumstance, Replay, compare, opener, replay
 from sds.stream import Stream
-from tests.kernel.durable import Propose, World, deny
+from tests import replays
+from tests.kernel.durable import Propose, World, contract, deny
 from tests.proposers import Says
 from tests.replays import GATE, record
+from tests.samples import with_empty_params
 from tests.scale import scale
 
 EVENTS = scale(4, 40)
@@ -98,6 +103,35 @@ class Stumbling:
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
         self._asked += 1
         return (b"nonsense", Decoding()) if self._asked == 1 else self._engine.propose(packet, tokens_max=tokens_max)
+
+
+class Older:
+    """An engine that writes as under proposal schema 2."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.model, self.count_tokens, self.close = engine.model, engine.count_tokens, engine.close
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        data, decoding = self._engine.propose(packet, tokens_max=tokens_max)
+        return with_empty_params(data), decoding
+
+
+def test_what_was_written_under_proposal_schema_2_differs_by_its_form(
+    tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as then, closing(open_engine(tiny_path(1), now_ms=now_ms)) as engine:
+        then.setattr(handshake, "PROPOSAL_SCHEMA", "2.0.0")
+        then.setattr(dim, "parse_proposal", parse_recorded)
+        then.setattr(replays, "contract", lambda: contract(more="proposal_schema: 2.0.0\n"))
+        made = Home(tmp_path, record(tmp_path, engine=Older(engine), events=EVENTS))
+    found = [made.replay(dfid, tiny_path(1)) for dfid in made.dfids]
+    assert any(b'"params":{}' in one.recorded for one in found)
+    for one in found:
+        assert (Circumstance("proposal_schema", "2.0.0", PROPOSAL_SCHEMA),) == one.circumstances
+        assert (True, ()) == (one.same_decision, one.faults)
+        assert (b'"params":{}' not in one.recorded) == one.identical
+        assert b'"params":{}' not in one.replayed
 
 
 def test_a_decision_in_exact_mode_is_replayed_in_exact_mode(tiny_path: Callable[[int], Path], tmp_path: Path) -> None:

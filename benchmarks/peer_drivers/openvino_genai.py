@@ -136,7 +136,7 @@ def _trial_ms(genai: Any, pipeline: Pipeline, words: Any, turn: int) -> float:
     common, own = (np.random.default_rng(seed) for seed in (0, 1 + turn))
     tokens = len(words.get_vocab())
     prompt = [*common.integers(tokens, size=TRIAL_COMMON_TOKENS), *own.integers(tokens, size=TRIAL_OWN_TOKENS)]
-    decision = r'\{"action":"(DENY|ESCALATE)","params":\{\},"context_ref":"' + own.bytes(32).hex() + r'"\}'
+    decision = r'\{"action":"(DENY|ESCALATE)","context_ref":"' + own.bytes(32).hex() + r'"\}'
     asked = _greedy(genai, words, decision, TRIAL_TOKENS_MAX)
     _, ms = timed(lambda: pipeline([int(token) for token in prompt], asked))
     return ms

@@ -67,7 +67,7 @@ def _lines(found: Replay) -> Iterator[str]:
     if found.identical:
         yield "identical: the same bytes, every probability bit-equal"
     else:
-        yield f"differs: {'the same decision' if found.recorded == found.replayed else 'another decision'}"
+        yield f"differs: {'the same decision' if found.same_decision else 'another decision'}"
     for fault in found.faults:
         yield f"  the record was altered: {fault}"
     for one in found.circumstances:

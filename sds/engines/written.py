@@ -154,6 +154,7 @@ def _form_hint(said: Language, form: Form) -> str:
     """A schema fixes values, not bytes: where that is all a server takes, the prompt says how they are written."""
     if form != "json_schema":
         return ""
-    fields = "action, params, reason_code, context_ref"
+    params = "params where the action has any, " if any(kind.params for kind in said.envelope.kinds) else ""
+    fields = f"action, {params}reason_code, context_ref"
     shown = f"rationale, {fields}" if said.envelope.rationale_chars_max else fields
     return f"\nAnswer with one line of JSON without spaces, in this order: {shown}."

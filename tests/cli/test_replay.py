@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,30 @@ def test_what_cannot_be_replayed_exits_with_2_in_one_line(recorded: tuple[Shell,
         assert (2, "") == (done.returncode, done.stdout)
         assert why in done.stderr.splitlines()[0]
         assert "Traceback" not in done.stderr
+
+
+def test_the_same_decision_in_an_older_form_is_told_as_such() -> None:
+    form = '{"action":"DENY",%s"reason_code":"LATE","context_ref":"' + "0" * 64 + '"}'
+    was, now = form % '"params":{},', form % ""
+    found = Replay(
+        dfid="d",
+        recorded=was.encode(),
+        replayed=now.encode(),
+        faults=(),
+        circumstances=(Circumstance("proposal_schema", "2.0.0", "3.0.0"),),
+        parting=None,
+        logp_apart_max=0.0,
+        shared=0,
+        bit_equal=False,
+    )
+    assert [
+        "differs: the same decision",
+        "  proposal_schema: 2.0.0 recorded, 3.0.0 here",
+        f"  recorded: {was}",
+        f"  replayed: {now}",
+        "  scores: at most 0 apart in log-probability",
+    ] == list(_lines(found))
+    assert "differs: another decision" == next(_lines(replace(found, replayed=now.replace("LATE", "LOST").encode())))
 
 
 def test_what_differs_is_told_cause_first() -> None:

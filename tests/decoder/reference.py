@@ -18,6 +18,7 @@ from sds.best_first import BEGINNINGS_MAX
 from sds.decoder import Mode
 from sds.grammars.language import Language
 from sds.grammars.plan import Walk
+from sds.kernel.envelope import KindBound
 from sds.models.protocol import Backend, Row
 from tests.grammars.llguidance_mask import Mask, tokenizer_of
 
@@ -180,7 +181,7 @@ def greedy_action(backend: Backend, prompt: Sequence[Sequence[int]], said: Langu
     """
     mask = Mask(tokenizer_of(backend), said)
     pieces = [backend.piece(token) for token in range(backend.vocab_size)]
-    starts = [f'{{"action":"{kind.kind}","params":{{'.encode() for kind in said.envelope.kinds]
+    starts = [_start(kind) for kind in said.envelope.kinds]
 
     def permitted(data: bytes) -> NDArray[np.bool_]:
         if forced_as_usual:
@@ -196,6 +197,10 @@ def greedy_action(backend: Backend, prompt: Sequence[Sequence[int]], said: Langu
         data += pieces[token]
         logits = backend.step([token])
     return data.split(b'"')[3].decode()
+
+
+def _start(kind: KindBound) -> bytes:
+    return f'{{"action":"{kind.kind}",'.encode() + (b'"params":{' if kind.params else b'"reason_code":"')
 
 
 def _agree(written: bytes, starts: Sequence[bytes]) -> bool:

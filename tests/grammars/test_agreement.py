@@ -74,7 +74,7 @@ def test_the_schema_accepts_the_same_values(envelope: DecisionEnvelope, seed: in
             )
         except ValueError:
             continue
-        expected = matches(write_proposal(rescaled(proposal, said.envelope, value["params"])).decode())
+        expected = matches(write_proposal(rescaled(proposal, said.envelope, value.get("params", {}))).decode())
         assert bool(expected) == validator.is_valid(value), value
 
 

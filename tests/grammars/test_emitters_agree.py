@@ -95,6 +95,7 @@ def damaged(rng: Random, data: bytes) -> bytes:
             data[:digit] + data[digit + 1 : digit + 2] + data[digit : digit + 1] + data[digit + 2 :],
             data[:digit] + b"0" + data[digit:],
             data.replace(b":", b": ", 1),
+            data.replace(b',"reason_code"', b',"params":{},"reason_code"', 1),
             data[:at],
             data[:-1],
             data[:at] + data[at:end] + data[at:],
@@ -158,15 +159,16 @@ def in_form(said: Language, data: bytes) -> bytes:
     match value_of(data):
         case {
             "action": str(action),
-            "params": dict(params),
             "reason_code": str(reason),
             "context_ref": str(ref),
             **more,
         }:
-            if not isinstance(more.get("rationale", ""), str) or more.keys() - {"rationale"}:
+            if not isinstance(more.get("rationale", ""), str) or more.keys() - {"rationale", "params"}:
                 return b""
-            kind = said.envelope.kind(action)
-            if kind is None or params.keys() != dict(kind.params).keys():
+            kind, params = said.envelope.kind(action), more.get("params")
+            if kind is None or ("params" in more) != bool(kind.params):
+                return b""
+            if kind.params and not (isinstance(params, dict) and params.keys() == dict(kind.params).keys()):
                 return b""
             numbers = tuple((name, literal(params[name], allowed.scale)) for name, allowed in kind.params)
             written = write_proposal(Proposal(action, numbers, reason, ref, more.get("rationale")))

@@ -35,10 +35,11 @@ def decisions(envelope: DecisionEnvelope) -> set[bytes]:
         for name, b in kind.params:
             values = [v for v in range(b.lo, b.hi + 1) if v in b]
             rows = [f'{row}{"," if row else ""}"{name}":{format_literal(v, b.scale)}' for row in rows for v in values]
+        written = [f'"params":{{{row}}},' if kind.params else "" for row in rows]
         for reason in kind.reasons:
             found |= {
-                f'{{"action":"{kind.kind}","params":{{{row}}},"reason_code":"{reason}","context_ref":"{CONTEXT_REF}"}}'
-                for row in rows
+                f'{{"action":"{kind.kind}",{params}"reason_code":"{reason}","context_ref":"{CONTEXT_REF}"}}'
+                for params in written
             }
     return {text.encode() for text in found}
 

@@ -55,6 +55,11 @@ HOSTILE = {
     "second object": PAY + PAY,
     "two actions": PAY.replace(b'{"action":"PAY"', b'{"action":"DENY","action":"PAY"'),
     "other order": b'{"params":{"amount":50.00},"action":"PAY"}',
+    "no parameters where there are some": PAY.replace(b'"params":{"amount":50.00},', b""),
+    "empty parameters": PAY.replace(b'"amount":50.00', b""),
+    "empty parameters where there are none": world.said(PACKET, "DENY", "NOT_OWED").replace(
+        b',"reason', b',"params":{},"reason'
+    ),
     "extra field": PAY[:-1] + b',"approved":true}',
     "spaces": PAY.replace(b":", b": "),
     "line end": PAY + b"\n",

@@ -1,29 +1,45 @@
 """Records of earlier versions.
 
 Schema version 1: its agent went through no handshake, and there was nothing to revoke or to spend. Proposal schema 1: a
-contract had `rationale_chars_max`, and a proposal its rationale before `context_ref`.
+contract had `rationale_chars_max`, and a proposal its rationale before `context_ref`. Until schema 3 a proposal without
+parameters had empty ones.
 """
 
 from __future__ import annotations
 
 import json
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
-from sds.kernel import audit, dim, ledger, registry
+from sds.kernel import audit, dim, handshake, human, ledger, registry
 from sds.kernel.agent_record import agent_record
 from sds.kernel.canonical import digest
 from sds.kernel.contract import Contract
 from sds.kernel.human_record import read_case, registered_terms
 from sds.kernel.packet import DecisionPacket
-from sds.kernel.proposal import Proposal, parse_proposal, parse_recorded
+from sds.kernel.proposal import Proposal, parse_proposal, parse_recorded, write_proposal
+from sds.kernel.recovery import Recovered
 from sds.kernel.store import Store
 from sds.kernel.versions import registered_contract
 from tests.kernel.authority import revoke
-from tests.kernel.durable import START_MS, World, contract, escalate, refund, usual_contract
+from tests.kernel.durable import (
+    LEASE_MS,
+    START_MS,
+    World,
+    compensate,
+    contract,
+    deny,
+    escalate,
+    refund,
+    see_through,
+    usual_contract,
+)
 from tests.kernel.humans import ALWAYS, resolve
+from tests.kernel.orders import recovered
+from tests.samples import with_empty_params
 
 NEW = ("contract_revocations", "escalation_budgets")
 
@@ -117,6 +133,96 @@ def test_what_was_decided_under_proposal_schema_1_is_read_audited_and_resolved(
     world.close()
 
 
+@contextmanager
+def under_schema_2(folder: Path, monkeypatch: pytest.MonkeyPatch, *changes: tuple[str, str]) -> Iterator[World]:
+    """A world as it was under proposal schema 2: what it registers, and how it reads and writes."""
+    with monkeypatch.context() as then:
+        then.setattr(handshake, "PROPOSAL_SCHEMA", "2.0.0")
+        then.setattr(dim, "parse_proposal", parse_recorded)
+        then.setattr(human, "write_proposal", lambda made: with_empty_params(write_proposal(made)))
+        yield World(folder, terms=contract(*changes, more="memory: {scope: key}\nproposal_schema: 2.0.0\n"))
+
+
+def upgrade(world: World, *changes: tuple[str, str]) -> None:
+    """Register the same terms for this schema, as the next version."""
+    world.contract = contract(("version: 1.0.0", "version: 1.1.0"), *changes)
+    registry.register(world.store, world.contract, by="registry", now_ms=world.clock())
+    world.kernel = world.open_kernel(terms=world.contract)
+
+
+def test_what_was_decided_under_proposal_schema_2_is_read_audited_and_remembered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with under_schema_2(folder, monkeypatch) as world:
+        paid = world.decide(lambda packet: with_empty_params(compensate(packet)), "C1")
+        assert "ACTIVE" == world.decide(lambda packet: b"nonsense", "C2").state
+        denied = world.decide(lambda packet: with_empty_params(deny(packet)), "C3")
+    assert ("SUCCESS", "CLOSED") == (paid.execution, denied.state)
+    assert ["- DENY: decided", "- COMPENSATE 250.00: paid"] == world.packet("C4").texts[2].splitlines()[1:]
+    upgrade(world)
+    assert () == audit.verify(world.store).faults
+    assert (paid, denied) == (world.kernel.open(world.event("C1")), world.kernel.open(world.event("C3")))
+    case = read_case(world.store, world.contract, denied.dfid)
+    assert b'"params":{}' in case.said
+    assert "DENY" == case.action
+    packet = world.packet("C5")
+    refused = world.kernel.decide(packet, with_empty_params(deny(packet)))
+    assert ("ACTIVE", 1) == (refused.state, len(world.column("SELECT 1 FROM attempts WHERE dfid = ?", packet.dfid)))
+    assert "CLOSED" == world.kernel.decide(packet, deny(packet)).state
+    assert () == audit.verify(world.store).faults
+    world.close()
+
+
+@pytest.mark.parametrize("decided_by", ["agent", "human"])
+def test_an_order_of_proposal_schema_2_in_the_air_is_sent_again_under_its_one_key(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, decided_by: str
+):
+    changes = (ALWAYS,) if decided_by == "human" else ()
+    with under_schema_2(folder, monkeypatch, *changes) as world:
+        world.rail.misfortunes = ["drop"]
+        answer = world.decide(lambda packet: with_empty_params(compensate(packet)))
+        if decided_by == "human":
+            answer = resolve(world, answer.dfid, "OVERRIDE")
+    assert "UNKNOWN" == answer.execution
+    assert Recovered(success=1) == recovered(world)
+    assert (2, 1, 1) == (len(world.rail.sent), len(set(world.rail.sent)), len(world.rail.paid()))
+    assert () == audit.verify(world.store).faults
+    world.close()
+
+
+@pytest.mark.parametrize(("misfortune", "found"), [("lose", Recovered(success=1)), ("drop", Recovered(failed=1))])
+def test_an_order_in_the_air_at_the_upgrade_is_paid_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, misfortune: str, found: Recovered
+):
+    """What the rail never had is voided: its contract is not in force any more, and the event has a fresh flow."""
+    with under_schema_2(folder, monkeypatch) as world:
+        world.rail.misfortunes, world.rail.blind = [misfortune], True
+        first = world.decide(lambda packet: with_empty_params(compensate(packet)))
+    world.rail.blind = False
+    upgrade(world)
+    world.clock.advance(2 * LEASE_MS)
+    assert found == recovered(world)
+    again = see_through(world.kernel, world.event(), compensate)
+    assert ("SUCCESS", misfortune == "lose") == (again.execution, again.dfid == first.dfid)
+    assert 1 == len(world.rail.paid())
+    assert () == audit.verify(world.store).faults
+    world.close()
+
+
+def test_a_case_of_proposal_schema_2_is_carried_out_by_a_human_in_the_form_of_today(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with under_schema_2(folder, monkeypatch, ALWAYS) as world:
+        waiting = world.decide(lambda packet: with_empty_params(compensate(packet)))
+    assert "ESCALATED" == waiting.state
+    upgrade(world, ALWAYS)
+    assert ("SUCCESS", "COMPENSATE") == ((done := resolve(world, waiting.dfid, "OVERRIDE")).execution, done.action)
+    (said,) = world.column("SELECT proposal FROM human_decisions")
+    assert Proposal("COMPENSATE", (), "LONG_DELAY", str(parse_proposal(said).context_ref)) == parse_proposal(said)  # type: ignore[arg-type,union-attr]
+    assert () == audit.verify(world.store).faults
+    world.close()
+
+
 @pytest.mark.parametrize(
     ("recorded", "rationale"),
     [
@@ -124,12 +230,23 @@ def test_what_was_decided_under_proposal_schema_1_is_read_audited_and_resolved(
         (b'{"action":"PAY","params":{},"reason_code":"OWED","rationale":"","context_ref":"%b"}', ""),
         (b'{"rationale":"why","action":"PAY","params":{},"reason_code":"OWED","context_ref":"%b"}', "why"),
         (b'{"action":"PAY","params":{},"reason_code":"OWED","context_ref":"%b"}', None),
+        (b'{"rationale":"why","action":"PAY","reason_code":"OWED","context_ref":"%b"}', "why"),
+        (b'{"action":"PAY","reason_code":"OWED","context_ref":"%b"}', None),
     ],
 )
 def test_either_form_is_read_from_a_record(recorded: bytes, rationale: str | None):
     ref = "ab" * 32
     found = parse_recorded(recorded % ref.encode())
     assert Proposal("PAY", (), "OWED", ref, rationale) == found
+
+
+def test_parameters_are_read_alike_in_every_form():
+    recorded = b'{"action":"PAY","params":{"amount":1.00},"reason_code":"OWED","context_ref":"%b"}' % (b"ab" * 32)
+    assert (
+        parse_proposal(recorded)
+        == parse_recorded(recorded)
+        == Proposal("PAY", (("amount", "1.00"),), "OWED", "ab" * 32)
+    )
 
 
 def test_two_rationales_are_in_neither_form():

@@ -12,6 +12,8 @@ from sds.kernel.proposal import PARAMS_MAX, PROPOSAL_BYTES_MAX, Proposal, parse_
 
 REF = "ab" * 32
 HEAD, TAIL = '{"action":"PAY","params":{', f'}},"reason_code":"OWED","context_ref":"{REF}"}}'
+BARE = '{"action":"PAY"' + TAIL[1:]
+NO_START = 'does not begin with {"action":"<KIND>" or a rationale before it'
 CODES = st.from_regex(r"[A-Z][A-Z0-9_]{0,63}", fullmatch=True)
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,63}", fullmatch=True)
 NUMBERS = st.from_regex(r"-?[0-9][0-9.]{0,31}", fullmatch=True)
@@ -44,34 +46,30 @@ def test_whatever_is_read_was_written_in_the_one_form(data: bytes):
 @pytest.mark.parametrize(
     ("data", "fault"),
     [
-        (b"", 'does not begin with {"action":"<KIND>","params":{ or a rationale before it'),
-        (b'{"action": "PAY","params":{', 'does not begin with {"action":"<KIND>","params":{ or a rationale before it'),
-        (b'{"params":{},"action":"PAY"', 'does not begin with {"action":"<KIND>","params":{ or a rationale before it'),
-        (f'{HEAD}"amount":"250"{TAIL}', 'byte 26: expected a parameter or },"reason_code":"<CODE>"'),
-        (f'{HEAD}"amount":true{TAIL}', 'byte 26: expected a parameter or },"reason_code":"<CODE>"'),
-        (f'{HEAD}"amount":NaN{TAIL}', 'byte 26: expected a parameter or },"reason_code":"<CODE>"'),
-        (f'{HEAD}"amount":1e400{TAIL}', 'byte 36: expected a parameter or },"reason_code":"<CODE>"'),
+        (b"", NO_START),
+        (b'{"action": "PAY","reason_code":', NO_START),
+        (b'{"params":{},"action":"PAY"', NO_START),
+        (HEAD + TAIL, "byte 26: expected a parameter"),
+        (BARE.replace(",", ',"params":null,', 1), 'byte 15: expected ,"params":{ or ,"reason_code":"<CODE>"'),
+        (BARE.replace(",", ",,", 1), 'byte 15: expected ,"params":{ or ,"reason_code":"<CODE>"'),
+        (BARE.replace("}", ',"params":{}}'), 'byte 36: expected ,"context_ref":"<64 hex digits>"}'),
+        (f'{HEAD}"amount":"250"{TAIL}', "byte 26: expected a parameter"),
+        (f'{HEAD}"amount":true{TAIL}', "byte 26: expected a parameter"),
+        (f'{HEAD}"amount":NaN{TAIL}', "byte 26: expected a parameter"),
+        (f'{HEAD}"amount":1e400{TAIL}', "byte 36: expected a parameter or }"),
         (f'{HEAD}"amount":1,"amount":2{TAIL}', "a parameter appears twice"),
-        (f'{HEAD}"amount":1,{TAIL}', 'byte 36: expected a parameter or },"reason_code":"<CODE>"'),
-        (f'{HEAD}"amount":{"9" * 34}{TAIL}', 'byte 67: expected a parameter or },"reason_code":"<CODE>"'),
+        (f'{HEAD}"amount":1,{TAIL}', "byte 36: expected a parameter or }"),
+        (f'{HEAD},"amount":1{TAIL}', "byte 26: expected a parameter"),
+        (f'{HEAD}"amount":{"9" * 34}{TAIL}', "byte 67: expected a parameter or }"),
         (HEAD + ",".join(f'"p{i}":1' for i in range(17)) + TAIL, "more than 16 parameters"),
-        (HEAD + TAIL.replace("reason_code", "reason"), 'byte 26: expected a parameter or },"reason_code":"<CODE>"'),
-        (HEAD + TAIL.replace("ab", "AB", 1), 'byte 48: expected ,"context_ref":"<64 hex digits>"}'),
-        (
-            HEAD + TAIL.replace(',"context', ',"rationale":"a","context'),
-            'byte 48: expected ,"context_ref":"<64 hex digits>"}',
-        ),
-        (
-            HEAD.replace("{", '{"rationale":"a\\nb",', 1) + TAIL,
-            'does not begin with {"action":"<KIND>","params":{ or a rationale before it',
-        ),
-        (
-            HEAD + TAIL.replace(',"context', ',"confidence":1,"context'),
-            'byte 48: expected ,"context_ref":"<64 hex digits>"}',
-        ),
-        (HEAD + TAIL + "\n", "byte 130: more bytes after the end"),
-        (HEAD + TAIL + HEAD, "byte 130: more bytes after the end"),
-        ("\ufeff" + HEAD + TAIL, 'does not begin with {"action":"<KIND>","params":{ or a rationale before it'),
+        (f'{HEAD}"amount":1{TAIL.replace("reason_code", "reason")}', 'byte 37: expected ,"reason_code":"<CODE>"'),
+        (BARE.replace("ab", "AB", 1), 'byte 36: expected ,"context_ref":"<64 hex digits>"}'),
+        (BARE.replace(',"context', ',"rationale":"a","context'), 'byte 36: expected ,"context_ref":"<64 hex digits>"}'),
+        (BARE.replace("{", '{"rationale":"a\\nb",', 1), NO_START),
+        (BARE.replace(',"context', ',"confidence":1,"context'), 'byte 36: expected ,"context_ref":"<64 hex digits>"}'),
+        (BARE + "\n", "byte 118: more bytes after the end"),
+        (BARE + HEAD, "byte 118: more bytes after the end"),
+        ("\ufeff" + BARE, NO_START),
     ],
 )
 def test_bytes_that_leave_the_form_are_a_fault_that_says_where(data: bytes | str, fault: str):
