@@ -12,7 +12,7 @@ from sds.gates.refund import desk
 from sds.kernel.bounds import bound
 from sds.kernel.envelope import DENY, KindBound, envelope_of, meet
 from sds.kernel.intake import read_event
-from sds.kernel.packet import FORM_WITH_PARAMS, DecisionPacket, case_texts
+from sds.kernel.packet import FORM, DecisionPacket, case_texts
 from sds.kernel.runtime import Kernel
 
 REFUND = "REFUND_TICKET"
@@ -56,7 +56,7 @@ def narrow_to_digits(kernel: Kernel, packet: DecisionPacket, number: int) -> Dec
         return None
     narrowed = _narrowed(kernel, packet, replace(refund, params=(("amount", amount),)))
     _, _, rest = narrowed.texts[0].partition("Kinds of decision")
-    led = f"You refund the tickets of passengers.\nKinds of decision{rest.replace(FORM_WITH_PARAMS, REFUND_FORM)}"
+    led = f"You refund the tickets of passengers.\nKinds of decision{rest.replace(FORM, REFUND_FORM)}"
     return replace(narrowed, texts=(led, *narrowed.texts[1:]))
 
 

@@ -22,7 +22,6 @@ from sds.kernel.security import findings
 from sds.kernel.snapshot import Snapshot, level, show
 
 FORM = '{"action":"KIND","reason_code":"REASON"}'  # read once, and the model means to say what it may
-FORM_WITH_PARAMS = '{"action":"KIND","params":{...},"reason_code":"REASON"}'  # where there is a kind that has some
 _UNPRINTABLE = re.compile(r"[^ -~]+")
 ALTERNATIVES_UNAVAILABLE = "unavailable with this engine"
 NOT_ASKED = "not asked"  # the model of a decision where only one was possible
@@ -124,8 +123,7 @@ def static_text(
     The form of the answer names the kind a mandate is about.
     """
     named = sorted({*(contract.authority if authority is None else authority), DENY})
-    form = FORM_WITH_PARAMS if any(contract.kinds[name].params for name in named) else FORM
-    form = form.replace("KIND", authority[0]) if authority else form
+    form = FORM.replace("KIND", authority[0]) if authority else FORM
     kinds = "\n".join(f"- {name}: {', '.join(sorted(contract.kinds[name].reasons))}" for name in named)
     return (
         f"{contract.mission.strip()}\n{shown(artifacts)}Kinds of decision and their reasons, written as JSON {form}:\n{kinds}\n"

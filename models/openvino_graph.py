@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from sds.models.gguf_header import GgufFile
 from sds.models.openvino_copies import made_input, one_of
-from sds.models.openvino_int8 import rounded, rounded_matrix, turn
+from sds.models.openvino_int8 import rounded, rounded_matrix, turn, turned_matrix
 from sds.models.protocol import BackendError
 
 ARCHITECTURE = "llama"
@@ -208,7 +208,7 @@ def graph(
 ) -> ov.Model:
     """Return the model of the first `layers` layers; `head`: it answers with logits, else with states.
 
-    `kept`: in what keys and values are handed in and out. `in_int8`: products with normalised states are (`openvino_int8`).
+    `kept`: in what keys and values are handed in and out. `in_int8`: half of all products are in 8 bits (`openvino_int8`).
     `copies`: several have an input more, which of them runs [].
     """
     drawn = _Graph(weights, kept, in_int8=in_int8).build(context, layers, head=head)
@@ -268,23 +268,27 @@ class _Graph:
         states = self._added(states, attended, weights[f"{of}attn_output.weight"])
         # each by itself, for what follows the gate is then done within its product
         inner = (weights[f"{of}{name}.weight"] for name in ("ffn_gate", "ffn_up"))
-        gate, up = self._read(states, f"{of}ffn_norm.weight", *inner)
+        gate, up = self._read(states, f"{of}ffn_norm.weight", *inner, rounding=True)
         return self._added(states, ops.multiply(ops.swish(gate), up), weights[f"{of}ffn_down.weight"]), new
 
-    def _read(self, states: Any, norm: str, *matrices: NDArray[np.float32]) -> list[Any]:
-        """Return the products of the normalised states with these matrices."""
-        if self._turn is None:
-            read = self._norm(states, self._weights[norm])
-            return [_product(read, matrix) for matrix in matrices]
-        read = rounded(self._norm(states, np.ones(self._shape.width, np.float32)))
+    def _read(self, states: Any, norm: str, *matrices: NDArray[np.float32], rounding: bool = False) -> list[Any]:
+        """Return the products of the normalised states with these matrices; `rounding`: in 8 bits, where states are turned."""
         scales = self._weights[norm]
-        with np.errstate(over="ignore", invalid="ignore"):  # what is no number then is refused
-            turned = [(matrix * scales) @ self._turn.T for matrix in matrices]
+        if self._turn is None:
+            read = self._norm(states, scales)
+            return [_product(read, matrix) for matrix in matrices]
+        read = self._norm(states, np.ones(self._shape.width, np.float32))
+        turned = [turned_matrix(matrix * scales, self._turn) for matrix in matrices]
+        if not rounding:
+            return [_product(read, matrix) for matrix in turned]
+        read = rounded(read)
         return [ops.matmul(read, rounded_matrix(matrix), False, True) for matrix in turned]
 
     def _added(self, states: Any, found: Any, matrix: NDArray[np.float32]) -> Any:
         """Return the states, the product of what was found with this matrix added."""
-        return ops.add(states, _product(found, matrix if self._turn is None else self._turn @ matrix))
+        if self._turn is not None:
+            matrix = np.ascontiguousarray(turned_matrix(matrix.T, self._turn).T)
+        return ops.add(states, _product(found, matrix))
 
     def _attention(self, query: Any, held: list[Any], new: list[Any], mask: Any) -> Any:
         """Queries that share a key's head stand one below the other, so that no key is copied for them."""

@@ -3,6 +3,9 @@
 A row of states that was normalised has the length of a row of ones. Turned by a fixed orthogonal matrix no channel of it
 stands out, so that one range suits every layer, row and model, and nothing is measured on texts beforehand. The turn costs
 nothing: it is folded into the matrices on either side. Of weights each row has a range of its own.
+
+Used for the gate and for what goes into the inner states, half of all operations. Queries, keys and values would gain
+three hundredths more of the time and be off by as much again; what comes out of the inner states has no length known beforehand.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from sds.models.protocol import BackendError
 
 LARGEST = 127
 SMALLEST = 1e-30  # a row of less is zeros
-RANGE = 4.5  # of a state, whose mean square is one: beyond it a value is taken for the end of the range
+RANGE = 4.0  # of a state, whose mean square is one; what few values lie beyond are taken for its end
 
 
 def turn(width: int) -> NDArray[np.float32]:
@@ -35,16 +38,23 @@ def turn(width: int) -> NDArray[np.float32]:
     return turned
 
 
+def turned_matrix(matrix: NDArray[np.float32], by: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return a matrix for states that are turned [., width]. Raises BackendError where it is no numbers any more."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        found: NDArray[np.float32] = matrix @ by.T
+    if not np.isfinite(found).all():
+        raise BackendError("weights are too large to be turned for int8", hint="choose bf16 or fp32")
+    return found
+
+
 def rounded(states: Any) -> Any:
     """Return turned and normalised states, each on the nearest of the whole numbers."""
     ends = [ops.constant(np.float32(end)) for end in (-RANGE, RANGE, -RANGE, RANGE)]
     return ops.fake_quantize(states, *ends, 2 * LARGEST + 1)
 
 
-def rounded_matrix(matrix: NDArray[np.floating[Any]]) -> Any:
-    """Return a matrix that is kept in 8 bits. Copies share its memory. Raises BackendError where it is no numbers."""
-    if not np.isfinite(matrix).all():
-        raise BackendError("weights are too large to be turned for int8", hint="choose bf16 or fp32")
+def rounded_matrix(matrix: NDArray[np.float32]) -> Any:
+    """Return a matrix that is kept in 8 bits. Copies share its memory."""
     scales = np.maximum(np.abs(matrix).max(1, keepdims=True), SMALLEST) / LARGEST
     whole = np.rint(matrix / scales).astype(np.int8)
     kept = ov.op.Constant(ov.Tensor(whole), shared_memory=True)

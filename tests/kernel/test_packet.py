@@ -145,11 +145,10 @@ def test_artifacts_stand_between_mission_and_kinds_and_without_any_the_text_is_a
     assert plain.replace(mission, f"{mission}Reference rules:\nPay what is owed.\n", 1) == static_text(TILL, (rules,))
 
 
-def test_the_form_shows_parameters_where_a_kind_of_the_mandate_has_some():
-    bare, full = '{"action":"KIND","reason_code":"REASON"}', '{"action":"KIND","params":{...},"reason_code":"REASON"}'
-    assert f"written as JSON {full}:" in static_text(TILL)
-    for kind, form in (("PAY", full), ("DENY", bare)):
-        assert f"written as JSON {form.replace('KIND', kind)}:" in static_text(TILL, authority=(kind,))
+def test_the_form_names_the_kind_that_a_mandate_is_about():
+    form = 'written as JSON {"action":"%s","reason_code":"REASON"}:'
+    assert form % "KIND" in static_text(TILL)
+    assert form % "PAY" in static_text(TILL, authority=("PAY",))
 
 
 def compiled(memory: str, terms: Contract = TILL, now: Situation | None = None) -> DecisionPacket:
