@@ -278,7 +278,7 @@ class _Graph:
             read = self._norm(states, scales)
             return [_product(read, matrix) for matrix in matrices]
         read = self._norm(states, np.ones(self._shape.width, np.float32))
-        turned = [turned_matrix(matrix * scales, self._turn) for matrix in matrices]
+        turned = [turned_matrix(matrix, self._turn, scales=scales) for matrix in matrices]
         if not rounding:
             return [_product(read, matrix) for matrix in turned]
         read = rounded(read)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from sds.models.protocol import BackendError
 
 LARGEST = 127
+ONE = np.float32(1)
 SMALLEST = 1e-30  # a row of less is zeros
 RANGE = 4.0  # of a state, whose mean square is one; what few values lie beyond are taken for its end
 
@@ -38,10 +39,15 @@ def turn(width: int) -> NDArray[np.float32]:
     return turned
 
 
-def turned_matrix(matrix: NDArray[np.float32], by: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return a matrix for states that are turned [., width]. Raises BackendError where it is no numbers any more."""
+def turned_matrix(
+    matrix: NDArray[np.float32], by: NDArray[np.float32], *, scales: NDArray[np.float32] | np.float32 = ONE
+) -> NDArray[np.float32]:
+    """Return a matrix [., width] for states that are turned and, each channel, divided by its scale.
+
+    Raises BackendError where it is no numbers any more.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
-        found: NDArray[np.float32] = matrix @ by.T
+        found: NDArray[np.float32] = (matrix * scales) @ by.T
     if not np.isfinite(found).all():
         raise BackendError("weights are too large to be turned for int8", hint="choose bf16 or fp32")
     return found
