@@ -1,7 +1,8 @@
 """How fast one file of weights is in one library on the passes of a decision, and how far from the exact weights.
 
 A decision's passes: what recurs is cached, then one pass reads the rest of the case and the forced opening, one rides
-to a choice, and some single tokens follow. Fixed texts: nothing here knows what is decided.
+to a choice, and some single tokens follow. A library that reads ahead reads what may be written along with the case, and
+then seldom more than a few tokens. Fixed texts: nothing here knows what is decided.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sds.models.llama import LlamaBackend
 from sds.models.noise import shape_noise
 from sds.models.protocol import Backend, BackendError, Dtype
 
-STATIC_TOKENS, PASSES_TOKENS = 240, (60, 12, 1, 1, 1, 1)
+STATIC_TOKENS, PASSES_TOKENS, AHEAD_TOKENS = 240, (60, 12, 1, 1, 1, 1), (84, 8)
 NOISE_SLOTS, NOISE_CONTEXT = 16, 512
 DECISIONS = 3  # a round, after one that is not counted
 PARTS = 24  # of each text: where next-token distributions are compared
@@ -45,7 +46,8 @@ def decision_times_ms(
     backend = _opened(path, library, dtype, threads=threads)
     try:
         text = cycle([token for each in TEXTS for token in backend.tokenize(each.encode(), special=False)])
-        static, *passes = (list(islice(text, count)) for count in (STATIC_TOKENS, *PASSES_TOKENS))
+        shape = AHEAD_TOKENS if backend.ahead_tokens_max else PASSES_TOKENS
+        static, *passes = (list(islice(text, count)) for count in (STATIC_TOKENS, *shape))
         times = [_decision_ms(backend, static, passes, clock_s) for _ in range(1 + DECISIONS)]
     finally:
         backend.close()

@@ -47,7 +47,7 @@ def turned_matrix(
     Raises BackendError where it is no numbers any more.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        found: NDArray[np.float32] = (matrix * scales) @ by.T
+        found = ((matrix * scales) @ by.T).astype(np.float32, copy=False)
     if not np.isfinite(found).all():
         raise BackendError("weights are too large to be turned for int8", hint="choose bf16 or fp32")
     return found
