@@ -22,8 +22,8 @@ from sds.models.protocol import Backend, BackendError, Dtype
 
 STATIC_TOKENS, PASSES_TOKENS, AHEAD_TOKENS = 240, (60, 12, 1, 1, 1, 1), (84, 8)
 NOISE_SLOTS, NOISE_CONTEXT = 16, 512
-DECISIONS = 3  # a round, after one that is not counted
-PARTS = 24  # of each text: where next-token distributions are compared
+DECISIONS = 6  # a round, after one that is not counted
+PARTS = 12  # of each text: where next-token distributions are compared
 _TEXT = (  # fixed: two preparations of the same weights compare the same positions
     "You decide claims of passengers. Choose what the contract permits, and nothing else. Flight UA 1714 from Newark "
     "to Fort Lauderdale was cancelled two hours before departure. The ticket cost 389.40 and was not used.\n"

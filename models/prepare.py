@@ -46,7 +46,7 @@ from sds.models.protocol import BackendError, Dtype
 TYPES = {"BF16": lib.LLAMA_FTYPE_MOSTLY_BF16, "F16": lib.LLAMA_FTYPE_MOSTLY_F16, "Q8_0": lib.LLAMA_FTYPE_MOSTLY_Q8_0}
 IN_OPENVINO: tuple[Dtype | None, ...] = (None, "int8")
 BITS = {"F32": 32.0, "BF16": 16.0, "F16": 16.0, "Q8_0": 8.5}
-ROUNDS = 4
+ROUNDS = 3
 TIE = 1.03
 KL_MAX = 0.02  # mean, from the exact weights: a type further away decides something else
 HEADER_BYTES = 1 << 25
