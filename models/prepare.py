@@ -91,7 +91,8 @@ class Candidate:
 class Preparation:
     """Prepares one model. `clock_s` and `sleep` are the machine's; `log` hears what is being done, a line each.
 
-    `libraries`: those to measure with, where this machine has them.
+    `libraries`: those to measure with, where this machine has them. `kl_max`: nothing further from the exact weights is
+    kept, but for the source's own type.
     """
 
     cache: Path
@@ -101,6 +102,7 @@ class Preparation:
     sleep: Callable[[float], None]
     log: Log
     libraries: Sequence[GgufLibrary] = get_args(GgufLibrary)
+    kl_max: float = KL_MAX
 
     def run(self, source: Path, *, layers: int | None = None, again: bool = False) -> tuple[Prepared, bool]:
         """Return what is to be run for `source`, and whether it was measured now. Raises BackendError, one line."""
@@ -120,10 +122,17 @@ class Preparation:
 
     def _found(self, source: Path, layers: int | None) -> Prepared | None:
         try:
-            return prepared(source, self.cache, layers=layers)
+            found = prepared(source, self.cache, layers=layers)
         except BackendError as error:
             self.log(f"{error}: measuring anew")
             return None
+        return found if found and self._near(found.record) else None
+
+    def _near(self, record: Record) -> bool:
+        """Tell whether what was kept may be kept."""
+        kept = (record.type, record.library, record.dtype)
+        far = {(each.type, each.library, each.dtype) for each in record.measured if each.kl_mean > self.kl_max}
+        return kept not in far or kept == (record.source.type, "llamacpp", None)
 
     def _prepare(self, source: Path, card: ModelCard, layers: int | None, folder: Path) -> Prepared:
         types = [name for name in TYPES if name != card.weights]
@@ -198,9 +207,9 @@ class Preparation:
                 self.log(f"{each.name} is not measured: {error}{f' ({error.hint})' if error.hint else ''}")
             said.add(str(error))
             return False
-        if each.kl_mean > KL_MAX:
+        if each.kl_mean > self.kl_max:
             self.log(f"{each.name} is left out: too far from the exact weights (KL {each.kl_mean:.2g})")
-        return each.kl_mean <= KL_MAX
+        return each.kl_mean <= self.kl_max
 
     def _measure(self, candidates: Sequence[Candidate]) -> None:
         for turn in range(ROUNDS):

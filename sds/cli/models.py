@@ -129,6 +129,15 @@ def prepare(
     layers: Annotated[
         int | None, typer.Option("--layers", min=1, help="Keep only the first layers.", show_default=False)
     ] = None,
+    kl_max: Annotated[
+        float | None,
+        typer.Option(
+            "--kl-max",
+            min=0.0,
+            help="Keep nothing further from the exact weights (mean KL, in nats) but the file's own type; 0.001 keeps int8 out.",
+            show_default="0.02",
+        ),
+    ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure anew what was measured.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -141,7 +150,7 @@ def prepare(
     """
     from sds.engines.opening import _threads  # noqa: PLC0415
     from sds.models import catalog  # noqa: PLC0415
-    from sds.models.prepare import Preparation  # noqa: PLC0415
+    from sds.models.prepare import KL_MAX, Preparation  # noqa: PLC0415
 
     preparation = Preparation(
         cache=model_cache(),
@@ -150,6 +159,7 @@ def prepare(
         clock_s=time.perf_counter,
         sleep=time.sleep,
         log=lambda line: typer.echo(line, err=True),
+        kl_max=KL_MAX if kl_max is None else kl_max,
     )
     with named_model(None):
         source = existing(path) if path else catalog.embedded_model()

@@ -51,7 +51,12 @@ INT8_WINS = {**OPENVINO_WINS, "int8": 0.25}
 
 
 def preparation(
-    cache: Path, durations_s: Mapping[str, float] = BF16_WINS, *, today: str = TODAY, log: Log = lambda _: None
+    cache: Path,
+    durations_s: Mapping[str, float] = BF16_WINS,
+    *,
+    today: str = TODAY,
+    log: Log = lambda _: None,
+    kl_max: float = prepare.KL_MAX,
 ) -> Preparation:
     return Preparation(
         cache=cache,
@@ -61,6 +66,7 @@ def preparation(
         sleep=lambda _: pytest.fail("nobody else is preparing"),
         log=log,
         libraries=("llamacpp", "openvino") if "openvino" in durations_s else ("llamacpp",),
+        kl_max=kl_max,
     )
 
 

@@ -98,6 +98,26 @@ def test_where_int8_is_the_fastest_decisions_run_in_it(
 
 
 @in_openvino
+def test_what_is_further_from_the_exact_weights_than_was_asked_is_not_kept(
+    kept_for_openvino: tuple[Path, Path, Prepared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where it was measured and kept before, when more was allowed."""
+    monkeypatch.setattr(prepare, "ROUNDS", 1)
+    monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
+    source, _, before = kept_for_openvino
+    in_bf16, in_int8 = (each.kl_mean for each in before.record.measured[4:])
+    between = (in_bf16 + in_int8) / 2
+    far = {"own", *(each.type for each in before.record.measured[1:4] if each.kl_mean <= between)}
+    for durations, kl_max, dtype, anew in [
+        (INT8_WINS, prepare.KL_MAX, "int8", True),
+        ({name: INT8_WINS[name] for name in INT8_WINS if name in {*far, "openvino"}}, between, None, True),
+        (INT8_WINS, prepare.KL_MAX, None, False),
+    ]:
+        found, now = preparation(tmp_path, durations, kl_max=kl_max).run(source)
+        assert ("openvino", dtype, anew) == (found.record.library, found.record.dtype, now)
+
+
+@in_openvino
 def test_weights_that_are_bf16_already_are_run_from_their_own_file(
     kept_for_openvino: tuple[Path, Path, Prepared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
