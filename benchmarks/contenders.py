@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sds.benchmarks.peer_process import PeerProcess
 from sds.benchmarks.weights import Weights
-from sds.models.catalog import GgufLibrary, this_machine
+from sds.models.catalog import GgufLibrary
 from sds.models.protocol import Dtype
 
 START_TIMEOUT_S = 300.0
@@ -64,7 +64,9 @@ def ours_with(weights: Weights) -> tuple[Contender, Contender, Contender]:
     """
     ours = alike = _ours("ours", weights.library, weights.dtype)
     if weights.dtype == "int8":
-        dtype: Dtype = "bf16" if "bf16" in this_machine().features else "fp32"
+        from sds.models.openvino import computes_in_bf16  # noqa: PLC0415  only with the extra `openvino`
+
+        dtype: Dtype = "bf16" if computes_in_bf16() else "fp32"
         alike = _ours(f"ours-{dtype}", weights.library, dtype)
     return ours, alike, alike if weights.library == "llamacpp" else _ours("ours-llamacpp", "llamacpp", None)
 

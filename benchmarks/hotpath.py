@@ -11,8 +11,8 @@ two sorts: those narrowed, as a safeguard would, to a denial or an escalation, a
 sort the first EARLIER claims are not counted, for a gate that is at work has decided before; `kept`: of how many measured
 decisions the words that recur had been read before. What is not kept is read within the decision, and shows in the tail.
 
-Predicted before measuring: a pass cannot be faster than reading the weights once, nor than two operations for each weight
-and token, at the rates that numpy reaches here (printed first); all that is no pass, the language, the kernel and the
+Predicted before measuring: a pass cannot be faster than reading the weights once, as the file holds them, nor than two
+operations for each weight and token, at the rates that numpy reaches here (printed first); all that is no pass, the language, the kernel and the
 disk, is less than a tenth of the passes.
 """
 

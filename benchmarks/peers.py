@@ -7,8 +7,8 @@ grammar costs is part of what is measured. Each keeps of earlier prompts what it
 that a prompt shares with the one before it, the contract's part at least; ours and OpenVINO GenAI sections or blocks
 of many prompts, so these two first decide EARLIER packets that come before in the queue, as a gate that is at work
 has. `recurring`: of how many packets the words that recur had been read before. Ours runs in the library and the data
-type that `sds models prepare` found quickest. Where that is int8, `ours-bf16` multiplies the same weights unrounded, as
-peers do: `..._same_type` are the ratios to that. Where the library is not llama.cpp, which most peers run in,
+type that `sds models prepare` found quickest. Where that is int8, `ours-bf16` (`ours-fp32` where the processor has no
+BF16) multiplies the same weights unrounded: `..._same_type` are its ratios. Where the library is not llama.cpp, which most peers run in,
 `ours-llamacpp` is ours in llama.cpp: what remains against those is the decoder's, not the library's.
 
 `fixed` packets have no free digit, `digits` ones an amount of four. What lies outside the envelope is counted as a
@@ -338,7 +338,7 @@ def _check_theirs(others: Sequence[Entry], say: Say) -> None:
 def _prepare(
     own: Sequence[Entry], folder: Path, words: Vocabulary, count: int, say: Say
 ) -> tuple[dict[str, Work], dict[str, dict[str, dict[str, float]]]]:
-    """Choose the packets, and say what they must cost before anything is timed: by kind, by library of ours."""
+    """Choose the packets, and say what they must cost before anything is timed: by kind, by what ours runs in."""
     made = {"fixed": fixed_packets, "digits": digits_packets}
     wanted: dict[str, Callable[[str], bool]] = {"fixed": bool, "digits": REFUND.__eq__}
     work: dict[str, Work] = {}

@@ -46,8 +46,20 @@ TARGETS = (
     Target("exact distribution, against greedy", "hotpath", ("exact_over_greedy",), most=1.3, unit="x"),
     Target("fixed form, against the fastest peer", "peers", ("speedup_over_fastest",), least=5, unit="x"),
     Target("four digits, against the fastest peer", "peers", ("speedup_digits",), least=4, unit="x"),
-    Target("fixed form, in the peer's data type", "peers", ("speedup_over_fastest_same_type",), least=5, unit="x"),
-    Target("four digits, in the peer's data type", "peers", ("speedup_digits_same_type",), least=4, unit="x"),
+    Target(
+        "fixed form, against the fastest peer, both without int8",
+        "peers",
+        ("speedup_over_fastest_same_type",),
+        least=5,
+        unit="x",
+    ),
+    Target(
+        "four digits, against the fastest peer, both without int8",
+        "peers",
+        ("speedup_digits_same_type",),
+        least=4,
+        unit="x",
+    ),
     Target(
         "fixed form, against Outlines on llama.cpp", "peers", ("speedup_over_outlines_llamacpp",), least=10, unit="x"
     ),

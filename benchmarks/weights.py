@@ -43,10 +43,8 @@ def add_weights(parser: Parser) -> None:
     parser.add_argument("--model", type=existing, help="a GGUF file; left out: the embedded model as prepared here")
     kinds = get_args(GgufLibrary)
     parser.add_argument("--library", choices=kinds, help="what runs it; left out: what was prepared, or llamacpp")
-    dtypes = get_args(Dtype)
-    parser.add_argument(
-        "--dtype", choices=dtypes, help="in what OpenVINO runs it; left out: what was prepared, or bf16"
-    )
+    what = "in what OpenVINO multiplies; left out: what was prepared, or bf16"
+    parser.add_argument("--dtype", choices=("int8", "bf16", "fp32"), help=what)
 
 
 def weights_of(asked: argparse.Namespace) -> Weights:

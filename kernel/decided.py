@@ -71,7 +71,10 @@ def read_decided(store: Reader, dfid: str) -> Decided:
 
 def _schema(store: Reader, contract_hash: str) -> str:
     body = store.value("SELECT body FROM contracts WHERE hash = ?", (contract_hash,))
-    return str(json.loads(body or "{}").get("proposal_schema", ""))
+    try:
+        return str(json.loads(body or "{}").get("proposal_schema", ""))
+    except (AttributeError, TypeError, ValueError, RecursionError):  # no decision is read less for it
+        return ""
 
 
 def _packet(dfid: str, found: Mapping[str, Any]) -> DecisionPacket:

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import get_args
@@ -209,7 +210,7 @@ class Preparation:
             return False
         if each.kl_mean > self.kl_max:
             self.log(f"{each.name} is left out: too far from the exact weights (KL {each.kl_mean:.2g})")
-        return each.kl_mean <= self.kl_max
+        return each.kl_mean <= self.kl_max and isfinite(each.kl_mean)
 
     def _measure(self, candidates: Sequence[Candidate]) -> None:
         for turn in range(ROUNDS):

@@ -96,7 +96,9 @@ def _mend(error: Any, kind: str) -> str:
     named = str(path[0]) if path else ""
     if named == "backend" and kind == "native":
         return "--engine outlines"
-    if named in {"backend", "device", "dtype"}:
+    if named == "dtype":
+        return "another --dtype, or another --library"
+    if named in {"backend", "device"}:
         return "--library transformers"
     if named == "slots":
         return "ask for fewer with --parallel"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -134,7 +135,7 @@ def prepare(
         typer.Option(
             "--kl-max",
             min=0.0,
-            help="Keep nothing further from the exact weights (mean KL, in nats) but the file's own type; 0.001 keeps int8 out.",
+            help="Keep nothing further from the exact weights (mean KL, in nats) but the file's own type.",
             show_default="0.02",
         ),
     ] = None,
@@ -152,6 +153,8 @@ def prepare(
     from sds.models import catalog  # noqa: PLC0415
     from sds.models.prepare import KL_MAX, Preparation  # noqa: PLC0415
 
+    if kl_max is not None and not isfinite(kl_max):
+        raise UsageError("--kl-max is no number", hint="0.001, for example")
     preparation = Preparation(
         cache=model_cache(),
         threads=_threads() or os.cpu_count() or 1,
@@ -199,6 +202,7 @@ def _listed(record: Record) -> dict[str, str]:
         "path": str(model_cache() / str(record.file)),
         "made_from": f"made from {made}{layers}, for {_runs(record)}",
         "library": record.library,
+        **({"dtype": record.dtype} if record.dtype else {}),
     }
 
 

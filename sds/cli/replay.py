@@ -60,7 +60,13 @@ def replay(
 
 def _data(found: Replay) -> dict[str, Any]:
     texts = {name: getattr(found, name).decode("utf-8", "backslashreplace") for name in ("recorded", "replayed")}
-    return {"dfid": found.dfid, "identical": found.identical, **asdict(found), **texts}
+    return {
+        "dfid": found.dfid,
+        "identical": found.identical,
+        "same_decision": found.same_decision,
+        **asdict(found),
+        **texts,
+    }
 
 
 def _lines(found: Replay) -> Iterator[str]:

@@ -34,7 +34,7 @@ _DISTRIBUTIONS: dict[Library, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """`library`, `dtype`: what runs it, and in what, None: nothing was prepared in another than its own. `notices`: why what was prepared is not run, a line each.
+    """`library`, `dtype`: what runs it, and in what, None: in its own. `notices`: why what was prepared is not run, a line each.
 
     `noise_logp_max`: what company does to log-probabilities with these weights, `noise_slots` at once; None: not known.
     """
@@ -135,7 +135,9 @@ def _check_processor(path: Path, library: Library, device: str, dtype: Dtype | N
     if library == "openvino" and device != "cpu":
         raise BackendError("OpenVINO takes no device here", hint="choose transformers for it")
     if library == "llamacpp" and (device, dtype) != ("cpu", None):
-        raise BackendError("llama.cpp takes no device and no dtype here", hint="choose transformers for them")
+        raise BackendError(
+            "llama.cpp takes no device and no dtype here", hint="choose openvino or transformers for them"
+        )
 
 
 def library_of_record(facts: Mapping[str, Any]) -> Library | None:

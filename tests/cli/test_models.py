@@ -83,6 +83,9 @@ MISTAKES = [
     (("prepare", "README.md"), 2, "error: `README.md` is not a GGUF file"),
     (("prepare", "docs"), 2, "error: `docs` is a folder: weight types and layers are for GGUF files"),
     (("prepare", "--layers", "0"), 2, "Invalid value for '--layers'"),
+    (("prepare", "--kl-max", "-1"), 2, "Invalid value for '--kl-max'"),
+    (("prepare", "--kl-max", "nan"), 2, "Invalid value for '--kl-max'"),
+    (("prepare", "--kl-max", "inf"), 2, "error: --kl-max is no number"),
     (("prepare", "--layers", "30"), 2, "has 30 layers: 1 to 29 can be kept, not 30"),
     (("weigh",), 2, "No such command 'weigh'"),
 ]

@@ -65,7 +65,7 @@ def preparation(
         clock_s=clock(**durations_s),
         sleep=lambda _: pytest.fail("nobody else is preparing"),
         log=log,
-        libraries=("llamacpp", "openvino") if "openvino" in durations_s else ("llamacpp",),
+        libraries=("llamacpp", "openvino") if {"openvino", "int8"} & durations_s.keys() else ("llamacpp",),
         kl_max=kl_max,
     )
 

@@ -113,11 +113,8 @@ def test_a_tie_goes_to_the_closer_then_to_the_smaller(
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_type_too_far_from_the_exact_weights_is_never_kept(
-    tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prepare, "KL_MAX", 0.0)
-    found, _ = preparation(tmp_path).run(tiny_path(1))
+def test_a_type_too_far_from_the_exact_weights_is_never_kept(tiny_path: Callable[[int], Path], tmp_path: Path) -> None:
+    found, _ = preparation(tmp_path, kl_max=0.0).run(tiny_path(1))
     assert ["own type"] == [each.type for each in found.record.measured]
     assert tiny_path(1) == found.path
 

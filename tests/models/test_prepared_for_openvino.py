@@ -22,7 +22,7 @@ from sds.models.catalog import Prepared, fingerprint, prepared
 from sds.models.llama import LlamaBackend
 from sds.models.protocol import BackendError
 from sds.replay import Replay, opener, replay
-from tests.models.preparing import INT8_WINS, OPENVINO_WINS, changed, in_openvino, preparation, weights
+from tests.models.preparing import BF16_WINS, INT8_WINS, OPENVINO_WINS, changed, in_openvino, preparation, weights
 from tests.replays import GATE, record
 
 
@@ -115,6 +115,21 @@ def test_what_is_further_from_the_exact_weights_than_was_asked_is_not_kept(
     ]:
         found, now = preparation(tmp_path, durations, kl_max=kl_max).run(source)
         assert ("openvino", dtype, anew) == (found.record.library, found.record.dtype, now)
+
+
+@in_openvino
+def test_on_a_processor_without_bf16_int8_is_measured_alone(
+    tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sds.models import openvino
+
+    monkeypatch.setattr(prepare, "ROUNDS", 1)
+    monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
+    monkeypatch.setattr(openvino, "computes_in_bf16", lambda: False)
+    lines: list[str] = []
+    found, _ = preparation(tmp_path, {**BF16_WINS, "int8": 0.25}, log=lines.append).run(tiny_path(1))
+    assert ("openvino", "int8", 5) == (found.record.library, found.record.dtype, len(found.record.measured))
+    assert "BF16 through OpenVINO is not measured: this processor does not compute in bf16 (choose fp32)" in lines
 
 
 @in_openvino
