@@ -5,7 +5,7 @@ stands out, so that one range suits every layer, row and model, and nothing is m
 nothing: it is folded into the matrices on either side. Of weights each row has a range of its own.
 
 Used for the gate and for what goes into the inner states, half of all operations. Queries, keys and values would gain
-three hundredths more of the time and be off by as much again; what comes out of the inner states has no length known beforehand.
+little more time and be off by as much again; what comes out of the inner states has no length known beforehand.
 """
 
 from __future__ import annotations

@@ -37,6 +37,12 @@ def installed(
     return source, shutil.copytree(cache, tmp_path / "cache" / "models")
 
 
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure once, and what company does not at all."""
+    monkeypatch.setattr(prepare, "ROUNDS", 1)
+    monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
+
+
 @pytest.fixture
 def uninstalled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "sds.models.openvino", raising=False)
@@ -73,8 +79,7 @@ def test_where_int8_is_the_fastest_decisions_run_in_it(
     kept_for_openvino: tuple[Path, Path, Prepared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another library, or another data type, is had by naming it; what was decided in one is replayed in it."""
-    monkeypatch.setattr(prepare, "ROUNDS", 1)
-    monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
+    quick(monkeypatch)
     monkeypatch.setenv("SDS_THREADS", "1")
     monkeypatch.setenv("SDS_CACHE", str(tmp_path / "cache"))
     source = kept_for_openvino[0]
@@ -102,8 +107,7 @@ def test_what_is_further_from_the_exact_weights_than_was_asked_is_not_kept(
     kept_for_openvino: tuple[Path, Path, Prepared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even where it was measured and kept before, when more was allowed."""
-    monkeypatch.setattr(prepare, "ROUNDS", 1)
-    monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
+    quick(monkeypatch)
     source, _, before = kept_for_openvino
     in_bf16, in_int8 = (each.kl_mean for each in before.record.measured[4:])
     between = (in_bf16 + in_int8) / 2
@@ -123,8 +127,7 @@ def test_on_a_processor_without_bf16_int8_is_measured_alone(
 ) -> None:
     from sds.models import openvino
 
-    monkeypatch.setattr(prepare, "ROUNDS", 1)
-    monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
+    quick(monkeypatch)
     monkeypatch.setattr(openvino, "computes_in_bf16", lambda: False)
     lines: list[str] = []
     found, _ = preparation(tmp_path, {**BF16_WINS, "int8": 0.25}, log=lines.append).run(tiny_path(1))
@@ -136,8 +139,7 @@ def test_on_a_processor_without_bf16_int8_is_measured_alone(
 def test_weights_that_are_bf16_already_are_run_from_their_own_file(
     kept_for_openvino: tuple[Path, Path, Prepared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare, "ROUNDS", 1)
-    monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
+    quick(monkeypatch)
     source = shutil.copy(weights(kept_for_openvino[1]), tmp_path / "mine.gguf")
     durations = {name: took for name, took in OPENVINO_WINS.items() if name != "BF16"}
     found, _ = preparation(tmp_path / "cache", durations).run(source)
