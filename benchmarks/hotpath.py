@@ -12,8 +12,8 @@ sort the first EARLIER claims are not counted, for a gate that is at work has de
 decisions the words that recur had been read before. What is not kept is read within the decision, and shows in the tail.
 
 Predicted before measuring: a pass cannot be faster than reading the weights once, as the file holds them, nor than two
-operations for each weight and token, at the rates that numpy reaches here (printed first); all that is no pass, the language, the kernel and the
-disk, is less than a tenth of the passes.
+operations for each weight and token, at the rates that numpy reaches here (printed first); all that is no pass, the
+language, the kernel and the disk, is less than a tenth of the passes.
 """
 
 from __future__ import annotations
