@@ -26,7 +26,8 @@ from sds.models.token_trees import Call, calls_of
 try:
     import openvino as ov
 
-    from sds.models.openvino_graph import Shape, Weights, graph
+    from sds.models.openvino_graph import graph
+    from sds.models.openvino_weights import Shape, Weights
 except ImportError as error:
     raise BackendError("OpenVINO is not installed", hint="pip install 'sovereign-decision-stream[openvino]'") from error
 
@@ -38,8 +39,13 @@ KEPT = {"bf16": (np.uint16, ov.Type.bf16), "fp32": (np.float32, ov.Type.f32)}
 WHOLE_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"}  # a processor without these drops what overflows
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 HINT_CHARACTERS_MAX = 200
-COPIES = 4  # of the graph, each prepared for one shape; one more takes most of a second to open, and some 70 MB
-WARM_UP_TOKENS = (112, 8, 64, 80)  # of the first calls, one for each copy
+LENGTHS = (
+    48,
+    64,
+    80,
+    96,
+    112,
+)  # a line of so many tokens has a copy of the graph; one more takes a second to open, and 70 MB
 LINES_BYTES_MAX = 256 << 20  # what calls of several trees take besides, once such were made
 PASS_TOKENS_MAX = 2048  # in calls by shape: the more cases are read in turn, the more share the small calls after them
 
@@ -72,7 +78,7 @@ class _Programs:
         self._dtype: Dtype = dtype
         self.precision: Dtype = "bf16" if dtype == "bf16" or (dtype == "int8" and computes_in_bf16()) else "fp32"
         streams = max(1, (os.cpu_count() or 1) // threads)  # requests that run side by side, of so many threads each
-        self._copies = 1 if streams > 1 else COPIES  # each of the streams would make its own
+        self._lengths = () if streams > 1 else LENGTHS  # each of the streams would make its own
         self._settings = {
             "INFERENCE_NUM_THREADS": threads * streams,
             "NUM_STREAMS": streams,
@@ -94,15 +100,15 @@ class _Programs:
                 context=self.context,
                 layers=layers,
                 head=states_at is None,
-                copies=self.copies(states_at),
+                lengths=self.lengths(states_at),
             )
             found = self._compiled[states_at] = ov.Core().compile_model(model, "CPU", self._settings)
             self.check()
         return found
 
-    def copies(self, states_at: int | None) -> int:
-        """Return in how many copies that graph was compiled."""
-        return self._copies if states_at is None else 1
+    def lengths(self, states_at: int | None) -> tuple[int, ...]:
+        """Return for which lengths of a line alone that graph has a copy."""
+        return self._lengths if states_at is None else ()
 
     def forget(self) -> None:
         """Compile anew, for everybody: a call that failed half-way leaves shapes behind at which later ones fail."""
@@ -114,19 +120,18 @@ class _Programs:
 
 
 class _Request:
-    """What runs calls of one thread, each in the copy that was prepared for its shape, or else the one used longest ago."""
+    """What runs calls of one thread, each in the copy that was made for its length, or else in that for all."""
 
-    def __init__(self, compiled: Any, copies: int) -> None:
+    def __init__(self, compiled: Any, lengths: tuple[int, ...]) -> None:
         self.compiled, self.made = compiled, compiled.create_infer_request()
-        self._copies: dict[tuple[int, int] | int, int] = {n: n for n in range(copies)}  # in the order of their use
+        self._lengths = lengths
 
-    def copy_for(self, shape: tuple[int, int]) -> int | None:
+    def copy_for(self, call: Call) -> int | None:
         """Return which copy is to run; None: there is only one."""
-        if len(self._copies) == 1:
+        if not self._lengths:
             return None
-        copy = self._copies.pop(shape if shape in self._copies else next(iter(self._copies)))
-        self._copies[shape] = copy
-        return copy
+        alone = len(call.trees) == 1 and call.longest in self._lengths
+        return self._lengths.index(call.longest) if alone else len(self._lengths)
 
 
 class _Cells:
@@ -279,7 +284,7 @@ class OpenvinoBackend(SeatedBackend):
         """Make the first calls, which lay the weights out for the processor: that takes seconds, and no decision pays."""
         try:
             with _failing(f"OpenVINO cannot run `{self._path}`"):
-                for count in WARM_UP_TOKENS[: self._programs.copies(None)]:
+                for count in (8, *self._programs.lengths(None)):
                     self._call([Part(0, 0, [0] * min(count, self.context_tokens_max), 1)], None)
         except BackendError:
             self.close()
@@ -289,13 +294,13 @@ class OpenvinoBackend(SeatedBackend):
         if states_at == self._layers and not any(part.outputs for part in parts):
             states_at = None  # the same up to the head, and the weights lie in memory once
         rows = ((self._store.place(part.seat, part.position), part.tokens) for part in parts)
-        calls, places = calls_of(rows, context=self.context_tokens_max, held_max=self._store.lines_held_max)
+        room, mixed = self._store.lines_held_max, self._programs.precision == "bf16"
+        calls, places = calls_of(rows, context=self.context_tokens_max, held_max=room, mixed=mixed)
         found: dict[int, NDArray[np.float32]] = {}
         for number, call in enumerate(calls):
             riding = {n: place for n, place in enumerate(places) if place.call == number}
-            ends = {
-                n: place.line * call.longest + place.path[-max(1, parts[n].outputs) :] for n, place in riding.items()
-            }
+            numbers = call.numbers()
+            ends = {n: numbers[place.line, place.path[-max(1, parts[n].outputs) :]] for n, place in riding.items()}
             wanted = np.unique(np.concatenate(list(ends.values())))
             answered, cells = self._infer(call, wanted, states_at)
             for n, place in riding.items():
@@ -322,7 +327,7 @@ class OpenvinoBackend(SeatedBackend):
         asked, held = [*call.inputs(), wanted], self._store.held(call, count)  # a tensor does not keep its array
         given = [ov.Tensor(array) for array in asked]
         given += [ov.Tensor(array, list(array.shape), self._programs.vino_kind) for array in held]
-        copy = request.copy_for((len(call.trees), call.longest))
+        copy = request.copy_for(call)
         given += [] if copy is None else [ov.Tensor(np.array(copy))]
         for n, tensor in enumerate(given):
             request.made.set_input_tensor(n, tensor)
@@ -345,7 +350,7 @@ class OpenvinoBackend(SeatedBackend):
         compiled = self._programs.compiled(states_at)
         made = self._requests.get(states_at)
         if made is None or made.compiled is not compiled:
-            made = self._requests[states_at] = _Request(compiled, self._programs.copies(states_at))
+            made = self._requests[states_at] = _Request(compiled, self._programs.lengths(states_at))
         return made
 
     @contextmanager

@@ -14,6 +14,8 @@ import openvino as ov
 import openvino.opset13 as ops
 from openvino.op.util import BodyOutputDescription, InvariantInputDescription
 
+JOINED = 1, 0  # along which axis what tokens answer, and cells, are put end to end
+
 
 def one_of(models: Sequence[ov.Model]) -> ov.Model:
     """Return a model that runs the one of these which its last input names, and end to end what each answers: the others
@@ -25,14 +27,15 @@ def one_of(models: Sequence[ov.Model]) -> ov.Model:
     inputs.append(made_input("which", [], ov.Type.i64))
     answers = [_if_named(n, model, inputs) for n, model in enumerate(models)]
     of_tokens, of_cells = zip(*answers, strict=True)
-    outputs = [ops.concat(list(of_tokens), 1).output(0), ops.concat(list(of_cells), 0).output(0)]
+    outputs = [ops.concat(list(each), axis).output(0) for each, axis in zip((of_tokens, of_cells), JOINED, strict=True)]
     return ov.Model(outputs, inputs, models[0].get_friendly_name())
 
 
 def _if_named(n: int, model: ov.Model, inputs: Sequence[Any]) -> list[ov.Output]:
     *given, which = (each.output(0) for each in inputs)
     chosen = ops.if_op(ops.equal(which, ops.constant(np.int64(n))).output(0))
-    nothing = ov.Model([_nothing_like(output).output(0) for output in model.outputs], [], "nothing")
+    empty = [_nothing_like(output, axis) for output, axis in zip(model.outputs, JOINED, strict=True)]
+    nothing = ov.Model([each.output(0) for each in empty], [], "nothing")
     chosen.set_then_body(model)
     chosen.set_else_body(nothing)
     # all at once: `set_input` would look at every operation for each of the inputs
@@ -46,9 +49,9 @@ def _if_named(n: int, model: ov.Model, inputs: Sequence[Any]) -> list[ov.Output]
     return list(chosen.outputs())
 
 
-def _nothing_like(output: ov.Output) -> Any:
-    shape = [0 if size.is_dynamic else size.get_length() for size in output.partial_shape]
-    return ov.op.Constant(output.element_type, ov.Shape(shape), [])
+def _nothing_like(output: ov.Output, axis: int) -> Any:
+    sizes = [1 if size.is_dynamic else size.get_length() for size in output.partial_shape]
+    return ov.op.Constant(output.element_type, ov.Shape([*sizes[:axis], 0, *sizes[axis + 1 :]]), [])
 
 
 def made_input(name: str, shape: list[int] | ov.PartialShape, kind: ov.Type) -> Any:

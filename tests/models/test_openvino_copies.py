@@ -1,4 +1,4 @@
-"""The copies of OpenVINO's graph: each stays prepared for one shape, all share their weights, and none shows in a number."""
+"""The copies of OpenVINO's graph: each for a line alone of its length, all share their weights, none shows in a number."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ import openvino as ov
 import pytest
 
 from sds.models import openvino as vino
-from sds.models.openvino import COPIES, OpenvinoBackend
-from sds.models.openvino_graph import Weights, graph
-from sds.models.protocol import Dtype
+from sds.models.openvino import LENGTHS, OpenvinoBackend
+from sds.models.openvino_graph import graph
+from sds.models.openvino_weights import Weights
+from sds.models.protocol import Dtype, Row
+from sds.models.token_trees import LINE_TOKENS, Call
 from tests.models.test_openvino import DTYPES
 from tests.scale import scale
 
 PROMPT = [7] * 24
-LENGTHS = tuple(range(8, 8 * (COPIES + 4), 8))  # more shapes than copies
+TOKENS = range(1, max(LENGTHS) + 20)  # shorter than the shortest, one for each, longer than the longest
+FOR_ALL = len(LENGTHS)
 
 
 @pytest.fixture
@@ -28,8 +31,8 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """Return which copy runs each call from now on."""
     copies, real = list[int | None](), vino._Request.copy_for
 
-    def noted(self: Any, shape: tuple[int, int]) -> int | None:
-        copies.append(real(self, shape))
+    def noted(self: Any, call: Call) -> int | None:
+        copies.append(real(self, call))
         return copies[-1]
 
     monkeypatch.setattr(vino._Request, "copy_for", noted)
@@ -37,11 +40,11 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
 
 
 @pytest.fixture
-def opened(tiny_path: Callable[[int], Path]) -> Iterator[Callable[[Dtype], OpenvinoBackend]]:
+def opened(tiny_path: Callable[[int], Path]) -> Iterator[Callable[..., OpenvinoBackend]]:
     backends: list[OpenvinoBackend] = []
 
-    def open_one(dtype: Dtype) -> OpenvinoBackend:
-        backends.append(OpenvinoBackend(tiny_path(1), dtype=dtype))
+    def open_one(dtype: Dtype, **options: Any) -> OpenvinoBackend:
+        backends.append(OpenvinoBackend(tiny_path(1), dtype=dtype, **options))
         return backends[-1]
 
     yield open_one
@@ -55,40 +58,43 @@ def answered(backend: OpenvinoBackend, tokens: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_copy_gives_the_same_bits(
-    dtype: Dtype, opened: Callable[[Dtype], OpenvinoBackend], chosen: list[int | None]
+def test_a_copy_gives_the_bits_of_that_for_all(
+    dtype: Dtype, opened: Callable[..., OpenvinoBackend], chosen: list[int | None], monkeypatch: pytest.MonkeyPatch
 ):
     backend, random = opened(dtype), Random(1)
-    expected = {tokens: answered(backend, tokens) for tokens in LENGTHS}
-    used: dict[int, set[int | None]] = {tokens: set() for tokens in LENGTHS}
-    for _ in range(scale(400, full=4_000)):
-        tokens = random.choice(LENGTHS)
-        assert np.array_equal(expected[tokens], answered(backend, tokens))
-        used[tokens].add(chosen[-1])
-    assert all(copies == set(range(COPIES)) for copies in used.values())
-
-
-def test_a_shape_stays_with_its_copy_until_as_many_others_came(
-    opened: Callable[[Dtype], OpenvinoBackend], chosen: list[int | None]
-):
-    backend = opened("fp32")
-    backend.begin([PROMPT])
+    lengths = random.choices(TOKENS, k=scale(150, full=1_000))
     chosen.clear()
-    of_one, *others = LENGTHS[: COPIES + 1]
-    for tokens in (of_one, of_one, *others[:-1], of_one, others[-1], of_one, *others, of_one):
-        answered(backend, tokens)
-    first, again, *_ = chosen
-    assert first == again == chosen[COPIES + 1] == chosen[COPIES + 3]
-    assert len(set(chosen[1 : COPIES + 1])) == COPIES
-    assert chosen[COPIES + 4 :].count(first) == 1  # it is one of the others' by then
-    assert set(chosen[-COPIES:]) == set(range(COPIES))
+    found = [answered(backend, tokens) for tokens in lengths]
+    assert set(chosen) == {*range(FOR_ALL), FOR_ALL}
+    monkeypatch.setattr(vino._Request, "copy_for", lambda *_: FOR_ALL)
+    for tokens, logits in zip(lengths, found, strict=True):
+        assert np.array_equal(logits, answered(backend, tokens))
+
+
+def test_a_line_alone_is_read_by_the_copy_of_its_length(
+    opened: Callable[..., OpenvinoBackend], chosen: list[int | None]
+):
+    backend = opened("fp32", slots=2)
+    for tokens in TOKENS:
+        backend.begin([PROMPT])
+        chosen.clear()
+        backend.step([9] * tokens)
+        line = -(-tokens // LINE_TOKENS) * LINE_TOKENS
+        assert chosen == [LENGTHS.index(line) if line in LENGTHS and tokens > 1 else FOR_ALL]
+    for slot in range(2):
+        backend.begin([PROMPT], slot=slot)
+    chosen.clear()
+    backend.run([Row(slot, [9] * LENGTHS[0]) for slot in range(2)])
+    assert chosen == [FOR_ALL]
 
 
 @pytest.mark.parametrize("in_int8", [False, True])
 def test_copies_share_the_memory_of_their_weights(in_int8: bool, tiny_path: Callable[[int], Path]):
     weights = Weights(tiny_path(1))
     layers = weights.shape.layers
-    model = graph(weights, kept=ov.Type.bf16, context=64, layers=layers, head=True, in_int8=in_int8, copies=4)
+    model = graph(
+        weights, kept=ov.Type.bf16, context=64, layers=layers, head=True, in_int8=in_int8, lengths=(16, 32, 48)
+    )
     places = [sorted(matrices(op.get_function(0))) for op in model.get_ops() if op.get_type_name() == "If"]
     assert len(places) == 4
     assert len(places[0]) > 4 * weights.shape.layers
@@ -96,7 +102,7 @@ def test_copies_share_the_memory_of_their_weights(in_int8: bool, tiny_path: Call
 
 
 def test_states_of_fewer_layers_come_from_a_single_copy(
-    opened: Callable[[Dtype], OpenvinoBackend], chosen: list[int | None]
+    opened: Callable[..., OpenvinoBackend], chosen: list[int | None]
 ):
     backend = opened("fp32")
     chosen.clear()
@@ -112,7 +118,7 @@ def test_engines_that_share_the_cores_have_a_single_copy_each(
         answered(backend, 8)
     finally:
         backend.close()
-    assert set(chosen) == ({None} if (os.cpu_count() or 1) > 1 else set(range(COPIES)))
+    assert set(chosen) == ({None} if (os.cpu_count() or 1) > 1 else {FOR_ALL})
 
 
 def matrices(body: ov.Model) -> set[int]:

@@ -14,8 +14,8 @@ from sds.models import openvino as vino
 from sds.models import openvino_graph
 from sds.models.measuring import distributions, divergence
 from sds.models.openvino import OpenvinoBackend, computes_in_int8
-from sds.models.openvino_graph import Weights
 from sds.models.openvino_int8 import LARGEST, rounded_matrix, turn
+from sds.models.openvino_weights import Weights
 from sds.models.prepare import KL_MAX
 from sds.models.protocol import BackendError
 from tests.llama_gguf import llama_gguf, random_tensors

@@ -15,7 +15,7 @@ import pytest
 
 import sds.models.openvino as vino
 from sds.models.openvino import OpenvinoBackend
-from sds.models.openvino_graph import Weights
+from sds.models.openvino_weights import Weights
 from sds.models.protocol import BackendError
 from tests.llama_gguf import CONTEXT, Sizes, Tensors, llama_gguf, random_tensors
 from tests.model_fixtures import TINY_THREADS
