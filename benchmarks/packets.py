@@ -23,7 +23,7 @@ DIGITS_LO_MINOR, DIGITS_HI_MINOR = 1_000, 9_999  # 10.00 to 99.99: every amount 
 
 def recurring(packet: DecisionPacket) -> tuple[str, ...]:
     """Return the texts that an engine may have read before: the contract's, and the words that recur."""
-    return packet.texts[:2]
+    return packet.sections[:2]
 
 
 def real_packets(folder: Path, count: int) -> list[DecisionPacket]:

@@ -162,13 +162,13 @@ def tasks_of(packets: Sequence[DecisionPacket], words: Vocabulary) -> list[Task]
 def _request(packet: DecisionPacket, words: Vocabulary) -> dict[str, Any]:
     said = language(packet.envelope, packet.snapshot.id)
     grammar = grammar_of(said, "regex")
-    static, recurs, *rest = packet.texts
-    frame, sections = words.frame(), prompt_sections(cast("Backend", words), static, recurs, "".join(rest))
+    static, recurs, told = packet.sections
+    frame, sections = words.frame(), prompt_sections(cast("Backend", words), static, recurs, told)
     return {
         "tokens": [token for section in sections for token in section],
         "tokens_static": len(sections[0]),
         "tokens_kept": sum(map(len, sections[:-1])),
-        "text": f"{frame.before_system}{static}{frame.between}{recurs}{''.join(rest)}{frame.after_user}",
+        "text": f"{frame.before_system}{static}{frame.between}{recurs}{told}{frame.after_user}",
         "regex": grammar.text,
         "gbnf": emit_gbnf.to_gbnf(said),
         "tokens_max": grammar.bytes_max + END_TOKENS,

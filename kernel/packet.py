@@ -22,6 +22,7 @@ from sds.kernel.security import findings
 from sds.kernel.snapshot import Snapshot, level, show
 
 FORM = '{"action":"KIND","reason_code":"REASON"}'  # read once, and the model means to say what it may
+EVIDENCE = "Claim:"
 _UNPRINTABLE = re.compile(r"[^ -~]+")
 ALTERNATIVES_UNAVAILABLE = "unavailable with this engine"
 NOT_ASKED = "not asked"  # the model of a decision where only one was possible
@@ -52,6 +53,18 @@ class DecisionPacket:
     created_at_ms: int
     expires_at_ms: int
     feedback: str = ""
+
+    @property
+    def sections(self) -> tuple[str, str, str]:
+        """All that the model reads, cut where it may have been read before: contract, what recurs, and the rest.
+
+        The word before the evidence recurs, too, where nothing else stands between.
+        """
+        static, recurring, *rest = self.texts
+        told = "".join(rest)
+        if len(rest) == 1 and told.startswith(EVIDENCE):
+            return static, recurring + EVIDENCE, told.removeprefix(EVIDENCE)
+        return static, recurring, told
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +102,7 @@ def compile_packet(
     """Assemble the packet. Evidence is cut to the contract's limit and to printable ASCII."""
     told = _UNPRINTABLE.sub(" ", evidence)[: contract.event.evidence_chars_max]
     recurring, numbers = case_texts(contract, rules, snapshot, envelope)
-    texts = (static_text(contract, situation.artifacts), recurring, memory, numbers, f"Claim: {told}")
+    texts = (static_text(contract, situation.artifacts), recurring, memory, numbers, f"{EVIDENCE} {told}")
     return DecisionPacket(
         dfid=dfid,
         event_id=event_id,

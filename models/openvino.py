@@ -21,7 +21,7 @@ from sds.models.gguf import gguf_fingerprint, identity, words_of
 from sds.models.llama import CONTEXT_TOKENS
 from sds.models.protocol import BackendError, Dtype, Row
 from sds.models.seats import Part, SeatedBackend
-from sds.models.token_trees import Call, calls_of
+from sds.models.token_trees import HELD_TOKENS, Call, calls_of
 
 try:
     import openvino as ov
@@ -125,6 +125,7 @@ class _Request:
     def __init__(self, compiled: Any, lengths: tuple[int, ...]) -> None:
         self.compiled, self.made = compiled, compiled.create_infer_request()
         self._lengths = lengths
+        self._held: tuple[NDArray[Any] | None, int, list[Any]] = None, 0, []  # what it was given last, of a line alone
 
     def copy_for(self, call: Call) -> int | None:
         """Return which copy is to run; None: there is only one."""
@@ -133,9 +134,20 @@ class _Request:
         alone = len(call.trees) == 1 and call.longest in self._lengths
         return self._lengths.index(call.longest) if alone else len(self._lengths)
 
+    def give(self, first: int, cells: _Cells, call: Call, count: int) -> None:
+        """Let keys and values of the tokens before a call be its inputs, from number `first` on."""
+        seat = cells.seat(call.trees[0].root) if len(call.trees) == 1 else None
+        if seat is not None and self._held[0] is seat and self._held[1] == call.held:
+            return  # the same memory, whatever stands there now
+        held = cells.held(call, count)
+        tensors = [ov.Tensor(array, list(array.shape), cells.vino_kind) for array in held]
+        for n, tensor in enumerate(tensors, first):
+            self.made.set_input_tensor(n, tensor)
+        self._held = seat, call.held, [held, tensors]  # a tensor does not keep its array
+
 
 class _Cells:
-    """Keys and values of every seat, [2 x layers, context, cell]: memory that is committed when it is written.
+    """Keys and values of every seat, [2 x layers, context and a little more, cell]: memory committed when it is written.
 
     A fork reads what it has in common with its source from there (`_trunks`: which seat, how many tokens), and takes
     a copy only when it goes on by itself, or the source goes.
@@ -144,8 +156,8 @@ class _Cells:
     together = True
 
     def __init__(self, programs: _Programs, seats: int) -> None:
-        self._shape = 2 * programs.shape.layers, programs.context, programs.shape.cell
-        self._kind = programs.kind
+        self._shape = 2 * programs.shape.layers, programs.context + HELD_TOKENS, programs.shape.cell
+        self._kind, self.vino_kind = programs.kind, programs.vino_kind
         self._seats = {seat: self._empty() for seat in range(seats)}
         self._trunks: dict[int, tuple[int, int]] = {}
         self._ends: dict[int, int] = {}  # how far each was written
@@ -189,6 +201,10 @@ class _Cells:
         if self._trunks.get(seat, (seat, -1))[1] != position:
             self._own(seat)
         return self._trunks.get(seat, (seat, position))
+
+    def seat(self, number: int) -> NDArray[Any]:
+        """Return the memory of a seat: another array where another prompt took it over."""
+        return self._seats[number]
 
     def held(self, call: Call, count: int) -> Sequence[NDArray[Any]]:
         """Return what stands before the trees of a call, for each of the first `count` keys and values [lines, held, cell].
@@ -295,7 +311,8 @@ class OpenvinoBackend(SeatedBackend):
             states_at = None  # the same up to the head, and the weights lie in memory once
         rows = ((self._store.place(part.seat, part.position), part.tokens) for part in parts)
         room, mixed = self._store.lines_held_max, self._programs.precision == "bf16"
-        calls, places = calls_of(rows, context=self.context_tokens_max, held_max=room, mixed=mixed)
+        lengths = self._programs.lengths(states_at)
+        calls, places = calls_of(rows, held_max=room, mixed=mixed, lengths=lengths)
         found: dict[int, NDArray[np.float32]] = {}
         for number, call in enumerate(calls):
             riding = {n: place for n, place in enumerate(places) if place.call == number}
@@ -324,13 +341,12 @@ class OpenvinoBackend(SeatedBackend):
         """Return what comes of the wanted tokens, [wanted, .], and the cells of all, [2 x layers, lines, longest, cell]."""
         request = self._request(states_at)
         count = 2 * (self._layers if states_at is None else states_at)
-        asked, held = [*call.inputs(), wanted], self._store.held(call, count)  # a tensor does not keep its array
-        given = [ov.Tensor(array) for array in asked]
-        given += [ov.Tensor(array, list(array.shape), self._programs.vino_kind) for array in held]
+        asked = [*call.inputs(), wanted]  # a tensor does not keep its array
         copy = request.copy_for(call)
-        given += [] if copy is None else [ov.Tensor(np.array(copy))]
-        for n, tensor in enumerate(given):
-            request.made.set_input_tensor(n, tensor)
+        given = dict(enumerate(asked)) | ({} if copy is None else {len(asked) + count: np.array(copy)})
+        for n, array in given.items():
+            request.made.set_input_tensor(n, ov.Tensor(array))
+        request.give(len(asked), self._store, call, count)
         try:
             request.made.infer()
         except Exception:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,8 +14,11 @@ ROOT = -1
 CALL_TOKENS_MAX = 512  # of several trees in a call
 LINES_TOKENS_MAX = 2 * CALL_TOKENS_MAX  # of their lines, filled up
 TOKENS_STEP = 32  # so many tokens or a multiple are read of several trees, for numbers that come again
-LINE_TOKENS = 16  # lines are multiples of as many numbers as a processor adds at once,
-HELD_TOKENS = 32  # and so is what stands before them
+LINE_TOKENS = 8  # lines are multiples of these,
+HELD_TOKENS = (
+    32  # and of these is all that a token sees, or what stands before it: the places of numbers that are added at once
+)
+SURPLUS_TOKENS_MAX = 16  # by which a line alone may be longer for a length that the library is prepared for
 
 
 @dataclass(slots=True)
@@ -119,29 +122,28 @@ class Place:
 
 
 def calls_of(
-    rows: Iterable[tuple[tuple[int, int], Sequence[int]]], *, context: int, held_max: int, mixed: bool
+    rows: Iterable[tuple[tuple[int, int], Sequence[int]]],
+    *,
+    held_max: int,
+    mixed: bool,
+    lengths: Sequence[int] = (),
 ) -> tuple[list[Call], list[Place]]:
     """Return the calls that read rows (where each goes on, (seat, position), and its tokens), and where each row is.
 
-    `context`: how many tokens a seat holds at most; `held_max`: how many stand before all trees of a call, if not of one.
-    `mixed`: what fills a line up leaves no trace in the library's numbers, so that any trees may share a call; else only
-    those of one shape do.
-
-    Rows that go on from one place are a tree. Lengths are few, for a library prepares itself for each new one.
+    Rows that go on from one place are a tree. `held_max`: how many tokens stand before all trees of a call, if not of one.
+    `mixed`: what fills lines up leaves no trace in the library's numbers, where all that a token sees ends at a multiple of
+    HELD_TOKENS. Then any trees share a call, and one alone has the next of `lengths`, for which the library is prepared.
+    Else only trees of one shape do, and shapes are few, for a library prepares itself for each new one.
     """
     trees: dict[tuple[int, int], TokenTree] = {}
     paths = [(place, trees.setdefault(place, TokenTree(*place)).add(tokens)) for place, tokens in rows]
-    shapes = {
-        place: (_line(len(tree.tokens)), min(context, _up(tree.position, HELD_TOKENS))) for place, tree in trees.items()
-    }
-    tokens = {place: len(tree.tokens) for place, tree in trees.items()}
     calls = list[Call]()
     lines: dict[tuple[int, int], tuple[int, int, int]] = {}
-    for group in _groups(shapes, tokens, held_max, mixed=mixed):
-        longest, held = (max(sizes) for sizes in zip(*(shapes[place] for place in group), strict=True))
-        for line, place in enumerate(group):
-            lines[place] = len(calls), line, longest - len(trees[place].tokens)
-        calls.append(Call(held, longest, [trees[place] for place in group], padded=not mixed or len(group) == 1))
+    for group in _groups(trees.values(), held_max, mixed=mixed):
+        call = _call(group, lengths) if mixed else Call(*_shape(group[0])[::-1], group)
+        for line, tree in enumerate(group):
+            lines[tree.root, tree.position] = len(calls), line, call.longest - len(tree.tokens)
+        calls.append(call)
     places = []
     for at, path in paths:
         number, line, start = lines[at]
@@ -149,30 +151,37 @@ def calls_of(
     return calls, places
 
 
-def _groups(
-    shapes: Mapping[tuple[int, int], tuple[int, int]],
-    tokens: Mapping[tuple[int, int], int],
-    held_max: int,
-    *,
-    mixed: bool,
-) -> Iterator[list[tuple[int, int]]]:
+def _call(trees: list[TokenTree], lengths: Sequence[int]) -> Call:
+    """Return the call of trees that may be of different shapes, the longest first."""
+    tokens, alone = len(trees[0].tokens), len(trees) == 1
+    prepared = [length for length in lengths if tokens <= length <= tokens + SURPLUS_TOKENS_MAX]
+    longest = min(prepared) if alone and prepared else _line(tokens)
+    seen = max(tree.position for tree in trees) + longest
+    return Call(_up(seen, HELD_TOKENS) - longest, longest, trees, padded=alone)
+
+
+def _groups(trees: Iterable[TokenTree], held_max: int, *, mixed: bool) -> Iterator[list[TokenTree]]:
     """Split trees into calls as large as they may be: the longest first, so that little of a line is filled up."""
-    group = list[tuple[int, int]]()
-    for place in sorted(shapes, key=shapes.__getitem__, reverse=True):
-        if group:
-            both = [*group, place]
-            longest, held = shapes[group[0]][0], max(shapes[each][1] for each in both)
-            if (
-                not (mixed or shapes[place] == shapes[group[0]])
-                or sum(tokens[each] if mixed else longest for each in both) > CALL_TOKENS_MAX
-                or len(both) * longest > LINES_TOKENS_MAX
-                or len(both) * held > held_max
-            ):
-                yield group
-                group = []
-        group.append(place)
+    group = list[TokenTree]()
+    for tree in sorted(trees, key=lambda tree: (len(tree.tokens), tree.position), reverse=True):
+        both = [*group, tree]
+        longest, held = max(map(_shape, both))[0], max(_shape(each)[1] for each in both) + HELD_TOKENS
+        if group and (
+            not (mixed or _shape(tree) == _shape(group[0]))
+            or sum(len(each.tokens) for each in both) > CALL_TOKENS_MAX
+            or len(both) * longest > (LINES_TOKENS_MAX if mixed else CALL_TOKENS_MAX)
+            or len(both) * held > held_max
+        ):
+            yield group
+            both = [tree]
+        group = both
     if group:
         yield group
+
+
+def _shape(tree: TokenTree) -> tuple[int, int]:
+    """Return how long a line for this tree is, and for how many tokens there is room before it."""
+    return _line(len(tree.tokens)), _up(tree.position, HELD_TOKENS)
 
 
 def _line(tokens: int) -> int:

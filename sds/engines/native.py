@@ -194,8 +194,7 @@ class NativeEngine:
 
     def _sections(self, packet: DecisionPacket) -> list[list[int]]:
         with telling():
-            static, recurring, *rest = packet.texts
-            return prompt_sections(self._backend, static, recurring, "".join(rest))
+            return prompt_sections(self._backend, *packet.sections)
 
     def _walk(self, packet: DecisionPacket) -> Walk:
         with telling():

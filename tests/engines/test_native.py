@@ -19,7 +19,7 @@ from sds.engines.native import NativeEngine, check_slots
 from sds.engines.opening import open_engine, runtime_facts
 from sds.kernel import audit
 from sds.kernel.errors import ModelError, UsageError
-from sds.kernel.packet import DecisionPacket
+from sds.kernel.packet import EVIDENCE, DecisionPacket
 from sds.models.llama import LlamaBackend
 from sds.models.protocol import Backend
 from tests.engines.conftest import decide, running_ms
@@ -54,8 +54,11 @@ def test_what_recurs_is_a_section_of_its_own_behind_the_contracts_text(world: Wo
     none = replace(packet, texts=(static, recurring, evidence))
     sections = [engine._sections(each) for each in (packet, other, none)]
     assert [3, 3, 3] == list(map(len, sections))
-    assert sections[0][:2] == sections[1][:2] == sections[2][:2]
+    assert sections[0][:2] == sections[1][:2]
+    assert sections[0][0] == sections[2][0]
     assert recurring.encode() == b"".join(map(tiny.piece, sections[0][1]))
+    # where nothing stands between it and the evidence, the word before that recurs, too
+    assert f"{recurring}{EVIDENCE}".encode() == b"".join(map(tiny.piece, sections[2][1]))
 
 
 def said(engine: NativeEngine, packet: DecisionPacket) -> bytes | str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -135,6 +136,22 @@ def test_feedback_stands_before_the_evidence_whatever_else_there_is(terms: Contr
     told = with_feedback(with_feedback(first, "Rejected before: PAY"), "Rejected before: PAY; DENY")
     assert (*first.texts[:-1], "Rejected before: PAY; DENY\n", first.texts[-1]) == told.texts
     assert first == with_feedback(told, "")
+
+
+@pytest.mark.parametrize(
+    ("texts", "sections"),
+    [
+        (("a", "b\n", "Claim: c"), ("a", "b\nClaim:", " c")),
+        (("a", "b\n", "10 to 20\n", "Claim: c"), ("a", "b\n", "10 to 20\nClaim: c")),
+        (("a", "b\n", "Claim: no\n", "Claim: c"), ("a", "b\n", "Claim: no\nClaim: c")),
+        (("a", "b\n", "c"), ("a", "b\n", "c")),
+        (("a", "b"), ("a", "b", "")),
+    ],
+)
+def test_all_that_is_read_is_cut_where_it_may_have_been_read_before(texts: tuple[str, ...], sections: tuple[str, ...]):
+    found = replace(compiled(), texts=texts).sections
+    assert sections == found
+    assert "".join(texts) == "".join(found)
 
 
 def test_artifacts_stand_between_mission_and_kinds_and_without_any_the_text_is_as_it_was():

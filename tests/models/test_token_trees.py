@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sds.models.protocol import Backend, BackendError, Row
-from sds.models.token_trees import HELD_TOKENS, LINE_TOKENS, LINES_TOKENS_MAX, TOKENS_STEP, calls_of
+from sds.models.token_trees import HELD_TOKENS, LINES_TOKENS_MAX, TOKENS_STEP, calls_of
 from tests.scale import scale, seeded
 
 LOGIT_ERROR_MAX = 2e-3  # of the largest: llama.cpp keeps keys and values in half precision
@@ -21,7 +21,7 @@ def test_calls_hold_their_rows_with_what_these_share_read_once(mixed: bool):
     for _ in range(scale(200, 5000)):
         places = [(rng.randrange(3), 7 * rng.randrange(9)) for _ in range(rng.randint(1, 6))]
         rows = [(place, [rng.randrange(3) for _ in range(rng.randint(1, 12))]) for place in places]
-        calls, found = calls_of(rows, context=CONTEXT, held_max=HELD_MAX, mixed=mixed)
+        calls, found = calls_of(rows, held_max=HELD_MAX, mixed=mixed)
         inputs = [call.inputs() for call in calls]
         for ((root, position), tokens), place in zip(rows, found, strict=True):
             call, (ids, positions, mask, numbers, places_of) = calls[place.call], inputs[place.call]
@@ -43,49 +43,56 @@ def test_the_shape_of_a_call_says_nothing_of_company():
     shapes = set()
     for _ in range(scale(200, 5000)):
         rows = [((seat, rng.randrange(CONTEXT)), [1] * rng.randint(1, 40)) for seat in range(rng.randint(1, 9))]
-        calls, found = calls_of(rows, context=CONTEXT, held_max=HELD_MAX, mixed=False)
+        calls, found = calls_of(rows, held_max=HELD_MAX, mixed=False)
         for row, place in zip(rows, found, strict=True):
-            (alone,), _ = calls_of([row], context=CONTEXT, held_max=HELD_MAX, mixed=False)
+            (alone,), _ = calls_of([row], held_max=HELD_MAX, mixed=False)
             shape = calls[place.call].held, calls[place.call].longest
             assert (alone.held, alone.longest) == shape
             shapes.add(shape)
-        assert max(call.held for call in calls) <= CONTEXT
-    assert len(shapes) <= (2 + CONTEXT // HELD_TOKENS) * 4
+    assert len(shapes) <= (2 + CONTEXT // HELD_TOKENS) * 6
 
 
-def test_mixed_trees_keep_their_places_among_the_numbers_that_are_added_at_once():
-    """A sum over what is held and the tree itself has the same parts, whatever fills the line up."""
+def test_mixed_trees_end_where_numbers_that_are_added_at_once_do():
+    """A sum over what is held and the tree itself has the same parts in the same places, whatever fills the line up."""
     rng = seeded(64)
     calls_made, trees_made = 0, 0
     for _ in range(scale(200, 5000)):
         rows = [((seat, rng.randrange(300)), [1] * rng.randint(1, 90)) for seat in range(rng.randint(1, 16))]
-        calls, found = calls_of(rows, context=1024, held_max=1 << 20, mixed=True)
+        calls, found = calls_of(rows, held_max=1 << 20, mixed=True, lengths=(24, 64))
         for ((_, position), tokens), place in zip(rows, found, strict=True):
-            (alone,), (by_itself,) = calls_of([((0, position), tokens)], context=1024, held_max=1 << 20, mixed=True)
             call = calls[place.call]
-            assert not call.held % HELD_TOKENS
-            moved = call.held + place.path - (alone.held + by_itself.path)
-            assert set((moved % LINE_TOKENS).tolist()) <= {0} or 1 in {alone.longest, call.longest}
-            if len(call.trees) > 1:
-                assert not call.inputs().ids.shape[1] % TOKENS_STEP
+            assert position <= call.held
+            assert place.path.tolist() == list(range(call.longest - len(tokens), call.longest))
+        for call in calls:
+            assert not (call.held + call.longest) % HELD_TOKENS
+            assert len(call.trees) == 1 or not call.inputs().ids.shape[1] % TOKENS_STEP
         calls_made, trees_made = calls_made + len(calls), trees_made + len(rows)
     assert trees_made > 4 * calls_made
 
 
+def test_a_line_alone_takes_a_length_that_is_prepared():
+    def longest(tokens: int, *, mixed: bool = True) -> int:
+        (call,), _ = calls_of([((0, 5), [1] * tokens)], held_max=1, mixed=mixed, lengths=(24, 64, 68))
+        return call.longest
+
+    assert [8, 24, 24, 32, 64, 64, 68, 72] == [longest(tokens) for tokens in (5, 8, 24, 25, 49, 64, 65, 69)]
+    assert [1, 8, 24, 32, 56] == [longest(tokens, mixed=False) for tokens in (1, 8, 24, 25, 49)]
+
+
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_call_grows_no_larger_than_it_may(mixed: bool):
-    calls, found = calls_of([((seat, 500), [1] * 100) for seat in range(9)], context=2000, held_max=8192, mixed=mixed)
+    calls, found = calls_of([((seat, 500), [1] * 100) for seat in range(9)], held_max=8192, mixed=mixed)
     sizes = [5, 4] if mixed else [4, 4, 1]
     assert sizes == [len(call.trees) for call in calls]
     assert [(n, line) for n, size in enumerate(sizes) for line in range(size)] == sorted(
         (place.call, place.line) for place in found
     )
-    calls, _ = calls_of([((seat, 1990), [1]) for seat in range(9)], context=2000, held_max=8192, mixed=mixed)
+    calls, _ = calls_of([((seat, 1990), [1]) for seat in range(9)], held_max=8192, mixed=mixed)
     assert [4, 4, 1] == [len(call.trees) for call in calls]
-    (whole,), _ = calls_of([((0, 0), [1] * 700)], context=2000, held_max=1, mixed=mixed)
+    (whole,), _ = calls_of([((0, 0), [1] * 700)], held_max=1, mixed=mixed)
     assert 704 == whole.longest
     calls, _ = calls_of(
-        [((0, 0), [1] * 500), *(((seat, 0), [1]) for seat in range(1, 9))], context=2000, held_max=1 << 20, mixed=mixed
+        [((0, 0), [1] * 500), *(((seat, 0), [1]) for seat in range(1, 9))], held_max=1 << 20, mixed=mixed
     )
     assert all(len(call.trees) * call.longest <= LINES_TOKENS_MAX for call in calls)
 
