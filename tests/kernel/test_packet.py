@@ -149,7 +149,7 @@ def test_feedback_stands_before_the_evidence_whatever_else_there_is(terms: Contr
     ],
 )
 def test_all_that_is_read_is_cut_where_it_may_have_been_read_before(texts: tuple[str, ...], sections: tuple[str, ...]):
-    found = replace(compiled(), texts=texts).sections
+    found = replace(compiled(""), texts=texts).sections
     assert sections == found
     assert "".join(texts) == "".join(found)
 
