@@ -39,13 +39,8 @@ KEPT = {"bf16": (np.uint16, ov.Type.bf16), "fp32": (np.float32, ov.Type.f32)}
 WHOLE_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"}  # a processor without these drops what overflows
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 HINT_CHARACTERS_MAX = 200
-LENGTHS = (
-    48,
-    64,
-    80,
-    96,
-    112,
-)  # a line of so many tokens has a copy of the graph; one more takes a second to open, and 70 MB
+# A line alone of so many tokens has a copy of the graph; one more takes most of a second to open, and some 70 MB.
+LENGTHS = (48, 64, 72, 80, 96, 104, 112)
 LINES_BYTES_MAX = 256 << 20  # what calls of several trees take besides, once such were made
 PASS_TOKENS_MAX = 2048  # in calls by shape: the more cases are read in turn, the more share the small calls after them
 
@@ -139,6 +134,7 @@ class _Request:
         seat = cells.seat(call.trees[0].root) if len(call.trees) == 1 else None
         if seat is not None and self._held[0] is seat and self._held[1] == call.held:
             return  # the same memory, whatever stands there now
+        self._held = None, 0, []
         held = cells.held(call, count)
         tensors = [ov.Tensor(array, list(array.shape), cells.vino_kind) for array in held]
         for n, tensor in enumerate(tensors, first):

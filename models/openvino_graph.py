@@ -111,9 +111,8 @@ class _Graph:
             key = weights.turned(f"{of}attn_k.weight", shape.key_heads)
             return [np.concatenate([query, key, weights[f"{of}attn_v.weight"]])]
 
-        def inner() -> list[
-            NDArray[np.float32]
-        ]:  # each by itself, for what follows the gate is then done within its product
+        def inner() -> list[NDArray[np.float32]]:
+            """Each by itself, for what follows the gate is then done within its product."""
             return [weights[f"{of}{name}.weight"] for name in ("ffn_gate", "ffn_up")]
 
         (together,) = self._read(states, f"{of}attn_norm.weight", projections)
@@ -129,15 +128,14 @@ class _Graph:
         return self._added(states, ops.multiply(ops.swish(gate), up), f"{of}ffn_down.weight"), new
 
     def _on_lines(self, each: Any, packed: list[Any]) -> Any:
-        """Return what belongs to each token, [1, tokens, ...], where it stands on the lines, [lines, longest, ...]."""
+        """Return what belongs to each token, [1, tokens, .], where it stands on the lines, [lines, longest, .]."""
         return ops.gather(ops.squeeze(each, self._ints(0)), packed[0], self._axis(0)) if packed else each
 
     def _off_lines(self, each: Any, packed: list[Any]) -> Any:
-        return (
-            ops.gather(self._reshape(each, -1, self._shape.heads * self._shape.head), packed[1], self._axis(0))
-            if packed
-            else each
-        )
+        """Return what stands on the lines, as wide as all heads, for each token, [1, tokens, .]."""
+        if not packed:
+            return each
+        return ops.gather(self._reshape(each, -1, self._shape.heads * self._shape.head), packed[1], self._axis(0))
 
     def _read(
         self, states: Any, norm: str, matrices: Callable[[], list[NDArray[np.float32]]], *, rounding: bool = False
