@@ -89,9 +89,10 @@ def _companies(prompts: int, slots: int, rows: int, *, cut: bool) -> Iterator[li
 
 
 def _crowds(prompts: int, slots: int) -> Iterator[list[_Seat]]:
-    """All slots with one prompt, in step: as many rows of one length as there can be, which is how calls are shared."""
+    """All slots in step, with one prompt and with all of them: as many rows in a call as there can be, alike and mixed."""
     for prompt in range(prompts):
         yield [_Seat(slot, prompt) for slot in range(slots)]
+    yield [_Seat(slot, slot % prompts) for slot in range(slots)]
 
 
 def _seated(

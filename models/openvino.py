@@ -42,7 +42,7 @@ HINT_CHARACTERS_MAX = 200
 # A line alone of so many tokens has a copy of the graph; one more takes most of a second to open, and some 70 MB.
 LENGTHS = (48, 64, 72, 80, 96, 104, 112)
 LINES_BYTES_MAX = 256 << 20  # what calls of several trees take besides, once such were made
-PASS_TOKENS_MAX = 2048  # in calls by shape: the more cases are read in turn, the more share the small calls after them
+PASS_TOKENS_MAX = 2048  # in several calls: the more cases are read in turn, the more share the small calls after them
 
 
 def computes_in_bf16() -> bool:
@@ -355,7 +355,7 @@ class OpenvinoBackend(SeatedBackend):
         return answered, request.made.get_output_tensor(1).data.view(self._programs.kind).reshape(shape)
 
     def _groups(self, rows: Mapping[int, Row]) -> Iterator[list[int]]:
-        """All at once: they are put into calls by their shapes."""
+        """All at once: `calls_of` puts them into calls."""
         yield list(rows)
 
     def _request(self, states_at: int | None) -> _Request:

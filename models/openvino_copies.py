@@ -1,7 +1,7 @@
 """Several copies of one OpenVINO graph in one model, of which each call runs one.
 
-OpenVINO prepares itself for each new number of tokens, which costs as much as reading a dozen of them; each copy of the
-graph stays prepared for its last one. Copies share their weights: OpenVINO lays them out once for each place in memory.
+OpenVINO prepares itself for each new number of tokens, which costs as much as reading a dozen of them; a copy that is for
+one number only never does. Copies share their weights: OpenVINO lays them out once for each place in memory.
 """
 
 from __future__ import annotations

@@ -85,11 +85,14 @@ class Call:
     padded: bool = True
 
     def numbers(self) -> NDArray[np.int64]:
-        """Return which token stands where on the lines, [lines, longest]; the first one where none does."""
+        """Return which token stands where on the lines, [lines, longest]; what fills a line up is its own first token: what
+        is only masked must be no other prompt's, for it may be no number.
+        """
         if self.padded:
             return np.arange(len(self.trees) * self.longest).reshape(-1, self.longest)
         found, count = np.zeros((len(self.trees), self.longest), np.int64), 0
         for line, tree in enumerate(self.trees):
+            found[line] = count
             found[line, self.longest - len(tree.tokens) :] = np.arange(count, count + len(tree.tokens))
             count += len(tree.tokens)
         return found
@@ -163,7 +166,7 @@ def _call(trees: list[TokenTree], lengths: Sequence[int]) -> Call:
 def _groups(trees: Iterable[TokenTree], held_max: int, *, mixed: bool) -> Iterator[list[TokenTree]]:
     """Split trees into calls as large as they may be: the longest first, so that little of a line is filled up."""
     group = list[TokenTree]()
-    for tree in sorted(trees, key=lambda tree: (len(tree.tokens), tree.position), reverse=True):
+    for tree in sorted(trees, key=lambda tree: (*_shape(tree), len(tree.tokens)), reverse=True):
         both = [*group, tree]
         longest, held = max(map(_shape, both))[0], max(_shape(each)[1] for each in both) + HELD_TOKENS
         if group and (

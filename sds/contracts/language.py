@@ -17,7 +17,7 @@ from sds.grammars.proof import follow
 from sds.kernel.contract import Contract
 from sds.kernel.envelope import DecisionEnvelope, KindBound, format_literal
 from sds.kernel.errors import LanguageError
-from sds.kernel.packet import case_texts, static_text
+from sds.kernel.packet import EVIDENCE, case_texts, static_text
 from sds.kernel.proposal import Proposal, write_proposal
 from sds.kernel.rules import Rules
 from sds.kernel.snapshot import STRING_CHARS_MAX, take_snapshot
@@ -137,7 +137,7 @@ def _room(contract: Contract, cases: Iterable[_Case], backend: Backend, longest:
     """Yield where prompt and decision exceed the budget or the context: surely, or with the longest evidence."""
     rules = Rules(contract)
     static, texts = static_text(contract), [_case(contract, rules, case) for case in cases] or [("", "")]
-    read = max(sum(map(len, prompt_sections(backend, static, again, f"{once}Claim: "))) for again, once in texts)
+    read = max(sum(map(len, prompt_sections(backend, static, again, f"{once}{EVIDENCE}", " "))) for again, once in texts)
     more = contract.memory.tokens_max * bool(contract.memory.entries_max)
     more += contract.artifacts.tokens_max * bool(contract.artifacts.names)
     surely = read + longest

@@ -21,7 +21,7 @@ from sds.kernel.canonical import one_line
 from sds.kernel.contract import Contract, KindSpec, ParamSpec
 from sds.kernel.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.errors import LanguageError, ModelError
-from sds.kernel.packet import case_texts, static_text
+from sds.kernel.packet import EVIDENCE, case_texts, static_text
 from sds.kernel.proposal import Proposal, write_proposal
 from sds.kernel.rules import Rules
 from sds.kernel.snapshot import STRING_CHARS_MAX, FieldSpec, level, take_snapshot
@@ -144,7 +144,7 @@ def _tokens_needed(question: Question) -> Iterator[int]:
     yield STRING_CHARS_MAX * sum(
         _is_free_text(spec) for spec in rules.fields if not contract.show or spec.path in dict(contract.show)
     )
-    yield len(question.content(b"Claim: ")) + contract.event.evidence_chars_max
+    yield len(question.content(EVIDENCE.encode())) + len(question.content(b" ")) + contract.event.evidence_chars_max
     yield contract.memory.tokens_max if contract.memory.entries_max else 0
     yield contract.artifacts.tokens_max if contract.artifacts.names else 0
     yield max(len(question.content(sentence)) for sentence in question.sentences) + contract.rationale_chars_max

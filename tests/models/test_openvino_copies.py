@@ -90,6 +90,24 @@ def test_a_line_alone_is_read_by_the_copy_of_its_length(
     assert chosen == [FOR_ALL]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_in_company_a_line_gets_the_bits_it_gets_from_a_copy_alone(
+    dtype: Dtype, opened: Callable[..., OpenvinoBackend], chosen: list[int | None]
+):
+    """Behind pasts of very different lengths."""
+    together, alone, random = opened(dtype, slots=6), opened(dtype), Random(2)
+    for _ in range(scale(6, full=100)):
+        own = [[random.randrange(3, 90) for _ in range(random.choice((5, 40, 600, 900)))] for _ in range(6)]
+        rows = [Row(slot, [random.randrange(3, 90) for _ in range(random.randint(1, 112))]) for slot in range(6)]
+        for slot, section in enumerate(own):
+            together.begin([section], slot=slot)
+        found = together.run(rows)
+        for row, logits in zip(rows, found, strict=True):
+            alone.begin([own[row.slot]])
+            assert np.array_equal(logits, alone.run([Row(0, row.tokens)])[0])
+    assert len(set(chosen)) > 4
+
+
 @pytest.mark.parametrize("in_int8", [False, True])
 def test_copies_share_the_memory_of_their_weights(in_int8: bool, tiny_path: Callable[[int], Path]):
     weights = Weights(tiny_path(1))

@@ -52,6 +52,12 @@ def test_the_shape_of_a_call_says_nothing_of_company():
     assert len(shapes) <= (2 + CONTEXT // HELD_TOKENS) * 6
 
 
+def test_trees_of_one_shape_find_each_other_whatever_stands_between():
+    rows = [((seat, seat % 2 * 100), [1] * (9 + seat % 4)) for seat in range(8)]
+    calls, _ = calls_of(rows, held_max=1 << 20, mixed=False)
+    assert [4, 4] == [len(call.trees) for call in calls]
+
+
 def test_mixed_trees_end_where_numbers_that_are_added_at_once_do():
     """A sum over what is held and the tree itself has the same parts in the same places, whatever fills the line up."""
     rng = seeded(64)
@@ -61,7 +67,10 @@ def test_mixed_trees_end_where_numbers_that_are_added_at_once_do():
         calls, found = calls_of(rows, held_max=1 << 20, mixed=True, lengths=(24, 64))
         for ((_, position), tokens), place in zip(rows, found, strict=True):
             call = calls[place.call]
-            assert position <= call.held
+            assert position <= call.held < 300 + HELD_TOKENS
+            here = call.numbers()[place.line]  # nothing of another tree stands on a line, not even where it is masked
+            assert set(here.tolist()) <= {*here[place.path].tolist(), int(here[0])} or len(call.trees) == 1
+            assert int(here[0]) in here[call.longest - len(call.trees[place.line].tokens) :] or len(call.trees) == 1
             assert place.path.tolist() == list(range(call.longest - len(tokens), call.longest))
         for call in calls:
             assert not (call.held + call.longest) % HELD_TOKENS
