@@ -137,7 +137,9 @@ def _room(contract: Contract, cases: Iterable[_Case], backend: Backend, longest:
     """Yield where prompt and decision exceed the budget or the context: surely, or with the longest evidence."""
     rules = Rules(contract)
     static, texts = static_text(contract), [_case(contract, rules, case) for case in cases] or [("", "")]
-    read = max(sum(map(len, prompt_sections(backend, static, again, f"{once}{EVIDENCE}", " "))) for again, once in texts)
+    read = max(
+        sum(map(len, prompt_sections(backend, static, again, f"{once}{EVIDENCE}", " "))) for again, once in texts
+    )
     more = contract.memory.tokens_max * bool(contract.memory.entries_max)
     more += contract.artifacts.tokens_max * bool(contract.artifacts.names)
     surely = read + longest
