@@ -290,12 +290,17 @@ class Watched:
         self._backend = backend
         self.passes: list[str] = []
         self.on_pass: Callable[[], None] = lambda: None
+        self.on_piece: Callable[[], None] = lambda: None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
     def step(self, tokens: list[int]) -> Any:
         return self.run([Row(0, tokens)])[0][-1]
+
+    def piece(self, token: int) -> bytes:
+        self.on_piece()
+        return self._backend.piece(token)
 
     def run(self, rows: list[Row]) -> Any:
         self.passes.append(threading.current_thread().name)
@@ -336,6 +341,16 @@ def test_a_decision_has_the_next_pass_of_the_model_however_long_a_rationale_is(
         assert "MainThread" == watched.passes[mine[0] - 1], "the decision had to wait for more than the pass under way"
     alone = engine.propose(packets[0], tokens_max=4000)[0]
     assert alone == decided[0]
+
+
+def test_a_rationale_asks_the_tokenizer_in_its_own_turns_only(world: World, tiny: LlamaBackend) -> None:
+    watched = Watched(tiny)
+    engine = NativeEngine(watched, now_ms=world.clock)  # type: ignore[arg-type]  # a backend, and more
+    packet, held = world.packet(), list[bool]()
+    watched.on_piece = lambda: held.append(engine._turns._cache.locked())
+    engine.explain(packet, deny(packet), chars_max=CHARS_MAX, deadline_ms=packet.expires_at_ms)
+    assert len(held) >= len(watched.passes) > 1
+    assert all(held)
 
 
 def test_a_rationale_past_its_deadline_or_of_a_closed_engine_is_given_up(world: World, tiny: LlamaBackend) -> None:

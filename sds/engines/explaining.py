@@ -117,7 +117,7 @@ def run_between(
                 turns.holder = writing
                 backend.begin(prefix)
                 logits = backend.step(said)
-        try:
-            (row,) = writing.send([logits])
-        except StopIteration as ended:
-            return str(ended.value)
+            try:  # in the same turn: it asks the tokenizer, which is for one thread
+                (row,) = writing.send([logits])
+            except StopIteration as ended:
+                return str(ended.value)
