@@ -21,7 +21,7 @@ from sds.models.gguf import gguf_fingerprint, identity, words_of
 from sds.models.llama import CONTEXT_TOKENS
 from sds.models.protocol import BackendError, Dtype, Row
 from sds.models.seats import Part, SeatedBackend
-from sds.models.token_trees import HELD_TOKENS, Call, calls_of
+from sds.models.token_trees import HELD_TOKENS, Call, Inputs, calls_of
 
 try:
     import openvino as ov
@@ -312,10 +312,10 @@ class OpenvinoBackend(SeatedBackend):
         found: dict[int, NDArray[np.float32]] = {}
         for number, call in enumerate(calls):
             riding = {n: place for n, place in enumerate(places) if place.call == number}
-            numbers = call.numbers()
-            ends = {n: numbers[place.line, place.path[-max(1, parts[n].outputs) :]] for n, place in riding.items()}
+            inputs = call.inputs()
+            ends = {n: inputs.lines[place.line, place.path[-max(1, parts[n].outputs) :]] for n, place in riding.items()}
             wanted = np.unique(np.concatenate(list(ends.values())))
-            answered, cells = self._infer(call, wanted, states_at)
+            answered, cells = self._infer(call, inputs, wanted, states_at)
             for n, place in riding.items():
                 answers = np.asarray(answered[np.searchsorted(wanted, ends[n])], np.float32)
                 told = states_at is None and parts[n].outputs > 0
@@ -333,11 +333,13 @@ class OpenvinoBackend(SeatedBackend):
             raise BackendError("the model answered with what is no number")
         self._store.keep(part.seat, part.position, cells if numbers else np.zeros_like(cells))
 
-    def _infer(self, call: Call, wanted: NDArray[np.intp], states_at: int | None) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _infer(
+        self, call: Call, inputs: Inputs, wanted: NDArray[np.intp], states_at: int | None
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return what comes of the wanted tokens, [wanted, .], and the cells of all, [2 x layers, lines, longest, cell]."""
         request = self._request(states_at)
         count = 2 * (self._layers if states_at is None else states_at)
-        asked = [*call.inputs(), wanted]  # a tensor does not keep its array
+        asked = [*inputs, wanted]  # a tensor does not keep its array
         copy = request.copy_for(call)
         given = dict(enumerate(asked)) | ({} if copy is None else {len(asked) + count: np.array(copy)})
         for n, array in given.items():

@@ -186,7 +186,7 @@ class _Graph:
     def _norm(self, states: Any, scales: NDArray[np.float32]) -> Any:
         mean = ops.reduce_mean(ops.power(states, self._number(2)), self._ints(-1), True)
         scale = ops.divide(self._number(1), ops.sqrt(ops.add(mean, self._number(self._shape.epsilon))))
-        return ops.multiply(ops.multiply(states, scale), ops.constant(scales[None, None]))
+        return ops.multiply(ops.multiply(states, scale), self._same(scales[None, None]))
 
     def _turned(self, heads: Any, turn: list[Any], size: int) -> Any:
         """Written just as OpenVINO knows it, which makes one operation of it."""

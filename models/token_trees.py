@@ -14,10 +14,9 @@ ROOT = -1
 CALL_TOKENS_MAX = 512  # of several trees in a call
 LINES_TOKENS_MAX = 2 * CALL_TOKENS_MAX  # of their lines, filled up
 TOKENS_STEP = 32  # so many tokens or a multiple are read of several trees, for numbers that come again
-LINE_TOKENS = 8  # lines are multiples of these,
-HELD_TOKENS = (
-    32  # and of these is all that a token sees, or what stands before it: the places of numbers that are added at once
-)
+LINE_TOKENS = 8  # lines are multiples of these
+# What stands before a tree, or all that a token sees, is a multiple of these: the places of numbers that are added at once.
+HELD_TOKENS = 32
 SURPLUS_TOKENS_MAX = 16  # by which a line alone may be longer for a length that the library is prepared for
 
 
@@ -84,7 +83,7 @@ class Call:
     trees: list[TokenTree] = field(default_factory=list)
     padded: bool = True
 
-    def numbers(self) -> NDArray[np.int64]:
+    def _numbers(self) -> NDArray[np.int64]:
         """Return which token stands where on the lines, [lines, longest]; what fills a line up is its own first token: what
         is only masked must be no other prompt's, for it may be no number.
         """
@@ -112,7 +111,7 @@ class Call:
         places = np.flatnonzero(real)
         if not self.padded:  # its first token several times
             places = np.concatenate([places, np.full(-len(places) % TOKENS_STEP, places[0])])
-        return Inputs(ids.ravel()[None, places], positions.ravel()[None, places], mask, self.numbers(), places[None])
+        return Inputs(ids.ravel()[None, places], positions.ravel()[None, places], mask, self._numbers(), places[None])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
-"""What is particular to OpenVINO: the same numbers as the other libraries, and weights that several backends share."""
+"""What is particular to OpenVINO: the same numbers as the other libraries, whatever shares a call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from gguf.quants import dequantize, quantize
 from sds.models.llama import LlamaBackend
 from sds.models.noise import shape_noise
 from sds.models.openvino import OpenvinoBackend, computes_in_bf16, computes_in_int8
-from sds.models.protocol import Backend, BackendError, Dtype, Replicable, Row
+from sds.models.protocol import Backend, BackendError, Dtype, Row
 from tests.hostile import Vocabulary, tiny_checkpoint
 from tests.llama_gguf import CONTEXT, PIECES, Sizes, llama_gguf, random_tensors
 from tests.model_fixtures import TINY_THREADS
@@ -310,80 +309,6 @@ def test_a_pass_of_many_is_cut_into_several_calls_and_shows_it_nowhere(
     for own, logits in zip(sections[1:], found, strict=True):
         alone.begin(sections[:1])
         assert np.array_equal(alone.step(own), logits[0])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_backend_beside_another_shares_its_weights_and_gives_its_bits(
-    dtype: Dtype, tiny_path: Callable[[int], Path], opened: Callable[..., OpenvinoBackend]
-):
-    first = opened(tiny_path(1), dtype=dtype, slots=2)
-    expected = answers(opened(tiny_path(1), dtype=dtype))
-    assert isinstance(first, Replicable)
-    second = first.beside(threads=TINY_THREADS)
-    assert first._programs is second._programs
-    assert (1, first.name, first.fingerprint) == (second.slots, second.name, second.fingerprint)
-    assert np.array_equal(expected, answers(second))
-    first.close()
-    assert np.array_equal(expected, answers(second))
-    second.close()
-    with pytest.raises(BackendError, match="the model is closed"):
-        first.beside(threads=TINY_THREADS)
-
-
-def test_backends_side_by_side_do_not_disturb_each_other(
-    tiny_path: Callable[[int], Path], opened: Callable[..., OpenvinoBackend]
-):
-    first = opened(tiny_path(1))
-    expected = [answers(first, seed) for seed in range(8)]
-    beside = [first, first.beside(threads=TINY_THREADS), first.beside(threads=TINY_THREADS)]
-
-    def work(backend: OpenvinoBackend) -> list[bool]:
-        return [np.array_equal(expected[n % 8], answers(backend, n % 8)) for n in range(16)]
-
-    with ThreadPoolExecutor(len(beside)) as pool:
-        assert [[True] * 16] * len(beside) == list(pool.map(work, beside))
-    for backend in beside[1:]:
-        backend.close()
-
-
-class Failing:
-    """A compiled model whose calls run out of memory."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def create_infer_request(self) -> Failing:
-        return self
-
-    def set_input_tensor(self, *_: object) -> None: ...
-
-    def infer(self) -> None:
-        raise self._error
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (MemoryError(), "the model could not be run on 2 tokens: no memory"),
-        (RuntimeError("std::bad_alloc"), "the model could not be run on 2 tokens: no memory"),
-        (RuntimeError("broken\nin two lines"), "the model could not be run on 2 tokens"),
-    ],
-)
-def test_after_a_failed_call_the_model_is_compiled_anew_for_all_who_share_it(
-    error: Exception, message: str, tmp_path: Path, opened: Callable[..., OpenvinoBackend]
-):
-    backend = opened(llama_gguf(tmp_path / "model.gguf"))
-    other = backend.beside(threads=TINY_THREADS)
-    expected = answers(backend)
-    backend._programs._compiled[None] = Failing(error)
-    with pytest.raises(BackendError) as caught:
-        backend.step([20, 21])
-    assert message == str(caught.value)
-    assert "\n" not in caught.value.hint
-    assert error is caught.value.__cause__
-    assert np.array_equal(expected, answers(backend))
-    assert np.array_equal(expected, answers(other))
-    other.close()
 
 
 def test_loading_and_running_prints_nothing(
