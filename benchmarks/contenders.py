@@ -44,6 +44,7 @@ class Contender:
 
 _DRIVERS = "sds.benchmarks.peer_drivers"
 _OURS = f"{_DRIVERS}.ours"
+WITHOUT_INT8: dict[Dtype | None, Dtype] = {"int8": "fp32", "int8-bf16": "bf16"}
 PEERS = (
     Contender("guidance-llamacpp", f"{_DRIVERS}.guidance_llamacpp", overlay="guidance"),
     Contender("openvino-genai", f"{_DRIVERS}.openvino_genai", overlay="openvino", keeps_many=True),
@@ -63,10 +64,7 @@ def ours_with(weights: Weights) -> tuple[Contender, Contender, Contender]:
     which most peers run on. Where these are the same, so are the contenders.
     """
     ours = alike = _ours("ours", weights.library, weights.dtype)
-    if weights.dtype == "int8":
-        from sds.models.openvino import computes_in_bf16  # noqa: PLC0415  only with the extra `openvino`
-
-        dtype: Dtype = "bf16" if computes_in_bf16() else "fp32"
+    if dtype := WITHOUT_INT8.get(weights.dtype):
         alike = _ours(f"ours-{dtype}", weights.library, dtype)
     return ours, alike, alike if weights.library == "llamacpp" else _ours("ours-llamacpp", "llamacpp", None)
 

@@ -7,9 +7,9 @@ grammar costs is part of what is measured. Each keeps of earlier prompts what it
 that a prompt shares with the one before it, the contract's part at least; ours and OpenVINO GenAI sections or blocks
 of many prompts, so these two first decide EARLIER packets that come before in the queue, as a gate that is at work
 has. `recurring`: of how many packets the words that recur had been read before. Ours runs in the library and the data
-type that `sds models prepare` found quickest. Where that is int8, `ours-bf16` (`ours-fp32` where the processor has no
-BF16) multiplies the same weights unrounded: `..._same_type` are its ratios. Where the library is not llama.cpp, which
-most peers run in, `ours-llamacpp` is ours in llama.cpp: what remains against those is the decoder's, not the library's.
+type that `sds models prepare` found quickest. Where half of its products are in int8, `ours-bf16` or `ours-fp32`
+multiplies the same weights unrounded: `..._same_type` are its ratios. Where the library is not llama.cpp, which most
+peers run in, `ours-llamacpp` is ours in llama.cpp: what remains against those is the decoder's, not the library's.
 
 `fixed` packets have no free digit, `digits` ones an amount of four. What lies outside the envelope is counted as a
 violation, what raised or ran out of time as an error; times are of all that was written, violations too. Engines

@@ -44,7 +44,7 @@ def add_weights(parser: Parser) -> None:
     kinds = get_args(GgufLibrary)
     parser.add_argument("--library", choices=kinds, help="what runs it; left out: what was prepared, or llamacpp")
     what = "in what OpenVINO multiplies; left out: what was prepared, or bf16"
-    parser.add_argument("--dtype", choices=("int8", "bf16", "fp32"), help=what)
+    parser.add_argument("--dtype", choices=("fp32", "bf16", "int8", "int8-bf16"), help=what)
 
 
 def weights_of(asked: argparse.Namespace) -> Weights:

@@ -150,7 +150,7 @@ class Prepared:
 
 def through(weights: str, library: Library, dtype: Dtype | None) -> str:
     """Say what runs these weights, unless llama.cpp does, as it does everywhere; and that it rounds them for it."""
-    in_dtype = f" in {dtype}" if dtype == "int8" else ""
+    in_dtype = f" in {dtype}" if dtype not in (None, "bf16") else ""
     return f"{weights} through OpenVINO{in_dtype}" if library == "openvino" else weights
 
 

@@ -34,7 +34,12 @@ except ImportError as error:
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-DTYPES: tuple[Dtype, ...] = ("int8", "bf16", "fp32")
+DTYPES: dict[Dtype, tuple[Dtype, bool]] = {  # in which each multiplies; whether half of all products are in int8
+    "fp32": ("fp32", False),
+    "bf16": ("bf16", False),
+    "int8": ("fp32", True),
+    "int8-bf16": ("bf16", True),
+}
 KEPT = {"bf16": (np.uint16, ov.Type.bf16), "fp32": (np.float32, ov.Type.f32)}
 WHOLE_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"}  # a processor without these drops what overflows
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
@@ -58,8 +63,11 @@ def computes_in_int8() -> bool:
 def _check_dtype(dtype: Dtype) -> None:
     if dtype not in DTYPES:
         raise BackendError(f"OpenVINO does not compute in {dtype} here", hint=f"choose {', '.join(DTYPES)}")
-    if not {"bf16": computes_in_bf16, "int8": computes_in_int8}.get(dtype, lambda: True)():
-        raise BackendError(f"this processor does not compute in {dtype}", hint="choose fp32")
+    precision, in_int8 = DTYPES[dtype]
+    if precision == "bf16" and not computes_in_bf16():
+        raise BackendError("this processor does not compute in bf16", hint=f"choose {'int8' if in_int8 else 'fp32'}")
+    if in_int8 and not computes_in_int8():
+        raise BackendError("this processor does not compute in int8", hint=f"choose {precision}")
 
 
 class _Programs:
@@ -70,8 +78,7 @@ class _Programs:
         self._weights = Weights(path)
         self.shape: Shape = self._weights.shape
         self.context = min(n_ctx, self.shape.context)
-        self._dtype: Dtype = dtype
-        self.precision: Dtype = "bf16" if dtype == "bf16" or (dtype == "int8" and computes_in_bf16()) else "fp32"
+        self.precision, self._in_int8 = DTYPES[dtype]
         streams = max(1, (os.cpu_count() or 1) // threads)  # requests that run side by side, of so many threads each
         self._lengths = () if streams > 1 else LENGTHS  # each of the streams would make its own
         self._settings = {
@@ -91,7 +98,7 @@ class _Programs:
             model = graph(
                 self._weights,
                 kept=self.vino_kind,
-                in_int8=self._dtype == "int8",
+                in_int8=self._in_int8,
                 context=self.context,
                 layers=layers,
                 head=states_at is None,

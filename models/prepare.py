@@ -45,7 +45,7 @@ from sds.models.measuring import NOISE_SLOTS, Distributions, decision_times_ms, 
 from sds.models.protocol import BackendError, Dtype
 
 TYPES = {"BF16": lib.LLAMA_FTYPE_MOSTLY_BF16, "F16": lib.LLAMA_FTYPE_MOSTLY_F16, "Q8_0": lib.LLAMA_FTYPE_MOSTLY_Q8_0}
-IN_OPENVINO: tuple[Dtype | None, ...] = (None, "int8")
+IN_OPENVINO: tuple[Dtype | None, ...] = (None, "fp32", "int8", "int8-bf16")
 BITS = {"F32": 32.0, "BF16": 16.0, "F16": 16.0, "Q8_0": 8.5}
 ROUNDS = 3
 TIE = 1.03

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Dtype = Literal["fp32", "bf16", "fp16", "int8"]
+Dtype = Literal["fp32", "bf16", "fp16", "int8", "int8-bf16"]
 Library = Literal["llamacpp", "transformers", "openvino"]
 
 SLOTS_MAX = 64

@@ -182,11 +182,11 @@ def test_ours_on_openvino_is_asked_beside_ours_on_llama_cpp(
     weights, other = Weights(tiny_path(1), "openvino", "int8"), [Contender("other", "tests.own_peers", ("beyond",))]
     report = peers.run(tmp_path, weights, other, 1, threads=1, say=lambda _: None)
     alike, beside = report["ours_besides"]
-    assert ["ours", "ours-bf16", "ours-llamacpp"] == [each["name"] for each in (report["ours"], alike, beside)]
+    assert ["ours", "ours-fp32", "ours-llamacpp"] == [each["name"] for each in (report["ours"], alike, beside)]
     assert report["model"]["library"] == f"openvino {report['ours']['version']['openvino']}"
     assert report["model"]["dtype"] == "int8"
     assert {"sovereign-decision-stream", "llama_cpp_python"} == beside["version"].keys()
-    ways = {"openvino int8", "openvino bf16", "llamacpp"}
+    ways = {"openvino int8", "openvino fp32", "llamacpp"}
     assert all(ways == by_way.keys() for by_way in report["predicted_ms"].values())
 
 
@@ -206,6 +206,8 @@ def test_ours_is_asked_once_where_nothing_tells_it_apart() -> None:
         Weights(path): ["ours"],
         Weights(path, "openvino"): ["ours", "ours-llamacpp"],
         Weights(path, "openvino", "bf16"): ["ours", "ours-llamacpp"],
+        Weights(path, "openvino", "int8"): ["ours", "ours-fp32", "ours-llamacpp"],
+        Weights(path, "openvino", "int8-bf16"): ["ours", "ours-bf16", "ours-llamacpp"],
     }.items():
         assert names == [each.name for each in dict.fromkeys(ours_with(weights))]
 

@@ -94,7 +94,7 @@ def _check_local(spec: EngineSpec) -> None:
     library = _library_of(spec)
     if library == "openvino":
         _check_openvino(spec)
-    if spec.dtype == "int8" and library == "transformers":
+    if spec.dtype in ("int8", "int8-bf16") and library == "transformers":
         raise ContradictionError(("dtype",), "transformers computes in fp32, bf16 or fp16 here")
     if spec.device and library != "transformers":
         raise ContradictionError(("device",), "`device` is for the library transformers")
@@ -116,7 +116,7 @@ def _check_openvino(spec: EngineSpec) -> None:
     if _is_folder(spec):
         raise ContradictionError(("library",), "OpenVINO runs GGUF files, no folder")
     if spec.dtype == "fp16":
-        raise ContradictionError(("dtype",), "OpenVINO computes in int8, bf16 or fp32 here")
+        raise ContradictionError(("dtype",), "OpenVINO computes in fp32, bf16, int8 or int8-bf16 here")
 
 
 def _library_of(spec: EngineSpec) -> Library:

@@ -71,7 +71,11 @@ def test_a_run_through_openvino_is_recorded_as_one_and_replayed_as_one(tiny_mode
     ("options", "said", "mend"),
     [
         (("--device", "cuda"), "`device` is for the library transformers", "--library transformers"),
-        (("--dtype", "fp16"), "OpenVINO computes in int8, bf16 or fp32 here", "another --dtype, or another --library"),
+        (
+            ("--dtype", "fp16"),
+            "OpenVINO computes in fp32, bf16, int8 or int8-bf16 here",
+            "another --dtype, or another --library",
+        ),
         (("--engine", "outlines"), "Outlines drives llama.cpp and transformers, not OpenVINO", "leave out --library"),
         (("--model", "docs"), "OpenVINO runs GGUF files, no folder", "leave out --library"),
     ],

@@ -88,7 +88,7 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
         ),
         (
             "engines:\n  - {name: a, kind: native, library: openvino, dtype: fp16}\n",
-            "f.yaml:2: engines.0.dtype: OpenVINO computes in int8, bf16 or fp32 here",
+            "f.yaml:2: engines.0.dtype: OpenVINO computes in fp32, bf16, int8 or int8-bf16 here",
         ),
         (
             "engines:\n  - {name: a, kind: native, library: openvino, model: docs}\n",

@@ -12,7 +12,7 @@ from sds.models.llama import LlamaBackend
 from sds.models.noise import shape_noise
 from sds.models.protocol import BackendError, Dtype, Row
 from tests.model_fixtures import TINY_THREADS
-from tests.models.test_openvino import DTYPES, computes_in_bf16
+from tests.models.test_openvino import DTYPES
 from tests.small_models import sentencepiece_gguf
 
 PLANTED_LOGP = 0.3
@@ -67,24 +67,24 @@ def test_openvino_gives_the_same_in_a_crowd(
     dtype: Dtype, tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ):
     """Measured in calls as full as they get, and in BF16 of rows of different lengths."""
-    from sds.models.openvino import OpenvinoBackend
+    from sds.models import openvino as vino
 
     lines: list[tuple[int, int]] = []
     lengths: list[int] = []
-    real = OpenvinoBackend._infer
+    real = vino.OpenvinoBackend._infer
 
-    def counted(self: OpenvinoBackend, call: Any, *asked: Any) -> Any:
+    def counted(self: vino.OpenvinoBackend, call: Any, *asked: Any) -> Any:
         lines.append((call.longest, len(call.trees)))
         lengths.append(len({len(tree.tokens) for tree in call.trees}))
         return real(self, call, *asked)
 
-    monkeypatch.setattr(OpenvinoBackend, "_infer", counted)
-    backend = OpenvinoBackend(tiny_path(1), dtype=dtype, slots=7, n_ctx=512, threads=TINY_THREADS)
+    monkeypatch.setattr(vino.OpenvinoBackend, "_infer", counted)
+    backend = vino.OpenvinoBackend(tiny_path(1), dtype=dtype, slots=7, n_ctx=512, threads=TINY_THREADS)
     assert 0.0 == shape_noise(backend)
     backend.close()
     crowded = {(1, 7), (8, 7), (24, 7)}
     assert {*crowded, (72, 7)} <= set(lines)
-    assert (max(lengths) > 1) == (dtype != "fp32" and computes_in_bf16())
+    assert (max(lengths) > 1) == (vino.DTYPES[dtype][0] == "bf16")
 
 
 def test_what_a_crowd_does_is_found_where_two_do_nothing(
@@ -92,16 +92,16 @@ def test_what_a_crowd_does_is_found_where_two_do_nothing(
 ):
     from sds.models.openvino import OpenvinoBackend
 
-    real = OpenvinoBackend._infer
+    real = vino.OpenvinoBackend._infer
 
-    def moved(self: OpenvinoBackend, call: Any, *asked: Any) -> Any:
+    def moved(self: vino.OpenvinoBackend, call: Any, *asked: Any) -> Any:
         answered, cells = real(self, call, *asked)
         answered = answered.copy()
         answered[..., 1000] += PLANTED_LOGP if len(call.trees) > 4 else 0.0
         return answered, cells
 
     monkeypatch.setattr(OpenvinoBackend, "_infer", moved)
-    backend = OpenvinoBackend(tiny_path(1), dtype="fp32", slots=5, n_ctx=512, threads=TINY_THREADS)
+    backend = vino.OpenvinoBackend(tiny_path(1), dtype="fp32", slots=5, n_ctx=512, threads=TINY_THREADS)
     assert PLANTED_LOGP == pytest.approx(shape_noise(backend), abs=0.05)
     backend.close()
 

@@ -13,7 +13,7 @@ import openvino as ov
 import pytest
 
 from sds.models import openvino as vino
-from sds.models.openvino import LENGTHS, OpenvinoBackend, computes_in_bf16
+from sds.models.openvino import LENGTHS, OpenvinoBackend
 from sds.models.openvino_graph import graph
 from sds.models.openvino_weights import Weights
 from sds.models.protocol import Dtype, Row
@@ -80,7 +80,7 @@ def test_a_line_alone_is_read_by_the_copy_of_its_length(
         backend.begin([PROMPT])
         chosen.clear()
         backend.step([9] * tokens)
-        surplus = SURPLUS_TOKENS_MAX if dtype != "fp32" and computes_in_bf16() else LINE_TOKENS - 1
+        surplus = SURPLUS_TOKENS_MAX if vino.DTYPES[dtype][0] == "bf16" else LINE_TOKENS - 1
         fitting = [n for n, length in enumerate(LENGTHS) if tokens <= length <= tokens + surplus]
         assert chosen == (fitting or [FOR_ALL])[:1]
     for slot in range(2):

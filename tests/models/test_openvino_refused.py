@@ -219,13 +219,16 @@ def test_a_missing_file_and_a_folder(tmp_path: Path):
 def test_a_type_it_does_not_compute_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "unread.gguf"
     error = refused(path, dtype="fp16")
-    assert ("OpenVINO does not compute in fp16 here", "choose int8, bf16, fp32") == (str(error), error.hint)
+    assert ("OpenVINO does not compute in fp16 here", "choose fp32, bf16, int8, int8-bf16") == (str(error), error.hint)
     monkeypatch.setattr(vino, "computes_in_bf16", lambda: False)
-    error = refused(path, dtype="bf16")
-    assert ("this processor does not compute in bf16", "choose fp32") == (str(error), error.hint)
+    for dtype, mend in (("bf16", "fp32"), ("int8-bf16", "int8")):
+        error = refused(path, dtype=dtype)
+        assert ("this processor does not compute in bf16", f"choose {mend}") == (str(error), error.hint)
+    monkeypatch.setattr(vino, "computes_in_bf16", lambda: True)
     monkeypatch.setattr(vino, "WHOLE_PRODUCTS", {"none"})
-    error = refused(path, dtype="int8")
-    assert ("this processor does not compute in int8", "choose fp32") == (str(error), error.hint)
+    for dtype, mend in (("int8", "fp32"), ("int8-bf16", "bf16")):
+        error = refused(path, dtype=dtype)
+        assert ("this processor does not compute in int8", f"choose {mend}") == (str(error), error.hint)
 
 
 def test_without_the_library_the_mend_is_named(monkeypatch: pytest.MonkeyPatch):

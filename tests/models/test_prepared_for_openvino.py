@@ -65,13 +65,13 @@ def test_it_is_measured_as_each_weight_type_is(kept_for_openvino: tuple[Path, Pa
     record = kept_for_openvino[2].record
     named = [("llamacpp", name) for name in ("own type", "BF16", "F16", "Q8_0")]
     measured = [(each.library, each.type) for each in record.measured]
-    assert [*named, ("openvino", "BF16"), ("openvino", "BF16")] == measured
+    assert [*named, *[("openvino", "BF16")] * 4] == measured
     bf16, *through = record.measured[1], *record.measured[4:]
-    assert [None, "int8"] == [each.dtype for each in through]
+    assert [None, "fp32", "int8", "int8-bf16"] == [each.dtype for each in through]
     for each in through:
         assert (bf16.bytes, bf16.decisions) == (each.bytes, each.decisions)
         assert 0 < each.kl_mean < prepare.KL_MAX
-    assert 3 == len({bf16.kl_mean, *(each.kl_mean for each in through)})
+    assert 5 == len({bf16.kl_mean, *(each.kl_mean for each in through)})
 
 
 @in_openvino
@@ -109,12 +109,13 @@ def test_what_is_further_from_the_exact_weights_than_was_asked_is_not_kept(
     """Not even where it was measured and kept before, when more was allowed."""
     quick(monkeypatch)
     source, _, before = kept_for_openvino
-    in_bf16, in_int8 = (each.kl_mean for each in before.record.measured[4:])
-    between = (in_bf16 + in_int8) / 2
+    far_from = {each.dtype: each.kl_mean for each in before.record.measured[4:]}
+    assert far_from["fp32"] < far_from[None] < min(far_from["int8"], far_from["int8-bf16"])
+    between = (far_from[None] + min(far_from["int8"], far_from["int8-bf16"])) / 2
     far = {"own", *(each.type for each in before.record.measured[1:4] if each.kl_mean <= between)}
     for durations, kl_max, dtype, anew in [
         (INT8_WINS, prepare.KL_MAX, "int8", True),
-        ({name: INT8_WINS[name] for name in INT8_WINS if name in {*far, "openvino"}}, between, None, True),
+        ({name: INT8_WINS[name] for name in INT8_WINS if name in {*far, "openvino", "fp32"}}, between, None, True),
         (INT8_WINS, prepare.KL_MAX, None, False),
     ]:
         found, now = preparation(tmp_path, durations, kl_max=kl_max).run(source)
@@ -122,7 +123,7 @@ def test_what_is_further_from_the_exact_weights_than_was_asked_is_not_kept(
 
 
 @in_openvino
-def test_on_a_processor_without_bf16_int8_is_measured_alone(
+def test_on_a_processor_without_bf16_what_needs_none_is_measured(
     tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sds.models import openvino
@@ -130,8 +131,8 @@ def test_on_a_processor_without_bf16_int8_is_measured_alone(
     quick(monkeypatch)
     monkeypatch.setattr(openvino, "computes_in_bf16", lambda: False)
     lines: list[str] = []
-    found, _ = preparation(tmp_path, {**BF16_WINS, "int8": 0.25}, log=lines.append).run(tiny_path(1))
-    assert ("openvino", "int8", 5) == (found.record.library, found.record.dtype, len(found.record.measured))
+    found, _ = preparation(tmp_path, {**BF16_WINS, "fp32": 0.5, "int8": 0.25}, log=lines.append).run(tiny_path(1))
+    assert ("openvino", "int8", 6) == (found.record.library, found.record.dtype, len(found.record.measured))
     assert "BF16 through OpenVINO is not measured: this processor does not compute in bf16 (choose fp32)" in lines
 
 
