@@ -92,16 +92,16 @@ def test_what_a_crowd_does_is_found_where_two_do_nothing(
 ):
     from sds.models.openvino import OpenvinoBackend
 
-    real = vino.OpenvinoBackend._infer
+    real = OpenvinoBackend._infer
 
-    def moved(self: vino.OpenvinoBackend, call: Any, *asked: Any) -> Any:
+    def moved(self: OpenvinoBackend, call: Any, *asked: Any) -> Any:
         answered, cells = real(self, call, *asked)
         answered = answered.copy()
         answered[..., 1000] += PLANTED_LOGP if len(call.trees) > 4 else 0.0
         return answered, cells
 
     monkeypatch.setattr(OpenvinoBackend, "_infer", moved)
-    backend = vino.OpenvinoBackend(tiny_path(1), dtype="fp32", slots=5, n_ctx=512, threads=TINY_THREADS)
+    backend = OpenvinoBackend(tiny_path(1), dtype="fp32", slots=5, n_ctx=512, threads=TINY_THREADS)
     assert PLANTED_LOGP == pytest.approx(shape_noise(backend), abs=0.05)
     backend.close()
 
