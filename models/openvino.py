@@ -10,6 +10,7 @@ import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ DTYPES: dict[Dtype, tuple[Dtype, bool]] = {  # in which each multiplies; whether
     "int8-bf16": ("bf16", True),
 }
 KEPT = {"bf16": (np.uint16, ov.Type.bf16), "fp32": (np.float32, ov.Type.f32)}
+MIXED_MAX = {"bf16": inf, "fp32": 512}  # found by trying: in FP32 longer sums are cut by where they lie
 WHOLE_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"}  # a processor without these drops what overflows
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 HINT_CHARACTERS_MAX = 200
@@ -78,17 +80,18 @@ class _Programs:
         self._weights = Weights(path)
         self.shape: Shape = self._weights.shape
         self.context = min(n_ctx, self.shape.context)
-        self.precision, self._in_int8 = DTYPES[dtype]
+        precision, self._in_int8 = DTYPES[dtype]
+        self.mixed_max = MIXED_MAX[precision]
         streams = max(1, (os.cpu_count() or 1) // threads)  # requests that run side by side, of so many threads each
         self._lengths = () if streams > 1 else LENGTHS  # each of the streams would make its own
         self._settings = {
             "INFERENCE_NUM_THREADS": threads * streams,
             "NUM_STREAMS": streams,
-            "INFERENCE_PRECISION_HINT": "bf16" if self.precision == "bf16" else "f32",
+            "INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32",
             "ENABLE_CPU_PINNING": False,
         }
         self._compiled: dict[int | None, Any] = {}
-        self.kind, self.vino_kind = KEPT[self.precision]
+        self.kind, self.vino_kind = KEPT[precision]
 
     def compiled(self, states_at: int | None) -> Any:
         """Return what runs calls: to the logits, or to the states that go into a layer."""
@@ -313,9 +316,8 @@ class OpenvinoBackend(SeatedBackend):
         if states_at == self._layers and not any(part.outputs for part in parts):
             states_at = None  # the same up to the head, and the weights lie in memory once
         rows = ((self._store.place(part.seat, part.position), part.tokens) for part in parts)
-        room, mixed = self._store.lines_held_max, self._programs.precision == "bf16"
-        lengths = self._programs.lengths(states_at)
-        calls, places = calls_of(rows, held_max=room, mixed=mixed, lengths=lengths)
+        room, lengths = self._store.lines_held_max, self._programs.lengths(states_at)
+        calls, places = calls_of(rows, held_max=room, mixed_max=self._programs.mixed_max, lengths=lengths)
         found: dict[int, NDArray[np.float32]] = {}
         for number, call in enumerate(calls):
             riding = {n: place for n, place in enumerate(places) if place.call == number}

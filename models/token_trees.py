@@ -127,22 +127,23 @@ def calls_of(
     rows: Iterable[tuple[tuple[int, int], Sequence[int]]],
     *,
     held_max: int,
-    mixed: bool,
+    mixed_max: float,
     lengths: Sequence[int] = (),
 ) -> tuple[list[Call], list[Place]]:
     """Return the calls that read rows (where each goes on, (seat, position), and its tokens), and where each row is.
 
     Rows that go on from one place are a tree. `held_max`: how many tokens stand before all trees of a call, if not of one.
-    `mixed`: what fills lines up leaves no trace in the library's numbers, where all that a token sees ends at a multiple of
-    HELD_TOKENS. Then any trees share a call, and one alone has the next of `lengths`, for which the library is prepared.
-    Else only trees of one shape do, and shapes are few, for a library prepares itself for each new one.
+    `mixed_max`: as long as no token sees more places than these, what fills lines up leaves no trace in the library's
+    numbers, where all that it sees ends at a multiple of HELD_TOKENS. Then trees of any shape share a call, and one alone
+    has the next of `lengths`, for which the library is prepared. Else only trees of one shape do, and shapes are few, for a
+    library prepares itself for each new one.
     """
     trees: dict[tuple[int, int], TokenTree] = {}
     paths = [(place, trees.setdefault(place, TokenTree(*place)).add(tokens)) for place, tokens in rows]
     calls = list[Call]()
     lines: dict[tuple[int, int], tuple[int, int, int]] = {}
-    for group in _groups(trees.values(), held_max, mixed=mixed):
-        call = _call(group, lengths) if mixed else Call(*_shape(group[0])[::-1], group)
+    for group in _groups(trees.values(), held_max, mixed_max):
+        call = _call(group, lengths, mixed_max) if _seen(group) <= mixed_max else Call(*_shape(group[0])[::-1], group)
         for line, tree in enumerate(group):
             lines[tree.root, tree.position] = len(calls), line, call.longest - len(tree.tokens)
         calls.append(call)
@@ -153,25 +154,31 @@ def calls_of(
     return calls, places
 
 
-def _call(trees: list[TokenTree], lengths: Sequence[int]) -> Call:
+def _call(trees: list[TokenTree], lengths: Sequence[int], mixed_max: float) -> Call:
     """Return the call of trees that may be of different shapes, the longest first."""
     tokens, alone = len(trees[0].tokens), len(trees) == 1
     prepared = [length for length in lengths if tokens <= length <= tokens + SURPLUS_TOKENS_MAX]
-    longest = min(prepared) if alone and prepared else _line(tokens)
-    seen = max(tree.position for tree in trees) + longest
-    return Call(_up(seen, HELD_TOKENS) - longest, longest, trees, padded=alone)
+    fitting = [length for length in prepared if _seen(trees, length) <= mixed_max]
+    longest = min(fitting) if alone and fitting else _line(tokens)
+    return Call(_seen(trees, longest) - longest, longest, trees, padded=alone)
 
 
-def _groups(trees: Iterable[TokenTree], held_max: int, *, mixed: bool) -> Iterator[list[TokenTree]]:
+def _seen(trees: Sequence[TokenTree], longest: int = 0) -> int:
+    """Return how many places the tokens of mixed trees see, on lines of `longest` tokens, or as long as these need."""
+    longest = longest or max(_line(len(tree.tokens)) for tree in trees)
+    return _up(max(tree.position for tree in trees) + longest, HELD_TOKENS)
+
+
+def _groups(trees: Iterable[TokenTree], held_max: int, mixed_max: float) -> Iterator[list[TokenTree]]:
     """Split trees into calls as large as they may be: the longest first, so that little of a line is filled up."""
     group = list[TokenTree]()
     for tree in sorted(trees, key=lambda tree: (*_shape(tree), len(tree.tokens)), reverse=True):
         both = [*group, tree]
         longest, held = max(map(_shape, both))[0], max(_shape(each)[1] for each in both) + HELD_TOKENS
         if group and (
-            not (mixed or _shape(tree) == _shape(group[0]))
+            not _alike(group, tree, mixed_max)
             or sum(len(each.tokens) for each in both) > CALL_TOKENS_MAX
-            or len(both) * longest > (LINES_TOKENS_MAX if mixed else CALL_TOKENS_MAX)
+            or len(both) * longest > LINES_TOKENS_MAX
             or len(both) * held > held_max
         ):
             yield group
@@ -179,6 +186,15 @@ def _groups(trees: Iterable[TokenTree], held_max: int, *, mixed: bool) -> Iterat
         group = both
     if group:
         yield group
+
+
+def _alike(group: Sequence[TokenTree], tree: TokenTree, mixed_max: float) -> bool:
+    """Tell whether a tree gets the same numbers in a call with these as in one of its own."""
+    if _seen([tree]) <= mixed_max:
+        return _seen([*group, tree]) <= mixed_max
+    longest, _ = shape = _shape(tree)
+    filled_up = (len(group) + 1) * longest <= CALL_TOKENS_MAX  # as one shape has it, all of which is read
+    return _seen(group) > mixed_max and shape == _shape(group[0]) and filled_up
 
 
 def _shape(tree: TokenTree) -> tuple[int, int]:

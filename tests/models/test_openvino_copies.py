@@ -17,7 +17,7 @@ from sds.models.openvino import LENGTHS, OpenvinoBackend
 from sds.models.openvino_graph import graph
 from sds.models.openvino_weights import Weights
 from sds.models.protocol import Dtype, Row
-from sds.models.token_trees import LINE_TOKENS, SURPLUS_TOKENS_MAX, Call
+from sds.models.token_trees import SURPLUS_TOKENS_MAX, Call
 from tests.models.test_openvino import DTYPES
 from tests.scale import scale
 
@@ -80,8 +80,7 @@ def test_a_line_alone_is_read_by_the_copy_of_its_length(
         backend.begin([PROMPT])
         chosen.clear()
         backend.step([9] * tokens)
-        surplus = SURPLUS_TOKENS_MAX if vino.DTYPES[dtype][0] == "bf16" else LINE_TOKENS - 1
-        fitting = [n for n, length in enumerate(LENGTHS) if tokens <= length <= tokens + surplus]
+        fitting = [n for n, length in enumerate(LENGTHS) if tokens <= length <= tokens + SURPLUS_TOKENS_MAX]
         assert chosen == (fitting or [FOR_ALL])[:1]
     for slot in range(2):
         backend.begin([PROMPT], slot=slot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 import numpy as np
 import pytest
@@ -15,13 +16,13 @@ LOGIT_ERROR_MAX = 2e-3  # of the largest: llama.cpp keeps keys and values in hal
 CONTEXT, HELD_MAX = 90, 400
 
 
-@pytest.mark.parametrize("mixed", [False, True])
-def test_calls_hold_their_rows_with_what_these_share_read_once(mixed: bool):
+@pytest.mark.parametrize("mixed_max", [0, 64, inf])
+def test_calls_hold_their_rows_with_what_these_share_read_once(mixed_max: float):
     rng = seeded(61)
     for _ in range(scale(200, 5000)):
         places = [(rng.randrange(3), 7 * rng.randrange(9)) for _ in range(rng.randint(1, 6))]
         rows = [(place, [rng.randrange(3) for _ in range(rng.randint(1, 12))]) for place in places]
-        calls, found = calls_of(rows, held_max=HELD_MAX, mixed=mixed)
+        calls, found = calls_of(rows, held_max=HELD_MAX, mixed_max=mixed_max)
         inputs = [call.inputs() for call in calls]
         for ((root, position), tokens), place in zip(rows, found, strict=True):
             call, (ids, positions, mask, numbers, places_of) = calls[place.call], inputs[place.call]
@@ -43,9 +44,9 @@ def test_the_shape_of_a_call_says_nothing_of_company():
     shapes = set()
     for _ in range(scale(200, 5000)):
         rows = [((seat, rng.randrange(CONTEXT)), [1] * rng.randint(1, 40)) for seat in range(rng.randint(1, 9))]
-        calls, found = calls_of(rows, held_max=HELD_MAX, mixed=False)
+        calls, found = calls_of(rows, held_max=HELD_MAX, mixed_max=0)
         for row, place in zip(rows, found, strict=True):
-            (alone,), _ = calls_of([row], held_max=HELD_MAX, mixed=False)
+            (alone,), _ = calls_of([row], held_max=HELD_MAX, mixed_max=0)
             shape = calls[place.call].held, calls[place.call].longest
             assert (alone.held, alone.longest) == shape
             shapes.add(shape)
@@ -54,7 +55,7 @@ def test_the_shape_of_a_call_says_nothing_of_company():
 
 def test_trees_of_one_shape_find_each_other_whatever_stands_between():
     rows = [((seat, seat % 2 * 100), [1] * (9 + seat % 4)) for seat in range(8)]
-    calls, _ = calls_of(rows, held_max=1 << 20, mixed=False)
+    calls, _ = calls_of(rows, held_max=1 << 20, mixed_max=0)
     assert [4, 4] == [len(call.trees) for call in calls]
 
 
@@ -64,7 +65,7 @@ def test_mixed_trees_end_where_numbers_that_are_added_at_once_do():
     calls_made, trees_made = 0, 0
     for _ in range(scale(200, 5000)):
         rows = [((seat, rng.randrange(300)), [1] * rng.randint(1, 90)) for seat in range(rng.randint(1, 16))]
-        calls, found = calls_of(rows, held_max=1 << 20, mixed=True, lengths=(24, 64))
+        calls, found = calls_of(rows, held_max=1 << 20, mixed_max=inf, lengths=(24, 64))
         inputs = [call.inputs() for call in calls]
         for ((_, position), tokens), place in zip(rows, found, strict=True):
             call, here = calls[place.call], inputs[place.call].lines[place.line]
@@ -79,29 +80,49 @@ def test_mixed_trees_end_where_numbers_that_are_added_at_once_do():
     assert trees_made > 4 * calls_made
 
 
+def test_company_takes_no_tree_beyond_what_leaves_no_trace_nor_back():
+    """Alone and in company a tree sees at most so many places, or its call has the shape that it has alone."""
+    rng, most = seeded(65), 96
+    mixed_calls = company = 0
+    for _ in range(scale(300, 5000)):
+        rows = [((seat, rng.randrange(70, 90)), [1] * rng.randint(1, 30)) for seat in range(rng.randint(1, 12))]
+        calls, found = calls_of(rows, held_max=1 << 20, mixed_max=most, lengths=(16, 24))
+        for row, place in zip(rows, found, strict=True):
+            (alone,), _ = calls_of([row], held_max=1 << 20, mixed_max=most, lengths=(16, 24))
+            call = calls[place.call]
+            if alone.held + alone.longest <= most:
+                assert most == call.held + call.longest == alone.held + alone.longest
+                mixed_calls += len({len(tree.tokens) for tree in call.trees}) > 1
+            else:
+                assert (alone.held, alone.longest, True) == (call.held, call.longest, call.padded)
+                company += len(call.trees) > 1
+    assert min(mixed_calls, company) > 100
+
+
 def test_a_line_alone_takes_a_length_that_is_prepared():
-    def longest(tokens: int, *, mixed: bool = True) -> int:
-        (call,), _ = calls_of([((0, 5), [1] * tokens)], held_max=1, mixed=mixed, lengths=(24, 64, 68))
+    def longest(tokens: int, *, mixed_max: float = inf) -> int:
+        (call,), _ = calls_of([((0, 5), [1] * tokens)], held_max=1, mixed_max=mixed_max, lengths=(24, 64, 68))
         return call.longest
 
     assert [8, 24, 24, 32, 64, 64, 68, 72] == [longest(tokens) for tokens in (5, 8, 24, 25, 49, 64, 65, 69)]
-    assert [1, 8, 24, 32, 56] == [longest(tokens, mixed=False) for tokens in (1, 8, 24, 25, 49)]
+    assert [1, 8, 24, 32, 56] == [longest(tokens, mixed_max=0) for tokens in (1, 8, 24, 25, 49)]
+    assert [8, 24, 56, 56] == [longest(tokens, mixed_max=64) for tokens in (5, 8, 49, 56)]
 
 
-@pytest.mark.parametrize("mixed", [False, True])
-def test_a_call_grows_no_larger_than_it_may(mixed: bool):
-    calls, found = calls_of([((seat, 500), [1] * 100) for seat in range(9)], held_max=8192, mixed=mixed)
-    sizes = [5, 4] if mixed else [4, 4, 1]
+@pytest.mark.parametrize("mixed_max", [0, inf])
+def test_a_call_grows_no_larger_than_it_may(mixed_max: float):
+    calls, found = calls_of([((seat, 500), [1] * 100) for seat in range(9)], held_max=8192, mixed_max=mixed_max)
+    sizes = [5, 4] if mixed_max else [4, 4, 1]
     assert sizes == [len(call.trees) for call in calls]
     assert [(n, line) for n, size in enumerate(sizes) for line in range(size)] == sorted(
         (place.call, place.line) for place in found
     )
-    calls, _ = calls_of([((seat, 1990), [1]) for seat in range(9)], held_max=8192, mixed=mixed)
+    calls, _ = calls_of([((seat, 1990), [1]) for seat in range(9)], held_max=8192, mixed_max=mixed_max)
     assert [4, 4, 1] == [len(call.trees) for call in calls]
-    (whole,), _ = calls_of([((0, 0), [1] * 700)], held_max=1, mixed=mixed)
+    (whole,), _ = calls_of([((0, 0), [1] * 700)], held_max=1, mixed_max=mixed_max)
     assert 704 == whole.longest
     calls, _ = calls_of(
-        [((0, 0), [1] * 500), *(((seat, 0), [1]) for seat in range(1, 9))], held_max=1 << 20, mixed=mixed
+        [((0, 0), [1] * 500), *(((seat, 0), [1]) for seat in range(1, 9))], held_max=1 << 20, mixed_max=mixed_max
     )
     assert all(len(call.trees) * call.longest <= LINES_TOKENS_MAX for call in calls)
 
