@@ -22,7 +22,7 @@ from sds.models.gguf import gguf_fingerprint, identity, words_of
 from sds.models.llama import CONTEXT_TOKENS
 from sds.models.protocol import BackendError, Dtype, Row
 from sds.models.seats import Part, SeatedBackend
-from sds.models.token_trees import HELD_TOKENS, Call, Inputs, calls_of
+from sds.models.token_trees import HELD_TOKENS, Call, Inputs, Place, calls_of
 
 try:
     import openvino as ov
@@ -328,19 +328,24 @@ class OpenvinoBackend(SeatedBackend):
             for n, place in riding.items():
                 answers = np.asarray(answered[np.searchsorted(wanted, ends[n])], np.float32)
                 told = states_at is None and parts[n].outputs > 0
-                self._append(parts[n], cells[:, place.line, place.path], answers, told=told)
+                self._append(parts[n], cells[:, place.line], place, answers, told=told)
                 found[n] = answers[len(answers) - parts[n].outputs :]
         return [found[n] for n in range(len(parts))]
 
-    def _append(self, part: Part, cells: NDArray[Any], answers: NDArray[np.float32], *, told: bool) -> None:
-        """Keep what a part appended; of what is no number nothing, for it would show wherever cells are only masked.
+    def _append(
+        self, part: Part, cells: NDArray[Any], place: Place, answers: NDArray[np.float32], *, told: bool
+    ) -> None:
+        """Keep what a part appended, of the cells of its line; of what is no number nothing, for it would show wherever
+        cells are only masked.
 
         `told`: whoever asked gets such answers as logits, which end a decision; it raises where no one would see them.
         """
         numbers = bool(np.isfinite(answers).all())
         if not numbers and not told:
             raise BackendError("the model answered with what is no number")
-        self._store.keep(part.seat, part.position, cells if numbers else np.zeros_like(cells))
+        kept = cells if numbers else np.zeros_like(cells)
+        for start, stretch in place.stretches():
+            self._store.keep(part.seat, part.position + start, kept[:, stretch])
 
     def _infer(
         self, call: Call, inputs: Inputs, wanted: NDArray[np.intp], states_at: int | None

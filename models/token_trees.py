@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -121,6 +122,13 @@ class Place:
     call: int
     line: int
     path: NDArray[np.intp]
+
+    def stretches(self) -> Iterator[tuple[int, slice]]:
+        """Yield where on the line tokens stand one behind the other, and which of the row's is the first of them."""
+        breaks = np.flatnonzero(np.diff(self.path) != 1) + 1
+        for start, end in pairwise([0, *breaks.tolist(), len(self.path)]):
+            at = int(self.path[start])
+            yield start, slice(at, at + end - start)
 
 
 def calls_of(

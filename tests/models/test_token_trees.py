@@ -29,6 +29,8 @@ def test_calls_hold_their_rows_with_what_these_share_read_once(mixed_max: float)
             tree, on_line = call.trees[place.line], numbers[place.line, place.path]
             assert (root, position) == (tree.root, tree.position)
             assert tokens == ids[0, on_line].tolist()
+            assert place.path.tolist() == [n for _, there in place.stretches() for n in range(there.start, there.stop)]
+            assert all(place.path[start] == there.start for start, there in place.stretches())
             assert list(range(position, position + len(tokens))) == positions[0, on_line].tolist()
             assert (place.line * call.longest + place.path).tolist() == places_of[0, on_line].tolist()
             for n, at in enumerate(place.path):
