@@ -9,7 +9,7 @@ from pathlib import Path
 from sds.benchmarks.peer_process import PeerProcess
 from sds.benchmarks.weights import Weights
 from sds.models.catalog import GgufLibrary
-from sds.models.protocol import Dtype
+from sds.models.protocol import INT8_REST, Dtype
 
 START_TIMEOUT_S = 300.0
 OVERLAYS = Path(".peers")
@@ -44,7 +44,6 @@ class Contender:
 
 _DRIVERS = "sds.benchmarks.peer_drivers"
 _OURS = f"{_DRIVERS}.ours"
-WITHOUT_INT8: dict[Dtype | None, Dtype] = {"int8": "fp32", "int8-bf16": "bf16"}
 PEERS = (
     Contender("guidance-llamacpp", f"{_DRIVERS}.guidance_llamacpp", overlay="guidance"),
     Contender("openvino-genai", f"{_DRIVERS}.openvino_genai", overlay="openvino", keeps_many=True),
@@ -64,7 +63,8 @@ def ours_with(weights: Weights) -> tuple[Contender, Contender, Contender]:
     which most peers run on. Where these are the same, so are the contenders.
     """
     ours = alike = _ours("ours", weights.library, weights.dtype)
-    if dtype := WITHOUT_INT8.get(weights.dtype):
+    if weights.dtype in INT8_REST:
+        dtype = INT8_REST[weights.dtype]
         alike = _ours(f"ours-{dtype}", weights.library, dtype)
     return ours, alike, alike if weights.library == "llamacpp" else _ours("ours-llamacpp", "llamacpp", None)
 

@@ -20,7 +20,7 @@ from sds.models.catalog import this_machine
 from sds.models.checks import check_slots
 from sds.models.gguf import gguf_fingerprint, identity, words_of
 from sds.models.llama import CONTEXT_TOKENS
-from sds.models.protocol import BackendError, Dtype, Row
+from sds.models.protocol import INT8_REST, BackendError, Dtype, Row
 from sds.models.seats import Part, SeatedBackend
 from sds.models.token_trees import HELD_TOKENS, Call, Inputs, Place, calls_of
 
@@ -35,12 +35,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-DTYPES: dict[Dtype, tuple[Dtype, bool]] = {  # in which each multiplies; whether half of all products are in int8
-    "fp32": ("fp32", False),
-    "bf16": ("bf16", False),
-    "int8": ("fp32", True),
-    "int8-bf16": ("bf16", True),
-}
+DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", *INT8_REST)
 KEPT = {"bf16": (np.uint16, ov.Type.bf16), "fp32": (np.float32, ov.Type.f32)}
 MIXED_MAX = {"bf16": inf, "fp32": 512}  # found by trying: in FP32 longer sums are cut by where they lie
 WHOLE_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"}  # a processor without these drops what overflows
@@ -65,11 +60,12 @@ def computes_in_int8() -> bool:
 def _check_dtype(dtype: Dtype) -> None:
     if dtype not in DTYPES:
         raise BackendError(f"OpenVINO does not compute in {dtype} here", hint=f"choose {', '.join(DTYPES)}")
-    precision, in_int8 = DTYPES[dtype]
-    if precision == "bf16" and not computes_in_bf16():
-        raise BackendError("this processor does not compute in bf16", hint=f"choose {'int8' if in_int8 else 'fp32'}")
-    if in_int8 and not computes_in_int8():
-        raise BackendError("this processor does not compute in int8", hint=f"choose {precision}")
+    rest = INT8_REST.get(dtype, dtype)
+    if dtype in INT8_REST and not computes_in_int8():
+        raise BackendError("this processor does not compute in int8", hint=f"choose {rest}")
+    if rest == "bf16" and not computes_in_bf16():
+        hint = f"choose {'int8' if dtype in INT8_REST else 'fp32'}"
+        raise BackendError("this processor does not compute in bf16", hint=hint)
 
 
 class _Programs:
@@ -80,7 +76,7 @@ class _Programs:
         self._weights = Weights(path)
         self.shape: Shape = self._weights.shape
         self.context = min(n_ctx, self.shape.context)
-        precision, self._in_int8 = DTYPES[dtype]
+        precision, self._in_int8 = INT8_REST.get(dtype, dtype), dtype in INT8_REST
         self.mixed_max = MIXED_MAX[precision]
         streams = max(1, (os.cpu_count() or 1) // threads)  # requests that run side by side, of so many threads each
         self._lengths = () if streams > 1 else LENGTHS  # each of the streams would make its own

@@ -179,8 +179,12 @@ def _seen(trees: Sequence[TokenTree], longest: int = 0) -> int:
 
 def _groups(trees: Iterable[TokenTree], held_max: int, mixed_max: float) -> Iterator[list[TokenTree]]:
     """Split trees into calls as large as they may be: the longest first, so that little of a line is filled up."""
+
+    def order(tree: TokenTree) -> tuple[int, ...]:
+        return _seen([tree]) <= mixed_max, *_shape(tree), len(tree.tokens)
+
     group = list[TokenTree]()
-    for tree in sorted(trees, key=lambda tree: (*_shape(tree), len(tree.tokens)), reverse=True):
+    for tree in sorted(trees, key=order, reverse=True):
         both = [*group, tree]
         longest, held = max(map(_shape, both))[0], max(_shape(each)[1] for each in both) + HELD_TOKENS
         if group and (

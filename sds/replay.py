@@ -40,6 +40,7 @@ CIRCUMSTANCES = (
     "machine",
     "device",
     "dtype",
+    "rest",
     "threads",
     "slots",
     "mode",

@@ -25,7 +25,7 @@ from sds.engines.written import WrittenEngine
 from sds.kernel.contract_types import ContradictionError, say, text_of
 from sds.kernel.errors import LanguageError, ModelError, UsageError
 from sds.kernel.yaml_lines import FILE_BYTES_MAX, load_with_lines
-from sds.models.protocol import SLOTS_MAX, BackendError, Dtype, Library
+from sds.models.protocol import INT8_REST, SLOTS_MAX, BackendError, Dtype, Library
 from sds.models.writer import Processing, Server
 
 Kind = Literal["native", "outlines", "llama-server", "vllm", "sglang", "tgi", "ollama", "lmstudio", "openai"]
@@ -94,7 +94,7 @@ def _check_local(spec: EngineSpec) -> None:
     library = _library_of(spec)
     if library == "openvino":
         _check_openvino(spec)
-    if spec.dtype in ("int8", "int8-bf16") and library == "transformers":
+    if spec.dtype in INT8_REST and library == "transformers":
         raise ContradictionError(("dtype",), "transformers computes in fp32, bf16 or fp16 here")
     if spec.device and library != "transformers":
         raise ContradictionError(("device",), "`device` is for the library transformers")

@@ -19,7 +19,7 @@ from sds.engines.replicas import REPLICAS_MAX, Replicas
 from sds.home import model_cache
 from sds.kernel.errors import UsageError
 from sds.machine import machine_name
-from sds.models.protocol import SLOTS_MAX, Backend, BackendError, Dtype, Library
+from sds.models.protocol import INT8_REST, SLOTS_MAX, Backend, BackendError, Dtype, Library
 
 THREADS_MAX = 256
 SLOT_TOKENS = 2048  # of each of several slots: what a decision may cost, and a cache that stays small
@@ -159,7 +159,10 @@ def runtime_facts(
     }
     if library == "transformers":
         return facts | {"torch": version("torch"), "device": device, "dtype": dtype or "fp32"}
-    return facts | {"dtype": dtype or "bf16"} if library == "openvino" else facts
+    if library == "openvino":
+        facts["dtype"] = dtype or "bf16"
+        return facts | ({"rest": INT8_REST[dtype]} if dtype in INT8_REST else {})
+    return facts
 
 
 @dataclass(frozen=True, slots=True)

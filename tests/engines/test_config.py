@@ -83,7 +83,7 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
             "f.yaml:2: engines.0.device: `device` is for the library transformers",
         ),
         (
-            "engines:\n  - {name: a, kind: native, library: transformers, dtype: int8}\n",
+            "engines:\n  - {name: a, kind: native, library: transformers, dtype: int8-bf16}\n",
             "f.yaml:2: engines.0.dtype: transformers computes in fp32, bf16 or fp16 here",
         ),
         (

@@ -93,11 +93,12 @@ def test_a_line_alone_is_read_by_the_copy_of_its_length(
 def test_in_company_a_line_gets_the_bits_it_gets_from_a_copy_alone(
     dtype: Dtype, opened: Callable[..., OpenvinoBackend], chosen: list[int | None]
 ):
-    """Behind pasts of very different lengths."""
+    """Behind pasts of very different lengths, on both sides of where sums over FP32 are cut."""
     together, alone, random = opened(dtype, slots=6), opened(dtype), Random(2)
-    for _ in range(scale(6, full=100)):
-        own = [[random.randrange(3, 90) for _ in range(random.choice((5, 40, 600, 900)))] for _ in range(6)]
-        rows = [Row(slot, [random.randrange(3, 90) for _ in range(random.randint(1, 112))]) for slot in range(6)]
+    for turn in range(scale(12, full=200)):
+        pasts, longest = ((5, 40, 600, 900), 112) if turn % 2 else ((200, 395, 400, 401, 441, 480, 600, 601), 40)
+        own = [[random.randrange(3, 90) for _ in range(random.choice(pasts))] for _ in range(6)]
+        rows = [Row(slot, [random.randrange(3, 90) for _ in range(random.randint(1, longest))]) for slot in range(6)]
         for slot, section in enumerate(own):
             together.begin([section], slot=slot)
         found = together.run(rows)

@@ -10,20 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sds.models import openvino as vino
 from sds.models import openvino_graph
 from sds.models.measuring import distributions, divergence
-from sds.models.openvino import OpenvinoBackend, computes_in_int8
+from sds.models.openvino import OpenvinoBackend, computes_in_bf16, computes_in_int8
 from sds.models.openvino_int8 import LARGEST, rounded_matrix, turn
 from sds.models.openvino_weights import Weights
 from sds.models.prepare import KL_MAX
-from sds.models.protocol import BackendError
+from sds.models.protocol import INT8_REST, BackendError, Dtype
 from tests.llama_gguf import llama_gguf, random_tensors
 from tests.models.test_backends import sections_of
 from tests.models.test_openvino import answers, farthest, noise, opened
 
 __all__ = ["opened"]
 INT8_NOISE = 0.1
+NO_BF16 = pytest.mark.skipif(not computes_in_bf16(), reason="no BF16 in this processor")
+IN_INT8 = ["int8", pytest.param("int8-bf16", marks=NO_BF16)]
 pytestmark = pytest.mark.skipif(not computes_in_int8(), reason="no int8 in this processor")
 
 
@@ -50,7 +51,6 @@ def test_but_for_the_rounding_it_is_the_same_function(
     layer: int | None, tiny_path: Callable[[int], Path], opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = opened(tiny_path(1))
-    monkeypatch.setattr(vino, "computes_in_bf16", lambda: False)
     monkeypatch.setattr(openvino_graph, "rounded", lambda states: states)
     monkeypatch.setattr(openvino_graph, "rounded_matrix", openvino_graph._matrix)
     turned = opened(tiny_path(1), dtype="int8")
@@ -60,15 +60,10 @@ def test_but_for_the_rounding_it_is_the_same_function(
     assert farthest(*states) < 1e-4
 
 
-@pytest.mark.parametrize("in_bf16", [False, True])
-def test_the_rounding_is_small(
-    in_bf16: bool, tiny_path: Callable[[int], Path], opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("dtype", IN_INT8)
+def test_the_rounding_is_small(dtype: Dtype, tiny_path: Callable[[int], Path], opened: Callable[..., Any]) -> None:
     exact = answers(opened(tiny_path(1)))
-    if in_bf16 and not vino.computes_in_bf16():
-        pytest.skip("no BF16 in this processor")
-    monkeypatch.setattr(vino, "computes_in_bf16", lambda: in_bf16)
-    found = answers(opened(tiny_path(1), dtype="int8"))
+    found = answers(opened(tiny_path(1), dtype=dtype))
     assert 0 < noise(exact, found) < INT8_NOISE
 
 
@@ -84,13 +79,15 @@ def products_in(backend: OpenvinoBackend) -> Counter[str]:
     )
 
 
+@pytest.mark.parametrize("dtype", IN_INT8)
 def test_products_into_the_inner_states_are_computed_in_8_bits(
-    tiny_path: Callable[[int], Path], opened: Callable[..., Any]
+    dtype: Dtype, tiny_path: Callable[[int], Path], opened: Callable[..., Any]
 ) -> None:
-    """The gate, and what it lets in: of each layer."""
-    layers = Weights(tiny_path(1)).shape.layers
-    before, found = (products_in(opened(tiny_path(1), dtype=dtype)) for dtype in ("fp32", "int8"))
+    """The gate, and what it lets in: of each layer. The rest is in the other type."""
+    layers, rest = Weights(tiny_path(1)).shape.layers, INT8_REST[dtype]
+    before, found = (products_in(opened(tiny_path(1), dtype=each)) for each in (rest, dtype))
     assert (0, 2 * layers) == (before["i8"], found["i8"])
+    assert (rest == "bf16") == (found["bf16"] > 0)
     assert found.total() == before.total() + 2  # states are turned, and turned back
 
 
@@ -112,5 +109,6 @@ def test_transformers_does_not_compute_in_int8(tiny_folder: Callable[[int], Path
 
 
 def test_the_embedded_model_is_further_from_its_weights_than_in_bf16_and_near_enough_to_be_run(own_gguf: Path) -> None:
-    in_fp32, in_bf16, in_int8 = (distributions(own_gguf, "openvino", dtype, 2) for dtype in ("fp32", "bf16", "int8"))
-    assert divergence(in_fp32, in_bf16) < divergence(in_fp32, in_int8) < KL_MAX
+    exact, *others = (distributions(own_gguf, "openvino", dtype, 2) for dtype in ("fp32", "bf16", "int8", "int8-bf16"))
+    in_bf16, *in_int8 = (divergence(exact, each) for each in others)
+    assert in_bf16 < min(in_int8) <= max(in_int8) < KL_MAX

@@ -48,7 +48,7 @@ FAULTS: list[tuple[str, Callable[[Path], Any], str]] = [
     ),
     ("no JSON", lambda cache: next(cache.glob("*.json")).write_text("{"), "is no record of prepared weights"),
     ("no sizes", lambda cache: changed(cache, bytes=None), "is no record of prepared weights"),
-    ("an older program's", lambda cache: changed(cache, without="library"), "or another version's"),
+    ("an older program's", lambda cache: changed(cache, without="form"), "or another version's"),
     ("elsewhere", lambda cache: changed(cache, file="../x.gguf"), "is no record of prepared weights"),
     ("too long", lambda cache: changed(cache, why="x" * 70_000), "too long"),
     (

@@ -101,6 +101,12 @@ def test_company_takes_no_tree_beyond_what_leaves_no_trace_nor_back():
     assert min(mixed_calls, company) > 100
 
 
+def test_trees_on_either_side_of_the_limit_do_not_part_each_other():
+    rows = [((seat, 40 + seat % 2 * 60), [1] * (9 + seat % 4)) for seat in range(8)]
+    calls, _ = calls_of(rows, held_max=1 << 20, mixed_max=64)
+    assert [4, 4] == [len(call.trees) for call in calls]
+
+
 def test_a_line_alone_takes_a_length_that_is_prepared():
     def longest(tokens: int, *, mixed_max: float = inf) -> int:
         (call,), _ = calls_of([((0, 5), [1] * tokens)], held_max=1, mixed_max=mixed_max, lengths=(24, 64, 68))
