@@ -106,7 +106,7 @@ class Record(_Kept):
     `layers`: how many of the source's were kept, None: all. `shape_noise_logp_max`: in llama.cpp, None where it was not measured.
     """
 
-    form: Literal[2]  # before it `int8` said of two types that it was one of them
+    form: Literal[2]  # in the first, `int8` was what `int8-bf16` is now
     source: Source
     layers: Positive | None
     file: Annotated[str, Field(pattern=f"^{FILE_NAME}$")] | None

@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Dtype = Literal["fp32", "bf16", "fp16", "int8", "int8-bf16"]
-INT8_REST: dict[Dtype, Dtype] = {
-    "int8": "fp32",
-    "int8-bf16": "bf16",
-}  # half of all products are in int8, the rest in this
+# Half of all products are in int8, the rest in this.
+INT8_REST: dict[Dtype, Dtype] = {"int8": "fp32", "int8-bf16": "bf16"}
 Library = Literal["llamacpp", "transformers", "openvino"]
 
 SLOTS_MAX = 64
