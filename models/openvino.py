@@ -60,12 +60,11 @@ def computes_in_int8() -> bool:
 def _check_dtype(dtype: Dtype) -> None:
     if dtype not in DTYPES:
         raise BackendError(f"OpenVINO does not compute in {dtype} here", hint=f"choose {', '.join(DTYPES)}")
-    rest = INT8_REST.get(dtype, dtype)
+    rest, other = INT8_REST.get(dtype, dtype), "int8" if dtype in INT8_REST else "fp32"
     if dtype in INT8_REST and not computes_in_int8():
         raise BackendError("this processor does not compute in int8", hint=f"choose {rest}")
     if rest == "bf16" and not computes_in_bf16():
-        hint = f"choose {'int8' if dtype in INT8_REST else 'fp32'}"
-        raise BackendError("this processor does not compute in bf16", hint=hint)
+        raise BackendError("this processor does not compute in bf16", hint=f"choose {other}")
 
 
 class _Programs:
