@@ -7,7 +7,7 @@ grammar costs is part of what is measured. Each keeps of earlier prompts what it
 that a prompt shares with the one before it, the contract's part at least; ours and OpenVINO GenAI sections or blocks
 of many prompts, so these two first decide EARLIER packets that come before in the queue, as a gate that is at work
 has. `recurring`: of how many packets the words that recur had been read before. Ours runs in the library and the data
-type that `sds models prepare` found quickest. Where half of its products are in int8, `ours-bf16` or `ours-fp32`
+type that `sds models prepare` found quickest. Where nearly all of its products are in int8, `ours-bf16` or `ours-fp32`
 multiplies the same weights unrounded: `..._same_type` are its ratios. Where the library is not llama.cpp, which most
 peers run in, `ours-llamacpp` is ours in llama.cpp: what remains against those is the decoder's, not the library's.
 

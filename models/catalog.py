@@ -106,7 +106,7 @@ class Record(_Kept):
     `layers`: how many of the source's were kept, None: all. `shape_noise_logp_max`: in llama.cpp, None where it was not measured.
     """
 
-    form: Literal[2]  # in the first, `int8` was what `int8-bf16` is now
+    form: Literal[3]  # in those before, `int8` and `int8-bf16` were in 8 bits by half
     source: Source
     layers: Positive | None
     file: Annotated[str, Field(pattern=f"^{FILE_NAME}$")] | None

@@ -22,7 +22,14 @@ import openvino.opset13 as ops
 from numpy.typing import NDArray
 
 from sds.models.openvino_copies import made_input, one_of
-from sds.models.openvino_int8 import rounded, rounded_matrix, turn, turned_matrix
+from sds.models.openvino_int8 import (
+    block_turn,
+    rounded,
+    rounded_by_row,
+    rounded_matrix,
+    turn,
+    turned_matrix,
+)
 from sds.models.openvino_weights import ARCHITECTURE, HEAD, Weights
 
 
@@ -38,7 +45,7 @@ def graph(
 ) -> ov.Model:
     """Return the model of the first `layers` layers; `head`: it answers with logits, else with states.
 
-    `kept`: in what keys and values are handed in and out. `in_int8`: half of all products are in 8 bits (`openvino_int8`).
+    `kept`: in what keys and values are handed in and out. `in_int8`: products are in 8 bits (`openvino_int8`).
     `lengths`: a line alone of so many tokens has a copy of its own, in their order; the last one is for all else. Then
     there is an input more, which of the copies runs [].
     """
@@ -77,18 +84,18 @@ class _Graph:
         turn = [ops.unsqueeze(ops.gather(table, on_lines, self._axis(0)), self._ints(2)) for table in tables]
         per_query = ops.tile(mask, self._ints(1, 1, self._shape.heads // self._shape.key_heads, 1))
         (embedding,) = self._once("embedding", lambda: [_matrix(self._weights["token_embd.weight"])])
-        turns = self._once("turns", lambda: [] if self._turn is None else [*map(_matrix, (self._turn, self._turn.T))])
         states, kept = ops.gather(embedding, ids, self._axis(0)), []
-        if turns and layers:
-            states = _product(states, turns[0])
+        by = self._turn if layers else None
+        if by is not None:
+            states = _product(states, *self._once("turned", lambda: [_matrix(by)]))
         for n in range(layers):
             before = [ops.convert(each, "f32") for each in held[2 * n : 2 * n + 2]]
             last = wanted if n == layers - 1 else None
             states, new = self._layer(n, states, before, per_query, turn, packed, last)
             kept += [ops.convert(each, self._kept) for each in new]
         answered = states if layers else self._picked(states, wanted)
-        if turns and layers:
-            answered = _product(answered, turns[1])
+        if by is not None:
+            answered = _product(answered, *self._once("turned back", lambda: [_matrix(by.T)]))
         if layers == self._shape.layers:
             answered = self._norm(answered, self._weights["output_norm.weight"])
         if head:
@@ -115,7 +122,8 @@ class _Graph:
             """Each by itself, for what follows the gate is then done within its product."""
             return [weights[f"{of}{name}.weight"] for name in ("ffn_gate", "ffn_up")]
 
-        (together,) = self._read(states, f"{of}attn_norm.weight", projections)
+        rounding = wanted is None  # not in the last layer, where what is no number would not show any more
+        (together,) = self._read(states, f"{of}attn_norm.weight", projections, rounding=rounding)
         turning, value = self._cut(self._on_lines(together, packed), 2, queries_keys, values)
         heads = self._reshape(turning, 0, 0, shape.heads + shape.key_heads, shape.head)
         queries, keys = self._cut(self._turned(heads, turn, shape.head), 2, shape.heads, shape.key_heads)
@@ -123,9 +131,11 @@ class _Graph:
         attended = self._off_lines(self._attention(queries, held, new, mask), packed)
         if wanted is not None:
             states, attended = self._picked(states, wanted), self._picked(attended, wanted)
-        states = self._added(states, attended, f"{of}attn_output.weight")
-        gate, up = self._read(states, f"{of}ffn_norm.weight", inner, rounding=True)
-        return self._added(states, ops.multiply(ops.swish(gate), up), f"{of}ffn_down.weight"), new
+        states = self._added(states, attended, f"{of}attn_output.weight", rounding=rounding)
+        gate, up = self._read(states, f"{of}ffn_norm.weight", inner, rounding=rounding)
+        found = ops.multiply(ops.swish(gate), up)
+        block = block_turn(shape.inner) if rounding and self._turn is not None else None
+        return self._added(states, found, f"{of}ffn_down.weight", block, rounding=rounding), new
 
     def _on_lines(self, each: Any, packed: list[Any]) -> Any:
         """Return what belongs to each token, [1, tokens, .], where it stands on the lines, [lines, longest, .]."""
@@ -138,7 +148,7 @@ class _Graph:
         return ops.gather(self._reshape(each, -1, self._shape.heads * self._shape.head), packed[1], self._axis(0))
 
     def _read(
-        self, states: Any, norm: str, matrices: Callable[[], list[NDArray[np.float32]]], *, rounding: bool = False
+        self, states: Any, norm: str, matrices: Callable[[], list[NDArray[np.float32]]], *, rounding: bool
     ) -> list[Any]:
         """Return the products of the normalised states with these matrices; `rounding`: in 8 bits, where states are turned."""
         scales, by = self._weights[norm], self._turn
@@ -151,14 +161,25 @@ class _Graph:
         read = rounded(read) if rounding else read
         return [_product(read, each) for each in turned]
 
-    def _added(self, states: Any, found: Any, name: str) -> Any:
-        """Return the states, the product of what was found with this matrix added."""
+    def _added(
+        self, states: Any, found: Any, name: str, block: NDArray[np.float32] | None = None, *, rounding: bool
+    ) -> Any:
+        """Return the states, the product of what was found with a matrix added; `rounding`: as in `_read`, after what was
+        found is turned, `block` by block.
+        """
 
-        def made() -> list[Any]:
-            matrix, by = self._weights[name], self._turn
-            return [_matrix(matrix if by is None else np.ascontiguousarray(turned_matrix(matrix.T, by).T))]
+        def matrix() -> NDArray[np.float32]:
+            of = self._weights[name] if block is None else turned_matrix(self._weights[name], block)
+            return of if self._turn is None else np.ascontiguousarray(turned_matrix(of.T, self._turn).T)
 
-        return ops.add(states, _product(found, *self._once(name, made)))
+        if self._turn is None or not rounding:
+            return ops.add(states, _product(found, *self._once(name, lambda: [_matrix(matrix())])))
+        if block is not None:
+            blocks = self._reshape(found, 1, -1, len(block))
+            found = self._reshape(_product(blocks, self._same(block)), 1, -1, self._shape.inner)
+        small, largest = rounded_by_row(found)
+        product = _product(small, *self._once(name, lambda: [rounded_matrix(matrix())]))
+        return ops.add(states, ops.multiply(product, largest))
 
     def _once(self, name: str, make: Callable[[], list[Any]]) -> list[Any]:
         """Return nodes that every copy shares, made with the first."""

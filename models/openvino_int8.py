@@ -2,15 +2,18 @@
 
 A row of states that was normalised has the length of a row of ones. Turned by a fixed orthogonal matrix no channel of it
 stands out, so that one range suits every layer, row and model, and nothing is measured on texts beforehand. The turn costs
-nothing: it is folded into the matrices on either side. Of weights each row has a range of its own.
+nothing: it is folded into the matrices on either side. What the attention found and the inner states have a range of their
+own in each row, by which the product is multiplied; of the inner states single channels stand out by far, so that they are
+turned, too, block by block. Of weights each row has a range of its own.
 
-Used for the gate and for what goes into the inner states, half of all operations. Queries, keys and values would gain
-little more time and be off by as much again; what comes out of the inner states has no length known beforehand.
+Used for all products but the head's and those of the last layer that is computed: what is no number would be rounded to
+some number, and there it must show.
 """
 
 from __future__ import annotations
 
 import hashlib
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,8 @@ LARGEST = 127
 ONE = np.float32(1)
 SMALLEST = 1e-30  # a row of less is zeros
 RANGE = 4.0  # of a state, whose mean square is one; what few values lie beyond are taken for its end
+SLIGHT = np.float32(1e-6)  # so little is no rounding, but makes no number of what holds one that is none
+BLOCK_MAX = 64
 
 
 def turn(width: int) -> NDArray[np.float32]:
@@ -39,24 +44,45 @@ def turn(width: int) -> NDArray[np.float32]:
     return turned
 
 
+def block_turn(inner: int) -> NDArray[np.float32]:
+    """Return an orthogonal matrix (of Hadamard) that spreads each channel of a block of inner states evenly over it,
+    [block, block].
+    """
+    found = np.ones((1, 1), np.float32)
+    while len(found) < gcd(inner, BLOCK_MAX):
+        found = np.block([[found, found], [found, -found]])
+    turned: NDArray[np.float32] = found / np.sqrt(np.float32(len(found)))
+    return turned
+
+
 def turned_matrix(
     matrix: NDArray[np.float32], by: NDArray[np.float32], *, scales: NDArray[np.float32] | np.float32 = ONE
 ) -> NDArray[np.float32]:
-    """Return a matrix [., width] for states that are turned and, each channel, divided by its scale.
+    """Return a matrix [., width] for states that are turned, block by block of [block, block], and, each channel, divided
+    by its scale.
 
     Raises BackendError where it is no numbers any more.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        found = ((matrix * scales) @ by.T).astype(np.float32, copy=False)
+        blocks = (matrix * scales).reshape(-1, len(by)) @ by.T
+    found: NDArray[np.float32] = blocks.reshape(matrix.shape).astype(np.float32, copy=False)
     if not np.isfinite(found).all():
         raise BackendError("weights are too large to be turned for int8", hint="choose bf16 or fp32")
     return found
 
 
-def rounded(states: Any) -> Any:
-    """Return turned and normalised states, each on the nearest of the whole numbers."""
-    ends = [ops.constant(np.float32(end)) for end in (-RANGE, RANGE, -RANGE, RANGE)]
+def rounded(states: Any, largest: float = RANGE) -> Any:
+    """Return turned states, whose mean square is one, or others that are `largest` at most, on the nearest whole numbers."""
+    ends = [ops.constant(np.float32(end)) for end in (-largest, largest, -largest, largest)]
     return ops.fake_quantize(states, *ends, 2 * LARGEST + 1)
+
+
+def rounded_by_row(states: Any) -> tuple[Any, Any]:
+    """Return states divided by the largest of their row and rounded, and that largest, [., 1]: no number if one is none."""
+    sizes, last = ops.abs(states), ops.constant(np.array([-1]))
+    mean = ops.multiply(ops.reduce_mean(sizes, last, True), ops.constant(SLIGHT))
+    largest = ops.add(ops.reduce_max(sizes, last, True), ops.add(mean, ops.constant(np.float32(SMALLEST))))
+    return rounded(ops.divide(states, largest), 1.0), largest
 
 
 def rounded_matrix(matrix: NDArray[np.float32]) -> Any:

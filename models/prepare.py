@@ -1,7 +1,7 @@
 """Which weights, in which library, is this machine fastest with on a decision's passes? Measure it, and keep those.
 
 llama.cpp itself re-encodes them; OpenVINO runs the very file that llama.cpp runs as BF16, in BF16 and in FP32, and in each
-with half of all products in int8. Every candidate is measured in turn, one model in memory at a time, in rounds, so that
+with nearly all products in int8. Every candidate is measured in turn, one model in memory at a time, in rounds, so that
 what the machine does besides hits all of them alike. The fastest is kept; of those within `TIE` of it the one closest to
 the exact weights, which are the source's in F32.
 Nothing here knows what is decided.
@@ -234,7 +234,7 @@ class Preparation:
         cut = f"-{layers}layers" if layers else ""
         file = None if best.path == source else f"{card.sha256[:12]}-{_plain(best.type)}{cut}.gguf"
         record = Record(
-            form=2,
+            form=3,
             source=Source(name=card.name, sha256=card.sha256, type=_own_type(card), bytes=card.file_bytes),
             layers=layers,
             file=file,

@@ -40,6 +40,7 @@ CIRCUMSTANCES = (
     "machine",
     "device",
     "dtype",
+    "in_8_bits",
     "rest",
     "threads",
     "slots",

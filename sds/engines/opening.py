@@ -19,7 +19,7 @@ from sds.engines.replicas import REPLICAS_MAX, Replicas
 from sds.home import model_cache
 from sds.kernel.errors import UsageError
 from sds.machine import machine_name
-from sds.models.protocol import INT8_REST, SLOTS_MAX, Backend, BackendError, Dtype, Library
+from sds.models.protocol import IN_8_BITS, INT8_REST, SLOTS_MAX, Backend, BackendError, Dtype, Library
 
 THREADS_MAX = 256
 SLOT_TOKENS = 2048  # of each of several slots: what a decision may cost, and a cache that stays small
@@ -161,7 +161,7 @@ def runtime_facts(
         return facts | {"torch": version("torch"), "device": device, "dtype": dtype or "fp32"}
     if library == "openvino":
         facts["dtype"] = dtype or "bf16"
-        return facts | ({"rest": INT8_REST[dtype]} if dtype in INT8_REST else {})
+        return facts | ({"in_8_bits": IN_8_BITS, "rest": INT8_REST[dtype]} if dtype in INT8_REST else {})
     return facts
 
 

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openvino as ov
+import openvino.opset13 as ops
 import pytest
 
-from sds.models import openvino_graph
+from sds.models import openvino_graph, openvino_int8
 from sds.models.measuring import distributions, divergence
 from sds.models.openvino import OpenvinoBackend, computes_in_bf16, computes_in_int8
-from sds.models.openvino_int8 import LARGEST, rounded_matrix, turn
+from sds.models.openvino_int8 import LARGEST, block_turn, rounded_by_row, rounded_matrix, turn, turned_matrix
 from sds.models.openvino_weights import Weights
 from sds.models.prepare import KL_MAX
-from sds.models.protocol import INT8_REST, BackendError, Dtype
-from tests.llama_gguf import llama_gguf, random_tensors
+from sds.models.protocol import INT8_REST, BackendError, Dtype, Row
+from tests.llama_gguf import Sizes, llama_gguf, random_tensors
 from tests.models.test_backends import sections_of
 from tests.models.test_openvino import answers, farthest, noise, opened
 
@@ -46,12 +48,77 @@ def test_each_row_of_weights_is_rounded_within_its_own_range() -> None:
     assert not found[3:].any()
 
 
+@pytest.mark.parametrize("inner", [1, 2, 24, 64, 96, 1536])
+def test_a_turn_of_blocks_spreads_every_channel_evenly(inner: int) -> None:
+    matrix = block_turn(inner)
+    assert 0 == inner % len(matrix)
+    assert farthest(matrix @ matrix.T, np.eye(len(matrix))) < 1e-6
+    assert farthest(np.abs(matrix), np.full_like(matrix, len(matrix) ** -0.5)) < 1e-6
+    weights = np.random.default_rng(2).standard_normal((3, inner)).astype(np.float32)
+    states = np.random.default_rng(3).standard_normal((4, inner)).astype(np.float32)
+    turned = (states.reshape(-1, len(matrix)) @ matrix.T).reshape(states.shape)
+    assert farthest(states @ weights.T, turned @ turned_matrix(weights, matrix).T) < 1e-4
+
+
+def by_row(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    given = ops.parameter(ov.PartialShape([1, -1, rows.shape[1]]), ov.Type.f32)
+    settings = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = ov.Core().compile_model(ov.Model(list(rounded_by_row(given)), [given], ""), "CPU", settings)
+    small, largest = compiled([rows[None]]).values()
+    return small[0], largest[0, :, 0]
+
+
+def test_each_row_of_states_is_rounded_within_its_own_range() -> None:
+    rows = np.random.default_rng(3).standard_normal((5, 48)).astype(np.float32)
+    rows *= np.array([[1e-6], [1], [1e6], [0], [1e20]], np.float32)
+    small, largest = by_row(rows)
+    assert np.allclose(largest, np.abs(rows).max(1), rtol=1e-5)
+    assert farthest(small * LARGEST, np.rint(small * LARGEST)) < 1e-4
+    assert (np.abs(small * largest[:, None] - rows) <= 0.51 / LARGEST * largest[:, None]).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 5, 16, 47])
+def test_a_row_with_what_is_no_number_is_multiplied_by_what_is_none(bad: float, place: int) -> None:
+    rows = np.random.default_rng(3).standard_normal((6, 48)).astype(np.float32)
+    expected = by_row(rows)[1]
+    rows[3, place] = bad
+    _, largest = by_row(rows)
+    assert not np.isfinite(largest[3])
+    assert np.array_equal(np.delete(expected, 3), np.delete(largest, 3))
+
+
+@pytest.mark.parametrize("dtype", IN_INT8)
+@pytest.mark.parametrize("tokens", [[7], [7, 8, 9], [8, 9, 7]])
+def test_a_state_that_is_no_number_shows_in_all_that_comes_after_it(
+    tokens: list[int], dtype: Dtype, tmp_path: Path, opened: Callable[..., Any]
+) -> None:
+    """Of token 7: the sum of its embedding, turned."""
+    tensors = random_tensors()
+    tensors["output.weight"] = tensors["token_embd.weight"].copy()
+    tensors["token_embd.weight"][7] = 3e38 * np.sign(turn(Sizes().width)[0])
+    backend = opened(llama_gguf(tmp_path / "model.gguf", tensors=tensors), dtype=dtype, slots=2)
+    backend.begin([[20] * 20], slot=1)
+    expected = backend.step([21], slot=1)
+    for slot in (0, 1):
+        backend.begin([[20] * 20], slot=slot)
+    bad, good = backend.run([Row(0, tokens), Row(1, [21])])
+    assert not np.isfinite(bad).any()
+    assert np.array_equal(expected, good[0])
+    for layer in (1, None):
+        with pytest.raises(BackendError, match="the model answered with what is no number"):
+            backend.hidden([[20] * 20, tokens, [8]], layer=layer)
+    with pytest.raises(BackendError, match="the model answered with what is no number"):
+        backend.begin([[20] * 20, tokens])
+
+
 @pytest.mark.parametrize("layer", [0, 1, 2, None])
 def test_but_for_the_rounding_it_is_the_same_function(
     layer: int | None, tiny_path: Callable[[int], Path], opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = opened(tiny_path(1))
     monkeypatch.setattr(openvino_graph, "rounded", lambda states: states)
+    monkeypatch.setattr(openvino_int8, "rounded", lambda states, _: states)
     monkeypatch.setattr(openvino_graph, "rounded_matrix", openvino_graph._matrix)
     turned = opened(tiny_path(1), dtype="int8")
     assert farthest(answers(plain), answers(turned)) < 1e-3
@@ -80,15 +147,17 @@ def products_in(backend: OpenvinoBackend) -> Counter[str]:
 
 
 @pytest.mark.parametrize("dtype", IN_INT8)
-def test_products_into_the_inner_states_are_computed_in_8_bits(
+def test_products_of_every_layer_but_the_last_are_computed_in_8_bits(
     dtype: Dtype, tiny_path: Callable[[int], Path], opened: Callable[..., Any]
 ) -> None:
-    """The gate, and what it lets in: of each layer. The rest is in the other type."""
+    """Five in each layer: queries, keys and values are one, the gate and what it lets in two. The rest is in the other type."""
     layers, rest = Weights(tiny_path(1)).shape.layers, INT8_REST[dtype]
     before, found = (products_in(opened(tiny_path(1), dtype=each)) for each in (rest, dtype))
-    assert (0, 2 * layers) == (before["i8"], found["i8"])
+    assert (0, 5 * (layers - 1)) == (before["i8"], found["i8"])
     assert (rest == "bf16") == (found["bf16"] > 0)
-    assert found.total() == before.total() + 2  # states are turned, and turned back
+    assert (
+        found.total() == before.total() + 2 + layers - 1
+    )  # states are turned, and turned back, inner states block by block
 
 
 def test_weights_that_overflow_when_they_are_turned_are_refused(tmp_path: Path) -> None:

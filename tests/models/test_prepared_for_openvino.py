@@ -20,7 +20,7 @@ from sds.kernel.store import Store
 from sds.models import prepare
 from sds.models.catalog import Prepared, fingerprint, prepared
 from sds.models.llama import LlamaBackend
-from sds.models.protocol import BackendError, Dtype
+from sds.models.protocol import IN_8_BITS, BackendError, Dtype
 from sds.replay import Circumstance, Replay, _circumstances, opener, replay
 from tests.models.preparing import BF16_WINS, INT8_WINS, OPENVINO_WINS, changed, in_openvino, preparation, weights
 from tests.replays import GATE, record
@@ -255,12 +255,14 @@ def test_every_library_is_found_again_in_the_facts_it_leaves() -> None:
     assert library_of_record({}) is None
 
 
-def test_a_record_says_in_what_the_half_is_that_is_not_in_int8() -> None:
-    """Before it did, `int8` was what `int8-bf16` is now: a replay names that."""
+def test_a_record_says_what_is_in_int8_and_in_what_the_rest_is() -> None:
+    """Before it did, the same names meant something else: a replay names that."""
     kinds: tuple[Dtype, ...] = ("int8", "int8-bf16", "bf16")
     before, *facts = {"dtype": "int8"}, *(runtime_facts("openvino", dtype=dtype) for dtype in kinds)
     assert ["fp32", "bf16", None] == [each.get("rest") for each in facts]
-    assert (Circumstance("rest", None, "fp32"),) == _circumstances(before, {"dtype": "int8", "rest": facts[0]["rest"]})
+    assert [True, True, False] == ["in_8_bits" in each for each in facts]
+    found = _circumstances(before, {name: facts[0][name] for name in ("dtype", "in_8_bits", "rest")})
+    assert (Circumstance("in_8_bits", None, IN_8_BITS), Circumstance("rest", None, "fp32")) == found
 
 
 @pytest.mark.parametrize(
