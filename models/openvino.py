@@ -291,9 +291,8 @@ class OpenvinoBackend(SeatedBackend):
     def beside(self, *, threads: int) -> OpenvinoBackend:
         """Return another backend with one slot over the same weights, for another thread of as many cores as this one."""
         self._ready()
-        made = OpenvinoBackend(
-            self._path, dtype=self._dtype, fingerprint=self.fingerprint, programs=self._programs, threads=threads
-        )
+        shared: dict[str, Any] = {"fingerprint": self.fingerprint, "programs": self._programs}
+        made = OpenvinoBackend(self._path, dtype=self._dtype, threads=threads, **shared)
         made.name = self.name
         return made
 
@@ -313,17 +312,19 @@ class OpenvinoBackend(SeatedBackend):
         rows = ((self._store.place(part.seat, part.position), part.tokens) for part in parts)
         room, lengths = self._store.lines_held_max, self._programs.lengths(states_at)
         calls, places = calls_of(rows, held_max=room, mixed_max=self._programs.mixed_max, lengths=lengths)
+        # what is no number shows in all that comes later once it went through the last layer; before, by itself alone
+        low = states_at is not None and states_at < self._layers
+        asked = [len(part.tokens) if low else max(1, part.outputs) for part in parts]
         found: dict[int, NDArray[np.float32]] = {}
         for number, call in enumerate(calls):
             riding = {n: place for n, place in enumerate(places) if place.call == number}
             inputs = call.inputs()
-            ends = {n: inputs.lines[place.line, place.path[-max(1, parts[n].outputs) :]] for n, place in riding.items()}
+            ends = {n: inputs.lines[place.line, place.path[-asked[n] :]] for n, place in riding.items()}
             wanted = np.unique(np.concatenate(list(ends.values())))
             answered, cells = self._infer(call, inputs, wanted, states_at)
             for n, place in riding.items():
                 answers = np.asarray(answered[np.searchsorted(wanted, ends[n])], np.float32)
-                told = states_at is None and parts[n].outputs > 0
-                self._append(parts[n], cells[:, place.line], place, answers, told=told)
+                self._append(parts[n], cells[:, place.line], place, answers, told=states_at is None)
                 found[n] = answers[len(answers) - parts[n].outputs :]
         return [found[n] for n in range(len(parts))]
 
@@ -333,10 +334,10 @@ class OpenvinoBackend(SeatedBackend):
         """Keep what a part appended, of the cells of its line; of what is no number nothing, for it would show wherever
         cells are only masked.
 
-        `told`: whoever asked gets such answers as logits, which end a decision; it raises where no one would see them.
+        `told`: whoever asks gets such answers as logits, which end a decision; it raises where no one would see them.
         """
         numbers = bool(np.isfinite(answers).all())
-        if not numbers and not told:
+        if not numbers and not (told and part.outputs):
             raise BackendError("the model answered with what is no number")
         kept = cells if numbers else np.zeros_like(cells)
         for start, stretch in place.stretches():

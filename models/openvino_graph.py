@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from sds.models.openvino_copies import made_input, one_of
 from sds.models.openvino_int8 import (
     block_turn,
+    check_epsilon,
     rounded,
     rounded_by_row,
     rounded_matrix,
@@ -45,7 +46,7 @@ def graph(
 ) -> ov.Model:
     """Return the model of the first `layers` layers; `head`: it answers with logits, else with states.
 
-    `kept`: in what keys and values are handed in and out. `in_int8`: products are in 8 bits (`openvino_int8`).
+    `kept`: in what keys and values are handed in and out. `in_int8`: those with weights are in 8 bits (`openvino_int8`).
     `lengths`: a line alone of so many tokens has a copy of its own, in their order; the last one is for all else. Then
     there is an input more, which of the copies runs [].
     """
@@ -58,6 +59,8 @@ def graph(
 class _Graph:
     def __init__(self, weights: Weights, kept: ov.Type, *, in_int8: bool) -> None:
         self._weights, self._shape, self._kept = weights, weights.shape, kept
+        if in_int8:
+            check_epsilon(weights.shape.epsilon)
         self._turn = turn(self._shape.width) if in_int8 else None  # by which states are turned
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Any] = {}
         self._made: dict[str, list[Any]] = {}
@@ -122,7 +125,7 @@ class _Graph:
             """Each by itself, for what follows the gate is then done within its product."""
             return [weights[f"{of}{name}.weight"] for name in ("ffn_gate", "ffn_up")]
 
-        rounding = wanted is None  # not in the last layer, where what is no number would not show any more
+        rounding = n < shape.layers - 1  # what is no number would not show any more if all were
         (together,) = self._read(states, f"{of}attn_norm.weight", projections, rounding=rounding)
         turning, value = self._cut(self._on_lines(together, packed), 2, queries_keys, values)
         heads = self._reshape(turning, 0, 0, shape.heads + shape.key_heads, shape.head)
@@ -133,9 +136,10 @@ class _Graph:
             states, attended = self._picked(states, wanted), self._picked(attended, wanted)
         states = self._added(states, attended, f"{of}attn_output.weight", rounding=rounding)
         gate, up = self._read(states, f"{of}ffn_norm.weight", inner, rounding=rounding)
-        found = ops.multiply(ops.swish(gate), up)
-        block = block_turn(shape.inner) if rounding and self._turn is not None else None
-        return self._added(states, found, f"{of}ffn_down.weight", block, rounding=rounding), new
+        block = block_turn(shape.inner) if rounding else None
+        return self._added(
+            states, ops.multiply(ops.swish(gate), up), f"{of}ffn_down.weight", block, rounding=rounding
+        ), new
 
     def _on_lines(self, each: Any, packed: list[Any]) -> Any:
         """Return what belongs to each token, [1, tokens, .], where it stands on the lines, [lines, longest, .]."""
@@ -167,14 +171,17 @@ class _Graph:
         """Return the states, the product of what was found with a matrix added; `rounding`: as in `_read`, after what was
         found is turned, `block` by block.
         """
+        weights, by = self._weights, self._turn
+        if by is None:
+            return ops.add(states, _product(found, *self._once(name, lambda: [_matrix(weights[name])])))
 
         def matrix() -> NDArray[np.float32]:
-            of = self._weights[name] if block is None else turned_matrix(self._weights[name], block)
-            return of if self._turn is None else np.ascontiguousarray(turned_matrix(of.T, self._turn).T)
+            of = weights[name] if block is None else turned_matrix(weights[name], block)
+            return np.ascontiguousarray(turned_matrix(of.T, by).T)
 
-        if self._turn is None or not rounding:
+        if not rounding:
             return ops.add(states, _product(found, *self._once(name, lambda: [_matrix(matrix())])))
-        if block is not None:
+        if block is not None and len(block) > 1:
             blocks = self._reshape(found, 1, -1, len(block))
             found = self._reshape(_product(blocks, self._same(block)), 1, -1, self._shape.inner)
         small, largest = rounded_by_row(found)

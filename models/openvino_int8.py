@@ -4,10 +4,10 @@ A row of states that was normalised has the length of a row of ones. Turned by a
 stands out, so that one range suits every layer, row and model, and nothing is measured on texts beforehand. The turn costs
 nothing: it is folded into the matrices on either side. What the attention found and the inner states have a range of their
 own in each row, by which the product is multiplied; of the inner states single channels stand out by far, so that they are
-turned, too, block by block. Of weights each row has a range of its own.
+turned, too, block by block, which is a small product of its own. Of weights each row has a range of its own.
 
-Used for all products but the head's and those of the last layer that is computed: what is no number would be rounded to
-some number, and there it must show.
+Used for all products with weights but those of the head and of the last layer. Rounded, what is no number is some number;
+it remains what it is in the states, which are only added to, and in the last layer it spoils what is seen of it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,18 @@ from sds.models.protocol import BackendError
 
 LARGEST = 127
 ONE = np.float32(1)
-SMALLEST = 1e-30  # a row of less is zeros
+SMALLEST = 1e-30  # nothing is divided by less
 RANGE = 4.0  # of a state, whose mean square is one; what few values lie beyond are taken for its end
-SLIGHT = np.float32(1e-6)  # so little is no rounding, but makes no number of what holds one that is none
+SLIGHT = np.float32(
+    1e-6
+)  # of the mean is added to a range: next to nothing, but no number stays none, which a maximum may drop
 BLOCK_MAX = 64
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Refuse a norm that may make no number of a row of zeros: rounded, that would not show. Raises BackendError."""
+    if epsilon < SMALLEST:
+        raise BackendError("the epsilon of its norms is too small for int8", hint="choose bf16 or fp32")
 
 
 def turn(width: int) -> NDArray[np.float32]:

@@ -245,8 +245,6 @@ def test_a_prompt_is_not_touched_by_what_an_earlier_one_left_beyond_its_end(
         backend.begin([[20] * 20])
         return backend.step([token])
 
-    if size == NO_NUMBERS and dtype.startswith("int8"):
-        pytest.skip("turned, no number is one token's alone: nothing is answered")
     expected = {token: after(token) for token in range(30, 40)}
     for left in ([7], [22, 7, 23]):
         backend.begin([[20] * 20])
@@ -262,8 +260,6 @@ def test_a_prompt_is_not_touched_by_what_an_earlier_one_left_beyond_its_end(
 def test_what_is_no_number_is_the_end_of_its_own_decision_alone(
     dtype: Dtype, bad_tokens: list[int], polluted: Callable[..., OpenvinoBackend]
 ):
-    if dtype.startswith("int8"):
-        pytest.skip("turned, no number is one token's alone: nothing is answered")
     backend = polluted(NO_NUMBERS, dtype=dtype, slots=2)
     backend.begin([[20] * 20], slot=1)
     expected = backend.step([21], slot=1)
