@@ -312,8 +312,7 @@ class OpenvinoBackend(SeatedBackend):
         rows = ((self._store.place(part.seat, part.position), part.tokens) for part in parts)
         room, lengths = self._store.lines_held_max, self._programs.lengths(states_at)
         calls, places = calls_of(rows, held_max=room, mixed_max=self._programs.mixed_max, lengths=lengths)
-        # what is no number shows in all that comes later once it went through the last layer; before, by itself alone
-        low = states_at is not None and states_at < self._layers
+        low = states_at is not None and states_at < self._layers  # what is no number then shows in its own token
         asked = [len(part.tokens) if low else max(1, part.outputs) for part in parts]
         found: dict[int, NDArray[np.float32]] = {}
         for number, call in enumerate(calls):

@@ -126,7 +126,7 @@ class _Graph:
             return [weights[f"{of}{name}.weight"] for name in ("ffn_gate", "ffn_up")]
 
         rounding = n < shape.layers - 1  # what is no number would not show any more if all were
-        (together,) = self._read(states, f"{of}attn_norm.weight", projections, rounding=rounding)
+        (together,) = self._read(states, f"{of}attn_norm.weight", projections, rounding=rounding, by_row=True)
         turning, value = self._cut(self._on_lines(together, packed), 2, queries_keys, values)
         heads = self._reshape(turning, 0, 0, shape.heads + shape.key_heads, shape.head)
         queries, keys = self._cut(self._turned(heads, turn, shape.head), 2, shape.heads, shape.key_heads)
@@ -152,9 +152,19 @@ class _Graph:
         return ops.gather(self._reshape(each, -1, self._shape.heads * self._shape.head), packed[1], self._axis(0))
 
     def _read(
-        self, states: Any, norm: str, matrices: Callable[[], list[NDArray[np.float32]]], *, rounding: bool
+        self,
+        states: Any,
+        norm: str,
+        matrices: Callable[[], list[NDArray[np.float32]]],
+        *,
+        rounding: bool,
+        by_row: bool = False,
     ) -> list[Any]:
-        """Return the products of the normalised states with these matrices; `rounding`: in 8 bits, where states are turned."""
+        """Return the products of the normalised states with these matrices; `rounding`: in 8 bits, where states are turned.
+
+        `by_row`: with a range for each, for what is cut afterwards. Else OpenVINO puts off the weights' ranges until then,
+        where it knows all sizes, and what is in BF16 between is rounded once more: other bits than in the copy for all.
+        """
         scales, by = self._weights[norm], self._turn
         if by is None:
             read = self._norm(states, scales)
@@ -162,6 +172,9 @@ class _Graph:
         read = self._norm(states, np.ones(self._shape.width, np.float32))
         made = rounded_matrix if rounding else _matrix
         turned = self._once(norm, lambda: [made(turned_matrix(each, by, scales=scales)) for each in matrices()])
+        if rounding and by_row:
+            small, largest = rounded_by_row(read)
+            return [ops.multiply(_product(small, each), largest) for each in turned]
         read = rounded(read) if rounding else read
         return [_product(read, each) for each in turned]
 

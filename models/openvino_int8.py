@@ -2,9 +2,9 @@
 
 A row of states that was normalised has the length of a row of ones. Turned by a fixed orthogonal matrix no channel of it
 stands out, so that one range suits every layer, row and model, and nothing is measured on texts beforehand. The turn costs
-nothing: it is folded into the matrices on either side. What the attention found and the inner states have a range of their
-own in each row, by which the product is multiplied; of the inner states single channels stand out by far, so that they are
-turned, too, block by block, which is a small product of its own. Of weights each row has a range of its own.
+nothing: it is folded into the matrices on either side. For queries, keys and values, of what the attention found and of the
+inner states each row has a range of its own, by which the product is multiplied; of the inner states single channels stand
+out by far, so that they are turned, too, block by block, which is a small product of its own. Of weights each row has one.
 
 Used for all products with weights but those of the head and of the last layer. Rounded, what is no number is some number;
 it remains what it is in the states, which are only added to, and in the last layer it spoils what is seen of it.
