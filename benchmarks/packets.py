@@ -16,7 +16,7 @@ from sds.kernel.packet import FORM, DecisionPacket, case_texts
 from sds.kernel.runtime import Kernel
 
 REFUND = "REFUND_TICKET"
-REFUND_FORM = '{"action":"REFUND_TICKET","params":{"amount":50.00},"reason_code":"NOT_TRAVELLED"}'
+REFUND_FORM = '{"action":"REFUND_TICKET","params":{"amount":50.00},"reason":"NOT_TRAVELLED"}'
 EARLIER = 64  # what a gate at work has decided before it is measured: by then most of what recurs was read
 DIGITS_LO_MINOR, DIGITS_HI_MINOR = 1_000, 9_999  # 10.00 to 99.99: every amount has four digits
 

@@ -37,7 +37,7 @@ def _kind(kind: KindBound, first: dict[str, Any], last: dict[str, Any]) -> dict[
             **first,
             "action": {"const": kind.kind},
             **params,
-            "reason_code": {"enum": list(kind.reasons)},
+            "reason": {"enum": list(kind.reasons)},
             **last,
         }
     )

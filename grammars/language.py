@@ -1,7 +1,7 @@
 """The language of one envelope: every proposal it permits, and nothing else.
 
-    {"action":"REFUND_TICKET","params":{"amount":150.00},"reason_code":"CANCELLATION","context_ref":"<64 hex>"}
-    {"action":"DENY","reason_code":"NOT_ELIGIBLE","context_ref":"<64 hex>"}
+    {"action":"REFUND_TICKET","params":{"amount":150.00},"reason":"CANCELLATION","context_ref":"<64 hex>"}
+    {"action":"DENY","reason":"NOT_ELIGIBLE","context_ref":"<64 hex>"}
 
 The order of the fields is part of the language. A kind without parameters has no `"params"`. Where the envelope bounds
 a rationale, `"rationale"` comes first: the model reasons, then it decides. The last field is a constant, shared by all
@@ -22,7 +22,7 @@ from sds.kernel.errors import LanguageError
 
 __all__ = ["Choice", "Language", "Literal", "Node", "Number", "Option", "Text", "language"]
 
-FORM = "sds-language/3 rationale?,action,params?,reason_code,context_ref"
+FORM = "sds-language/4 rationale?,action,params?,reason,context_ref"
 CHOICE_VALUES_MAX = 64
 PARAMS_MAX = 16
 TEXT_CHARS_MAX = 2000
@@ -75,7 +75,7 @@ def _kind(kind: KindBound) -> Iterable[Node]:
         yield Literal(f'{before}"{name}":'.encode())
         yield _number(name, allowed)
         before = ","
-    yield Literal(b'},"reason_code":"' if kind.params else b'"reason_code":"')
+    yield Literal(b'},"reason":"' if kind.params else b'"reason":"')
     yield from _choice("reason_code", [Option(code, (Literal(code.encode()),)) for code in kind.reasons])
 
 

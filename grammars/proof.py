@@ -67,7 +67,7 @@ def _proof() -> tuple[DecisionEnvelope, set[bytes]]:
     kinds = [KindBound(DENY, ("NO",)), KindBound("PAY", ("YES",), (("amount", amounts),))]
     written = [("DENY", "", "NO"), ("ESCALATE", "", "HUMAN_REVIEW")]
     written += [("PAY", f'"params":{{"amount":{amount}}},', "YES") for amount in ("9.95", "10.00", "10.05", "10.10")]
-    form = '{{"action":"{}",{}"reason_code":"{}","context_ref":"{}"}}'
+    form = '{{"action":"{}",{}"reason":"{}","context_ref":"{}"}}'
     return envelope_of(kinds), {form.format(*w, _NO_REF).encode() for w in written}
 
 

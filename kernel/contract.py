@@ -39,7 +39,7 @@ from sds.kernel.envelope import RATIONALE_CHARS_MAX
 from sds.kernel.errors import ContractError
 from sds.kernel.yaml_lines import FILE_BYTES_MAX, load_with_lines
 
-PROPOSAL_SCHEMA = "3.0.0"
+PROPOSAL_SCHEMA = "4.0.0"
 KINDS_MAX = 16
 FIELDS_MAX = 64
 

@@ -12,7 +12,7 @@ from sds.kernel.snapshot import parse_type
 if TYPE_CHECKING:
     from sds.kernel.contract import Contract
 
-PROPOSAL_FIELDS = frozenset({"action", "params", "reason_code", "rationale", "context_ref"})
+PROPOSAL_FIELDS = frozenset({"action", "params", "reason", "reason_code", "rationale", "context_ref"})
 
 
 def check_kinds(contract: Contract) -> None:

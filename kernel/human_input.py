@@ -21,7 +21,7 @@ WHO_CHARS_MAX = 200
 REASON_CHARS_MAX = 500
 
 _SEEN = re.compile(r"[0-9a-f]{64}(?::(?:-?[0-9]{1,19}|None))*")
-_FORM = '{"action": "KIND", "params": {"amount": 1.00}, "reason_code": "CODE"}'
+_FORM = '{"action": "KIND", "params": {"amount": 1.00}, "reason": "CODE"}'
 
 
 def said(what: str, text: str) -> str:
@@ -87,7 +87,7 @@ class _Number(str):
 
 
 def parse_change(text: str, context_ref: str) -> Proposal:
-    """Read `{"action": .., "params": {..}, "reason_code": ..}`. Numbers are written as in a proposal: 150.00.
+    """Read `{"action": .., "params": {..}, "reason": ..}`. Numbers are written as in a proposal: 150.00.
 
     Raises UsageError with what is wrong; whether it is permitted is for the kernel's gates.
     """
@@ -98,12 +98,12 @@ def parse_change(text: str, context_ref: str) -> Proposal:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the decision is not JSON: {one_line(error, 200)}", hint=_FORM) from error
     params = data.get("params", {}) if isinstance(data, Mapping) else None
-    if not isinstance(params, Mapping) or not {*data} <= {"action", "params", "reason_code"}:
-        raise UsageError("the decision is no object of action, params and reason_code", hint=_FORM)
+    if not isinstance(params, Mapping) or not {*data} <= {"action", "params", "reason"}:
+        raise UsageError("the decision is no object of action, params and reason", hint=_FORM)
     if not all(isinstance(value, _Number) for value in params.values()):
         raise UsageError("every parameter is a number", hint=_FORM)
     wanted = Proposal(
-        str(data.get("action", "")), tuple(sorted(params.items())), str(data.get("reason_code", "")), context_ref
+        str(data.get("action", "")), tuple(sorted(params.items())), str(data.get("reason", "")), context_ref
     )
     try:
         whole = parse_proposal(write_proposal(wanted))

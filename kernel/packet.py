@@ -21,7 +21,7 @@ from sds.kernel.rules import Rules
 from sds.kernel.security import findings
 from sds.kernel.snapshot import Snapshot, level, show
 
-FORM = '{"action":"KIND","reason_code":"REASON"}'  # read once, and the model means to say what it may
+FORM = '{"action":"KIND","reason":"REASON"}'  # read once, and the model means to say what it may
 EVIDENCE = "Claim:"
 _UNPRINTABLE = re.compile(r"[^ -~]+")
 ALTERNATIVES_UNAVAILABLE = "unavailable with this engine"

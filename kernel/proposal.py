@@ -1,7 +1,7 @@
 """The one form of a proposal, read strictly: bytes in, a `Proposal` or a list of faults out, for any input.
 
-    {"action":"REFUND_TICKET","params":{"amount":150.00},"reason_code":"CANCELLATION","context_ref":"<64 hex>"}
-    {"action":"DENY","reason_code":"NOT_ELIGIBLE","context_ref":"<64 hex>"}
+    {"action":"REFUND_TICKET","params":{"amount":150.00},"reason":"CANCELLATION","context_ref":"<64 hex>"}
+    {"action":"DENY","reason":"NOT_ELIGIBLE","context_ref":"<64 hex>"}
 
 Compact, fixed order, `"params"` exactly where there are any, an optional `"rationale"` before `action`. Free text is
 printable ASCII without the quote and the backslash, so there is nothing to escape and one character is one byte.
@@ -21,10 +21,11 @@ _RATIONALE = rb'"rationale":"(' + TEXT_CHARS.encode() + rb'*)"'
 _ACTION = re.compile(rb"\{(?:" + _RATIONALE + rb',)?"action":"([A-Z][A-Z0-9_]{0,63})"')
 _PARAMS = b',"params":{'
 _PARAM = re.compile(rb'"([a-z][a-z0-9_]{0,63})":(-?[0-9][0-9.]{0,31})')
-_REASON = re.compile(rb',"reason_code":"([A-Z][A-Z0-9_]{0,63})"')
+_REASON = re.compile(rb',"reason":"([A-Z][A-Z0-9_]{0,63})"')
 _CONTEXT = re.compile(rb',"context_ref":"([0-9a-f]{64})"\}')
 _SCHEMA_1 = re.compile(rb"\{(.*?)," + _RATIONALE + rb'(,"context_ref":"[0-9a-f]{64}"\})', re.DOTALL)
 _SCHEMA_2 = re.compile(b"(" + _ACTION.pattern + rb'),"params":\{\}')
+_SCHEMA_3 = re.compile(rb'(.*),"reason_code":("[A-Z0-9_]*","context_ref":"[0-9a-f]{64}"\})', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def parse_proposal(data: bytes) -> Proposal | str:
     reason = _REASON.match(data, at)
     if reason is None:
         expected = "" if params else ',"params":{ or '
-        return f'byte {at}: expected {expected},"reason_code":"<CODE>"'
+        return f'byte {at}: expected {expected},"reason":"<CODE>"'
     context = _CONTEXT.match(data, reason.end())
     if context is None:
         return f'byte {reason.end()}: expected ,"context_ref":"<64 hex digits>"}}'
@@ -81,11 +82,16 @@ def _params(data: bytes, at: int) -> tuple[tuple[tuple[str, str], ...], int] | s
 
 
 def parse_recorded(data: bytes) -> Proposal | str:
-    """Read what a record holds: before schema 3 no parameters were `"params":{}`, under 1 a rationale was the last but one."""
-    if first := _SCHEMA_1.fullmatch(data):
-        data = b'{"rationale":"%b",%b%b' % (first[2], first[1], first[3])
-    empty = _SCHEMA_2.match(data)
-    return parse_proposal(empty[1] + data[empty.end() :] if empty else data)
+    """Read what a record holds: before schema 4 a `reason` was a `reason_code`, before 3 no parameters were `"params":{}`,
+    under 1 a rationale was the last but one.
+    """
+    first = _SCHEMA_1.fullmatch(data)
+    older = _SCHEMA_3.fullmatch(b'{"rationale":"%b",%b%b' % (first[2], first[1], first[3]) if first else data)
+    if older is None:
+        return parse_proposal(data)
+    named = b'%b,"reason":%b' % (older[1], older[2])
+    empty = _SCHEMA_2.match(named)
+    return parse_proposal(empty[1] + named[empty.end() :] if empty else named)
 
 
 def write_proposal(proposal: Proposal) -> bytes:
@@ -94,6 +100,6 @@ def write_proposal(proposal: Proposal) -> bytes:
     params = f'"params":{{{numbers}}},' if proposal.params else ""
     rationale = "" if proposal.rationale is None else f'"rationale":"{proposal.rationale}",'
     return (
-        f'{{{rationale}"action":"{proposal.action}",{params}"reason_code":"{proposal.reason_code}"'
+        f'{{{rationale}"action":"{proposal.action}",{params}"reason":"{proposal.reason_code}"'
         f',"context_ref":"{proposal.context_ref}"}}'
     ).encode()

@@ -13,7 +13,7 @@ _PATTERNS = (
     ("OVERRIDE_INSTRUCTIONS", r"\b(ignore|disregard|forget|override)\b.{0,40}\b(instruction|rule|prompt|polic|above)"),
     ("ROLE_CHANGE", r"\byou are now\b|\bact as\b|\bpretend to be\b|\bsystem\s*(:|(prompt|message|override)\b)"),
     ("CONTROL_TOKEN", r"<\|[a-z_]{2,20}\|>|\[/?inst\]|</?s>|###\s*(system|instruction)"),
-    ("FORGED_DECISION", r"\"action\"\s*:|\"params\"\s*:|\bcontext_ref\b|\breason_code\b"),
+    ("FORGED_DECISION", r"\"(?:action|params|reason)\"\s*:|\bcontext_ref\b|\breason_code\b"),
     ("FORGED_AUTHORITY", r"\b(admin|developer|root|debug)\s+mode\b|\bapproved by\b.{0,30}\b(manager|supervisor|admin)"),
 )
 _COMPILED = tuple((name, re.compile(pattern, re.IGNORECASE | re.DOTALL)) for name, pattern in _PATTERNS)

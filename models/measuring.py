@@ -29,8 +29,8 @@ _TEXT = (  # fixed: two preparations of the same weights compare the same positi
     "to Fort Lauderdale was cancelled two hours before departure. The ticket cost 389.40 and was not used.\n"
     "The arrival was 214 minutes late. The airline names thunderstorms over the airport of departure; the weather of "
     "that hour says wind of 12 knots, visibility of ten miles and no precipitation.\n"
-    '{"action":"REFUND_TICKET","params":{"amount":389.40},"reason_code":"CANCELLATION"} '
-    '{"action":"DENY","reason_code":"EXTRAORDINARY"} {"action":"ESCALATE","reason_code":"UNCERTAIN"}\n'
+    '{"action":"REFUND_TICKET","params":{"amount":389.40},"reason":"CANCELLATION"} '
+    '{"action":"DENY","reason":"EXTRAORDINARY"} {"action":"ESCALATE","reason":"UNCERTAIN"}\n'
     "I missed my sister's wedding and nobody at the desk could tell us anything for six hours. Please give me back "
     "what I paid, and for the hotel as well. I have been a customer of yours for eleven years."
 )

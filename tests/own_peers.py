@@ -13,14 +13,14 @@ from sds.benchmarks.peer_drivers.serving import Peer, Request, Said, serve
 def beyond_its_bounds(request: Request) -> Said:
     """Refund what nobody permitted, in a form that is otherwise right."""
     (reference,) = re.findall(r"[0-9a-f]{64}", request["regex"])
-    params = '"params":{"amount":100000.00},"reason_code":"NOT_TRAVELLED"'
+    params = '"params":{"amount":100000.00},"reason":"NOT_TRAVELLED"'
     return Said(f'{{"action":"REFUND_TICKET",{params},"context_ref":"{reference}"}}', 0.5)
 
 
 def for_another_case(request: Request) -> Said:
     """Escalate, which is always permitted, but refer to another snapshot."""
     reference = "0" * 64
-    return Said(f'{{"action":"ESCALATE","reason_code":"HUMAN_REVIEW","context_ref":"{reference}"}}')
+    return Said(f'{{"action":"ESCALATE","reason":"HUMAN_REVIEW","context_ref":"{reference}"}}')
 
 
 def raising(request: Request) -> Said:

@@ -73,7 +73,7 @@ def mutated(rng: Random, envelope: DecisionEnvelope, context_ref: str) -> bytes:
             data[:at] + data[at + 1 :],
             data[:at] + data[end:],
             data[:at],
-            data.replace(b',"reason_code"', b',"params":{},"reason_code"', 1),
+            data.replace(b',"reason"', b',"params":{},"reason"', 1),
             data + rng.choice(BENT),
             rng.choice(BENT) + data,
             data[:at] + data[at:end].swapcase() + data[end:],
@@ -81,9 +81,12 @@ def mutated(rng: Random, envelope: DecisionEnvelope, context_ref: str) -> bytes:
     )
 
 
-def with_empty_params(data: bytes) -> bytes:
-    """Return a proposal as schema 2 wrote it: what has no parameters has empty ones."""
-    return data if b',"params":' in data else data.replace(b',"reason_code"', b',"params":{},"reason_code"', 1)
+def as_under(schema: str, data: bytes) -> bytes:
+    """Return a proposal as schema 3.0.0 wrote it, a `reason` as `reason_code`; 2.0.0, too, no parameters as empty ones."""
+    data = data.replace(b',"reason":', b',"reason_code":', 1)
+    if schema == "3.0.0" or b',"params":' in data:
+        return data
+    return data.replace(b',"reason_code"', b',"params":{},"reason_code"', 1)
 
 
 def _near_literal(rng: Random, allowed: Bound) -> str:

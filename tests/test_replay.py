@@ -32,7 +32,7 @@ from tests import replays
 from tests.kernel.durable import Propose, World, contract, deny
 from tests.proposers import Says
 from tests.replays import GATE, record
-from tests.samples import with_empty_params
+from tests.samples import as_under
 from tests.scale import scale
 
 EVENTS = scale(4, 40)
@@ -106,32 +106,33 @@ class Stumbling:
 
 
 class Older:
-    """An engine that writes as under proposal schema 2."""
+    """An engine that writes as under an older proposal schema."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, schema: str) -> None:
+        self._engine, self._schema = engine, schema
         self.model, self.count_tokens, self.close = engine.model, engine.count_tokens, engine.close
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
         data, decoding = self._engine.propose(packet, tokens_max=tokens_max)
-        return with_empty_params(data), decoding
+        return as_under(self._schema, data), decoding
 
 
-def test_what_was_written_under_proposal_schema_2_differs_by_its_form(
-    tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("schema", ["2.0.0", "3.0.0"])
+def test_what_was_written_under_an_older_proposal_schema_differs_by_its_form(
+    tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: str
 ) -> None:
     with monkeypatch.context() as then, closing(open_engine(tiny_path(1), now_ms=now_ms)) as engine:
-        then.setattr(handshake, "PROPOSAL_SCHEMA", "2.0.0")
+        then.setattr(handshake, "PROPOSAL_SCHEMA", schema)
         then.setattr(dim, "parse_proposal", parse_recorded)
-        then.setattr(replays, "contract", lambda: contract(more="proposal_schema: 2.0.0\n"))
-        made = Home(tmp_path, record(tmp_path, engine=Older(engine), events=EVENTS))
+        then.setattr(replays, "contract", lambda: contract(more=f"proposal_schema: {schema}\n"))
+        made = Home(tmp_path, record(tmp_path, engine=Older(engine, schema), events=EVENTS))
     found = [made.replay(dfid, tiny_path(1)) for dfid in made.dfids]
-    assert any(b'"params":{}' in one.recorded for one in found)
+    assert (schema == "2.0.0") == any(b'"params":{}' in one.recorded for one in found)
     for one in found:
-        assert (Circumstance("proposal_schema", "2.0.0", PROPOSAL_SCHEMA),) == one.circumstances
-        assert (True, ()) == (one.same_decision, one.faults)
-        assert (b'"params":{}' not in one.recorded) == one.identical
-        assert b'"params":{}' not in one.replayed
+        assert (Circumstance("proposal_schema", schema, PROPOSAL_SCHEMA),) == one.circumstances
+        assert (True, (), False) == (one.same_decision, one.faults, one.identical)
+        assert b'"reason_code"' in one.recorded
+        assert one.recorded == as_under(schema, one.replayed)
 
 
 def test_a_decision_in_exact_mode_is_replayed_in_exact_mode(tiny_path: Callable[[int], Path], tmp_path: Path) -> None:

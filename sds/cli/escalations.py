@@ -152,7 +152,7 @@ def _commands(terms: Contract, case: Case, look: Look) -> list[str]:
 def _example(kind: KindBound) -> str:
     numbers = ",".join(f'"{name}":{format_literal(bound.lo, bound.scale)}' for name, bound in kind.params)
     params = f'"params":{{{numbers}}},' if numbers else ""
-    return f'{{"action":"{kind.kind}",{params}"reason_code":"{kind.reasons[0]}"}}'
+    return f'{{"action":"{kind.kind}",{params}"reason":"{kind.reasons[0]}"}}'
 
 
 def _acknowledge(level: Impact | None) -> str:

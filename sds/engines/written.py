@@ -155,6 +155,6 @@ def _form_hint(said: Language, form: Form) -> str:
     if form != "json_schema":
         return ""
     params = "params where the action has any, " if any(kind.params for kind in said.envelope.kinds) else ""
-    fields = f"action, {params}reason_code, context_ref"
+    fields = f"action, {params}reason, context_ref"
     shown = f"rationale, {fields}" if said.envelope.rationale_chars_max else fields
     return f"\nAnswer with one line of JSON without spaces, in this order: {shown}."

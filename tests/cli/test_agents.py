@@ -49,7 +49,7 @@ def test_an_agent_is_shown_with_owner_contract_state_budget_and_history(sds: She
         "  superseded  registered ",
         "by operator (deployment): deployed",
         "by operator (Ada [2J): plainer mission",
-        "INITIALIZING -> ACTIVE  by registry: handshake passed: version 1.0.0, proposal schema 3.0.0",
+        "INITIALIZING -> ACTIVE  by registry: handshake passed: version 1.0.0, proposal schema 4.0.0",
         "ACTIVE -> SUSPENDED  by operator (",
     ):
         assert line in shown

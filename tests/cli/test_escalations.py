@@ -176,7 +176,7 @@ def test_a_ticket_that_moved_is_refused_until_the_human_has_seen_it(cli: Cli) ->
     case = escalated(cli, "REFUND_TICKET")
     key = cli.json("escalations", "show", case.dfid)["event"]["ticket_id"]
     assert move_ticket(desk.airline_path(cli.folder), key, seeded(5))
-    denial = '{"action":"DENY","reason_code":"NOT_ELIGIBLE"}'
+    denial = '{"action":"DENY","reason":"NOT_ELIGIBLE"}'
     words = ("escalations", "resolve", case.dfid, "--modify", denial, "--reason", "not his ticket")
     code, _, err = cli(*words)
     assert (1, True) == (code, "error: the state has moved: ticket." in err)
@@ -235,7 +235,7 @@ def test_a_gate_of_ones_own_is_resolved_in_code(cli: Cli) -> None:
     with refund_gate(cli, says()) as gate:
         dfid = gate.decide(payable(gate, "REFUND_TICKET")).dfid
         look = gate.look(dfid)
-        change = '{"action":"REFUND_TICKET","params":{"amount":2.00},"reason_code":"NOT_TRAVELLED"}'
+        change = '{"action":"REFUND_TICKET","params":{"amount":2.00},"reason":"NOT_TRAVELLED"}'
         answer = gate.resolve(dfid, "MODIFY", who="ada", reason="why", change=change, seen=look.seen, acknowledge=True)
         assert ("SUCCESS", "ada", []) == (answer.execution, answer.resolved_by, gate.escalations())
         logged = (cli.folder / "log.jsonl").read_text(encoding="utf-8")
@@ -249,7 +249,7 @@ def test_a_gate_of_ones_own_is_resolved_in_code(cli: Cli) -> None:
         (("--abort", "--override"), 2, "give exactly one of"),
         (("--override",), 2, "the agent proposed nothing that could be carried out"),
         (("--modify", "pay"), 2, "the decision is not JSON"),
-        (("--modify", '{"action":"PAY","reason_code":"NOW"}'), 2, "`PAY` is not permitted now"),
+        (("--modify", '{"action":"PAY","reason":"NOW"}'), 2, "`PAY` is not permitted now"),
         (("--rejected",), 2, "has no order whose end is unknown"),
     ],
 )

@@ -66,14 +66,14 @@ def test_what_cannot_be_replayed_exits_with_2_in_one_line(recorded: tuple[Shell,
 
 
 def test_the_same_decision_in_an_older_form_is_told_as_such() -> None:
-    form = '{"action":"DENY",%s"reason_code":"LATE","context_ref":"' + "0" * 64 + '"}'
-    was, now = form % '"params":{},', form % ""
+    form = '{"action":"DENY","%s":"LATE","context_ref":"' + "0" * 64 + '"}'
+    was, now = form % "reason_code", form % "reason"
     found = Replay(
         dfid="d",
         recorded=was.encode(),
         replayed=now.encode(),
         faults=(),
-        circumstances=(Circumstance("proposal_schema", "2.0.0", "3.0.0"),),
+        circumstances=(Circumstance("proposal_schema", "3.0.0", "4.0.0"),),
         parting=None,
         logp_apart_max=0.0,
         shared=0,
@@ -81,7 +81,7 @@ def test_the_same_decision_in_an_older_form_is_told_as_such() -> None:
     )
     assert [
         "differs: the same decision",
-        "  proposal_schema: 2.0.0 recorded, 3.0.0 here",
+        "  proposal_schema: 3.0.0 recorded, 4.0.0 here",
         f"  recorded: {was}",
         f"  replayed: {now}",
         "  scores: at most 0 apart in log-probability",

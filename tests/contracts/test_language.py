@@ -49,7 +49,7 @@ def test_what_the_vocabulary_cannot_spell_is_named(tiny: LlamaBackend) -> None:
     found = about(Mute(tiny), world.contract())  # type: ignore[arg-type]  # a backend but for one method
     assert {("error", "cannot-be-said")} == set(rules(found))
     said = "\n".join(finding.message for finding in found)
-    assert '{"action":"PAY","params":{"amount":0.01},"reason_code":"OWED"' in said
+    assert '{"action":"PAY","params":{"amount":0.01},"reason":"OWED"' in said
     assert '"LATE"' not in said
     assert ("kinds", "PAY", "reasons") in [finding.path for finding in found]
 

@@ -200,7 +200,7 @@ def greedy_action(backend: Backend, prompt: Sequence[Sequence[int]], said: Langu
 
 
 def _start(kind: KindBound) -> bytes:
-    return f'{{"action":"{kind.kind}",'.encode() + (b'"params":{' if kind.params else b'"reason_code":"')
+    return f'{{"action":"{kind.kind}",'.encode() + (b'"params":{' if kind.params else b'"reason":"')
 
 
 def _agree(written: bytes, starts: Sequence[bytes]) -> bool:

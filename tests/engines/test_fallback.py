@@ -315,7 +315,7 @@ def test_a_server_that_comes_back_unconstrained_is_not_asked(still: World) -> No
     well = [True]
 
     def answer(connection: socket.socket, request: bytes) -> None:
-        said = f'{{"action":"ESCALATE","reason_code":"HUMAN_REVIEW","context_ref":"{NONCE}"}}'
+        said = f'{{"action":"ESCALATE","reason":"HUMAN_REVIEW","context_ref":"{NONCE}"}}'
         reply(connection, completion(said if well[0] else "Of course, I will pay!"))
 
     last = Scripted("last")

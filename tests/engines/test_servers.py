@@ -112,7 +112,7 @@ def test_no_two_proofs_are_the_same_request() -> None:
 
 
 def _only_sentence(nonce: str) -> str:
-    return f'{{"action":"ESCALATE","reason_code":"HUMAN_REVIEW","context_ref":"{nonce}"}}'
+    return f'{{"action":"ESCALATE","reason":"HUMAN_REVIEW","context_ref":"{nonce}"}}'
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -168,7 +168,7 @@ def test_a_legal_decision_about_another_packet_is_never_carried_out(
 
 
 def test_the_proof_leaves_room_for_a_model_that_spells_byte_by_byte() -> None:
-    sentence = f'{{"action":"ESCALATE","reason_code":"HUMAN_REVIEW","context_ref":"{NONCE}"}}'
+    sentence = f'{{"action":"ESCALATE","reason":"HUMAN_REVIEW","context_ref":"{NONCE}"}}'
     with misbehaving(lambda connection, _request: reply(connection, completion(sentence))) as (url, requests):
         engine_of(url)
     assert body_of(requests[0])["max_tokens"] == len(sentence) + END_TOKENS

@@ -95,7 +95,7 @@ def damaged(rng: Random, data: bytes) -> bytes:
             data[:digit] + data[digit + 1 : digit + 2] + data[digit : digit + 1] + data[digit + 2 :],
             data[:digit] + b"0" + data[digit:],
             data.replace(b":", b": ", 1),
-            data.replace(b',"reason_code"', b',"params":{},"reason_code"', 1),
+            data.replace(b',"reason"', b',"params":{},"reason"', 1),
             data[:at],
             data[:-1],
             data[:at] + data[at:end] + data[at:],
@@ -159,7 +159,7 @@ def in_form(said: Language, data: bytes) -> bytes:
     match value_of(data):
         case {
             "action": str(action),
-            "reason_code": str(reason),
+            "reason": str(reason),
             "context_ref": str(ref),
             **more,
         }:

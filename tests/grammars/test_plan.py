@@ -38,7 +38,7 @@ def decisions(envelope: DecisionEnvelope) -> set[bytes]:
         written = [f'"params":{{{row}}},' if kind.params else "" for row in rows]
         for reason in kind.reasons:
             found |= {
-                f'{{"action":"{kind.kind}",{params}"reason_code":"{reason}","context_ref":"{CONTEXT_REF}"}}'
+                f'{{"action":"{kind.kind}",{params}"reason":"{reason}","context_ref":"{CONTEXT_REF}"}}'
                 for params in written
             }
     return {text.encode() for text in found}

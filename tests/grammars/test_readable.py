@@ -17,7 +17,7 @@ from sds.kernel.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound
 from tests.grammars.byte_matcher import ByteMatcher
 
 CONTEXT = "c0ffee" * 10 + "0123"
-ESCALATION = '{"action":"ESCALATE","reason_code":"HUMAN_REVIEW"}'
+ESCALATION = '{"action":"ESCALATE","reason":"HUMAN_REVIEW"}'
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def one_kind(kind: str, amount: Bound | None) -> DecisionEnvelope:
 
 
 def pay(number: str) -> str:
-    return f'{{"action":"PAY","params":{{"amount":{number}}},"reason_code":"OK"}}'
+    return f'{{"action":"PAY","params":{{"amount":{number}}},"reason":"OK"}}'
 
 
 EXAMPLES = (
@@ -46,16 +46,16 @@ EXAMPLES = (
         ESCALATE_ONLY,
         (ESCALATION,),
         (
-            '{"action":"DENY","reason_code":"HUMAN_REVIEW"}',
-            '{"action":"ESCALATE","reason_code":"LATE"}',
-            '{"action":"ESCALATE","reason_code":"HUMAN_REVIEW","rationale":"x"}',
-            '{"rationale":"x","action":"ESCALATE","reason_code":"HUMAN_REVIEW"}',
-            '{"action":"ESCALATE","params":{},"reason_code":"HUMAN_REVIEW"}',
+            '{"action":"DENY","reason":"HUMAN_REVIEW"}',
+            '{"action":"ESCALATE","reason":"LATE"}',
+            '{"action":"ESCALATE","reason":"HUMAN_REVIEW","rationale":"x"}',
+            '{"rationale":"x","action":"ESCALATE","reason":"HUMAN_REVIEW"}',
+            '{"action":"ESCALATE","params":{},"reason":"HUMAN_REVIEW"}',
             "{}",
         ),
         (
-            '{ "action":"ESCALATE","reason_code":"HUMAN_REVIEW"}',
-            '{"reason_code":"HUMAN_REVIEW","action":"ESCALATE"}',
+            '{ "action":"ESCALATE","reason":"HUMAN_REVIEW"}',
+            '{"reason":"HUMAN_REVIEW","action":"ESCALATE"}',
         ),
     ),
     Example(
@@ -85,8 +85,8 @@ EXAMPLES = (
         (
             pay("24.9"),
             pay("25.1"),
-            '{"action":"PAY","reason_code":"OK"}',
-            '{"action":"PAY","params":{},"reason_code":"OK"}',
+            '{"action":"PAY","reason":"OK"}',
+            '{"action":"PAY","params":{},"reason":"OK"}',
         ),
         (pay("25"),),
     ),
@@ -99,33 +99,33 @@ EXAMPLES = (
             ]
         ),
         (
-            '{"action":"COMPENSATE","reason_code":"DELAY"}',
-            '{"action":"DENY","reason_code":"LATE"}',
-            '{"action":"DENY","reason_code":"LATER"}',
+            '{"action":"COMPENSATE","reason":"DELAY"}',
+            '{"action":"DENY","reason":"LATE"}',
+            '{"action":"DENY","reason":"LATER"}',
             ESCALATION,
         ),
         (
-            '{"action":"COMPENSATE","params":{"amount":250.00},"reason_code":"DELAY"}',
-            '{"action":"COMPENSATE","params":{},"reason_code":"DELAY"}',
-            '{"action":"COMPENSATE","reason_code":"LATE"}',
-            '{"action":"DENY","reason_code":"LATERR"}',
-            '{"action":"DENY","reason_code":"LATE","note":1}',
+            '{"action":"COMPENSATE","params":{"amount":250.00},"reason":"DELAY"}',
+            '{"action":"COMPENSATE","params":{},"reason":"DELAY"}',
+            '{"action":"COMPENSATE","reason":"LATE"}',
+            '{"action":"DENY","reason":"LATERR"}',
+            '{"action":"DENY","reason":"LATE","note":1}',
         ),
     ),
     Example(
         "a rationale of at most five plain characters",
         envelope_of([KindBound(DENY, ("LATE",))], 5),
-        tuple(f'{{"rationale":"{text}","action":"DENY","reason_code":"LATE"}}' for text in ("", "x", "a b!~", "[{,}]")),
+        tuple(f'{{"rationale":"{text}","action":"DENY","reason":"LATE"}}' for text in ("", "x", "a b!~", "[{,}]")),
         (
-            '{"action":"DENY","reason_code":"LATE"}',
+            '{"action":"DENY","reason":"LATE"}',
             *(
-                f'{{"rationale":"{text}","action":"DENY","reason_code":"LATE"}}'
+                f'{{"rationale":"{text}","action":"DENY","reason":"LATE"}}'
                 for text in ("sixsix", r"\"", r"\n", r"a\\b", "\u00e9", "tab\t")
             ),
         ),
         (
-            r'{"rationale":"\u0041","action":"DENY","reason_code":"LATE"}',
-            '{"action":"DENY","reason_code":"LATE","rationale":"x"}',
+            r'{"rationale":"\u0041","action":"DENY","reason":"LATE"}',
+            '{"action":"DENY","reason":"LATE","rationale":"x"}',
         ),
     ),
 )
@@ -175,4 +175,4 @@ def test_another_context_is_another_language() -> None:
 def test_equal_envelopes_have_one_language_whose_hash_is_pinned() -> None:
     assert language(ESCALATE_ONLY, "0" * 64).hash == language(envelope_of(()), "0" * 64).hash
     # A change here is a new form of the language: give it a new version in `FORM`.
-    assert language(ESCALATE_ONLY, "0" * 64).hash == "9c4d0db307338c5c777a277a335b0eb4a672951fd444114443b75ba481e853b0"
+    assert language(ESCALATE_ONLY, "0" * 64).hash == "9afa61ba988875f5372177f840b450a2bf01dbaabaa35b92f00a182cd1a09f92"

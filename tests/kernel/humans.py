@@ -46,7 +46,7 @@ def desk(world: World, store: Store | None = None) -> HumanDesk:
 
 def change(action: str, reason: str, **params: str) -> str:
     numbers = ",".join(f'"{name}":{text}' for name, text in params.items())
-    return f'{{"action":"{action}","params":{{{numbers}}},"reason_code":"{reason}"}}'
+    return f'{{"action":"{action}","params":{{{numbers}}},"reason":"{reason}"}}'
 
 
 PAY = change("REFUND_TICKET", "NOT_TRAVELLED", amount="40.00")

@@ -43,7 +43,7 @@ def full_record(folder: Path) -> World:
     made.decide(deny, "denied", "T5")
     made.decide(escalate, "escalated", "T6")
     case = made.decide(escalate, "resolved", "T6").dfid
-    denial = '{"action":"DENY","reason_code":"NOT_ELIGIBLE"}'
+    denial = '{"action":"DENY","reason":"NOT_ELIGIBLE"}'
     HumanDesk(made.kernel, now_ms=made.clock).resolve(case, Resolution("MODIFY", "ada", "a look", denial))
     packet = made.packet("exhausted", "T7")
     for _ in range(3):

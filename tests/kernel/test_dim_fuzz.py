@@ -156,5 +156,5 @@ JSON = st.recursive(
 def test_any_json_is_judged_by_the_envelope_alone(action: object, params: object, reason: object):
     import json
 
-    body = {"action": action, "params": params, "reason_code": reason, "context_ref": PACKET.snapshot.id}
+    body = {"action": action, "params": params, "reason": reason, "context_ref": PACKET.snapshot.id}
     judged(Random(0), json.dumps(body, separators=(",", ":")).encode(), PACKET)

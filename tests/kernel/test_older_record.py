@@ -2,7 +2,7 @@
 
 Schema version 1: its agent went through no handshake, and there was nothing to revoke or to spend. Proposal schema 1: a
 contract had `rationale_chars_max`, and a proposal its rationale before `context_ref`. Until schema 3 a proposal without
-parameters had empty ones.
+parameters had empty ones, until schema 4 its reason was called `reason_code`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.kernel.durable import (
 )
 from tests.kernel.humans import ALWAYS, resolve
 from tests.kernel.orders import recovered
-from tests.samples import with_empty_params
+from tests.samples import as_under
 
 NEW = ("contract_revocations", "escalation_budgets")
 
@@ -104,7 +104,7 @@ def write_proposal_schema_1(folder: Path) -> Contract:
 
 def with_its_rationale_last(packet: DecisionPacket) -> bytes:
     said = refund("40.00")(packet)
-    return said.replace(b',"context_ref"', b',"rationale":"never flown","context_ref"')
+    return as_under("2.0.0", said).replace(b',"context_ref"', b',"rationale":"never flown","context_ref"')
 
 
 def test_what_was_decided_under_proposal_schema_1_is_read_audited_and_resolved(
@@ -133,14 +133,19 @@ def test_what_was_decided_under_proposal_schema_1_is_read_audited_and_resolved(
     world.close()
 
 
+@pytest.fixture(params=["2.0.0", "3.0.0"])
+def schema(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @contextmanager
-def under_schema_2(folder: Path, monkeypatch: pytest.MonkeyPatch, *changes: tuple[str, str]) -> Iterator[World]:
-    """A world as it was under proposal schema 2: what it registers, and how it reads and writes."""
+def under(schema: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *changes: tuple[str, str]) -> Iterator[World]:
+    """A world as it was under a proposal schema: what it registers, and how it reads and writes."""
     with monkeypatch.context() as then:
-        then.setattr(handshake, "PROPOSAL_SCHEMA", "2.0.0")
+        then.setattr(handshake, "PROPOSAL_SCHEMA", schema)
         then.setattr(dim, "parse_proposal", parse_recorded)
-        then.setattr(human, "write_proposal", lambda made: with_empty_params(write_proposal(made)))
-        yield World(folder, terms=contract(*changes, more="memory: {scope: key}\nproposal_schema: 2.0.0\n"))
+        then.setattr(human, "write_proposal", lambda made: as_under(schema, write_proposal(made)))
+        yield World(folder, terms=contract(*changes, more=f"memory: {{scope: key}}\nproposal_schema: {schema}\n"))
 
 
 def upgrade(world: World, *changes: tuple[str, str]) -> None:
@@ -150,23 +155,24 @@ def upgrade(world: World, *changes: tuple[str, str]) -> None:
     world.kernel = world.open_kernel(terms=world.contract)
 
 
-def test_what_was_decided_under_proposal_schema_2_is_read_audited_and_remembered(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_was_decided_under_an_older_proposal_schema_is_read_audited_and_remembered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, schema: str
 ):
-    with under_schema_2(folder, monkeypatch) as world:
-        paid = world.decide(lambda packet: with_empty_params(compensate(packet)), "C1")
+    with under(schema, folder, monkeypatch) as world:
+        paid = world.decide(lambda packet: as_under(schema, compensate(packet)), "C1")
         assert "ACTIVE" == world.decide(lambda packet: b"nonsense", "C2").state
-        denied = world.decide(lambda packet: with_empty_params(deny(packet)), "C3")
+        denied = world.decide(lambda packet: as_under(schema, deny(packet)), "C3")
     assert ("SUCCESS", "CLOSED") == (paid.execution, denied.state)
     assert ["- DENY: decided", "- COMPENSATE 250.00: paid"] == world.packet("C4").texts[2].splitlines()[1:]
     upgrade(world)
     assert () == audit.verify(world.store).faults
     assert (paid, denied) == (world.kernel.open(world.event("C1")), world.kernel.open(world.event("C3")))
     case = read_case(world.store, world.contract, denied.dfid)
-    assert b'"params":{}' in case.said
+    assert (schema == "2.0.0") == (b'"params":{}' in case.said)
+    assert isinstance(parse_proposal(case.said), str)
     assert "DENY" == case.action
     packet = world.packet("C5")
-    refused = world.kernel.decide(packet, with_empty_params(deny(packet)))
+    refused = world.kernel.decide(packet, as_under(schema, deny(packet)))
     assert ("ACTIVE", 1) == (refused.state, len(world.column("SELECT 1 FROM attempts WHERE dfid = ?", packet.dfid)))
     assert "CLOSED" == world.kernel.decide(packet, deny(packet)).state
     assert () == audit.verify(world.store).faults
@@ -174,13 +180,13 @@ def test_what_was_decided_under_proposal_schema_2_is_read_audited_and_remembered
 
 
 @pytest.mark.parametrize("decided_by", ["agent", "human"])
-def test_an_order_of_proposal_schema_2_in_the_air_is_sent_again_under_its_one_key(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, decided_by: str
+def test_an_order_of_an_older_proposal_schema_in_the_air_is_sent_again_under_its_one_key(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, schema: str, decided_by: str
 ):
     changes = (ALWAYS,) if decided_by == "human" else ()
-    with under_schema_2(folder, monkeypatch, *changes) as world:
+    with under(schema, folder, monkeypatch, *changes) as world:
         world.rail.misfortunes = ["drop"]
-        answer = world.decide(lambda packet: with_empty_params(compensate(packet)))
+        answer = world.decide(lambda packet: as_under(schema, compensate(packet)))
         if decided_by == "human":
             answer = resolve(world, answer.dfid, "OVERRIDE")
     assert "UNKNOWN" == answer.execution
@@ -192,12 +198,12 @@ def test_an_order_of_proposal_schema_2_in_the_air_is_sent_again_under_its_one_ke
 
 @pytest.mark.parametrize(("misfortune", "found"), [("lose", Recovered(success=1)), ("drop", Recovered(failed=1))])
 def test_an_order_in_the_air_at_the_upgrade_is_paid_once(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, misfortune: str, found: Recovered
+    folder: Path, monkeypatch: pytest.MonkeyPatch, schema: str, misfortune: str, found: Recovered
 ):
     """What the rail never had is voided: its contract is not in force any more, and the event has a fresh flow."""
-    with under_schema_2(folder, monkeypatch) as world:
+    with under(schema, folder, monkeypatch) as world:
         world.rail.misfortunes, world.rail.blind = [misfortune], True
-        first = world.decide(lambda packet: with_empty_params(compensate(packet)))
+        first = world.decide(lambda packet: as_under(schema, compensate(packet)))
     world.rail.blind = False
     upgrade(world)
     world.clock.advance(2 * LEASE_MS)
@@ -209,11 +215,11 @@ def test_an_order_in_the_air_at_the_upgrade_is_paid_once(
     world.close()
 
 
-def test_a_case_of_proposal_schema_2_is_carried_out_by_a_human_in_the_form_of_today(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_case_of_an_older_proposal_schema_is_carried_out_by_a_human_in_the_form_of_today(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, schema: str
 ):
-    with under_schema_2(folder, monkeypatch, ALWAYS) as world:
-        waiting = world.decide(lambda packet: with_empty_params(compensate(packet)))
+    with under(schema, folder, monkeypatch, ALWAYS) as world:
+        waiting = world.decide(lambda packet: as_under(schema, compensate(packet)))
     assert "ESCALATED" == waiting.state
     upgrade(world, ALWAYS)
     assert ("SUCCESS", "COMPENSATE") == ((done := resolve(world, waiting.dfid, "OVERRIDE")).execution, done.action)
@@ -232,21 +238,32 @@ def test_a_case_of_proposal_schema_2_is_carried_out_by_a_human_in_the_form_of_to
         (b'{"action":"PAY","params":{},"reason_code":"OWED","context_ref":"%b"}', None),
         (b'{"rationale":"why","action":"PAY","reason_code":"OWED","context_ref":"%b"}', "why"),
         (b'{"action":"PAY","reason_code":"OWED","context_ref":"%b"}', None),
+        (b'{"rationale":"why","action":"PAY","reason":"OWED","context_ref":"%b"}', "why"),
+        (b'{"action":"PAY","reason":"OWED","context_ref":"%b"}', None),
     ],
 )
-def test_either_form_is_read_from_a_record(recorded: bytes, rationale: str | None):
+def test_every_form_is_read_from_a_record(recorded: bytes, rationale: str | None):
     ref = "ab" * 32
     found = parse_recorded(recorded % ref.encode())
     assert Proposal("PAY", (), "OWED", ref, rationale) == found
 
 
 def test_parameters_are_read_alike_in_every_form():
-    recorded = b'{"action":"PAY","params":{"amount":1.00},"reason_code":"OWED","context_ref":"%b"}' % (b"ab" * 32)
-    assert (
-        parse_proposal(recorded)
-        == parse_recorded(recorded)
-        == Proposal("PAY", (("amount", "1.00"),), "OWED", "ab" * 32)
-    )
+    ref = "ab" * 32
+    paid = Proposal("PAY", (("amount", "1.00"),), "OWED", ref)
+    assert paid == parse_proposal(write_proposal(paid)) == parse_recorded(write_proposal(paid))
+    for schema in ("2.0.0", "3.0.0"):
+        recorded = as_under(schema, write_proposal(paid))
+        assert (str, paid) == (type(parse_proposal(recorded)), parse_recorded(recorded))
+
+
+def test_no_form_is_read_that_none_had():
+    for said in (
+        b'{"action":"PAY","params":{},"reason":"OWED","context_ref":"%b"}',
+        b'{"action":"PAY","reason":"OWED","rationale":"a","context_ref":"%b"}',
+        b'{"action":"PAY","reason":"OWED","reason_code":"OWED","context_ref":"%b"}',
+    ):
+        assert isinstance(parse_recorded(said % (b"ab" * 32)), str)
 
 
 def test_two_rationales_are_in_neither_form():

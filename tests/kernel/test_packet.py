@@ -163,7 +163,7 @@ def test_artifacts_stand_between_mission_and_kinds_and_without_any_the_text_is_a
 
 
 def test_the_form_names_the_kind_that_a_mandate_is_about():
-    form = 'written as JSON {"action":"%s","reason_code":"REASON"}:'
+    form = 'written as JSON {"action":"%s","reason":"REASON"}:'
     assert form % "KIND" in static_text(TILL)
     assert form % "PAY" in static_text(TILL, authority=("PAY",))
 

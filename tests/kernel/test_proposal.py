@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sds.kernel.proposal import PARAMS_MAX, PROPOSAL_BYTES_MAX, Proposal, parse_proposal, write_proposal
 
 REF = "ab" * 32
-HEAD, TAIL = '{"action":"PAY","params":{', f'}},"reason_code":"OWED","context_ref":"{REF}"}}'
+HEAD, TAIL = '{"action":"PAY","params":{', f'}},"reason":"OWED","context_ref":"{REF}"}}'
 BARE = '{"action":"PAY"' + TAIL[1:]
 NO_START = 'does not begin with {"action":"<KIND>" or a rationale before it'
 CODES = st.from_regex(r"[A-Z][A-Z0-9_]{0,63}", fullmatch=True)
@@ -47,12 +47,12 @@ def test_whatever_is_read_was_written_in_the_one_form(data: bytes):
     ("data", "fault"),
     [
         (b"", NO_START),
-        (b'{"action": "PAY","reason_code":', NO_START),
+        (b'{"action": "PAY","reason":', NO_START),
         (b'{"params":{},"action":"PAY"', NO_START),
         (HEAD + TAIL, "byte 26: expected a parameter"),
-        (BARE.replace(",", ',"params":null,', 1), 'byte 15: expected ,"params":{ or ,"reason_code":"<CODE>"'),
-        (BARE.replace(",", ",,", 1), 'byte 15: expected ,"params":{ or ,"reason_code":"<CODE>"'),
-        (BARE.replace("}", ',"params":{}}'), 'byte 36: expected ,"context_ref":"<64 hex digits>"}'),
+        (BARE.replace(",", ',"params":null,', 1), 'byte 15: expected ,"params":{ or ,"reason":"<CODE>"'),
+        (BARE.replace(",", ",,", 1), 'byte 15: expected ,"params":{ or ,"reason":"<CODE>"'),
+        (BARE.replace("}", ',"params":{}}'), 'byte 31: expected ,"context_ref":"<64 hex digits>"}'),
         (f'{HEAD}"amount":"250"{TAIL}', "byte 26: expected a parameter"),
         (f'{HEAD}"amount":true{TAIL}', "byte 26: expected a parameter"),
         (f'{HEAD}"amount":NaN{TAIL}', "byte 26: expected a parameter"),
@@ -62,13 +62,13 @@ def test_whatever_is_read_was_written_in_the_one_form(data: bytes):
         (f'{HEAD},"amount":1{TAIL}', "byte 26: expected a parameter"),
         (f'{HEAD}"amount":{"9" * 34}{TAIL}', "byte 67: expected a parameter or }"),
         (HEAD + ",".join(f'"p{i}":1' for i in range(17)) + TAIL, "more than 16 parameters"),
-        (f'{HEAD}"amount":1{TAIL.replace("reason_code", "reason")}', 'byte 37: expected ,"reason_code":"<CODE>"'),
-        (BARE.replace("ab", "AB", 1), 'byte 36: expected ,"context_ref":"<64 hex digits>"}'),
-        (BARE.replace(',"context', ',"rationale":"a","context'), 'byte 36: expected ,"context_ref":"<64 hex digits>"}'),
+        (f'{HEAD}"amount":1{TAIL.replace("reason", "reason_code")}', 'byte 37: expected ,"reason":"<CODE>"'),
+        (BARE.replace("ab", "AB", 1), 'byte 31: expected ,"context_ref":"<64 hex digits>"}'),
+        (BARE.replace(',"context', ',"rationale":"a","context'), 'byte 31: expected ,"context_ref":"<64 hex digits>"}'),
         (BARE.replace("{", '{"rationale":"a\\nb",', 1), NO_START),
-        (BARE.replace(',"context', ',"confidence":1,"context'), 'byte 36: expected ,"context_ref":"<64 hex digits>"}'),
-        (BARE + "\n", "byte 118: more bytes after the end"),
-        (BARE + HEAD, "byte 118: more bytes after the end"),
+        (BARE.replace(',"context', ',"confidence":1,"context'), 'byte 31: expected ,"context_ref":"<64 hex digits>"}'),
+        (BARE + "\n", "byte 113: more bytes after the end"),
+        (BARE + HEAD, "byte 113: more bytes after the end"),
         ("\ufeff" + BARE, NO_START),
     ],
 )
