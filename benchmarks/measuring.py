@@ -21,6 +21,7 @@ import numpy as np
 
 from sds.kernel.errors import SdsError, UsageError
 from sds.machine import machine_name
+from sds.models.catalog import this_machine
 from sds.models.protocol import BackendError
 
 Report = dict[str, Any]
@@ -163,10 +164,11 @@ def _silent(_text: str) -> None:
 
 
 def machine() -> dict[str, object]:
-    """Return the day and what it ran on: processor, and the cores this process may use."""
+    """Return the day and what it ran on: processor, what it computes in, and the cores this process may use."""
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": machine_name(),
+        "features": this_machine().features,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     }
 

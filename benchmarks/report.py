@@ -1,7 +1,8 @@
 """Make one page of what was kept of all questions: `sds bench report --results FOLDER --page FILE`.
 
 Every figure on the page is in one of the documents in that folder; the plots lie beside the page. A question that was not
-asked is named, never guessed at, and so is every row in which somebody else is the quicker one.
+asked is named, never guessed at, and so is every row in which somebody else is the quicker one. Its folder `elsewhere` may
+hold a folder for each other machine: of their documents the page shows what was reached.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from sds.benchmarks import report_tables, targets
 from sds.benchmarks.measuring import Parser, Report, Say, main, write_whole
 from sds.benchmarks.report_tables import SECTIONS, table
+from sds.benchmarks.targets import Judged, Target
 from sds.kernel.errors import UsageError
 
 RESULTS, PAGE = Path("benchmarks/results"), Path("benchmarks/report.md")
+ELSEWHERE = "elsewhere"
 RESULT_BYTES_MAX = 1 << 24
 Results = Mapping[str, Report]
 
@@ -46,6 +50,12 @@ def read_results(folder: Path) -> dict[str, Report]:
     return {name: _read(path, name) for name in SECTIONS if (path := folder / f"{name}.json").exists()}
 
 
+def read_elsewhere(folder: Path) -> dict[str, dict[str, Report]]:
+    """Return the documents of other machines, by their folders' names. Raises UsageError as `read_results` does."""
+    folders = sorted(path for path in (folder / ELSEWHERE).glob("*") if path.is_dir())
+    return {each.name: found for each in folders if (found := read_results(each))}
+
+
 def _read(path: Path, name: str) -> Report:
     try:
         with path.open("rb") as file:
@@ -60,7 +70,7 @@ def _read(path: Path, name: str) -> Report:
     return found
 
 
-def page(results: Results) -> tuple[str, dict[str, str]]:
+def page(results: Results, elsewhere: Mapping[str, Results] = MappingProxyType({})) -> tuple[str, dict[str, str]]:
     """Return the page in Markdown, and its plots by file name. Raises UsageError for a document that lacks something."""
     parts, plots = [_head(results)], dict[str, str]()
     for name, section in SECTIONS.items():
@@ -69,6 +79,8 @@ def page(results: Results) -> tuple[str, dict[str, str]]:
                 text, drawn = section(results[name])
             parts.append("\n\n".join([text, *(f"![{file.removesuffix('.svg')}]({file})" for file in drawn)]))
             plots |= drawn
+    if elsewhere:
+        parts.append(_elsewhere(elsewhere))
     return "\n\n".join([*parts, f"## Our bias\n\n{BIAS}\n"]), plots
 
 
@@ -93,11 +105,19 @@ def _head(results: Results) -> str:
     if missing:
         asked = ", ".join(f"`{name}`" for name in missing)
         lines.append(f"**Not measured: {asked}.** What these would say is left out.")
-    if len({(found.get("machine"), found.get("cores")) for found in results.values()}) > 1:
+    if len({tuple(map(found.get, ("machine", "features", "cores"))) for found in results.values()}) > 1:
         lines.append("**Not all was measured on one machine**: compare only within a section.")
     lines.append(f"## How it was measured\n\n{_how(results)}")
-    lines.append(f"## What it must reach\n\n{_targets(results)}")
+    lines.append(f"## What it must reach\n\n{_judged(dict(targets.judged(results)))}")
     lines.append(f"## Where others are quicker\n\n{_wins(results)}")
+    return "\n\n".join(lines)
+
+
+def _elsewhere(results: Mapping[str, Results]) -> str:
+    lines = ["## On other machines", "Each measured on its day, with the code of that day; ratios are of one run."]
+    for name, found in results.items():
+        asked = {target: judged for target, judged in targets.judged(found) if target.question in found}
+        lines += [f"### {name}", _how(found), _judged(asked)]
     return "\n\n".join(lines)
 
 
@@ -107,7 +127,7 @@ def _how(results: Results) -> str:
             name,
             f"`{found.get('command', '-')}`",
             found.get("date"),
-            found.get("machine"),
+            " ".join(filter(None, (found.get("machine"), found.get("features")))),
             found.get("cores"),
             found.get("n"),
             _weights(found.get("model")),
@@ -126,10 +146,10 @@ def _weights(model: object) -> str | None:
     return None if model is None else str(model)
 
 
-def _targets(results: Results) -> str:
+def _judged(found: Mapping[Target, Judged]) -> str:
     rows = [
-        [target.figure, f"`{target.question}`", target.said, found.value, found.verdict]
-        for target, found in targets.judged(results)
+        [target.figure, f"`{target.question}`", target.said, judged.value, judged.verdict]
+        for target, judged in found.items()
     ]
     return table(["figure", "question", "target", "measured", ""], rows)
 
@@ -157,7 +177,7 @@ def _run(asked: argparse.Namespace, _say: Say) -> Report:
         raise UsageError(f"`{asked.results}` holds no result", hint="sds bench QUESTION --save FOLDER")
     if asked.page.is_dir() or not asked.page.parent.is_dir():
         raise UsageError(f"`{asked.page}` cannot be written", hint="name a file in a folder that is there")
-    text, plots = page(results)
+    text, plots = page(results, read_elsewhere(asked.results))
     for name, svg in plots.items():
         write_whole(asked.page.parent / name, svg)
     write_whole(asked.page, text)

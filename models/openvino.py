@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sds.models.catalog import this_machine
 from sds.models.checks import check_slots
 from sds.models.gguf import gguf_fingerprint, identity, words_of
 from sds.models.llama import CONTEXT_TOKENS
@@ -27,6 +26,7 @@ from sds.models.token_trees import HELD_TOKENS, Call, Inputs, Place, calls_of
 try:
     import openvino as ov
 
+    from sds.models.openvino_dtypes import check_dtype, usual_dtype
     from sds.models.openvino_graph import graph
     from sds.models.openvino_weights import Shape, Weights
 except ImportError as error:
@@ -35,36 +35,14 @@ except ImportError as error:
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", *INT8_REST)
 KEPT = {"bf16": (np.uint16, ov.Type.bf16), "fp32": (np.float32, ov.Type.f32)}
 MIXED_MAX = {"bf16": inf, "fp32": 512}  # found by trying: in FP32 longer sums are cut by where they lie
-WHOLE_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"}  # a processor without these drops what overflows
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 HINT_CHARACTERS_MAX = 200
 # A line alone of so many tokens has a copy of the graph; one more takes most of a second to open, and some 70 MB.
 LENGTHS = (48, 64, 72, 80, 96, 104, 112)
 LINES_BYTES_MAX = 256 << 20  # what calls of several trees take besides, once such were made
 PASS_TOKENS_MAX = 2048  # in several calls: the more cases are read in turn, the more share the small calls after them
-
-
-def computes_in_bf16() -> bool:
-    """Return whether this processor multiplies in BF16."""
-    return "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-
-
-def computes_in_int8() -> bool:
-    """Return whether this processor adds up products of bytes without loss."""
-    return not WHOLE_PRODUCTS.isdisjoint(this_machine().features.split())
-
-
-def _check_dtype(dtype: Dtype) -> None:
-    if dtype not in DTYPES:
-        raise BackendError(f"OpenVINO does not compute in {dtype} here", hint=f"choose {', '.join(DTYPES)}")
-    rest, other = INT8_REST.get(dtype, dtype), "int8" if dtype in INT8_REST else "fp32"
-    if dtype in INT8_REST and not computes_in_int8():
-        raise BackendError("this processor does not compute in int8", hint=f"choose {rest}")
-    if rest == "bf16" and not computes_in_bf16():
-        raise BackendError("this processor does not compute in bf16", hint=f"choose {other}")
 
 
 class _Programs:
@@ -244,6 +222,7 @@ class OpenvinoBackend(SeatedBackend):
     """One GGUF model of the architecture `llama`. Give each thread its own (`beside`); call `close()` when done."""
 
     rows_may_be_cut = False
+    usual_dtype = staticmethod(usual_dtype)
     ahead_tokens_max = 40  # in BF16 a pass of its own costs more: the weights, and a shape to prepare for
     _store: _Cells
 
@@ -251,7 +230,7 @@ class OpenvinoBackend(SeatedBackend):
         self,
         path: Path,
         *,
-        dtype: Dtype = "bf16",
+        dtype: Dtype | None = None,
         n_ctx: int = CONTEXT_TOKENS,
         threads: int | None = None,
         slots: int = 1,
@@ -260,10 +239,12 @@ class OpenvinoBackend(SeatedBackend):
     ) -> None:
         """Load weights; raise `BackendError` when `path` is nothing that runs here.
 
-        `fingerprint`: of the file, where it was just looked at. `programs`: of the file, where it was compiled already.
+        `dtype`: left out, `usual_dtype`. `fingerprint`: of the file, where it was just looked at. `programs`: of the file,
+        where it was compiled already.
         """
         check_slots(slots)
-        _check_dtype(dtype)
+        dtype = dtype or usual_dtype()
+        check_dtype(dtype)
         seen = identity(path)
         self.name = path.name
         self.fingerprint = fingerprint or gguf_fingerprint(path)

@@ -35,6 +35,7 @@ def _about(name: str) -> dict[str, Any]:
         "command": f"sds bench {name} --n 31",
         "date": "2031-05-06",
         "machine": "x86_64 An Own Processor",
+        "features": "own512",
         "cores": 3,
         "n": 31,
         "model": {"name": "own.gguf", "sha256": "ab" * 32, "library": "openvino 2031.4"},
@@ -261,8 +262,33 @@ def test_what_was_not_measured_is_named_and_nothing_is_said_of_it() -> None:
 def test_documents_of_two_machines_are_said_to_be_so() -> None:
     found = documents()
     assert "Not all was measured on one machine" not in report.page(found)[0]
-    found["gpu"]["machine"] = "another"
-    assert "Not all was measured on one machine" in report.page(found)[0]
+    for name in ("machine", "features", "cores"):
+        found = documents()
+        found["gpu"][name] = "another"
+        assert "Not all was measured on one machine" in report.page(found)[0]
+
+
+def test_what_was_reached_on_other_machines_is_shown_by_machine(tmp_path: Path) -> None:
+    here, there = documents(), {name: documents()[name] for name in ("hotpath", "peers")}
+    there["hotpath"]["over_floor"] = 7.77
+    there["peers"] |= {"speedup_over_fastest": 8.88, "machine": "sun"}
+    for folder, found in (("", here), ("elsewhere/solar-cell", there)):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        for name, document in found.items():
+            (tmp_path / folder / f"{name}.json").write_text(json.dumps(document))
+    (tmp_path / "elsewhere" / "empty").mkdir()
+    (tmp_path / "elsewhere" / "a-file").write_text("")
+    elsewhere = report.read_elsewhere(tmp_path)
+    assert {"solar-cell": there} == elsewhere
+    text = report.page(report.read_results(tmp_path), elsewhere)[0]
+    said = _section(text, "On other machines")
+    assert report.page(here)[0] == text.replace(f"## On other machines{said}\n", "")
+    assert ["### solar-cell"] == [line for line in said.splitlines() if line.startswith("#")]
+    rows = {row[0]: row for row in _cells(said)}
+    assert ["sun own512", "3"] == rows["peers"][3:5]
+    assert ["7.77", "**missed**"] == rows["warm decision over its bare passes"][3:]
+    assert ["8.88", "reached"] == rows["fixed form, against the fastest peer"][3:]
+    assert "new bounds, median" not in rows
 
 
 @pytest.mark.parametrize("name", list(_MADE))

@@ -61,8 +61,8 @@ def open_weights(
     if found is not None:
         record = found.record
         runs = library or record.library
-        computes = dtype or found.dtype_in(runs)
         try:
+            computes = _computed_in(runs, dtype or found.dtype_in(runs))
             backend = opener(found.path, runs, computes, record.sha256)
         except BackendError as error:
             notice = not_used(error)
@@ -71,7 +71,18 @@ def open_weights(
             measured = runs == "llamacpp"  # the noise was
             noise = (record.shape_noise_logp_max, record.shape_noise_slots or 0) if measured else (None, 0)
             return Opened(backend, runs, computes, (), *noise)
-    return Opened(opener(source, library, dtype, None), library or "llamacpp", dtype, (notice,) if notice else ())
+    runs = library or "llamacpp"
+    computes = _computed_in(runs, dtype)
+    return Opened(opener(source, library, computes, None), runs, computes, (notice,) if notice else ())
+
+
+def _computed_in(library: Library, dtype: Dtype | None) -> Dtype | None:
+    """Return in what a library computes: OpenVINO, where nobody says it, in what this processor does."""
+    if dtype or library != "openvino":
+        return dtype
+    from sds.models.openvino import OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
+
+    return OpenvinoBackend.usual_dtype()
 
 
 def _threads() -> int | None:
@@ -101,7 +112,7 @@ def open_backend(
 ) -> Backend:
     """Load a model: unless `library` says otherwise a folder through transformers, a file through llama.cpp.
 
-    `device` is for transformers, `dtype` for it (fp32) and OpenVINO (bf16); llama.cpp runs in the file's own types. With
+    `device` is for transformers, `dtype` for it (fp32) and OpenVINO (bf16, where the processor computes in it); llama.cpp runs in the file's own types. With
     several `slots` each holds `SLOT_TOKENS`; in OpenVINO, which takes memory as it is written, as many as one alone.
     `threads`: without it what `SDS_THREADS` says, or all cores. `fingerprint`: of a GGUF, where it was just looked at.
     Raises BackendError.
@@ -160,7 +171,7 @@ def runtime_facts(
     if library == "transformers":
         return facts | {"torch": version("torch"), "device": device, "dtype": dtype or "fp32"}
     if library == "openvino":
-        facts["dtype"] = dtype or "bf16"
+        facts["dtype"] = dtype = _computed_in(library, dtype)
         return facts | ({"in_8_bits": IN_8_BITS, "rest": INT8_REST[dtype]} if dtype in INT8_REST else {})
     return facts
 
@@ -216,6 +227,7 @@ def _open(
         asked = _library_of(path, library)
         check_slots(share_of(asked).slots, mode)
         if as_is or asked == "transformers":
+            dtype = _computed_in(asked, dtype)
             opened = Opened(opener(path, asked, dtype, None), asked, dtype)
         else:
             _check_processor(path, asked, device, dtype)

@@ -170,8 +170,10 @@ def test_transformers_has_none(tiny_folder: Callable[[int], Path]) -> None:
 def test_company_in_openvino_leaves_no_trace_in_a_decision(
     slots: int, mode: Mode, dtype: Dtype, world: World, tiny_path: Callable[[int], Path]
 ) -> None:
-    openvino = pytest.importorskip("sds.models.openvino")
-    if dtype == "bf16" and not openvino.computes_in_bf16():
+    pytest.importorskip("openvino")
+    from sds.models import openvino_dtypes
+
+    if dtype == "bf16" and not openvino_dtypes.computes_in_bf16():
         pytest.skip("no BF16 in this processor")
     asked = packets(world, scale(20, 300))
     how: dict[str, Any] = {"now_ms": running_ms, "library": "openvino", "dtype": dtype, "mode": mode}

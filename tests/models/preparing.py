@@ -19,7 +19,7 @@ from tests.model_fixtures import TINY_THREADS
 
 def _runs_both() -> bool:
     try:
-        from sds.models.openvino import computes_in_bf16, computes_in_int8
+        from sds.models.openvino_dtypes import computes_in_bf16, computes_in_int8
     except BackendError:
         return False
     return computes_in_bf16() and computes_in_int8()

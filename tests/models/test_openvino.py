@@ -13,7 +13,8 @@ from gguf.quants import dequantize, quantize
 
 from sds.models.llama import LlamaBackend
 from sds.models.noise import shape_noise
-from sds.models.openvino import OpenvinoBackend, computes_in_bf16, computes_in_int8
+from sds.models.openvino import OpenvinoBackend
+from sds.models.openvino_dtypes import computes_in_bf16, computes_in_int8
 from sds.models.protocol import Backend, BackendError, Dtype, Row
 from tests.hostile import Vocabulary, tiny_checkpoint
 from tests.llama_gguf import CONTEXT, PIECES, Sizes, llama_gguf, random_tensors

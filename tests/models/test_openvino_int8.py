@@ -14,7 +14,8 @@ import pytest
 
 from sds.models import openvino_graph, openvino_int8
 from sds.models.measuring import distributions, divergence
-from sds.models.openvino import OpenvinoBackend, computes_in_bf16, computes_in_int8
+from sds.models.openvino import OpenvinoBackend
+from sds.models.openvino_dtypes import computes_in_bf16, computes_in_int8
 from sds.models.openvino_int8 import LARGEST, block_turn, rounded_by_row, rounded_matrix, turn, turned_matrix
 from sds.models.prepare import KL_MAX
 from sds.models.protocol import INT8_REST, BackendError, Dtype, Row

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import sds.models.openvino as vino
+from sds.engines.opening import runtime_facts
+from sds.models import openvino, openvino_dtypes
+from sds.models.catalog import this_machine
 from sds.models.openvino import OpenvinoBackend
 from sds.models.openvino_weights import Weights
 from sds.models.protocol import BackendError
@@ -155,7 +157,7 @@ def test_more_slots_than_there_is_memory_for(tmp_path: Path, monkeypatch: pytest
     def full(*_: object, **__: object) -> Any:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    monkeypatch.setattr(vino.mmap, "mmap", full)
+    monkeypatch.setattr(openvino.mmap, "mmap", full)
     error = refused(path, slots=64)
     assert (f"OpenVINO cannot run `{path}`: no memory", "use a smaller model or prompt") == (str(error), error.hint)
 
@@ -166,7 +168,7 @@ def test_no_memory_left_for_the_first_call(tmp_path: Path, monkeypatch: pytest.M
     def full(*_: object, **__: object) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(vino, "calls_of", full)
+    monkeypatch.setattr(openvino, "calls_of", full)
     error = refused(path)
     assert (f"OpenVINO cannot run `{path}`: no memory", "use a smaller model or prompt") == (str(error), error.hint)
 
@@ -220,15 +222,24 @@ def test_a_type_it_does_not_compute_in(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "unread.gguf"
     error = refused(path, dtype="fp16")
     assert ("OpenVINO does not compute in fp16 here", "choose fp32, bf16, int8, int8-bf16") == (str(error), error.hint)
-    monkeypatch.setattr(vino, "computes_in_bf16", lambda: False)
+    monkeypatch.setattr(openvino_dtypes, "WHOLE_PRODUCTS", {*this_machine().features.split()})
+    monkeypatch.setattr(openvino_dtypes, "computes_in_bf16", lambda: False)
     for dtype, mend in (("bf16", "fp32"), ("int8-bf16", "int8")):
         error = refused(path, dtype=dtype)
         assert ("this processor does not compute in bf16", f"choose {mend}") == (str(error), error.hint)
-    monkeypatch.setattr(vino, "computes_in_bf16", lambda: True)
-    monkeypatch.setattr(vino, "WHOLE_PRODUCTS", {"none"})
-    for dtype, mend in (("int8", "fp32"), ("int8-bf16", "bf16")):
+    monkeypatch.setattr(openvino_dtypes, "WHOLE_PRODUCTS", {"none"})
+    for in_bf16, dtype, mend in ((True, "int8", "fp32"), (True, "int8-bf16", "bf16"), (False, "int8-bf16", "fp32")):
+        monkeypatch.setattr(openvino_dtypes, "computes_in_bf16", lambda found=in_bf16: found)
         error = refused(path, dtype=dtype)
         assert ("this processor does not compute in int8", f"choose {mend}") == (str(error), error.hint)
+
+
+@pytest.mark.parametrize(("in_bf16", "dtype"), [(True, "bf16"), (False, "fp32")])
+def test_where_nobody_says_it_it_computes_in_what_the_processor_does(
+    monkeypatch: pytest.MonkeyPatch, in_bf16: bool, dtype: str
+):
+    monkeypatch.setattr(openvino_dtypes, "computes_in_bf16", lambda: in_bf16)
+    assert dtype == OpenvinoBackend.usual_dtype() == runtime_facts("openvino")["dtype"]
 
 
 def test_without_the_library_the_mend_is_named(monkeypatch: pytest.MonkeyPatch):
