@@ -59,7 +59,7 @@ def test_numbers_keep_their_own_scale():
             PAY.replace(b'"params":{"amount":50.00},', b""),
             (1, "SCHEMA_INVALID", "`PAY` does not take these parameters"),
         ),
-        (PAY[:-1], (1, "SCHEMA_INVALID", 'byte 62: expected ,"context_ref":"<64 hex digits>"}')),
+        (PAY[:-1], (1, "SCHEMA_INVALID", 'byte 57: expected ,"context_ref":"<64 hex digits>"}')),
         (PAY.replace(b"50.00", b"50.0"), (1, "SCHEMA_INVALID", "`amount` is not a number with 2 decimals")),
         (PAY.replace(b"50.00", b"-0.00"), (1, "SCHEMA_INVALID", "`amount` is not a number with 2 decimals")),
         (PAY.replace(b"50.00", b"050.00"), (1, "SCHEMA_INVALID", "`amount` is not a number with 2 decimals")),

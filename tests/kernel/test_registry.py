@@ -272,9 +272,9 @@ def test_the_proposal_schema_has_the_runtimes_major_and_no_newer_minor(
 
 def test_a_failed_handshake_is_on_the_record_and_uses_no_name_up(world: World):
     names = (("gate: claims", "gate: fresh"), ("agent_id: claims-agent", "agent_id: fresh-agent"))
-    wrong = contract(*names, more="proposal_schema: 4.0.0\n")
+    wrong = contract(*names, more="proposal_schema: 5.0.0\n")
     for _ in range(3):
-        with pytest.raises(ContractError, match=r"proposal schema `4\.0\.0`"):
+        with pytest.raises(ContractError, match=r"proposal schema `5\.0\.0`"):
             register(world.store, wrong, by="operator", who="Ada", now_ms=world.clock())
     (refused,) = entries(world, "REFUSED")
     assert {"agent_id": "fresh-agent", "was": "INITIALIZING", "status": "RETIRED", "who": "Ada"}.items() <= (

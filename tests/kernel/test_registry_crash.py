@@ -20,7 +20,7 @@ from tests.kernel.faults import Crash, Faults, failing
 TERMS = contract(("escalation: {per_hour: 1000000}", "escalation: {per_hour: 1}"))
 NARROWER = contract(("1.0.0", "1.1.0"), ("REFUND_TICKET, GOODWILL, DENY]", "GOODWILL, DENY]"))
 STRANGER = contract(("gate: claims", "gate: others"), ("agent_id: claims-agent", "agent_id: others-agent"))
-WRONG = contract(("version: 1.0.0", "version: 1.1.0"), more="proposal_schema: 4.0.0\n")
+WRONG = contract(("version: 1.0.0", "version: 1.1.0"), more="proposal_schema: 5.0.0\n")
 
 TABLES = ("agents", "contracts", "contract_revocations", "escalation_budgets", "decision_flows", "ledger")
 Act = Callable[[Store, World], object]
