@@ -147,6 +147,7 @@ class Bench:
     def _compare(self, packet: DecisionPacket, found: Measured) -> None:
         took, written = [], []
         for engine in self.engines:
+            packet = _renewed(packet)
             began = time.perf_counter()
             written.append(engine.propose(packet, tokens_max=self.tokens_max)[0])
             took.append(time.perf_counter() - began)
@@ -155,12 +156,19 @@ class Bench:
         found.all_exact_over_greedy.append(took[2] / took[0])
 
 
+def _renewed(packet: DecisionPacket) -> DecisionPacket:
+    """Return a packet that has as much time as it had when it was made."""
+    created_at_ms = now_ms()
+    expires_at_ms = created_at_ms + packet.expires_at_ms - packet.created_at_ms
+    return replace(packet, created_at_ms=created_at_ms, expires_at_ms=expires_at_ms)
+
+
 def cold_ms(weights: Weights, packet: DecisionPacket, tokens_max: int) -> list[float]:
     """Return what the first decision of a fresh engine takes: nothing cached, no plan made; the weights are loaded."""
     took = []
     for _ in range(COLD_N):
         with closing(NativeEngine(weights.open(), now_ms=now_ms)) as engine:
-            asked = replace(packet, expires_at_ms=now_ms() + packet.expires_at_ms - packet.created_at_ms)
+            asked = _renewed(packet)
             began = time.perf_counter()
             engine.propose(asked, tokens_max=tokens_max)
             took.append((time.perf_counter() - began) * 1000)
