@@ -2,7 +2,7 @@
 
 Every figure on the page is in one of the documents in that folder; the plots lie beside the page. A question that was not
 asked is named, never guessed at, and so is every row in which somebody else is the quicker one. Its folder `elsewhere` may
-hold a folder for each other machine: of their documents the page shows what was reached.
+hold a folder for each other machine, or choice of weights: of their documents the page shows what was reached.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BIAS = """This benchmark is ours, and so is what it praises. What that means for
   `benchmarks/peer_drivers/`.
 - Weights, library and data type are those that `sds models prepare` found quickest for ours on this machine. Peers run the
   same file, in the library that each is made for: those on transformers in the quicker of two data types, OpenVINO GenAI
-  with the same weights as F16. Where ours multiplies in int8, which no peer does with this file, `ours-bf16` or
+  with the same weights as F16. On a processor without BF16 that file is not llama.cpp's quickest. Where ours multiplies in int8, which no peer does with this file, `ours-bf16` or
   `ours-fp32` is ours without it, and its ratios to the fastest peer are judged, too; the other ratios and `throughput` are of
   ours as it runs. Where ours runs in another library than llama.cpp, which most peers run in, `ours-llamacpp` is ours in
   llama.cpp: over it a peer differs by the decoder, from it to ours by the library.
@@ -114,7 +114,10 @@ def _head(results: Results) -> str:
 
 
 def _elsewhere(results: Mapping[str, Results]) -> str:
-    lines = ["## On other machines", "Each measured on its day, with the code of that day; ratios are of one run."]
+    lines = [
+        "## On other machines, or with other weights",
+        "Each measured on its day, with the code of that day; ratios are of one run.",
+    ]
     for name, found in results.items():
         asked = {target: judged for target, judged in targets.judged(found) if target.question in found}
         lines += [f"### {name}", _how(found), _judged(asked)]
