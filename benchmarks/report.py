@@ -34,10 +34,11 @@ BIAS = """This benchmark is ours, and so is what it praises. What that means for
   `benchmarks/peer_drivers/`.
 - Weights, library and data type are those that `sds models prepare` found quickest for ours on this machine. Peers run the
   same file, in the library that each is made for: those on transformers in the quicker of two data types, OpenVINO GenAI
-  with the same weights as F16. On a processor without BF16 that file is not llama.cpp's quickest. Where ours multiplies in int8, which no peer does with this file, `ours-bf16` or
-  `ours-fp32` is ours without it, and its ratios to the fastest peer are judged, too; the other ratios and `throughput` are of
-  ours as it runs. Where ours runs in another library than llama.cpp, which most peers run in, `ours-llamacpp` is ours in
-  llama.cpp: over it a peer differs by the decoder, from it to ours by the library.
+  with the same weights as F16. On a processor without BF16 that file is not llama.cpp's quickest. Where ours multiplies in
+  int8, which no peer does with this file, `ours-bf16` or `ours-fp32` is ours without it, and its ratios to the fastest peer
+  are judged, too; the other ratios and `throughput` are of ours as it runs. Where ours runs in another library than
+  llama.cpp, which most peers run in, `ours-llamacpp` is ours in llama.cpp: over it a peer differs by the decoder, from it
+  to ours by the library.
 - The small model suits us: passes are short, so what surrounds them shows. With a larger one everything but the number of
   passes matters less.
 - Ratios are of one run on one machine. Times of different runs, or of different machines, are not to be compared."""
