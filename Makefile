@@ -12,7 +12,7 @@ help:
 	@echo "make demo    decide 50 real claims with a real local model"
 	@echo "make test    lint, types, import wall and all tests"
 	@echo "make bench   ask every benchmark and write benchmarks/report.md (alone on the machine, please)"
-	@echo "make clean   delete what was made: .venv, .sds and .peers"
+	@echo "make clean   delete what was made: .venv, .sds and .peers (prepared weights stay in ~/.cache/sds)"
 
 install: $(TESTABLE)
 
@@ -51,7 +51,7 @@ test: $(TESTABLE)
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 2
 
-# All that needs no card, one after the other, then the page: an hour or two, with nothing beside it.
+# All that needs no card, one after the other, then the page: hours, with nothing beside it.
 bench: peers
 	$(BIN)/sds models prepare
 	for question in kernel grammar hotpath scaling throughput peers; do \

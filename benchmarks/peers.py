@@ -5,7 +5,7 @@ of the packet), greedy. Every engine lives in a process of its own and is asked 
 so that all see the same machine. Every decision is about a new packet: new state, bounds, claim and reference; what a
 grammar costs is part of what is measured. Each keeps of earlier prompts what it does by itself: most the beginning
 that a prompt shares with the one before it, the contract's part at least; ours and OpenVINO GenAI sections or blocks
-of many prompts, so these two first decide EARLIER packets that come before in the queue, as a gate that is at work
+of many prompts, so these two first decide 64 packets (`EARLIER`) that come before in the queue, as a gate that is at work
 has. `recurring`: of how many packets the words that recur had been read before. Ours runs in the library and the data
 type that `sds models prepare` found quickest. Where nearly all of its products are in int8, `ours-bf16` or `ours-fp32`
 multiplies the same weights unrounded: `..._same_type` are its ratios. Where the library is not llama.cpp, which most
@@ -14,15 +14,14 @@ peers run in, `ours-llamacpp` is ours in llama.cpp: what remains against those i
 `fixed` packets have no free digit, `digits` ones an amount of four. What lies outside the envelope is counted as a
 violation, what raised or ran out of time as an error; times are of all that was written, violations too. Engines
 spell alike and still choose differently: an engine that denies where ours refunds writes no digits, so its time
-flatters it. An engine that has taken PATIENCE_S over packets of a kind is asked no more of them once it was asked
-DECISIONS_MIN.
+flatters it. An engine that has taken 30 s (`PATIENCE_S`) over packets of a kind is asked no more of them once it was
+asked 8 (`DECISIONS_MIN`).
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
-import os
 import pickle
 import tempfile
 import time
@@ -49,6 +48,7 @@ from sds.benchmarks.packets import EARLIER, REFUND, digits_packets, fixed_packet
 from sds.benchmarks.peer_process import PeerProcess
 from sds.benchmarks.predicting import TIMEOUT_S, predict
 from sds.benchmarks.weights import Vocabulary, Weights, add_weights, vocabulary, weights_of
+from sds.engines.opening import cores
 from sds.engines.written import END_TOKENS, grammar_of
 from sds.grammars import emit_gbnf
 from sds.grammars.language import language
@@ -369,7 +369,7 @@ def _options(parser: Parser) -> None:
 
 def _run(asked: argparse.Namespace, say: Say) -> Report:
     peers = [peer for peer in PEERS if peer.name in asked.only]
-    threads = int(os.environ.get("SDS_THREADS") or os.cpu_count() or 1)
+    threads = cores()
     weights = weights_of(asked)
     with tempfile.TemporaryDirectory(prefix="sds-peers-") as folder:
         return run(Path(folder), weights, peers, asked.n, overlays=asked.overlays, threads=threads, say=say)

@@ -27,8 +27,8 @@ Results = Mapping[str, Report]
 
 BIAS = """This benchmark is ours, and so is what it praises. What that means for its figures:
 
-- The task is ours: decisions of one fixed form, 40 to 60 tokens of which few are chosen. Engines made for free text or
-  any grammar do more than it asks, and are not measured at what they are made for.
+- The task is ours: decisions of one fixed form, 70 to 100 tokens, most of them the reference at the end, of which few are
+  chosen. Engines made for free text or any grammar do more than it asks, and are not measured at what they are made for.
 - Every peer is given the exact language of each packet, its best mode as far as we found it, a prompt laid out for its
   cache, and a process of its own; but we know our own engine better. Whoever finds a better mode: it is a file in
   `benchmarks/peer_drivers/`.

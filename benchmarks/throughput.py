@@ -4,9 +4,10 @@
                       and replicas, an engine a core
     best_peer_per_s   by concurrency: the best of the peers, as one process with all cores or one process a core
 
-The packets are those of `sds bench peers`, half of them of each kind, each decided once, after EARLIER others that
+The packets are those of `sds bench peers`, half of them of each kind, each decided once, after 64 others (`EARLIER`) that
 came before them in the queue; peers keep only the beginning of the last prompt, so one round of those warms them up.
 A choice that the company of its pass could have turned is an escalation: counted as `too_close`, and as a decision.
+What failed or ran out of time is none.
 Predicted before measuring: a case is read token for token however many are asked for, which nothing can share; what is
 shared are the passes of a few tokens after it and, where cases share a call, the weights, so on a processor the rate
 grows by less than two. In llama.cpp shared passes are short and attend row by row, for bits that company does not
@@ -16,7 +17,6 @@ change: one slot, or an engine a core, can be the quicker.
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import threading
 import time
@@ -47,6 +47,7 @@ AT_ONCE = (1, 2, 4, 8, 16)
 N = 32
 N_MAX = 1_000
 TOKENS_MAX = 2_048
+DECIDED = ("inside", "outside", CHOICE_TOO_CLOSE)  # nothing else is a decision, however quickly it fails
 SERVING = ("guidance-llamacpp", "llamacpp-grammar", "outlines-llamacpp-llguidance")
 
 
@@ -105,7 +106,7 @@ def theirs(
     overlays: Path = OVERLAYS,
 ) -> dict[str, Any]:
     """Let processes of one peer take tasks from one queue; each runs on its share of the cores."""
-    threads = max(1, (os.cpu_count() or 1) // processes)
+    threads = max(1, cores() // processes)
     with ExitStack() as opened:
         logs = [folder / f"{contender.name}-{processes}-{number}.log" for number in range(processes)]
         free = [contender.start(opened, model, threads, log=log, overlays=overlays) for log in logs]
@@ -131,7 +132,8 @@ def _rate(decide: Callable[[Any], str], work: Sequence[Any], earlier: Sequence[A
         began = time.perf_counter()
         became = Counter(pool.map(decide, work))
         took_s = time.perf_counter() - began
-    return {"per_s": round(len(work) / took_s, 2), "n": len(work), "became": dict(became)}
+    decided = sum(became[how] for how in DECIDED)
+    return {"per_s": round(decided / took_s, 2), "n": len(work), "became": dict(became)}
 
 
 def best_peer(
@@ -144,18 +146,19 @@ def best_peer(
     overlays: Path,
 ) -> dict[str, Any]:
     """Return the best of all peers and both ways to spread them over the cores, and what each of them reached."""
-    cores = os.cpu_count() or 1
     tried = {
         f"{contender.name}, {count} process{'es' * (count > 1)}": theirs(
             contender, folder, model, tasks, earlier, at_once, processes=count, overlays=overlays
         )
         for contender in PEERS
         if contender.name in only
-        for count in sorted({1, min(at_once, cores)})
+        for count in sorted({1, min(at_once, cores())})
     }
     name, best = max(tried.items(), key=lambda found: found[1]["per_s"] or 0.0)
-    if best["per_s"] is None:
-        raise UsageError(f"none of the peers runs: {name}: {best['notes']}", hint="make peers")
+    if not best["per_s"]:
+        raise UsageError(
+            f"none of the peers runs: {name}: {best.get('notes', 'it decided nothing')}", hint="make peers"
+        )
     return {"best": name, **best, "tried": {name: found["per_s"] for name, found in tried.items()}}
 
 

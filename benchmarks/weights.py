@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,13 +44,15 @@ def add_weights(parser: Parser) -> None:
     parser.add_argument("--model", type=existing, help="a GGUF file; left out: the embedded model as prepared here")
     kinds = get_args(GgufLibrary)
     parser.add_argument("--library", choices=kinds, help="what runs it; left out: what was prepared, or llamacpp")
-    what = "in what OpenVINO multiplies; left out: what was prepared, or bf16"
+    what = "in what OpenVINO multiplies; left out: what was prepared, or bf16 where this processor computes in it, else fp32"
     parser.add_argument("--dtype", choices=("fp32", "bf16", "int8", "int8-bf16"), help=what)
 
 
 def weights_of(asked: argparse.Namespace) -> Weights:
     """Return a user's own file, or what was prepared of the embedded model (`sds models prepare`), or that itself."""
-    found, _ = (None, "") if asked.model else weights_for(embedded_model(), model_cache())
+    found, notice = (None, "") if asked.model else weights_for(embedded_model(), model_cache())
+    if notice:
+        print(notice, file=sys.stderr)
     if found is None:
         return Weights(asked.model or embedded_model(), asked.library or "llamacpp", asked.dtype)
     library = asked.library or found.record.library

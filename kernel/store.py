@@ -9,9 +9,11 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sds.kernel.errors import StoreError
@@ -34,12 +36,13 @@ def schema_of(db: sqlite3.Connection) -> dict[str, str]:
     return dict(db.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall())
 
 
-def expected_schema() -> dict[str, str]:
+@cache
+def expected_schema() -> Mapping[str, str]:
     """Return what `schema_of` says of a store that nobody has tampered with."""
     with closing(sqlite3.connect(":memory:")) as db:
         for statement in _statements():
             db.execute(statement)
-        return schema_of(db)
+        return MappingProxyType(schema_of(db))
 
 
 def _statements() -> Iterator[str]:

@@ -40,8 +40,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class HfBackend(SeatedBackend):
     """One model with a cache for some prompts. Give each thread its own; call `close()` when done.
 
-    Attention is eager. Models with sliding windows or recurrent states run one row at a time and read every prompt from
-    its beginning.
+    Attention is eager. Models with sliding windows or recurrent states run one row at a time, and go on from a
+    copy of what was kept.
     """
 
     _store: HfStore
@@ -66,12 +66,17 @@ class HfBackend(SeatedBackend):
         self.fingerprint = fingerprint_of(path)
         self._model, words, template, self._free_words = loaded(path, DTYPES[dtype])
         self.vocab_size = int(self._model.get_output_embeddings().weight.shape[0])
-        with failing(f"the model cannot be moved to `{device}`"):
-            self._model.eval().to(self._device)
         config = self._model.config.get_text_config()
         longest = getattr(config, "max_position_embeddings", None)
         self.context_tokens_max = min(n_ctx, longest) if isinstance(longest, int) else n_ctx
-        store = store_of(self._model, self._device, seats=slots, context=self.context_tokens_max)
+        try:
+            with failing(f"the model cannot be moved to `{device}`"):
+                self._model.eval().to(self._device)
+            store = store_of(self._model, self._device, seats=slots, context=self.context_tokens_max)
+        except BaseException:
+            words.release()
+            self._free_words()
+            raise
         super().__init__(slots=slots, layers=int(config.num_hidden_layers), words=words, template=template, store=store)
 
     @property

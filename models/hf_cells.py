@@ -105,14 +105,17 @@ class Cells:
         """Make room for forks: in powers of two, because all that is written moves once."""
         if seats <= self._seats:
             return
-        held, self._seats = self._seats, _power_of_two(seats)
+        wanted = _power_of_two(seats)
         self._graphs.clear()
-        for layer in self._cache.layers:
-            layer.keys, layer.values = self._moved(layer.keys, held), self._moved(layer.values, held)
+        for layer in self._cache.layers:  # what has moved stays: where memory runs out, a later fork goes on from there
+            layer.keys, layer.values = self._moved(layer.keys, wanted), self._moved(layer.values, wanted)
+        self._seats = wanted
 
-    def _moved(self, stored: torch.Tensor, held: int) -> torch.Tensor:
-        larger = self.empty(stored)
-        larger[:held, :, : self._written] = stored[:, :, : self._written]
+    def _moved(self, stored: torch.Tensor, seats: int) -> torch.Tensor:
+        if len(stored) >= seats:
+            return stored
+        larger = stored.new_empty((seats, *stored.shape[1:]))
+        larger[: len(stored), :, : self._written] = stored[:, :, : self._written]
         return larger
 
     def _inputs(self, parts: Sequence[Part], rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -19,9 +18,9 @@ from sds.models.gguf import gguf_fingerprint, words_of
 from sds.models.gguf_header import GgufFile
 from sds.models.hf_vocabulary import HfVocabulary
 from sds.models.protocol import BackendError
+from sds.models.safetensors_header import read_weights
 from sds.models.vocabulary import Vocabulary
 
-READ_BYTES = 1 << 20
 HINT_CHARACTERS_MAX = 200
 _COMPUTED = "rotary_emb.inv_freq"  # old checkpoints store what is computed from the config
 _EXPERTS = "_exp"  # of these a GGUF's tensor holds several of transformers'
@@ -42,17 +41,7 @@ def fingerprint_of(path: Path) -> str:
         return gguf_fingerprint(path)
     if (path / "adapter_config.json").exists():
         raise BackendError(f"`{path}` is an adapter, not a model", hint="merge it into its model first")
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise BackendError(
-            f"`{path}` holds no safetensors", hint="save_pretrained(FOLDER) writes them; pickles are never loaded"
-        )
-    digest = hashlib.sha256()
-    for name in files:
-        with name.open("rb") as file:
-            while chunk := file.read(READ_BYTES):
-                digest.update(chunk)
-    return digest.hexdigest()
+    return read_weights(path).sha256
 
 
 def loaded(path: Path, dtype: torch.dtype) -> tuple[Any, Vocabulary | HfVocabulary, str | None, Callable[[], object]]:

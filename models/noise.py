@@ -2,7 +2,7 @@
 
 A choice whose two best lie closer than twice this figure could fall the other way in other company. The work is shaped
 as decisions are: a prompt in common, a case of each one's own, a forced run, a single token. The tokens are random; some
-40 passes show what a backend does, not all that it could do.
+35 passes show what a backend does, not all that it could do.
 """
 
 from __future__ import annotations

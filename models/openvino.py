@@ -80,8 +80,9 @@ class _Programs:
                 head=states_at is None,
                 lengths=self.lengths(states_at),
             )
-            found = self._compiled[states_at] = ov.Core().compile_model(model, "CPU", self._settings)
-            self.check()
+            found = ov.Core().compile_model(model, "CPU", self._settings)
+            self.check()  # kept only once it is known of which file it is
+            self._compiled[states_at] = found
         return found
 
     def lengths(self, states_at: int | None) -> tuple[int, ...]:

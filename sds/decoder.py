@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sds.grammars.plan import Fork, Walk
     from sds.models.protocol import Backend
 
-__all__ = ["JOINT", "ChoiceTrace", "Deciding", "Decoded", "Mode", "StepTrace", "deciding", "decode"]
+__all__ = ["JOINT", "ChoiceTrace", "Deciding", "Decoded", "Mode", "deciding", "decode"]
 
 ACTION_CHOICE = "action"
 FORKS_MAX = 16
@@ -44,19 +44,6 @@ FORKS_MIN = 3  # the one that holds what was decided, the one read ahead, and on
 
 Logits = NDArray[np.float32]
 Mode = Literal["greedy", "exact-kinds", "exact"]
-
-
-@dataclass(frozen=True, slots=True)
-class StepTrace:
-    """One fork or whole choice: the bytes written before it, the token taken first, how many alternatives there were,
-    the share of the one taken, Z.
-    """
-
-    offset: int
-    token: int
-    permitted: int
-    probability: float
-    z: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +58,6 @@ class Decoded:
 
     data: bytes
     choices: tuple[ChoiceTrace, ...]
-    steps: tuple[StepTrace, ...]
     confidence: float
     tokens_prompt: int
     tokens_generated: int
@@ -176,7 +162,6 @@ class _Run:
     pending: list[int] = field(default_factory=list)
     forks: list[int] = field(default_factory=list)
     logits: Logits = field(default_factory=lambda: np.zeros(0, np.float32))
-    steps: list[StepTrace] = field(default_factory=list)
     choices: list[ChoiceTrace] = field(default_factory=list)
     rows: list[tuple[int, int]] = field(default_factory=list)
     tally: Tally | None = None
@@ -271,9 +256,7 @@ class _Run:
             labels = [JOINT.join(labels) for labels in fork.labels]
             name = f"{fork.choice}[{max(0, len(self.walk.data) - fork.start)}]"
             self.choices.append(trace_of(name, labels, shares.tolist(), best, z))
-        token = int(fork.tokens[best])
-        self._step(token, len(scores), float(shares[best]), z)
-        self.write([token])
+        self.write([int(fork.tokens[best])])
         self._follow()
 
     def _follow(self) -> None:
@@ -302,7 +285,6 @@ class _Run:
         self.action_tokens += max(map(len, texts)) if fork.choice == ACTION_CHOICE else 0
         shares, z = permitted_shares(scores)
         self.choices.append(trace_of(fork.choice, labels, shares.tolist(), best, z))
-        self._step(texts[best][0], len(texts), float(shares[best]), z)
         self.write(texts[best])
         self._follow()
         self._drop_others()
@@ -350,9 +332,6 @@ class _Run:
             raise too_close(choice)
         return best
 
-    def _step(self, token: int, permitted: int, share: float, z: float) -> None:
-        self.steps.append(StepTrace(len(self.walk.data), token, permitted, share, z))
-
     def _pass(self, rows: list[Row]) -> Passing:
         self.rows.append((sum(len(row.tokens) for row in rows), len(rows)))
         found = yield rows
@@ -389,7 +368,6 @@ class _Run:
         return Decoded(
             data,
             tuple(self.choices),
-            tuple(self.steps),
             at_least(share, 2 * self.noise_logp_max * self.action_tokens),
             sum(map(len, self.sections)),
             len(self.walk.tokens),

@@ -11,9 +11,10 @@ import pytest
 
 from sds.benchmarks import gpu, grammar, hotpath, kernel, measuring, peers, records, scaling, throughput
 from sds.benchmarks.contenders import Contender, ours_with
+from sds.benchmarks.measuring import Report
 from sds.benchmarks.packets import digits_packets, fixed_packets, narrow_to_denial
 from sds.benchmarks.peer_process import PeerProcess
-from sds.benchmarks.weights import Weights
+from sds.benchmarks.weights import Weights, vocabulary
 from sds.gates.refund import desk
 from sds.kernel.envelope import format_literal
 from sds.kernel.errors import UsageError
@@ -104,6 +105,27 @@ def test_throughput_is_measured_for_every_concurrency_and_compared_with_the_best
         assert row["ours"]["per_s"] == max(row["ours"]["tried"].values())
     assert ["1 slot", "2 slots", "2 replicas"] == list(report["rows"][1]["ours"]["tried"])
     assert "llama_cpp_python" in report["versions"]
+
+
+def test_a_peer_that_fails_at_once_is_not_the_quickest(
+    tmp_path: Path, tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = ("dying", "raising", "beyond")
+    contenders = [Contender(kind, "tests.own_peers", (kind,)) for kind in kinds]
+    monkeypatch.setattr(throughput, "PEERS", contenders)
+    monkeypatch.setenv("SDS_THREADS", "1")
+    packets, _ = throughput.mixed_packets(tmp_path, 4)
+    with vocabulary(tiny_path(1)) as words:
+        tasks = peers.tasks_of(packets, words)
+
+    def asked_of(*only: str) -> Report:
+        return throughput.best_peer(tmp_path, tiny_path(1), tasks, tasks[:1], 2, only, tmp_path)
+
+    found = asked_of(*kinds)
+    assert ("beyond, 1 process", {"outside": len(tasks)}) == (found["best"], found["became"])
+    assert {"dying, 1 process": 0.0, "raising, 1 process": 0.0} | found["tried"] == found["tried"]
+    with pytest.raises(UsageError, match="none of the peers runs: dying, 1 process: it decided nothing"):
+        asked_of("dying")
 
 
 def test_growth_is_measured_with_prompt_alternatives_contract_and_ledger(

@@ -28,8 +28,14 @@ GateOption = Annotated[str, typer.Option("--gate", help="Which gate.")]
 EventFile = Annotated[str, typer.Option("--event", help="A JSON file with one event, or - for standard input.")]
 Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else on standard output.")]
-ModelPath = Annotated[
+GgufPath = Annotated[
     Path | None, typer.Option("--model", help="A GGUF file; without it, the embedded model.", show_default=False)
+]
+ModelPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--model", help="A GGUF file or a checkpoint folder; without it, the embedded model.", show_default=False
+    ),
 ]
 
 

@@ -14,8 +14,8 @@ import typer
 
 from sds.cli.common import (
     GateOption,
+    GgufPath,
     JsonFlag,
-    ModelPath,
     Reason,
     existing,
     folder_of,
@@ -62,7 +62,7 @@ def check(
     source: Annotated[
         str | None, typer.Option("--source", help="Compare the fields with this gate's own state.")
     ] = None,
-    model: ModelPath = None,
+    model: GgufPath = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")] = False,
     as_json: JsonFlag = False,
 ) -> None:

@@ -46,7 +46,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def list_models(as_json: JsonFlag = False) -> None:
-    """List the embedded model, every GGUF file and checkpoint folder in $SDS_MODELS or .sds/models, what was prepared.
+    """List the embedded model, each GGUF and folder in $SDS_MODELS (or models in $SDS_HOME), and what was prepared.
 
     Example: sds models list
     """

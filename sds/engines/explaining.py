@@ -86,13 +86,18 @@ class Turns:
                 self._changed.notify_all()
 
     @contextmanager
-    def between(self, wait_s: float) -> Iterator[None]:
-        """Wait until no decision does. Raises ModelError when that takes longer."""
+    def between(self, left_s: Callable[[], float]) -> Iterator[None]:
+        """Wait until no decision does, and for the cache. Raises ModelError when no time is left for that."""
         with self._changed:
-            if wait_s <= 0 or not self._changed.wait_for(lambda: not self._wanted, min(wait_s, WAIT_S_MAX)):
-                raise ModelError("there was no time for a rationale", reason_code=DEADLINE_EXCEEDED)
-        with self._cache:
+            free = (wait_s := left_s()) > 0 and self._changed.wait_for(
+                lambda: not self._wanted, min(wait_s, WAIT_S_MAX)
+            )
+        if not free or not self._cache.acquire(timeout=min(max(left_s(), 0.0), WAIT_S_MAX)):
+            raise ModelError("there was no time for a rationale", reason_code=DEADLINE_EXCEEDED)
+        try:
             yield
+        finally:
+            self._cache.release()
 
 
 def run_between(
@@ -109,7 +114,7 @@ def run_between(
     (row,) = next(writing)
     while True:
         said += row.tokens
-        with turns.between(left_s()):
+        with turns.between(left_s):
             check()
             if turns.holder is writing:
                 logits = backend.step(row.tokens)

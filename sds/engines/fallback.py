@@ -92,8 +92,11 @@ class FallbackEngine:
                 else:
                     self._fell(link, error, dfid=packet.dfid, probe=probe)
             except Exception as error:  # noqa: BLE001  an engine may fail in any way; the next one is asked
-                found = ModelError(f"{link.name}: the engine failed: {type(error).__name__}")
+                found = _broken(link, error)
                 self._fell(link, found, dfid=packet.dfid, probe=probe)
+            except BaseException:  # whoever interrupts the program says nothing about the engine
+                self._leave(link, probe)
+                raise
             else:
                 self._rose(link, packet.dfid)
                 return answer
@@ -110,9 +113,10 @@ class FallbackEngine:
     def _start(self, link: Link, *, last: bool) -> None:
         try:
             link.engine = link.open()
-        except SdsError as error:
+        except Exception as raised:
             if last:
                 raise
+            error = raised if isinstance(raised, SdsError) else _broken(link, raised)
             self._fell(link, error, dfid=None)
             self.notices += (f"engine `{link.name}` is down, the next one answers: {error}",)
         else:
@@ -163,6 +167,10 @@ class FallbackEngine:
             was_down, link.failures, link.probing = link.failures > 0, 0, False
         if was_down:
             self.log("engine.up", {"dfid": dfid, "engine": link.name})
+
+
+def _broken(link: Link, error: Exception) -> ModelError:
+    return ModelError(f"{link.name}: the engine failed: {type(error).__name__}")
 
 
 def _close(link: Link) -> None:

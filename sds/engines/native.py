@@ -152,7 +152,7 @@ class NativeEngine:
             return (yield from explaining(told, text, chars_max, tokens_max=room, slot=slot))
 
         with telling(BACKEND_FAILED):
-            with self._words if self._batcher else self._turns.between(left_s()):
+            with self._words if self._batcher else self._turns.between(left_s):
                 self._check_open()
                 *prefix, last = self._sections(packet)
                 told = [*last, *self._backend.tokenize(lead_of(data), special=False)]

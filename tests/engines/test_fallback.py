@@ -34,7 +34,7 @@ class Scripted:
     def __init__(self, name: str, clock: Clock | None = None) -> None:
         self.model = name
         self.clock = clock
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self.takes_ms = 0
         self.asked = 0
         self.deadlines: list[int] = []
@@ -183,18 +183,37 @@ def test_what_is_wrong_with_the_packet_is_not_held_against_the_engine(still: Wor
     assert (2, []) == (first.asked, logged)
 
 
-def test_a_chain_opens_while_only_its_last_engine_does_and_says_so(still: World) -> None:
+def test_an_interrupted_probe_is_no_probe(still: World) -> None:
+    """Whoever interrupts a program in which an engine is embedded may go on with it."""
+    first, last = Scripted("first"), Scripted("last")
+    engine, logged = chain(still, first, last)
+    packet = still.packet()
+    first.failure = ModelError("gone")
+    assert "last" == answered(engine, packet)
+    still.clock.advance(1_000)
+    first.failure = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        answered(engine, packet)
+    first.failure = None
+    assert ("first", ["engine.down", "engine.up"]) == (answered(engine, packet), [event for event, _ in logged])
+
+
+@pytest.mark.parametrize(
+    ("failure", "why"),
+    [(ModelError("nobody is there"), "nobody is there"), (OSError("no"), "first: the engine failed: OSError")],
+)
+def test_a_chain_opens_while_only_its_last_engine_does_and_says_so(still: World, failure: Exception, why: str) -> None:
     last = Scripted("last")
     up = False
 
     def open_first() -> Engine:
         if not up:
-            raise ModelError("nobody is there")
+            raise failure
         return Scripted("first")
 
     links = [Link("first", open_first, 8_000, 1_000), Link("last", opens(last), 8_000, 1_000)]
     engine = FallbackEngine(links, now_ms=still.clock)
-    assert ("engine `first` is down, the next one answers: nobody is there",) == engine.notices
+    assert (f"engine `first` is down, the next one answers: {why}",) == engine.notices
     assert "first (down) > last" == engine.model
     packet = still.packet()
     assert "last" == answered(engine, packet)

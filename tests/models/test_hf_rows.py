@@ -266,6 +266,34 @@ def test_a_failed_pass_forgets_its_own_prompts_and_no_others(either: HfBackend, 
     assert np.array_equal(expected, either.step([20, 21], slot=0))
 
 
+@pytest.mark.parametrize("nth", [1, 2, 4])
+def test_forks_for_which_there_was_no_memory_find_it_when_there_is(
+    tiny_folder: Callable[[int], Path], nth: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Wherever among the layers it ran out."""
+    backend = HfBackend(tiny_folder(1), threads=TINY_THREADS)
+    backend.begin([[20, 21, 22]])
+    expected = backend.step([23])
+    moved, calls = Cells._moved, 0
+
+    def scarce(cells: Cells, stored: torch.Tensor, seats: int) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == nth:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return moved(cells, stored, seats)
+
+    backend.begin([[20, 21, 22]])
+    with monkeypatch.context() as scarcity:
+        scarcity.setattr(Cells, "_moved", scarce)
+        with pytest.raises(BackendError, match="no memory"):
+            backend.run([Row(backend.fork(0), [23])])
+    backend.begin([[20, 21, 22]])
+    (found,) = backend.run([Row(backend.fork(0), [23])])
+    assert np.array_equal(expected, found[0])
+    backend.close()
+
+
 def out_of_memory(*_: object) -> None:
     raise MemoryError
 

@@ -251,6 +251,19 @@ def test_without_the_library_the_mend_is_named(monkeypatch: pytest.MonkeyPatch):
     assert "pip install 'sovereign-decision-stream[openvino]'" == caught.value.hint
 
 
+def test_a_file_that_was_replaced_is_refused_as_often_as_it_is_compiled_anew(tmp_path: Path):
+    """After a call that failed, or for hidden states: what lies there now is not what the record names."""
+    path = llama_gguf(tmp_path / "model.gguf")
+    backend = OpenvinoBackend(path, dtype="fp32", threads=TINY_THREADS)
+    os.utime(path, (1, 1))
+    backend._programs.forget()
+    for layer in (None, None, 1, 1):
+        with pytest.raises(BackendError) as caught:
+            backend.hidden([[20, 21]], layer=layer)
+        assert f"`{path}` was changed while it was opened" in str(caught.value)
+    backend.close()
+
+
 def test_a_backend_beside_one_whose_file_was_replaced_is_refused(tmp_path: Path):
     """It would read other words than its weights were made for."""
     path = llama_gguf(tmp_path / "model.gguf")
