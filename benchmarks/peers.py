@@ -129,7 +129,7 @@ def _action(text: str) -> str:
 
 @dataclass
 class Entry:
-    """One engine in the run. `missing`: why it did not start; then nothing is measured."""
+    """One engine in the run, and what it did with the packets of each kind."""
 
     contender: Contender
     process: PeerProcess

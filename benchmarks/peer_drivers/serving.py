@@ -31,7 +31,10 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One loaded engine. `decide`: {tokens, tokens_static, text, regex, gbnf, tokens_max} to what it wrote."""
+    """One loaded engine. `decide`: {tokens, tokens_static, tokens_kept, text, regex, gbnf, tokens_max} to what it wrote.
+
+    `dists`: the distributions whose versions it names. `notes`: in which mode it runs.
+    """
 
     decide: Callable[[Request], Said]
     dists: tuple[str, ...]

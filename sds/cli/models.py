@@ -149,7 +149,7 @@ def prepare(
 
     Example: sds models prepare
     """
-    from sds.engines.opening import _threads  # noqa: PLC0415
+    from sds.engines.opening import cores  # noqa: PLC0415
     from sds.models import catalog  # noqa: PLC0415
     from sds.models.prepare import KL_MAX, Preparation  # noqa: PLC0415
 
@@ -157,7 +157,7 @@ def prepare(
         raise UsageError("--kl-max is no number", hint="0.001, for example")
     preparation = Preparation(
         cache=model_cache(),
-        threads=_threads() or os.cpu_count() or 1,
+        threads=cores(),
         today=datetime.now(UTC).date().isoformat(),
         clock_s=time.perf_counter,
         sleep=time.sleep,

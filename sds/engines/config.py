@@ -66,21 +66,7 @@ class EngineSpec(BaseModel):
         uses |= {"backend"} if self.kind == "outlines" else set()
         uses |= {"slots", "replicas", "parallel", "mode", "as_is"} if self.kind == "native" else set()
         needs = {"url", "model"} if self.kind in _REMOTE else set()
-        choices = (
-            "model",
-            "url",
-            "form",
-            "api_key_env",
-            "library",
-            "backend",
-            "device",
-            "dtype",
-            "slots",
-            "replicas",
-            "parallel",
-            "mode",
-            "as_is",
-        )
+        choices = set(type(self).model_fields) - {"name", "kind", "timeout_ms", "cool_down_ms"}
         given = {name for name in choices if getattr(self, name) is not None}
         if missing := needs - given:
             raise ContradictionError(("kind",), f"`{self.kind}` needs `{min(missing)}`")

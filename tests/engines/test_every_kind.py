@@ -189,6 +189,8 @@ def test_logits_that_are_no_numbers_escalate_with_every_library(
     engine = local("native", library)
     assert isinstance(engine, NativeEngine)
     size = engine._backend.vocab_size
-    monkeypatch.setattr(engine._backend, "run", lambda _rows: [np.full((1, size), np.nan, np.float32)])
+    monkeypatch.setattr(
+        engine._backend, "run", lambda rows: [np.full((row.outputs, size), np.nan, np.float32) for row in rows]
+    )
     answer = decide(world, engine)
     assert ("ESCALATED", "LOGITS_INVALID", None) == (answer.state, answer.reason_code, answer.execution)
