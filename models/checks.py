@@ -12,6 +12,14 @@ def check_slots(slots: int) -> None:
         raise BackendError(f"{slots} slots are not between 1 and {SLOTS_MAX}")
 
 
+def check_device(name: str) -> int | None:
+    """Return the number of the card that is named, None where none is. Only the form is checked: cpu, cuda, cuda:1."""
+    kind, _, number = name.partition(":")
+    if not (name in {"cpu", "cuda"} or (kind == "cuda" and number.isdecimal())):
+        raise BackendError(f"`{name}` is no device", hint="cpu, cuda or cuda:NUMBER")
+    return int(number) if number else None
+
+
 def check_fits(tokens: int, context_tokens_max: int) -> None:
     if tokens > context_tokens_max:
         raise BackendError(

@@ -13,6 +13,7 @@ from typing import Self
 
 import llama_cpp as lib
 
+from sds.models.checks import check_device
 from sds.models.protocol import BackendError
 from sds.models.vocabulary import Vocabulary
 from sds.models.words import readable
@@ -23,8 +24,9 @@ _GGUF_MAGIC = b"GGUF"
 class Weights:
     """A loaded model. Whoever holds it last frees it."""
 
-    def __init__(self, path: Path, *, gpu_layers: int = 0) -> None:
-        self.model, vocabulary = load_gguf(path, gpu_layers=gpu_layers)
+    def __init__(self, path: Path, *, device: str = "cpu") -> None:
+        self.model, vocabulary = load_gguf(path, device=device)
+        self.on_card = device != "cpu"
         self._first: Vocabulary | None = vocabulary
         self._holders, self._lock = 1, threading.Lock()
 
@@ -67,21 +69,29 @@ def gguf_fingerprint(path: Path) -> str:
         raise BackendError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
 
 
-def load_gguf(path: Path, *, vocab_only: bool = False, gpu_layers: int = 0) -> tuple[lib.llama_model_p, Vocabulary]:
-    """Load a model, or no more than its vocabulary; the caller frees it. Raises BackendError."""
+def load_gguf(path: Path, *, vocab_only: bool = False, device: str = "cpu") -> tuple[lib.llama_model_p, Vocabulary]:
+    """Load a model, or no more than its vocabulary; the caller frees it. Raises BackendError.
+
+    `device`: `cuda`: all layers lie on the cards that this llama.cpp was built for, whoever made them; `cuda:1`: on that
+    one alone.
+    """
+    card, on_card = check_device(device), device != "cpu"
     # llama.cpp logs through this logger's level and straight to standard error; failures are raised here instead.
     logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
     lib.llama_backend_init()
-    if gpu_layers and not lib.llama_supports_gpu_offload():
+    if on_card and not lib.llama_supports_gpu_offload():
         raise BackendError(
             "this llama.cpp was built without a GPU", hint="build llama-cpp-python with `CMAKE_ARGS=-DGGML_CUDA=on`"
         )
     params = lib.llama_model_default_params()
     params.vocab_only = vocab_only
-    params.n_gpu_layers = gpu_layers
+    params.n_gpu_layers = -1 if on_card else 0  # negative: all
+    if card is not None:
+        params.split_mode, params.main_gpu = lib.LLAMA_SPLIT_MODE_NONE, card
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if model is None:
-        raise BackendError(f"`{path}` is damaged or of a kind this llama.cpp does not know")
+        why = f", or there is no room for it on `{device}`, or no such card" if on_card else ""
+        raise BackendError(f"`{path}` is damaged or of a kind this llama.cpp does not know{why}")
     try:
         return model, Vocabulary(lib.llama_model_get_vocab(model))
     except BaseException:

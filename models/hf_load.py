@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map, load_gguf_checkpoint
 from transformers.utils.logging import set_verbosity
 
+from sds.models.checks import check_device
 from sds.models.gguf import gguf_fingerprint, words_of
 from sds.models.gguf_header import GgufFile
 from sds.models.hf_vocabulary import HfVocabulary
@@ -27,10 +28,8 @@ _EXPERTS = "_exp"  # of these a GGUF's tensor holds several of transformers'
 
 
 def device_of(name: str) -> torch.device:
-    kind, _, number = name.partition(":")
-    if kind not in {"cpu", "cuda"} or (number and not number.isdecimal()):
-        raise BackendError(f"`{name}` is no device", hint="cpu, cuda or cuda:NUMBER")
-    if kind == "cuda" and int(number or 0) >= (count := torch.cuda.device_count() if torch.cuda.is_available() else 0):
+    number = check_device(name)
+    if name != "cpu" and (number or 0) >= (count := torch.cuda.device_count() if torch.cuda.is_available() else 0):
         raise BackendError(f"no CUDA device{f' {number}' if count else ''}: torch sees {count or 'none'}")
     return torch.device(name)
 

@@ -64,13 +64,13 @@ class LlamaBackend:
         n_batch: int = BATCH_TOKENS,
         threads: int | None = None,
         slots: int = 1,
-        gpu_layers: int = 0,
+        device: str = "cpu",
         fingerprint: str | None = None,
         weights: Weights | None = None,
     ) -> None:
         """Load weights; raise `BackendError` when `path` is not a GGUF file that llama.cpp can run.
 
-        `n_ctx`: tokens a slot can hold. `gpu_layers`: how many layers a build for a GPU puts there, -1: all.
+        `n_ctx`: tokens a slot can hold. `device`: `cpu`, or what `load_gguf` takes for a card.
         `fingerprint`: of the file, where it was just looked at. `weights`: of the file, where they are loaded already.
         """
         _check_cache(slots, n_ctx)
@@ -80,7 +80,7 @@ class LlamaBackend:
         self.context_tokens_max = n_ctx
         self.slots = slots
         self.pass_tokens_max = min(n_batch, n_ctx) if slots == 1 else min(max(n_batch, 2), SHARED_PASS_TOKENS_MAX)
-        self._path, self._weights = path, weights.hold() if weights else Weights(path, gpu_layers=gpu_layers)
+        self._path, self._weights = path, weights.hold() if weights else Weights(path, device=device)
         if identity(path) != seen:
             self._weights.release()
             raise BackendError(f"`{path}` was changed while it was opened", hint="open it again")
@@ -375,6 +375,7 @@ def _context(weights: Weights, cells: int, n_batch: int, slots: int, threads: in
     params.n_seq_max = slots + FORKS_MAX + SPARE_SEQUENCES
     params.n_outputs_max = max(n_batch, params.n_seq_max)  # llama.cpp ends the process over fewer than one a sequence
     params.kv_unified = True
+    params.offload_kqv = params.op_offload = weights.on_card  # a build for a card would use it for some passes else
     params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if slots > 1 else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
     context: lib.llama_context_p | None = lib.llama_init_from_model(weights.model, params)
     if context is None:

@@ -34,7 +34,8 @@ LibraryName = Annotated[
     ),
 ]
 DeviceName = Annotated[
-    str | None, typer.Option("--device", help="Where transformers runs it: cpu, cuda, cuda:1.", show_default=False)
+    str | None,
+    typer.Option("--device", help="Where transformers or llama.cpp runs it: cpu, cuda, cuda:1.", show_default=False),
 ]
 DtypeName = Annotated[
     Dtype | None,

@@ -82,8 +82,10 @@ def _check_local(spec: EngineSpec) -> None:
         _check_openvino(spec)
     if spec.dtype in INT8_REST and library == "transformers":
         raise ContradictionError(("dtype",), "transformers computes in fp32, bf16 or fp16 here")
-    if spec.device and library != "transformers":
-        raise ContradictionError(("device",), "`device` is for the library transformers")
+    if spec.device and library == "llamacpp" and spec.kind == "outlines":
+        raise ContradictionError(("device",), "under Outlines `device` is for the library transformers")
+    if spec.device and library == "openvino":
+        raise ContradictionError(("device",), "`device` is for the libraries transformers and llamacpp")
     if spec.dtype and library == "llamacpp":
         raise ContradictionError(("dtype",), "`dtype` is for the libraries transformers and openvino")
     if spec.backend == "xgrammar" and spec.library == "llamacpp":

@@ -112,7 +112,7 @@ def open_backend(
 ) -> Backend:
     """Load a model: unless `library` says otherwise a folder through transformers, a file through llama.cpp.
 
-    `device` is for transformers, `dtype` for it (fp32) and OpenVINO (bf16, where the processor computes in it); llama.cpp
+    `device` is for transformers and llama.cpp, `dtype` for transformers (fp32) and OpenVINO (bf16, where the processor computes in it); llama.cpp
     runs in the file's own types. With several `slots` each holds `SLOT_TOKENS`; in OpenVINO, which takes memory as it is
     written, as many as one alone.
     `threads`: without it what `SDS_THREADS` says, or all cores. `fingerprint`: of a GGUF, where it was just looked at.
@@ -133,7 +133,7 @@ def open_backend(
         return OpenvinoBackend(path, threads=threads, slots=slots, fingerprint=fingerprint, **numbers)
     from sds.models.llama import LlamaBackend  # noqa: PLC0415  the library is loaded when a model is
 
-    return LlamaBackend(path, threads=threads, slots=slots, fingerprint=fingerprint, **room)
+    return LlamaBackend(path, device=device, threads=threads, slots=slots, fingerprint=fingerprint, **room)
 
 
 def _library_of(path: Path, library: Library | None) -> Library:
@@ -141,15 +141,13 @@ def _library_of(path: Path, library: Library | None) -> Library:
 
 
 def _check_processor(path: Path, library: Library, device: str, dtype: Dtype | None) -> None:
-    """Refuse what is for transformers alone. Raises BackendError."""
+    """Refuse what a library does not take. Raises BackendError."""
     if library == "openvino" and path.is_dir():
         raise BackendError(f"`{path}` is a folder: OpenVINO runs GGUF files here", hint="choose transformers for it")
     if library == "openvino" and device != "cpu":
-        raise BackendError("OpenVINO takes no device here", hint="choose transformers for it")
-    if library == "llamacpp" and (device, dtype) != ("cpu", None):
-        raise BackendError(
-            "llama.cpp takes no device and no dtype here", hint="choose openvino or transformers for them"
-        )
+        raise BackendError("OpenVINO takes no device here", hint="choose llamacpp or transformers for it")
+    if library == "llamacpp" and dtype is not None:
+        raise BackendError("llama.cpp runs in the file's own types", hint="choose openvino or transformers for a dtype")
 
 
 def library_of_record(facts: Mapping[str, Any]) -> Library | None:
@@ -171,10 +169,10 @@ def runtime_facts(
     }
     if library == "transformers":
         return facts | {"torch": version("torch"), "device": device, "dtype": dtype or "fp32"}
-    if library == "openvino":
-        facts["dtype"] = dtype = _computed_in(library, dtype)
-        return facts | ({"in_8_bits": IN_8_BITS, "rest": INT8_REST[dtype]} if dtype in INT8_REST else {})
-    return facts
+    if library == "llamacpp":
+        return facts if device == "cpu" else facts | {"device": device}
+    facts["dtype"] = dtype = _computed_in(library, dtype)
+    return facts | ({"in_8_bits": IN_8_BITS, "rest": INT8_REST[dtype]} if dtype in INT8_REST else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +225,7 @@ def _open(
         path = model or embedded_model()
         asked = _library_of(path, library)
         check_slots(share_of(asked).slots, mode)
-        if as_is or asked == "transformers":
+        if as_is or asked == "transformers" or device != "cpu":  # what was prepared is for the processor
             dtype = _computed_in(asked, dtype)
             opened = Opened(opener(path, asked, dtype, None), asked, dtype)
         else:
@@ -267,10 +265,11 @@ def open_parallel(
         raise UsageError(f"{parallel} decisions at once are not between 1 and {SLOTS_MAX}")
     replicas = min(parallel, cores())
     threads = max(1, cores() // replicas)
+    on_processor = options.get("device", "cpu") == "cpu"
     together = Share(min(parallel, SLOTS_MAX if mode == "greedy" else SLOTS_EXACT_MAX))
 
     def share_of(library: Library) -> Share:
-        return Share(threads=threads) if library == "llamacpp" else together
+        return Share(threads=threads) if library == "llamacpp" and on_processor else together
 
     engine = _open(model, share_of, now_ms=now_ms, mode=mode, **options)
     return engine if engine.slots > 1 or replicas == 1 else _beside(engine, replicas, threads, now_ms)

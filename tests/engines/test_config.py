@@ -80,7 +80,11 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
         ),
         (
             "engines:\n  - {name: a, kind: native, library: openvino, device: cuda}\n",
-            "f.yaml:2: engines.0.device: `device` is for the library transformers",
+            "f.yaml:2: engines.0.device: `device` is for the libraries transformers and llamacpp",
+        ),
+        (
+            "engines:\n  - {name: a, kind: outlines, device: cuda}\n",
+            "f.yaml:2: engines.0.device: under Outlines `device` is for the library transformers",
         ),
         (
             "engines:\n  - {name: a, kind: native, library: transformers, dtype: int8-bf16}\n",

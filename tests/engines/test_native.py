@@ -171,7 +171,8 @@ def test_what_runs_a_checkpoint_is_told_with_device_and_type() -> None:
     assert ("cuda:0", "bf16") == (facts["device"], facts["dtype"])
     assert str(facts["library"]).startswith("transformers 5.")
     assert "fp32" == runtime_facts("transformers")["dtype"]
-    assert "dtype" not in runtime_facts("llamacpp")
+    assert not {"dtype", "device"} & runtime_facts("llamacpp").keys()
+    assert "cuda" == runtime_facts("llamacpp", device="cuda")["device"]
 
 
 def test_an_amount_that_the_prompt_shows_is_read_in_fewer_passes(

@@ -200,6 +200,17 @@ def test_llama_cpp_decides_several_at_once_in_engines_side_by_side(
         assert {4 // engines} == {engine._facts["threads"] for engine in side_by_side}
 
 
+def test_on_a_card_llama_cpp_decides_several_at_once_in_shared_passes(
+    tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the weights are read once for all; and what was prepared for the processor is not looked for."""
+    monkeypatch.setattr("llama_cpp.llama_supports_gpu_offload", lambda: True)
+    monkeypatch.setattr("sds.engines.opening.open_weights", pytest.fail)
+    with closing(open_parallel(tiny_path(1), parallel=3, now_ms=running_ms, device="cuda")) as opened:
+        assert isinstance(opened, NativeEngine)
+        assert (3, "cuda") == (opened.slots, opened._facts["device"])
+
+
 def test_openvino_and_transformers_decide_several_at_once_in_shared_passes(
     tiny_path: Callable[[int], Path], tiny_folder: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

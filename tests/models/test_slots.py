@@ -291,25 +291,46 @@ def test_a_cache_beyond_the_limit_is_refused_before_anything_is_loaded(tmp_path:
 def test_a_build_without_a_gpu_says_so(single_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("llama_cpp.llama_supports_gpu_offload", lambda: False)
     with pytest.raises(BackendError) as caught:
-        LlamaBackend(single_path, gpu_layers=99)
+        LlamaBackend(single_path, device="cuda")
     assert "this llama.cpp was built without a GPU" == str(caught.value)
 
 
-def test_the_layers_for_a_gpu_reach_llama_cpp(single_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cpu:1", "cuda:-1", ""])
+def test_what_is_no_device_is_refused(single_path: Path, device: str):
+    with pytest.raises(BackendError) as caught:
+        LlamaBackend(single_path, device=device)
+    assert (f"`{device}` is no device", "cpu, cuda or cuda:NUMBER") == (str(caught.value), caught.value.hint)
+
+
+def test_which_card_is_asked_for_reaches_llama_cpp(single_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On the processor nothing may go to a card: a build for one would take long passes there by itself."""
     import llama_cpp
 
-    asked: list[int] = []
-    load = llama_cpp.llama_model_load_from_file
+    asked: list[tuple[object, ...]] = []
+    load, init = llama_cpp.llama_model_load_from_file, llama_cpp.llama_init_from_model
 
     def loaded(path: bytes, params: llama_cpp.llama_model_params) -> object:
-        asked.append(params.n_gpu_layers)
+        asked.append((params.n_gpu_layers, params.split_mode, params.main_gpu))
         return load(path, params)
+
+    def opened(model: object, params: llama_cpp.llama_context_params) -> object:
+        asked.append((params.offload_kqv, params.op_offload))
+        return init(model, params)
 
     monkeypatch.setattr("llama_cpp.llama_supports_gpu_offload", lambda: True)
     monkeypatch.setattr("llama_cpp.llama_model_load_from_file", loaded)
-    for layers in (0, 7):
-        LlamaBackend(single_path, threads=TINY_THREADS, gpu_layers=layers).close()
-    assert [0, 7] == asked
+    monkeypatch.setattr("llama_cpp.llama_init_from_model", opened)
+    spread, one = llama_cpp.LLAMA_SPLIT_MODE_LAYER, llama_cpp.LLAMA_SPLIT_MODE_NONE
+    for device, model, context in (
+        ("cpu", (0, spread, 0), (False, False)),
+        ("cuda", (-1, spread, 0), (True, True)),
+        ("cuda:0", (-1, one, 0), (True, True)),
+    ):
+        asked.clear()
+        backend = LlamaBackend(single_path, device=device, threads=TINY_THREADS)
+        backend.beside(threads=TINY_THREADS).close()
+        backend.close()
+        assert [model, context, context] == asked
 
 
 def test_hidden_states_are_those_of_transformers(tiny: LlamaBackend, tiny_folder: object):
