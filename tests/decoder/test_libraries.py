@@ -17,7 +17,7 @@ from sds.models.protocol import Backend, prompt_sections
 from tests.model_fixtures import CONTEXT_REF, TINY_THREADS, refund_envelope
 from tests.scale import scale
 
-PACKETS = scale(12, 200)
+PACKETS = scale(8, 200)
 NOISE_MAX = 0.1  # of a log-probability; where two libraries differ by more, one of them is wrong
 TOKENS_MAX = 1000
 

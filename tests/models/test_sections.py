@@ -121,7 +121,7 @@ def test_random_work_gives_the_bits_of_reading_all_whatever_is_kept(backend: Bac
     pieces = sections_of(rng.randrange(2**32), 12, 7, 30, 1, 18)
     expected: dict[tuple[int, ...], np.ndarray] = {}
     kept, nothing = Kept[Any](_bytes_of(backend, pieces[2]) * 3), Kept[Any](0)
-    for _ in range(scale(40, 1000)):
+    for _ in range(scale(25, 1000)):
         order = tuple(rng.randrange(5) for _ in range(rng.randint(0, 4)))
         sections = [pieces[n] for n in order]
         if order not in expected:
