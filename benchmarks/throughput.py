@@ -156,9 +156,9 @@ def best_peer(
     }
     name, best = max(tried.items(), key=lambda found: found[1]["per_s"] or 0.0)
     if not best["per_s"]:
-        raise UsageError(
-            f"none of the peers runs: {name}: {best.get('notes', 'it decided nothing')}", hint="make peers"
-        )
+        why = best.get("notes")
+        hint = "make peers" if why else ""
+        raise UsageError(f"none of the peers runs: {name}: {why or 'it decided nothing'}", hint=hint)
     return {"best": name, **best, "tried": {name: found["per_s"] for name, found in tried.items()}}
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from sds.models.protocol import SLOTS_MAX, BackendError, Row
+
+_DEVICE = re.compile(r"cpu|cuda(?::([0-9]{1,2}))?")
 
 
 def check_slots(slots: int) -> None:
@@ -14,10 +17,10 @@ def check_slots(slots: int) -> None:
 
 def check_device(name: str) -> int | None:
     """Return the number of the card that is named, None where none is. Only the form is checked: cpu, cuda, cuda:1."""
-    kind, _, number = name.partition(":")
-    if not (name in {"cpu", "cuda"} or (kind == "cuda" and number.isdecimal())):
+    found = _DEVICE.fullmatch(name)
+    if found is None:
         raise BackendError(f"`{name}` is no device", hint="cpu, cuda or cuda:NUMBER")
-    return int(number) if number else None
+    return int(found[1]) if found[1] else None
 
 
 def check_fits(tokens: int, context_tokens_max: int) -> None:

@@ -13,6 +13,7 @@ from typing import Self
 
 import llama_cpp as lib
 
+from sds.models.cards import card_names
 from sds.models.checks import check_device
 from sds.models.protocol import BackendError
 from sds.models.vocabulary import Vocabulary
@@ -72,25 +73,21 @@ def gguf_fingerprint(path: Path) -> str:
 def load_gguf(path: Path, *, vocab_only: bool = False, device: str = "cpu") -> tuple[lib.llama_model_p, Vocabulary]:
     """Load a model, or no more than its vocabulary; the caller frees it. Raises BackendError.
 
-    `device`: `cuda`: all layers lie on the cards that this llama.cpp was built for, whoever made them; `cuda:1`: on that
-    one alone.
+    `device`: `cuda`: all layers lie on the cards that this llama.cpp sees, whoever made them; `cuda:1`: on that one alone;
+    `cpu`: no card is even opened.
     """
-    card, on_card = check_device(device), device != "cpu"
+    card, on_card = check_device(device), bool(card_names(device))
     # llama.cpp logs through this logger's level and straight to standard error; failures are raised here instead.
     logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
     lib.llama_backend_init()
-    if on_card and not lib.llama_supports_gpu_offload():
-        raise BackendError(
-            "this llama.cpp was built without a GPU", hint="build llama-cpp-python with `CMAKE_ARGS=-DGGML_CUDA=on`"
-        )
     params = lib.llama_model_default_params()
     params.vocab_only = vocab_only
     params.n_gpu_layers = -1 if on_card else 0  # negative: all
-    if card is not None:
-        params.split_mode, params.main_gpu = lib.LLAMA_SPLIT_MODE_NONE, card
+    if card is not None or not on_card:
+        params.split_mode, params.main_gpu = lib.LLAMA_SPLIT_MODE_NONE, -1 if card is None else card  # negative: none
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if model is None:
-        why = f", or there is no room for it on `{device}`, or no such card" if on_card else ""
+        why = f", or there is no room for it on `{device}`" if on_card else ""
         raise BackendError(f"`{path}` is damaged or of a kind this llama.cpp does not know{why}")
     try:
         return model, Vocabulary(lib.llama_model_get_vocab(model))

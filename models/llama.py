@@ -71,7 +71,8 @@ class LlamaBackend:
         """Load weights; raise `BackendError` when `path` is not a GGUF file that llama.cpp can run.
 
         `n_ctx`: tokens a slot can hold. `device`: `cpu`, or what `load_gguf` takes for a card.
-        `fingerprint`: of the file, where it was just looked at. `weights`: of the file, where they are loaded already.
+        `fingerprint`: of the file, where it was just looked at. `weights`: of the file, where they are loaded already,
+        on the device where they lie.
         """
         _check_cache(slots, n_ctx)
         self.name = path.name

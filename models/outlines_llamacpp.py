@@ -26,6 +26,16 @@ class _TokenPrompt(lib.Llama):
         return super().__call__(self.held, *args, **options)  # type: ignore[arg-type]  # tokens are what it takes as well
 
 
+# a build for a card would use it for long passes even with no layer on it
+ON_PROCESSOR: dict[str, Any] = {
+    "n_gpu_layers": 0,
+    "split_mode": lib.LLAMA_SPLIT_MODE_NONE,
+    "main_gpu": -1,
+    "offload_kqv": False,
+    "op_offload": False,
+}
+
+
 class DrivenLlama:
     """One model and one context; `limits` make it greedy."""
 
@@ -38,7 +48,7 @@ class DrivenLlama:
         count = threads or os.cpu_count() or 1
         try:
             self._llama = _TokenPrompt(
-                str(path), n_ctx=n_ctx, n_threads=count, n_threads_batch=count, n_gpu_layers=0, verbose=False
+                str(path), n_ctx=n_ctx, n_threads=count, n_threads_batch=count, verbose=False, **ON_PROCESSOR
             )
         except (ValueError, OSError, MemoryError) as error:
             raise BackendError(f"`{path}` is damaged or of a kind this llama.cpp does not know") from error

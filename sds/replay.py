@@ -39,6 +39,7 @@ CIRCUMSTANCES = (
     "numpy",
     "machine",
     "device",
+    "card",
     "dtype",
     "in_8_bits",
     "rest",

@@ -35,7 +35,9 @@ LibraryName = Annotated[
 ]
 DeviceName = Annotated[
     str | None,
-    typer.Option("--device", help="Where transformers or llama.cpp runs it: cpu, cuda, cuda:1.", show_default=False),
+    typer.Option(
+        "--device", help="Where transformers or, natively, llama.cpp runs it: cpu, cuda, cuda:1.", show_default=False
+    ),
 ]
 DtypeName = Annotated[
     Dtype | None,
@@ -99,6 +101,8 @@ def _mend(error: Any, kind: str) -> str:
         return "--engine outlines"
     if named == "dtype":
         return "another --dtype, or another --library"
+    if named == "device" and kind == "native":
+        return "--library transformers or llamacpp"
     if named in {"backend", "device"}:
         return "--library transformers"
     if named == "slots":

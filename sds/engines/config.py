@@ -82,10 +82,7 @@ def _check_local(spec: EngineSpec) -> None:
         _check_openvino(spec)
     if spec.dtype in INT8_REST and library == "transformers":
         raise ContradictionError(("dtype",), "transformers computes in fp32, bf16 or fp16 here")
-    if spec.device and library == "llamacpp" and spec.kind == "outlines":
-        raise ContradictionError(("device",), "under Outlines `device` is for the library transformers")
-    if spec.device and library == "openvino":
-        raise ContradictionError(("device",), "`device` is for the libraries transformers and llamacpp")
+    _check_device(spec, library)
     if spec.dtype and library == "llamacpp":
         raise ContradictionError(("dtype",), "`dtype` is for the libraries transformers and openvino")
     if spec.backend == "xgrammar" and spec.library == "llamacpp":
@@ -105,6 +102,15 @@ def _check_openvino(spec: EngineSpec) -> None:
         raise ContradictionError(("library",), "OpenVINO runs GGUF files, no folder")
     if spec.dtype == "fp16":
         raise ContradictionError(("dtype",), "OpenVINO computes in fp32, bf16, int8 or int8-bf16 here")
+
+
+def _check_device(spec: EngineSpec, library: Library) -> None:
+    if spec.device and library == "llamacpp" and spec.kind == "outlines":
+        raise ContradictionError(("device",), "under Outlines `device` is for the library transformers")
+    if spec.device and library == "openvino":
+        raise ContradictionError(("device",), "`device` is for the libraries transformers and llamacpp")
+    if (spec.replicas or 1) > 1 and (spec.device or "cpu") != "cpu":
+        raise ContradictionError(("replicas",), "`replicas` share cores, not a card: there `slots` share passes")
 
 
 def _library_of(spec: EngineSpec) -> Library:

@@ -168,11 +168,24 @@ def runtime_facts(
         "machine": machine_name(),
     }
     if library == "transformers":
-        return facts | {"torch": version("torch"), "device": device, "dtype": dtype or "fp32"}
+        facts |= {"torch": version("torch"), "device": device, "dtype": dtype or "fp32"}
+        return facts if device == "cpu" else facts | {"card": _card_of_torch(device)}
     if library == "llamacpp":
-        return facts if device == "cpu" else facts | {"device": device}
+        return facts if device == "cpu" else facts | {"device": device, "card": _cards_of_llama(device)}
     facts["dtype"] = dtype = _computed_in(library, dtype)
     return facts | ({"in_8_bits": IN_8_BITS, "rest": INT8_REST[dtype]} if dtype in INT8_REST else {})
+
+
+def _card_of_torch(device: str) -> str:
+    import torch  # noqa: PLC0415  it is loaded when it is asked for
+
+    return torch.cuda.get_device_name(device)
+
+
+def _cards_of_llama(device: str) -> str:
+    from sds.models.cards import card_names  # noqa: PLC0415  the library is loaded when a model is
+
+    return ", ".join(card_names(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +261,8 @@ def open_replicas(model: Path | None, *, replicas: int, now_ms: Callable[[], int
     """Open engines side by side over the same weights, each with one slot and its share of the cores; else as `open_engine`."""
     if not 1 <= replicas <= REPLICAS_MAX:
         raise UsageError(f"{replicas} replicas are not between 1 and {REPLICAS_MAX}")
+    if replicas > 1 and options.get("device", "cpu") != "cpu":
+        raise UsageError("replicas share cores, not a card", hint="use slots: they share passes")
     threads = max(1, cores() // replicas)
     first = _open(model, lambda _: Share(threads=threads), now_ms=now_ms, **options)
     return _beside(first, replicas, threads, now_ms)
@@ -258,8 +273,8 @@ def open_parallel(
 ) -> NativeEngine | Replicas:
     """Open for so many decisions at once, in the way that suits the library which runs it; else as `open_engine`.
 
-    A slot for each where they share passes, on a card and in OpenVINO; in llama.cpp, whose passes have nothing to share
-    but the cores, engines side by side, no more than cores.
+    A slot for each where they share passes: on a card, in transformers and in OpenVINO; in llama.cpp on the processor,
+    where passes have nothing to share but the cores, engines side by side, no more than cores.
     """
     if not 1 <= parallel <= SLOTS_MAX:
         raise UsageError(f"{parallel} decisions at once are not between 1 and {SLOTS_MAX}")

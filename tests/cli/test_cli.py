@@ -191,7 +191,7 @@ MISTAKES = [
     ),
     (("run", "refund", "--backend", "llguidance"), 2, "error: `native` has no use for `backend`"),
     (("run", "refund", "--engine", "outlines", "--mode", "exact"), 2, "mend:  leave out --mode"),
-    (("run", "refund", "--device", "cuda"), 1, "error: this llama.cpp was built without a GPU"),
+    (("run", "refund", "--device", "cuda:99"), 1, "error: llama.cpp sees no card 99 here"),
     (("run", "refund", "--engines", "nowhere.yaml"), 2, "error: `nowhere.yaml` cannot be read"),
     (
         ("run", "refund", "--engines", "x.yaml", "--engine", "native"),

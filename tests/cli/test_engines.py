@@ -70,7 +70,11 @@ def test_a_run_through_openvino_is_recorded_as_one_and_replayed_as_one(tiny_mode
 @pytest.mark.parametrize(
     ("options", "said", "mend"),
     [
-        (("--device", "cuda"), "`device` is for the libraries transformers and llamacpp", "--library transformers"),
+        (
+            ("--device", "cuda"),
+            "`device` is for the libraries transformers and llamacpp",
+            "--library transformers or llamacpp",
+        ),
         (
             ("--dtype", "fp16"),
             "OpenVINO computes in fp32, bf16, int8 or int8-bf16 here",

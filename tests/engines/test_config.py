@@ -83,6 +83,10 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
             "f.yaml:2: engines.0.device: `device` is for the libraries transformers and llamacpp",
         ),
         (
+            "engines:\n  - {name: a, kind: native, device: cuda, replicas: 2}\n",
+            "f.yaml:2: engines.0.replicas: `replicas` share cores, not a card: there `slots` share passes",
+        ),
+        (
             "engines:\n  - {name: a, kind: outlines, device: cuda}\n",
             "f.yaml:2: engines.0.device: under Outlines `device` is for the library transformers",
         ),

@@ -166,13 +166,17 @@ def test_more_at_once_than_a_backend_can_is_refused(slots: int, mode: Mode, most
         check_slots(slots, mode)
 
 
-def test_what_runs_a_checkpoint_is_told_with_device_and_type() -> None:
+def test_what_runs_a_checkpoint_is_told_with_device_and_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: f"card of {device}")
+    monkeypatch.setattr("sds.models.cards.cards", lambda: ("one", "two"))
     facts = runtime_facts("transformers", device="cuda:0", dtype="bf16")
-    assert ("cuda:0", "bf16") == (facts["device"], facts["dtype"])
+    assert ("cuda:0", "card of cuda:0", "bf16") == (facts["device"], facts["card"], facts["dtype"])
     assert str(facts["library"]).startswith("transformers 5.")
     assert "fp32" == runtime_facts("transformers")["dtype"]
-    assert not {"dtype", "device"} & runtime_facts("llamacpp").keys()
-    assert "cuda" == runtime_facts("llamacpp", device="cuda")["device"]
+    assert not {"dtype", "device", "card"} & runtime_facts("llamacpp").keys()
+    for device, card in {"cuda": "one, two", "cuda:1": "two"}.items():
+        facts = runtime_facts("llamacpp", device=device)
+        assert (device, card) == (facts["device"], facts["card"])
 
 
 def test_an_amount_that_the_prompt_shows_is_read_in_fewer_passes(

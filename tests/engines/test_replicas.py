@@ -204,11 +204,13 @@ def test_on_a_card_llama_cpp_decides_several_at_once_in_shared_passes(
     tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There the weights are read once for all; and what was prepared for the processor is not looked for."""
-    monkeypatch.setattr("llama_cpp.llama_supports_gpu_offload", lambda: True)
+    monkeypatch.setattr("sds.models.cards.cards", lambda: ("An Own Card",))
     monkeypatch.setattr("sds.engines.opening.open_weights", pytest.fail)
     with closing(open_parallel(tiny_path(1), parallel=3, now_ms=running_ms, device="cuda")) as opened:
         assert isinstance(opened, NativeEngine)
-        assert (3, "cuda") == (opened.slots, opened._facts["device"])
+        assert (3, "cuda", "An Own Card") == (opened.slots, opened._facts["device"], opened._facts["card"])
+    with pytest.raises(UsageError, match="replicas share cores, not a card"):
+        open_replicas(tiny_path(1), replicas=2, now_ms=running_ms, device="cuda")
 
 
 def test_openvino_and_transformers_decide_several_at_once_in_shared_passes(

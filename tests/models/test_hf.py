@@ -376,5 +376,7 @@ def test_a_folder_opens_with_transformers_and_a_file_with_llama_cpp(folder: Path
         backend.close()
     with pytest.raises(BackendError, match="cannot be read: is a directory"):
         open_backend(folder, library="llamacpp")
-    with pytest.raises(BackendError, match=r"llama\.cpp takes no device and no dtype here"):
-        open_backend(embedded_model(), device="cuda")
+    with pytest.raises(BackendError, match=r"llama\.cpp runs in the file's own types"):
+        open_backend(embedded_model(), dtype="bf16")
+    with pytest.raises(BackendError, match=r"llama\.cpp sees no card 99 here"):
+        open_backend(embedded_model(), device="cuda:99")

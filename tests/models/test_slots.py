@@ -13,6 +13,7 @@ import pytest
 from gguf import GGMLQuantizationType as Weights
 from numpy.typing import NDArray
 
+from sds.models.cards import cards
 from sds.models.llama import FORK_TOKENS_MAX, SHARED_PASS_TOKENS_MAX, WEAR_CELLS_MIN, LlamaBackend
 from sds.models.llama_batch import TokenBatch
 from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, Row
@@ -288,14 +289,33 @@ def test_a_cache_beyond_the_limit_is_refused_before_anything_is_loaded(tmp_path:
     assert "ask for fewer slots or a smaller context" == caught.value.hint
 
 
-def test_a_build_without_a_gpu_says_so(single_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("llama_cpp.llama_supports_gpu_offload", lambda: False)
+@pytest.mark.parametrize(
+    ("device", "found", "message"),
+    [
+        ("cuda", (), "llama.cpp sees no card here"),
+        ("cuda:0", (), "llama.cpp sees no card 0 here"),
+        ("cuda:1", ("one",), "llama.cpp sees no card 1 here"),
+    ],
+)
+def test_a_card_that_is_not_there_is_refused_and_nothing_else_runs(
+    device: str, found: tuple[str, ...], message: str, single_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("sds.models.cards.cards", lambda: found)
     with pytest.raises(BackendError) as caught:
-        LlamaBackend(single_path, device="cuda")
-    assert "this llama.cpp was built without a GPU" == str(caught.value)
+        LlamaBackend(single_path, device=device)
+    assert message == str(caught.value)
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cpu:1", "cuda:-1", ""])
+def test_the_cards_of_this_machine_can_be_listed():
+    """By the library that llama.cpp itself asks: as many as a build for them finds, none otherwise."""
+    import llama_cpp
+
+    found = cards()
+    assert all(found)
+    assert not found or llama_cpp.llama_supports_gpu_offload()
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cpu:1", "cuda:-1", "cuda:100", "cuda:\u0661", ""])
 def test_what_is_no_device_is_refused(single_path: Path, device: str):
     with pytest.raises(BackendError) as caught:
         LlamaBackend(single_path, device=device)
@@ -317,14 +337,14 @@ def test_which_card_is_asked_for_reaches_llama_cpp(single_path: Path, monkeypatc
         asked.append((params.offload_kqv, params.op_offload))
         return init(model, params)
 
-    monkeypatch.setattr("llama_cpp.llama_supports_gpu_offload", lambda: True)
+    monkeypatch.setattr("sds.models.cards.cards", lambda: ("one", "two"))
     monkeypatch.setattr("llama_cpp.llama_model_load_from_file", loaded)
     monkeypatch.setattr("llama_cpp.llama_init_from_model", opened)
     spread, one = llama_cpp.LLAMA_SPLIT_MODE_LAYER, llama_cpp.LLAMA_SPLIT_MODE_NONE
     for device, model, context in (
-        ("cpu", (0, spread, 0), (False, False)),
+        ("cpu", (0, one, -1), (False, False)),
         ("cuda", (-1, spread, 0), (True, True)),
-        ("cuda:0", (-1, one, 0), (True, True)),
+        ("cuda:1", (-1, one, 1), (True, True)),
     ):
         asked.clear()
         backend = LlamaBackend(single_path, device=device, threads=TINY_THREADS)
