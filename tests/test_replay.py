@@ -225,6 +225,21 @@ def test_a_decision_is_replayed_with_its_threads_and_where_there_are_fewer_that_
     assert [("threads", 2, 1)] == [(one.name, one.recorded, one.replayed) for one in found.circumstances]
 
 
+def test_a_decision_on_a_card_is_replayed_on_one_and_another_card_is_named(
+    tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sds.models.cards.cards", lambda: ("any", "mine"))
+    with closing(open_engine(tiny_path(1), now_ms=now_ms, device="cuda:1")) as engine:
+        made = Home(tmp_path, record(tmp_path, engine=engine, events=1))
+    found = made.replay(made.dfids[0], tiny_path(1))
+    assert (True, ()) == (found.identical, found.circumstances)
+    monkeypatch.setattr("sds.models.cards.cards", lambda: ("any", "another"))
+    assert (Circumstance("card", "mine", "another"),) == made.replay(made.dfids[0], tiny_path(1)).circumstances
+    monkeypatch.setattr("sds.models.cards.cards", lambda: ("any",))
+    with pytest.raises(ModelError, match="sees no card 1 here"):
+        made.replay(made.dfids[0], tiny_path(1))
+
+
 class Meeting:
     """An engine that is asked only when so many ask at once."""
 

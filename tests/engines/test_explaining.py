@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from sds.engines.explaining import DEADLINE_EXCEEDED, Turns
 from sds.engines.native import NativeEngine
 from sds.kernel.errors import ModelError
 from sds.kernel.packet import DecisionPacket
@@ -42,6 +43,15 @@ def test_two_rationales_in_one_cache_do_not_go_on_with_each_others_text(world: W
     engine = NativeEngine(HashBackend(), now_ms=clock)
     first = explained(engine, packet)
     assert [explained(engine, packet), explained(engine, other)] == [first, *between]
+
+
+def test_a_rationale_waits_for_the_cache_no_longer_than_it_has_time() -> None:
+    turns = Turns()
+    with turns._cache, pytest.raises(ModelError) as caught, turns.between(lambda: 0.05):  # somebody else's pass
+        pytest.fail("it had the cache")
+    assert ("there was no time for a rationale", DEADLINE_EXCEEDED) == (str(caught.value), caught.value.reason_code)
+    with turns.between(lambda: 0.05):
+        pass
 
 
 class Narrow(HashBackend):

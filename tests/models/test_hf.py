@@ -21,6 +21,7 @@ from sds.engines.opening import open_backend, open_engine
 from sds.grammars.plan import Planner
 from sds.grammars.proof import prove_alive
 from sds.kernel.errors import ModelError
+from sds.models import hf
 from sds.models.catalog import embedded_model
 from sds.models.hf import HfBackend
 from sds.models.llama import LlamaBackend
@@ -220,6 +221,23 @@ def test_there_is_no_cuda_device_here(folder: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "", "meta"])
 def test_what_is_no_device_is_refused(device: str, folder: Path):
     assert f"`{device}` is no device" == str(refused(folder, device=device))
+
+
+def test_where_there_is_no_room_for_a_model_its_words_do_not_stay(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """A chain opens it again after every cool-down; those of a GGUF are a model of their own."""
+    freed: list[bool] = []
+    real = hf.loaded
+
+    def loaded(*given: Any) -> Any:
+        return *real(*given)[:3], lambda: freed.append(True)
+
+    def full(*_: object, **__: object) -> None:
+        raise BackendError("no memory")
+
+    monkeypatch.setattr(hf, "loaded", loaded)
+    monkeypatch.setattr(hf, "store_of", full)
+    assert "no memory" == str(refused(folder))
+    assert [True] == freed
 
 
 def test_a_folder_without_safetensors_is_refused_and_no_pickle_is_opened(folder: Path):
