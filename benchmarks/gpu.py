@@ -4,10 +4,10 @@
     exact_over_greedy   the exact distribution over whole alternatives, against the greedy one, on the same packets
     ours_per_s          decisions a second, by how many are asked for at once
 
-The packets are those of `sds bench peers`, after 64 (`EARLIER`) that came before them in the queue. Predicted before measuring:
-a pass cannot be faster than reading the weights once, at the rate at which this device copies its own memory (printed
-first). A small model is far above that floor: on a card its passes cost what starting their kernels costs, so over_floor,
-against the bare passes, is what is ours to mend.
+The packets are those of `sds bench peers`, after 64 (`EARLIER`) that came before them in the queue. Predicted before
+measuring: a pass cannot be faster than reading the weights once, at the rate at which this device copies its own memory
+(printed first). A small model is far above that floor: on a card its passes cost what starting their kernels costs, so
+over_floor, against the bare passes, is what is ours to mend.
 """
 
 from __future__ import annotations

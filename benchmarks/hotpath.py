@@ -8,8 +8,9 @@
 Real claims over real flights, the real payment rail in a process of its own, the record on this disk. The packets are of
 two sorts: those narrowed, as a safeguard would, to a denial or an escalation, and those narrowed to a refund of 10.00 to
 99.99, a denial or an escalation. What the model decides otherwise is counted and left out. Of each
-sort the first 64 claims (`EARLIER`) are not counted, for a gate that is at work has decided before; `kept`: of how many measured
-decisions the words that recur had been read before. What is not kept is read within the decision, and shows in the tail.
+sort the first 64 claims (`EARLIER`) are not counted, for a gate that is at work has decided before; `kept`: of how many
+measured decisions the words that recur had been read before. What is not kept is read within the decision, and shows in
+the tail.
 
 Predicted before measuring: a pass cannot be faster than reading the weights once, as the file holds them, nor than two
 operations for each weight and token, at the rates that numpy reaches here (printed first); all that is no pass, the

@@ -83,7 +83,7 @@ class PeerProcess:
 
 
 def _environment(overlay: Path | None) -> dict[str, str]:
-    """An overlay holds a peer's own versions of libraries, and comes before the installed ones. No peer uses a card."""
+    """An overlay holds a peer's own versions of libraries, and comes before the installed ones. No peer sees a CUDA card."""
     before = [str(overlay.resolve())] if overlay is not None and overlay.is_dir() else []
     paths = [*before, *filter(None, [os.environ.get("PYTHONPATH", "")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}

@@ -46,7 +46,8 @@ def graph(
 ) -> ov.Model:
     """Return the model of the first `layers` layers; `head`: it answers with logits, else with states.
 
-    `kept`: in what keys and values are handed in and out. `in_int8`: products with weights, but those of the head and the last layer, are in 8 bits (`openvino_int8`).
+    `kept`: in what keys and values are handed in and out. `in_int8`: products with weights, but those of the head and the
+    last layer, are in 8 bits (`openvino_int8`).
     `lengths`: a line alone of so many tokens has a copy of its own, in their order; the last one is for all else. Then
     there is an input more, which of the copies runs [].
     """

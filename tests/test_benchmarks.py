@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -14,11 +15,12 @@ from sds.benchmarks.contenders import Contender, ours_with
 from sds.benchmarks.measuring import Report
 from sds.benchmarks.packets import digits_packets, fixed_packets, narrow_to_denial
 from sds.benchmarks.peer_process import PeerProcess
-from sds.benchmarks.weights import Weights, vocabulary
+from sds.benchmarks.weights import Weights, vocabulary, weights_of
 from sds.gates.refund import desk
 from sds.kernel.envelope import format_literal
 from sds.kernel.errors import UsageError
 from sds.kernel.intake import read_event
+from sds.models.catalog import embedded_model
 from tests.models.preparing import in_openvino
 from tests.questions import asked
 
@@ -126,6 +128,14 @@ def test_a_peer_that_fails_at_once_is_not_the_quickest(
     assert {"dying, 1 process": 0.0, "raising, 1 process": 0.0} | found["tried"] == found["tried"]
     with pytest.raises(UsageError, match="none of the peers runs: dying, 1 process: it decided nothing"):
         asked_of("dying")
+
+
+def test_why_what_was_prepared_is_not_measured_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sds.benchmarks.weights.weights_for", lambda *_: (None, "the prepared weights are damaged"))
+    found = weights_of(Namespace(model=None, library=None, dtype=None))
+    assert (Weights(embedded_model()), "the prepared weights are damaged\n") == (found, capsys.readouterr().err)
 
 
 def test_growth_is_measured_with_prompt_alternatives_contract_and_ledger(

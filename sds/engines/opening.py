@@ -112,9 +112,9 @@ def open_backend(
 ) -> Backend:
     """Load a model: unless `library` says otherwise a folder through transformers, a file through llama.cpp.
 
-    `device` is for transformers and llama.cpp, `dtype` for transformers (fp32) and OpenVINO (bf16, where the processor computes in it); llama.cpp
-    runs in the file's own types. With several `slots` each holds `SLOT_TOKENS`; in OpenVINO, which takes memory as it is
-    written, as many as one alone.
+    `device` is for transformers and llama.cpp, `dtype` for transformers (fp32) and OpenVINO (bf16, where the processor
+    computes in it, else fp32); llama.cpp runs in the file's own types. With several `slots` each holds `SLOT_TOKENS`; in
+    OpenVINO, which takes memory as it is written, as many as one alone.
     `threads`: without it what `SDS_THREADS` says, or all cores. `fingerprint`: of a GGUF, where it was just looked at.
     Raises BackendError.
     """

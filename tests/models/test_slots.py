@@ -13,7 +13,6 @@ import pytest
 from gguf import GGMLQuantizationType as Weights
 from numpy.typing import NDArray
 
-from sds.models.cards import cards
 from sds.models.llama import FORK_TOKENS_MAX, SHARED_PASS_TOKENS_MAX, WEAR_CELLS_MIN, LlamaBackend
 from sds.models.llama_batch import TokenBatch
 from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, Row
@@ -287,70 +286,6 @@ def test_a_cache_beyond_the_limit_is_refused_before_anything_is_loaded(tmp_path:
         LlamaBackend(tmp_path / "none.gguf", slots=64, n_ctx=4096)
     assert "64 slots of 4096 tokens are more than a cache of 131072" == str(caught.value)
     assert "ask for fewer slots or a smaller context" == caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("device", "found", "message"),
-    [
-        ("cuda", (), "llama.cpp sees no card here"),
-        ("cuda:0", (), "llama.cpp sees no card 0 here"),
-        ("cuda:1", ("one",), "llama.cpp sees no card 1 here"),
-    ],
-)
-def test_a_card_that_is_not_there_is_refused_and_nothing_else_runs(
-    device: str, found: tuple[str, ...], message: str, single_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("sds.models.cards.cards", lambda: found)
-    with pytest.raises(BackendError) as caught:
-        LlamaBackend(single_path, device=device)
-    assert message == str(caught.value)
-
-
-def test_the_cards_of_this_machine_can_be_listed():
-    """By the library that llama.cpp itself asks: as many as a build for them finds, none otherwise."""
-    import llama_cpp
-
-    found = cards()
-    assert all(found)
-    assert not found or llama_cpp.llama_supports_gpu_offload()
-
-
-@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cpu:1", "cuda:-1", "cuda:100", "cuda:\u0661", ""])
-def test_what_is_no_device_is_refused(single_path: Path, device: str):
-    with pytest.raises(BackendError) as caught:
-        LlamaBackend(single_path, device=device)
-    assert (f"`{device}` is no device", "cpu, cuda or cuda:NUMBER") == (str(caught.value), caught.value.hint)
-
-
-def test_which_card_is_asked_for_reaches_llama_cpp(single_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """On the processor nothing may go to a card: a build for one would take long passes there by itself."""
-    import llama_cpp
-
-    asked: list[tuple[object, ...]] = []
-    load, init = llama_cpp.llama_model_load_from_file, llama_cpp.llama_init_from_model
-
-    def loaded(path: bytes, params: llama_cpp.llama_model_params) -> object:
-        asked.append((params.n_gpu_layers, params.split_mode, params.main_gpu))
-        return load(path, params)
-
-    def opened(model: object, params: llama_cpp.llama_context_params) -> object:
-        asked.append((params.offload_kqv, params.op_offload))
-        return init(model, params)
-
-    monkeypatch.setattr("sds.models.cards.cards", lambda: ("one", "two"))
-    monkeypatch.setattr("llama_cpp.llama_model_load_from_file", loaded)
-    monkeypatch.setattr("llama_cpp.llama_init_from_model", opened)
-    spread, one = llama_cpp.LLAMA_SPLIT_MODE_LAYER, llama_cpp.LLAMA_SPLIT_MODE_NONE
-    for device, model, context in (
-        ("cpu", (0, one, -1), (False, False)),
-        ("cuda", (-1, spread, 0), (True, True)),
-        ("cuda:1", (-1, one, 1), (True, True)),
-    ):
-        asked.clear()
-        backend = LlamaBackend(single_path, device=device, threads=TINY_THREADS)
-        backend.beside(threads=TINY_THREADS).close()
-        backend.close()
-        assert [model, context, context] == asked
 
 
 def test_hidden_states_are_those_of_transformers(tiny: LlamaBackend, tiny_folder: object):
