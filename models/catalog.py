@@ -85,7 +85,7 @@ class Source(_Kept):
 
 
 class Measured(_Kept):
-    """One weight type in one library: median and longest time of a decision's passes, mean KL from the exact weights.
+    """One weight type in one library: quickest, median and longest time of a decision's passes, mean KL from the exact weights.
 
     `dtype`: what it is computed in, None: what the library does unless told.
     """
@@ -93,6 +93,7 @@ class Measured(_Kept):
     type: str
     library: GgufLibrary
     dtype: Dtype | None = None
+    ms_min: Measure
     ms_p50: Measure
     ms_max: Measure
     decisions: Positive
@@ -106,7 +107,7 @@ class Record(_Kept):
     `layers`: how many of the source's were kept, None: all. `shape_noise_logp_max`: in llama.cpp, None where it was not measured.
     """
 
-    form: Literal[3]  # in those before, `int8` and `int8-bf16` were in 8 bits by half
+    form: Literal[4]  # in those before, less of `int8` and `int8-bf16` was in 8 bits
     source: Source
     layers: Positive | None
     file: Annotated[str, Field(pattern=f"^{FILE_NAME}$")] | None

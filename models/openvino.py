@@ -40,7 +40,7 @@ MIXED_MAX = {"bf16": inf, "fp32": 512}  # found by trying: in FP32 longer sums a
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 HINT_CHARACTERS_MAX = 200
 # A line alone of so many tokens has a copy of the graph; one more takes most of a second to open, and some 70 MB.
-LENGTHS = (48, 64, 72, 80, 96, 104, 112)
+LENGTHS = (48, 56, 64, 72, 80, 96, 104, 112)
 LINES_BYTES_MAX = 256 << 20  # what calls of several trees take besides, once such were made
 PASS_TOKENS_MAX = 2048  # in several calls: the more cases are read in turn, the more share the small calls after them
 

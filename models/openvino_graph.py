@@ -31,7 +31,7 @@ from sds.models.openvino_int8 import (
     turn,
     turned_matrix,
 )
-from sds.models.openvino_weights import ARCHITECTURE, HEAD, Weights
+from sds.models.openvino_weights import ARCHITECTURE, EMBEDDING, HEAD, NORM, Weights
 
 
 def graph(
@@ -46,8 +46,8 @@ def graph(
 ) -> ov.Model:
     """Return the model of the first `layers` layers; `head`: it answers with logits, else with states.
 
-    `kept`: in what keys and values are handed in and out. `in_int8`: products with weights, but those of the head and the
-    last layer, are in 8 bits (`openvino_int8`).
+    `kept`: in what keys and values are handed in and out. `in_int8`: products with weights, but those of the last
+    layer, are in 8 bits, and the weights of the head (`openvino_int8`).
     `lengths`: a line alone of so many tokens has a copy of its own, in their order; the last one is for all else. Then
     there is an input more, which of the copies runs [].
     """
@@ -86,8 +86,8 @@ class _Graph:
         on_lines = self._on_lines(positions, packed)
         tables = self._once("rotations", lambda: [ops.constant(each) for each in self._weights.rotations(context)])
         turn = [ops.unsqueeze(ops.gather(table, on_lines, self._axis(0)), self._ints(2)) for table in tables]
-        per_query = ops.tile(mask, self._ints(1, 1, self._shape.heads // self._shape.key_heads, 1))
-        (embedding,) = self._once("embedding", lambda: [_matrix(self._weights["token_embd.weight"])])
+        per_query = ops.concat([mask] * (self._shape.heads // self._shape.key_heads), 2)
+        (embedding,) = self._once("embedding", lambda: [_matrix(self._weights[EMBEDDING])])
         states, kept = ops.gather(embedding, ids, self._axis(0)), []
         by = self._turn if layers else None
         if by is not None:
@@ -98,17 +98,28 @@ class _Graph:
             states, new = self._layer(n, states, before, per_query, turn, packed, last)
             kept += [ops.convert(each, self._kept) for each in new]
         answered = states if layers else self._picked(states, wanted)
-        if by is not None:
-            answered = _product(answered, *self._once("turned back", lambda: [_matrix(by.T)]))
-        if layers == self._shape.layers:
-            answered = self._norm(answered, self._weights["output_norm.weight"])
         if head:
-            (matrix,) = self._once(
-                "head", lambda: [_matrix(self._weights[HEAD]) if HEAD in self._weights else embedding]
-            )
-            answered = _product(answered, matrix)
+            answered = self._logits(answered, embedding)
+        else:
+            if by is not None:
+                answered = _product(answered, *self._once("turned back", lambda: [_matrix(by.T)]))
+            if layers == self._shape.layers:
+                answered = self._norm(answered, self._weights[NORM])
         outputs = [answered, ops.reshape(ops.concat(kept, 0), self._ints(-1), False)] if kept else [answered]
         return ov.Model(outputs, parameters, ARCHITECTURE)
+
+    def _logits(self, states: Any, embedding: Any) -> Any:
+        """Where states are turned the head's weights are in 8 bits: few tokens are answered, so what it costs is to read it."""
+        weights, by = self._weights, self._turn
+        scales = weights[NORM]
+        if by is None:
+            (matrix,) = self._once("head", lambda: [_matrix(weights[HEAD]) if HEAD in weights else embedding])
+            return _product(self._norm(states, scales), matrix)
+
+        def turned() -> list[Any]:
+            return [rounded_matrix(turned_matrix(weights[HEAD if HEAD in weights else EMBEDDING], by, scales=scales))]
+
+        return _product(self._norm(states, np.ones_like(scales)), *self._once("head", turned))
 
     def _layer(
         self, n: int, states: Any, held: list[Any], mask: Any, turn: list[Any], packed: list[Any], wanted: Any
@@ -118,7 +129,7 @@ class _Graph:
         queries_keys, values = (shape.heads + shape.key_heads) * shape.head, shape.cell
 
         def projections() -> list[NDArray[np.float32]]:
-            query = weights.turned(f"{of}attn_q.weight", shape.heads)
+            query = weights.turned(f"{of}attn_q.weight", shape.heads) * np.float32(shape.head**-0.5)
             key = weights.turned(f"{of}attn_k.weight", shape.key_heads)
             return [np.concatenate([query, key, weights[f"{of}attn_v.weight"]])]
 
@@ -209,7 +220,7 @@ class _Graph:
         return self._made[name]
 
     def _attention(self, query: Any, held: list[Any], new: list[Any], mask: Any) -> Any:
-        """Queries that share a key's head stand one below the other, so that no key is copied for them."""
+        """Queries, scaled by their weights, that share a key's head stand one below the other: no key is copied for them."""
         shape = self._shape
         sharing = shape.heads // shape.key_heads
         key, value = (
@@ -220,7 +231,7 @@ class _Graph:
         )
         grouped = self._reshape(query, 0, 0, shape.key_heads, sharing, shape.head)
         rows = self._reshape(ops.transpose(grouped, self._ints(0, 2, 3, 1, 4)), 0, shape.key_heads, -1, shape.head)
-        scores = ops.matmul(ops.multiply(rows, self._number(shape.head**-0.5)), key, False, True)
+        scores = ops.matmul(rows, key, False, True)
         found = ops.matmul(ops.softmax(ops.add(scores, mask), -1), value, False, False)
         split = self._reshape(found, 0, shape.key_heads, sharing, -1, shape.head)
         return self._reshape(ops.transpose(split, self._ints(0, 3, 1, 2, 4)), 0, -1, shape.heads * shape.head)

@@ -7,7 +7,8 @@ inner states each row has a range of its own, by which the product is multiplied
 out by far, so that they are turned, too, block by block, which is a small product of its own. Of weights each row has one.
 
 Used for all products with weights but those of the head and of the last layer. Rounded, what is no number is some number;
-it remains what it is in the states, which are only added to, and in the last layer it spoils what is seen of it.
+it remains what it is in the states, which are only added to, and in the last layer it spoils what is seen of it. Of the
+head only the weights are in 8 bits: it multiplies few states, so that most of its time goes into reading them.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ KNOWN = {
     "rope.freq_base",
     "rope.dimension_count",
 }
+EMBEDDING, NORM = "token_embd.weight", "output_norm.weight"
 HEAD, ROPE_FACTORS = "output.weight", "rope_freqs.weight"  # a file may lack these
 BF16_MAX = 3.38953139e38
 _N = TypeVar("_N", int, float)
@@ -81,8 +82,8 @@ class Shape:
             "ffn_up": (inner, width),
             "ffn_down": (width, inner),
         }
-        embedding = {"token_embd.weight": (self.words, width), HEAD: (self.words, width)}
-        vectors = {"output_norm.weight": (width,), ROPE_FACTORS: (self.head // 2,)}
+        embedding = {EMBEDDING: (self.words, width), HEAD: (self.words, width)}
+        vectors = {NORM: (width,), ROPE_FACTORS: (self.head // 2,)}
         layered = {f"blk.{n}.{part}.weight": shape for n in range(layers) for part, shape in of_layer.items()}
         return embedding | vectors | layered
 

@@ -183,7 +183,7 @@ def _prepared_lines(found: Prepared, *, now: bool) -> Iterator[str]:
         chosen = (each.type, each.library, each.dtype) == (record.type, record.library, record.dtype)
         kept = f"kept: {found.path}" if chosen else ""
         yield (
-            f"{each.type:8}  {_runs(each):21}  {each.ms_p50:8.1f} ms (median of {each.decisions}, longest {each.ms_max:.1f})  "
+            f"{each.type:8}  {_runs(each):21}  {each.ms_min:8.1f} ms (quickest of {each.decisions}, median {each.ms_p50:.1f})  "
             f"{each.bytes / 1e6:7.0f} MB  KL {each.kl_mean:.2g}  {kept}".rstrip()
         )
     yield record.why

@@ -24,7 +24,7 @@ from tests.models.test_backends import sections_of
 from tests.models.test_openvino import VARIANTS, answers, farthest, noise, opened
 
 __all__ = ["opened"]
-INT8_NOISE = 0.1
+INT8_NOISE = 0.15
 NO_BF16 = pytest.mark.skipif(not computes_in_bf16(), reason="no BF16 in this processor")
 IN_INT8 = ["int8", pytest.param("int8-bf16", marks=NO_BF16)]
 pytestmark = pytest.mark.skipif(not computes_in_int8(), reason="no int8 in this processor")
@@ -178,16 +178,15 @@ def test_the_rounding_is_small(dtype: Dtype, tiny_path: Callable[[int], Path], o
     assert 0 < noise(exact, found) < INT8_NOISE
 
 
+def products(backend: OpenvinoBackend) -> list[Any]:
+    """Return the products of the compiled graph."""
+    ops = backend._programs.compiled(None).get_runtime_model().get_ops()
+    return [op for op in ops if str(op.get_rt_info()["layerType"].value).startswith("FullyConnected")]
+
+
 def products_in(backend: OpenvinoBackend) -> Counter[str]:
     """Return in what each product of the compiled graph is computed."""
-    ops = backend._programs.compiled(None).get_runtime_model().get_ops()
-    facts = [op.get_rt_info() for op in ops]
-    kinds = [str(fact["layerType"].value) for fact in facts]
-    return Counter(
-        str(fact["primitiveType"].value).rpartition("_")[2]
-        for fact, kind in zip(facts, kinds, strict=True)
-        if kind.startswith("FullyConnected")
-    )
+    return Counter(str(op.get_rt_info()["primitiveType"].value).rpartition("_")[2] for op in products(backend))
 
 
 @pytest.mark.parametrize("dtype", IN_INT8)
@@ -200,14 +199,27 @@ def test_products_of_every_layer_but_the_last_are_computed_in_8_bits(
     before, found = (products_in(opened(path, dtype=each)) for each in (rest, dtype))
     assert (0, 5 * (layers - 1)) == (before["i8"], found["i8"])
     assert (rest == "bf16") == (found["bf16"] > 0)
-    turns = 2 + layers - 1  # of states, back, and of inner states block by block
+    turns = 1 + layers - 1  # of states, and of inner states block by block
     assert found.total() == before.total() + turns
 
 
-def test_weights_that_overflow_when_they_are_turned_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", IN_INT8)
+def test_the_weights_of_the_head_are_read_in_8_bits(
+    dtype: Dtype, tiny_path: Callable[[int], Path], opened: Callable[..., Any]
+) -> None:
+    def kept_in(backend: OpenvinoBackend) -> list[ov.Type]:
+        heads = [op for op in products(backend) if op.get_output_partial_shape(0)[-1] == backend.vocab_size]
+        return [op.input(1).get_source_output().get_element_type() for op in heads]
+
+    rest, found = (kept_in(opened(tiny_path(1), dtype=each)) for each in (INT8_REST[dtype], dtype))
+    assert ([ov.Type.f32], [ov.Type.i8]) == (rest, found)
+
+
+@pytest.mark.parametrize(("norm", "matrix"), [("blk.0.ffn_norm", "blk.0.ffn_up"), ("output_norm", "token_embd")])
+def test_weights_that_overflow_when_they_are_turned_are_refused(norm: str, matrix: str, tmp_path: Path) -> None:
     tensors = random_tensors()
-    tensors["blk.0.ffn_norm.weight"] = np.full_like(tensors["blk.0.ffn_norm.weight"], 3e38)
-    tensors["blk.0.ffn_up.weight"] *= 1e6
+    tensors[f"{norm}.weight"] = np.full_like(tensors[f"{norm}.weight"], 3e38)
+    tensors[f"{matrix}.weight"] *= 1e6
     path = llama_gguf(tmp_path / "huge.gguf", tensors=tensors)
     with pytest.raises(BackendError) as caught:
         OpenvinoBackend(path, dtype="int8", threads=1)

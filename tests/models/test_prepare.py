@@ -112,6 +112,15 @@ def test_a_tie_goes_to_the_closer_then_to_the_smaller(
     assert best == chosen([own, candidate(tmp_path, "bf16", *bf16), candidate(tmp_path, "q8", *q8)])[0].type
 
 
+def test_what_is_slow_while_the_machine_does_something_else_is_not_the_slower(tmp_path: Path) -> None:
+    own, bf16, q8 = (candidate(tmp_path, name, ms, 0.005, 5) for name, ms in (("own", 300), ("bf16", 150), ("q8", 200)))
+    q8.times_ms += [100, 210]
+    bf16.times_ms += [140, 145]
+    best, why = chosen([own, bf16, q8])
+    assert "q8" == best.type
+    assert why.startswith("q8 takes 100.0 ms for a decision's passes, own 300.0 (3.0x)")
+
+
 @pytest.mark.usefixtures("brief")
 def test_a_type_too_far_from_the_exact_weights_is_never_kept(tiny_path: Callable[[int], Path], tmp_path: Path) -> None:
     found, _ = preparation(tmp_path, kl_max=0.0).run(tiny_path(1))
