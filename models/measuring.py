@@ -19,6 +19,7 @@ from sds.models.catalog import GgufLibrary
 from sds.models.llama import LlamaBackend
 from sds.models.noise import shape_noise
 from sds.models.protocol import Backend, BackendError, Dtype
+from sds.models.token_trees import prepared_for
 
 STATIC_TOKENS, PASSES_TOKENS, AHEAD_TOKENS = 240, (60, 12, 1, 1, 1, 1), (84, 8)
 NOISE_SLOTS, NOISE_CONTEXT = 16, 512
@@ -43,7 +44,7 @@ def decision_times_ms(
     path: Path, library: GgufLibrary, dtype: Dtype | None, threads: int, clock_s: Callable[[], float]
 ) -> list[float]:
     """Time the passes of some decisions, what recurs cached, after one that is not counted."""
-    backend = _opened(path, library, dtype, threads=threads)
+    backend = _opened(path, library, dtype, case_tokens=AHEAD_TOKENS[0], threads=threads)
     try:
         text = cycle([token for each in TEXTS for token in backend.tokenize(each.encode(), special=False)])
         shape = AHEAD_TOKENS if backend.ahead_tokens_max else PASSES_TOKENS
@@ -110,9 +111,13 @@ def noise_logp(path: Path, threads: int) -> float | None:
         backend.close()
 
 
-def _opened(path: Path, library: GgufLibrary, dtype: Dtype | None, **options: Any) -> Backend:
+def _opened(
+    path: Path, library: GgufLibrary, dtype: Dtype | None, *, case_tokens: int | None = None, **options: Any
+) -> Backend:
+    """`case_tokens`: of the pass that is timed; what would only make others quick is not opened."""
     if library == "openvino":
-        from sds.models.openvino import OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
+        from sds.models.openvino import LENGTHS, OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
 
-        return OpenvinoBackend(path, dtype=dtype or "bf16", **options)
+        lengths = prepared_for(case_tokens, LENGTHS)[:1] if case_tokens else []
+        return OpenvinoBackend(path, dtype=dtype or "bf16", lengths=lengths, **options)
     return LlamaBackend(path, **options)

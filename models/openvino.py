@@ -48,7 +48,16 @@ PASS_TOKENS_MAX = 2048  # in several calls: the more cases are read in turn, the
 class _Programs:
     """One model, compiled for so many layers as are asked for; its weights serve every thread that makes a request."""
 
-    def __init__(self, path: Path, seen: tuple[int, ...] | None, *, dtype: Dtype, n_ctx: int, threads: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        seen: tuple[int, ...] | None,
+        *,
+        dtype: Dtype,
+        n_ctx: int,
+        threads: int,
+        lengths: Sequence[int],
+    ) -> None:
         self._path, self._seen = path, seen
         self._weights = Weights(path)
         self.shape: Shape = self._weights.shape
@@ -56,7 +65,7 @@ class _Programs:
         precision, self._in_int8 = INT8_REST.get(dtype, dtype), dtype in INT8_REST
         self.mixed_max = MIXED_MAX[precision]
         streams = max(1, (os.cpu_count() or 1) // threads)  # requests that run side by side, of so many threads each
-        self._lengths = () if streams > 1 else LENGTHS  # each of the streams would make its own
+        self._lengths = () if streams > 1 else tuple(lengths)  # each of the streams would make its own
         self._settings = {
             "INFERENCE_NUM_THREADS": threads * streams,
             "NUM_STREAMS": streams,
@@ -236,12 +245,14 @@ class OpenvinoBackend(SeatedBackend):
         threads: int | None = None,
         slots: int = 1,
         fingerprint: str | None = None,
+        lengths: Sequence[int] = LENGTHS,
         programs: _Programs | None = None,
     ) -> None:
         """Load weights; raise `BackendError` when `path` is nothing that runs here.
 
-        `dtype`: left out, `usual_dtype`. `fingerprint`: of the file, where it was just looked at. `programs`: of the file,
-        where it was compiled already.
+        `dtype`: left out, `usual_dtype`. `fingerprint`: of the file, where it was just looked at. `lengths`: for which a
+        line alone has a copy of the graph; with fewer it opens sooner, with the same bits. `programs`: of the file, where it
+        was compiled already.
         """
         check_slots(slots)
         dtype = dtype or usual_dtype()
@@ -254,8 +265,9 @@ class OpenvinoBackend(SeatedBackend):
         self._requests: dict[int | None, _Request] = {}
         try:
             with _failing(f"OpenVINO cannot run `{path}`"):
+                threads = threads or os.cpu_count() or 1
                 self._programs = programs or _Programs(
-                    path, seen, dtype=dtype, n_ctx=n_ctx, threads=threads or os.cpu_count() or 1
+                    path, seen, dtype=dtype, n_ctx=n_ctx, threads=threads, lengths=lengths
                 )
                 self._programs.compiled(None)
                 store = _Cells(self._programs, slots)

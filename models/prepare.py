@@ -74,7 +74,7 @@ class Candidate:
 
     @property
     def ms_min(self) -> float:
-        """What whatever else the machine does adds to is least in."""
+        """The time to go by: whatever else the machine does only adds to it."""
         return min(self.times_ms)
 
     def measured(self) -> Measured:

@@ -162,11 +162,15 @@ def calls_of(
     return calls, places
 
 
+def prepared_for(tokens: int, lengths: Sequence[int]) -> list[int]:
+    """Return for which of `lengths` a line alone of so many tokens may be filled up."""
+    return [length for length in lengths if tokens <= length <= tokens + SURPLUS_TOKENS_MAX]
+
+
 def _call(trees: list[TokenTree], lengths: Sequence[int], mixed_max: float) -> Call:
     """Return the call of trees that may be of different shapes, the longest first."""
     tokens, alone = len(trees[0].tokens), len(trees) == 1
-    prepared = [length for length in lengths if tokens <= length <= tokens + SURPLUS_TOKENS_MAX]
-    fitting = [length for length in prepared if _seen(trees, length) <= mixed_max]
+    fitting = [length for length in prepared_for(tokens, lengths) if _seen(trees, length) <= mixed_max]
     longest = min(fitting) if alone and fitting else _line(tokens)
     return Call(_seen(trees, longest) - longest, longest, trees, padded=alone)
 

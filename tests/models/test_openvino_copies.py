@@ -90,6 +90,20 @@ def test_a_line_alone_is_read_by_the_copy_of_its_length(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lengths", [(), (64,)])
+def test_with_fewer_copies_it_gives_the_same_bits(
+    lengths: tuple[int, ...], dtype: Dtype, opened: Callable[..., OpenvinoBackend], chosen: list[int | None]
+):
+    few, many = opened(dtype, lengths=lengths), opened(dtype)
+    for tokens in (1, 59, 64, 84, 130):
+        chosen.clear()
+        found = answered(few, tokens)
+        expected = None if not lengths else 0 if tokens in (59, 64) else 1
+        assert [expected] == chosen[-1:]
+        assert np.array_equal(found, answered(many, tokens))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_in_company_a_line_gets_the_bits_it_gets_from_a_copy_alone(
     dtype: Dtype, opened: Callable[..., OpenvinoBackend], chosen: list[int | None]
 ):
