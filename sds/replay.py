@@ -127,7 +127,9 @@ def opener(model: Path | None, *, now_ms: Callable[[], int]) -> Open:
         slots = _slots(facts) if library == "openvino" else 1
         how["threads"] = min(facts.get("threads") or 1, cores())
         as_is = library != "transformers" and _is(model, facts.get("weights"))
-        return open_engine(model, now_ms=now_ms, library=library, mode=facts["mode"], as_is=as_is, slots=slots, **how)
+        return open_engine(
+            model, now_ms=now_ms, library=library, mode=facts["mode"], as_is=as_is, slots=slots, brief=True, **how
+        )
 
     return open_it
 

@@ -63,6 +63,7 @@ def decide(
         opened_engine(
             model,
             engines,
+            brief=True,
             engine=engine,
             backend=backend,
             library=library,

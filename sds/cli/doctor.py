@@ -54,7 +54,15 @@ def doctor(
     Example: sds doctor --model /models/mine.gguf
     """
     opened = opened_engine(
-        model, engines, engine=engine, backend=backend, library=library, device=device, dtype=dtype, as_is=as_is
+        model,
+        engines,
+        brief=True,
+        engine=engine,
+        backend=backend,
+        library=library,
+        device=device,
+        dtype=dtype,
+        as_is=as_is,
     )
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
         ("versions", _versions),

@@ -58,10 +58,13 @@ EnginesPath = Annotated[
 
 
 @contextmanager
-def opened_engine(model: Path | None, engines: Path | None, **options: str | bool | int | None) -> Iterator[Engine]:
-    """Open what the options name, and close it in the end. Raises UsageError, ModelError."""
+def opened_engine(
+    model: Path | None, engines: Path | None, *, brief: bool, **options: str | bool | int | None
+) -> Iterator[Engine]:
+    """Open what the options name, and close it in the end; `brief`: for a few decisions. Raises UsageError, ModelError."""
+    given = {name: value for name, value in options.items() if value not in {None, False}}
     with named_model(model):
-        engine = _open(model, engines, {name: value for name, value in options.items() if value not in {None, False}})
+        engine = _open(model, engines, given, brief=brief)
     for notice in getattr(engine, "notices", ()):
         typer.echo(notice, err=True)
     try:
@@ -70,7 +73,7 @@ def opened_engine(model: Path | None, engines: Path | None, **options: str | boo
         engine.close()
 
 
-def _open(model: Path | None, engines: Path | None, given: dict[str, Any]) -> Engine:
+def _open(model: Path | None, engines: Path | None, given: dict[str, Any], *, brief: bool) -> Engine:
     from sds.engines.config import EngineSpec, load_engines, open_chain, open_engine_of  # noqa: PLC0415  loads libraries
     from sds.engines.opening import open_engine  # noqa: PLC0415
 
@@ -78,18 +81,18 @@ def _open(model: Path | None, engines: Path | None, given: dict[str, Any]) -> En
         if model is not None or given:
             other = "model" if model is not None else min(given).replace("_", "-")
             raise UsageError(f"--engines and --{other} exclude each other", hint="write it into the file")
-        return open_chain(load_engines(engines), now_ms=now_ms)
+        return open_chain(load_engines(engines), now_ms=now_ms, brief=brief)
     if model is not None:
         existing(model)
     if not given:
-        return open_engine(model, now_ms=now_ms)
+        return open_engine(model, now_ms=now_ms, brief=brief)
     kind = given.pop("engine", "native")
     try:
         spec = EngineSpec(name=kind, kind=kind, model=None if model is None else str(model), **given)
     except ValidationError as error:
         _, message = say(error.errors()[0], {(): 0})
         raise UsageError(message, hint=_mend(error.errors()[0], kind)) from error
-    return open_engine_of(spec, now_ms=now_ms)
+    return open_engine_of(spec, now_ms=now_ms, brief=brief)
 
 
 def _mend(error: Any, kind: str) -> str:

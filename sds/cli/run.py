@@ -35,6 +35,7 @@ from sds.kernel.store import Store
 
 LIMIT_DEFAULT = 50
 PARALLEL_MAX = 64
+MANY = 1_000  # for fewer, opening what makes each of them a little quicker takes longer than it saves
 ROWS = ("compensated", "refunded", "vouchers", "denied", "escalated", "aborted_on_drift", "aborted", "unknown")
 NOT_FITTED = "The model is not fitted to this task yet and judges poorly; what is shown here is that it cannot do harm."
 
@@ -96,7 +97,7 @@ def run(
     if reset and folder.exists():
         _set_aside(folder)
     if saga is not None:
-        with opened_engine(model, engines, **options) as decides:
+        with opened_engine(model, engines, brief=limit < MANY, **options) as decides:
             sagas.show(folder, saga, limit, decides, fail_second=chaos == "fail-second", as_json=as_json)
         return
     from sds.gates.refund import run as refund  # noqa: PLC0415  the gate's libraries load when they are needed
@@ -115,7 +116,7 @@ def run(
             progress.update(task, advance=1, description=f"{answer.action or answer.state:<13}")
 
         try:
-            with opened_engine(model, engines, **options) as decides:
+            with opened_engine(model, engines, brief=limit < MANY, **options) as decides:
                 report = refund.run(
                     folder,
                     limit=limit,

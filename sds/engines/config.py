@@ -157,13 +157,20 @@ def parse_engines(text: str, *, name: str = "engines") -> tuple[EngineSpec, ...]
 
 
 def open_chain(
-    specs: tuple[EngineSpec, ...], *, now_ms: Callable[[], int], environ: Mapping[str, str] = os.environ
+    specs: tuple[EngineSpec, ...],
+    *,
+    now_ms: Callable[[], int],
+    environ: Mapping[str, str] = os.environ,
+    brief: bool = False,
 ) -> FallbackEngine:
-    """Open a chain: the last engine must open, any other may be down for now. Raises ModelError, UsageError."""
+    """Open a chain: the last engine must open, any other may be down for now. `brief`: as in `open_backend`.
+
+    Raises ModelError, UsageError.
+    """
     keys = {spec.name: _api_key(spec, environ) for spec in specs}
 
     def opener(spec: EngineSpec) -> Callable[[], Engine]:
-        return lambda: open_engine_of(spec, now_ms=now_ms, api_key=keys[spec.name])
+        return lambda: open_engine_of(spec, now_ms=now_ms, api_key=keys[spec.name], brief=brief)
 
     links = [Link(spec.name, opener(spec), spec.timeout_ms, spec.cool_down_ms) for spec in specs]
     return FallbackEngine(links, now_ms=now_ms)
@@ -180,11 +187,11 @@ def _api_key(spec: EngineSpec, environ: Mapping[str, str]) -> str:
     return key
 
 
-def open_engine_of(spec: EngineSpec, *, now_ms: Callable[[], int], api_key: str = "") -> Engine:
-    """Open one engine and prove that it constrains its model. Raises ModelError."""
+def open_engine_of(spec: EngineSpec, *, now_ms: Callable[[], int], api_key: str = "", brief: bool = False) -> Engine:
+    """Open one engine and prove that it constrains its model. `brief`: as in `open_backend`. Raises ModelError."""
     try:
         if spec.kind == "native":
-            return _native(spec, now_ms)
+            return _native(spec, now_ms, brief=brief)
         limit: dict[str, Any] = {} if spec.kind == "outlines" else {"proof_timeout_ms": spec.timeout_ms}
         writer = _outlines(spec) if spec.kind == "outlines" else _remote(spec, api_key)
         try:
@@ -198,13 +205,14 @@ def open_engine_of(spec: EngineSpec, *, now_ms: Callable[[], int], api_key: str 
         raise ModelError(f"{spec.name}: {error}", reason_code=error.reason_code, hint=error.hint) from error
 
 
-def _native(spec: EngineSpec, now_ms: Callable[[], int]) -> Engine:
+def _native(spec: EngineSpec, now_ms: Callable[[], int], *, brief: bool) -> Engine:
     options: dict[str, Any] = {
         "library": spec.library,
         "device": spec.device or "cpu",
         "dtype": spec.dtype,
         "mode": spec.mode or "greedy",
         "as_is": spec.as_is or False,
+        "brief": brief,
     }
     model = Path(spec.model) if spec.model else None
     if (spec.parallel or 1) > 1:

@@ -109,6 +109,7 @@ def open_backend(
     slots: int = 1,
     threads: int | None = None,
     fingerprint: str | None = None,
+    brief: bool = False,
 ) -> Backend:
     """Load a model: unless `library` says otherwise a folder through transformers, a file through llama.cpp.
 
@@ -116,6 +117,7 @@ def open_backend(
     computes in it, else fp32); llama.cpp runs in the file's own types. With several `slots` each holds `SLOT_TOKENS`; in
     OpenVINO, which takes memory as it is written, as many as one alone.
     `threads`: without it what `SDS_THREADS` says, or all cores. `fingerprint`: of a GGUF, where it was just looked at.
+    `brief`: for a few decisions; OpenVINO then opens sooner, and each takes a little longer, with the same bits.
     Raises BackendError.
     """
     room: dict[str, Any] = {"n_ctx": SLOT_TOKENS} if slots > 1 else {}
@@ -130,7 +132,8 @@ def open_backend(
     if library == "openvino":
         from sds.models.openvino import OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
 
-        return OpenvinoBackend(path, threads=threads, slots=slots, fingerprint=fingerprint, **numbers)
+        copies: dict[str, Any] = {"lengths": ()} if brief else {}
+        return OpenvinoBackend(path, threads=threads, slots=slots, fingerprint=fingerprint, **numbers, **copies)
     from sds.models.llama import LlamaBackend  # noqa: PLC0415  the library is loaded when a model is
 
     return LlamaBackend(path, device=device, threads=threads, slots=slots, fingerprint=fingerprint, **room)
@@ -201,7 +204,7 @@ def open_engine(
 ) -> NativeEngine:
     """Load a model, the embedded GGUF when `model` is None; unless `as_is`, as it was prepared for this machine.
 
-    `options`: `library`, `device`, `dtype`, `mode`, `noise_logp_max`, `as_is`. Raises ModelError, UsageError.
+    `options`: `library`, `device`, `dtype`, `mode`, `noise_logp_max`, `as_is`, `brief`. Raises ModelError, UsageError.
     """
     return _open(model, lambda _: Share(slots, threads), now_ms=now_ms, **options)
 
@@ -217,6 +220,7 @@ def _open(
     mode: Mode = "greedy",
     noise_logp_max: float | None = None,
     as_is: bool = False,
+    brief: bool = False,
 ) -> NativeEngine:
     """Open it with the share that the library gets which turns out to run it."""
     from sds.models.catalog import embedded_model  # noqa: PLC0415
@@ -232,6 +236,7 @@ def _open(
             slots=share.slots,
             threads=share.threads,
             fingerprint=fingerprint,
+            brief=brief,
         )
 
     with telling():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,6 +13,8 @@ import numpy as np
 import openvino as ov
 import pytest
 
+from sds.engines.config import EngineSpec, open_engine_of
+from sds.engines.opening import open_engine
 from sds.models import openvino as vino
 from sds.models.openvino import LENGTHS, OpenvinoBackend
 from sds.models.openvino_graph import graph
@@ -158,3 +161,15 @@ def test_engines_that_share_the_cores_have_a_single_copy_each(
 def matrices(body: ov.Model) -> set[int]:
     constants = (op for op in body.get_ops() if op.get_type_name() == "Constant" and len(op.shape) == 2)
     return {op.get_data().ctypes.data for op in constants}
+
+
+@pytest.mark.parametrize(("brief", "lengths"), [(False, LENGTHS), (True, ())])
+def test_an_engine_for_a_few_decisions_has_no_copies(
+    brief: bool, lengths: tuple[int, ...], tiny_path: Callable[[int], Path]
+):
+    how: dict[str, Any] = {"library": "openvino", "dtype": "fp32"}
+    spec = EngineSpec(name="own", kind="native", model=str(tiny_path(1)), **how)
+    alone = open_engine(tiny_path(1), now_ms=lambda: 0, brief=brief, **how)
+    for engine in (alone, open_engine_of(spec, now_ms=lambda: 0, brief=brief)):
+        with closing(engine):
+            assert lengths == engine._backend._programs.lengths(None)
