@@ -41,6 +41,7 @@ PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP
 HINT_CHARACTERS_MAX = 200
 # A line alone of so many tokens has a copy of the graph; one more takes most of a second to open, and some 70 MB.
 LENGTHS = (48, 56, 64, 72, 80, 96, 104, 112)
+COPIED_ENGINES_MAX = 2  # over the same weights
 LINES_BYTES_MAX = 256 << 20  # what calls of several trees take besides, once such were made
 PASS_TOKENS_MAX = 2048  # in several calls: the more cases are read in turn, the more share the small calls after them
 
@@ -56,6 +57,7 @@ class _Programs:
         dtype: Dtype,
         n_ctx: int,
         threads: int,
+        engines: int,
         lengths: Sequence[int],
     ) -> None:
         self._path, self._seen = path, seen
@@ -64,11 +66,10 @@ class _Programs:
         self.context = min(n_ctx, self.shape.context)
         precision, self._in_int8 = INT8_REST.get(dtype, dtype), dtype in INT8_REST
         self.mixed_max = MIXED_MAX[precision]
-        streams = max(1, (os.cpu_count() or 1) // threads)  # requests that run side by side, of so many threads each
-        self._lengths = () if streams > 1 else tuple(lengths)  # each of the streams would make its own
+        self._lengths = tuple(lengths) if engines <= COPIED_ENGINES_MAX else ()  # each makes its own
         self._settings = {
-            "INFERENCE_NUM_THREADS": threads * streams,
-            "NUM_STREAMS": streams,
+            "INFERENCE_NUM_THREADS": threads * engines,
+            "NUM_STREAMS": engines,
             "INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32",
             "ENABLE_CPU_PINNING": False,
         }
@@ -245,14 +246,16 @@ class OpenvinoBackend(SeatedBackend):
         threads: int | None = None,
         slots: int = 1,
         fingerprint: str | None = None,
+        engines: int = 1,
         lengths: Sequence[int] = LENGTHS,
         programs: _Programs | None = None,
     ) -> None:
         """Load weights; raise `BackendError` when `path` is nothing that runs here.
 
-        `dtype`: left out, `usual_dtype`. `fingerprint`: of the file, where it was just looked at. `lengths`: for which a
-        line alone has a copy of the graph; with fewer it opens sooner, with the same bits. `programs`: of the file, where it
-        was compiled already.
+        `dtype`: left out, `usual_dtype`. `fingerprint`: of the file, where it was just looked at. `engines`: how many
+        are going to run side by side over the weights (`beside`), each on `threads` of its own. `lengths`: for which a line
+        alone has a copy of the graph; with fewer it opens sooner, with the same bits. `programs`: of the file, where it was
+        compiled already.
         """
         check_slots(slots)
         dtype = dtype or usual_dtype()
@@ -267,7 +270,7 @@ class OpenvinoBackend(SeatedBackend):
             with _failing(f"OpenVINO cannot run `{path}`"):
                 threads = threads or os.cpu_count() or 1
                 self._programs = programs or _Programs(
-                    path, seen, dtype=dtype, n_ctx=n_ctx, threads=threads, lengths=lengths
+                    path, seen, dtype=dtype, n_ctx=n_ctx, threads=threads, engines=engines, lengths=lengths
                 )
                 self._programs.compiled(None)
                 store = _Cells(self._programs, slots)

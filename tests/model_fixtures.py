@@ -78,7 +78,7 @@ def tiny_hf(tiny_folder: Callable[[int], Path]) -> Iterator[Backend]:
 def tiny_vino(tiny_path: Callable[[int], Path]) -> Iterator[Backend]:
     from sds.models.openvino import OpenvinoBackend
 
-    backend = OpenvinoBackend(tiny_path(1), dtype="fp32", threads=TINY_THREADS)
+    backend = OpenvinoBackend(tiny_path(1), dtype="fp32", threads=TINY_THREADS, lengths=())
     yield backend
     backend.close()
 
@@ -95,7 +95,7 @@ def opened(request: pytest.FixtureRequest) -> Iterator[Callable[..., Backend]]:
             from sds.models.openvino import OpenvinoBackend
 
             path = request.getfixturevalue("tiny_path")(seed)
-            backend = OpenvinoBackend(path, dtype="fp32", threads=TINY_THREADS, **options)
+            backend = OpenvinoBackend(path, dtype="fp32", threads=TINY_THREADS, lengths=(), **options)
         else:
             from sds.models.hf import HfBackend
 
@@ -130,7 +130,7 @@ def own_vino(own_gguf: Path) -> Iterator[Backend]:
     """Return the embedded model's weights in half precision, as `own_hf` has them, through OpenVINO."""
     from sds.models.openvino import OpenvinoBackend
 
-    backend = OpenvinoBackend(own_gguf, dtype="fp32", threads=TINY_THREADS)
+    backend = OpenvinoBackend(own_gguf, dtype="fp32", threads=TINY_THREADS, lengths=())
     yield backend
     backend.close()
 

@@ -109,6 +109,7 @@ def open_backend(
     slots: int = 1,
     threads: int | None = None,
     fingerprint: str | None = None,
+    replicas: int = 1,
     brief: bool = False,
 ) -> Backend:
     """Load a model: unless `library` says otherwise a folder through transformers, a file through llama.cpp.
@@ -117,6 +118,7 @@ def open_backend(
     computes in it, else fp32); llama.cpp runs in the file's own types. With several `slots` each holds `SLOT_TOKENS`; in
     OpenVINO, which takes memory as it is written, as many as one alone.
     `threads`: without it what `SDS_THREADS` says, or all cores. `fingerprint`: of a GGUF, where it was just looked at.
+    `replicas`: how many engines over the weights, this one among them, are going to have so many threads each.
     `brief`: for a few decisions; OpenVINO then opens sooner, and each takes a little longer, with the same bits.
     Raises BackendError.
     """
@@ -132,8 +134,9 @@ def open_backend(
     if library == "openvino":
         from sds.models.openvino import OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
 
-        copies: dict[str, Any] = {"lengths": ()} if brief else {}
-        return OpenvinoBackend(path, threads=threads, slots=slots, fingerprint=fingerprint, **numbers, **copies)
+        if brief:
+            numbers["lengths"] = ()
+        return OpenvinoBackend(path, threads=threads, slots=slots, engines=replicas, fingerprint=fingerprint, **numbers)
     from sds.models.llama import LlamaBackend  # noqa: PLC0415  the library is loaded when a model is
 
     return LlamaBackend(path, device=device, threads=threads, slots=slots, fingerprint=fingerprint, **room)
@@ -193,10 +196,13 @@ def _cards_of_llama(device: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one backend gets: how many slots, and how many threads, None: what `SDS_THREADS` says, or all cores."""
+    """What one backend gets: how many slots, and how many threads, None: what `SDS_THREADS` says, or all cores; `replicas`:
+    how many get as much over the same weights.
+    """
 
     slots: int = 1
     threads: int | None = None
+    replicas: int = 1
 
 
 def open_engine(
@@ -235,6 +241,7 @@ def _open(
             dtype=computes,
             slots=share.slots,
             threads=share.threads,
+            replicas=share.replicas,
             fingerprint=fingerprint,
             brief=brief,
         )
@@ -269,7 +276,7 @@ def open_replicas(model: Path | None, *, replicas: int, now_ms: Callable[[], int
     if replicas > 1 and options.get("device", "cpu") != "cpu":
         raise UsageError("replicas share cores, not a card", hint="use slots: they share passes")
     threads = max(1, cores() // replicas)
-    first = _open(model, lambda _: Share(threads=threads), now_ms=now_ms, **options)
+    first = _open(model, lambda _: Share(threads=threads, replicas=replicas), now_ms=now_ms, **options)
     return _beside(first, replicas, threads, now_ms)
 
 

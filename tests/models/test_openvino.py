@@ -42,7 +42,7 @@ def opened() -> Iterator[Callable[..., OpenvinoBackend]]:
     backends: list[OpenvinoBackend] = []
 
     def open_one(path: Path, *, dtype: Dtype = "fp32", **options: Any) -> OpenvinoBackend:
-        backends.append(OpenvinoBackend(path, dtype=dtype, threads=TINY_THREADS, **options))
+        backends.append(OpenvinoBackend(path, dtype=dtype, threads=TINY_THREADS, **{"lengths": (), **options}))
         return backends[-1]
 
     yield open_one

@@ -22,7 +22,7 @@ __all__ = ["opened"]
 def test_a_backend_beside_another_shares_its_weights_and_gives_its_bits(
     dtype: Dtype, tiny_path: Callable[[int], Path], opened: Callable[..., OpenvinoBackend]
 ) -> None:
-    first = opened(tiny_path(1), dtype=dtype, slots=2)
+    first = opened(tiny_path(1), dtype=dtype, slots=2, engines=2)
     expected = answers(opened(tiny_path(1), dtype=dtype))
     assert isinstance(first, Replicable)
     second = first.beside(threads=TINY_THREADS)
@@ -39,7 +39,7 @@ def test_a_backend_beside_another_shares_its_weights_and_gives_its_bits(
 def test_backends_side_by_side_do_not_disturb_each_other(
     tiny_path: Callable[[int], Path], opened: Callable[..., OpenvinoBackend]
 ) -> None:
-    first = opened(tiny_path(1))
+    first = opened(tiny_path(1), engines=3)
     expected = [answers(first, seed) for seed in range(8)]
     beside = [first, first.beside(threads=TINY_THREADS), first.beside(threads=TINY_THREADS)]
 

@@ -14,7 +14,7 @@ import openvino as ov
 import pytest
 
 from sds.engines.config import EngineSpec, open_engine_of
-from sds.engines.opening import open_engine
+from sds.engines.opening import open_engine, open_replicas
 from sds.models import openvino as vino
 from sds.models.openvino import LENGTHS, OpenvinoBackend
 from sds.models.openvino_graph import graph
@@ -147,15 +147,18 @@ def test_states_of_fewer_layers_come_from_a_single_copy(
     assert set(chosen) == {None}
 
 
-def test_engines_that_share_the_cores_have_a_single_copy_each(
-    tiny_path: Callable[[int], Path], chosen: list[int | None]
+@pytest.mark.parametrize("copied", [True, False])
+def test_engines_side_by_side_have_copies_where_they_are_few(
+    copied: bool, tiny_path: Callable[[int], Path], chosen: list[int | None]
 ):
-    backend = OpenvinoBackend(tiny_path(1), dtype="fp32", threads=1)
-    try:
-        answered(backend, 8)
-    finally:
-        backend.close()
-    assert set(chosen) == ({None} if (os.cpu_count() or 1) > 1 else {FOR_ALL})
+    engines = vino.COPIED_ENGINES_MAX + (not copied)
+    with (
+        closing(OpenvinoBackend(tiny_path(1), dtype="fp32", threads=1, engines=engines)) as first,
+        closing(first.beside(threads=1)) as second,
+    ):
+        chosen.clear()
+        assert np.array_equal(answered(first, LENGTHS[0]), answered(second, LENGTHS[0]))
+    assert set(chosen) == ({0, FOR_ALL} if copied else {None})
 
 
 def matrices(body: ov.Model) -> set[int]:
@@ -173,3 +176,16 @@ def test_an_engine_for_a_few_decisions_has_no_copies(
     for engine in (alone, open_engine_of(spec, now_ms=lambda: 0, brief=brief)):
         with closing(engine):
             assert lengths == engine._backend._programs.lengths(None)
+
+
+@pytest.mark.parametrize(("replicas", "lengths"), [(1, LENGTHS), (2, LENGTHS), (3, ())])
+def test_the_library_runs_as_many_side_by_side_as_there_are_replicas(
+    replicas: int, lengths: tuple[int, ...], tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SDS_THREADS", "3")
+    how: dict[str, Any] = {"library": "openvino", "dtype": "fp32", "replicas": replicas}
+    with closing(open_replicas(tiny_path(1), now_ms=lambda: 0, **how)) as opened:
+        for engine in opened._engines:
+            assert lengths == engine._backend._programs.lengths(None)
+            streams = engine._backend._programs.compiled(None).get_property("NUM_STREAMS")
+            assert (min(replicas, os.cpu_count() or 1), 3 // replicas) == (streams, engine._facts["threads"])

@@ -133,8 +133,8 @@ def test_what_becomes_no_number_within_a_layer_ends_the_decision(
 def test_a_norm_that_may_make_no_number_of_zeros_is_refused(tmp_path: Path) -> None:
     path = llama_gguf(tmp_path / "model.gguf", settings={"attention.layer_norm_rms_epsilon": 0.0})
     with pytest.raises(BackendError, match="the epsilon of its norms is too small for int8"):
-        OpenvinoBackend(path, dtype="int8", threads=1)
-    OpenvinoBackend(path, dtype="fp32", threads=1).close()
+        OpenvinoBackend(path, dtype="int8", threads=1, lengths=())
+    OpenvinoBackend(path, dtype="fp32", threads=1, lengths=()).close()
 
 
 @pytest.mark.parametrize("dtype", IN_INT8)
@@ -222,7 +222,7 @@ def test_weights_that_overflow_when_they_are_turned_are_refused(norm: str, matri
     tensors[f"{matrix}.weight"] *= 1e6
     path = llama_gguf(tmp_path / "huge.gguf", tensors=tensors)
     with pytest.raises(BackendError) as caught:
-        OpenvinoBackend(path, dtype="int8", threads=1)
+        OpenvinoBackend(path, dtype="int8", threads=1, lengths=())
     assert "weights are too large to be turned for int8" == str(caught.value)
 
 

@@ -19,7 +19,7 @@ sys.addaudithook(lambda event, args: sent.append(event) if event.startswith(TELL
 from pathlib import Path
 from sds.models.openvino import OpenvinoBackend
 
-backend = OpenvinoBackend(Path(sys.argv[1]), dtype="fp32", threads=1)
+backend = OpenvinoBackend(Path(sys.argv[1]), dtype="fp32", threads=1, lengths=())
 backend.step([5, 6, 7])
 backend.close()
 print(sent)

@@ -29,7 +29,7 @@ SILENT = "`{path}` does not say what its model is like"
 
 def refused(path: Path, **options: Any) -> BackendError:
     with pytest.raises(BackendError) as caught:
-        OpenvinoBackend(path, threads=TINY_THREADS, **{"dtype": "fp32", **options})
+        OpenvinoBackend(path, threads=TINY_THREADS, **{"dtype": "fp32", "lengths": (), **options})
     assert "\n" not in str(caught.value) + caught.value.hint
     return caught.value
 
@@ -145,7 +145,7 @@ def test_a_context_beyond_all_measure_costs_no_memory(tmp_path: Path):
 
 
 def test_the_context_is_never_longer_than_the_model_was_made_for(tmp_path: Path):
-    backend = OpenvinoBackend(llama_gguf(tmp_path / "model.gguf"), dtype="fp32", threads=TINY_THREADS)
+    backend = OpenvinoBackend(llama_gguf(tmp_path / "model.gguf"), dtype="fp32", threads=TINY_THREADS, lengths=())
     with pytest.raises(BackendError, match=f"{CONTEXT + 1} tokens are more than the model's context of {CONTEXT}"):
         backend.begin([[20] * (CONTEXT + 1)])
     backend.close()
@@ -254,7 +254,7 @@ def test_without_the_library_the_mend_is_named(monkeypatch: pytest.MonkeyPatch):
 def test_a_file_that_was_replaced_is_refused_as_often_as_it_is_compiled_anew(tmp_path: Path):
     """After a call that failed, or for hidden states: what lies there now is not what the record names."""
     path = llama_gguf(tmp_path / "model.gguf")
-    backend = OpenvinoBackend(path, dtype="fp32", threads=TINY_THREADS)
+    backend = OpenvinoBackend(path, dtype="fp32", threads=TINY_THREADS, lengths=())
     os.utime(path, (1, 1))
     backend._programs.forget()
     for layer in (None, None, 1, 1):
@@ -267,7 +267,7 @@ def test_a_file_that_was_replaced_is_refused_as_often_as_it_is_compiled_anew(tmp
 def test_a_backend_beside_one_whose_file_was_replaced_is_refused(tmp_path: Path):
     """It would read other words than its weights were made for."""
     path = llama_gguf(tmp_path / "model.gguf")
-    backend = OpenvinoBackend(path, dtype="fp32", threads=TINY_THREADS)
+    backend = OpenvinoBackend(path, dtype="fp32", threads=TINY_THREADS, lengths=())
     shutil.copyfile(llama_gguf(tmp_path / "other.gguf", Sizes(layers=1)), path)
     with pytest.raises(BackendError) as caught:
         backend.beside(threads=TINY_THREADS)

@@ -75,7 +75,7 @@ def test_it_may_be_the_fastest_in_openvino_and_gives_the_same_state_there(
     monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
     found, _ = preparation(tmp_path, OPENVINO_WINS).run(tiny_path(1), layers=1)
     assert found.name.startswith("tiny-1.gguf as BF16 through OpenVINO, 1 layers, made from ")
-    with closing(OpenvinoBackend(found.path, threads=TINY_THREADS)) as backend:
+    with closing(OpenvinoBackend(found.path, threads=TINY_THREADS, lengths=())) as backend:
         state = backend.hidden([[5, 900, 17, 31_000, 44]])
     assert cosine(state_of(found.path, [5, 900, 17, 31_000, 44]), state) > 0.999
 
