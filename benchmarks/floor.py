@@ -1,19 +1,25 @@
 """The least that a decision's passes must cost: predicted from the device's own rates, and measured bare.
 
 A pass reads every weight once and does two operations for each weight and token; it cannot be faster than the slower of
-the two. `device()` measures both rates with numpy, so the prediction knows nothing of the library that runs the model.
-The bare floor is the passes themselves, run again without anything around them.
+the two. `device()` measures both rates: memory with numpy; arithmetic in the type that the products are made in, with numpy
+for 32-bit floats, else with one large product in OpenVINO, for numpy knows no other. So the prediction knows of the library
+only what it multiplies in; of llama.cpp, whose types differ from file to file, not even that: 32-bit floats are a guess
+there, no bound. The bare floor is the passes themselves, run again without anything around them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from sds.models.protocol import Backend, Row
+from sds.benchmarks.weights import Weights
+from sds.engines.opening import cores
+from sds.models.protocol import INT8_REST, Backend, Dtype, Row
 
 COPY_BYTES = 1 << 28
 MATRIX = 1536
@@ -22,28 +28,60 @@ REPEATS = 5
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Rates of this machine: bytes a second read from memory, 32-bit operations a second."""
+    """Rates of this machine: bytes a second read from memory, operations a second `in_` a data type."""
 
     bytes_per_s: float
-    flops_per_s: float
+    ops_per_s: float
+    in_: Dtype
 
     def pass_ms(self, weights_bytes: int, parameters: int, tokens: int) -> float:
         """Return the least time of one pass over `tokens` tokens."""
-        return 1000 * max(weights_bytes / self.bytes_per_s, 2 * parameters * tokens / self.flops_per_s)
+        return 1000 * max(weights_bytes / self.bytes_per_s, 2 * parameters * tokens / self.ops_per_s)
 
 
-def device() -> Device:
-    """Measure memory and arithmetic with numpy: the best of a few tries each."""
+def device(weights: Weights) -> Device:
+    """Measure memory, and arithmetic as these weights are multiplied: the best of a few tries each."""
     source = np.ones(COPY_BYTES // 8)
     read_s = min(_seconds(source.sum) for _ in range(REPEATS))
     matrix = np.ones((MATRIX, MATRIX), np.float32)
-    multiply_s = min(_seconds(lambda: matrix @ matrix) for _ in range(REPEATS))
-    return Device(COPY_BYTES / read_s, 2 * MATRIX**3 / multiply_s)
+    dtype = weights.multiplies_in
+    product = partial(np.matmul, matrix, matrix) if dtype == "fp32" else _product(matrix, dtype)
+    product()
+    multiply_s = min(_seconds(product) for _ in range(REPEATS))
+    return Device(COPY_BYTES / read_s, 2 * MATRIX**3 / multiply_s, dtype)
 
 
-def _seconds(call: object) -> float:
+def _product(matrix: np.ndarray, dtype: Dtype) -> Callable[[], object]:
+    """Return what multiplies a matrix by itself in OpenVINO, as its backend does in this data type."""
+    import openvino as ov  # noqa: PLC0415  only with the extra `openvino`
+    import openvino.opset13 as ops  # noqa: PLC0415
+
+    from sds.models.openvino_int8 import rounded, rounded_matrix  # noqa: PLC0415
+
+    given = ops.parameter(list(matrix.shape), ov.Type.f32)
+    in_int8 = dtype in INT8_REST
+    factors = (rounded(given), rounded_matrix(matrix)) if in_int8 else (given, ops.constant(matrix))
+    rest = INT8_REST.get(dtype, dtype)
+    settings = {
+        "INFERENCE_NUM_THREADS": cores(),
+        "NUM_STREAMS": 1,
+        "INFERENCE_PRECISION_HINT": "bf16" if rest == "bf16" else "f32",
+        "ENABLE_CPU_PINNING": False,
+    }
+    model = ov.Model([ops.matmul(*factors, False, True)], [given], "product")
+    request = ov.Core().compile_model(model, "CPU", settings).create_infer_request()
+    request.set_input_tensor(0, ov.Tensor(matrix))
+    return partial(_inferred, request, matrix)
+
+
+def _inferred(request: Any, _matrix: np.ndarray) -> None:
+    """`_matrix`: a tensor does not keep its array."""
+    request.infer()
+
+
+def _seconds(call: Callable[[], object]) -> float:
     began = time.perf_counter()
-    call()  # type: ignore[operator]
+    call()
     return time.perf_counter() - began
 
 

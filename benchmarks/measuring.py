@@ -7,7 +7,9 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +22,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from sds.kernel.errors import SdsError, UsageError
-from sds.machine import machine_name
+from sds.machine import machine_name, usable_cores
 from sds.models.catalog import this_machine
 from sds.models.protocol import BackendError
 
@@ -169,8 +171,19 @@ def machine() -> dict[str, object]:
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": machine_name(),
         "features": this_machine().features,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
+        "code": _code(),
     }
+
+
+def _code() -> str | None:
+    """Return which commit of ours runs, `-dirty` where files differ from it; None: nobody knows here."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    told = [git, "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty", "--exclude=*"]
+    found = subprocess.run(told, capture_output=True, text=True, check=False)  # noqa: S603  a fixed command
+    return found.stdout.strip() or None
 
 
 def versions(*distributions: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,10 +14,12 @@ from sds.kernel.bounds import bound
 from sds.kernel.envelope import DENY, KindBound, envelope_of, meet
 from sds.kernel.intake import read_event
 from sds.kernel.packet import FORM, DecisionPacket, case_texts
+from sds.kernel.proposal import Proposal, parse_proposal
 from sds.kernel.runtime import Kernel
 
 REFUND = "REFUND_TICKET"
 REFUND_FORM = '{"action":"REFUND_TICKET","params":{"amount":50.00},"reason":"NOT_TRAVELLED"}'
+NUMBER, AMOUNT = re.compile(r"[0-9]+(?:\.[0-9]+)?"), re.compile(rb'"amount":([0-9.]+)')
 EARLIER = 64  # what a gate at work has decided before it is measured: by then most of what recurs was read
 DIGITS_LO_MINOR, DIGITS_HI_MINOR = 1_000, 9_999  # 10.00 to 99.99: every amount has four digits
 
@@ -24,6 +27,19 @@ DIGITS_LO_MINOR, DIGITS_HI_MINOR = 1_000, 9_999  # 10.00 to 99.99: every amount 
 def recurring(packet: DecisionPacket) -> tuple[str, ...]:
     """Return the texts that an engine may have read before: the contract's, and the words that recur."""
     return packet.sections[:2]
+
+
+def permits(packet: DecisionPacket, data: bytes) -> bool:
+    """Tell whether bytes are a decision about this packet within its envelope."""
+    proposal = parse_proposal(data)
+    known = isinstance(proposal, Proposal) and proposal.context_ref == packet.snapshot.id
+    return known and packet.envelope.contains(data)
+
+
+def amount_is_shown(packet: DecisionPacket, data: bytes) -> bool:
+    """Tell whether the decision's amount is a number that its prompt shows, as it stands."""
+    shown = {number for text in packet.texts for number in NUMBER.findall(text)}
+    return any(amount.decode() in shown for amount in AMOUNT.findall(data))
 
 
 def real_packets(folder: Path, count: int) -> list[DecisionPacket]:
@@ -48,7 +64,8 @@ def digits_packets(folder: Path, count: int) -> list[DecisionPacket]:
 def narrow_to_digits(kernel: Kernel, packet: DecisionPacket, number: int) -> DecisionPacket | None:
     """Narrow as a safeguard would, to refunds of 10.00 to 99.99 and a little less, as `number` has it.
 
-    Its prompt leads to a refund, so that a model that knows nothing of refunds writes digits, whoever drives it.
+    Its prompt leads to a refund, so that a model that knows nothing of refunds writes digits, whoever drives it: another
+    mission, and a form that shows an amount.
     """
     amount = bound(DIGITS_LO_MINOR + number % 97, DIGITS_HI_MINOR - number % 89, scale=2)
     refund = packet.envelope.kind(REFUND)

@@ -11,11 +11,15 @@ type that `sds models prepare` found quickest. Where nearly all of its products 
 multiplies the same weights unrounded: `..._same_type` are its ratios. Where the library is not llama.cpp, which most
 peers run in, `ours-llamacpp` is ours in llama.cpp: what remains against those is the decoder's, not the library's.
 
-`fixed` packets have no free digit, `digits` ones an amount of four. What lies outside the envelope is counted as a
-violation, what raised or ran out of time as an error; times are of all that was written, violations too. Engines
-spell alike and still choose differently: an engine that denies where ours refunds writes no digits, so its time
-flatters it. An engine that has taken 30 s (`PATIENCE_S`) over packets of a kind is asked no more of them once it was
-asked 8 (`DECISIONS_MIN`).
+`fixed` packets have no free digit, `digits` ones an amount of four, and for these the contract's prompt is changed: its
+mission is to refund, and its form shows an amount. Ours is asked first and chooses: `chosen_from` says how many packets it
+was asked, about how many it failed or decided otherwise, and where it read ahead: numbers that a prompt shows are read
+along, so that an amount which is one of them (`amount_shown`) costs no pass of its own. This model mostly copies the first;
+one that thinks of numbers of its own costs more (`passes`: how many decisions took how many).
+What lies outside the envelope is counted as a violation, what raised or ran out of time as an error; times are of all that
+was written, violations too. Engines spell alike and still choose differently: an engine that denies where ours refunds
+writes no digits, so its time flatters it. An engine that has taken 30 s (`PATIENCE_S`) over packets of a kind is asked no
+more of them once it was asked 8 (`DECISIONS_MIN`); ratios are of the packets that both decided.
 """
 
 from __future__ import annotations
@@ -25,11 +29,11 @@ import base64
 import pickle
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 from sds.benchmarks.contenders import OVERLAYS, PEERS, Contender, ours_with
@@ -44,8 +48,15 @@ from sds.benchmarks.measuring import (
     versions,
     whole_number,
 )
-from sds.benchmarks.packets import EARLIER, REFUND, digits_packets, fixed_packets, recurring
+from sds.benchmarks.packets import (
+    EARLIER,
+    REFUND,
+    digits_packets,
+    fixed_packets,
+    recurring,
+)
 from sds.benchmarks.peer_process import PeerProcess
+from sds.benchmarks.peer_tally import KINDS, Tally, Task, action_of, speedups
 from sds.benchmarks.predicting import TIMEOUT_S, predict
 from sds.benchmarks.weights import Vocabulary, Weights, add_weights, vocabulary, weights_of
 from sds.engines.opening import cores
@@ -54,77 +65,13 @@ from sds.grammars import emit_gbnf
 from sds.grammars.language import language
 from sds.kernel.errors import UsageError
 from sds.kernel.packet import DecisionPacket
-from sds.kernel.proposal import Proposal, parse_proposal
 from sds.models.protocol import Backend, prompt_sections
 
 WARM_UP = 2
-DECISIONS, DECISIONS_MIN = 40, 8
-PATIENCE_S = 30.0
+DECISIONS = 40
 DECISIONS_MAX = 1_000
 CANDIDATES_PER_DECISION = 4
 TOKENS_MAX = 2_048
-KINDS = ("fixed", "digits")
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One packet, and the same question as every engine is asked it."""
-
-    packet: DecisionPacket
-    request: dict[str, Any]
-
-    def permits(self, text: str) -> bool:
-        """Tell whether a text is a decision about this packet within its envelope."""
-        data = text.encode("utf-8", "replace")
-        proposal = parse_proposal(data)
-        known = isinstance(proposal, Proposal) and proposal.context_ref == self.packet.snapshot.id
-        return known and self.packet.envelope.contains(data)
-
-
-@dataclass
-class Tally:
-    """What one engine did with the packets of one kind."""
-
-    ms: list[float] = field(default_factory=list)
-    refund_ms: list[float] = field(default_factory=list)
-    compile_ms: list[float] = field(default_factory=list)
-    decided: Counter[str] = field(default_factory=Counter)
-    texts: list[str | None] = field(default_factory=list)
-    violations: int = 0
-    errors: int = 0
-    took_s: float = 0.0
-    first_error: str = ""
-
-    def add(self, task: Task, answer: dict[str, Any], took_s: float) -> None:
-        self.took_s += took_s
-        if "error" in answer:
-            self.errors += 1
-            self.first_error = self.first_error or answer["error"]
-            self.texts.append(None)
-            return
-        self.ms.append(answer["ms"])
-        if answer.get("compile_ms") is not None:
-            self.compile_ms.append(answer["compile_ms"])
-        self.texts.append(answer["text"])
-        if task.permits(answer["text"]):
-            action = _action(answer["text"])
-            self.decided[action] += 1
-            self.refund_ms += [answer["ms"]] if action == REFUND else []
-        else:
-            self.violations += 1
-
-    @property
-    def ms_p50(self) -> float | None:
-        return summary(self.ms)["p50"] if self.ms else None
-
-    @property
-    def is_enough(self) -> bool:
-        return len(self.texts) >= DECISIONS_MIN and self.took_s > PATIENCE_S
-
-
-def _action(text: str) -> str:
-    proposal = parse_proposal(text.encode())
-    return proposal.action if isinstance(proposal, Proposal) else ""
 
 
 @dataclass
@@ -175,27 +122,34 @@ def _request(packet: DecisionPacket, words: Vocabulary) -> dict[str, Any]:
     }
 
 
-def ask(entry: Entry, task: Task) -> dict[str, Any]:
-    """Ask one engine for one decision. Ours is given the packet itself, and makes of it what the others are handed."""
+def ask(entry: Entry, task: Task, *, shape: bool = False) -> dict[str, Any]:
+    """Ask one engine for one decision. Ours is given the packet itself, and makes of it what the others are handed; with
+    `shape` it also says how many tokens each pass read.
+    """
     if not entry.contender.is_ours:
         return entry.process.ask(task.request, timeout_s=TIMEOUT_S)
     packet = base64.b64encode(pickle.dumps(task.packet)).decode()
-    request = {"packet": packet, "tokens_max": TOKENS_MAX, "timeout_ms": int(TIMEOUT_S * 1000)}
+    request = {"packet": packet, "tokens_max": TOKENS_MAX, "timeout_ms": int(TIMEOUT_S * 1000), "shape": shape}
     return entry.process.ask(request, timeout_s=TIMEOUT_S)
 
 
 def chosen_tasks(
     ours: Entry, candidates: Sequence[Task], count: int, wanted: Callable[[str], bool]
-) -> tuple[list[Task], list[dict[str, Any]]]:
-    """Return the tasks about which our engine decides as `wanted`, then others where these are too few; and its answers."""
-    answers: list[tuple[bool, Task, dict[str, Any]]] = []
+) -> tuple[list[Task], dict[str, int]]:
+    """Return the tasks about which our engine decides as `wanted`, then others where these are too few; and of how many
+    asked it failed or decided otherwise.
+    """
+    answers: list[tuple[bool, Task]] = []
+    failed = 0
     for task in candidates:
         answer = ask(ours, task)
-        answers.append((wanted(_action(answer.get("text", ""))), task, answer))
-        if sum(fits for fits, _, _ in answers) == count:
+        failed += "error" in answer
+        answers.append((wanted(action_of(answer.get("text", ""))), task))
+        if sum(fits for fits, _ in answers) == count:
             break
+    otherwise = sum(not fits for fits, _ in answers) - failed
     answers.sort(key=lambda found: not found[0])  # stable: in the order of the queue
-    return [task for _, task, _ in answers[:count]], [answer for _, _, answer in answers[:count]]
+    return [task for _, task in answers[:count]], {"asked": len(answers), "failed": failed, "otherwise": otherwise}
 
 
 def measure(entries: Sequence[Entry], work: Mapping[str, Work]) -> None:
@@ -212,11 +166,11 @@ def measure(entries: Sequence[Entry], work: Mapping[str, Work]) -> None:
                     entry.tallies[kind].add(task, answer, time.perf_counter() - began)
 
 
-def _in_turn(entries: Sequence[Entry], number: int) -> Iterator[Entry]:
-    """Yield those in the run; each time another is the first."""
+def _in_turn(entries: Sequence[Entry], number: int) -> list[Entry]:
+    """Return those in the run, each time in another order by chance, which is the same in every run."""
     living = [entry for entry in entries if entry.in_the_run]
-    first = number % max(1, len(living))
-    return iter(living[first:] + living[:first])
+    Random(number).shuffle(living)  # noqa: S311  so that no engine always follows the same one
+    return living
 
 
 def row(entry: Entry, ours: Entry) -> dict[str, Any]:
@@ -226,6 +180,7 @@ def row(entry: Entry, ours: Entry) -> dict[str, Any]:
         tally = entry.tallies[kind]
         found[f"{prefix}ms_p50"] = tally.ms_p50
         found[f"{prefix}ms"] = summary(tally.ms) if tally.ms else None
+        found[f"{prefix}each_ms"] = tally.each_ms
         found[f"{prefix}compile_ms_p50"] = summary(tally.compile_ms)["p50"] if tally.compile_ms else None
         found[f"{prefix}decided"] = dict(sorted(tally.decided.items()))
         pairs = zip(tally.texts, ours.tallies[kind].texts, strict=False)
@@ -238,35 +193,6 @@ def row(entry: Entry, ours: Entry) -> dict[str, Any]:
     errors = (tally.first_error for tally in tallies if tally.first_error)
     found["notes"] = entry.process.missing or entry.process.failed or next(errors, "") or entry.process.notes
     return found
-
-
-def speedups(
-    rows: Sequence[dict[str, Any]],
-    ours: Mapping[str, Tally],
-    same_type: Mapping[str, Tally],
-    on_llamacpp: Mapping[str, Tally],
-) -> dict[str, float | None]:
-    """Return how many times quicker ours was, by the medians: over the quickest peer, violations or not, and by name."""
-    (fixed, digits), (typed, typed_digits), (alike, alike_digits) = (
-        [tallies[kind].ms_p50 for kind in KINDS] for tallies in (ours, same_type, on_llamacpp)
-    )
-
-    def over(prefix: str, key: str, mine: float | None) -> float | None:
-        found = [r[key] for r in rows if r["name"].startswith(prefix) and r[key] is not None]
-        return round(min(found) / mine, 2) if found and mine else None
-
-    return {
-        "speedup_over_fastest": over("", "ms_p50", fixed),
-        "speedup_digits": over("", "digits_ms_p50", digits),
-        "speedup_over_fastest_same_type": over("", "ms_p50", typed),
-        "speedup_digits_same_type": over("", "digits_ms_p50", typed_digits),
-        "speedup_over_fastest_on_llamacpp": over("", "ms_p50", alike),
-        "speedup_digits_on_llamacpp": over("", "digits_ms_p50", alike_digits),
-        "speedup_over_outlines_llamacpp": over("outlines-llamacpp", "ms_p50", fixed),
-        "speedup_digits_over_outlines_llamacpp": over("outlines-llamacpp", "digits_ms_p50", digits),
-        "speedup_over_llamacpp_grammar": over("llamacpp-grammar", "ms_p50", fixed),
-        "speedup_digits_over_llamacpp_grammar": over("llamacpp-grammar", "digits_ms_p50", digits),
-    }
 
 
 def run(
@@ -292,7 +218,7 @@ def run(
         others = [started(contender) for contender in peers]
         _check_ours(own)
         _check_theirs(others, say)
-        work, predicted = _prepare(own, folder, words, count + WARM_UP, say)
+        work, chosen_from, predicted = _prepare(own, folder, words, count + WARM_UP, say)
         for entry in own:  # anew: it has read what it is going to be asked
             entry.process.close()
         own = [started(contender) for contender in different]
@@ -309,10 +235,16 @@ def run(
             "model": weights.facts(),
             "versions": versions("llama_cpp_python", "openvino", "llguidance", "numpy"),
             "recurring": {kind: of_kind.recurring for kind, of_kind in work.items()},
+            "chosen_from": chosen_from,
+            "passes": {kind: dict(sorted(own[0].tallies[kind].passes.items())) for kind in KINDS},
+            "amount_shown": own[0].tallies["digits"].amount_shown,
             "predicted_ms": predicted,
             "ours_ms_p50": ours["ms_p50"],
             "ours_digits_ms_p50": ours["digits_ms_p50"],
-            **speedups(rows, *(tallies[contender] for contender in of_ours)),
+            **speedups(
+                {entry.contender.name: entry.tallies for entry in others},
+                *(tallies[contender] for contender in of_ours),
+            ),
             "ours": ours,
             "ours_besides": alike,
             "peers": rows,
@@ -337,25 +269,28 @@ def _check_theirs(others: Sequence[Entry], say: Say) -> None:
 
 def _prepare(
     own: Sequence[Entry], folder: Path, words: Vocabulary, count: int, say: Say
-) -> tuple[dict[str, Work], dict[str, dict[str, dict[str, float]]]]:
+) -> tuple[dict[str, Work], dict[str, dict[str, int]], dict[str, dict[str, dict[str, float]]]]:
     """Choose the packets, and say what they must cost before anything is timed: by kind, by what ours runs in."""
+    chosen_from: dict[str, dict[str, int]] = {}
     made = {"fixed": fixed_packets, "digits": digits_packets}
     wanted: dict[str, Callable[[str], bool]] = {"fixed": bool, "digits": REFUND.__eq__}
     work: dict[str, Work] = {}
     predicted: dict[str, dict[str, dict[str, float]]] = {}
     for kind in KINDS:
         candidates = tasks_of(made[kind](folder, EARLIER + count * CANDIDATES_PER_DECISION), words)
-        chosen, answers = chosen_tasks(own[0], candidates[EARLIER:], count, wanted[kind])
+        chosen, chosen_from[kind] = chosen_tasks(own[0], candidates[EARLIER:], count, wanted[kind])
         work[kind] = Work(candidates[:EARLIER], chosen)
-        guess = predict(chosen[0].request, answers[0], words)
-        predicted[kind] = {" ".join(entry.contender.options): guess.ms(entry.process) for entry in own}
-        for library, ms in predicted[kind].items():
+        predicted[kind] = {}
+        for entry in own:
+            library = " ".join(entry.contender.options)
+            guess = predict(chosen[0].request, ask(entry, chosen[0], shape=True), words)
+            predicted[kind][library] = ms = guess.ms(entry.process)
             say(
                 f"{kind}, {library}: {guess.read_tokens} prompt tokens to read, a decision of {guess.decision_tokens}; "
-                f"ours needs {guess.passes} passes, {ms['ours']} ms; an engine that runs one for every token "
+                f"ours needs passes of {guess.passes} tokens, {ms['ours']} ms; an engine that runs one for every token "
                 f"{guess.decision_tokens + 1}, {ms['token_by_token']} ms"
             )
-    return work, predicted
+    return work, chosen_from, predicted
 
 
 def _options(parser: Parser) -> None:

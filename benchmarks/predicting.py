@@ -8,36 +8,25 @@ from typing import Any
 from sds.benchmarks.peer_process import PeerProcess
 from sds.benchmarks.weights import Vocabulary
 
-OPENING, TAIL = b'{"action":"', b'","context_ref"'
 TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The shapes of the passes of one decision; what each shape costs is asked of a process of ours."""
+    """The shapes of the passes of one decision; what each shape costs is asked of a process of ours.
 
-    passes: int
+    `passes`: how many tokens each of ours reads, what is read ahead among them.
+    """
+
+    passes: list[int]
     tokens: list[int]
     read_tokens: int
-    opening_tokens: int
-    tail_at_token: int
     decision_tokens: int
-
-    @property
-    def later_tokens(self) -> int:
-        """Tokens of each pass of ours after the first, on average: a choice and what it forces."""
-        return max(1, round((self.tail_at_token - self.opening_tokens) / max(1, self.passes - 1)))
 
     def ms(self, process: PeerProcess) -> dict[str, float]:
         """Return what ours must take, and an engine that runs a pass for every token, in the library of this process."""
-        first, read, later, single = (
-            self._pass_ms(process, shape)
-            for shape in (self.read_tokens + self.opening_tokens, self.read_tokens, self.later_tokens, 1)
-        )
-        return {
-            "ours": round(first + (self.passes - 1) * later, 2),
-            "token_by_token": round(read + self.decision_tokens * single, 2),
-        }
+        *ours, read, single = (self._pass_ms(process, shape) for shape in (*self.passes, self.read_tokens, 1))
+        return {"ours": round(sum(ours), 2), "token_by_token": round(read + self.decision_tokens * single, 2)}
 
     def _pass_ms(self, process: PeerProcess, tokens: int) -> float:
         """Return what one pass of so many tokens costs there, behind the rest of the prompt."""
@@ -46,14 +35,10 @@ class Prediction:
 
 
 def predict(request: dict[str, Any], answer: dict[str, Any], words: Vocabulary) -> Prediction:
-    """`answer`: of our own engine to this request."""
-    data = answer["text"].encode()
-    tail = data.index(TAIL)
+    """`answer`: of our own engine to this request, with its shape."""
     return Prediction(
-        answer["passes"],
+        answer["tokens_of_passes"],
         request["tokens"],
         len(request["tokens"]) - request["tokens_kept"],
-        len(words.tokenize(OPENING, special=False)),
-        len(words.tokenize(data[:tail], special=False)),
-        len(words.tokenize(data, special=False)),
+        len(words.tokenize(answer["text"].encode(), special=False)),
     )

@@ -131,6 +131,7 @@ def _how(results: Results) -> str:
             name,
             f"`{found.get('command', '-')}`",
             found.get("date"),
+            found.get("code"),
             " ".join(filter(None, (found.get("machine"), found.get("features")))),
             found.get("cores"),
             found.get("n"),
@@ -139,7 +140,7 @@ def _how(results: Results) -> str:
         ]
         for name, found in results.items()
     ]
-    return table(["question", "command", "date", "machine", "cores", "N", "weights", "versions"], rows)
+    return table(["question", "command", "date", "commit", "machine", "cores", "N", "weights", "versions"], rows)
 
 
 def _weights(model: object) -> str | None:

@@ -43,10 +43,10 @@ def of_hotpath(found: Report) -> Section:
     sorts = found["warm"]
     whole = [[sort, what, *_spread(of[key])] for sort, of in sorts.items() for key, what in _HOTPATH.items()]
     whole.append(["a denial", "cold: the first decision of a new engine", *_spread(found["cold_ms"])])
-    keys = ("decisions", "over_floor", "exact_over_greedy", "all_exact_over_greedy", "exact_differs")
+    keys = ("decisions", "over_floor", "no_pass", "exact_over_greedy", "all_exact_over_greedy", "exact_differs")
     counts = ("tokens_of_passes", "kept", "canonical", "decided_otherwise")
     stages = list(next(iter(found["stages_ms"].values())))
-    floors = ("memory_gb_per_s", "fp32_gflop_per_s", "weights_mb", "parameters_m", "passes_ms", "floor_ms")
+    floors = ("memory_gb_per_s", "gop_per_s", "in", "weights_mb", "parameters_m", "tokens_of_passes", "floor_ms")
     parts = [
         "## `hotpath`: trigger to durable receipt",
         _said(hotpath),
@@ -57,7 +57,7 @@ def of_hotpath(found: Report) -> Section:
         ),
         "Medians of the stages, in milliseconds:",
         table(["decisions", *stages], [[sort, *of.values()] for sort, of in found["stages_ms"].items()]),
-        "Predicted from the rates that numpy reaches here:",
+        "Predicted from this machine's rates, for the passes of an earlier decision:",
         table(
             ["decisions", *floors], [[sort, *(of[key] for key in floors)] for sort, of in found["predicted"].items()]
         ),
@@ -100,7 +100,12 @@ def of_peers(found: Report) -> Section:
         _said(peers),
         (
             f"Milliseconds, {found['threads']} threads, at most {found['n']} packets of each kind; the words that recur had been "
-            f"read for an earlier one in {found['recurring']['fixed']} fixed and {found['recurring']['digits']} digits."
+            f"read for an earlier one in {found['recurring']['fixed']} fixed and {found['recurring']['digits']} digits. "
+            f"In {found['amount_shown']} of the digits ones ours wrote an amount that the prompt shows."
+        ),
+        table(
+            ["packets", "`chosen_from`", "`passes` of ours: decisions"],
+            [[kind, found["chosen_from"][kind], found["passes"][kind]] for kind in found["chosen_from"]],
         ),
         table(head.split(" | "), rows),
         table(["ratio of the medians: the peer's time over ours", ""], ratios),
@@ -133,17 +138,17 @@ def of_throughput(found: Report) -> Section:
         for at_once in [str(of["at_once"])]
     ]
     tried = [
-        [of["at_once"], who, name, per_s]
+        [of["at_once"], who, name, way["per_s"], way.get("became"), way.get("notes") or None]
         for of in found["rows"]
         for who, key in (("ours", "ours"), ("a peer", "peer"))
-        for name, per_s in of[key]["tried"].items()
+        for name, way in of[key]["tried"].items()
     ]
     head = "at once | ours, best with | a second | best peer | a second | ours over it | ours became | its became"
     parts = [
         "## `throughput`: decisions a second",
         _said(throughput),
         table(head.split(" | "), rows),
-        table(["at once", "", "as", "decisions a second"], tried),
+        table(["at once", "", "as", "decisions a second", "became", "notes"], tried),
     ]
     drawn = [
         Bar(f"{of['at_once']} at once", who, of[key]["per_s"])

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from sds.benchmarks.floor import Device, Recorded, device
 from sds.benchmarks.measuring import Say, summary
-from sds.benchmarks.weights import Weights, size_of
+from sds.benchmarks.weights import Weights
 from sds.decoder import Mode, decode
 from sds.grammars.plan import Planner
 from sds.kernel.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
@@ -92,7 +92,7 @@ class Model:
 def opened(weights: Weights) -> Iterator[Model]:
     backend = weights.open()
     try:
-        yield Model(backend, device(), size_of(weights.path))
+        yield Model(backend, device(weights), weights.size())
     finally:
         backend.close()
 

@@ -43,7 +43,7 @@ class Judged:
 
 TARGETS = (
     Target("warm decision over its bare passes", "hotpath", ("over_floor",), most=1.10, unit="x"),
-    Target("exact distribution, against greedy", "hotpath", ("exact_over_greedy",), most=1.3, unit="x"),
+    Target("exact distribution over the kinds, against greedy", "hotpath", ("exact_over_greedy",), most=1.3, unit="x"),
     Target("fixed form, against the fastest peer", "peers", ("speedup_over_fastest",), least=5, unit="x"),
     Target("four digits, against the fastest peer", "peers", ("speedup_digits",), least=4, unit="x"),
     Target(
@@ -80,7 +80,7 @@ TARGETS = (
     ),
     Target("new bounds, median", "grammar", ("ours_us_p50",), most=50, unit=" us"),
     Target("new bounds, against llguidance", "grammar", ("speedup_over_llguidance",), least=8, unit="x"),
-    Target("16 at once, against the best peer", "throughput", ("speedup", "16"), least=6, unit="x"),
+    Target("16 at once, against the best of the peers asked", "throughput", ("speedup", "16"), least=6, unit="x"),
     Target(
         "durable verdict, a million entries over a thousand", "scaling", ("durable_1m_over_1k",), most=1.2, unit="x"
     ),

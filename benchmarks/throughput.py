@@ -7,7 +7,7 @@
 The packets are those of `sds bench peers`, half of them of each kind, each decided once, after 64 others (`EARLIER`) that
 came before them in the queue; peers keep only the beginning of the last prompt, so one round of those warms them up.
 A choice that the company of its pass could have turned is an escalation: counted as `too_close`, and as a decision.
-What failed or ran out of time is none.
+What failed or ran out of time is none. `--only` names the peers to ask: `tried` has all that were, and how each fared.
 Predicted before measuring: a case is read token for token however many are asked for, which nothing can share; what is
 shared are the passes of a few tokens after it and, where cases share a call, the weights, so on a processor the rate
 grows by less than two. In llama.cpp shared passes are short and attend row by row, for bits that company does not
@@ -17,8 +17,8 @@ change: one slot, or an engine a core, can be the quicker.
 from __future__ import annotations
 
 import argparse
+import queue
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +31,10 @@ from typing import Any
 
 from sds.benchmarks.contenders import OVERLAYS, PEERS, Contender
 from sds.benchmarks.measuring import Parser, Report, Say, machine, main, names, versions, whole_number
-from sds.benchmarks.packets import EARLIER, digits_packets, fixed_packets
-from sds.benchmarks.peers import Task, tasks_of
+from sds.benchmarks.packets import EARLIER, digits_packets, fixed_packets, permits
+from sds.benchmarks.peer_process import PeerProcess
+from sds.benchmarks.peer_tally import Task
+from sds.benchmarks.peers import tasks_of
 from sds.benchmarks.predicting import TIMEOUT_S
 from sds.benchmarks.weights import Weights, add_weights, vocabulary, weights_of
 from sds.engines.opening import cores, open_engine, open_replicas
@@ -62,7 +64,7 @@ def ours(
     # what is escalated for its company is not the same work
     whole = {name: found for name, found in tried.items() if CHOICE_TOO_CLOSE not in found["became"]}
     name, best = max((whole or tried).items(), key=lambda found: found[1]["per_s"])
-    return {"best": name, **best, "tried": {name: found["per_s"] for name, found in tried.items()}}
+    return {"best": name, **best, "tried": tried}
 
 
 def _one_way(
@@ -77,7 +79,7 @@ def _one_way(
                 data, _ = engine.propose(fresh, tokens_max=TOKENS_MAX)
             except ModelError as error:
                 return error.reason_code
-            return "inside" if packet.envelope.contains(data) else "outside"
+            return "inside" if permits(packet, data) else "outside"
 
         return _rate(decide, packets, earlier, at_once)
 
@@ -109,21 +111,31 @@ def theirs(
     threads = max(1, cores() // processes)
     with ExitStack() as opened:
         logs = [folder / f"{contender.name}-{processes}-{number}.log" for number in range(processes)]
-        free = [contender.start(opened, model, threads, log=log, overlays=overlays) for log in logs]
-        if why := next(
-            (process.missing or process.failed for process in free if process.missing or process.failed), ""
-        ):
+        started = [contender.start(opened, model, threads, log=log, overlays=overlays) for log in logs]
+        if why := next(filter(None, (process.missing or process.failed for process in started)), ""):
             return {"per_s": None, "notes": why}
-        lock = threading.Semaphore(processes)
+        free, living, notes = _queued(started), len(started), ""
 
         def decide(task: Task) -> str:
-            with lock:
-                process = free.pop()
-                answer = process.ask(task.request, timeout_s=TIMEOUT_S)
-                free.append(process)
+            nonlocal living, notes
+            process = free.get()
+            answer = process.ask(task.request, timeout_s=TIMEOUT_S)
+            notes = notes or answer.get("error", "")
+            if process.failed and living > 1:  # it would fail at once whatever it is asked, and the others be idle
+                living -= 1
+            else:
+                free.put(process)
             return "error" if "error" in answer else "inside" if task.permits(answer["text"]) else "outside"
 
-        return {**_rate(decide, tasks, earlier[:at_once], at_once), "versions": free[0].versions}
+        rate = _rate(decide, tasks, earlier[:at_once], at_once)
+        return {**rate, "notes": notes, "versions": started[0].versions}
+
+
+def _queued(processes: Sequence[PeerProcess]) -> queue.SimpleQueue[PeerProcess]:
+    found: queue.SimpleQueue[PeerProcess] = queue.SimpleQueue()
+    for process in processes:
+        found.put(process)
+    return found
 
 
 def _rate(decide: Callable[[Any], str], work: Sequence[Any], earlier: Sequence[Any], at_once: int) -> dict[str, Any]:
@@ -156,10 +168,9 @@ def best_peer(
     }
     name, best = max(tried.items(), key=lambda found: found[1]["per_s"] or 0.0)
     if not best["per_s"]:
-        why = best.get("notes")
-        hint = "make peers" if why else ""
-        raise UsageError(f"none of the peers runs: {name}: {why or 'it decided nothing'}", hint=hint)
-    return {"best": name, **best, "tried": {name: found["per_s"] for name, found in tried.items()}}
+        hint = "make peers" if best["per_s"] is None else ""
+        raise UsageError(f"none of the peers runs: {name}: {best['notes'] or 'it decided nothing'}", hint=hint)
+    return {"best": name, **best, "tried": tried}
 
 
 def mixed_packets(folder: Path, n: int) -> tuple[list[DecisionPacket], list[DecisionPacket]]:
@@ -193,7 +204,10 @@ def run(
         **machine(),
         "n": len(packets),
         "model": weights.facts(),
-        "versions": versions("llama-cpp-python", "openvino") | rows[-1]["peer"]["versions"],
+        "versions": {
+            **versions("llama-cpp-python", "openvino"),
+            **{name: number for row in rows for name, number in row["peer"]["versions"].items()},
+        },
         "ours_per_s": {str(row["at_once"]): row["ours"]["per_s"] for row in rows},
         "best_peer_per_s": {str(row["at_once"]): row["peer"]["per_s"] for row in rows},
         "speedup": {str(row["at_once"]): round(row["ours"]["per_s"] / row["peer"]["per_s"], 2) for row in rows},

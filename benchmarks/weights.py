@@ -7,18 +7,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import get_args
-
-import llama_cpp
 
 from sds.benchmarks.measuring import Parser, existing
 from sds.engines.opening import open_backend, runtime_facts
 from sds.home import model_cache
 from sds.models.catalog import GgufLibrary, embedded_model, weights_for
-from sds.models.gguf import gguf_fingerprint, load_gguf, words_of
+from sds.models.gguf import gguf_fingerprint, words_of
+from sds.models.gguf_header import GgufFile
 from sds.models.protocol import Backend, ChatFrame, Dtype
 from sds.models.words import Spoken, Words, model_frame
+
+OF_WORDS = "token_embd.weight", "output.weight"
+BYTES: dict[Dtype, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int8-bf16": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,21 @@ class Weights:
     def open(self, *, threads: int | None = None) -> Backend:
         """Raises BackendError."""
         return open_backend(self.path, library=self.library, dtype=self.dtype, threads=threads)
+
+    @property
+    def multiplies_in(self) -> Dtype:
+        """Return in what its products are made, as far as rates go: llama.cpp's kernels add up in 32-bit floats."""
+        if self.library == "llamacpp":
+            return "fp32"
+        from sds.models.openvino_dtypes import usual_dtype  # noqa: PLC0415  only with the extra `openvino`
+
+        return self.dtype or usual_dtype()
+
+    def size(self) -> tuple[int, int]:
+        """Return the weights' bytes as its products read them, and with how many of them each token is multiplied."""
+        in_file, parameters, of_words = size_of(self.path)
+        read = in_file if self.library == "llamacpp" else BYTES[self.multiplies_in] * parameters
+        return read, parameters - of_words
 
     def facts(self, sha256: str | None = None) -> dict[str, object]:
         """Return what a document says of them. `sha256`: where it is known."""
@@ -81,10 +99,11 @@ def vocabulary(path: Path) -> Iterator[Vocabulary]:
         free()
 
 
-def size_of(path: Path) -> tuple[int, int]:
-    """Return a GGUF's weights: bytes, and how many there are."""
-    model, _ = load_gguf(path)
-    try:
-        return int(llama_cpp.llama_model_size(model)), int(llama_cpp.llama_model_n_params(model))
-    finally:
-        llama_cpp.llama_model_free(model)
+def size_of(path: Path) -> tuple[int, int, int]:
+    """Return a GGUF's weights: bytes, how many there are, and how many of them a row for each word of the vocabulary: tokens
+    are looked up in those, and only what is answered is multiplied with them.
+    """
+    tensors = GgufFile(path).tensors
+    counts = {name: prod(tensor.shape) for name, tensor in tensors.items()}
+    stored = sum(tensor.stored.nbytes for tensor in tensors.values())
+    return stored, sum(counts.values()), sum(counts.get(name, 0) for name in OF_WORDS)

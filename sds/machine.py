@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,11 @@ from pathlib import Path
 def machine_name() -> str:
     """Return the architecture and the processor's own name."""
     return f"{platform.machine()} {_processor()}".strip()
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor() -> str:

@@ -13,8 +13,10 @@ import pytest
 from sds.benchmarks import gpu, grammar, hotpath, kernel, measuring, peers, records, scaling, throughput
 from sds.benchmarks.contenders import Contender, ours_with
 from sds.benchmarks.measuring import Report
-from sds.benchmarks.packets import digits_packets, fixed_packets, narrow_to_denial
+from sds.benchmarks.packets import amount_is_shown, digits_packets, fixed_packets, narrow_to_denial
 from sds.benchmarks.peer_process import PeerProcess
+from sds.benchmarks.peer_tally import KINDS, Tally, speedups
+from sds.benchmarks.peers import Entry
 from sds.benchmarks.weights import Weights, vocabulary, weights_of
 from sds.gates.refund import desk
 from sds.kernel.envelope import format_literal
@@ -24,7 +26,7 @@ from sds.models.catalog import embedded_model
 from tests.models.preparing import in_openvino
 from tests.questions import asked
 
-_FIGURES = ("ms_p50", "digits_ms_p50")
+DECIDED = f'{{"action":"DENY","reason":"NOT_ELIGIBLE","context_ref":"{"0" * 64}"}}'
 _OURS_MS = ((20.0, 25.0), (24.0, 30.0), (30.0, 50.0))  # as it runs, not rounded, on llama.cpp
 _SPEEDUPS = ("speedup_over_fastest", "speedup_digits")
 
@@ -83,13 +85,16 @@ def test_the_hot_path_is_measured_by_stage_for_a_denial_and_for_a_refund(
 ) -> None:
     monkeypatch.setattr(hotpath, "EARLIER", 0)
     monkeypatch.setattr(hotpath, "COLD_N", 1)
-    report, _ = asked(hotpath, "--n", "1", "--folder", str(tmp_path))
+    report, said = asked(hotpath, "--n", "1", "--folder", str(tmp_path))
     assert {"over_floor", "exact_over_greedy", "stages_ms"} <= report.keys()
     assert {"DENY", "REFUND_TICKET"} == report["stages_ms"].keys() == report["predicted"].keys()
     for sort, stages in report["stages_ms"].items():
         assert set(hotpath.STAGES) == stages.keys()
         assert abs(sum(stages.values()) - report["warm"][sort]["whole_ms"]["p50"]) < 0.1
-        assert report["predicted"][sort]["tokens_of_passes"] == report["warm"][sort]["tokens_of_passes"]
+        predicted = report["predicted"][sort]
+        assert 0 < predicted["floor_ms"] < report["warm"][sort]["bare_passes_ms"]["max"]
+        assert "fp32" == predicted["in"]
+        assert f"{sort}: predicted {predicted}" in said
 
 
 def test_throughput_is_measured_for_every_concurrency_and_compared_with_the_best_peer(
@@ -103,8 +108,8 @@ def test_throughput_is_measured_for_every_concurrency_and_compared_with_the_best
     for row in report["rows"]:
         assert 2 == sum(row["ours"]["became"].values()) == sum(row["peer"]["became"].values())
         assert {"inside", "CHOICE_TOO_CLOSE"} >= row["ours"]["became"].keys()
-        assert row["peer"]["per_s"] == max(row["peer"]["tried"].values())
-        assert row["ours"]["per_s"] == max(row["ours"]["tried"].values())
+        for who in ("peer", "ours"):
+            assert row[who]["per_s"] == max(way["per_s"] for way in row[who]["tried"].values())
     assert ["1 slot", "2 slots", "2 replicas"] == list(report["rows"][1]["ours"]["tried"])
     assert "llama_cpp_python" in report["versions"]
 
@@ -125,8 +130,11 @@ def test_a_peer_that_fails_at_once_is_not_the_quickest(
 
     found = asked_of(*kinds)
     assert ("beyond, 1 process", {"outside": len(tasks)}) == (found["best"], found["became"])
-    assert {"dying, 1 process": 0.0, "raising, 1 process": 0.0} | found["tried"] == found["tried"]
-    with pytest.raises(UsageError, match="none of the peers runs: dying, 1 process: it decided nothing"):
+    fared = {name: (way["per_s"], way["became"], way["notes"]) for name, way in found["tried"].items()}
+    errors = {"error": len(tasks)}
+    assert (0.0, errors, "it has ended: out of luck") == fared["dying, 1 process"]
+    assert (0.0, errors, "ValueError: no token is left") == fared["raising, 1 process"]
+    with pytest.raises(UsageError, match="none of the peers runs: dying, 1 process: it has ended: out of luck"):
         asked_of("dying")
 
 
@@ -194,8 +202,11 @@ def test_every_engine_gets_the_same_questions_and_the_last_line_says_how_each_fa
     for found in (report["ours"], *report["peers"]):
         assert (0, 0) == (found["violations"], found["errors"])
         assert 1 == sum(found["decided"].values()) == sum(found["digits_decided"].values())
-    fastest = min(found["ms_p50"] for found in report["peers"])
-    assert round(fastest / report["ours_ms_p50"], 2) == report["speedup_over_fastest"]
+    (own,) = report["ours"]["each_ms"]
+    fastest = min(found["each_ms"][0] for found in report["peers"])
+    assert round(fastest / own, 2) == report["speedup_over_fastest"]
+    assert {"fixed": {"asked": 1, "failed": 0, "otherwise": 0}}.items() <= report["chosen_from"].items()
+    assert dict.fromkeys(KINDS, 1) == {kind: sum(found.values()) for kind, found in report["passes"].items()}
     told = [line.partition(":")[0] for line in said if "prompt tokens to read" in line]
     assert ["fixed, llamacpp", "digits, llamacpp"] == told
     assert [] == report["ours_besides"]
@@ -223,13 +234,42 @@ def test_ours_on_openvino_is_asked_beside_ours_on_llama_cpp(
 
 
 def test_what_the_library_gives_is_told_from_what_the_decoder_gives() -> None:
-    ours, typed, alike = (
-        {kind: peers.Tally(ms=[ms]) for kind, ms in zip(peers.KINDS, of, strict=True)} for of in _OURS_MS
-    )
-    rows = [{"name": "quick", "ms_p50": 60.0, "digits_ms_p50": 90.0}, {"name": "absent"} | dict.fromkeys(_FIGURES)]
-    found = peers.speedups(rows, ours, typed, alike)
+    def of_kinds(*each_ms: list[float | None]) -> dict[str, Tally]:
+        return {kind: Tally(each_ms=each) for kind, each in zip(KINDS, each_ms, strict=True)}
+
+    ours, typed, alike = (of_kinds([fixed], [digits]) for fixed, digits in _OURS_MS)
+    theirs = {"quick": of_kinds([60.0], [90.0]), "absent": of_kinds([], [None])}
+    found = speedups(theirs, ours, typed, alike)
     fixed, digits = ([found[name + suffix] for suffix in ("", "_same_type", "_on_llamacpp")] for name in _SPEEDUPS)
     assert ([3.0, 2.5, 2.0], [3.6, 3.0, 1.8]) == (fixed, digits)
+
+
+def test_a_ratio_is_of_the_packets_that_both_decided() -> None:
+    ours = dict.fromkeys(KINDS, Tally(each_ms=[10.0, None, 20.0, 500.0]))
+    theirs = {"outlines-llamacpp": dict.fromkeys(KINDS, Tally(each_ms=[100.0, 7.0, 200.0]))}
+    found = speedups(theirs, ours, ours, ours)
+    assert 10.0 == found["speedup_over_fastest"] == found["speedup_digits_over_outlines_llamacpp"]
+    assert found["speedup_over_llamacpp_grammar"] is None
+
+
+def test_which_packets_ours_failed_at_before_they_were_chosen_is_told(
+    tmp_path: Path, tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with vocabulary(tiny_path(1)) as words:
+        tasks = peers.tasks_of(fixed_packets(tmp_path, 5), words)
+    answers = iter([{"error": "late"}, {"text": '{"action":"DENY"'}, {"error": "late"}] + 2 * [{"text": DECIDED}])
+    monkeypatch.setattr(peers, "ask", lambda *_: next(answers))
+    chosen, counted = peers.chosen_tasks(Entry(Contender("ours", "none"), None), tasks, 2, bool)  # type: ignore[arg-type]
+    assert (tasks[3:], {"asked": 5, "failed": 2, "otherwise": 1}) == (chosen, counted)
+
+
+def test_an_amount_is_shown_where_the_prompt_has_it_as_it_stands(tmp_path: Path) -> None:
+    (packet,) = digits_packets(tmp_path, 1)
+    amount = packet.envelope.kind("REFUND_TICKET").params[0][1]  # type: ignore[union-attr]
+    least, other = format_literal(amount.lo, 2), format_literal(amount.lo + 1, 2)
+    assert [True, False, False] == [
+        amount_is_shown(packet, f'{{"params":{{"amount":{each}}}'.encode()) for each in (least, other, least[:-1])
+    ]
 
 
 def test_ours_is_asked_once_where_nothing_tells_it_apart() -> None:

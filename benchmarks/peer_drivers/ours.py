@@ -9,8 +9,9 @@ import pickle
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
+from sds.benchmarks.floor import Recorded
 from sds.benchmarks.peer_drivers.serving import Peer, Request, Said, serve, timed
 from sds.engines.native import NativeEngine
 from sds.engines.opening import open_backend
@@ -29,15 +30,17 @@ def open_peer(model: Path, threads: int, options: list[str]) -> Peer:
     (library,) = (name for name in DISTRIBUTIONS if name in options)
     dtype = next((name for name in get_args(Dtype) if name in options), None)
     backend = open_backend(model, library=library, dtype=dtype, threads=threads)
-    engine = NativeEngine(backend, now_ms=now_ms)
+    recorded = Recorded(backend)
+    engine, shaped = (NativeEngine(cast("Backend", of), now_ms=now_ms) for of in (backend, recorded))
 
     def decide(request: Request) -> Said:
         if "pass_tokens" in request:
             return Said("", facts={"pass_ms": _pass_ms(backend, request["tokens"], request["pass_tokens"])})
         packet = pickle.loads(base64.b64decode(request["packet"]))  # noqa: S301  from the benchmark that started us
         fresh = replace(packet, expires_at_ms=now_ms() + request["timeout_ms"])
-        data, decoding = engine.propose(fresh, tokens_max=request["tokens_max"])
-        return Said(data.decode(), facts={"passes": decoding.passes})
+        recorded.clear()
+        data, decoding = (shaped if request["shape"] else engine).propose(fresh, tokens_max=request["tokens_max"])
+        return Said(data.decode(), facts={"passes": decoding.passes, "tokens_of_passes": recorded.tokens})
 
     return Peer(decide, ("sovereign-decision-stream", DISTRIBUTIONS[library]))
 

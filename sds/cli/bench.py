@@ -56,6 +56,9 @@ def bench(
 
     Example: sds bench kernel --json --save benchmarks/results
     """
+    if question == "-h":
+        typer.echo(context.get_help())
+        raise typer.Exit
     if question not in QUESTIONS:
         raise UsageError(f"there is no benchmark `{question}`", hint=f"one of: {', '.join(QUESTIONS)}")
     command = [sys.executable, "-c", _START, f"sds.benchmarks.{question}", *(["--json"] if as_json else [])]

@@ -18,7 +18,7 @@ from sds.engines.native import SLOTS_EXACT_MAX, NativeEngine, check_slots, telli
 from sds.engines.replicas import REPLICAS_MAX, Replicas
 from sds.home import model_cache
 from sds.kernel.errors import UsageError
-from sds.machine import machine_name
+from sds.machine import machine_name, usable_cores
 from sds.models.protocol import IN_8_BITS, INT8_REST, SLOTS_MAX, Backend, BackendError, Dtype, Library
 
 THREADS_MAX = 256
@@ -97,7 +97,7 @@ def _threads() -> int | None:
 
 def cores() -> int:
     """Return how many threads all engines together may keep busy."""
-    return _threads() or os.cpu_count() or 1
+    return _threads() or usable_cores()
 
 
 def open_backend(
@@ -123,7 +123,7 @@ def open_backend(
     Raises BackendError.
     """
     room: dict[str, Any] = {"n_ctx": SLOT_TOKENS} if slots > 1 else {}
-    threads = threads or _threads()
+    threads = threads or cores()
     library = _library_of(path, library)
     numbers: dict[str, Any] = {"dtype": dtype} if dtype else {}
     if library == "transformers":
