@@ -93,8 +93,9 @@ def judge(
     """Return the verdict on proposal bytes, for any bytes, in time linear in at most 64 KiB of them."""
     try:
         return _judge(contract, packet, data, standing, decoding, now_ms)
-    except Exception:  # noqa: BLE001  a fault of ours must never let a proposal through
-        return Verdict("REJECTED", (Reason(1, "KERNEL_FAULT", "the kernel could not judge this proposal"),), 1)
+    except Exception as error:  # noqa: BLE001  a fault of ours must never let a proposal through
+        why = f"the kernel could not judge this proposal: {type(error).__name__}"
+        return Verdict("REJECTED", (Reason(1, "KERNEL_FAULT", why),), 1)
 
 
 def _judge(

@@ -23,7 +23,6 @@ class SdsError(Exception):
     """Base of every error this project raises on purpose."""
 
     reason_code: str = "INTERNAL"
-    retryable: bool = False
 
     def __init__(self, message: str, *, reason_code: str = "", hint: str = "", dfid: str = "") -> None:
         super().__init__(message)
@@ -50,7 +49,6 @@ class TransitionError(UsageError):
 
 class WorldError(SdsError):
     reason_code = "UNAVAILABLE"
-    retryable = True
 
 
 class StoreError(WorldError):
@@ -67,7 +65,6 @@ class ModelError(WorldError):
 
 class LanguageError(WorldError):
     reason_code = "LANGUAGE_TOO_LARGE"
-    retryable = False
 
 
 class ExecutorError(WorldError):

@@ -31,7 +31,7 @@ class Recovered:
 
     `leased`: flows left alone because their holder may still be alive; recover again when their lease is over.
     `sagas_dirty`: sagas of which something was done, and whose compensation a model must choose.
-    `errors`: one line for each order that could not be recovered, and is as it was: its flow and what was raised.
+    `errors`: one line for each order or saga that could not be recovered, and is as it was: its flow and what was raised.
     """
 
     interrupted: int = 0
@@ -47,7 +47,7 @@ class Recovered:
 def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
     """Recover one gate. Flows whose holder may still be alive (lease not over) are left alone. Safe to repeat.
 
-    One order that cannot be recovered does not keep the others from it.
+    One order or saga that cannot be recovered does not keep the others from it.
     """
     interrupted = _interrupt_orphans(kernel, now_ms)
     counts: Counter[str] = Counter()
@@ -57,13 +57,18 @@ def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
             still_valid = partial(human.still_valid, mandated(kernel, intent.dfid))
             counts[kernel.dispatcher.resolve(intent, still_valid)] += 1
         except Exception as error:  # noqa: BLE001  whatever is wrong with one order, the next is looked up all the same
-            kernel.log("recovery.failed", {"dfid": intent.dfid, "error": type(error).__name__})
-            errors.append(one_line(f"{intent.dfid}: {type(error).__name__}: {error}", ERROR_CHARS_MAX))
-    ended, dirty = saga_drive.recover(kernel, now_ms=now_ms)
+            errors.append(_failed(kernel, intent.dfid, error))
+    ended, dirty, failed = saga_drive.recover(kernel, now_ms=now_ms)
+    errors += [_failed(kernel, dfid, error) for dfid, error in failed]
     leased = sum(flow.held for flow in _unfinished(kernel, now_ms)) + saga_drive.driven(kernel, now_ms=now_ms)
     return Recovered(
         interrupted, counts["SUCCESS"], counts["FAILED"], counts["UNKNOWN"], leased, ended, dirty, tuple(errors)
     )
+
+
+def _failed(kernel: Kernel, dfid: str, error: Exception) -> str:
+    kernel.log("recovery.failed", {"dfid": dfid, "error": type(error).__name__})
+    return one_line(f"{dfid}: {type(error).__name__}: {error}", ERROR_CHARS_MAX)
 
 
 def _interrupt_orphans(kernel: Kernel, now_ms: int) -> int:

@@ -117,15 +117,24 @@ def alert(kernel: Kernel, found: Saga, choice: str, now_ms: int) -> None:
             saga.end(kernel.store, now, "ESCALATED", DIRTY, compensation=choice, now_ms=now_ms)
 
 
-def recover(kernel: Kernel, *, now_ms: int) -> tuple[int, int]:
-    """End every saga whose driver is gone (see `_driven`); return how many ended, and how many wait, dirty, for their compensation.
+def recover(kernel: Kernel, *, now_ms: int) -> tuple[int, int, list[tuple[str, Exception]]]:
+    """End every saga whose driver is gone (see `_driven`); return how many ended, how many wait, dirty, for their
+    compensation, and which could not be recovered, and why: they are as they were, and keep no other from it.
 
     No further step is taken: what was in the middle is complete, or nothing, or dirty. What was chosen from the menu
     already is carried out; to choose takes a model, which whoever drives the saga next has.
     """
-    left = [_settle(kernel, found.dfid, now_ms) for found in _unfinished(kernel, now_ms, driven=False)]
-    reversal.look_again(kernel, now_ms=now_ms)
-    return left.count("ENDED"), left.count("DIRTY")
+    left, failed = list[str](), list[tuple[str, Exception]]()
+    for found in _unfinished(kernel, now_ms, driven=False, failed=failed):
+        try:
+            left.append(_settle(kernel, found.dfid, now_ms))
+        except Exception as error:  # noqa: BLE001  whatever is wrong with one saga, the next is settled all the same
+            failed.append((found.dfid, error))
+    try:
+        reversal.look_again(kernel, now_ms=now_ms)
+    except Exception as error:  # noqa: BLE001
+        failed.append(("reversals", error))
+    return left.count("ENDED"), left.count("DIRTY"), failed
 
 
 def _settle(kernel: Kernel, dfid: str, now_ms: int) -> str:
@@ -147,15 +156,27 @@ def driven(kernel: Kernel, *, now_ms: int) -> int:
     return len(_unfinished(kernel, now_ms, driven=True))
 
 
-def _unfinished(kernel: Kernel, now_ms: int, *, driven: bool) -> list[Saga]:
-    """Return the unfinished sagas whose driver may be alive (`driven`), or those whose driver is gone, oldest first."""
+def _unfinished(
+    kernel: Kernel, now_ms: int, *, driven: bool, failed: list[tuple[str, Exception]] | None = None
+) -> list[Saga]:
+    """Return the unfinished sagas whose driver may be alive (`driven`), or those whose driver is gone, oldest first. What
+    cannot be read is no saga that anyone could go on with: it is put to `failed`.
+    """
     rows = kernel.store.rows(
         "SELECT s.dfid FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid"
         " WHERE s.phase <> 'ENDED' AND f.gate = ? ORDER BY f.created_at_ms",
         (kernel.contract.gate,),
     )
-    found = (saga.load(kernel.store, kernel.contract, dfid) for (dfid,) in rows)
-    return [each for each in found if _driven(kernel, each, now_ms) == driven]
+    found = list[Saga]()
+    for (dfid,) in rows:
+        try:
+            each = saga.load(kernel.store, kernel.contract, dfid)
+            if _driven(kernel, each, now_ms) == driven:
+                found.append(each)
+        except Exception as error:  # noqa: BLE001  a damaged row may raise anything
+            if failed is not None:
+                failed.append((dfid, error))
+    return found
 
 
 def _driven(kernel: Kernel, found: Saga, now_ms: int) -> bool:

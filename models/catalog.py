@@ -234,6 +234,9 @@ def weights_for(source: Path, cache: Path) -> tuple[Prepared | None, str]:
         return prepared(source, cache), ""
     except BackendError as error:
         return None, not_used(error)
+    except OSError as error:
+        why = f"`{cache}` cannot be read: {(error.strerror or 'unknown cause').lower()}"
+        return None, not_used(BackendError(why, hint="set SDS_CACHE to another folder"))
 
 
 def not_used(error: BackendError) -> str:

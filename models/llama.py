@@ -37,14 +37,16 @@ CACHE_TOKENS_MAX = 1 << 17  # of all slots together: every one can be full at on
 
 @dataclass(slots=True)
 class _Prompt:
-    """What one sequence of the cache holds, `spans`: its sections' cells. `own`: what a fork holds beyond its slot."""
+    """What one sequence of the cache holds, `spans`: its sections' cells. `own`: what a fork holds beyond its slot,
+    a part for each time it was written to, tokens by the part's number: forks of a fork share the parts it had.
+    """
 
     sequence: int
     origin: int
     sections: list[tuple[int, ...]] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     position: int = 0
-    own: int = 0
+    own: dict[int, int] = field(default_factory=dict)
 
     def keep(self, sections: int) -> None:
         del self.sections[sections:], self.spans[sections:]
@@ -102,6 +104,7 @@ class LlamaBackend:
         self._prompts: dict[int, _Prompt] = {}
         self._free: list[int] = []
         self._next_fork = slots
+        self._parts = 0
         self._empty()
         self._open = True
         self._frame: ChatFrame | None = None
@@ -143,12 +146,13 @@ class LlamaBackend:
         if self._poisoned:
             self._forget()
         wanted = [tuple(section) for section in sections]
-        prompt = self._slot(slot)
+        self._slot(slot)
         check_fits(sum(map(len, wanted)), self.context_tokens_max)
         for section in wanted:
             check_known(section, self.vocab_size)
         if self.worn and not any(other.position for other in self._prompts.values() if other.origin != slot):
             self.rest()
+        prompt = self._slot(slot)  # a rest that failed leaves another one
         self._keep(prompt, wanted)
         self._kept.use(prompt.sections)
         for section in wanted[len(prompt.sections) :]:
@@ -184,7 +188,7 @@ class LlamaBackend:
         if not self._free:
             raise BackendError(f"more than {FORKS_MAX} forks at once", hint="drop some, or score fewer alternatives")
         fork, self._next_fork = self._next_fork, self._next_fork + 1
-        made = _Prompt(self._free.pop(), source.origin, position=source.position, own=source.own)
+        made = _Prompt(self._free.pop(), source.origin, position=source.position, own=dict(source.own))
         self._cells.share(source.sequence, made.sequence, -1)
         self._prompts[fork] = made
         return fork
@@ -270,7 +274,10 @@ class LlamaBackend:
         if not rows:
             raise BackendError("a pass needs at least one row")
         check_rows(rows)
-        ahead = sum(prompt.own for fork, prompt in self._prompts.items() if fork >= self.slots)
+        parts = dict[int, int]()
+        for fork, prompt in self._prompts.items():
+            parts |= prompt.own if fork >= self.slots else {}
+        ahead = sum(parts.values())
         for row in rows:
             check_known(row.tokens, self.vocab_size)
             check_fits(self._prompt(row.slot).position + len(row.tokens), self.context_tokens_max)
@@ -329,7 +336,9 @@ class LlamaBackend:
         for row in rows:
             prompt = self._prompts[row.slot]
             prompt.position += len(row.tokens)
-            prompt.own += len(row.tokens) if row.slot >= self.slots else 0
+            if row.slot >= self.slots:
+                self._parts += 1
+                prompt.own[self._parts] = len(row.tokens)
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _pass(self, start: int, end: int, *, hidden: bool) -> NDArray[np.float32]:

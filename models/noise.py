@@ -58,7 +58,7 @@ def shape_noise(backend: Backend, *, prompts: Sequence[Prompt] | None = None) ->
     for slot in range(crowd):
         backend.begin([], slot=slot)
     backend.rest()
-    return max(float((most[row] - least[row]).max()) for row in most)
+    return float(np.max([(most[row] - least[row]).max() for row in most]))  # no number if one is none
 
 
 def _decisions(backend: Backend) -> list[Prompt]:

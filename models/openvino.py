@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
@@ -74,25 +75,27 @@ class _Programs:
             "ENABLE_CPU_PINNING": False,
         }
         self._compiled: dict[int | None, Any] = {}
+        self._compiling = threading.Lock()  # whoever else needs it waits: twice would take twice the memory
         self.kind, self.vino_kind = KEPT[precision]
 
     def compiled(self, states_at: int | None) -> Any:
         """Return what runs calls: to the logits, or to the states that go into a layer."""
-        found = self._compiled.get(states_at)
-        if found is None:
-            layers = self.shape.layers if states_at is None else states_at
-            model = graph(
-                self._weights,
-                kept=self.vino_kind,
-                in_int8=self._in_int8,
-                context=self.context,
-                layers=layers,
-                head=states_at is None,
-                lengths=self.lengths(states_at),
-            )
-            found = ov.Core().compile_model(model, "CPU", self._settings)
-            self.check()  # kept only once it is known of which file it is
-            self._compiled[states_at] = found
+        with self._compiling:
+            return self._compiled.get(states_at) or self._compile(states_at)
+
+    def _compile(self, states_at: int | None) -> Any:
+        model = graph(
+            self._weights,
+            kept=self.vino_kind,
+            in_int8=self._in_int8,
+            context=self.context,
+            layers=self.shape.layers if states_at is None else states_at,
+            head=states_at is None,
+            lengths=self.lengths(states_at),
+        )
+        found = ov.Core().compile_model(model, "CPU", self._settings)
+        self.check()  # kept only once it is known of which file it is
+        self._compiled[states_at] = found
         return found
 
     def lengths(self, states_at: int | None) -> tuple[int, ...]:

@@ -153,7 +153,8 @@ class Preparation:
 
     def _check_room(self, card: ModelCard, layers: int | None, types: Sequence[str]) -> None:
         """Refuse what would not fit: at one time either the exact weights or all candidates lie in the cache."""
-        if len(list(self.cache.glob("*.json"))) >= PREPARED_MAX:
+        kept = set(self.cache.glob("*.json")) - {record_path(self.cache, card.sha256, layers)}
+        if len(kept) >= PREPARED_MAX:
             hint = "delete those no longer needed"
             raise BackendError(f"`{self.cache}` holds {PREPARED_MAX} prepared models", hint=hint)
         header = min(HEADER_BYTES, card.file_bytes)
@@ -349,12 +350,18 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _tidy(cache: Path) -> None:
-    """Delete what a killed preparation left, and weights that no record names any more."""
-    named = {record.file for record in records(cache)}
+    """Delete what a killed preparation left, and weights that no record names any more; none while there is a record that
+    cannot be read, perhaps another version's.
+    """
+    found = records(cache)
+    named = {record.file for record in found}
+    whole = len(found) == len(list(cache.glob("*.json")))
     for path in cache.iterdir():
         if path.name.startswith(_UNFINISHED) and path.is_dir():
             shutil.rmtree(path)
-        elif path.name.startswith(_UNFINISHED) or (re.fullmatch(FILE_NAME, path.name) and path.name not in named):
+        elif path.name.startswith(_UNFINISHED) or (
+            whole and re.fullmatch(FILE_NAME, path.name) and path.name not in named
+        ):
             path.unlink()
 
 

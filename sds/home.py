@@ -29,7 +29,15 @@ def model_cache() -> Path:
     """Return where prepared weights are kept: `$SDS_CACHE`, or `sds` in the user's cache folder; `models` in it."""
     named = os.environ.get("SDS_CACHE")
     users = os.environ.get("XDG_CACHE_HOME")
-    return (Path(named) if named else (Path(users) if users else Path.home() / ".cache") / "sds") / "models"
+    return (Path(named) if named else (Path(users) if users else _users_home() / ".cache") / "sds") / "models"
+
+
+def _users_home() -> Path:
+    """Whoever has none has no cache either: there is nothing at this path."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/nonexistent")
 
 
 def gate_home(gate: str) -> Path:

@@ -57,7 +57,7 @@ class FallbackEngine:
         if not 1 <= len(links) <= LINKS_MAX:
             raise UsageError(f"a chain has 1 to {LINKS_MAX} engines, not {len(links)}")
         self._links, self._now_ms, self.log = tuple(links), now_ms, log
-        self._lock = threading.Lock()
+        self._lock, self._closed = threading.Lock(), False
         self.notices: tuple[str, ...] = ()
         with ExitStack() as opened:
             for link in self._links:
@@ -98,7 +98,7 @@ class FallbackEngine:
                 self._leave(link, probe)
                 raise
             else:
-                self._rose(link, packet.dfid)
+                self._rose(link, packet.dfid, probe=probe)
                 return answer
         raise found
 
@@ -107,8 +107,11 @@ class FallbackEngine:
         return max((link.engine.count_tokens(text) for link in self._links if link.engine), default=len(text.encode()))
 
     def close(self) -> None:
-        for link in self._links:
-            _close(link)
+        with self._lock:
+            self._closed = True
+        with ExitStack() as every:  # also the others where one raises
+            for link in self._links:
+                every.callback(_close, link)
 
     def _start(self, link: Link, *, last: bool) -> None:
         try:
@@ -124,10 +127,20 @@ class FallbackEngine:
 
     def _ask(self, link: Link, packet: DecisionPacket, tokens_max: int, *, probe: bool) -> tuple[bytes, Decoding]:
         if link.engine is None:
-            link.engine = link.open()
+            self._keep(link, link.open())
         elif probe and isinstance(link.engine, WrittenEngine):  # what came back may be another server
             link.engine.prove(packet.expires_at_ms)
+        assert link.engine is not None  # noqa: S101  it is open
         return link.engine.propose(packet, tokens_max=tokens_max)
+
+    def _keep(self, link: Link, opened: Engine) -> None:
+        """Raises ModelError where the chain was closed meanwhile; nobody would close the engine later."""
+        with self._lock:
+            if not self._closed:
+                link.engine = opened
+                return
+        opened.close()
+        raise ModelError("the engine is closed")
 
     def _deadline_ms(self, packet: DecisionPacket, number: int) -> int:
         """Return until when a link may work: its own time, less what the links after it need. The last has the rest."""
@@ -158,14 +171,16 @@ class FallbackEngine:
                 return
             down_ms = min(link.cool_down_ms << min(link.failures, _DOUBLINGS_MAX), COOL_DOWN_MS_MAX)
             link.failures += 1
-            link.down_until_ms, link.probing = self._now_ms() + down_ms, False
+            link.down_until_ms = self._now_ms() + down_ms
         facts = {"engine": link.name, "reason": error.reason_code, "cool_down_ms": down_ms}
         self.log("engine.down", {"dfid": dfid, **facts})
 
-    def _rose(self, link: Link, dfid: str) -> None:
+    def _rose(self, link: Link, dfid: str, *, probe: bool) -> None:
+        """An answer to what was asked before it fell says nothing of it now: it comes back by a probe alone."""
         with self._lock:
-            was_down, link.failures, link.probing = link.failures > 0, 0, False
-        if was_down:
+            if probe:
+                link.failures, link.probing = 0, False
+        if probe:
             self.log("engine.up", {"dfid": dfid, "engine": link.name})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from hashlib import sha256
 from itertools import chain
@@ -20,7 +20,7 @@ import numpy as np
 
 from sds.ahead import numbers_shown
 from sds.decoder import FORKS_MAX, FORKS_MIN, Deciding, Decoded, Mode, deciding, decode
-from sds.engines.batching import Batcher
+from sds.engines.batching import CLOSE_S_MAX, Batcher
 from sds.engines.explaining import Explaining, Turns, explaining, lead_of, run_between
 from sds.engines.waiting import NoTurnError, after_waiting
 from sds.grammars.plan import Planner, Walk
@@ -34,6 +34,7 @@ from sds.models.protocol import SLOTS_MAX, Backend, BackendError, Replicable, pr
 from sds.stops import BACKEND_FAILED, TOKEN_BUDGET_EXCEEDED, stopping
 
 SLOTS_EXACT_MAX = BACKEND_FORKS_MAX // FORKS_MIN
+COUNT_MS_MAX = 10_000  # to wait for the tokenizer where no packet's time runs yet
 
 
 class NativeEngine:
@@ -173,11 +174,11 @@ class NativeEngine:
             raise ModelError("the engine is closed")
 
     def count_tokens(self, text: str) -> int:
-        with self._turn():
+        with self._turn(self._now_ms() + COUNT_MS_MAX):
             return len(self._backend.tokenize(text.encode(), special=False))
 
     @contextmanager
-    def _turn(self, until_ms: float = inf) -> Iterator[None]:
+    def _turn(self, until_ms: float) -> Iterator[None]:
         """Keep others off the backend: all of it, or its tokenizer while the batcher's worker has it."""
         asked_ms = self._now_ms()
         wait_s = max(0.0, (until_ms - asked_ms) / 1000)
@@ -227,7 +228,7 @@ class NativeEngine:
         if self._batcher is not None:
             self._batcher.close()
             return
-        with self._turns.decision():
+        with suppress(NoTurnError), self._turns.decision(CLOSE_S_MAX):  # else it keeps its model until the process ends
             self._backend.close()
 
 

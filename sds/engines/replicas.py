@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from sds.engines.native import NativeEngine
+from sds.engines.native import COUNT_MS_MAX, NativeEngine
 from sds.engines.waiting import NoTurnError, after_waiting
 from sds.kernel.packet import DecisionPacket, Decoding
 
@@ -42,7 +42,7 @@ class Replicas:
         return self._engines[0].explain(packet, data, chars_max=chars_max, deadline_ms=deadline_ms)
 
     def count_tokens(self, text: str) -> int:
-        with self._one(threading.TIMEOUT_MAX) as engine:
+        with self._one(COUNT_MS_MAX / 1000) as engine:
             return engine.count_tokens(text)
 
     @contextmanager

@@ -295,7 +295,7 @@ def test_a_fault_of_the_kernel_never_lets_a_claim_through(
 
     monkeypatch.setattr(owner, piece, broken)
     found = verdict()
-    expected = [(1, "KERNEL_FAULT", "the kernel could not judge this proposal")]
+    expected = [(1, "KERNEL_FAULT", f"the kernel could not judge this proposal: {fault.__name__}")]
     assert ("REJECTED", expected, ()) == (found.outcome, reasons(found), found.numbers)
 
 
