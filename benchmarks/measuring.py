@@ -177,13 +177,17 @@ def machine() -> dict[str, object]:
 
 
 def _code() -> str | None:
-    """Return which commit of ours runs, `-dirty` where files differ from it; None: nobody knows here."""
-    git = shutil.which("git")
-    if git is None:
+    """Return which commit of ours runs, `-dirty` where Python files differ from it; None: nobody knows here."""
+    commit = _git("rev-parse", "--short", "HEAD")
+    return commit and commit + "-dirty" * bool(_git("status", "--porcelain", "--", "*.py"))
+
+
+def _git(*asked: str) -> str | None:
+    git, here = shutil.which("git"), Path(__file__).resolve().parents[1]
+    if git is None or not (here / ".git").exists():  # installed, perhaps within another's repository
         return None
-    told = [git, "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty", "--exclude=*"]
-    found = subprocess.run(told, capture_output=True, text=True, check=False)  # noqa: S603  a fixed command
-    return found.stdout.strip() or None
+    told = subprocess.run([git, "-C", here, *asked], capture_output=True, text=True, check=False)  # noqa: S603
+    return told.stdout.strip() or None
 
 
 def versions(*distributions: str) -> dict[str, str]:

@@ -180,7 +180,7 @@ def row(entry: Entry, ours: Entry) -> dict[str, Any]:
         tally = entry.tallies[kind]
         found[f"{prefix}ms_p50"] = tally.ms_p50
         found[f"{prefix}ms"] = summary(tally.ms) if tally.ms else None
-        found[f"{prefix}each_ms"] = tally.each_ms
+        found[f"{prefix}each_ms"] = [ms and round(ms, 2) for ms in tally.each_ms]
         found[f"{prefix}compile_ms_p50"] = summary(tally.compile_ms)["p50"] if tally.compile_ms else None
         found[f"{prefix}decided"] = dict(sorted(tally.decided.items()))
         pairs = zip(tally.texts, ours.tallies[kind].texts, strict=False)

@@ -70,6 +70,7 @@ class Gate:
         _check_parts(self.contract, source, executor)
         self._now_ms = now_ms
         self._decided = 0
+        folder, model = Path(folder), None if model is None else Path(model)
         places.make_private(folder)
         with ExitStack() as opened:
             self.store = places.open_record(folder)

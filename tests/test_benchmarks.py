@@ -204,7 +204,7 @@ def test_every_engine_gets_the_same_questions_and_the_last_line_says_how_each_fa
         assert 1 == sum(found["decided"].values()) == sum(found["digits_decided"].values())
     (own,) = report["ours"]["each_ms"]
     fastest = min(found["each_ms"][0] for found in report["peers"])
-    assert round(fastest / own, 2) == report["speedup_over_fastest"]
+    assert abs(fastest / own - report["speedup_over_fastest"]) <= 0.02 * report["speedup_over_fastest"]
     assert {"fixed": {"asked": 1, "failed": 0, "otherwise": 0}}.items() <= report["chosen_from"].items()
     assert dict.fromkeys(KINDS, 1) == {kind: sum(found.values()) for kind, found in report["passes"].items()}
     told = [line.partition(":")[0] for line in said if "prompt tokens to read" in line]

@@ -34,6 +34,12 @@ def test_what_is_no_contract_source_or_executor_is_refused_in_plain_words(
     assert not (tmp_path / "decisions.db").exists()
 
 
+def test_paths_may_be_texts(parts: tuple[Tickets, Rail], tmp_path: Path, tiny: LlamaBackend) -> None:
+    engine = NativeEngine(tiny, now_ms=now_ms)
+    Gate(contract(), *parts, folder=str(tmp_path / "gate"), engine=engine).close()  # type: ignore[arg-type]
+    assert (tmp_path / "gate" / "decisions.db").exists()
+
+
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["deleted", "emptied"])
 def test_a_folder_whose_record_is_gone_is_refused_and_looking_at_it_does_not_mend_that(
     parts: tuple[Tickets, Rail], tmp_path: Path, tiny: LlamaBackend, damage: object, monkeypatch: pytest.MonkeyPatch

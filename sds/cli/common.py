@@ -55,11 +55,16 @@ def open_store(gate: str) -> Store:
         raise UsageError(f"`{gate}` is not the name of a gate")
     folder = gate_home(gate)
     if not decisions_path(folder).exists() and not key_path(folder).exists():
-        known = ", ".join(sorted(path.parent.name for path in home().glob("*/decisions.db")))
+        known = ", ".join(recorded())
         there = f"gates with a record there: {known}" if known else "no gate has a record there"
         hint = f"is SDS_HOME right? The home in use is `{home().absolute()}`; {there}"
         raise UsageError(f"there is no record at `{decisions_path(folder)}` yet", hint=hint)
     return open_record(folder)
+
+
+def recorded() -> list[str]:
+    """Return the gates that have a record, one's own among them; what was put aside is no gate's."""
+    return sorted(path.parent.name for path in home().glob("*/decisions.db") if _GATE.fullmatch(path.parent.name))
 
 
 def existing(model: Path) -> Path:

@@ -199,7 +199,9 @@ def _said_by(contract: Contract, report: Report, model: Path | None) -> list[Fin
 
 
 def _refuse_errors(file: Path, contract: Contract) -> None:
-    errors = [finding for finding in _checked(contract).findings if finding.severity == "error"]
+    report = _checked(contract)
+    found = [*report.findings, *_said_by(contract, report, None)]
+    errors = [finding for finding in found if finding.severity == "error"]
     if errors:
         hint = f"sds contracts check {file}"
         raise ContractError(f"the contract has {counted(len(errors), 'error')}: {errors[0].message}", hint=hint)

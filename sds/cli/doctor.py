@@ -13,7 +13,7 @@ from pathlib import Path
 import typer
 
 from sds import __version__
-from sds.cli.common import ModelPath
+from sds.cli.common import ModelPath, counted, recorded
 from sds.cli.engines import (
     AsIs,
     BackendName,
@@ -105,12 +105,14 @@ def _store() -> str:
             Store(Path(folder) / "probe.db").close()
     except OSError as error:
         raise StoreError(f"`{home()}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
-    for gate in GATES:
+    gates = recorded()
+    for gate in dict.fromkeys([*GATES, *gates]):
         _key(gate_home(gate))
-    records = [path for gate in GATES if (path := decisions_path(gate_home(gate))).exists()]
+    records = [decisions_path(gate_home(gate)) for gate in gates]
     for path in records:
         _read_through(path)
-    return f"`{home()}` is writable, {len(records) or 'no'} record in it{' is whole' if records else ''}"
+    found = f"{counted(len(records), 'record')} in it {'is' if len(records) == 1 else 'are'} whole"
+    return f"`{home()}` is writable, {found if records else 'no record in it'}"
 
 
 def _key(folder: Path) -> None:

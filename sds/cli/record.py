@@ -64,7 +64,11 @@ def audit(
 
 
 def _whole(store: Store, given: str) -> str:
-    """Return the one dfid that begins with `given`, else what was given. Raises UsageError when several do."""
+    """Return the one dfid that begins with `given`, else what was given. Raises UsageError when several do, and where
+    nothing was given: a shell variable that is empty names no flow.
+    """
+    if not given:
+        raise UsageError("the dfid is empty", hint="sds flows")
     known = [
         row[0]
         for row in store.rows(

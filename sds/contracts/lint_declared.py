@@ -104,7 +104,7 @@ def _governance(contract: Contract) -> Iterator[Finding]:
         message = f"the owner `{contract.owner}` is no address: nobody can be reached when the agent is suspended"
         yield Finding("owner-unreachable", "warning", ("owner",), message, "name a human, with an address")
     if contract.escalation.confidence_min_pct:
-        message = "an engine that measures no confidence (remote text only) escalates every decision"
+        message = "an engine that measures no confidence (any but `native`) escalates every decision"
         yield Finding("confidence-needed", "info", ("escalation", "confidence_min_pct"), message)
     for index, kind_name in enumerate(contract.escalation.always):
         if kind_name not in contract.authority and kind_name != DENY:

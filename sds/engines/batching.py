@@ -9,7 +9,7 @@ backend's slots is free; a pass then carries rows of all who want one. It knows 
 - A backend that is worn gets nobody new until all under way have ended and it has rested.
 - The sections that prompts share are read alone, at most one prompt's between two passes; what the backend keeps of them
   is not read. A newcomer gets the free slot that holds most of its sections, else the one least recently used.
-- A failed pass fails those who rode in it. The backend then holds nothing any more, so all others begin again, at most
+- A failed pass fails those who rode in it. A backend may then hold nothing any more, so all others begin again, at most
   `RESTARTS_MAX` times: a decision is a function of its prompt, and all that is lost is time.
 - Deadlines are looked at before and after every pass; a pass is never cut short, but no caller waits for its end.
 """
@@ -157,7 +157,8 @@ class _Running:
 class Batcher:
     """Runs what is submitted from any thread; `close()` also closes the backend. `now_ms`: the clock of deadlines.
 
-    `words` is held while a decision goes on, and not during a pass: others take it to use the backend's tokenizer.
+    `words` is held while a decision goes on, and not during a pass, but that which reads what a prompt begins with: others
+    take it to use the backend's tokenizer.
     """
 
     def __init__(

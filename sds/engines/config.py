@@ -84,7 +84,8 @@ def _check_local(spec: EngineSpec) -> None:
         raise ContradictionError(("dtype",), "transformers computes in fp32, bf16 or fp16 here")
     _check_device(spec, library)
     if spec.dtype and library == "llamacpp":
-        raise ContradictionError(("dtype",), "`dtype` is for the libraries transformers and openvino")
+        also = "" if spec.library else ": name one of them, too"
+        raise ContradictionError(("dtype",), f"`dtype` is for the libraries transformers and openvino{also}")
     if spec.backend == "xgrammar" and spec.library == "llamacpp":
         raise ContradictionError(("backend",), "xgrammar runs only with transformers")
     if (spec.replicas or 1) > 1 and ((spec.slots or 1) > 1 or library == "transformers"):

@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from sds.home import decisions_path
 from tests.cli.conftest import Shell
 from tests.scale import scale
 
@@ -147,6 +148,19 @@ def test_doctor_checks_model_mask_store_data_and_contract(shell: Shell, report: 
     ]
 
 
+def test_doctor_reads_every_record_through(tmp_path: Path) -> None:
+    own = Shell(tmp_path)
+    for gate in ("kiosk", "refund.old-1"):  # what was put aside is no gate's
+        (tmp_path / gate).mkdir()
+    decisions_path(tmp_path / "kiosk").write_bytes(b"no record" * 1_000)
+    decisions_path(tmp_path / "refund.old-1").write_bytes(b"")
+    done = own("doctor")
+    assert 1 == done.returncode
+    assert "FAIL  store: " in done.stdout
+    assert "kiosk" in next(line for line in done.stdout.splitlines() if line.startswith("FAIL  store"))
+    assert "gates with a record there: kiosk\n" in own("flows", "--gate", "nosuch").stderr
+
+
 def test_logs_are_json_with_dfid_and_without_personal_data(shell: Shell, report: Any) -> None:
     queue = [json.loads(line) for line in (shell.home / "refund" / "claims.jsonl").read_text().splitlines()[:40]]
     text = (shell.home / "refund" / "log.jsonl").read_text()
@@ -206,7 +220,13 @@ MISTAKES = [
     ),
     (("run", "refund", "--model", "tests", "--device", "tpu"), 2, "error: `tpu` is not cpu, cuda or cuda:1"),
     (("run", "refund", "--chaos", "fail-second"), 2, "mend:  --saga REFUND_WITH_VOUCHER, or --chaos drift"),
-    (("audit", ""), 2, "error: several flows begin with ``"),
+    (("audit", ""), 2, "error: the dfid is empty"),
+    (("escalations", "resolve", "", "--abort", "--reason", "typo"), 2, "error: the dfid is empty"),
+    (
+        ("run", "refund", "--dtype", "fp32"),
+        2,
+        "error: `dtype` is for the libraries transformers and openvino: name one of them, too",
+    ),
     (("bench", "kernel", "--save", "nowhere/kept"), 2, "error: `nowhere/kept` cannot be written"),
     (("bench", "kernel", "--n", "0"), 2, "error: argument --n: `0` is not a number from 1 to"),
     (

@@ -107,6 +107,15 @@ def test_a_contract_that_permits_less_needs_no_acknowledgement(home: Shell, tmp_
     assert ("1.1.0", []) == (found["version"], found["diff"]["more"])
 
 
+def test_a_contract_no_case_of_which_a_model_could_decide_is_not_registered(home: Shell, tmp_path: Path) -> None:
+    file = written(tmp_path, ("kinds:", "budget: {tokens_max: 100}\nkinds:"))
+    assert 1 == home("contracts", "check", file).returncode
+    done = home("contracts", "register", file, "--reason", "first", "--acknowledge")
+    assert 2 == done.returncode
+    assert "exceed the budget of one flow, 100: every case escalates" in done.stderr
+    assert not (home.home / "till").exists()
+
+
 def test_nothing_is_registered_that_is_broken_altered_or_for_another_gate(home: Shell, tmp_path: Path) -> None:
     file, broken = written(tmp_path), written(tmp_path, *BROKEN, name="broken.yaml")
     done = home("contracts", "register", broken, "--reason", "first", "--acknowledge")

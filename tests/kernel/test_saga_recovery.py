@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,32 @@ def test_recovery_marks_a_half_done_saga_dirty_and_whoever_has_a_model_asks_for_
     script = Script(compensation=REVERT)
     assert ("ABORTED", "COMPENSATED", "REVERT") == parent(run(world.kernel, world, script))
     assert ["compensation"] == script.asked
+
+
+def test_a_saga_that_cannot_be_read_keeps_no_other_from_recovery(folder: Path):
+    world = World(folder, terms=terms())
+    script = Script()
+
+    def stopped(packet: DecisionPacket) -> bytes:
+        if script.asked:
+            script.asked.clear()
+            raise KeyboardInterrupt
+        return script(packet)
+
+    for event in ("C1", "C2"):
+        with pytest.raises(KeyboardInterrupt):
+            run(world.kernel, world, stopped, event=event)
+    world.clock.advance(2 * LEASE_MS + 1)
+    damaged, sound = (dfid for (dfid,) in world.store.rows("SELECT dfid FROM sagas ORDER BY rowid"))
+    with closing(sqlite3.connect(folder / "kernel.db", isolation_level=None)) as db:
+        db.execute("UPDATE sagas SET steps = 'x' WHERE dfid = ?", (damaged,))
+    found = recovery.recover(world.kernel, now_ms=world.clock())
+    assert (0, 1) == (found.sagas_ended, found.sagas_dirty)
+    (told,) = found.errors
+    assert told.startswith(f"{damaged}: JSONDecodeError: ")
+    phases = dict(world.store.rows("SELECT dfid, phase FROM sagas"))
+    assert ("STEPS", "DIRTY") == (phases[damaged], phases[sound])
+    world.close()
 
 
 def test_without_recovery_the_same_event_takes_the_saga_up_where_it_stands(world: World):

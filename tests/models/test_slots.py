@@ -39,6 +39,30 @@ def one(single_path: Path) -> Iterator[LlamaBackend]:
     backend.close()
 
 
+def test_what_forks_of_a_fork_share_is_held_once(one: LlamaBackend):
+    written, *ahead = sections_of(5, 300, *[20] * 12)
+    one.begin([])
+    one.step([1])
+    source = one.fork(0)
+    one.run([Row(source, written)])
+    forks = [one.fork(source) for _ in ahead]
+    found = one.run([Row(fork, tokens) for fork, tokens in zip(forks, ahead, strict=True)])
+    assert len(ahead) == len(found)
+    assert FORK_TOKENS_MAX < len(written) * len(ahead)
+    room = FORK_TOKENS_MAX - len(written) - sum(map(len, ahead))
+    with pytest.raises(BackendError, match=f"forks hold {FORK_TOKENS_MAX + 1} tokens of their own"):
+        one.run(
+            [
+                Row(fork, tokens)
+                for fork, tokens in zip(forks, sections_of(6, *_shares(room + 1, len(forks))), strict=True)
+            ]
+        )
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    return [total // parts + (n < total % parts) for n in range(parts)]
+
+
 def passes_of(backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the list to which the length of every pass from now on is added."""
     lengths: list[int] = []
