@@ -44,8 +44,11 @@ def _stands(kernel: Kernel, dfid: str) -> bool:
     return bool(kernel.store.value("SELECT status FROM execution_log WHERE dfid = ?", (dfid,)) == "SUCCESS")
 
 
-def look_again(kernel: Kernel, *, now_ms: int) -> None:
-    """Look up every reversal that nobody knows the outcome of, and whose saga has ended. Nothing is sent."""
+def look_again(kernel: Kernel, *, now_ms: int) -> list[tuple[str, Exception]]:
+    """Look up every reversal that nobody knows the outcome of, and whose saga has ended. Nothing is sent. Return which
+    could not be, and why: they keep no other from it.
+    """
+    failed = list[tuple[str, Exception]]()
     rows = kernel.store.rows(
         "SELECT r.dfid, r.saga FROM saga_reversals r JOIN sagas s ON s.dfid = r.saga"
         " JOIN decision_flows f ON f.dfid = s.dfid"
@@ -53,9 +56,13 @@ def look_again(kernel: Kernel, *, now_ms: int) -> None:
         (kernel.contract.gate,),
     )
     for dfid, parent in rows:
-        order = record.read_order(kernel.store, dfid)
-        if order is not None:
-            settle(kernel, parent, order, kernel.dispatcher.reverted(order), now_ms)
+        try:
+            order = record.read_order(kernel.store, dfid)
+            if order is not None:
+                settle(kernel, parent, order, kernel.dispatcher.reverted(order), now_ms)
+        except Exception as error:  # noqa: BLE001  whatever is wrong with one, the next is looked up all the same
+            failed.append((dfid, error))
+    return failed
 
 
 def _begin(kernel: Kernel, parent: str, order: ExecutionIntent, now_ms: int) -> None:

@@ -130,10 +130,7 @@ def recover(kernel: Kernel, *, now_ms: int) -> tuple[int, int, list[tuple[str, E
             left.append(_settle(kernel, found.dfid, now_ms))
         except Exception as error:  # noqa: BLE001  whatever is wrong with one saga, the next is settled all the same
             failed.append((found.dfid, error))
-    try:
-        reversal.look_again(kernel, now_ms=now_ms)
-    except Exception as error:  # noqa: BLE001
-        failed.append(("reversals", error))
+    failed += reversal.look_again(kernel, now_ms=now_ms)
     return left.count("ENDED"), left.count("DIRTY"), failed
 
 

@@ -134,9 +134,10 @@ def open_backend(
     if library == "openvino":
         from sds.models.openvino import OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
 
-        if brief:
-            numbers["lengths"] = ()
-        return OpenvinoBackend(path, threads=threads, slots=slots, engines=replicas, fingerprint=fingerprint, **numbers)
+        copies: dict[str, Any] = {"lengths": ()} if brief else {}
+        return OpenvinoBackend(
+            path, threads=threads, slots=slots, engines=replicas, fingerprint=fingerprint, **numbers, **copies
+        )
     from sds.models.llama import LlamaBackend  # noqa: PLC0415  the library is loaded when a model is
 
     return LlamaBackend(path, device=device, threads=threads, slots=slots, fingerprint=fingerprint, **room)

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from sds.decoder import Mode
+from sds.engines import native
 from sds.engines.native import SLOTS_EXACT_MAX, NativeEngine
 from sds.engines.opening import open_engine, open_parallel, open_replicas
 from sds.engines.protocol import Explains
 from sds.engines.replicas import Replicas
+from sds.engines.waiting import NoTurnError
 from sds.kernel.errors import ModelError, UsageError
 from sds.models import gguf
 from sds.models.llama import LlamaBackend
@@ -64,6 +66,19 @@ def test_openvino_has_replicas_and_they_decide_as_one_does_alone(
     for (data, before), (again, after) in zip(expected, found, strict=True):
         assert (data, before.alternatives, before.facts) == (again, after.alternatives, after.facts)
     assert {("fp32", 1)} == {(decoding.facts["dtype"], decoding.facts["threads"]) for _, decoding in found}
+
+
+def test_counting_tokens_and_closing_wait_for_a_busy_model_only_so_long(
+    tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "COUNT_MS_MAX", 20)
+    monkeypatch.setattr(native, "CLOSE_S_MAX", 0.02)
+    alone = open_engine(tiny_path(1), now_ms=running_ms)
+    with alone._turns.decision():
+        with pytest.raises(NoTurnError, match="the model was not free in time"):
+            alone.count_tokens("x")
+        alone.close()
+    alone._backend.close()
 
 
 def test_the_weights_are_in_memory_once(
