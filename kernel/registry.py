@@ -76,9 +76,7 @@ def register(
     entry |= {"version": contract.version, "who": _text(who), "reason": _reason(reason)}
     with store.transaction():
         known = _known(store, contract)
-        refused = handshake.refusal(contract, known)
-        if refused is None and all(each.contract_hash != contract.hash for each in known):
-            refused = units.refusal(store, contract, now_ms)
+        refused = _refusal(store, contract, known, now_ms)
         if refused is not None:
             _write_refusal(store, entry, refused, new=not known, now_ms=now_ms)
         else:
@@ -88,7 +86,19 @@ def register(
         raise ContractError(refused.message, hint=refused.hint)
 
 
-def _known(store: Store, contract: Contract) -> list[handshake.Known]:
+def refusal(record: Reader, contract: Contract, *, now_ms: int) -> handshake.Refusal | None:
+    """Return why this contract could not be put in force now, or None. Nothing is written."""
+    return _refusal(record, contract, _known(record, contract), now_ms)
+
+
+def _refusal(record: Reader, contract: Contract, known: list[handshake.Known], now_ms: int) -> handshake.Refusal | None:
+    refused = handshake.refusal(contract, known)
+    if refused is None and all(each.contract_hash != contract.hash for each in known):
+        refused = units.refusal(record, contract, now_ms)
+    return refused
+
+
+def _known(store: Reader, contract: Contract) -> list[handshake.Known]:
     rows = store.rows(
         "SELECT a.agent_id, a.gate, a.status, a.contract_hash, c.version, r.contract_hash FROM agents a"
         " JOIN contracts c ON c.hash = a.contract_hash LEFT JOIN contract_revocations r ON r.contract_hash = c.hash"

@@ -28,7 +28,7 @@ from sds.kernel.envelope import DecisionEnvelope
 from sds.kernel.errors import UsageError
 from sds.kernel.packet import DecisionPacket
 
-FORMATS = ("regex", "lark", "gbnf", "schema", "json-schema")  # the last two are one
+FORMATS = ("regex", "lark", "gbnf", "json-schema")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -110,7 +110,7 @@ def envelope(gate: GateName, event: EventFile, as_json: JsonFlag = False) -> Non
 def grammar(
     gate: GateName,
     event: EventFile,
-    form: Annotated[str, typer.Option("--format", help="regex, lark, gbnf or schema.")] = "regex",
+    form: Annotated[str, typer.Option("--format", help="regex, lark, gbnf or json-schema.")] = "regex",
 ) -> None:
     """Print the language of an event's envelope: everything the model may say, and nothing else.
 
@@ -124,7 +124,7 @@ def grammar(
     from sds.grammars.language import language  # noqa: PLC0415
 
     said = language(packet.envelope, packet.snapshot.id)
-    if form.endswith("schema"):
+    if form == "json-schema":
         typer.echo(json.dumps(emit_json_schema.emit(said), indent=2))
     else:
         typer.echo({"regex": emit_regex.emit, "lark": emit_lark.emit, "gbnf": to_gbnf}[form](said))

@@ -25,9 +25,10 @@ from sds.cli.engines import (
     opened_engine,
 )
 from sds.engines.protocol import Engine
-from sds.home import GATES, decisions_path, gate_home, home, key_path, read_key, refuse_lost
+from sds.home import GATES, decisions_path, gate_home, home, key_path, now_ms, read_key, refuse_lost
+from sds.kernel import registry
 from sds.kernel.canonical import one_line
-from sds.kernel.errors import SdsError, StoreError
+from sds.kernel.errors import ContractError, SdsError, StoreError
 from sds.kernel.store import Reader, Store, expected_schema
 
 _DAMAGED = "keep the file as it is and put a copy back"
@@ -124,11 +125,7 @@ def _key(folder: Path) -> None:
 
 def _read_through(path: Path) -> None:
     """Read every page of a record. Raises StoreError when one is damaged. Whether its contents are: `sds ledger`."""
-    try:
-        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-    except sqlite3.Error as error:
-        raise StoreError(f"`{path}` cannot be opened: {error}") from error
-    with closing(Reader(db)) as record:
+    with closing(_reader(path)) as record:
         try:
             found = str(record.value("PRAGMA quick_check(1)"))
             missing = expected_schema().keys() - record.schema.keys()
@@ -137,6 +134,13 @@ def _read_through(path: Path) -> None:
     if found != "ok" or missing:
         what = f"it has no `{min(missing)}`" if missing else one_line(found, 200)
         raise StoreError(f"`{path}` is damaged: {what}", hint=_DAMAGED)
+
+
+def _reader(path: Path) -> Reader:
+    try:
+        return Reader(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True))
+    except sqlite3.Error as error:
+        raise StoreError(f"`{path}` cannot be opened: {error}") from error
 
 
 def _flights() -> str:
@@ -149,4 +153,12 @@ def _contract() -> str:
     from sds.gates.refund.desk import load_refund_contract  # noqa: PLC0415
 
     contract = load_refund_contract()
+    record = decisions_path(gate_home(contract.gate))
+    if record.exists():
+        with closing(_reader(record)) as opened:
+            refused = registry.refusal(opened, contract, now_ms=now_ms())
+        if refused is not None:
+            raise ContractError(
+                f"refund {contract.version} could not be put in force: {refused.message}", hint=refused.hint
+            )
     return f"refund {contract.version}, checksum matches, owner {contract.owner}"

@@ -59,10 +59,16 @@ EnginesPath = Annotated[
 
 @contextmanager
 def opened_engine(
-    model: Path | None, engines: Path | None, *, brief: bool, **options: str | bool | int | None
+    model: Path | None, engines: Path | None, *, brief: bool, parallel: int = 1, **options: str | bool | None
 ) -> Iterator[Engine]:
-    """Open what the options name, and close it in the end; `brief`: for a few decisions. Raises UsageError, ModelError."""
-    given = {name: value for name, value in options.items() if value not in {None, False}}
+    """Open what the options name, and close it in the end; `brief`: for a few decisions, `parallel`: so many at once, unless
+    a file of engines says how many each decides. Raises UsageError, ModelError.
+    """
+    given: dict[str, Any] = {name: value for name, value in options.items() if value not in {None, False}}
+    if parallel > 1 and given.get("engine") == "outlines":
+        typer.echo("Outlines decides one claim at a time: the others wait", err=True)
+    elif parallel > 1 and engines is None:
+        given["parallel"] = parallel
     with named_model(model):
         engine = _open(model, engines, given, brief=brief)
     for notice in getattr(engine, "notices", ()):

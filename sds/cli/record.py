@@ -96,10 +96,11 @@ def flows(
             (limit,),
         )
         found = [(at_ms, saga, answers.answer(store, dfid)) for at_ms, dfid, saga in rows]
-    for at_ms, saga, answer in found:
-        if as_json:
-            print_json({"opened": _when(at_ms), **asdict(answer), "saga": saga} if answer else {})
-        elif answer:
+    known = [(at_ms, saga, answer) for at_ms, saga, answer in found if answer]
+    if as_json:
+        print_json([{"opened": _when(at_ms), **asdict(answer), "saga": saga} for at_ms, saga, answer in known])
+    else:
+        for at_ms, saga, answer in known:
             became = answer.execution or answer.tag or answer.reason_code or ""
             typer.echo(
                 f"{_when(at_ms)}  {answer.dfid}  {answer.event_id}  {answer.state}  {answer.action or saga or '-'}  {became}"

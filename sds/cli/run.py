@@ -82,7 +82,7 @@ def run(
         raise UsageError(f"--chaos {chaos} does not go with {'--saga' if saga else 'single decisions'}", hint=hint)
     if parallel > 1 and (saga is not None or chaos is not None):
         raise UsageError(f"--parallel does not go with {'--saga' if saga else '--chaos'}: they decide one by one")
-    options: dict[str, str | bool | int | None] = {
+    options: dict[str, Any] = {
         "engine": engine,
         "backend": backend,
         "library": library,
@@ -91,8 +91,6 @@ def run(
         "mode": mode,
         "as_is": as_is,
     }
-    if parallel > 1 and engines is None and engine != "outlines":
-        options["parallel"] = parallel
     folder = folder_of(gate)
     if reset and folder.exists():
         _set_aside(folder)
@@ -116,7 +114,7 @@ def run(
             progress.update(task, advance=1, description=f"{answer.action or answer.state:<13}")
 
         try:
-            with opened_engine(model, engines, brief=limit < MANY, **options) as decides:
+            with opened_engine(model, engines, brief=limit < MANY, parallel=parallel, **options) as decides:
                 report = refund.run(
                     folder,
                     limit=limit,

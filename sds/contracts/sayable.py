@@ -123,7 +123,12 @@ def _decisions(question: Question) -> str:
 
 def _context(question: Question) -> str:
     limit = min(question.card.context_tokens or question.context_tokens_max, question.context_tokens_max)
+    budget = question.contract.budget.tokens_max
     needed = sum(_tokens_needed(question))
+    if budget < min(needed, limit):
+        raise ModelError(
+            f"contract, fullest case and longest decision can need {needed} tokens, the contract's budget is {budget}"
+        )
     if needed > limit:
         raise ModelError(
             f"contract, fullest case and longest decision can need {needed} tokens, the context has {limit}"

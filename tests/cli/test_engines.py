@@ -24,10 +24,12 @@ def test_a_run_under_outlines_keeps_every_promise_and_the_audit_says_what_is_una
     shell: Shell, report: Any, tiny_model: Path
 ) -> None:
     options = ("--engine", "outlines", "--backend", "llguidance", "--model", str(tiny_model))
-    found = shell.json("run", "refund", "--limit", "4", "--json", *options)
+    done = shell("run", "refund", "--limit", "4", "--parallel", "2", "--json", *options)
+    assert "Outlines decides one claim at a time: the others wait\n" in done.stderr
+    found = json.loads(done.stdout)
     assert found["model"].startswith("outlines/tiny.gguf@")
     assert (0, 0, []) == (found["out_of_envelope"], found["double_payouts"], found["record_faults"])
-    flows = map(json.loads, shell.ok("flows", "--limit", "4", "--json").splitlines())
+    flows = json.loads(shell.ok("flows", "--limit", "4", "--json"))
     shown = [shell.ok("audit", flow["dfid"]) for flow in flows]
     asked = [text for text in shown if "model: outlines/tiny.gguf@" in text]
     assert asked

@@ -128,6 +128,13 @@ def test_a_context_that_is_too_short_says_by_how_much(tmp_path: Path) -> None:
     )
 
 
+def test_a_budget_that_is_too_small_for_the_fullest_case_is_named() -> None:
+    contract = load_refund_contract()
+    poor = contract.model_copy(update={"budget": contract.budget.model_copy(update={"tokens_max": 600})})
+    with asked(embedded_model(), poor) as found:
+        assert re.fullmatch(r".* can need \d{3} tokens, the contract's budget is 600", refused(found)["context"])
+
+
 def test_the_fullest_case_counts_evidence_and_foreign_text() -> None:
     contract = load_refund_contract()
     longer = contract.model_copy(
