@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel import audit, recovery, saga
+from sds.kernel import audit, recovery, reversal, saga
 from sds.kernel.executor import ExecutionIntent, Receipt
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.recovery import Recovered
 from sds.kernel.reversal import reverse
+from sds.kernel.runtime import Kernel
 from tests.kernel.durable import (
     LEASE_MS,
     World,
@@ -190,3 +191,26 @@ def test_no_reversal_is_begun_or_sent_again_once_the_saga_has_ended(world: World
     assert [saga.MOVED_ON] * 2 == late
     assert [("UNKNOWN",)] == world.store.rows("SELECT status FROM saga_reversals")
     assert [] == reversed_at(world.folder)
+
+
+def test_a_reversal_that_cannot_be_settled_keeps_no_other_from_being_looked_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    for event in ("C1", "C2"):
+        world.rail.misfortunes, world.rail.blind = ["pay", "refuse", "lose"], True
+        run(world.kernel, world, Script(compensation=REVERT), event=event)
+    world.rail.blind = False
+    assert [("UNKNOWN",)] * 2 == world.store.rows("SELECT status FROM saga_reversals")
+    first, second = (dfid for (dfid,) in world.store.rows("SELECT dfid FROM saga_reversals ORDER BY rowid"))
+    settle = reversal.settle
+
+    def failing(kernel: Kernel, parent: str, order: ExecutionIntent, receipt: Receipt, now_ms: int) -> str:
+        if order.dfid == first:
+            raise ArithmeticError("of a kind nobody foresaw")
+        return settle(kernel, parent, order, receipt, now_ms)
+
+    monkeypatch.setattr(reversal, "settle", failing)
+    (told,) = recovery.recover(world.kernel, now_ms=world.clock()).errors
+    assert told.startswith(f"{first}: ArithmeticError: ")
+    statuses = dict(world.store.rows("SELECT dfid, status FROM saga_reversals"))
+    assert "UNKNOWN" == statuses[first] != statuses[second]

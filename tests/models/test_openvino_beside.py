@@ -52,6 +52,26 @@ def test_backends_side_by_side_do_not_disturb_each_other(
         backend.close()
 
 
+def test_what_all_need_anew_is_compiled_once(
+    tiny_path: Callable[[int], Path], opened: Callable[..., OpenvinoBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = opened(tiny_path(1), engines=3)
+    beside = [first, first.beside(threads=TINY_THREADS), first.beside(threads=TINY_THREADS)]
+    expected, compiled, compile_model = answers(first), list[object](), first._programs._compile
+
+    def counted(states_at: int | None) -> object:
+        compiled.append(compile_model(states_at))
+        return compiled[-1]
+
+    monkeypatch.setattr(first._programs, "_compile", counted)
+    first._programs.forget()
+    with ThreadPoolExecutor(len(beside)) as pool:
+        assert all(np.array_equal(expected, each) for each in pool.map(answers, beside))
+    assert 1 == len(compiled)
+    for backend in beside[1:]:
+        backend.close()
+
+
 class Failing:
     """A compiled model whose calls run out of memory."""
 

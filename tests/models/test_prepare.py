@@ -79,6 +79,31 @@ def test_measured_again_the_old_weights_go_and_files_of_ones_own_stay(copied: tu
 
 
 @pytest.mark.usefixtures("brief")
+@pytest.mark.usefixtures("brief")
+def test_weights_that_a_record_of_another_version_may_name_stay(copied: tuple[Path, Path]) -> None:
+    source, cache = copied
+    theirs = Path(shutil.copy(source, cache / "0123456789ab-Q8_0.gguf"))
+    newer = cache / "0123456789ab.json"
+    newer.write_text('{"format": 99}')
+    preparation(cache, today=OTHER_DAY).run(source, again=True)
+    assert theirs.exists()
+    newer.unlink()
+    preparation(cache, today=OTHER_DAY).run(source, again=True)
+    assert not theirs.exists()
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_full_cache_still_renews_what_it_holds(
+    copied: tuple[Path, Path], small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, cache = copied
+    monkeypatch.setattr(prepare, "PREPARED_MAX", 1)
+    found, now = preparation(cache, today=OTHER_DAY).run(source, again=True)
+    assert (True, OTHER_DAY) == (now, found.record.date)
+    with pytest.raises(BackendError, match="holds 1 prepared models"):
+        preparation(cache).run(small)
+
+
 def test_where_the_source_is_the_fastest_it_is_run_itself(tiny_path: Callable[[int], Path], tmp_path: Path) -> None:
     found, _ = preparation(tmp_path, {**BF16_WINS, "own": 0.5}).run(tiny_path(1))
     assert (tiny_path(1), "tiny-1.gguf") == (found.path, found.name)

@@ -205,6 +205,22 @@ def test_one_prompt_after_the_other_needs_nobody_to_call_for_a_rest(four: LlamaB
         assert np.array_equal(expected, logits)
 
 
+def test_a_prompt_whose_rest_fails_is_read_from_its_beginning(four: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
+    common, own = sections_of(30, 100, 300)
+    four.begin([common])
+    expected = four.step(own)
+    while not four.worn:
+        four.begin([common])
+        four.step(own)
+
+    def failing(_: int) -> None:
+        raise BackendError("no cell could be moved")
+
+    monkeypatch.setattr(four._cells, "rest", failing)
+    four.begin([common])
+    assert np.array_equal(expected, four.step(own))
+
+
 def test_what_another_slot_holds_is_shared_and_not_decoded_again(four: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
     common, own, other = sections_of(21, 100, 12, 9)
     four.begin([common, own], slot=2)
