@@ -138,7 +138,15 @@ def of_throughput(found: Report) -> Section:
         for at_once in [str(of["at_once"])]
     ]
     tried = [
-        [of["at_once"], who, name, way["per_s"], way.get("became"), way.get("notes") or None]
+        [
+            of["at_once"],
+            who,
+            name,
+            way["per_s"],
+            ", ".join(map(str, way.get("each_per_s", ()))) or None,
+            way.get("became"),
+            way.get("notes") or None,
+        ]
         for of in found["rows"]
         for who, key in (("ours", "ours"), ("a peer", "peer"))
         for name, way in of[key]["tried"].items()
@@ -148,7 +156,7 @@ def of_throughput(found: Report) -> Section:
         "## `throughput`: decisions a second",
         _said(throughput),
         table(head.split(" | "), rows),
-        table(["at once", "", "as", "decisions a second", "became", "notes"], tried),
+        table(["at once", "", "as", "decisions a second", "each round", "became", "notes"], tried),
     ]
     drawn = [
         Bar(f"{of['at_once']} at once", who, of[key]["per_s"])

@@ -4,6 +4,9 @@
                       and replicas, an engine a core
     best_peer_per_s   by concurrency: the best of the peers, as one process with all cores or one process a core
 
+Everybody is asked in `--rounds` rounds, each in another order: a virtual processor is quicker one minute than the next. What
+is said of a way is its median round, `each_per_s` has them all, `became` what became of all packets.
+
 The packets are those of `sds bench peers`, half of them of each kind, each decided once, after 64 others (`EARLIER`) that
 came before them in the queue; peers keep only the beginning of the last prompt, so one round of those warms them up.
 A choice that the company of its pass could have turned is an escalation: counted as `too_close`, and as a decision.
@@ -27,6 +30,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from sds.benchmarks.contenders import OVERLAYS, PEERS, Contender
@@ -48,28 +52,59 @@ from sds.stops import CHOICE_TOO_CLOSE
 AT_ONCE = (1, 2, 4, 8, 16)
 N = 32
 N_MAX = 1_000
+ROUNDS_MAX = 99
 TOKENS_MAX = 2_048
 DECIDED = ("inside", "outside", CHOICE_TOO_CLOSE)  # nothing else is a decision, however quickly it fails
 SERVING = ("guidance-llamacpp", "llamacpp-grammar", "outlines-llamacpp-llguidance")
 
 
-def ours(
-    ways: Mapping[str, Callable[[], Engine]],
-    packets: Sequence[DecisionPacket],
-    earlier: Sequence[DecisionPacket],
-    at_once: int,
-) -> dict[str, Any]:
-    """Return what the best of these ways to decide `at_once` packets at a time reached, and what each of them did."""
-    tried = {name: _one_way(opener, packets, earlier, at_once) for name, opener in ways.items()}
+Found = dict[str, Any]  # how one way fared
+Ways = Mapping[str, Callable[[], Found]]
+
+
+def in_rounds(ways: Ways, rounds: int) -> dict[str, Found]:
+    """Go each way once a round; return for each its median round, all rates, and what became of all it was asked."""
+    found: dict[str, list[Found]] = {name: [] for name in ways}
+    for number in range(rounds):
+        turn = list(ways)
+        Random(number).shuffle(turn)  # noqa: S311  by chance, and the same in every run
+        for name in turn:
+            found[name].append(ways[name]())
+    return {name: _together(each) for name, each in found.items()}
+
+
+def _together(each: Sequence[Found]) -> Found:
+    missing = next((found for found in each if found["per_s"] is None), None)
+    if missing is not None:
+        return missing
+    middle = sorted(each, key=lambda found: found["per_s"])[(len(each) - 1) // 2]
+    became = sum((Counter(found["became"]) for found in each), Counter[str]())
+    notes = next((found["notes"] for found in each if found.get("notes")), "")
+    told = {"notes": notes} if "notes" in middle else {}
+    return {**middle, **told, "became": dict(became), "each_per_s": [found["per_s"] for found in each]}
+
+
+def best_of_ours(tried: Mapping[str, Found]) -> Found:
+    """Return how the best way fared, and the others."""
     # what is escalated for its company is not the same work
     whole = {name: found for name, found in tried.items() if CHOICE_TOO_CLOSE not in found["became"]}
     name, best = max((whole or tried).items(), key=lambda found: found[1]["per_s"])
-    return {"best": name, **best, "tried": tried}
+    return {"best": name, **best, "tried": dict(tried)}
+
+
+def ways_of_ours(
+    openers: Mapping[str, Callable[[], Engine]],
+    packets: Sequence[DecisionPacket],
+    earlier: Sequence[DecisionPacket],
+    at_once: int,
+) -> Ways:
+    """Return how to decide `at_once` packets at a time with each of these engines."""
+    return {name: partial(_one_way, opener, packets, earlier, at_once) for name, opener in openers.items()}
 
 
 def _one_way(
     opener: Callable[[], Engine], packets: Sequence[DecisionPacket], earlier: Sequence[DecisionPacket], at_once: int
-) -> dict[str, Any]:
+) -> Found:
     """Decide all packets, `at_once` at a time, after the earlier ones."""
     with closing(opener()) as engine:
 
@@ -84,7 +119,7 @@ def _one_way(
         return _rate(decide, packets, earlier, at_once)
 
 
-def ways_on_this_processor(weights: Weights, at_once: int) -> dict[str, Callable[[], Engine]]:
+def on_this_processor(weights: Weights, at_once: int) -> dict[str, Callable[[], Engine]]:
     """Return how to open an engine for so many: one slot they queue for, a slot for each, an engine for each core."""
     how: dict[str, Any] = {"now_ms": now_ms, "as_is": True, "library": weights.library, "dtype": weights.dtype}
     one = partial(open_engine, weights.path, **how)
@@ -106,7 +141,7 @@ def theirs(
     *,
     processes: int,
     overlays: Path = OVERLAYS,
-) -> dict[str, Any]:
+) -> Found:
     """Let processes of one peer take tasks from one queue; each runs on its share of the cores."""
     threads = max(1, cores() // processes)
     with ExitStack() as opened:
@@ -138,7 +173,7 @@ def _queued(processes: Sequence[PeerProcess]) -> queue.SimpleQueue[PeerProcess]:
     return found
 
 
-def _rate(decide: Callable[[Any], str], work: Sequence[Any], earlier: Sequence[Any], at_once: int) -> dict[str, Any]:
+def _rate(decide: Callable[[Any], str], work: Sequence[Any], earlier: Sequence[Any], at_once: int) -> Found:
     with ThreadPoolExecutor(at_once) as pool:
         list(pool.map(decide, earlier))
         began = time.perf_counter()
@@ -148,7 +183,7 @@ def _rate(decide: Callable[[Any], str], work: Sequence[Any], earlier: Sequence[A
     return {"per_s": round(decided / took_s, 2), "n": len(work), "became": dict(became)}
 
 
-def best_peer(
+def ways_of_peers(
     folder: Path,
     model: Path,
     tasks: Sequence[Task],
@@ -156,21 +191,25 @@ def best_peer(
     at_once: int,
     only: Sequence[str],
     overlays: Path,
-) -> dict[str, Any]:
-    """Return the best of all peers and both ways to spread them over the cores, and what each of them reached."""
-    tried = {
-        f"{contender.name}, {count} process{'es' * (count > 1)}": theirs(
-            contender, folder, model, tasks, earlier, at_once, processes=count, overlays=overlays
+) -> Ways:
+    """Return how to ask each of the peers, in both ways to spread it over the cores."""
+    return {
+        f"{contender.name}, {count} process{'es' * (count > 1)}": partial(
+            theirs, contender, folder, model, tasks, earlier, at_once, processes=count, overlays=overlays
         )
         for contender in PEERS
         if contender.name in only
         for count in sorted({1, min(at_once, cores())})
     }
+
+
+def best_peer(tried: Mapping[str, Found]) -> Found:
+    """Return how the best peer fared, and the others. Raises UsageError where none decided anything."""
     name, best = max(tried.items(), key=lambda found: found[1]["per_s"] or 0.0)
     if not best["per_s"]:
         hint = "make peers" if best["per_s"] is None else ""
         raise UsageError(f"none of the peers runs: {name}: {best['notes'] or 'it decided nothing'}", hint=hint)
-    return {"best": name, **best, "tried": tried}
+    return {"best": name, **best, "tried": dict(tried)}
 
 
 def mixed_packets(folder: Path, n: int) -> tuple[list[DecisionPacket], list[DecisionPacket]]:
@@ -188,6 +227,7 @@ def run(
     only: Sequence[str],
     say: Say,
     *,
+    rounds: int = 1,
     overlays: Path = OVERLAYS,
 ) -> Report:
     packets, earlier = mixed_packets(folder, n)
@@ -195,14 +235,20 @@ def run(
         tasks, before = tasks_of(packets, words), tasks_of(earlier, words)
     rows: list[dict[str, Any]] = []
     for count in sorted(set(at_once)):
-        own = ours(ways_on_this_processor(weights, count), packets, earlier, count)
-        peer = best_peer(folder, weights.path, tasks, before, count, only, overlays)
-        rows.append({"at_once": count, "ours": own, "peer": peer})
+        own = ways_of_ours(on_this_processor(weights, count), packets, earlier, count)
+        others = ways_of_peers(folder, weights.path, tasks, before, count, only, overlays)
+        tried = in_rounds({**own, **others}, rounds)
+        ours, peer = (
+            best_of_ours({name: tried[name] for name in own}),
+            best_peer({name: tried[name] for name in others}),
+        )
+        rows.append({"at_once": count, "ours": ours, "peer": peer})
         say(str(rows[-1]))
     return {
         "benchmark": "throughput",
         **machine(),
         "n": len(packets),
+        "rounds": rounds,
         "model": weights.facts(),
         "versions": {
             **versions("llama-cpp-python", "openvino"),
@@ -218,6 +264,7 @@ def run(
 
 def _options(parser: Parser) -> None:
     parser.add_argument("--n", type=whole_number(N_MAX, 2), default=N, help="decisions for each concurrency")
+    parser.add_argument("--rounds", type=whole_number(ROUNDS_MAX), default=1, help="how often everybody is asked")
     parser.add_argument("--at-once", type=whole_number(SLOTS_MAX), nargs="+", default=AT_ONCE, help="how many at once")
     parser.add_argument("--only", type=names(SERVING), default=list(SERVING), help=f"peers of: {', '.join(SERVING)}")
     parser.add_argument("--overlays", type=Path, default=OVERLAYS, help="where peers' own versions of libraries lie")
@@ -226,7 +273,8 @@ def _options(parser: Parser) -> None:
 
 def _run(asked: argparse.Namespace, say: Say) -> Report:
     with tempfile.TemporaryDirectory(prefix=".bench-") as folder:
-        return run(Path(folder), weights_of(asked), asked.n, asked.at_once, asked.only, say, overlays=asked.overlays)
+        weights, how = weights_of(asked), {"rounds": asked.rounds, "overlays": asked.overlays}
+        return run(Path(folder), weights, asked.n, asked.at_once, asked.only, say, **how)
 
 
 def _show(report: Report) -> None:

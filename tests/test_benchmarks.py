@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -126,7 +127,8 @@ def test_a_peer_that_fails_at_once_is_not_the_quickest(
         tasks = peers.tasks_of(packets, words)
 
     def asked_of(*only: str) -> Report:
-        return throughput.best_peer(tmp_path, tiny_path(1), tasks, tasks[:1], 2, only, tmp_path)
+        ways = throughput.ways_of_peers(tmp_path, tiny_path(1), tasks, tasks[:1], 2, only, tmp_path)
+        return throughput.best_peer(throughput.in_rounds(ways, 1))
 
     found = asked_of(*kinds)
     assert ("beyond, 1 process", {"outside": len(tasks)}) == (found["best"], found["became"])
@@ -136,6 +138,24 @@ def test_a_peer_that_fails_at_once_is_not_the_quickest(
     assert (0.0, errors, "ValueError: no token is left") == fared["raising, 1 process"]
     with pytest.raises(UsageError, match="none of the peers runs: dying, 1 process: it has ended: out of luck"):
         asked_of("dying")
+
+
+def test_in_several_rounds_a_way_is_as_quick_as_in_its_median_round_and_all_it_did_counts() -> None:
+    rates, turns = {"a": [3.0, 9.0, 4.0], "b": [5.0, 1.0, 2.0]}, list[str]()
+
+    def way(name: str) -> Report:
+        turns.append(name)
+        per_s = rates[name][turns.count(name) - 1]
+        became = {"inside": 1, **({"error": 1} if per_s == 9.0 else {})}
+        return {"per_s": per_s, "n": 2, "became": became, "notes": "once" if per_s == 9.0 else ""}
+
+    found = throughput.in_rounds({name: partial(way, name) for name in rates}, 3)
+    assert {"a": 4.0, "b": 2.0} == {name: each["per_s"] for name, each in found.items()}
+    assert rates == {name: each["each_per_s"] for name, each in found.items()}
+    assert ({"inside": 3, "error": 1}, "once") == (found["a"]["became"], found["a"]["notes"])
+    assert ["ab"] * 3 != ["".join(turns[n : n + 2]) for n in (0, 2, 4)]
+    gone = {"per_s": None, "notes": "not installed"}
+    assert gone == throughput.in_rounds({"gone": lambda: gone}, 2)["gone"]
 
 
 def test_why_what_was_prepared_is_not_measured_is_said(
