@@ -34,7 +34,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 from sds.benchmarks.contenders import OVERLAYS, PEERS, Contender, ours_with
 from sds.benchmarks.measuring import (
@@ -65,7 +65,7 @@ from sds.grammars import emit_gbnf
 from sds.grammars.language import language
 from sds.kernel.errors import UsageError
 from sds.kernel.packet import DecisionPacket
-from sds.models.protocol import Backend, prompt_sections
+from sds.models.protocol import prompt_sections
 
 WARM_UP = 2
 DECISIONS = 40
@@ -110,7 +110,7 @@ def _request(packet: DecisionPacket, words: Vocabulary) -> dict[str, Any]:
     said = language(packet.envelope, packet.snapshot.id)
     grammar = grammar_of(said, "regex")
     static, recurs, told = packet.sections
-    frame, sections = words.frame(), prompt_sections(cast("Backend", words), static, recurs, told)
+    frame, sections = words.frame(), prompt_sections(words, static, recurs, told)
     return {
         "tokens": [token for section in sections for token in section],
         "tokens_static": len(sections[0]),

@@ -6,11 +6,11 @@ place, as forks do, are read as one tree. Needs the extra `openvino`.
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +20,10 @@ import numpy as np
 from sds.models.checks import check_slots
 from sds.models.gguf import gguf_fingerprint, identity, words_of
 from sds.models.llama import CONTEXT_TOKENS
+from sds.models.openvino_cells import Cells
 from sds.models.protocol import INT8_REST, BackendError, Dtype, Row
 from sds.models.seats import Part, SeatedBackend
-from sds.models.token_trees import HELD_TOKENS, Call, Inputs, Place, calls_of
+from sds.models.token_trees import Call, Inputs, Place, calls_of
 
 try:
     import openvino as ov
@@ -38,12 +39,11 @@ if TYPE_CHECKING:
 
 KEPT = {"bf16": (np.uint16, ov.Type.bf16), "fp32": (np.float32, ov.Type.f32)}
 MIXED_MAX = {"bf16": inf, "fp32": 512}  # found by trying: in FP32 longer sums are cut by where they lie
-PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 HINT_CHARACTERS_MAX = 200
 # A line alone of so many tokens has a copy of the graph; one more takes most of a second to open, and some 70 MB.
 LENGTHS = (48, 56, 64, 72, 80, 96, 104, 112)
+KNOWN_MAX = 64  # places of which a request keeps tensors
 COPIED_ENGINES_MAX = 2  # over the same weights
-LINES_BYTES_MAX = 256 << 20  # what calls of several trees take besides, once such were made
 PASS_TOKENS_MAX = 2048  # in several calls: the more cases are read in turn, the more share the small calls after them
 
 
@@ -102,6 +102,10 @@ class _Programs:
         """Return for which lengths of a line alone that graph has a copy."""
         return self._lengths if states_at is None else ()
 
+    def cells(self, seats: int) -> Cells:
+        """Return memory for so many seats, in what keys and values are handed in and out."""
+        return Cells((2 * self.shape.layers, self.context, self.shape.cell), self.kind, seats)
+
     def forget(self) -> None:
         """Compile anew, for everybody: a call that failed half-way leaves shapes behind at which later ones fail."""
         self._compiled = {}
@@ -111,13 +115,25 @@ class _Programs:
             raise BackendError(f"`{self._path}` was changed while it was opened", hint="open it again")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """Tensors, and the arrays they are of, which they do not keep."""
+
+    tensors: list[Any]
+    of: object
+
+
 class _Request:
     """What runs calls of one thread, each in the copy that was made for its length, or else in that for all."""
 
-    def __init__(self, compiled: Any, lengths: tuple[int, ...]) -> None:
+    def __init__(self, compiled: Any, lengths: tuple[int, ...], kind: ov.Type) -> None:
+        """`kind`: of keys and values."""
         self.compiled, self.made = compiled, compiled.create_infer_request()
-        self._lengths = lengths
-        self._held: tuple[NDArray[Any] | None, int, list[Any]] = None, 0, []  # what it was given last, of a line alone
+        self._lengths, self._kind = lengths, kind
+        self._given: _Held | None = None
+        self._known: dict[
+            tuple[int, int], _Held
+        ] = {}  # of lines alone, by where a seat lies and how much of it is handed in
 
     def copy_for(self, call: Call) -> int | None:
         """Return which copy is to run; None: there is only one."""
@@ -126,110 +142,29 @@ class _Request:
         alone = len(call.trees) == 1 and call.longest in self._lengths
         return self._lengths.index(call.longest) if alone else len(self._lengths)
 
-    def give(self, first: int, cells: _Cells, call: Call, count: int) -> None:
+    def give(self, first: int, cells: Cells, call: Call, count: int) -> None:
         """Let keys and values of the tokens before a call be its inputs, from number `first` on."""
-        seat = cells.seat(call.trees[0].root) if len(call.trees) == 1 else None
-        if seat is not None and self._held[0] is seat and self._held[1] == call.held:
+        given = self._held(cells, call, count)
+        if given is self._given:
             return  # the same memory, whatever stands there now
-        self._held = None, 0, []
-        held = cells.held(call, count)
-        tensors = [ov.Tensor(array, list(array.shape), cells.vino_kind) for array in held]
-        for n, tensor in enumerate(tensors, first):
+        for n, tensor in enumerate(given.tensors, first):
             self.made.set_input_tensor(n, tensor)
-        self._held = seat, call.held, [held, tensors]  # a tensor does not keep its array
+        self._given = given
 
+    def _held(self, cells: Cells, call: Call, count: int) -> _Held:
+        """Return what stands before a call, as the library takes it: made once for what comes again."""
+        if len(call.trees) > 1:
+            return self._made_of(cells.held(call, count))
+        seat = cells.seat(call.trees[0].root)
+        where = id(seat), call.held
+        if where not in self._known:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            self._known[where] = self._made_of(cells.held(call, count), seat)
+        return self._known[where]
 
-class _Cells:
-    """Keys and values of every seat, [2 x layers, context and a little more, cell]: memory committed when it is written.
-
-    A fork reads what it has in common with its source from there (`_trunks`: which seat, how many tokens), and takes
-    a copy only when it goes on by itself, or the source goes.
-    """
-
-    together = True
-
-    def __init__(self, programs: _Programs, seats: int) -> None:
-        self._shape = 2 * programs.shape.layers, programs.context + HELD_TOKENS, programs.shape.cell
-        self._kind, self.vino_kind = programs.kind, programs.vino_kind
-        self._seats = {seat: self._empty() for seat in range(seats)}
-        self._trunks: dict[int, tuple[int, int]] = {}
-        self._ends: dict[int, int] = {}  # how far each was written
-        self._lines = np.empty(0, self._kind)  # where those of several stand side by side during a call
-        self.lines_held_max = LINES_BYTES_MAX // (self._shape[0] * self._shape[2] * self._lines.itemsize)
-
-    def cut(self, _seat: int, _position: int, _surplus: int) -> bool:
-        """What lies beyond a prompt's end is masked: there is nothing to do."""
-        return True
-
-    def taken(self, seat: int, start: int, end: int) -> tuple[NDArray[Any], int]:
-        self._own(seat)
-        stretch = self._seats[seat][:, start:end].copy()
-        return stretch, stretch.nbytes
-
-    def put(self, seat: int, start: int, stretch: NDArray[Any]) -> None:
-        self._own(seat)
-        self.keep(seat, start, stretch)
-
-    def fork(self, source: int, target: int, tokens: int) -> None:
-        if target not in self._seats:
-            self._seats[target] = self._empty()
-        self._trunks[target] = self.place(source, tokens)
-        self._ends.pop(target, None)
-
-    def forget(self, seat: int) -> None:
-        """Let what was forked from this seat stand by itself: the last to do so takes its memory over."""
-        self._trunks.pop(seat, None)
-        *others, heir = [fork for fork, (source, _) in self._trunks.items() if source == seat] or [seat]
-        for fork in others:
-            self._own(fork)
-        if heir != seat:
-            _, start = self._trunks.pop(heir)
-            mine, left = self._seats[heir], self._seats[seat]
-            end = max(start, self._ends.get(heir, start))
-            left[:, start:end] = mine[:, start:end]
-            self._seats[heir], self._seats[seat] = left, mine
-
-    def place(self, seat: int, position: int) -> tuple[int, int]:
-        """Return where a seat's next token goes on: behind so many tokens of the seat that holds them."""
-        if self._trunks.get(seat, (seat, -1))[1] != position:
-            self._own(seat)
-        return self._trunks.get(seat, (seat, position))
-
-    def seat(self, number: int) -> NDArray[Any]:
-        """Return the memory of a seat: another array where another prompt took it over."""
-        return self._seats[number]
-
-    def held(self, call: Call, count: int) -> Sequence[NDArray[Any]]:
-        """Return what stands before the trees of a call, for each of the first `count` keys and values [lines, held, cell].
-
-        Beyond a tree's own beginning lies whatever was written there: numbers, of which the mask leaves nothing.
-        """
-        seats = [self._seats[tree.root] for tree in call.trees]
-        if len(seats) == 1:
-            return list(seats[0][:count, None, : call.held])
-        shape = count, len(seats), call.held, self._shape[2]
-        if self._lines.size < (size := int(np.prod(shape))):
-            self._lines = np.empty(0, self._kind)  # not both at once
-            self._lines = np.empty(size, self._kind)
-        lines = self._lines[:size].reshape(shape)
-        for n, seat in enumerate(seats):
-            lines[:, n] = seat[:count, : call.held]
-        return list(lines)
-
-    def keep(self, seat: int, position: int, new: NDArray[Any]) -> None:
-        end = self._ends[seat] = position + new.shape[1]
-        self._seats[seat][: len(new), position:end] = new
-
-    def _empty(self) -> NDArray[Any]:
-        """In small pages: a fork writes a few tokens in each layer, and in huge ones that would be all of its memory."""
-        memory = mmap.mmap(-1, int(np.prod(self._shape)) * np.dtype(self._kind).itemsize, **PRIVATE)
-        if hasattr(mmap, "MADV_NOHUGEPAGE"):
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
-        return np.frombuffer(memory, self._kind).reshape(self._shape)
-
-    def _own(self, seat: int) -> None:
-        source, tokens = self._trunks.pop(seat, (seat, 0))
-        self._seats[seat][:, :tokens] = self._seats[source][:, :tokens]
+    def _made_of(self, held: Sequence[NDArray[Any]], seat: NDArray[Any] | None = None) -> _Held:
+        return _Held([ov.Tensor(array, list(array.shape), self._kind) for array in held], (held, seat))
 
 
 class OpenvinoBackend(SeatedBackend):
@@ -238,7 +173,7 @@ class OpenvinoBackend(SeatedBackend):
     rows_may_be_cut = False
     usual_dtype = staticmethod(usual_dtype)
     ahead_tokens_max = 40  # in BF16 a pass of its own costs more: the weights, and a shape to prepare for
-    _store: _Cells
+    _store: Cells
 
     def __init__(
         self,
@@ -276,7 +211,7 @@ class OpenvinoBackend(SeatedBackend):
                     path, seen, dtype=dtype, n_ctx=n_ctx, threads=threads, engines=engines, lengths=lengths
                 )
                 self._programs.compiled(None)
-                store = _Cells(self._programs, slots)
+                store = self._programs.cells(slots)
             self._programs.check()
         except BaseException:
             self._free_words()
@@ -340,12 +275,13 @@ class OpenvinoBackend(SeatedBackend):
             raise BackendError("the model answered with what is no number")
         kept = cells if numbers else np.zeros_like(cells)
         for start, stretch in place.stretches():
-            self._store.keep(part.seat, part.position + start, kept[:, stretch])
+            self._store.note(part.seat, part.position + start, kept[:, stretch])
 
     def _infer(
         self, call: Call, inputs: Inputs, wanted: NDArray[np.intp], states_at: int | None
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return what comes of the wanted tokens, [wanted, .], and the cells of all, [2 x layers, lines, longest, cell]."""
+        self._store.settle()
         request = self._request(states_at)
         count = 2 * (self._layers if states_at is None else states_at)
         asked = [*inputs, wanted]  # a tensor does not keep its array
@@ -373,7 +309,9 @@ class OpenvinoBackend(SeatedBackend):
         compiled = self._programs.compiled(states_at)
         made = self._requests.get(states_at)
         if made is None or made.compiled is not compiled:
-            made = self._requests[states_at] = _Request(compiled, self._programs.lengths(states_at))
+            made = self._requests[states_at] = _Request(
+                compiled, self._programs.lengths(states_at), self._programs.vino_kind
+            )
         return made
 
     @contextmanager

@@ -164,7 +164,15 @@ def shared_sections(wanted: Sequence[Sequence[int]], held: Sequence[Sequence[int
     return sum(1 for _ in shared)
 
 
-def prompt_sections(backend: Backend, static: str, *dynamic: str) -> list[list[int]]:
+class Speaking(Protocol):
+    """What of a backend makes tokens of texts."""
+
+    def tokenize(self, text: bytes, *, special: bool) -> list[int]: ...
+
+    def frame(self) -> ChatFrame: ...
+
+
+def prompt_sections(backend: Speaking, static: str, *dynamic: str) -> list[list[int]]:
     """Return the prompt of one turn, cut where a change of one text leaves the sections before it as they were.
 
     First section: the frame's opening, `static` and the turn to the user; then one section for each dynamic text,

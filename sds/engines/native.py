@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import lru_cache
 from hashlib import sha256
 from itertools import chain
 from math import inf
@@ -34,6 +35,7 @@ from sds.models.protocol import SLOTS_MAX, Backend, BackendError, Replicable, pr
 from sds.stops import BACKEND_FAILED, TOKEN_BUDGET_EXCEEDED, stopping
 
 SLOTS_EXACT_MAX = BACKEND_FORKS_MAX // FORKS_MIN
+TEXTS_MAX = 512  # of which the tokens are kept
 COUNT_MS_MAX = 10_000  # to wait for the tokenizer where no packet's time runs yet
 
 
@@ -64,7 +66,7 @@ class NativeEngine:
             self._noise = shape_noise(backend) if noise_logp_max is None else noise_logp_max
         if not 0.0 <= self._noise < inf:  # less than none, or no number, would guard nothing
             raise ModelError(f"the noise of company is `{self._noise}`, no log-probability")
-        self._planner, self._runtime = Planner(backend), runtime
+        self._planner, self._runtime, self._known = Planner(backend), runtime, _Known(backend)
         self._facts = {
             **(runtime or {}),
             "weights": backend.fingerprint,
@@ -195,7 +197,7 @@ class NativeEngine:
 
     def _sections(self, packet: DecisionPacket) -> list[list[int]]:
         with telling():
-            return prompt_sections(self._backend, *packet.sections)
+            return prompt_sections(self._known, *packet.sections)
 
     def _walk(self, packet: DecisionPacket) -> Walk:
         with telling():
@@ -239,6 +241,17 @@ def telling(reason_code: str = "") -> Iterator[None]:
         yield
     except BackendError as error:
         raise ModelError(str(error), reason_code=reason_code, hint=error.hint) from error
+
+
+class _Known:
+    """The tokens of texts, as the backend makes them: kept, for most of a prompt comes again and again."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.frame = backend.frame
+        self._tokens = lru_cache(TEXTS_MAX)(lambda text, special: tuple(backend.tokenize(text, special=special)))
+
+    def tokenize(self, text: bytes, *, special: bool) -> list[int]:
+        return list(self._tokens(text, special))
 
 
 def _digest(tokens: Iterable[int]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sds.engines.opening import runtime_facts
-from sds.models import openvino, openvino_dtypes
+from sds.models import openvino, openvino_cells, openvino_dtypes
 from sds.models.catalog import this_machine
 from sds.models.openvino import OpenvinoBackend
 from sds.models.openvino_weights import Weights
@@ -157,7 +157,7 @@ def test_more_slots_than_there_is_memory_for(tmp_path: Path, monkeypatch: pytest
     def full(*_: object, **__: object) -> Any:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    monkeypatch.setattr(openvino.mmap, "mmap", full)
+    monkeypatch.setattr(openvino_cells.mmap, "mmap", full)
     error = refused(path, slots=64)
     assert (f"OpenVINO cannot run `{path}`: no memory", "use a smaller model or prompt") == (str(error), error.hint)
 
