@@ -56,7 +56,6 @@ class Cells:
     def fork(self, source: int, target: int, tokens: int) -> None:
         if target not in self._seats:
             self._seats[target] = self._empty()
-        self._noted.pop(target, None)
         self._trunks[target] = self.place(source, tokens)
         self._ends.pop(target, None)
 
