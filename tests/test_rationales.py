@@ -347,7 +347,7 @@ def test_a_rationale_asks_the_tokenizer_in_its_own_turns_only(world: World, tiny
     watched = Watched(tiny)
     engine = NativeEngine(watched, now_ms=world.clock)  # type: ignore[arg-type]  # a backend, and more
     packet, held = world.packet(), list[bool]()
-    watched.on_piece = lambda: held.append(engine._turns._cache.locked())
+    watched.on_piece = lambda: held.append(engine._turns._cache.all_lent)
     engine.explain(packet, deny(packet), chars_max=CHARS_MAX, deadline_ms=packet.expires_at_ms)
     assert len(held) >= len(watched.passes) > 1
     assert all(held)

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sds.engines.waiting import NoTurnError
+from sds.engines.waiting import Lending, NoTurnError
 from sds.grammars.text import TextTokens
 from sds.kernel.errors import ModelError
 from sds.models.protocol import Backend, Row
-from sds.stops import DEADLINE_EXCEEDED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED
+from sds.stops import LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 WAIT_S_MAX = 60.0
+LATE = "there was no time for a rationale"
 Explaining = Generator[list[Row], list["NDArray[np.float32]"], str]
 
 
@@ -63,7 +64,7 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._cache, self._changed = threading.Lock(), threading.Condition()
+        self._cache, self._changed = Lending(None), threading.Condition()
         self._wanted = 0
         self.holder: object | None = None
 
@@ -73,13 +74,9 @@ class Turns:
         with self._changed:
             self._wanted += 1
         try:
-            if not self._cache.acquire(timeout=min(max(wait_s, 0.0), threading.TIMEOUT_MAX)):
-                raise NoTurnError("the model was not free in time")
-            try:
+            with self._cache.lent(wait_s, "the model was not free in time"):
                 self.holder = None
                 yield
-            finally:
-                self._cache.release()
         finally:
             with self._changed:
                 self._wanted -= 1
@@ -87,17 +84,15 @@ class Turns:
 
     @contextmanager
     def between(self, left_s: Callable[[], float]) -> Iterator[None]:
-        """Wait until no decision does, and for the cache. Raises ModelError when no time is left for that."""
+        """Wait until no decision does, and for the cache. Raises NoTurnError when no time is left for that."""
         with self._changed:
             free = (wait_s := left_s()) > 0 and self._changed.wait_for(
                 lambda: not self._wanted, min(wait_s, WAIT_S_MAX)
             )
-        if not free or not self._cache.acquire(timeout=min(max(left_s(), 0.0), WAIT_S_MAX)):
-            raise ModelError("there was no time for a rationale", reason_code=DEADLINE_EXCEEDED)
-        try:
+        if not free:
+            raise NoTurnError(LATE)
+        with self._cache.lent(min(left_s(), WAIT_S_MAX), LATE):
             yield
-        finally:
-            self._cache.release()
 
 
 def run_between(

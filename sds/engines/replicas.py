@@ -1,18 +1,16 @@
 """Engines of one model side by side: each decides alone, as it would without the others, on its own share of the cores.
 
-They share the weights in memory and nothing else. A packet waits until one of them is free, its expiry at most; the one
-that was free last is asked first, for its cache is warm.
+They share the weights in memory and nothing else. A packet waits until one of them is free, its expiry at most, first come
+first served; the one that was free last is asked first, for its cache is warm.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from sds.engines.native import COUNT_MS_MAX, NativeEngine
-from sds.engines.waiting import NoTurnError, after_waiting
+from sds.engines.waiting import Lending, after_waiting
 from sds.kernel.packet import DecisionPacket, Decoding
 
 REPLICAS_MAX = 64
@@ -24,9 +22,7 @@ class Replicas:
     def __init__(self, engines: Sequence[NativeEngine], *, now_ms: Callable[[], int]) -> None:
         self._engines, self._now_ms = tuple(engines), now_ms
         self.notices = engines[0].notices
-        self._free: queue.LifoQueue[NativeEngine] = queue.LifoQueue()
-        for engine in engines:
-            self._free.put(engine)
+        self._free = Lending(*engines)
 
     @property
     def model(self) -> str:
@@ -45,16 +41,8 @@ class Replicas:
         with self._one(COUNT_MS_MAX / 1000) as engine:
             return engine.count_tokens(text)
 
-    @contextmanager
-    def _one(self, wait_s: float) -> Iterator[NativeEngine]:
-        try:
-            engine = self._free.get(timeout=min(max(wait_s, 0.0), threading.TIMEOUT_MAX))
-        except queue.Empty:
-            raise NoTurnError("no engine was free in time") from None
-        try:
-            yield engine
-        finally:
-            self._free.put(engine)
+    def _one(self, wait_s: float) -> AbstractContextManager[NativeEngine]:
+        return self._free.lent(wait_s, "no engine was free in time")
 
     def close(self) -> None:
         for engine in self._engines:

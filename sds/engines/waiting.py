@@ -2,17 +2,72 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Generic, TypeVar
 
 from sds.kernel.errors import ModelError
 from sds.stops import DEADLINE_EXCEEDED
+
+T = TypeVar("T")
 
 
 class NoTurnError(ModelError):
     """There was no turn in time, or so late a one that most of the time had been waited away."""
 
     reason_code = DEADLINE_EXCEEDED
+
+
+class Lending(Generic[T]):
+    """Things that are lent, each to one at a time, first come first served: of a lock, whoever comes back at once can have it
+    again before those who wait.
+    """
+
+    def __init__(self, *things: T) -> None:
+        self._free, self._lock = list(things), threading.Lock()
+        self._waiting: deque[queue.SimpleQueue[T]] = deque()
+
+    @property
+    def all_lent(self) -> bool:
+        return not self._free
+
+    @contextmanager
+    def lent(self, wait_s: float, late: str) -> Iterator[T]:
+        """Lend the one that came back last, its cache is warm. Raises NoTurnError, `late`, when none is free in time."""
+        thing = self._take(min(max(wait_s, 0.0), threading.TIMEOUT_MAX), late)
+        try:
+            yield thing
+        finally:
+            self._give_back(thing)
+
+    def _take(self, wait_s: float, late: str) -> T:
+        with self._lock:
+            if self._free:  # then nobody waits
+                return self._free.pop()
+            self._waiting.append(mine := queue.SimpleQueue[T]())
+        try:
+            return mine.get(timeout=wait_s)
+        except BaseException as error:
+            with self._lock:
+                if mine in self._waiting:
+                    self._waiting.remove(mine)
+            if not mine.empty():  # it came at the last moment
+                if isinstance(error, queue.Empty):
+                    return mine.get()
+                self._give_back(mine.get())
+            if isinstance(error, queue.Empty):
+                raise NoTurnError(late) from None
+            raise
+
+    def _give_back(self, thing: T) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().put(thing)
+            else:
+                self._free.append(thing)
 
 
 @contextmanager

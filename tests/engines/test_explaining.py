@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sds.engines.explaining import DEADLINE_EXCEEDED, Turns
+from sds.engines.explaining import Turns
 from sds.engines.native import NativeEngine
 from sds.kernel.errors import ModelError
 from sds.kernel.packet import DecisionPacket
 from sds.models.protocol import BackendError, Row
+from sds.stops import DEADLINE_EXCEEDED
 from tests.decoder.small_backend import PIECES, HashBackend
 from tests.engines.conftest import running_ms
 from tests.kernel.durable import START_MS, World, deny
@@ -47,7 +48,11 @@ def test_two_rationales_in_one_cache_do_not_go_on_with_each_others_text(world: W
 
 def test_a_rationale_waits_for_the_cache_no_longer_than_it_has_time() -> None:
     turns = Turns()
-    with turns._cache, pytest.raises(ModelError) as caught, turns.between(lambda: 0.05):  # somebody else's pass
+    with (
+        turns.between(lambda: 1.0),
+        pytest.raises(ModelError) as caught,
+        turns.between(lambda: 0.05),
+    ):  # somebody else's pass
         pytest.fail("it had the cache")
     assert ("there was no time for a rationale", DEADLINE_EXCEEDED) == (str(caught.value), caught.value.reason_code)
     with turns.between(lambda: 0.05):

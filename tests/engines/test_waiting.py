@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import pytest
 from sds.engines.batching import Batcher
 from sds.engines.fallback import FallbackEngine, Link
 from sds.engines.native import NativeEngine
-from sds.engines.waiting import NoTurnError, after_waiting
+from sds.engines.waiting import Lending, NoTurnError, after_waiting
 from sds.kernel.errors import ModelError
 from sds.models.llama import LlamaBackend
 from tests.engines.batches import CONTRACTS, make
@@ -46,6 +49,50 @@ def test_an_engine_that_has_no_turn_for_its_probe_stays_down(tmp_path: Path) -> 
     assert "last" == answered(engine, packet)
     assert ["engine.down", "engine.down"] == [event for event, _ in logged]
     still.close()
+
+
+def test_who_comes_back_at_once_goes_behind_whoever_waits() -> None:
+    line, served = Lending("only"), list[str]()
+
+    def asks() -> None:
+        with line.lent(10.0, "late"):
+            served.append("who waited")
+
+    for _ in range(20):
+        with line.lent(10.0, "late"):
+            (waits := threading.Thread(target=asks)).start()
+            while not line._waiting:
+                time.sleep(0.0001)
+        with line.lent(10.0, "late"):
+            served.append("who came back")
+        waits.join()
+    assert ["who waited", "who came back"] * 20 == served
+
+
+def test_two_things_are_never_lent_to_more_than_two_and_none_is_lost() -> None:
+    """Some have no time to wait: what comes to them at the last moment goes on."""
+    line, most, now, lock = Lending("a", "b"), list[int](), set[str](), threading.Lock()
+
+    def asks(wait_s: float) -> bool:
+        try:
+            with line.lent(wait_s, "late") as thing:
+                with lock:
+                    assert thing not in now
+                    now.add(thing)
+                    most.append(len(now))
+                time.sleep(0.0002)
+                with lock:
+                    now.remove(thing)
+        except NoTurnError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        served = list(pool.map(asks, [5.0, 0.0002, 0.0004, 0.0] * 200))
+    assert 2 == max(most)
+    assert 200 <= sum(served) < 800
+    with line.lent(0.0, "late") as one, line.lent(0.0, "late") as other:
+        assert {"a", "b"} == {one, other}
 
 
 @pytest.mark.parametrize(
