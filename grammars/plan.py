@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from sds.grammars.language import TEXT_CHARS_MAX, language
 from sds.grammars.nodes import Choice, Literal, Number, Text
 from sds.grammars.nodes import Node as Part
-from sds.grammars.spelling import Spelling, Words
+from sds.grammars.spelling import LANGUAGE_UNSPEAKABLE, Spelling, Words
 from sds.grammars.tries import End, Fact, Node, NumberEnd, Path, TailEnd, TextEnd, grow
 from sds.grammars.walk import MASK_FAILED, Fork, Walk
 from sds.kernel.bounds import Bound
@@ -123,15 +123,24 @@ class _Planning:
         first = parts[0] if parts else None
         if isinstance(first, Number):
             kind_at, param_at = self._place(kind, first.name)
-            then = self._segment(parts[1:], kind, b"0")
+            then = self._closing(first, parts[1:], kind, b"0")
             for negative in _signs(first):
                 end = NumberEnd(kind_at, param_at, first.name, negative, len(text), then)
                 yield self._path(text + b"-" * negative, facts, end, before, b"1")
         elif isinstance(first, Text):
-            then = self._segment(parts[1:], kind, b"a")
+            then = self._closing(first, parts[1:], kind, b"a")
             yield self._path(text, facts, TextEnd(first.name, then), before, b"a")
         else:
             yield self._path(text.removesuffix(f'{_NO_REF}"}}'.encode()), facts, TailEnd(), before, b"0")
+
+    def _closing(self, part: Number | Text, parts: Sequence[Part], kind: str, before: bytes) -> Node:
+        """Return the trie of what follows a number or text. One token ends it: a later choice is made by none of them."""
+        then = self._segment(parts, kind, before)
+        if len(then.children) > 1:
+            raise LanguageError(
+                f"the token that ends `{part.name}` would make the choice behind it", reason_code=LANGUAGE_UNSPEAKABLE
+            )
+        return then
 
     def _place(self, kind: str, name: str) -> tuple[int, int]:
         at = self._envelope.names.index(kind)

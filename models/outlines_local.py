@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
-from sds.models.protocol import BackendError, ChatFrame, Dtype
+from sds.models.protocol import ENDINGS, BackendError, ChatFrame, Dtype
 from sds.models.writer import Form, Grammar, Processing, Written
 
 OUTLINES_HINT = "pip install 'sovereign-decision-stream[outlines]'"
@@ -108,7 +108,9 @@ class OutlinesWriter:
             _refuse_explosion(grammar)
         try:
             return self._compiler.get_regex_logits_processor(grammar.text)
-        except Exception as error:
+        except ENDINGS:
+            raise
+        except BaseException as error:
             raise BackendError(f"{self._processing} cannot compile the language: {type(error).__name__}") from error
         finally:
             if self._processing == "xgrammar":  # it keeps every language it has seen, and no two decisions share one
@@ -122,7 +124,9 @@ class OutlinesWriter:
         try:
             with self._driven.running():
                 text = Generator(self._driven.outlines_model, processor=guard)("-", **limits)
-        except Exception as error:  # noqa: BLE001  foreign code, and the guard's error is the cause where it has one
+        except ENDINGS:
+            raise
+        except BaseException as error:  # noqa: BLE001  foreign code, and the guard's error is the cause where it has one
             raise BackendError(f"the model could not be run: {type(error).__name__}") from (guard.error or error)
         if not isinstance(text, str):
             raise BackendError("the model wrote no text")
@@ -170,7 +174,7 @@ class Guard:
 
 
 def _raise_kept(error: BaseException | None) -> None:
-    if isinstance(error, Exception) and not isinstance(error, BackendError):
+    if error is not None and not isinstance(error, (BackendError, *ENDINGS)):
         raise BackendError(f"the mask failed: {type(error).__name__}") from error
     if error is not None:  # an interrupt stays one
         raise error

@@ -25,6 +25,10 @@ SLOTS_MAX = 64
 FORKS_MAX = 63  # of one backend, whatever its slots
 
 
+# What ends a program, a thread or a generator. All else is a failure: the panic of a library in Rust is no `Exception`.
+ENDINGS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
 class BackendError(Exception):
     """The model could not be loaded or run. One line; `hint` says the mend where one is known."""
 

@@ -15,6 +15,7 @@ from sds.kernel.contract import Contract
 from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.runtime import Kernel
+from sds.models.protocol import ENDINGS
 
 QUEUE_MAX = 64
 DRAIN_S_MAX = 5.0
@@ -97,7 +98,9 @@ class Rationales:
             self._skip(packet, "CLOSED")
         except SdsError as error:
             self._skip(packet, error.reason_code)
-        except Exception as error:  # noqa: BLE001  an engine may fail in any way; the decision stands
+        except ENDINGS:
+            raise
+        except BaseException as error:  # noqa: BLE001  an engine may fail in any way; the decision stands
             self._skip(packet, type(error).__name__)
 
     def _skip(self, packet: DecisionPacket, why: str) -> None:

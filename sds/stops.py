@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from sds.kernel.errors import ModelError, SdsError
-from sds.models.protocol import BackendError
+from sds.models.protocol import ENDINGS, BackendError
 
 BACKEND_FAILED = "BACKEND_FAILED"
 CHOICE_TOO_CLOSE = "CHOICE_TOO_CLOSE"
@@ -21,11 +21,11 @@ def stopping(reason_code: str, what: str) -> Iterator[None]:
     """Turn whatever goes wrong inside into a `ModelError`: an exception never leaves a decision half constrained."""
     try:
         yield
-    except ModelError:
+    except (ModelError, *ENDINGS):
         raise
     except (SdsError, BackendError) as error:
         raise ModelError(str(error), reason_code=reason_code, hint=error.hint) from error
-    except Exception as error:
+    except BaseException as error:
         raise ModelError(f"{what} failed unexpectedly", reason_code=reason_code) from error
 
 

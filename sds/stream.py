@@ -18,6 +18,7 @@ from sds.kernel.intake import Event
 from sds.kernel.packet import NOT_ASKED, DecisionPacket
 from sds.kernel.record import refuse_unkeepable
 from sds.kernel.runtime import Kernel
+from sds.models.protocol import ENDINGS
 
 POLL_S = 0.005
 BACKOFF_S = 0.02
@@ -90,7 +91,9 @@ class Stream:
             except SdsError as error:
                 code = one_line(error.reason_code, CODE_CHARS_MAX) or ModelError.reason_code
                 return self._kernel.escalate(packet, code, str(error))
-            except Exception as error:  # noqa: BLE001  user space may fail in any way; the answer is a human
+            except ENDINGS:
+                raise
+            except BaseException as error:  # noqa: BLE001  user space may fail in any way; the answer is a human
                 return self._kernel.escalate(packet, "MODEL_UNAVAILABLE", f"the engine failed: {type(error).__name__}")
             if self._on_reasoned is not None:
                 self._on_reasoned(packet, data)

@@ -23,6 +23,10 @@ COPIED_LISTS = ("tokens", "token_type", "merges")
 Logits = NDArray[np.float32]
 
 
+class Panic(BaseException):
+    """What a library in Rust raises when it panics is no `Exception`, and ends no program either."""
+
+
 class Vocabulary:
     """The tokenizer metadata of a GGUF file, read once (it takes a second)."""
 

@@ -17,6 +17,7 @@ from sds.kernel.errors import EventError, LanguageError, ModelError, WorldError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.models.llama import LlamaBackend
 from sds.stream import Reasoned, Stream
+from tests.hostile import Panic
 from tests.kernel.durable import START_MS, Rail, Tickets, World, compensate, contract, deny, refund, together
 from tests.proposers import Says
 
@@ -54,10 +55,11 @@ def test_a_decision_goes_from_trigger_to_receipt_and_the_same_event_gets_the_sto
         (LanguageError("the language is too large"), "LANGUAGE_TOO_LARGE"),
         (MemoryError(), "MODEL_UNAVAILABLE"),
         (RuntimeError("anything"), "MODEL_UNAVAILABLE"),
+        (Panic("no `Exception`"), "MODEL_UNAVAILABLE"),
         (ModelError("a code that is no text", reason_code="\ud800"), "MODEL_UNAVAILABLE"),
     ],
 )
-def test_whatever_fails_in_user_space_escalates(world: World, failure: Exception, code: str) -> None:
+def test_whatever_fails_in_user_space_escalates(world: World, failure: BaseException, code: str) -> None:
     def fail(packet: DecisionPacket) -> bytes:
         raise failure
 

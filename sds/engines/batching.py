@@ -18,20 +18,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-import numpy as np
-
+from sds.engines.running import Passes, Running
 from sds.engines.waiting import NoTurnError, waited_away
 from sds.kernel.errors import ModelError, SdsError
 from sds.models.protocol import Backend, BackendError, Row, shared_sections
 from sds.stops import BACKEND_FAILED, DEADLINE_EXCEEDED
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 QUEUE_MAX = 1024
 LEFT_OUT_MAX = 4
@@ -42,7 +37,6 @@ WAIT_S_MIN = 0.001
 CANCELLED, QUEUE_FULL = "CANCELLED", "QUEUE_FULL"
 
 T = TypeVar("T")
-Passes = Generator[list[Row], "list[NDArray[np.float32]]", T]
 Sections = Sequence[Sequence[int]]
 
 
@@ -105,55 +99,6 @@ class Pending(Generic[T]):
         raise self.outcome
 
 
-@dataclass(eq=False)
-class _Running:
-    """A decision in a slot. `reads`: whether it begins with sections that must be read; `rows`: what it still wants to be
-    read; `found`: for each row it asked for the logits of those parts that were; `left_out`: passes without it, in a row.
-    """
-
-    pending: Pending[Any]
-    slot: int
-    passes: Passes[Any]
-    reads: bool
-    rows: list[Row] = field(default_factory=list)
-    found: list[list[NDArray[np.float32]]] = field(default_factory=list)
-    begun: bool = False
-    left_out: int = 0
-
-    def ask(self, rows: list[Row]) -> None:
-        self.rows, self.found = rows, [[] for _ in rows]
-
-    @property
-    def read_in_part(self) -> bool:
-        return any(self.found)
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(row.tokens) for row in self.rows)
-
-    def parts(self, room: int) -> list[Row]:
-        """Return as much of its rows as `room` tokens hold, in order."""
-        found = list[Row]()
-        for row in self.rows:
-            if room <= 0:
-                break
-            found.append(_beginning(row, room))
-            room -= len(row.tokens)
-        return found
-
-    def take(self, parts: list[Row], logits: list[NDArray[np.float32]]) -> bool:
-        """Note what was read; return whether it was the last of it."""
-        first = len(self.found) - len(self.rows)
-        for n, of_row in enumerate(logits):
-            self.found[first + n].append(of_row)
-        left = [_remainder(row, part) for row, part in zip(self.rows, parts, strict=False)]
-        self.rows = [row for row in left if row] + self.rows[len(parts) :]
-        return not self.rows
-
-    def answer(self) -> list[NDArray[np.float32]]:
-        return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in self.found]
-
-
 class Batcher:
     """Runs what is submitted from any thread; `close()` also closes the backend. `now_ms`: the clock of deadlines.
 
@@ -168,7 +113,7 @@ class Batcher:
         self._words = words
         self._backend, self._queue_max = backend, queue_max
         self._waiting: deque[Pending[Any]] = deque()
-        self._running: list[_Running] = []
+        self._running: list[Running] = []
         self._held: list[list[tuple[int, ...]]] = [[] for _ in range(backend.slots)]
         self._used = [0] * backend.slots
         self._turn = 0
@@ -249,7 +194,7 @@ class Batcher:
         for running in [running for running in self._running if running.pending.late(now_ms)]:
             self._leave(running)
 
-    def _leave(self, running: _Running) -> None:
+    def _leave(self, running: Running) -> None:
         with self._changed:
             self._running.remove(running)
         with suppress(Exception):  # it drops its forks; a backend that cannot will say so with the next pass
@@ -257,9 +202,16 @@ class Batcher:
 
     def _let_rest(self) -> None:
         """Let a worn backend rest as soon as nobody is under way."""
-        if self._backend.worn and not self._running:
+        if not self._backend.worn or self._running:
+            return
+        self._held = [[] for _ in self._held]
+        try:
             self._backend.rest()
-            self._held = [[] for _ in self._held]
+        except Exception as error:  # noqa: BLE001  it stays worn: whoever is first is told, and it is asked again
+            with self._changed:
+                first = [self._waiting.popleft()] if self._waiting else []
+            for pending in first:
+                pending.end(_failed(error))
 
     def _join(self) -> None:
         """Let in whoever is first while slots are free; of those whose sections must be read, only one."""
@@ -270,13 +222,13 @@ class Batcher:
             shared, slot = running.pending.shared, running.slot
             read |= running.reads
             held, self._held[slot] = self._held[slot], []
-            self._advance(running, None)
+            self._advance(running)
             if running in self._running:
                 self._held[slot] = shared
             elif isinstance(running.pending.outcome, tuple):  # the model was not asked
                 self._held[slot] = held
 
-    def _admit(self, *, may_read: bool) -> _Running | None:
+    def _admit(self, *, may_read: bool) -> Running | None:
         with self._changed:
             taken = {running.slot for running in self._running}
             free = [slot for slot in range(len(self._held)) if slot not in taken]
@@ -284,28 +236,33 @@ class Batcher:
                 return None
             shared = self._waiting[0].shared
             slot = max(free, key=lambda slot: (shared_sections(shared, self._held[slot]), -self._used[slot]))
-            reads = shared_sections(shared, self._held[slot]) < len(shared) and not self._backend.keeps(shared)
+            reads = shared_sections(shared, self._held[slot]) < len(shared) and not self._keeps(shared)
             if reads and not may_read:
                 return None
             pending = self._waiting.popleft()
             pending.turn_ms = self.now_ms() if pending.turn_ms is None else pending.turn_ms
-            running = _Running(pending, slot, _called(pending.make, self._backend, slot), reads)
+            running = Running(pending, slot, _called(pending.make, self._backend, slot), reads)
             self._running.append(running)
         self._turn += 1
         self._used[slot] = self._turn
         return running
 
-    def _advance(self, running: _Running, logits: list[NDArray[np.float32]] | None) -> None:
+    def _keeps(self, shared: Sections) -> bool:
+        with suppress(Exception):  # a backend that cannot say fails where it is begun with
+            return self._backend.keeps(shared)
+        return False
+
+    def _advance(self, running: Running) -> None:
         try:
             with self._words:
-                running.ask(next(running.passes) if logits is None else running.passes.send(logits))
+                running.ask(running.passes.send(running.answer()) if running.begun else next(running.passes))
         except StopIteration as finished:
             outcome: tuple[Any] | SdsError = (finished.value,)
         except SdsError as error:
             outcome = error
         except BackendError as error:
             outcome = ModelError(str(error), reason_code=BACKEND_FAILED, hint=error.hint)
-        except Exception as error:  # noqa: BLE001  one decision may fail in any way; the others go on
+        except BaseException as error:  # noqa: BLE001  one decision may fail in any way; the others go on
             outcome = ModelError(f"the decision failed unexpectedly: {type(error).__name__}")
         else:
             return
@@ -321,7 +278,7 @@ class Batcher:
             logits = self._backend.run(rows) if rows else []
             if len(logits) != len(rows):
                 raise BackendError(f"the model answered {len(logits)} of {len(rows)} rows")
-        except Exception as error:  # noqa: BLE001  whatever it was, it is the end of this pass and not of the worker
+        except BaseException as error:  # noqa: BLE001  whatever it was, it is the end of this pass and not of the worker
             self._fail([running for running, _ in riders], error)
             return
         for running in self._running:
@@ -334,16 +291,16 @@ class Batcher:
                 running.pending.rows.append((sum(len(row.tokens) for row in parts), len(rows)))
                 if running.take(parts, answered):
                     running.begun = True
-                    self._advance(running, running.answer())
+                    self._advance(running)
 
-    def _riders(self) -> list[tuple[_Running, list[Row]]]:
+    def _riders(self) -> list[tuple[Running, list[Row]]]:
         """Return who rides in the next pass, and with what: in turn, until it is full."""
 
-        def turn(running: _Running) -> tuple[int, bool, bool, int]:
+        def turn(running: Running) -> tuple[int, bool, bool, int]:
             waits = running.left_out if running.left_out >= LEFT_OUT_MAX else 0
             return -waits, not running.begun, not running.read_in_part, -running.left_out
 
-        riders, room = list[tuple[_Running, list[Row]]](), self._backend.pass_tokens_max
+        riders, room = list[tuple[Running, list[Row]]](), self._backend.pass_tokens_max
         for running in sorted(self._running, key=turn):
             if riders and running.tokens > room and not self._backend.rows_may_be_cut:
                 continue
@@ -353,12 +310,9 @@ class Batcher:
                 room -= sum(len(row.tokens) for row in parts)
         return riders
 
-    def _fail(self, riders: list[_Running], error: Exception) -> None:
-        message, hint = (
-            (str(error), error.hint) if isinstance(error, BackendError) else ("the model failed unexpectedly", "")
-        )
+    def _fail(self, riders: list[Running], error: BaseException) -> None:
         for running in riders:
-            running.pending.end(ModelError(message, reason_code=BACKEND_FAILED, hint=hint))
+            running.pending.end(_failed(error))
             self._leave(running)
         self._begin_again()
 
@@ -377,18 +331,12 @@ class Batcher:
                     self._waiting.appendleft(running.pending)
 
 
+def _failed(error: BaseException) -> ModelError:
+    if isinstance(error, BackendError):
+        return ModelError(str(error), reason_code=BACKEND_FAILED, hint=error.hint)
+    return ModelError("the model failed unexpectedly", reason_code=BACKEND_FAILED)
+
+
 def _called(make: Callable[[Backend, int], Passes[T]], backend: Backend, slot: int) -> Passes[T]:
     """Call `make` with the first step, so that whatever it raises is the decision's own failure."""
     return (yield from make(backend, slot))
-
-
-def _beginning(row: Row, tokens: int) -> Row:
-    """Return the first `tokens` tokens of a row, with those outputs that lie there."""
-    later = max(0, len(row.tokens) - tokens)
-    return Row(row.slot, row.tokens[:tokens], max(0, row.outputs - later)) if later else row
-
-
-def _remainder(row: Row, part: Row) -> Row | None:
-    """Return what of a row comes after its beginning `part`."""
-    left = row.tokens[len(part.tokens) :]
-    return Row(row.slot, left, row.outputs - part.outputs) if left else None

@@ -119,7 +119,10 @@ def _library_of(spec: EngineSpec) -> Library:
 
 
 def _is_folder(spec: EngineSpec) -> bool:
-    return spec.kind not in _REMOTE and spec.model is not None and Path(spec.model).is_dir()
+    try:
+        return spec.kind not in _REMOTE and spec.model is not None and Path(spec.model).is_dir()
+    except OSError:  # what no file can be called; whoever opens it says so
+        return False
 
 
 class EnginesFile(BaseModel):

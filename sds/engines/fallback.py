@@ -19,6 +19,7 @@ from sds.engines.waiting import NoTurnError
 from sds.engines.written import WrittenEngine
 from sds.kernel.errors import LanguageError, ModelError, SdsError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
+from sds.models.protocol import ENDINGS
 from sds.stops import CHOICE_TOO_CLOSE, TOKEN_BUDGET_EXCEEDED
 
 LINKS_MAX = 8
@@ -91,20 +92,29 @@ class FallbackEngine:
                         raise
                 else:
                     self._fell(link, error, dfid=packet.dfid, probe=probe)
-            except Exception as error:  # noqa: BLE001  an engine may fail in any way; the next one is asked
-                found = _broken(link, error)
-                self._fell(link, found, dfid=packet.dfid, probe=probe)
-            except BaseException:  # whoever interrupts the program says nothing about the engine
+            except ENDINGS:  # whoever interrupts the program says nothing about the engine
                 self._leave(link, probe)
                 raise
+            except BaseException as error:  # noqa: BLE001  an engine may fail in any way; the next one is asked
+                found = _broken(link, error)
+                self._fell(link, found, dfid=packet.dfid, probe=probe)
             else:
                 self._rose(link, packet.dfid, probe=probe)
                 return answer
         raise found
 
     def count_tokens(self, text: str) -> int:
-        """Return the most that any engine needs."""
-        return max((link.engine.count_tokens(text) for link in self._links if link.engine), default=len(text.encode()))
+        """Return the most that any engine needs which can say it."""
+        counts = [len(text.encode())] if not any(link.engine for link in self._links) else list[int]()
+        failed: ModelError | None = None
+        for engine in (link.engine for link in self._links if link.engine):
+            try:
+                counts.append(engine.count_tokens(text))
+            except ModelError as error:
+                failed = error
+        if not counts and failed:
+            raise failed
+        return max(counts)
 
     def close(self) -> None:
         with self._lock:
@@ -116,8 +126,8 @@ class FallbackEngine:
     def _start(self, link: Link, *, last: bool) -> None:
         try:
             link.engine = link.open()
-        except Exception as raised:
-            if last:
+        except BaseException as raised:
+            if last or isinstance(raised, ENDINGS):
                 raise
             error = raised if isinstance(raised, SdsError) else _broken(link, raised)
             self._fell(link, error, dfid=None)
@@ -184,7 +194,7 @@ class FallbackEngine:
             self.log("engine.up", {"dfid": dfid, "engine": link.name})
 
 
-def _broken(link: Link, error: Exception) -> ModelError:
+def _broken(link: Link, error: BaseException) -> ModelError:
     return ModelError(f"{link.name}: the engine failed: {type(error).__name__}")
 
 

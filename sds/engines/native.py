@@ -176,7 +176,7 @@ class NativeEngine:
             raise ModelError("the engine is closed")
 
     def count_tokens(self, text: str) -> int:
-        with self._turn(self._now_ms() + COUNT_MS_MAX):
+        with self._turn(self._now_ms() + COUNT_MS_MAX), telling(BACKEND_FAILED):
             return len(self._backend.tokenize(text.encode(), special=False))
 
     @contextmanager

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sds.engines.batching import LEFT_OUT_MAX, Batcher, _Running
+from sds.engines.batching import LEFT_OUT_MAX, Batcher
+from sds.engines.running import Running
 from sds.models.protocol import Row
 from tests.engines.batches import CONTRACTS, FAR, alone, held_up, make, start
 from tests.engines.hashing import HashBackend, Logits
@@ -93,8 +94,8 @@ def test_a_newcomer_comes_in_beside_those_who_fill_every_pass_for_ever(
     batcher = object.__new__(Batcher)
     batcher._backend = backend
     none: Any = None
-    batcher._running = [_Running(none, n, none, [Row(n, [1] * begun)], begun=True) for n in range(slots - 1)]
-    last = _Running(none, slots - 1, none, [Row(slots - 1, [1] * newcomer)])
+    batcher._running = [Running(none, n, none, [Row(n, [1] * begun)], begun=True) for n in range(slots - 1)]
+    last = Running(none, slots - 1, none, [Row(slots - 1, [1] * newcomer)])
     batcher._running.append(last)
     for _ in range(LEFT_OUT_MAX + slots):
         riders = batcher._riders()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 
+import numpy as np
 import pytest
 
 from sds.engines.batching import RESTARTS_MAX, Batcher, Pending
@@ -13,6 +14,7 @@ from sds.kernel.errors import LanguageError, ModelError
 from sds.models.protocol import BackendError, Row
 from tests.engines.batches import CONTRACTS, FAR, alone, held_up, make, start, until
 from tests.engines.hashing import HashBackend, Logits
+from tests.hostile import Panic
 from tests.scale import scale, seeded
 
 
@@ -150,9 +152,11 @@ def test_beginning_again_has_a_limit(batching: Callable[..., Batcher]) -> None:
 
 
 @pytest.mark.parametrize("at", ["made", "begun", "passed"])
-@pytest.mark.parametrize("error", [ModelError("no logits", reason_code="LOGITS_INVALID"), ValueError("a bug")])
+@pytest.mark.parametrize(
+    "error", [ModelError("no logits", reason_code="LOGITS_INVALID"), ValueError("a bug"), Panic("no `Exception`")]
+)
 def test_what_goes_wrong_in_one_decision_is_its_own(
-    batching: Callable[..., Batcher], at: str, error: Exception
+    batching: Callable[..., Batcher], at: str, error: BaseException
 ) -> None:
     backend = HashBackend(2)
     batcher = batching(backend)
@@ -174,10 +178,63 @@ def test_what_goes_wrong_in_one_decision_is_its_own(
     backend.gate.set()
     with pytest.raises(ModelError) as found:
         pending.result()
-    expected = error if isinstance(error, ModelError) else "the decision failed unexpectedly: ValueError"
+    expected = error if isinstance(error, ModelError) else f"the decision failed unexpectedly: {type(error).__name__}"
     assert str(expected) == str(found.value)
     assert alone([CONTRACTS[0], [0]], 4) == other.result()
     assert 0 == other.restarts
+
+
+class Slipping(HashBackend):
+    """Fails once at what is told, and goes on."""
+
+    slips = ""
+
+    def _slip(self, at: str) -> bool:
+        slips, self.slips = self.slips == at, "" if self.slips == at else self.slips
+        return slips
+
+    def rest(self) -> None:
+        if self._slip("rest"):
+            raise BackendError("the cells could not be cut")
+        super().rest()
+
+    def keeps(self, sections: Sequence[Sequence[int]]) -> bool:
+        if self._slip("keeps"):
+            raise BackendError("nobody knows")
+        return super().keeps(sections)
+
+    def run(self, rows: Sequence[Row]) -> list[Logits]:
+        if self._slip("panic"):
+            raise Panic("no `Exception`")
+        found = super().run(rows)
+        return [np.zeros((1, 5), np.float32) for _ in found] if self._slip("shape") else found
+
+
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [
+        ("rest", "the cells could not be cut"),
+        ("keeps", ""),
+        ("panic", "the model failed unexpectedly"),
+        ("shape", "the decision failed unexpectedly: ValueError"),
+    ],
+)
+def test_one_slip_of_the_backend_costs_one_decision_at_most(
+    batching: Callable[..., Batcher], at: str, message: str
+) -> None:
+    backend = Slipping(1, pass_tokens_max=4, wear_max=1 if at == "rest" else 1 << 30)
+    batcher = batching(backend)
+    sections = [[1, 2, 3], [7] * 6]
+    expected = alone(sections)
+    assert expected == start(batcher, sections).result()
+    backend.slips = at
+    pending = start(batcher, [[2, 3, 1], [7] * 6])
+    if message:
+        with pytest.raises(ModelError, match=message):
+            pending.result()
+    else:
+        pending.result()
+    assert [expected] * 2 == [start(batcher, sections).result() for _ in range(2)]
 
 
 def test_a_language_that_cannot_be_made_is_told_as_what_it_is(batching: Callable[..., Batcher]) -> None:

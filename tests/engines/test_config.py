@@ -152,6 +152,11 @@ def test_a_mistake_in_the_file_is_said_with_its_line(text: str, said: str) -> No
     assert str(refused.value).startswith(said), str(refused.value)
 
 
+def test_a_name_that_no_file_can_have_is_for_whoever_opens_it_to_refuse() -> None:
+    (spec,) = parse_engines(f"engines:\n  - {{name: a, kind: native, model: {'x' * 300}}}\n")
+    assert "x" * 300 == spec.model
+
+
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: no such file"):
         load_engines(tmp_path / "none.yaml")

@@ -21,6 +21,7 @@ from sds.models.protocol import Row
 from sds.models.remote import RemoteWriter
 from tests.engines.conftest import decide, running_ms
 from tests.engines.servers import LlamaServer, completion, free_port, hang, misbehaving, reply
+from tests.hostile import Panic
 from tests.kernel.durable import Clock, Rail, Tickets, World, contract, deny
 
 NONCE = "5eed" * 16
@@ -183,6 +184,31 @@ def test_what_is_wrong_with_the_packet_is_not_held_against_the_engine(still: Wor
     assert (2, []) == (first.asked, logged)
 
 
+def test_a_panic_is_a_failure_like_any_other(still: World) -> None:
+    first, last = Scripted("first"), Scripted("last")
+    engine, logged = chain(still, first, last)
+    first.failure = Panic("no `Exception`")
+    packet = still.packet()
+    assert "last" == answered(engine, packet)
+    first.failure = None
+    still.clock.advance(1_000)
+    assert ("first", ["engine.down", "engine.up"]) == (answered(engine, packet), [event for event, _ in logged])
+
+
+def test_a_chain_counts_tokens_with_the_engines_that_can(still: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, last = Scripted("first"), Scripted("last")
+    engine, _ = chain(still, first, last)
+
+    def fails(_: str) -> int:
+        raise ModelError("closed")
+
+    monkeypatch.setattr(first, "count_tokens", fails)
+    assert 3 == engine.count_tokens("abc")
+    monkeypatch.setattr(last, "count_tokens", fails)
+    with pytest.raises(ModelError, match="closed"):
+        engine.count_tokens("abc")
+
+
 def test_an_interrupted_probe_is_no_probe(still: World) -> None:
     """Whoever interrupts a program in which an engine is embedded may go on with it."""
     first, last = Scripted("first"), Scripted("last")
@@ -200,9 +226,15 @@ def test_an_interrupted_probe_is_no_probe(still: World) -> None:
 
 @pytest.mark.parametrize(
     ("failure", "why"),
-    [(ModelError("nobody is there"), "nobody is there"), (OSError("no"), "first: the engine failed: OSError")],
+    [
+        (ModelError("nobody is there"), "nobody is there"),
+        (OSError("no"), "first: the engine failed: OSError"),
+        (Panic("no"), "first: the engine failed: Panic"),
+    ],
 )
-def test_a_chain_opens_while_only_its_last_engine_does_and_says_so(still: World, failure: Exception, why: str) -> None:
+def test_a_chain_opens_while_only_its_last_engine_does_and_says_so(
+    still: World, failure: BaseException, why: str
+) -> None:
     last = Scripted("last")
     up = False
 

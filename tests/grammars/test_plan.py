@@ -239,5 +239,45 @@ def test_words_that_cannot_spell_a_decision_are_refused(threes: Tokens, monkeypa
         Planner(threes)
 
 
+@pytest.mark.parametrize(
+    ("token", "chars", "ended"),
+    [(b'","action":"PAY', 5, "rationale"), (b'},"reason":"AA', 0, "amount")],
+)
+def test_words_that_would_make_a_choice_with_what_ends_a_text_or_number_are_refused(
+    token: bytes, chars: int, ended: str
+) -> None:
+    """Such a choice would be made unseen: without a probability of its own, or a confidence."""
+    pay = KindBound("PAY", ("AA", "BB"), (("amount", Bound(0, 999, 1, 0, 2)),))
+    envelope = DecisionEnvelope((KindBound("DENY", ("NO",), ()), pay), chars)
+    with pytest.raises(
+        LanguageError, match=f"the token that ends `{ended}` would make the choice behind it"
+    ) as refused:
+        Planner(Longest([token])).walk(envelope, CONTEXT_REF)
+    assert "LANGUAGE_UNSPEAKABLE" == refused.value.reason_code
+    Planner(Longest([])).walk(envelope, CONTEXT_REF)
+
+
+class Longest:
+    """Every byte is a token, and some texts are: the longest that fits is taken."""
+
+    def __init__(self, texts: list[bytes]) -> None:
+        self._pieces = [*(bytes([byte]) for byte in range(256)), *texts]
+        self.vocab_size = len(self._pieces)
+
+    def piece(self, token: int) -> bytes:
+        return self._pieces[token]
+
+    def tokenize(self, text: bytes, *, special: bool = False) -> list[int]:
+        found = list[int]()
+        while text:
+            token = max(
+                (token for token, piece in enumerate(self._pieces) if text.startswith(piece)),
+                key=lambda token: len(self._pieces[token]),
+            )
+            found.append(token)
+            text = text[len(self._pieces[token]) :]
+        return found
+
+
 def test_the_reasons_of_the_pool_begin_alike() -> None:
     assert any(a != b and b.startswith(a) for a in REASONS for b in REASONS)
