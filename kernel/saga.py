@@ -352,6 +352,8 @@ def saga_answer(store: Reader, contract: Contract, dfid: str) -> SagaAnswer:
     saga, parent = load(store, contract, dfid), answer(store, dfid)
     if parent is None:
         raise StoreError(f"flow `{dfid}` is not in the record", dfid=dfid)
-    reversals: dict[str, str] = dict(store.rows("SELECT dfid, status FROM saga_reversals WHERE saga = ?", (dfid,)))
     steps = tuple(child.answer for child in saga.steps)
+    begun = tuple(step.dfid for step in steps if step is not None)
+    sql = f"SELECT dfid, status FROM saga_reversals WHERE dfid IN ({', '.join('?' * len(begun))}) ORDER BY rowid"
+    reversals: dict[str, str] = dict(store.rows(sql, begun))
     return SagaAnswer(parent, saga.name, saga.phase, steps, saga.compensation, saga.chooser.answer, reversals)
