@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from sds.kernel import binding, dim, human_record, jit, registry, reserve
+from sds.kernel import binding, dim, human_record, jit, registry, reserve, saga
 from sds.kernel.answer import Answer, answer
 from sds.kernel.bounds import format_literal
 from sds.kernel.conclude import Concluder
@@ -289,8 +289,9 @@ class HumanDesk:
     def _waited_for(self, case: Case) -> bool:
         """Tell whether this is the case the agent waits for, or the saga which that is a part of."""
         waits_for = registry.waits_for(self._store, case.agent_id)
-        parent = self._store.value("SELECT parent_dfid FROM decision_flows WHERE dfid = ?", (waits_for,))
-        return not waits_for or case.dfid in (waits_for, parent)
+        trigger = self._store.value("SELECT trigger_event FROM decision_flows WHERE dfid = ?", (waits_for,))
+        mandate = saga.mandate_in(trigger) if trigger else None  # its parent may be the flow it was restarted from
+        return not waits_for or case.dfid == waits_for or (mandate is not None and case.dfid == mandate[0])
 
     def still_valid(self, intent: ExecutionIntent) -> bool:
         """Tell whether a human's order in the air would be reserved again now, by the terms it was decided under."""

@@ -104,12 +104,15 @@ WHERE f.gate = ?
 # A part of a saga that was escalated waits as its saga does.
 _ESCALATED = "f.state = 'ESCALATED' AND json_type(f.trigger_event, '$.saga') IS NOT 'array'"
 
+# The second condition follows from the first; SQLite takes the index of unfinished flows only where it is said.
+_UNKNOWN = "f.state = 'EXECUTING' AND f.state IN ('ACTIVE', 'EXECUTING') AND e.status = 'UNKNOWN'"
+
 
 def waiting(store: Reader, contract: Contract, *, limit: int = WAITING_MAX) -> list[Case]:
     """Return what waits for a human, oldest first: escalated flows, and orders whose end nobody knows."""
     found = [
         _case(store, row)
-        for where in (_ESCALATED, "f.state = 'EXECUTING' AND e.status = 'UNKNOWN'")
+        for where in (_ESCALATED, _UNKNOWN)
         for row in store.rows(f"{_CASE} AND {where} ORDER BY 5, f.dfid LIMIT ?", (contract.gate, limit))
     ]
     return sorted(found, key=lambda case: (case.since_ms, case.dfid))[:limit]

@@ -101,8 +101,12 @@ class Tables:
         self._orders[dfid] = body["status"], body["reference"] or None, at_ms
         state = self._flows[dfid][0] if kind == "CONTRADICTED" else _AFTER[body["status"]]  # an end is final
         self._flows[dfid] = state, body["tag"]
-        self._attested |= {dfid} if "by" in body else set()
-        self._kept = self._kept | {dfid} if body["kept"] else self._kept - {dfid}
+        if "by" in body:
+            self._attested.add(dfid)
+        if body["kept"]:
+            self._kept.add(dfid)
+        else:
+            self._kept.discard(dfid)
 
     def _fold_saga(self, idx: int, dfid: str, body: Mapping[str, Any]) -> None:
         before = self._sagas.get(dfid, ("", None))[0]

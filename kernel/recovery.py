@@ -11,6 +11,7 @@ from sds.kernel.canonical import one_line
 from sds.kernel.executor import ExecutionIntent
 from sds.kernel.runtime import Kernel
 from sds.kernel.saga_flows import mandated
+from sds.kernel.store import Store
 
 ERROR_CHARS_MAX = 200
 
@@ -31,7 +32,8 @@ class Recovered:
 
     `leased`: flows left alone because their holder may still be alive; recover again when their lease is over.
     `sagas_dirty`: sagas of which something was done, and whose compensation a model must choose.
-    `errors`: one line for each order or saga that could not be recovered, and is as it was: its flow and what was raised.
+    `errors`: one line for each flow, order or saga that could not be recovered, and is as it was: its flow and what was
+    raised.
     """
 
     interrupted: int = 0
@@ -47,11 +49,10 @@ class Recovered:
 def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
     """Recover one gate. Flows whose holder may still be alive (lease not over) are left alone. Safe to repeat.
 
-    One order or saga that cannot be recovered does not keep the others from it.
+    One flow, order or saga that cannot be recovered does not keep the others from it.
     """
-    interrupted = _interrupt_orphans(kernel, now_ms)
     counts: Counter[str] = Counter()
-    errors: list[str] = []
+    interrupted, errors = _interrupt_orphans(kernel, now_ms)
     for intent in orders_in_the_air(kernel, now_ms):
         try:
             still_valid = partial(human.still_valid, mandated(kernel, intent.dfid))
@@ -71,13 +72,25 @@ def _failed(kernel: Kernel, dfid: str, error: Exception) -> str:
     return one_line(f"{dfid}: {type(error).__name__}: {error}", ERROR_CHARS_MAX)
 
 
-def _interrupt_orphans(kernel: Kernel, now_ms: int) -> int:
-    store = kernel.store
+def _interrupt_orphans(kernel: Kernel, now_ms: int) -> tuple[int, list[str]]:
+    """End every flow whose holder is gone; return how many, and what was raised by those that could not be ended."""
+    interrupted, errors = 0, list[str]()
+    for flow in _unfinished(kernel, now_ms):
+        if flow.state == "ACTIVE" and not flow.held:
+            try:
+                interrupted += _interrupt(kernel.store, flow.dfid, now_ms)
+            except Exception as error:  # noqa: BLE001  whatever is wrong with one flow, the next is ended all the same
+                errors.append(_failed(kernel, flow.dfid, error))
+    return interrupted, errors
+
+
+def _interrupt(store: Store, dfid: str, now_ms: int) -> bool:
+    """End one flow, unless it has ended since it was looked at: a holder may be late, another may recover, too."""
     with store.transaction():
-        orphans = [flow.dfid for flow in _unfinished(kernel, now_ms) if flow.state == "ACTIVE" and not flow.held]
-        for dfid in orphans:
+        orphan = bool(store.value("SELECT state FROM decision_flows WHERE dfid = ?", (dfid,)) == "ACTIVE")
+        if orphan:
             intake.interrupt(store, dfid, now_ms=now_ms)
-    return len(orphans)
+    return orphan
 
 
 def orders_in_the_air(kernel: Kernel, now_ms: int) -> list[ExecutionIntent]:

@@ -114,7 +114,7 @@ def _write_refusal(
     """Write a failed handshake down, once: a process that starts over and over must not fill the ledger."""
     body = {**entry, "refused": _text(refused.message)} | ({"was": "INITIALIZING", "status": "RETIRED"} if new else {})
     text = canonical(body).decode()
-    if store.row("SELECT 1 FROM ledger WHERE kind = 'REFUSED' AND body = ?", (text,)) is None:
+    if store.row("SELECT 1 FROM ledger WHERE dfid = '' AND kind = 'REFUSED' AND body = ?", (text,)) is None:
         ledger.append(store, now_ms, "REFUSED", "", body)
 
 

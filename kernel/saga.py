@@ -264,13 +264,16 @@ def check_phase(store: Reader, dfid: str, phase: Phase) -> None:
 def close_steps(store: Store, contract: Contract, dfid: str, code: str, *, stopped: bool, now_ms: int) -> None:
     """End the steps: all are done, nothing was done, or the saga is dirty. Changes nothing while a child is open.
 
-    `code`: why no further step is taken; `stopped`: because authority was withdrawn, not because of the case.
+    `code`: why no further step is taken, unless the next one has ended and says so itself; `stopped`: because authority
+    was withdrawn, not because of the case.
     """
     with store.transaction():
         saga = load(store, contract, dfid)
         if saga.phase != "STEPS" or saga.open_child:
             return
         failed = saga.next
+        if failed is not None and failed.answer is not None and failed.became != "RESTARTABLE" and not stopped:
+            code = _said(failed.answer)
         if failed is None:
             end(store, saga, "CLOSED", None, now_ms=now_ms)
         elif saga.done or saga.unclear:
@@ -287,6 +290,13 @@ def _nothing_done(failed: Child, code: str, stopped: bool) -> tuple[State, str]:
     if said is not None and said.state == "ESCALATED":
         return "ESCALATED", said.tag or code
     return "ABORTED", (said.tag if said is not None else None) or code
+
+
+def _said(answer: Answer) -> str:
+    """Name why a step came to nothing."""
+    if answer.execution in ("UNKNOWN", "DIRTY"):
+        return f"STEP_{answer.execution}"
+    return answer.tag or answer.reason_code or ("STEP_DENIED" if answer.state == "CLOSED" else "STEP_FAILED")
 
 
 def _mark_dirty(store: Store, saga: Saga, failed: Child, code: str, now_ms: int) -> None:
@@ -342,6 +352,8 @@ def saga_answer(store: Reader, contract: Contract, dfid: str) -> SagaAnswer:
     saga, parent = load(store, contract, dfid), answer(store, dfid)
     if parent is None:
         raise StoreError(f"flow `{dfid}` is not in the record", dfid=dfid)
-    reversals: dict[str, str] = dict(store.rows("SELECT dfid, status FROM saga_reversals WHERE saga = ?", (dfid,)))
     steps = tuple(child.answer for child in saga.steps)
+    begun = tuple(step.dfid for step in steps if step is not None)
+    sql = f"SELECT dfid, status FROM saga_reversals WHERE dfid IN ({', '.join('?' * len(begun))}) ORDER BY rowid"
+    reversals: dict[str, str] = dict(store.rows(sql, begun))
     return SagaAnswer(parent, saga.name, saga.phase, steps, saga.compensation, saga.chooser.answer, reversals)

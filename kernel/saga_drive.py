@@ -13,8 +13,9 @@ from sds.kernel.errors import EventError, SdsError, UsageError
 from sds.kernel.intake import Event
 from sds.kernel.runtime import Kernel
 from sds.kernel.saga import COMPENSATED, DIRTY, Saga, SagaAnswer
-from sds.kernel.saga_flows import ALERT_HUMAN, CLOSE_ALL, MenuKernel, StepKernel, said, stopped
+from sds.kernel.saga_flows import ALERT_HUMAN, CLOSE_ALL, MenuKernel, StepKernel, stopped
 
+INTERRUPTED = "INTERRUPTED"  # why no further step is taken, where no step has said so by its end
 ROUNDS_MAX = 200  # far above steps x restarts; a saga that needs more does not move
 
 Ask = Callable[[Kernel, Event], Answer]
@@ -39,7 +40,7 @@ def drive(kernel: Kernel, dfid: str, ask: Ask, *, now_ms: Callable[[], int]) -> 
 def _step(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]) -> None:
     child, code = found.next, stopped(kernel, found.dfid)
     if child is None or child.became not in ("NOT_BEGUN", "OPEN", "RESTARTABLE"):
-        _close_steps(kernel, found, said(child.answer) if child else "", now_ms)
+        _close_steps(kernel, found, INTERRUPTED, now_ms)
     elif code is not None and child.became != "OPEN":
         _close_steps(kernel, found, code, now_ms, stopped=True)
     else:
@@ -135,8 +136,7 @@ def recover(kernel: Kernel, *, now_ms: int) -> tuple[int, int, list[tuple[str, E
 
 
 def _settle(kernel: Kernel, dfid: str, now_ms: int) -> str:
-    code = "INTERRUPTED"
-    saga.close_steps(kernel.store, kernel.contract, dfid, code, stopped=False, now_ms=now_ms)
+    saga.close_steps(kernel.store, kernel.contract, dfid, INTERRUPTED, stopped=False, now_ms=now_ms)
     found = saga.load(kernel.store, kernel.contract, dfid)
     if found.phase == "DIRTY" and found.chooser.became == "NOTHING":
         carry_out(kernel, found, now_ms=now_ms)
@@ -160,7 +160,7 @@ def _unfinished(
     cannot be read is no saga that anyone could go on with: it is put to `failed`.
     """
     rows = kernel.store.rows(
-        "SELECT s.dfid FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid"
+        "SELECT s.dfid FROM sagas s CROSS JOIN decision_flows f ON f.dfid = s.dfid"  # CROSS: open sagas first, by index
         " WHERE s.phase <> 'ENDED' AND f.gate = ? ORDER BY f.created_at_ms",
         (kernel.contract.gate,),
     )

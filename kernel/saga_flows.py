@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from sds.kernel import binding, intake, jit, registry, saga
-from sds.kernel.answer import Answer
 from sds.kernel.dim import Verdict
 from sds.kernel.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound
 from sds.kernel.executor import ExecutionIntent
@@ -172,12 +171,3 @@ def stopped(kernel: Kernel, dfid: str) -> str | None:
         return "HALTED"
     bound = binding.of_flow(kernel.store, dfid) or binding.Binding()
     return None if bound.contract_hash == kernel.contract.hash else "CONTRACT_REVOKED"
-
-
-def said(answer: Answer | None) -> str:
-    """Name why a step came to nothing."""
-    if answer is None:
-        return "STEP_NOT_BEGUN"
-    if answer.execution in ("UNKNOWN", "DIRTY"):
-        return f"STEP_{answer.execution}"
-    return answer.tag or answer.reason_code or ("STEP_DENIED" if answer.state == "CLOSED" else "STEP_FAILED")

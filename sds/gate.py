@@ -216,6 +216,13 @@ class Gate:
             log=self._log.write,
         )
 
+    def request_retire(self, *, reason: str) -> None:
+        """Retire the gate's agent because its work is done: the one move it may ask for itself, and a final one.
+
+        From the next transaction on its cases go to a human. Raises TransitionError unless it is ACTIVE.
+        """
+        registry.request_retire(self.store, self.contract.agent_id, reason=reason, now_ms=self._now_ms())
+
     def on_close(self, action: Callable[[], object]) -> None:
         """Run `action` when the gate is closed, before its own parts are."""
         self._closing.callback(action)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from sds.cli.common import open_store
 from sds.engines.native import NativeEngine
 from sds.gate import Gate
 from sds.home import now_ms
-from sds.kernel.errors import StoreError, UsageError
+from sds.kernel import registry
+from sds.kernel.errors import StoreError, TransitionError, UsageError
 from sds.models.llama import LlamaBackend
 from tests.kernel.durable import Rail, Tickets, contract
 
@@ -38,6 +40,20 @@ def test_paths_may_be_texts(parts: tuple[Tickets, Rail], tmp_path: Path, tiny: L
     engine = NativeEngine(tiny, now_ms=now_ms)
     Gate(contract(), *parts, folder=str(tmp_path / "gate"), engine=engine).close()  # type: ignore[arg-type]
     assert (tmp_path / "gate" / "decisions.db").exists()
+
+
+def test_an_agent_whose_work_is_done_asks_through_its_gate_to_be_retired(
+    parts: tuple[Tickets, Rail], tmp_path: Path, tiny: LlamaBackend
+) -> None:
+    parts[0].put("T1")
+    with Gate(contract(), *parts, folder=tmp_path / "gate", engine=NativeEngine(tiny, now_ms=now_ms)) as gate:
+        gate.request_retire(reason="no claims are left")
+        assert "RETIRED" == registry.agents(gate.store)[0].status
+        assert ("ESCALATE",) == gate.preview({"claim_id": "C1", "ticket_id": "T1", "text": "please"}).envelope.names
+        with pytest.raises(TransitionError, match="agent may not move agent `claims-agent` from RETIRED to RETIRED"):
+            gate.request_retire(reason="once more")
+        (entry,) = gate.store.rows("SELECT body FROM ledger WHERE kind = 'AGENT' AND body LIKE '%RETIRED%'")
+        assert ("agent", "no claims are left") == tuple(json.loads(entry[0])[name] for name in ("by", "reason"))
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["deleted", "emptied"])

@@ -181,7 +181,7 @@ def recover(
         if found.leased:
             typer.echo("leased flows may still be in other hands: run `sds recover` again when their lease is over")
     if found.errors:
-        raise SdsError(f"{counted(len(found.errors), 'order')} could not be recovered: {'; '.join(found.errors)}")
+        raise SdsError(f"{counted(len(found.errors), 'flow')} could not be recovered: {'; '.join(found.errors)}")
 
 
 def _compensated(gate: str, folder: Path, found: Recovered) -> Recovered:

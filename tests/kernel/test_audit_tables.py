@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sds.kernel.ledger import COLUMNS
+from sds.kernel.reconcile import Tables
 from tests.kernel.durable import World
 from tests.kernel.tampering import bent, found_after, full_record
 from tests.scale import seeded
@@ -88,6 +90,16 @@ def test_a_row_added_to_any_other_table_is_found(world: World):
         values = ", ".join(f"{c} || 'x'" if c in unique else c for c in columns[1:])
         sql = f"INSERT INTO {table} ({key}, {rest}) SELECT {key} || 'x', {values} FROM {table} LIMIT 1"
         assert found_after(world, (sql, ())), table
+
+
+def test_each_settlement_is_noted_in_one_set_so_that_the_time_grows_with_the_record_and_not_with_its_square(
+    world: World,
+):
+    check = Tables(world.store)
+    kept = check._kept
+    assert [] == check.faults(world.store.rows(f"SELECT {COLUMNS} FROM ledger ORDER BY idx"))
+    assert kept
+    assert kept is check._kept
 
 
 def test_a_counter_made_up_is_found(world: World):

@@ -10,10 +10,11 @@ import pytest
 
 from sds.kernel import audit, registry
 from sds.kernel.human_record import Decision
+from sds.kernel.packet import DecisionPacket
 from tests.kernel.authority import halt, status
 from tests.kernel.durable import World, contract, escalate, refund
 from tests.kernel.humans import TERMS, escalated, resolve
-from tests.kernel.sagas import Script, run, terms
+from tests.kernel.sagas import Script, most, run, terms
 
 
 @pytest.fixture
@@ -52,11 +53,22 @@ def test_an_agent_goes_on_only_when_the_case_it_waits_for_is_resolved(folder: Pa
     world.close()
 
 
+@pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("name", ["step", "saga"])
-def test_an_agent_that_waits_for_a_step_goes_on_when_that_or_its_saga_is_resolved(folder: Path, name: str):
+def test_an_agent_that_waits_for_a_step_goes_on_when_that_or_its_saga_is_resolved(
+    folder: Path, name: str, restarted: bool
+):
     pauses = ("escalation: {per_hour: 1000000}", "escalation: {per_hour: 9, pauses_agent: true}")
     world = World(folder, terms=terms(pauses))
-    found = run(world.kernel, world, Script(step_1=escalate))
+
+    def drift(packet: DecisionPacket) -> bytes:
+        world.tickets.put("T1", mood="angry")
+        script.said["1"] = escalate
+        return most(packet)
+
+    script = Script(step_1=drift if restarted else escalate)
+    found = run(world.kernel, world, script)
+    assert (["1", "1"] if restarted else ["1"]) == script.asked
     (step, _), parent = found.steps, found.answer
     assert step is not None
     assert ("ESCALATED", "ESCALATED", "ESCALATED") == (step.state, parent.state, status(world))

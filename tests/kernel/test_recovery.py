@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel import audit, registry
+from sds.kernel import audit, intake, registry
 from sds.kernel.executor import Receipt
 from sds.kernel.recovery import Recovered, recover
+from sds.kernel.store import Store
 from tests.kernel.authority import halt, newer_version, revoke, suspend
 from tests.kernel.durable import LEASE_MS, PaysOnly, World, compensate, contract, counters, deny, refund, see_through
 from tests.kernel.orders import execution, left_hanging, recovered
@@ -316,6 +317,36 @@ def test_a_flow_whose_holder_died_before_deciding_is_interrupted_after_its_lease
     )
     world.decide(refund())
     assert 1 == len(world.rail.paid())
+
+
+def test_a_flow_that_cannot_be_ended_keeps_nothing_else_from_recovery(world: World):
+    damaged = world.decide(deny).dfid
+    left_hanging(world, paid=False, name="C2")
+    world.packet("C3")
+    world.clock.advance(LEASE_MS)
+    with world.store.transaction():
+        world.store.run("UPDATE decision_flows SET state = 'ACTIVE' WHERE dfid = ?", (damaged,))
+    found = recovered(world)
+    assert (1, 1) == (found.interrupted, found.success)
+    (told,) = found.errors
+    assert told.startswith(f"{damaged}: StoreError: the store refused: ")
+    assert ["ACTIVE"] == world.column("SELECT state FROM decision_flows WHERE dfid = ?", damaged)
+
+
+def test_a_flow_that_ends_while_recovery_is_on_its_way_to_it_keeps_its_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    packets = [world.packet(name) for name in ("C1", "C2")]
+    world.clock.advance(LEASE_MS)
+    interrupt = intake.interrupt
+
+    def meanwhile(store: Store, dfid: str, *, now_ms: int) -> None:
+        interrupt(store, dfid, now_ms=now_ms)
+        store.run("UPDATE decision_flows SET state = 'CLOSED' WHERE dfid = ?", (packets[1].dfid,))
+
+    monkeypatch.setattr(intake, "interrupt", meanwhile)
+    assert Recovered(interrupted=1) == recovered(world)
+    assert ["ABORTED", "CLOSED"] == world.column("SELECT state FROM decision_flows")
 
 
 def test_only_ones_own_gate_is_recovered(world: World):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -18,6 +19,7 @@ from sds.kernel.runtime import Kernel
 from tests.kernel.durable import (
     LEASE_MS,
     World,
+    deny,
 )
 from tests.kernel.sagas import (
     ALERT_HUMAN,
@@ -77,6 +79,29 @@ def test_recovery_marks_a_half_done_saga_dirty_and_whoever_has_a_model_asks_for_
     script = Script(compensation=REVERT)
     assert ("ABORTED", "COMPENSATED", "REVERT") == parent(run(world.kernel, world, script))
     assert ["compensation"] == script.asked
+
+
+@pytest.mark.parametrize("steps_done", [0, 1])
+def test_recovery_ends_the_steps_as_the_driver_would_have_when_one_has_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch, steps_done: int
+):
+    """The process dies between a step's denial and the saga's own end: the case is decided, and not decided again."""
+
+    def dies(*_args: object, **_named: object) -> None:
+        raise KeyboardInterrupt
+
+    script = Script(**{f"step_{steps_done + 1}": deny})
+    with monkeypatch.context() as patched:
+        patched.setattr(saga, "close_steps", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run(world.kernel, world, script)
+    world.clock.advance(2 * LEASE_MS)
+    recovery.recover(world.kernel, now_ms=world.clock())
+    kind, body = world.store.rows("SELECT kind, body FROM ledger ORDER BY idx DESC LIMIT 1")[0]
+    assert ("SAGA" if steps_done else "DECIDED", "STEP_DENIED") == (kind, json.loads(body)["reason_code"])
+    end = ("ABORTED", "COMPENSATED", "REVERT") if steps_done else ("ABORTED", "STEP_DENIED", None)
+    assert end == parent(run(world.kernel, world, Script(compensation=REVERT)))
+    assert steps_done == len(world.rail.paid())
 
 
 def test_a_saga_that_cannot_be_read_keeps_no_other_from_recovery(folder: Path):
