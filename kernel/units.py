@@ -31,8 +31,8 @@ def refusal(store: Reader, contract: Contract, now_ms: int) -> Refusal | None:
             )
         if path not in contract.snapshot and _spent(store, contract, now_ms):
             return Refusal(
-                f"what is spent in this hour or day was counted with {counted[counter]} decimals, and this contract"
-                " spends with others",
+                f"what is spent in this hour or day was counted with {_said(counted[counter])} decimals, and this"
+                " contract spends with others",
                 "suspend the agent until the hour or day is over, then register it",
             )
     return None
@@ -51,7 +51,8 @@ def _differing(counted: Mapping[str, int | None], contract: Contract) -> list[st
 def _units(contract: Mapping[str, Any], *, fed: bool = False) -> dict[str, int | None]:
     """Return the decimals of every counter a contract looks at, or only of those that it can add to (`fed`).
 
-    Named by a pattern: `source:*#path` for what is drawn, the gate for what is spent. None: the field is no number.
+    Named by a pattern: `source:*#path` for what is drawn, the gate for what is spent. None: the field is no number, or
+    what is spent has several scales, which an older version of this program took.
     """
     kinds = [*contract["kinds"].values(), *contract.get("human", {}).get("kinds", {}).values()]
     drawn = {path for kind in kinds for path in kind["draws"]}
@@ -62,8 +63,13 @@ def _units(contract: Mapping[str, Any], *, fed: bool = False) -> dict[str, int |
             found[f"{contract['source']}:*#{path}"] = spec.scale if spec.kind == INT else None
     for kind in kinds:
         if kind["spends"]:
-            found[contract["gate"]] = (kind["params"] | kind["fills"])[kind["spends"]]["scale"]
+            scale = (kind["params"] | kind["fills"])[kind["spends"]]["scale"]
+            found[contract["gate"]] = scale if found.get(contract["gate"], scale) == scale else None
     return found
+
+
+def _said(decimals: int | None) -> str:
+    return "now more, now fewer" if decimals is None else str(decimals)
 
 
 def _drawn(store: Reader, counter: str) -> bool:

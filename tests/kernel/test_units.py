@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,6 +115,20 @@ def test_what_is_spent_is_not_counted_in_other_units_in_the_same_hour_or_day(eur
     euros.clock.advance(7 * HOUR_MS)  # START_MS is 16:00
     put_in_force(euros, cents("1.1.0"))
     assert "SUCCESS" == euros.decide(goodwill("10.00"), "C2").execution
+
+
+def test_what_kinds_of_several_scales_spent_is_in_nobodys_units(euros: World):
+    """An older version of this program took such a contract, if the human's kind replaced the agent's."""
+    assert "SUCCESS" == euros.decide(goodwill("10")).execution
+    (text,) = euros.column("SELECT body FROM contracts")
+    body = json.loads(str(text))
+    kind = json.loads(str(text))["kinds"]["GOODWILL"]
+    kind["params"]["amount"]["scale"] = 2
+    body["human"]["kinds"] = {"GOODWILL": kind}
+    euros.store.run("UPDATE contracts SET body = ?", (json.dumps(body),))
+    with pytest.raises(ContractError, match="was counted with now more, now fewer decimals"):
+        put_in_force(euros, cents("1.1.0"))
+    euros.store.run("UPDATE contracts SET body = ?", (text,))
 
 
 def test_a_flow_that_was_open_does_not_count_in_the_older_units_any_more(euros: World):
