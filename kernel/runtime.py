@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from sds.kernel import binding, context_store, dim, intake, jit, registry, reserve
+from sds.kernel import binding, context_store, dim, intake, jit, record, registry, reserve
 from sds.kernel.answer import Answer, answer
 from sds.kernel.artifacts import CountTokens, Shelf, read_by
 from sds.kernel.canonical import one_line
@@ -202,12 +202,13 @@ class Kernel:
         A rejected attempt leaves the flow ACTIVE and may be followed by another, up to the contract's limit.
         Raises UsageError when the flow is no longer open, StoreError when nothing could be recorded.
         """
-        decoding, now_ms = decoding or Decoding(), self._now_ms()
+        decoding = decoding or Decoding()
         verdict = self.judge(packet, data, decoding)
         report = self.just_in_time(packet, verdict) if verdict.outcome == "ACCEPTED" else None
         intent = self.conclude(packet, data, decoding, verdict, report)
         if intent is not None:
-            until_ms = now_ms + self.contract.budget.dispatch_ms_max
+            # within the lease: what is reserved is reserved within the budget, which the lease is longer than by as much
+            until_ms = record.reserved_at_ms(self.store, packet.dfid) + self.contract.budget.dispatch_ms_max
             self.dispatcher.carry_out(intent, until_ms=until_ms)
         return self._answer(packet.dfid)
 
