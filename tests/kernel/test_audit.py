@@ -185,14 +185,14 @@ def test_an_entry_of_whatever_form_is_found_and_named(world: World, value: str):
     for kind in world.column("SELECT DISTINCT kind FROM ledger"):
         idx, text = rng.choice(world.store.rows("SELECT idx, body FROM ledger WHERE kind = ?", (kind,)))
         body = json.loads(text)
-        for bent in (value, *(json.dumps(body | {name: json.loads(value)}) for name in body)):
+        for altered in (value, *(json.dumps(body | {name: json.loads(value)}) for name in body)):
             with tampering(world) as db:
-                db.execute("UPDATE ledger SET body = ? WHERE idx = ?", (bent, idx))
+                db.execute("UPDATE ledger SET body = ? WHERE idx = ?", (altered, idx))
                 chained(db)
                 db.hide()
                 found = faults(world)
             named = f"entry {idx}: not an entry this program writes"
-            assert bent != value or named in found or kind in ("HALT", "RESUME", "OPERATOR"), (kind, bent, found)
+            assert altered != value or named in found or kind in ("HALT", "RESUME", "OPERATOR"), (kind, altered, found)
 
 
 def rewritten(db: Stranger) -> None:

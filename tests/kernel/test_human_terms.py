@@ -20,7 +20,6 @@ from tests.kernel.durable import (
 )
 from tests.kernel.humans import ALWAYS, TERMS, change, escalated, refused, resolve
 
-
 DRAWS = ("    draws: {ticket.compensations_left: 1}\n", "    draws: {ticket.refundable_minor: amount}\n")
 
 
