@@ -61,11 +61,15 @@ def _units(contract: Mapping[str, Any], *, fed: bool = False) -> dict[str, int |
         if path in drawn or not fed:
             spec = parse_type(path, declared)
             found[f"{contract['source']}:*#{path}"] = spec.scale if spec.kind == INT else None
-    for kind in kinds:
-        if kind["spends"]:
-            scale = (kind["params"] | kind["fills"])[kind["spends"]]["scale"]
-            found[contract["gate"]] = scale if found.get(contract["gate"], scale) == scale else None
+    spent = {scale for kind in kinds if (scale := spends_at(kind)) is not None}
+    if spent:
+        found[contract["gate"]] = spent.pop() if len(spent) == 1 else None
     return found
+
+
+def spends_at(kind: Mapping[str, Any]) -> int | None:
+    """Return the decimals in which a kind of a registered contract, as JSON has it, spends. None: it spends nothing."""
+    return (kind["params"] | kind["fills"])[kind["spends"]]["scale"] if kind["spends"] else None
 
 
 def _said(decimals: int | None) -> str:
