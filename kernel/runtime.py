@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from sds.kernel import binding, context_store, dim, intake, jit, record, registry, reserve
 from sds.kernel.answer import Answer, answer
 from sds.kernel.artifacts import CountTokens, Shelf, read_by
-from sds.kernel.canonical import one_line
+from sds.kernel.canonical import in_words, one_line
 from sds.kernel.conclude import Concluder
 from sds.kernel.contract import Contract
 from sds.kernel.dim import Reason, Standing, Verdict
@@ -136,7 +136,7 @@ class Kernel:
             entries = context_store.memory(self.store, self.contract, key, now_ms=now_ms)
             return context_store.memory_text(self.contract.memory, entries, self._count_tokens), ""
         except Exception as error:  # noqa: BLE001  rows and a tokenizer that are not as they should be: a human decides
-            return "", one_line(f"memory cannot be read: {str(error) or type(error).__name__}", 200)
+            return "", one_line(f"memory cannot be read: {in_words(error)}", 200)
 
     def envelope(self, situation: Situation) -> DecisionEnvelope:
         """Return the envelope in force: the contract's own, met with every safeguard."""
@@ -186,7 +186,7 @@ class Kernel:
             read.version.encode()
             return StateRead(dict(read.fields), read.version), []
         except Exception as error:  # noqa: BLE001  a foreign source may fail in any way
-            return None, [one_line(f"state cannot be read: {str(error) or type(error).__name__}", 200)]
+            return None, [one_line(f"state cannot be read: {in_words(error)}", 200)]
 
     def _net(self, fields: Fields, drawn: Mapping[str, int]) -> dict[str, bool | int | str]:
         net = {spec.path: fields[spec.path] for spec in self.rules.fields if fields.get(spec.path) is not None}
