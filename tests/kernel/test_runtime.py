@@ -48,6 +48,18 @@ def test_the_key_is_that_of_dir_4_5_over_integers_filled_ones_included(world: Wo
     assert [wanted] == world.rail.sent == world.column("SELECT idempotency_key FROM execution_log")
 
 
+def test_a_decision_about_another_snapshot_is_rejected_and_one_millisecond_has_one_snapshot_of_a_key(world: World):
+    """What a proposal refers to names neither event nor flow: docs/limits.md says so."""
+    first, second = world.packet("C1"), world.packet("C2")
+    world.clock.advance(1)
+    third = world.packet("C3")
+    assert first.snapshot.id == second.snapshot.id != third.snapshot.id
+    assert "ACTIVE" == world.kernel.decide(third, refund()(first)).state
+    assert ["STALE_CONTEXT"] == world.column("SELECT reasons ->> '$[0][1]' FROM attempts")
+    assert "SUCCESS" == world.kernel.decide(second, refund()(first)).execution
+    assert [(second.dfid, "T1", "REFUND_TICKET", 4_000)] == world.rail.paid()
+
+
 def test_a_denial_has_no_side_effect(world: World):
     answer = world.decide(deny)
     assert ("CLOSED", "ACCEPTED", None, []) == (answer.state, answer.outcome, answer.execution, world.rail.sent)
