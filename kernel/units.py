@@ -15,9 +15,17 @@ from sds.kernel.reserve import scopes
 from sds.kernel.snapshot import parse_type
 from sds.kernel.store import Reader
 
+_OTHERS = (
+    "SELECT c.gate, c.body FROM agents a JOIN contracts c ON c.hash = a.contract_hash"
+    " WHERE a.agent_id <> ? AND a.status <> 'RETIRED'"
+    " AND c.hash NOT IN (SELECT contract_hash FROM contract_revocations) ORDER BY c.gate"
+)
+
 
 def refusal(store: Reader, contract: Contract, now_ms: int) -> Refusal | None:
-    """Return why a contract cannot be put in force: something is drawn or spent that it would count in other units."""
+    """Return why a contract cannot be put in force: something is drawn or spent that it would count in other units, or
+    would be as soon as it and the contract of another gate have drawn from what they share.
+    """
     counted: dict[str, int | None] = {}
     for (body,) in store.rows("SELECT body FROM contracts ORDER BY rowid"):
         counted |= _units(json.loads(body), fed=True)
@@ -35,6 +43,24 @@ def refusal(store: Reader, contract: Contract, now_ms: int) -> Refusal | None:
                 " contract spends with others",
                 "suspend the agent until the hour or day is over, then register it",
             )
+    return _at_odds(store, contract)
+
+
+def _at_odds(store: Reader, contract: Contract) -> Refusal | None:
+    """Return why this contract and that of another gate in force cannot both count what they share, and one draws."""
+    ours = contract.model_dump(mode="json")
+    for gate, body in store.rows(_OTHERS, (contract.agent_id,)):
+        theirs = json.loads(body)
+        here, there = _units(ours), _units(theirs)
+        drawn = _units(ours, fed=True).keys() | _units(theirs, fed=True).keys()
+        for counter in sorted(drawn & here.keys() & there.keys()):
+            path = counter.rpartition("#")[2]
+            if here[counter] != there[counter]:
+                return Refusal(
+                    f"`{path}` is declared as `{contract.snapshot[path]}`, and gate `{gate}`, which shares it, declares it"
+                    f" as `{theirs['snapshot'][path]}`",
+                    "declare it as that gate does; in other units it is a field of another name",
+                )
     return None
 
 

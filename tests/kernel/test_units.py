@@ -25,6 +25,8 @@ NOT_DRAWN = "    draws: {ticket.refundable_minor: amount}\n"
 DRAWN = "`ticket.refundable_minor` is declared as `fixed\\(2\\)`, and what is drawn from it was counted with 0 decimals"
 SPENT = "what is spent in this hour or day was counted with 0 decimals, and this contract spends with others"
 
+SHARED = "`ticket.refundable_minor` is declared as `fixed(2)`, and gate `claims`, which shares it, declares it as `int`"
+
 
 @pytest.fixture
 def euros(folder: Path) -> Iterator[World]:
@@ -96,6 +98,35 @@ def test_nor_by_another_gate_of_the_same_source(euros: World):
     with pytest.raises(ContractError, match=DRAWN):
         put_in_force(euros, contract(*names))
     put_in_force(euros, contract(*names, ("source: tickets", "source: bookings")))
+
+
+def test_two_gates_in_force_never_count_what_they_share_in_different_units(euros: World):
+    """Nothing is drawn yet: as soon as one had, the other would take it for a hundred times as much."""
+    names = ("gate: claims", "gate: others"), ("agent_id: claims-agent", "agent_id: others-agent")
+    for draws in ((), ((NOT_DRAWN, ""),)):  # that it only looks at what the other draws is enough
+        with pytest.raises(ContractError) as caught:
+            put_in_force(euros, contract(*names, *draws))
+        assert SHARED == str(caught.value)
+        assert "declare it as that gate does" in caught.value.hint
+    put_in_force(euros, contract(*names, *WHOLE))
+    with pytest.raises(ContractError, match="gate `others`, which shares it, declares it as `int`"):
+        put_in_force(euros, cents("1.1.0"))
+    registry.transition(euros.store, "others-agent", "RETIRED", by="operator", reason="moved", now_ms=1)
+    put_in_force(euros, cents("1.1.0"))
+
+
+def test_nor_does_a_revoked_contract_keep_another_gate_from_its_units(euros: World):
+    registry.revoke(euros.store, euros.contract.hash, who="ada", reason="wrong units", now_ms=1)
+    put_in_force(
+        euros, contract(("gate: claims", "gate: others"), ("agent_id: claims-agent", "agent_id: others-agent"))
+    )
+
+
+def test_two_gates_that_only_look_may_look_in_units_of_their_own(folder: Path):
+    world = World(folder, terms=contract(*WHOLE, (NOT_DRAWN, "")))
+    names = ("gate: claims", "gate: others"), ("agent_id: claims-agent", "agent_id: others-agent")
+    put_in_force(world, contract(*names, (NOT_DRAWN, "")))
+    world.close()
 
 
 def test_other_units_of_another_field_are_no_matter(euros: World):
