@@ -6,23 +6,19 @@ import json
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sds.kernel import audit, dim, registry
 from sds.kernel.canonical import idempotency_key
 from sds.kernel.errors import StoreError, UsageError
-from sds.kernel.executor import ExecutionIntent, Receipt
 from sds.kernel.jit import JitReport
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.kernel.proposal import PROPOSAL_BYTES_MAX
-from sds.kernel.recovery import Recovered
 from sds.kernel.state import StateRead
 from tests.kernel.authority import NARROWER, halt, newer_version, reactivate, revoke, status, suspend
 from tests.kernel.durable import World, compensate, contract, deny, escalate, nonsense, proposal, refund
 from tests.kernel.faults import WordlessError
-from tests.kernel.orders import recovered
 
 
 def test_a_refund_is_paid_once_and_recorded_whole(world: World):
@@ -46,18 +42,6 @@ def test_the_key_is_that_of_dir_4_5_over_integers_filled_ones_included(world: Wo
     answer = world.decide(compensate)
     wanted = idempotency_key(answer.dfid, "execute", {"action": "COMPENSATE", "amount": 25_000})
     assert [wanted] == world.rail.sent == world.column("SELECT idempotency_key FROM execution_log")
-
-
-def test_a_decision_about_another_snapshot_is_rejected_and_one_millisecond_has_one_snapshot_of_a_key(world: World):
-    """What a proposal refers to names neither event nor flow: docs/limits.md says so."""
-    first, second = world.packet("C1"), world.packet("C2")
-    world.clock.advance(1)
-    third = world.packet("C3")
-    assert first.snapshot.id == second.snapshot.id != third.snapshot.id
-    assert "ACTIVE" == world.kernel.decide(third, refund()(first)).state
-    assert ["STALE_CONTEXT"] == world.column("SELECT reasons ->> '$[0][1]' FROM attempts")
-    assert "SUCCESS" == world.kernel.decide(second, refund()(first)).execution
-    assert [(second.dfid, "T1", "REFUND_TICKET", 4_000)] == world.rail.paid()
 
 
 def test_a_denial_has_no_side_effect(world: World):
@@ -228,31 +212,6 @@ def test_a_packet_that_expired_is_not_acted_on(world: World):
     world.clock.advance(world.contract.budget.ttl_ms + 1)
     answer = world.kernel.decide(packet, refund()(packet))
     assert ("ABORTED", "PROPOSAL_EXPIRED", []) == (answer.state, answer.tag, world.rail.sent)
-
-
-@pytest.mark.parametrize(("late_ms", "sent"), [(0, 1), (1, 0)])
-def test_a_slow_state_source_takes_nothing_from_the_time_to_send(world: World, late_ms: int, sent: int):
-    """That begins when the order is reserved, and to its last millisecond the flow's lease keeps recovery away."""
-    packet, budget = world.packet(), world.contract.budget
-    conclude, send = world.kernel.conclude, world.rail.dispatch
-
-    def pause(*args: Any) -> ExecutionIntent | None:
-        intent = conclude(*args)
-        world.clock.advance(budget.dispatch_ms_max + late_ms)
-        return intent
-
-    def look(intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
-        assert Recovered(leased=1) == recovered(world)
-        return send(intent, key, deadline_s)
-
-    world.tickets.on_read = lambda _key: world.clock.advance(budget.ttl_ms)
-    world.kernel.conclude, world.rail.dispatch = pause, look  # type: ignore[method-assign]
-    answer = world.kernel.decide(packet, refund()(packet))
-    world.tickets.on_read = lambda _key: None
-    assert ("SUCCESS" if sent else "UNKNOWN", sent) == (answer.execution, len(world.rail.paid()))
-    assert sent or ["not sent: the order came too late"] == world.column(
-        "SELECT json_extract(body, '$.detail') FROM ledger WHERE kind = 'UNKNOWN'"
-    )
 
 
 def test_tokens_of_all_attempts_count_against_the_budget(world: World):
