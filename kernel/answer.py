@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sds.kernel.errors import unreadable
 from sds.kernel.flow import FINAL
 from sds.kernel.store import Reader
 
@@ -61,13 +62,24 @@ _COLUMNS = tuple(Answer.__dataclass_fields__)
 
 
 def answer(store: Reader, dfid: str) -> Answer | None:
-    """Return the answer of a flow, or None when there is no such flow."""
+    """Return the answer of a flow, or None when there is no such flow. Raises StoreError when it cannot be read."""
     row = store.row(_SQL, (dfid,))
     if row is None:
         return None
     found = dict(zip(_COLUMNS, row, strict=True))
-    found["params"] = json.loads(found["params"] or "{}")
-    found["reasons"] = tuple(
-        f"gate {gate}: {code}: {line}" for gate, code, line in json.loads(found["reasons"] or "[]")
-    )
+    try:
+        found["params"] = numbers_of(found["params"])
+        found["reasons"] = tuple(
+            f"gate {gate}: {code}: {line}" for gate, code, line in json.loads(found["reasons"] or "[]")
+        )
+    except (TypeError, ValueError, RecursionError) as error:
+        raise unreadable(dfid) from error
     return Answer(**found)
+
+
+def numbers_of(text: str | None) -> dict[str, int]:
+    """Return the numbers of a decision as they stand in the record. Raises ValueError or TypeError: they are none."""
+    found = json.loads(text or "{}")
+    if not isinstance(found, dict) or not all(type(number) is int for number in found.values()):
+        raise TypeError("not an object of numbers")
+    return found

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sds.kernel import ledger
-from sds.kernel.canonical import one_line, sha256_hex
+from sds.kernel.canonical import in_words, one_line, sha256_hex
 from sds.kernel.contract import ArtifactSpec
 from sds.kernel.errors import UsageError
 from sds.kernel.registry import REASON_CHARS_MAX
@@ -127,7 +127,7 @@ class Shelf:
             found, faults = self._in_force()
             tokens = self._tokens(found)
         except Exception as error:  # noqa: BLE001  a foreign tokenizer may fail in any way; without the texts, a human decides
-            return (), (one_line(f"the artifacts cannot be read: {str(error) or type(error).__name__}", 200),)
+            return (), (one_line(f"the artifacts cannot be read: {in_words(error)}", 200),)
         if tokens > self._spec.tokens_max:
             faults = (*faults, f"the artifacts are {tokens} tokens long, more than {self._spec.tokens_max}")
         return (() if faults else found), faults

@@ -29,6 +29,14 @@ def one_line(text: object, chars_max: int) -> str:
     return " ".join(kept.split())[:chars_max]
 
 
+def in_words(error: Exception) -> str:
+    """Return what an error says; where it says nothing, or a foreign one fails at that as well, the name of its type."""
+    try:
+        return str(error) or type(error).__name__
+    except Exception:  # noqa: BLE001  it is told of all the same
+        return type(error).__name__
+
+
 def idempotency_key(dfid: str, step_id: str, params: Mapping[str, object]) -> str:
     """Return SHA-256 of `dfid:step_id:sorted-json(params)` (DIR 4.5). Neither attempt nor context is part of it."""
     payload = f"{dfid}:{step_id}:{json.dumps(params, sort_keys=True)}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from sds.kernel import ledger
 from sds.kernel.envelope import envelope_from_data
-from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.errors import UsageError, unreadable
 from sds.kernel.governance import Situation
 from sds.kernel.packet import ALTERNATIVES_UNAVAILABLE, DecisionPacket, Decoding
 from sds.kernel.record import SEALED, seal
@@ -66,7 +66,7 @@ def read_decided(store: Reader, dfid: str) -> Decided:
         schema = _schema(store, found["contract_hash"])
         return Decided(_packet(dfid, found), found["proposal"], decoding, schema, _faults(store, dfid, entry, body))
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise StoreError(f"the record of flow `{dfid}` cannot be read", hint="sds ledger verify", dfid=dfid) from error
+        raise unreadable(dfid) from error
 
 
 def _schema(store: Reader, contract_hash: str) -> str:

@@ -2,7 +2,7 @@
 
     1 schema      the bytes are one well-formed proposal              SCHEMA_INVALID
     2 authority   the agent may, and this lies inside the envelope    RBAC_DENIED, AGENT_SUSPENDED, ...
-    3 state       it refers to this packet, which has not expired     STALE_CONTEXT
+    3 state       it refers to the packet's snapshot, in time         STALE_CONTEXT
     4 resources   nobody else holds what it draws on                  RESOURCE_CONTENTION
     5 mission     the registered mission is the one it was given      MISSION_DISSONANCE
 

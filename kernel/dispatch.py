@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from sds.kernel import ledger, reserve
-from sds.kernel.canonical import one_line
+from sds.kernel.canonical import in_words, one_line
 from sds.kernel.contract import Contract
 from sds.kernel.errors import ExecutorError, StoreError, UsageError
 from sds.kernel.executor import ExecutionIntent, Executor, Receipt, Signer, VerifyingExecutor
@@ -63,7 +63,7 @@ class Dispatcher:
         try:
             receipt = _cleaned(self._executor.dispatch(intent, intent.idempotency_key, self._deadline_s))
         except ExecutorError as error:
-            return Receipt("rejected", detail=one_line(error, RECEIPT_CHARS_MAX))
+            return Receipt("rejected", detail=one_line(in_words(error), RECEIPT_CHARS_MAX))
         except Exception as error:  # noqa: BLE001  whatever it raises, it may have acted
             receipt = Receipt("unknown", detail=_failure("the executor failed", error))
         return receipt if receipt.status in ("settled", "rejected") else self._lookup(intent)
@@ -148,7 +148,7 @@ class Dispatcher:
         try:
             receipt = _cleaned(self._executor.revert(intent, self._deadline_s))
         except ExecutorError as error:
-            return Receipt("rejected", detail=one_line(error, RECEIPT_CHARS_MAX))
+            return Receipt("rejected", detail=one_line(in_words(error), RECEIPT_CHARS_MAX))
         except Exception as error:  # noqa: BLE001  whatever it raises, it may have acted
             receipt = Receipt("unknown", detail=_failure("the executor failed", error))
         return receipt if receipt.status in ("settled", "rejected") else self.reverted(intent)
@@ -242,7 +242,7 @@ class Dispatcher:
 
 
 def _failure(what: str, error: Exception) -> str:
-    return one_line(f"{what}: {type(error).__name__}: {error}", RECEIPT_CHARS_MAX)
+    return one_line(f"{what}: {type(error).__name__}: {in_words(error)}", RECEIPT_CHARS_MAX)
 
 
 def _cleaned(receipt: Receipt) -> Receipt:

@@ -69,3 +69,8 @@ class LanguageError(WorldError):
 
 class ExecutorError(WorldError):
     reason_code = "EXECUTOR_REFUSED"
+
+
+def unreadable(dfid: str) -> StoreError:
+    """Return what is raised where the rows of one flow are not of the form in which they were written."""
+    return StoreError(f"the record of flow `{dfid}` cannot be read", hint="sds ledger verify", dfid=dfid)

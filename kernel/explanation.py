@@ -61,7 +61,9 @@ def _objection(flow: tuple[Any, ...] | None, contract: Contract) -> str | None:
 
 
 class Explanations:
-    """The RATIONALE entries of one check of the record. `fold` raises what a malformed entry raises."""
+    """The RATIONALE entries of one check of the record. `fold` raises what a malformed entry raises, and
+    ContractError when the contract that bounds it cannot be read.
+    """
 
     def __init__(self) -> None:
         self._explained: set[str] = set()

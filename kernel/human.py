@@ -20,7 +20,7 @@ from sds.kernel.conclude import Concluder
 from sds.kernel.dim import Standing, Verdict
 from sds.kernel.dispatch import Log, no_log
 from sds.kernel.envelope import ESCALATE
-from sds.kernel.errors import SdsError, UsageError, WorldError
+from sds.kernel.errors import SdsError, UsageError, WorldError, unreadable
 from sds.kernel.executor import ExecutionIntent
 from sds.kernel.flow import State, walk
 from sds.kernel.governance import Observation, envelope_in_force, safeguards_of, standing_notes
@@ -75,19 +75,21 @@ class HumanDesk:
         self._concluder = Concluder(self.contract, kernel.store, kernel.signer, now_ms=now_ms, log=log)
 
     def waiting(self) -> list[Case]:
-        """Return what waits for a human, oldest first."""
+        """Return what waits for a human, oldest first; what cannot be read is `damaged`."""
         return human_record.waiting(self._store, self.contract)
 
     def case(self, dfid: str) -> Case:
-        """Return one flow of this gate. Raises UsageError when there is none."""
+        """Return one flow of this gate. Raises UsageError when there is none, StoreError when it cannot be read."""
         return human_record.read_case(self._store, self.contract, dfid)
 
     def look(self, case: Case, *, without: str = "") -> Look:
         """Read the world as it is now and derive what a human may decide. Changes nothing.
 
         A suspended or paused agent does not stop the human; a halt, a contract that is not in force and an agent
-        that is retired do.
+        that is retired do. Raises StoreError for a case that is `damaged`.
         """
+        if case.damaged:
+            raise unreadable(case.dfid)
         now_ms, terms = self._now_ms(), self.contract
         seen = self._kernel.observe(case.key, now_ms, without=without)
         situation = replace(seen.situation, agent_active=self._in_force(), context_whole=True)

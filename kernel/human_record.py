@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sds.kernel import ledger
+from sds.kernel.answer import numbers_of
 from sds.kernel.canonical import canonical, sha256_hex
 from sds.kernel.contract import Contract
 from sds.kernel.envelope import ESCALATE
-from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.errors import StoreError, UsageError, unreadable
 from sds.kernel.flow import State
 from sds.kernel.human_terms import Impact, human_contract, impact
 from sds.kernel.packet import DecisionPacket
@@ -37,7 +38,7 @@ WAITING_MAX = 10_000
 class Case:
     """A flow as a human finds it. `since_ms`: when it began to wait; `fields`: the state as the agent saw it;
     `said`: its proposal as recorded. `ordered` and `execution`: the kind of its order and what became of that, if it has
-    one; `numbers` in minor units: the order's, else the proposal's.
+    one; `numbers` in minor units: the order's, else the proposal's. `damaged`: nothing else of it could be read.
     """
 
     dfid: str
@@ -45,20 +46,21 @@ class Case:
     agent_id: str
     state: str
     since_ms: int
-    trigger: Mapping[str, Any]
-    key: str
-    snapshot_id: str
-    fields: Fields
-    said: bytes
-    numbers: Mapping[str, int]
-    reasons: tuple[str, ...]
-    reason_code: str | None
-    confidence: float | None
-    alternatives: tuple[Mapping[str, Any], ...]
-    ordered: str | None
-    execution: str | None
-    resolved: str | None
-    tag: str | None
+    trigger: Mapping[str, Any] = field(default_factory=dict)
+    key: str = ""
+    snapshot_id: str = ""
+    fields: Fields = field(default_factory=dict)
+    said: bytes = b""
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+    reason_code: str | None = None
+    confidence: float | None = None
+    alternatives: tuple[Mapping[str, Any], ...] = ()
+    ordered: str | None = None
+    execution: str | None = None
+    resolved: str | None = None
+    tag: str | None = None
+    damaged: bool = False
 
     @property
     def proposal(self) -> Proposal | None:
@@ -87,11 +89,13 @@ class Case:
         return impact(terms, self.action, self.numbers) if self.action else None
 
 
-_CASE = """
-SELECT f.dfid, f.event_id, f.agent_id, f.state,
-       CASE WHEN f.state = 'EXECUTING' THEN e.executed_at_ms ELSE v.evaluated_at_ms END, f.created_at_ms,
-       f.trigger_event, s.snapshot_id, s.body, p.proposal, COALESCE(e.params, p.params), v.reasons, v.reason_code, p.confidence,
-       p.alternatives, e.kind, e.status, h.decision || ' by ' || h.who, f.tag
+_HEAD = """
+f.dfid, f.event_id, f.agent_id, f.state,
+CASE WHEN f.state = 'EXECUTING' THEN e.executed_at_ms ELSE v.evaluated_at_ms END, f.created_at_ms"""
+_MORE = """
+f.trigger_event, s.snapshot_id, s.body, p.proposal, COALESCE(e.params, p.params), v.reasons, v.reason_code, p.confidence,
+p.alternatives, e.kind, e.status, h.decision || ' by ' || h.who, f.tag"""
+_FROM = """
 FROM decision_flows f
 LEFT JOIN context_snapshots s ON s.dfid = f.dfid
 LEFT JOIN policy_proposals p ON p.dfid = f.dfid
@@ -100,27 +104,42 @@ LEFT JOIN execution_log e ON e.dfid = f.dfid
 LEFT JOIN human_decisions h ON h.dfid = f.dfid
 WHERE f.gate = ?
 """
+_CASE = f"SELECT {_HEAD}, {_MORE} {_FROM} AND f.dfid = ?"
 
 # A part of a saga that was escalated waits as its saga does.
-_ESCALATED = "f.state = 'ESCALATED' AND json_type(f.trigger_event, '$.saga') IS NOT 'array'"
+_OF_SAGA = "CASE WHEN json_valid(f.trigger_event) THEN json_type(f.trigger_event, '$.saga') END"
+_ESCALATED = f"f.state = 'ESCALATED' AND {_OF_SAGA} IS NOT 'array'"
 
 # The second condition follows from the first; SQLite takes the index of unfinished flows only where it is said.
 _UNKNOWN = "f.state = 'EXECUTING' AND f.state IN ('ACTIVE', 'EXECUTING') AND e.status = 'UNKNOWN'"
 
 
 def waiting(store: Reader, contract: Contract, *, limit: int = WAITING_MAX) -> list[Case]:
-    """Return what waits for a human, oldest first: escalated flows, and orders whose end nobody knows."""
+    """Return what waits for a human, oldest first: escalated flows, and orders whose end nobody knows.
+
+    One whose rows cannot be read is listed as `damaged`, and hides no other.
+    """
     found = [
-        _case(store, row)
+        case
         for where in (_ESCALATED, _UNKNOWN)
-        for row in store.rows(f"{_CASE} AND {where} ORDER BY 5, f.dfid LIMIT ?", (contract.gate, limit))
+        for head in store.rows(f"SELECT {_HEAD} {_FROM} AND {where} ORDER BY 5, f.dfid LIMIT ?", (contract.gate, limit))
+        if (case := _still_waiting(store, contract, head, where)) is not None
     ]
     return sorted(found, key=lambda case: (case.since_ms, case.dfid))[:limit]
 
 
+def _still_waiting(store: Reader, contract: Contract, head: tuple[Any, ...], where: str) -> Case | None:
+    try:
+        row = store.row(f"{_CASE} AND {where}", (contract.gate, head[0]))
+        return None if row is None else _case(store, row)
+    except StoreError:
+        dfid, event_id, agent_id, state, since_ms, opened_ms = head
+        return Case(dfid, event_id, agent_id, state, since_ms or opened_ms, damaged=True)
+
+
 def read_case(store: Reader, contract: Contract, dfid: str) -> Case:
-    """Return one flow of this gate. Raises UsageError when there is none."""
-    row = store.row(f"{_CASE} AND f.dfid = ?", (contract.gate, dfid))
+    """Return one flow of this gate. Raises UsageError when there is none, StoreError when it cannot be read."""
+    row = store.row(_CASE, (contract.gate, dfid))
     if row is None:
         raise UsageError(f"there is no flow `{dfid}` of gate `{contract.gate}`", hint="sds escalations list")
     return _case(store, row)
@@ -137,9 +156,16 @@ def registered_terms(store: Reader, gate: str) -> Contract:
 
 
 def _case(store: Reader, row: tuple[Any, ...]) -> Case:
+    try:
+        return _parsed(store, row)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise unreadable(row[0]) from error
+
+
+def _parsed(store: Reader, row: tuple[Any, ...]) -> Case:
     (dfid, event_id, agent_id, state, since_ms, opened_ms, trigger, snapshot_id, body, said, params) = row[:11]
     reasons, reason_code, confidence, alternatives, ordered, execution, resolved, tag = row[11:]
-    event, snapshot = json.loads(trigger), json.loads(body or "{}")
+    event, snapshot = _object(trigger), _object(body or "{}")
     measured = json.loads(alternatives or "[]")
     return Case(
         dfid=dfid,
@@ -150,18 +176,26 @@ def _case(store: Reader, row: tuple[Any, ...]) -> Case:
         trigger=event,
         key=snapshot.get("key") or _key(store, dfid, event),
         snapshot_id=snapshot_id or "",
-        fields=snapshot.get("fields", {}),
+        fields=dict(snapshot.get("fields", {})),
         said=said or b"",
-        numbers=json.loads(params or "{}"),
+        numbers=numbers_of(params),
         reasons=tuple(f"{code}: {line}" for _, code, line in json.loads(reasons or "[]")),
         reason_code=reason_code,
         confidence=confidence,
-        alternatives=tuple(measured) if isinstance(measured, list) else (),  # else in words why there are none
+        # else in words why there are none
+        alternatives=tuple(map(dict, measured)) if isinstance(measured, list) else (),
         ordered=ordered,
         execution=execution,
         resolved=resolved,
         tag=tag,
     )
+
+
+def _object(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise TypeError("not an object")
+    return found
 
 
 def _key(store: Reader, dfid: str, event: Mapping[str, Any]) -> str:
@@ -184,8 +218,8 @@ def refuse_unless_waiting(case: Case) -> None:
 
 def refuse_altered(store: Reader, dfid: str) -> None:
     """Raise StoreError when the rows a human decides on are not those that the ledger sealed."""
-    body = store.value("SELECT body FROM ledger WHERE dfid = ? AND kind = 'DECIDED'", (dfid,))
-    if body is None or json.loads(body)["rows"] != seal(store, dfid, SEALED):
+    sql = "SELECT CASE WHEN json_valid(body) THEN body -> '$.rows' END FROM ledger WHERE dfid = ? AND kind = 'DECIDED'"
+    if json.loads(store.value(sql, (dfid,)) or "{}") != seal(store, dfid, SEALED):
         raise StoreError(f"the record of flow `{dfid}` is not what was written", hint="sds ledger verify", dfid=dfid)
 
 

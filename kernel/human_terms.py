@@ -44,6 +44,7 @@ def check_human(contract: Contract, checks: Iterable[Callable[[Contract], None]]
     changes = _changes(contract)
     if len(changes["kinds"]) > KINDS_MAX:
         raise ContradictionError(("human", "kinds"), f"with the agent's these are more than {KINDS_MAX} kinds")
+    _check_spends(contract)
     for index, code in enumerate(contract.human.authority):
         if code not in changes["kinds"]:
             raise ContradictionError(("human", "authority", index), f"`{code}` is not one of the kinds")
@@ -53,6 +54,15 @@ def check_human(contract: Contract, checks: Iterable[Callable[[Contract], None]]
             check(whole)
         except ContradictionError as error:
             raise ContradictionError(("human", *error.path), str(error)) from None
+
+
+def _check_spends(contract: Contract) -> None:
+    """What a human's kinds spend is counted where the agent's is, those that they replace included."""
+    spent = {kind.scale(kind.spends) for kind in contract.kinds.values() if kind.spends}
+    for name, kind in contract.human.kinds.items():
+        if kind.spends and spent - {kind.scale(kind.spends)}:
+            where = ("human", "kinds", name, "spends")
+            raise ContradictionError(where, "has another scale than what other kinds spend, the agent's among them")
 
 
 def impact(contract: Contract, action: str, numbers: Mapping[str, int]) -> Impact:

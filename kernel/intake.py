@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sds.kernel import lease, ledger
 from sds.kernel.answer import Answer, answer
-from sds.kernel.canonical import canonical, digest
+from sds.kernel.canonical import canonical, digest, one_line
 from sds.kernel.contract import Contract
 from sds.kernel.errors import EventError, SdsError
 from sds.kernel.flow import RESTARTABLE_TAGS, walk
@@ -21,6 +21,7 @@ from sds.kernel.record import SEALED, seal
 from sds.kernel.store import Reader, Store
 
 ID_CHARS_MAX = 128
+NAME_CHARS_MAX = 64
 EVENT_BYTES_MAX = 64 * 1024
 _BOUND = (
     "SELECT COALESCE((SELECT contract_hash FROM decision_flows WHERE dfid = ?),"
@@ -65,7 +66,10 @@ def read_event(contract: Contract, data: object) -> Event:
             raise EventError(f"the event has no text `{name}`", hint=f"an event has the fields {', '.join(named)}")
     extra = sorted(str(name) for name in data if name not in named)
     if extra:
-        raise EventError(f"the event has an unknown field `{extra[0]}`", hint=f"fields are {', '.join(named)}")
+        raise EventError(
+            f"the event has an unknown field `{one_line(extra[0], NAME_CHARS_MAX)}`",
+            hint=f"fields are {', '.join(named)}",
+        )
     for name in (spec.id, spec.key):
         if not 1 <= len(data[name]) <= ID_CHARS_MAX or not data[name].isprintable():
             raise EventError(f"`{name}` is not 1 to {ID_CHARS_MAX} printable characters")

@@ -6,8 +6,9 @@ Run it beside the hot path. A breach suspends the agent; only an operator reacti
 from __future__ import annotations
 
 import json
+from typing import Any
 
-from sds.kernel import registry
+from sds.kernel import registry, units
 from sds.kernel.contract import Contract
 from sds.kernel.store import Store
 
@@ -29,18 +30,28 @@ def breach(store: Store, contract: Contract) -> str | None:
     )
     if len(rows) < limits.window or store.row(_REACTIVATED, (rows[-1][0], contract.agent_id)):
         return None
-    paid: list[int] = []
-    for _, text in rows:
-        body = json.loads(text)
-        spec = contract.kinds.get(body["action"] or "")
-        if body["state"] == "EXECUTING" and spec is not None and spec.spends:
-            paid.append(int(body["params"].get(spec.spends, 0)))
+    paid = _paid(store, contract, [json.loads(text) for _, text in rows])
     if len(paid) * 100 > limits.paid_pct_max * limits.window:
         return f"{len(paid)} of the last {limits.window} decisions paid, over {limits.paid_pct_max} %"
+    ours = {kind.scale(kind.spends) for kind in contract.kinds.values() if kind.spends}
+    amounts = [amount for amount, scale in paid if scale in ours]
     mean_max = limits.paid_mean_minor_max
-    if mean_max is not None and paid and sum(paid) > mean_max * len(paid):
-        return f"the last {len(paid)} payments average {sum(paid) // len(paid)}, over {mean_max}"
+    if mean_max is not None and amounts and sum(amounts) > mean_max * len(amounts):
+        return f"the last {len(amounts)} payments average {sum(amounts) // len(amounts)}, over {mean_max}"
     return None
+
+
+def _paid(store: Store, contract: Contract, decided: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Return (amount, its decimals) of the decisions that paid, each by the contract it was made under."""
+    rows = store.rows("SELECT hash, body -> '$.kinds' FROM contracts WHERE agent_id = ?", (contract.agent_id,))
+    known = {name: json.loads(text) for name, text in rows if text}
+    found: list[tuple[int, int]] = []
+    for body in decided:
+        kind = known.get(body["contract_hash"], {}).get(body["action"])
+        scale = units.spends_at(kind) if kind else None
+        if body["state"] == "EXECUTING" and scale is not None:
+            found.append((int(body["params"].get(kind["spends"], 0)), scale))
+    return found
 
 
 def watch(store: Store, contract: Contract, *, now_ms: int) -> str | None:

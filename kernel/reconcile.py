@@ -9,6 +9,7 @@ from typing import Any
 
 from sds.kernel import record
 from sds.kernel.canonical import digest
+from sds.kernel.errors import ContractError
 from sds.kernel.explanation import Explanations
 from sds.kernel.human_record import SEALED_HUMAN
 from sds.kernel.reconcile_books import Artifacts, Registry, differences
@@ -40,8 +41,10 @@ class Tables:
         for idx, at_ms, kind, dfid, text, _, _ in entries:
             try:
                 self._fold(idx, at_ms, kind, dfid, json.loads(text))
-            except (KeyError, TypeError, ValueError, RecursionError):
+            except (AttributeError, KeyError, TypeError, ValueError, RecursionError):  # its form may be any
                 self._found.append(f"entry {idx}: not an entry this program writes")
+            except ContractError as error:
+                self._found.append(f"entry {idx}: {error}")
         self._compare_flows()
         self._compare_events()
         self._found += [*self._registry.faults(self._store), *self._artifacts.faults(self._store)]
@@ -98,6 +101,8 @@ class Tables:
             raise ValueError("settled already")
         if kind == "VOIDING":  # what comes of it is an entry of its own
             return
+        if body["status"] not in _HELD:
+            raise ValueError("no status")
         self._orders[dfid] = body["status"], body["reference"] or None, at_ms
         state = self._flows[dfid][0] if kind == "CONTRADICTED" else _AFTER[body["status"]]  # an end is final
         self._flows[dfid] = state, body["tag"]

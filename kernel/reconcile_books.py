@@ -18,7 +18,7 @@ def differences(what: str, rows: Iterable[tuple[Any, ...]], wanted: Mapping[Any,
     now = dict(rows)
     return [
         f"{what} {name}: the table says {now.get(name)}, the ledger {wanted.get(name)}"
-        for name in sorted({*now, *wanted})
+        for name in sorted({*now, *wanted}, key=str)
         if now.get(name) != wanted.get(name)
     ]
 

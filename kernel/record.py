@@ -192,6 +192,11 @@ def write_reservation(store: Store, intent: ExecutionIntent, needs: Row, now_ms:
     )
 
 
+def reserved_at_ms(store: Reader, dfid: str) -> int:
+    """Return when a flow's order was reserved, by the clock inside that transaction."""
+    return int(store.value("SELECT reserved_at_ms FROM execution_log WHERE dfid = ?", (dfid,)))
+
+
 def read_order(store: Reader, dfid: str) -> ExecutionIntent | None:
     """Return a flow's order as it stands in the record; whoever acts on it verifies its signature first."""
     row = store.row(f"{_ORDER} WHERE dfid = ?", (dfid,))

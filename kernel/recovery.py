@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from sds.kernel import human, intake, lease, record, saga_drive
-from sds.kernel.canonical import one_line
+from sds.kernel.canonical import in_words, one_line
 from sds.kernel.executor import ExecutionIntent
 from sds.kernel.runtime import Kernel
 from sds.kernel.saga_flows import mandated
@@ -69,7 +69,7 @@ def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
 
 def _failed(kernel: Kernel, dfid: str, error: Exception) -> str:
     kernel.log("recovery.failed", {"dfid": dfid, "error": type(error).__name__})
-    return one_line(f"{dfid}: {type(error).__name__}: {error}", ERROR_CHARS_MAX)
+    return one_line(f"{dfid}: {type(error).__name__}: {in_words(error)}", ERROR_CHARS_MAX)
 
 
 def _interrupt_orphans(kernel: Kernel, now_ms: int) -> tuple[int, list[str]]:

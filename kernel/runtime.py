@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from sds.kernel import binding, context_store, dim, intake, jit, registry, reserve
+from sds.kernel import binding, context_store, dim, intake, jit, record, registry, reserve
 from sds.kernel.answer import Answer, answer
 from sds.kernel.artifacts import CountTokens, Shelf, read_by
-from sds.kernel.canonical import one_line
+from sds.kernel.canonical import in_words, one_line
 from sds.kernel.conclude import Concluder
 from sds.kernel.contract import Contract
 from sds.kernel.dim import Reason, Standing, Verdict
@@ -136,7 +136,7 @@ class Kernel:
             entries = context_store.memory(self.store, self.contract, key, now_ms=now_ms)
             return context_store.memory_text(self.contract.memory, entries, self._count_tokens), ""
         except Exception as error:  # noqa: BLE001  rows and a tokenizer that are not as they should be: a human decides
-            return "", one_line(f"memory cannot be read: {str(error) or type(error).__name__}", 200)
+            return "", one_line(f"memory cannot be read: {in_words(error)}", 200)
 
     def envelope(self, situation: Situation) -> DecisionEnvelope:
         """Return the envelope in force: the contract's own, met with every safeguard."""
@@ -186,7 +186,7 @@ class Kernel:
             read.version.encode()
             return StateRead(dict(read.fields), read.version), []
         except Exception as error:  # noqa: BLE001  a foreign source may fail in any way
-            return None, [one_line(f"state cannot be read: {str(error) or type(error).__name__}", 200)]
+            return None, [one_line(f"state cannot be read: {in_words(error)}", 200)]
 
     def _net(self, fields: Fields, drawn: Mapping[str, int]) -> dict[str, bool | int | str]:
         net = {spec.path: fields[spec.path] for spec in self.rules.fields if fields.get(spec.path) is not None}
@@ -202,12 +202,13 @@ class Kernel:
         A rejected attempt leaves the flow ACTIVE and may be followed by another, up to the contract's limit.
         Raises UsageError when the flow is no longer open, StoreError when nothing could be recorded.
         """
-        decoding, now_ms = decoding or Decoding(), self._now_ms()
+        decoding = decoding or Decoding()
         verdict = self.judge(packet, data, decoding)
         report = self.just_in_time(packet, verdict) if verdict.outcome == "ACCEPTED" else None
         intent = self.conclude(packet, data, decoding, verdict, report)
         if intent is not None:
-            until_ms = now_ms + self.contract.budget.dispatch_ms_max
+            # within the lease: what is reserved is reserved within the budget, which the lease is longer than by as much
+            until_ms = record.reserved_at_ms(self.store, packet.dfid) + self.contract.budget.dispatch_ms_max
             self.dispatcher.carry_out(intent, until_ms=until_ms)
         return self._answer(packet.dfid)
 

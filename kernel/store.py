@@ -23,6 +23,8 @@ BUSY_POLL_MS = 5
 SCHEMA_VERSION = "2"
 UPGRADABLE = ("1",)  # versions that lack nothing but tables
 
+_UNSTORABLE = (OverflowError, UnicodeEncodeError)  # a number beyond 64 bits, text that has no UTF-8
+
 Row = tuple[Any, ...]
 Connect = Callable[[Path], sqlite3.Connection]
 
@@ -66,6 +68,8 @@ class Reader:
                 return self._db.execute(sql, values).fetchall()
             except sqlite3.Error as error:
                 raise StoreError(f"the store cannot be read: {error}") from error
+            except _UNSTORABLE as error:
+                raise StoreError(f"the store cannot hold such a value: {error}") from error
 
     def row(self, sql: str, values: Row = ()) -> Row | None:
         found = self.rows(sql, values)
@@ -188,7 +192,10 @@ class Store(Reader):
 
     def run(self, sql: str, values: Row = ()) -> int:
         """Execute one statement inside the caller's transaction; return the number of rows it changed."""
-        return self._db.execute(sql, values).rowcount
+        try:
+            return self._db.execute(sql, values).rowcount
+        except _UNSTORABLE as error:
+            raise StoreError(f"the store cannot hold such a value: {error}") from error
 
     def insert(self, table: str, **values: Any) -> None:
         """Insert one row; raises when its key is taken."""

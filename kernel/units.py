@@ -15,9 +15,17 @@ from sds.kernel.reserve import scopes
 from sds.kernel.snapshot import parse_type
 from sds.kernel.store import Reader
 
+_OTHERS = (
+    "SELECT c.gate, c.body FROM agents a JOIN contracts c ON c.hash = a.contract_hash"
+    " WHERE a.agent_id <> ? AND a.status <> 'RETIRED'"
+    " AND c.hash NOT IN (SELECT contract_hash FROM contract_revocations) ORDER BY c.gate"
+)
+
 
 def refusal(store: Reader, contract: Contract, now_ms: int) -> Refusal | None:
-    """Return why a contract cannot be put in force: something is drawn or spent that it would count in other units."""
+    """Return why a contract cannot be put in force: something is drawn or spent that it would count in other units, or
+    would be as soon as it and the contract of another gate have drawn from what they share.
+    """
     counted: dict[str, int | None] = {}
     for (body,) in store.rows("SELECT body FROM contracts ORDER BY rowid"):
         counted |= _units(json.loads(body), fed=True)
@@ -31,10 +39,28 @@ def refusal(store: Reader, contract: Contract, now_ms: int) -> Refusal | None:
             )
         if path not in contract.snapshot and _spent(store, contract, now_ms):
             return Refusal(
-                f"what is spent in this hour or day was counted with {counted[counter]} decimals, and this contract"
-                " spends with others",
+                f"what is spent in this hour or day was counted with {_said(counted[counter])} decimals, and this"
+                " contract spends with others",
                 "suspend the agent until the hour or day is over, then register it",
             )
+    return _at_odds(store, contract)
+
+
+def _at_odds(store: Reader, contract: Contract) -> Refusal | None:
+    """Return why this contract and that of another gate in force cannot both count what they share, and one draws."""
+    ours = contract.model_dump(mode="json")
+    for gate, body in store.rows(_OTHERS, (contract.agent_id,)):
+        theirs = json.loads(body)
+        here, there = _units(ours), _units(theirs)
+        drawn = _units(ours, fed=True).keys() | _units(theirs, fed=True).keys()
+        for counter in sorted(drawn & here.keys() & there.keys()):
+            path = counter.rpartition("#")[2]
+            if here[counter] != there[counter]:
+                return Refusal(
+                    f"`{path}` is declared as `{contract.snapshot[path]}`, and gate `{gate}`, which shares it, declares it"
+                    f" as `{theirs['snapshot'][path]}`",
+                    "declare it as that gate does; in other units it is a field of another name",
+                )
     return None
 
 
@@ -51,7 +77,8 @@ def _differing(counted: Mapping[str, int | None], contract: Contract) -> list[st
 def _units(contract: Mapping[str, Any], *, fed: bool = False) -> dict[str, int | None]:
     """Return the decimals of every counter a contract looks at, or only of those that it can add to (`fed`).
 
-    Named by a pattern: `source:*#path` for what is drawn, the gate for what is spent. None: the field is no number.
+    Named by a pattern: `source:*#path` for what is drawn, the gate for what is spent. None: the field is no number, or
+    what is spent has several scales, which an older version of this program took.
     """
     kinds = [*contract["kinds"].values(), *contract.get("human", {}).get("kinds", {}).values()]
     drawn = {path for kind in kinds for path in kind["draws"]}
@@ -60,10 +87,19 @@ def _units(contract: Mapping[str, Any], *, fed: bool = False) -> dict[str, int |
         if path in drawn or not fed:
             spec = parse_type(path, declared)
             found[f"{contract['source']}:*#{path}"] = spec.scale if spec.kind == INT else None
-    for kind in kinds:
-        if kind["spends"]:
-            found[contract["gate"]] = (kind["params"] | kind["fills"])[kind["spends"]]["scale"]
+    spent = {scale for kind in kinds if (scale := spends_at(kind)) is not None}
+    if spent:
+        found[contract["gate"]] = spent.pop() if len(spent) == 1 else None
     return found
+
+
+def spends_at(kind: Mapping[str, Any]) -> int | None:
+    """Return the decimals in which a kind of a registered contract, as JSON has it, spends. None: it spends nothing."""
+    return (kind["params"] | kind["fills"])[kind["spends"]]["scale"] if kind["spends"] else None
+
+
+def _said(decimals: int | None) -> str:
+    return "now more, now fewer" if decimals is None else str(decimals)
 
 
 def _drawn(store: Reader, counter: str) -> bool:

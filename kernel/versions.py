@@ -6,8 +6,6 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
 from sds.kernel.contract import Contract
 from sds.kernel.errors import ContractError
 from sds.kernel.store import Reader
@@ -60,11 +58,17 @@ def _version(
 
 
 def recorded_contract(body: str) -> Contract:
-    """Return a contract as it was registered. Before proposal schema 2 a rationale had a length and no order."""
-    data: dict[str, Any] = json.loads(body)
-    if longest := data.pop("rationale_chars_max", 0):
-        data["rationale"] = {"order": "before", "chars_max": longest}
-    return Contract.model_validate_json(json.dumps(data))
+    """Return a contract as it was registered. Raises ContractError when it cannot be read.
+
+    Before proposal schema 2 a rationale had a length and no order.
+    """
+    try:
+        data: dict[str, Any] = json.loads(body)
+        if longest := data.pop("rationale_chars_max", 0):
+            data["rationale"] = {"order": "before", "chars_max": longest}
+        return Contract.model_validate_json(json.dumps(data))
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:  # not JSON, or no contract
+        raise ContractError("a registered contract is not one of this program's", hint="sds ledger verify") from error
 
 
 def registered_contract(store: Reader, gate: str) -> Contract | None:
@@ -72,7 +76,4 @@ def registered_contract(store: Reader, gate: str) -> Contract | None:
     body = store.value(
         "SELECT c.body FROM agents a JOIN contracts c ON c.hash = a.contract_hash WHERE a.gate = ?", (gate,)
     )
-    try:
-        return None if body is None else recorded_contract(body)
-    except (ValidationError, AttributeError, KeyError, TypeError) as error:
-        raise ContractError(f"the registered contract of `{gate}` is not one of this program's") from error
+    return None if body is None else recorded_contract(body)

@@ -181,7 +181,10 @@ class Gate:
         return replace(found, sagas_ended=found.sagas_ended + len(dirty), sagas_dirty=0)
 
     def escalations(self) -> list[Case]:
-        """Return what waits for a human, oldest first: escalated cases, and orders whose end nobody knows."""
+        """Return what waits for a human, oldest first: escalated cases, and orders whose end nobody knows.
+
+        One whose rows cannot be read is `damaged`, and all that is told of it is which it is and since when it waits.
+        """
         return HumanDesk(self.kernel, now_ms=self._now_ms).waiting()
 
     def look(self, dfid: str) -> Look:

@@ -66,6 +66,8 @@ def list_cases(
         )
     if not found:
         typer.echo("nothing waits for a human")
+    if any(case.damaged for case in found):
+        typer.echo("what is damaged cannot be read: sds ledger verify", err=True)
 
 
 def _summary(terms: Contract, case: Case) -> dict[str, Any]:
@@ -73,7 +75,7 @@ def _summary(terms: Contract, case: Case) -> dict[str, Any]:
         "dfid": case.dfid,
         "event_id": case.event_id,
         "since": _when(case.since_ms),
-        "reason": "UNKNOWN" if case.unknown else case.reason_code,
+        "reason": "RECORD_DAMAGED" if case.damaged else "UNKNOWN" if case.unknown else case.reason_code,
         "proposed": _decision(terms, case.action, case.numbers) if case.action else None,
         "action": case.action,
         "params": case.numbers if case.action else {},

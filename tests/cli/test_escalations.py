@@ -141,6 +141,28 @@ def test_a_case_is_listed_shown_and_resolved_by_the_command_that_show_prints(cli
     whole(cli)
 
 
+def test_a_case_that_cannot_be_read_is_named_and_hides_no_other(cli: Cli) -> None:
+    damaged, case = escalated(cli, "REFUND_TICKET"), escalated(cli, "REFUND_TICKET")
+    with closing(Store(decisions_path(cli.folder))) as store:
+        store.run("UPDATE context_snapshots SET body = 'x' WHERE dfid = ?", (damaged.dfid,))
+    code, out, err = cli("escalations", "list")
+    first, second = (line.split()[1:] for line in out.splitlines())
+    assert (0, [damaged.dfid, damaged.event_id, "RECORD_DAMAGED", "-", "-"], case.dfid) == (code, first, second[0])
+    assert "what is damaged cannot be read: sds ledger verify\n" == err
+    told = cli.json("escalations", "list")
+    assert [(damaged.dfid, "RECORD_DAMAGED"), (case.dfid, "ESCALATED_BY_AGENT")] == [
+        (each["dfid"], each["reason"]) for each in told
+    ]
+    code, out, err = cli("escalations", "show", damaged.dfid)
+    assert (1, "") == (code, out)
+    assert f"the record of flow `{damaged.dfid}` cannot be read" in err
+    assert "sds ledger verify" in err
+    assert "Traceback" not in err
+    code, out, _ = cli("ledger", "verify")
+    assert 1 == code
+    assert f"table context_snapshots of flow {damaged.dfid} differs" in out
+
+
 def test_an_override_pays_what_was_proposed_after_an_acknowledgement_and_once(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

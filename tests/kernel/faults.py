@@ -58,3 +58,10 @@ def failing(faults: Faults) -> Connect:
         return db
 
     return open_it
+
+
+class WordlessError(Exception):
+    """What a foreign library raises, and what raises again when it is asked what it says."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")

@@ -19,7 +19,7 @@ from sds.kernel.runtime import Kernel
 from sds.kernel.store import Store
 from tests.kernel.crashes import crashing, every_step
 from tests.kernel.durable import SIGNER, World, compensate, contract, escalate
-from tests.kernel.faults import Faults
+from tests.kernel.faults import Faults, WordlessError
 
 READS = "artifacts: {names: [fares, tone]}\n"
 FARES, TONE = "Fares are net.", "Be brief."
@@ -121,9 +121,12 @@ def test_an_altered_artifact_leaves_only_the_human(folder: Path):
     world.close()
 
 
-def test_a_tokenizer_that_fails_leaves_only_the_human(library: World):
+@pytest.mark.parametrize(
+    ("error", "said"), [(RuntimeError("no tokenizer"), "no tokenizer"), (WordlessError(), "WordlessError")]
+)
+def test_a_tokenizer_that_fails_leaves_only_the_human(library: World, error: Exception, said: str):
     def broken(_text: str) -> int:
-        raise RuntimeError("no tokenizer")
+        raise error
 
     library.kernel = Kernel(
         library.contract,
@@ -135,7 +138,7 @@ def test_a_tokenizer_that_fails_leaves_only_the_human(library: World):
         new_id=lambda: "flow",
         count_tokens=broken,
     )
-    human_only(library, "the artifacts cannot be read: no tokenizer")
+    human_only(library, f"the artifacts cannot be read: {said}")
 
 
 def test_artifacts_are_counted_once_for_each_set_of_versions(library: World):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -168,16 +169,36 @@ def test_entries_cut_off_while_the_tables_stay_are_seen_without_a_head(world: Wo
     assert found_after(world, ("DELETE FROM ledger WHERE idx = ?", (head(world.store).idx,)))
 
 
-def rewritten(db: Stranger) -> None:
-    """Write the ledger anew from the start, an hour earlier, with all hashes right."""
+def chained(db: Stranger) -> None:
+    """Chain the ledger anew from the start, with all hashes right."""
     prev = GENESIS
     for idx, at_ms, kind, dfid, body in db.execute("SELECT idx, at_ms, kind, dfid, body FROM ledger").fetchall():
-        own = entry_hash(idx, at_ms - 3_600_000, kind, dfid, body, prev)
-        db.execute(
-            "UPDATE ledger SET at_ms = ?, prev_hash = ?, entry_hash = ? WHERE idx = ?",
-            (at_ms - 3_600_000, prev, own, idx),
-        )
+        own = entry_hash(idx, at_ms, kind, dfid, body, prev)
+        db.execute("UPDATE ledger SET prev_hash = ?, entry_hash = ? WHERE idx = ?", (prev, own, idx))
         prev = own
+
+
+@pytest.mark.parametrize("value", ["5", "null", "[]", '"x"', "{}", "1.5", '{"x": []}'])
+def test_an_entry_of_whatever_form_is_found_and_named(world: World, value: str):
+    """Not only one that lacks something: whoever writes the ledger anew may put anything in any place."""
+    rng = seeded(11)
+    for kind in world.column("SELECT DISTINCT kind FROM ledger"):
+        idx, text = rng.choice(world.store.rows("SELECT idx, body FROM ledger WHERE kind = ?", (kind,)))
+        body = json.loads(text)
+        for altered in (value, *(json.dumps(body | {name: json.loads(value)}) for name in body)):
+            with tampering(world) as db:
+                db.execute("UPDATE ledger SET body = ? WHERE idx = ?", (altered, idx))
+                chained(db)
+                db.hide()
+                found = faults(world)
+            named = f"entry {idx}: not an entry this program writes"
+            assert altered != value or named in found or kind in ("HALT", "RESUME", "OPERATOR"), (kind, altered, found)
+
+
+def rewritten(db: Stranger) -> None:
+    """Write the ledger anew from the start, an hour earlier, with all hashes right."""
+    db.execute("UPDATE ledger SET at_ms = at_ms - 3600000")
+    chained(db)
     db.execute("UPDATE execution_log SET executed_at_ms = executed_at_ms - 3600000")
     db.execute("UPDATE contract_revocations SET revoked_at_ms = revoked_at_ms - 3600000")
     db.execute("UPDATE artifacts SET ended_at_ms = ended_at_ms - 3600000")

@@ -10,6 +10,7 @@ import pytest
 from sds.kernel.errors import ExecutorError
 from sds.kernel.executor import ExecutionIntent, NoExecutor, Receipt, Signer, VerifyingExecutor
 from tests.kernel.durable import SIGNER, World, compensate, refund
+from tests.kernel.faults import WordlessError
 
 INTENT = SIGNER.signed(ExecutionIntent("flow-1", "k" * 64, "REFUND_TICKET", (("amount", 4000),), "T1", "7"))
 OTHER = {
@@ -156,17 +157,32 @@ class OnFire:
 
     idempotent = False
 
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
-        raise RuntimeError("card terminal on fire")
+        raise self._error
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:
-        raise RuntimeError("card terminal on fire")
+        raise self._error
 
 
-def test_what_an_executor_says_when_it_fails_is_on_the_record(folder: Path):
+class WordlessRefusalError(WordlessError, ExecutorError):
+    """Nothing was sent, and why cannot be said."""
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "detail"),
+    [
+        (RuntimeError("card terminal on fire"), "UNKNOWN", "the look-up failed: RuntimeError: card terminal on fire"),
+        (WordlessError(), "UNKNOWN", "the look-up failed: WordlessError: WordlessError"),
+        (WordlessRefusalError(""), "FAILED", "WordlessRefusalError"),
+    ],
+)
+def test_what_an_executor_says_when_it_fails_is_on_the_record(folder: Path, error: Exception, status: str, detail: str):
     world = World(folder)
-    world.kernel = world.open_kernel(executor=OnFire())
-    assert "UNKNOWN" == world.decide(refund()).execution
-    said = world.column("SELECT body ->> '$.detail' FROM ledger WHERE kind = 'UNKNOWN'")
-    assert ["the look-up failed: RuntimeError: card terminal on fire"] == said
+    world.kernel = world.open_kernel(executor=OnFire(error))
+    assert status == world.decide(refund()).execution
+    said = world.column("SELECT body ->> '$.detail' FROM ledger WHERE kind IN ('UNKNOWN', 'SETTLED')")
+    assert [detail] == said
     world.close()

@@ -126,6 +126,16 @@ def test_a_second_entry_and_one_before_the_decision_are_found(world: World):
     assert 2 == len(faults(world))
 
 
+@pytest.mark.parametrize("body", ["x", "5", "null", "[]", '"x"', "{}", "[" * 100_000])
+def test_a_contract_that_cannot_be_read_is_named_with_what_is_bounded_by_it(world: World, body: str):
+    world.kernel.explain(world.decide(deny).dfid, "x")
+    (entry,) = world.column("SELECT idx FROM ledger WHERE kind = 'RATIONALE'")
+    world.store.run("UPDATE contracts SET body = ?", (body,))
+    found = faults(world)
+    assert f"entry {entry}: a registered contract is not one of this program's" in found
+    assert any(fault.startswith(f"contract {world.contract.hash}: the table says") for fault in found)
+
+
 def forge(world: World, dfid: str, body: Mapping[str, Any]) -> None:
     with world.store.transaction():
         ledger.append(world.store, world.clock(), "RATIONALE", dfid, body)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sds.kernel import audit, human_record, ledger
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.packet import Decoding
 from tests.kernel.durable import (
     World,
@@ -55,6 +55,68 @@ def test_an_order_that_is_unknown_is_listed_as_it_was_sent_and_not_as_it_was_pro
         case.numbers,
         case.impact(desk(world).contract),
     )
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        *(("context_snapshots", "body", value) for value in ("x", "[]", "5")),
+        *(("policy_proposals", "params", value) for value in ("x", "[]", '{"amount":"4"}')),
+        *(("policy_proposals", "alternatives", value) for value in ("x", "[5]")),
+        *(("dim_validations", "reasons", value) for value in ("x", "[5]", '{"a":1}', "[" * 100_000)),
+        *(("decision_flows", "trigger_event", value) for value in ("x", "[]")),
+        ("dim_validations", "reasons", b"\xff"),
+    ],
+)
+def test_a_case_that_cannot_be_read_is_listed_as_such_and_hides_no_other(
+    world: World, table: str, column: str, value: str | bytes
+):
+    world.tickets.put("T2")
+    dfids = [escalated(world, escalate, f"C{number}", f"T{number}") for number in (1, 2)]
+    since = {case.dfid: case.since_ms for case in desk(world).waiting()}
+    sql = f"UPDATE {table} SET {column} = CAST(? AS TEXT) WHERE dfid = ?"
+    world.store.run(sql, (value, dfids[0]))
+    damaged, other = desk(world).waiting()
+    assert (dfids[0], "C1", since[dfids[0]], True) == (
+        damaged.dfid,
+        damaged.event_id,
+        damaged.since_ms,
+        damaged.damaged,
+    )
+    assert (dfids[1], "T2", False) == (other.dfid, other.key, other.damaged)
+    for act in (
+        lambda: desk(world).case(dfids[0]),
+        lambda: desk(world).look(damaged),
+        lambda: resolve(world, dfids[0], "MODIFY", SORRY),
+        lambda: resolve(world, dfids[0], "ABORT"),
+    ):
+        with pytest.raises(StoreError, match="cannot be read"):
+            act()
+    assert [] == world.column("SELECT 1 FROM human_decisions")
+    assert () != audit.verify(world.store).faults
+
+
+@pytest.mark.parametrize("value", ["x", "5", '{"amount":null}', "[5]", "[" * 100_000])
+@pytest.mark.parametrize(("table", "column"), [("policy_proposals", "params"), ("dim_validations", "reasons")])
+def test_an_answer_that_cannot_be_read_is_no_answer(world: World, table: str, column: str, value: str):
+    answer = world.decide(escalate)
+    (kept,) = world.column(f"SELECT {column} FROM {table}")
+    world.store.run(f"UPDATE {table} SET {column} = ?", (value,))
+    with pytest.raises(StoreError, match=f"the record of flow `{answer.dfid}` cannot be read") as caught:
+        world.kernel.open(world.event())
+    assert "sds ledger verify" == caught.value.hint
+    world.store.run(f"UPDATE {table} SET {column} = ?", (kept,))
+    assert answer == world.kernel.open(world.event())
+
+
+@pytest.mark.parametrize("value", ["x", "[]", "{}"])
+def test_a_case_whose_seals_cannot_be_read_is_not_carried_out(world: World, value: str):
+    dfid = escalated(world, refund())
+    world.store.run("DROP TRIGGER ledger_no_update")
+    world.store.run("UPDATE ledger SET body = ? WHERE kind = 'DECIDED'", (value,))
+    with pytest.raises(StoreError, match="is not what was written"):
+        resolve(world, dfid, "OVERRIDE")
+    assert [] == world.rail.sent
 
 
 def test_the_queue_of_any_gate_is_read_by_its_registered_terms(world: World):

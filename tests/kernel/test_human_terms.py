@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,8 @@ from tests.kernel.durable import (
     refund,
 )
 from tests.kernel.humans import ALWAYS, TERMS, change, escalated, refused, resolve
+
+DRAWS = ("    draws: {ticket.compensations_left: 1}\n", "    draws: {ticket.refundable_minor: amount}\n")
 
 
 def human(section: str) -> str:
@@ -56,6 +58,17 @@ def test_a_broken_human_section_is_refused_with_its_line(section: str, line: int
         parse_contract(human(section), "c.yaml")
     at = CONTRACT.count("\n") + line
     assert str(caught.value).startswith(f"c.yaml:{at}: {message}"), str(caught.value)
+
+
+@pytest.mark.parametrize(("scale", "accepted"), [(2, True), (0, False)])
+def test_a_humans_kind_spends_at_the_scale_of_the_kind_that_it_replaces(scale: int, accepted: bool):
+    """Both feed the same counters: a human's 50 would be half a euro of the agent's limit."""
+    only_goodwill = [(f"{draws}    spends: amount\n", draws) for draws in DRAWS]
+    kind = f"GOODWILL: {{params: {{amount: {{lo: 1, hi: 50, scale: {scale}}}}}, spends: amount, reasons: [APOLOGY]}}"
+    with nullcontext() if accepted else pytest.raises(ContractError) as caught:
+        contract(*only_goodwill, more=f"human:\n  kinds:\n    {kind}\n")
+    wanted = "human.kinds.GOODWILL.spends: has another scale than what other kinds spend, the agent's among them"
+    assert accepted or wanted in str(caught.value)  # type: ignore[union-attr]  # it was caught
 
 
 def test_what_the_human_section_leaves_out_is_as_the_agent_has_it():

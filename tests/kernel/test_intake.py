@@ -29,6 +29,10 @@ GOOD = {"claim_id": "C1", "ticket_id": "T1", "text": "please"}
         ({**GOOD, "text": None}, "the event has no text `text`"),
         ({**GOOD, "amount": 9999}, "the event has an unknown field `amount`"),
         ({**GOOD, 5: "x"}, "the event has an unknown field `5`"),
+        (
+            {**GOOD, "x\nerror: all is well" + "!" * 99: 1},
+            f"the event has an unknown field `x error: all is well{'!' * 44}`",
+        ),
         ({**GOOD, "claim_id": ""}, f"`claim_id` is not 1 to {ID_CHARS_MAX} printable characters"),
         ({**GOOD, "ticket_id": "T\n1"}, f"`ticket_id` is not 1 to {ID_CHARS_MAX} printable characters"),
         ({**GOOD, "ticket_id": "\udcff"}, f"`ticket_id` is not 1 to {ID_CHARS_MAX} printable characters"),

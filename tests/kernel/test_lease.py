@@ -1,16 +1,17 @@
-"""Leases under a clock that was wrong: nothing is held longer than a lease can be, and nothing is paid twice for it."""
+"""Leases, and under a clock that was wrong: nothing is held longer than a lease can be, nothing is paid twice for it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sds.kernel import audit, saga
 from sds.kernel.answer import Answer
 from sds.kernel.errors import UsageError
-from sds.kernel.executor import Receipt
+from sds.kernel.executor import ExecutionIntent, Receipt
 from sds.kernel.human import HumanDesk, Resolution
 from sds.kernel.lease import runs
 from sds.kernel.recovery import Recovered
@@ -135,3 +136,28 @@ def test_a_saga_of_a_clock_that_was_ahead_is_ended(ahead: World):
     saga.claim(ahead.store, ahead.contract, "BOTH", ahead.event(), dfid="a saga", now_ms=ahead.clock())
     ahead.clock.advance(-YEAR_MS)
     assert Recovered(sagas_ended=1) == recovered(ahead)
+
+
+@pytest.mark.parametrize(("late_ms", "sent"), [(0, 1), (1, 0)])
+def test_a_slow_state_source_takes_nothing_from_the_time_to_send(world: World, late_ms: int, sent: int):
+    """That begins when the order is reserved, and to its last millisecond the flow's lease keeps recovery away."""
+    packet, budget = world.packet(), world.contract.budget
+    conclude, send = world.kernel.conclude, world.rail.dispatch
+
+    def pause(*args: Any) -> ExecutionIntent | None:
+        intent = conclude(*args)
+        world.clock.advance(budget.dispatch_ms_max + late_ms)
+        return intent
+
+    def look(intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
+        assert Recovered(leased=1) == recovered(world)
+        return send(intent, key, deadline_s)
+
+    world.tickets.on_read = lambda _key: world.clock.advance(budget.ttl_ms)
+    world.kernel.conclude, world.rail.dispatch = pause, look  # type: ignore[method-assign]
+    answer = world.kernel.decide(packet, refund()(packet))
+    world.tickets.on_read = lambda _key: None
+    assert ("SUCCESS" if sent else "UNKNOWN", sent) == (answer.execution, len(world.rail.paid()))
+    assert sent or ["not sent: the order came too late"] == world.column(
+        "SELECT json_extract(body, '$.detail') FROM ledger WHERE kind = 'UNKNOWN'"
+    )

@@ -111,13 +111,57 @@ def test_a_flow_that_nobody_finished_counts_for_nothing(world: World):
     assert None is monitor.breach(world.store, world.contract)
 
 
+WHOLE = (
+    ("fills: {amount: {value: 25000, scale: 2}}", "fills: {amount: {value: 250}}"),
+    ("params: {amount: {lo: 1, hi: ticket.refundable_minor, scale: 2}}\n", "params: {amount: {lo: 1, hi: 10}}\n"),
+    ("    draws: {ticket.refundable_minor: amount}\n", ""),
+    ("params: {amount: {lo: 0, hi: 1000, scale: 2}}", "params: {amount: {lo: 0, hi: 10}}"),
+)
+DEARER = ("version: 1.0.0", "version: 2.0.0"), ("hi: 1000,", "hi: 2000,")
+ALL_MAY_PAY = LIMITS.replace("paid_pct_max: 50, ", "")
+
+
+@pytest.mark.parametrize(
+    ("before", "first", "then", "why"),
+    [
+        (WHOLE, "4", "3.01", "the last 1 payments average 301, over 300"),  # 4 is no 0.04, and lowers no mean
+        (WHOLE, "4", "3.00", None),
+        ((), "2.00", "10.00", None),  # of another version, in the same units
+        ((), "3.00", "3.01", "the last 10 payments average 300, over 300"),
+    ],
+)
+def test_the_mean_is_of_what_was_paid_in_the_contracts_own_units(
+    folder: Path, before: tuple[tuple[str, str], ...], first: str, then: str, why: str | None
+):
+    world = World(folder, terms=contract(*before, more=ALL_MAY_PAY))
+    world.tickets.put("T1", mood="angry")
+    run(world, paid=9, denied=0, amount=first)
+    world.clock.advance(24 * 3_600_000)
+    world.contract = contract(*DEARER, more=ALL_MAY_PAY)
+    registry.register(world.store, world.contract, by="operator", now_ms=world.clock())
+    world.kernel = world.open_kernel()
+    run(world, paid=1, denied=0, amount=then, start=10)
+    assert why == monitor.breach(world.store, world.contract)
+    world.close()
+
+
+def test_what_paid_under_an_older_contract_has_paid_whatever_the_kind_is_called_now(world: World):
+    run(world, paid=6, denied=0)
+    renamed = contract(("version: 1.0.0", "version: 2.0.0"), ("GOODWILL", "KINDNESS"), more=LIMITS)
+    registry.register(world.store, renamed, by="operator", now_ms=world.clock())
+    world.contract = renamed
+    world.kernel = world.open_kernel()
+    run(world, paid=0, denied=4)
+    assert "6 of the last 10 decisions paid, over 50 %" == watch(world)
+
+
 def reading(world: World) -> int:
-    """Return how much is read for one look at the thresholds, in tens of steps of SQLite's machine."""
-    tens: list[None] = []
-    world.store._db.set_progress_handler(lambda: tens.append(None), 10)
+    """Return how much is read for one look at the thresholds, in steps of SQLite's machine."""
+    steps: list[None] = []
+    world.store._db.set_progress_handler(lambda: steps.append(None), 1)
     assert None is monitor.breach(world.store, world.contract)
     world.store._db.set_progress_handler(None, 0)
-    return len(tens)
+    return len(steps)
 
 
 def test_in_a_longer_ledger_no_more_is_read(world: World):

@@ -18,6 +18,7 @@ from sds.kernel.proposal import PROPOSAL_BYTES_MAX
 from sds.kernel.state import StateRead
 from tests.kernel.authority import NARROWER, halt, newer_version, reactivate, revoke, status, suspend
 from tests.kernel.durable import World, compensate, contract, deny, escalate, nonsense, proposal, refund
+from tests.kernel.faults import WordlessError
 
 
 def test_a_refund_is_paid_once_and_recorded_whole(world: World):
@@ -354,6 +355,24 @@ def test_what_was_measured_while_deciding_is_recorded(world: World):
         "SELECT model, confidence, tokens, passes, duration_ms FROM policy_proposals"
     )
     assert () == audit.verify(world.store).faults
+
+
+@pytest.mark.parametrize("error", [WordlessError(), TimeoutError(), RuntimeError("no such\ntable")])
+def test_a_source_that_raises_leaves_only_the_human_and_says_why_in_one_line(world: World, error: Exception):
+    def fail(_key: str) -> None:
+        raise error
+
+    world.tickets.on_read = fail
+    packet = world.packet()
+    said = {"RuntimeError": "no such table"}.get(type(error).__name__, type(error).__name__)
+    assert (f"state cannot be read: {said}", ("ESCALATE",)) == (packet.notes[0], packet.envelope.names)
+
+
+def test_what_was_measured_beyond_what_can_be_kept_leaves_the_flow_open(world: World):
+    packet = world.packet()
+    with pytest.raises(StoreError, match="the store cannot hold such a value"):
+        world.kernel.decide(packet, deny(packet), Decoding(tokens=2**70))
+    assert "CLOSED" == world.kernel.decide(packet, deny(packet)).state
 
 
 @pytest.mark.parametrize("read", [StateRead(None, "1"), StateRead({}, None), StateRead({}, "\ud800"), "text", 7])  # type: ignore[arg-type]  # what a careless source may return

@@ -110,3 +110,15 @@ def test_what_a_human_decides_is_held_to_the_age_of_the_state_it_is_judged_on(
     assert ("STATE_DRIFT_DETECTED", "the state was read too long ago") == (error.reason_code, str(error))
     slow_source(world, AGE_MS_MAX)
     assert "SUCCESS" == resolve(world, dfid, "OVERRIDE").execution
+
+
+def test_a_decision_about_another_snapshot_is_rejected_and_one_millisecond_has_one_snapshot_of_a_key(world: World):
+    """What a proposal refers to names neither event nor flow: docs/limits.md says so."""
+    first, second = world.packet("C1"), world.packet("C2")
+    world.clock.advance(1)
+    third = world.packet("C3")
+    assert first.snapshot.id == second.snapshot.id != third.snapshot.id
+    assert "ACTIVE" == world.kernel.decide(third, refund()(first)).state
+    assert ["STALE_CONTEXT"] == world.column("SELECT reasons ->> '$[0][1]' FROM attempts")
+    assert "SUCCESS" == world.kernel.decide(second, refund()(first)).execution
+    assert [(second.dfid, "T1", "REFUND_TICKET", 4_000)] == world.rail.paid()

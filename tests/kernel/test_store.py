@@ -81,6 +81,15 @@ def test_a_strict_table_refuses_a_value_of_another_type(store: Store):
         store.insert("resources", resource="a", epoch="first", drawn=0)
 
 
+@pytest.mark.parametrize("value", [2**70, "\udcff"])
+def test_a_value_that_no_table_can_hold_is_refused_like_any_other_fault(store: Store, value: object):
+    with pytest.raises(StoreError, match="the store cannot hold such a value: "), store.transaction():
+        store.insert("resources", resource=value, epoch=1, drawn=0)
+    with pytest.raises(StoreError, match="the store cannot hold such a value: "):
+        store.rows("SELECT 1 FROM resources WHERE resource = ?", (value,))
+    assert [] == store.rows("SELECT * FROM resources")
+
+
 def test_threads_take_turns_and_lose_nothing(store: Store):
     with store.transaction():
         store.insert("resources", resource="r", epoch=0, drawn=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,8 @@ WHOLE = (
 NOT_DRAWN = "    draws: {ticket.refundable_minor: amount}\n"
 DRAWN = "`ticket.refundable_minor` is declared as `fixed\\(2\\)`, and what is drawn from it was counted with 0 decimals"
 SPENT = "what is spent in this hour or day was counted with 0 decimals, and this contract spends with others"
+
+SHARED = "`ticket.refundable_minor` is declared as `fixed(2)`, and gate `claims`, which shares it, declares it as `int`"
 
 
 @pytest.fixture
@@ -97,6 +100,35 @@ def test_nor_by_another_gate_of_the_same_source(euros: World):
     put_in_force(euros, contract(*names, ("source: tickets", "source: bookings")))
 
 
+def test_two_gates_in_force_never_count_what_they_share_in_different_units(euros: World):
+    """Nothing is drawn yet: as soon as one had, the other would take it for a hundred times as much."""
+    names = ("gate: claims", "gate: others"), ("agent_id: claims-agent", "agent_id: others-agent")
+    for draws in ((), ((NOT_DRAWN, ""),)):  # that it only looks at what the other draws is enough
+        with pytest.raises(ContractError) as caught:
+            put_in_force(euros, contract(*names, *draws))
+        assert SHARED == str(caught.value)
+        assert "declare it as that gate does" in caught.value.hint
+    put_in_force(euros, contract(*names, *WHOLE))
+    with pytest.raises(ContractError, match="gate `others`, which shares it, declares it as `int`"):
+        put_in_force(euros, cents("1.1.0"))
+    registry.transition(euros.store, "others-agent", "RETIRED", by="operator", reason="moved", now_ms=1)
+    put_in_force(euros, cents("1.1.0"))
+
+
+def test_nor_does_a_revoked_contract_keep_another_gate_from_its_units(euros: World):
+    registry.revoke(euros.store, euros.contract.hash, who="ada", reason="wrong units", now_ms=1)
+    put_in_force(
+        euros, contract(("gate: claims", "gate: others"), ("agent_id: claims-agent", "agent_id: others-agent"))
+    )
+
+
+def test_two_gates_that_only_look_may_look_in_units_of_their_own(folder: Path):
+    world = World(folder, terms=contract(*WHOLE, (NOT_DRAWN, "")))
+    names = ("gate: claims", "gate: others"), ("agent_id: claims-agent", "agent_id: others-agent")
+    put_in_force(world, contract(*names, (NOT_DRAWN, "")))
+    world.close()
+
+
 def test_other_units_of_another_field_are_no_matter(euros: World):
     euros.decide(compensate)
     euros.clock.advance(24 * HOUR_MS)
@@ -114,6 +146,20 @@ def test_what_is_spent_is_not_counted_in_other_units_in_the_same_hour_or_day(eur
     euros.clock.advance(7 * HOUR_MS)  # START_MS is 16:00
     put_in_force(euros, cents("1.1.0"))
     assert "SUCCESS" == euros.decide(goodwill("10.00"), "C2").execution
+
+
+def test_what_kinds_of_several_scales_spent_is_in_nobodys_units(euros: World):
+    """An older version of this program took such a contract, if the human's kind replaced the agent's."""
+    assert "SUCCESS" == euros.decide(goodwill("10")).execution
+    (text,) = euros.column("SELECT body FROM contracts")
+    body = json.loads(str(text))
+    kind = json.loads(str(text))["kinds"]["GOODWILL"]
+    kind["params"]["amount"]["scale"] = 2
+    body["human"]["kinds"] = {"GOODWILL": kind}
+    euros.store.run("UPDATE contracts SET body = ?", (json.dumps(body),))
+    with pytest.raises(ContractError, match="was counted with now more, now fewer decimals"):
+        put_in_force(euros, cents("1.1.0"))
+    euros.store.run("UPDATE contracts SET body = ?", (text,))
 
 
 def test_a_flow_that_was_open_does_not_count_in_the_older_units_any_more(euros: World):

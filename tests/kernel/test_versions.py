@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sds.kernel import audit, registry
+from sds.kernel.errors import ContractError
+from sds.kernel.human_record import registered_terms
 from sds.kernel.versions import Version, registered_contract, versions
 from tests.kernel.durable import World, contract
 
@@ -23,6 +27,15 @@ def test_the_registered_contract_is_read_back_whole(world: World):
     assert found is not None
     assert world.contract.hash == found.hash
     assert registered_contract(world.store, "elsewhere") is None
+
+
+@pytest.mark.parametrize("body", ["x", "5", "null", "[]", "{}"])
+def test_a_registered_contract_that_cannot_be_read_is_said_to_be_so(world: World, body: str):
+    world.store.run("UPDATE contracts SET body = ?", (body,))
+    for read in (registered_contract, registered_terms):
+        with pytest.raises(ContractError, match="a registered contract is not one of this program's") as caught:
+            read(world.store, world.contract.gate)
+        assert "sds ledger verify" == caught.value.hint
 
 
 def test_a_revoked_version_is_listed_as_revoked(world: World):
