@@ -9,10 +9,11 @@ TESTABLE := $(VENV)/.testable
 .PHONY: help install demo test bench peers docs clean
 
 help:
+	@echo "make install set up everything, for sds and for the tests"
 	@echo "make demo    decide 50 real claims with a real local model"
 	@echo "make test    lint, types, import wall and all tests"
 	@echo "make bench   ask every benchmark and write benchmarks/report.md (alone on the machine, please)"
-	@echo "make clean   delete what was made: .venv, .sds and .peers (prepared weights stay in ~/.cache/sds)"
+	@echo "make clean   delete what was made: .venv, .sds, .peers and my-models (prepared weights stay in ~/.cache/sds)"
 
 install: $(TESTABLE)
 
@@ -63,4 +64,4 @@ docs: $(TESTABLE)
 	$(BIN)/python -m typer sds.cli.app utils docs --name sds --title "Command line" > docs/cli.md
 
 clean:
-	rm -rf $(VENV) .sds .peers
+	rm -rf $(VENV) .sds .peers my-models

@@ -80,13 +80,21 @@ def _measure(
 ) -> None:
     if asked.save:
         make_folder(asked.save)
-    if not asked.json:
-        print(doc)
-    report = run(asked, _silent if asked.json else print)
+    told = [] if asked.json or not doc else [doc]
+
+    def say(line: str) -> None:
+        """Say what it asks with the first thing it finds: a mistake is one line."""
+        while told:
+            print(told.pop())
+        print(line)
+
+    report = run(asked, _silent if asked.json else say)
     report["command"] = shlex.join(["sds", "bench", report["benchmark"], *_how(sys.argv[1:])])
     if asked.save:
         write_whole(asked.save / f"{report['benchmark']}.json", json.dumps(report, indent=1) + "\n")
     if not asked.json:
+        while told:
+            print(told.pop())
         show(report)
     print(json.dumps(report))
 

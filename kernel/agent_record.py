@@ -48,8 +48,17 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
+class Halt:
+    """Who halted everything, when (milliseconds since 1970) and why."""
+
+    at_ms: int
+    who: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class AgentRecord:
-    """One agent. Moves and contracts oldest first. `escalations_left` of `escalations_per_hour`."""
+    """One agent. Moves and contracts oldest first. `escalations_left` of `escalations_per_hour`. `halt`: where it is halted."""
 
     agent: Registration
     gate: str
@@ -60,6 +69,7 @@ class AgentRecord:
     escalations_per_hour: int
     contracts: tuple[Held, ...]
     moves: tuple[Move, ...]
+    halt: Halt | None = None
 
 
 def agent_record(store: Store, agent_id: str, *, now_ms: int) -> AgentRecord | None:
@@ -80,7 +90,14 @@ def agent_record(store: Store, agent_id: str, *, now_ms: int) -> AgentRecord | N
         escalations_per_hour=per_hour,
         contracts=tuple(_held(store, at_ms, entry, agent) for at_ms, entry in _entries(store, "CONTRACT", agent_id)),
         moves=tuple(_move(at_ms, entry) for at_ms, entry in _entries(store, "AGENT", agent_id)),
+        halt=_halt(store) if agent.halted else None,
     )
+
+
+def _halt(store: Reader) -> Halt | None:
+    row = store.row("SELECT at_ms, body FROM ledger WHERE dfid = '' AND kind = 'HALT' ORDER BY idx DESC LIMIT 1")
+    body = json.loads(row[1]) if row else {}
+    return Halt(row[0], body["by"], body["reason"]) if row else None
 
 
 def _entries(store: Reader, kind: str, agent_id: str) -> list[tuple[int, dict[str, Any]]]:

@@ -45,7 +45,8 @@ def list_agents(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
         print_json([asdict(agent) for agent in found])
         return
     for agent in found:
-        typer.echo(f"{agent.agent_id}  {agent.status}  contract {agent.contract_hash[:12]}")
+        halted = "  (halted by an operator)" if agent.halted else ""
+        typer.echo(f"{agent.agent_id}  {agent.status}  contract {agent.contract_hash[:12]}{halted}")
 
 
 def show(agent_id: AgentId, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
@@ -57,10 +58,11 @@ def show(agent_id: AgentId, gate: GateOption = "refund", as_json: JsonFlag = Fal
     if as_json:
         print_json(asdict(found))
         return
-    agent, now = found.agent, found.moves[-1] if found.moves else None
+    agent, halt, now = found.agent, found.halt, found.moves[-1] if found.moves else None
     facts = {
         "agent": agent.agent_id,
         "gate": found.gate + ("  (halted by an operator)" if agent.halted else ""),
+        **({"halted": f"since {_when(halt.at_ms)}, by {halt.who}: {halt.reason}"} if halt else {}),
         "owner": found.owner,
         "contract": f"{found.version}  {agent.contract_hash}",
         "status": agent.status

@@ -56,7 +56,8 @@ def main() -> None:
     """Run the command line; the process's exit code tells whose fault a failure was."""
     try:
         code = _run(sys.argv[1:])
-        sys.stdout.flush()
+        if sys.stdout is not None:  # a daemon's may be closed
+            sys.stdout.flush()
     except BrokenPipeError:
         code = _read_enough()
     except (OSError, UnicodeError) as error:
@@ -70,6 +71,7 @@ def main() -> None:
 def _run(args: list[str]) -> int:
     """Run one command and return its exit code. Typer's own entry would answer mistakes and closed pipes its own way."""
     try:
+        _refuse_empty(args)
         command = typer.main.get_command(app)
         with command.make_context("sds", args) as context:
             command.invoke(context)
@@ -88,6 +90,14 @@ def _run(args: list[str]) -> int:
     return 0
 
 
+def _refuse_empty(args: list[str]) -> None:
+    """An argument that is empty comes of a variable that is not set: as a path it would be the current folder."""
+    for before, each in zip(["sds", *args], args, strict=False):
+        if not each or (each.startswith("--") and each.find("=") == len(each) - 1):
+            named = each.removesuffix("=") or before
+            raise UsageError(f"what follows `{named}` is empty", hint="is the variable set that it comes from?")
+
+
 def _read_enough() -> int:
     """Whoever reads our output has had enough of it: that is no failure."""
     _forget_output()
@@ -96,7 +106,7 @@ def _read_enough() -> int:
 
 def _forget_output() -> None:
     """Let what could not be written be gone: Python would try again at exit, and complain."""
-    with suppress(OSError):
+    with suppress(OSError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

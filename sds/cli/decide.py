@@ -148,7 +148,7 @@ def _envelope_table(found: DecisionEnvelope) -> Table:
             kind.kind,
             ", ".join(_range(name, bound) for name, bound in kind.params),
             ", ".join(f"{name} {format_literal(value, scale)}" for name, value, scale in kind.fills),
-            ", ".join(kind.reasons),
+            "\n".join(kind.reasons),
         )
     return table
 

@@ -113,7 +113,14 @@ def _store() -> str:
     for path in records:
         _read_through(path)
     found = f"{counted(len(records), 'record')} in it {'is' if len(records) == 1 else 'are'} whole"
-    return f"`{home()}` is writable, {found if records else 'no record in it'}"
+    halted = [path.parent.name for path in records if _halted(path)]
+    told = f"; halted by an operator: {', '.join(halted)}" if halted else ""
+    return f"`{home()}` is writable, {found if records else 'no record in it'}{told}"
+
+
+def _halted(path: Path) -> bool:
+    with closing(_reader(path)) as record:
+        return record.halted
 
 
 def _key(folder: Path) -> None:

@@ -67,7 +67,7 @@ def _whole(store: Store, given: str) -> str:
     """Return the one dfid that begins with `given`, else what was given. Raises UsageError when several do, and where
     nothing was given: a shell variable that is empty names no flow.
     """
-    if not given:
+    if not given.strip():
         raise UsageError("the dfid is empty", hint="sds flows")
     known = [
         row[0]

@@ -31,6 +31,7 @@ from sds.kernel import registry
 from sds.kernel.answer import Answer
 from sds.kernel.bounds import format_literal
 from sds.kernel.errors import SdsError, StoreError, UsageError, WorldError
+from sds.kernel.saga import spec_of
 from sds.kernel.store import Store
 
 LIMIT_DEFAULT = 50
@@ -92,10 +93,12 @@ def run(
         "as_is": as_is,
     }
     folder = folder_of(gate)
-    if reset and folder.exists():
-        _set_aside(folder)
     if saga is not None:
+        from sds.gates.refund.desk import load_refund_contract  # noqa: PLC0415
+
+        spec_of(load_refund_contract(), saga)
         with opened_engine(model, engines, brief=limit < MANY, **options) as decides:
+            _begin(folder, anew=reset)
             sagas.show(folder, saga, limit, decides, fail_second=chaos == "fail-second", as_json=as_json)
         return
     from sds.gates.refund import run as refund  # noqa: PLC0415  the gate's libraries load when they are needed
@@ -115,6 +118,7 @@ def run(
 
         try:
             with opened_engine(model, engines, brief=limit < MANY, parallel=parallel, **options) as decides:
+                _begin(folder, anew=reset)
                 report = refund.run(
                     folder,
                     limit=limit,
@@ -136,6 +140,12 @@ def run(
     if report["stopped"]:
         why, hint = report["stopped"]
         raise WorldError(f"stopped after {report['decisions']} of {limit} claims: {why}", hint=hint)
+
+
+def _begin(folder: Path, *, anew: bool) -> None:
+    """Set the folder aside where a run begins anew: as the last thing before it, once all that it needs is there."""
+    if anew and folder.exists():
+        _set_aside(folder)
 
 
 def _set_aside(folder: Path) -> None:
@@ -163,7 +173,11 @@ def _refuse_while_needed(folder: Path) -> None:
             )
         for agent in registry.agents(store):
             if not agent.active:
-                hint = f'sds agents reactivate {agent.agent_id} --reason "..."' if agent.status != "RETIRED" else ""
+                hint = (
+                    f'sds agents reactivate {agent.agent_id} --reason "..."'
+                    if agent.status != "RETIRED"
+                    else f"rename `{folder}` yourself"
+                )
                 raise UsageError(f"agent `{agent.agent_id}` is {agent.status}, and a reset would lift that", hint=hint)
         if orders := store.value("SELECT count(*) FROM execution_log WHERE status IN ('PENDING', 'UNKNOWN')"):
             raise UsageError(f"{orders} orders are in the air, and a reset would forget them", hint="sds recover")

@@ -68,6 +68,17 @@ def test_json_says_the_same(sds: Shell) -> None:
     assert {"agent_id": AGENT, "status": "SUSPENDED"} == moved
 
 
+def test_a_halt_is_seen_wherever_its_agent_is(sds: Shell) -> None:
+    sds.ok("halt", "--reason", "wrong table", *HERE)
+    assert sds.ok("agents", "list", *HERE).endswith("  (halted by an operator)\n")
+    shown = sds.ok("agents", "show", AGENT, *HERE)
+    assert ": wrong table" in next(line for line in shown.splitlines() if line.startswith("halted: since 20"))
+    sds.ok("resume", "--reason", "right again", *HERE)
+    assert (
+        "halted" not in sds.ok("agents", "list", *HERE) + sds.ok("agents", "show", AGENT, *HERE).partition("history")[0]
+    )
+
+
 def test_retiring_is_for_good(sds: Shell) -> None:
     assert f"{AGENT}: RETIRED\n" == sds.ok("agents", "retire", AGENT, "--reason", "the desk is closed", *HERE)
     refused = sds("agents", "reactivate", AGENT, "--reason", "no", *HERE)
@@ -89,7 +100,8 @@ def test_a_contract_is_revoked_by_its_version(sds: Shell) -> None:
         (("show", "ghost"), "error: there is no agent `ghost`"),
         (("retire", AGENT, "--reason", " "), "error: a reason is needed"),
         (("revoke", AGENT, "9.9.9", "--reason", "r"), f"error: agent `{AGENT}` never had a version `9.9.9`"),
-        (("revoke", AGENT, "1.0.0", "--reason", ""), "error: a reason is needed"),
+        (("revoke", AGENT, "1.0.0", "--reason", ""), "error: what follows `--reason` is empty"),
+        (("revoke", AGENT, "1.0.0", "--reason="), "error: what follows `--reason` is empty"),
         (("revoke", "ghost", "1.0.0", "--reason", "r"), "error: there is no agent `ghost`"),
     ],
 )

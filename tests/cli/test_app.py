@@ -81,6 +81,15 @@ def test_a_reader_that_has_had_enough_is_no_failure(args: list[str]) -> None:
     assert (0, "") == (done.returncode, done.stderr)
 
 
+def test_without_a_standard_output_nothing_is_a_traceback() -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, "run", "--help"],
+        stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=60, check=False,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 1
+
+
 def test_an_output_that_cannot_be_written_is_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

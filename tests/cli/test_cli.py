@@ -230,8 +230,10 @@ MISTAKES = [
     ),
     (("run", "refund", "--model", "tests", "--device", "tpu"), 2, "error: `tpu` is not cpu, cuda or cuda:1"),
     (("run", "refund", "--chaos", "fail-second"), 2, "mend:  --saga REFUND_WITH_VOUCHER, or --chaos drift"),
-    (("audit", ""), 2, "error: the dfid is empty"),
-    (("escalations", "resolve", "", "--abort", "--reason", "typo"), 2, "error: the dfid is empty"),
+    (("audit", ""), 2, "error: what follows `audit` is empty"),
+    (("escalations", "resolve", "", "--abort", "--reason", "typo"), 2, "error: what follows `resolve` is empty"),
+    (("audit", " "), 2, "error: the dfid is empty"),
+    (("models", "check", "README.md", "--contract", ""), 2, "error: what follows `--contract` is empty"),
     (
         ("run", "refund", "--dtype", "fp32"),
         2,

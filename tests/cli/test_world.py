@@ -60,6 +60,18 @@ def test_a_reset_is_refused_while_orders_are_in_the_air(folder: Path, status: st
     assert decisions_path(folder).exists()
 
 
+@pytest.mark.parametrize(
+    "mistake", [("--model", "nowhere.gguf"), ("--engines", "nowhere.yaml"), ("--saga", "NONE"), ("--device", "abacus")]
+)
+def test_a_reset_with_a_mistake_beside_it_leaves_all_as_it_was(tmp_path: Path, mistake: tuple[str, str]) -> None:
+    (tmp_path / "refund").mkdir()
+    (tmp_path / "refund" / "note.txt").write_text("mine")
+    done = Shell(tmp_path)("run", "refund", "--limit", "1", "--reset", *mistake)
+    assert 2 == done.returncode, done.stderr
+    assert ["refund"] == [path.name for path in tmp_path.iterdir()]
+    assert "mine" == (tmp_path / "refund" / "note.txt").read_text()
+
+
 def test_a_reset_is_refused_while_halted(folder: Path) -> None:
     with closing(Store(decisions_path(folder))) as store:
         registry.set_halted(store, True, by="test", reason="test", now_ms=0)
