@@ -37,6 +37,11 @@ class BackendError(Exception):
         self.hint = hint
 
 
+def extra_hint(extra: str) -> str:
+    """Say how to get an extra of this package, which no index has yet."""
+    return f"`make install` in the source folder; elsewhere pip install 'PATH_TO_THAT_FOLDER[{extra}]'"
+
+
 @dataclass(frozen=True, slots=True)
 class ChatFrame:
     """The control text around one turn: `before_system` system `between` user `after_user`, then the model speaks."""
