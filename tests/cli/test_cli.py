@@ -222,7 +222,8 @@ MISTAKES = [
         2,
         "error: --engines and --engine exclude each other",
     ),
-    (("decide", "refund", "--event", "README.md", "--engines", "Makefile"), 2, "error: Makefile:"),
+    (("run", "refund", "--limit", "1", "--engines", "Makefile"), 2, "error: Makefile:"),
+    (("decide", "refund", "--event", "README.md", "--engines", "nowhere.yaml"), 2, "error: the event is not JSON"),
     (
         ("doctor", "--engine", "outlines", "--model", "nowhere.gguf"),
         1,
