@@ -21,6 +21,7 @@ IN_8_BITS = "all products with weights but those of the last layer, and the weig
 INT8_REST: dict[Dtype, Dtype] = {"int8": "fp32", "int8-bf16": "bf16"}
 Library = Literal["llamacpp", "transformers", "openvino"]
 
+FOLDER_HINT = "name a GGUF file: a folder runs in transformers alone"
 SLOTS_MAX = 64
 FORKS_MAX = 63  # of one backend, whatever its slots
 

@@ -279,5 +279,6 @@ def test_what_it_cannot_do_is_refused_in_one_line(
 
 
 def test_a_folder_is_refused_in_one_line(tiny_folder: Callable[[int], Path]) -> None:
-    with pytest.raises(BackendError, match="is a folder: OpenVINO runs GGUF files here"):
+    with pytest.raises(BackendError, match="is a folder: OpenVINO runs GGUF files here") as refused:
         open_backend(tiny_folder(1), library="openvino")
+    assert "name a GGUF file: a folder runs in transformers alone" == refused.value.hint
