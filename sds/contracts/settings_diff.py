@@ -198,8 +198,8 @@ def _kind(where: str, a: KindSpec, b: KindSpec) -> Iterator[SettingChange]:
 def _human_kinds(a: Mapping[str, KindSpec], b: Mapping[str, KindSpec]) -> Iterator[SettingChange]:
     """Name what else differs in the kinds a human has: what of it permits more, the decisions say."""
     both = a.keys() & b.keys()
-    alone = ({kind: spec for kind, spec in each.items() if kind not in both} for each in (a, b))
-    yield from _entries("human.kinds", *alone, _neutral, added="different")
+    gone, come = ({kind: spec for kind, spec in each.items() if kind not in both} for each in (a, b))
+    yield from _entries("human.kinds", gone, come, _neutral, added="different")
     for kind in sorted(both):
         where, before, after = f"human.kinds.{kind}", a[kind], b[kind]
         for name in ("reasons", "when"):
