@@ -344,6 +344,8 @@ def parse_contract(text: str, name: str = "contract") -> Contract:
     from sds.kernel.human_terms import human_contract  # noqa: PLC0415
     from sds.kernel.rules import Rules  # noqa: PLC0415  rules need the type of a contract, a contract is checked by its rules
 
+    if not isinstance(text, str):
+        raise ContractError(f"{name}: the contract is no text", hint="load_contract(path) reads a file")
     data, lines = load_with_lines(text, name)
     try:
         contract = Contract.model_validate(_tuples(data))

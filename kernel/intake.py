@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -89,6 +90,8 @@ def parse_event(contract: Contract, text: str | bytes) -> Event:
     """Validate a trigger given as JSON text. Raises EventError."""
     if len(text) > EVENT_BYTES_MAX:
         raise EventError(f"the event is larger than {EVENT_BYTES_MAX} bytes")
+    if text[:3] == BOM_UTF8 or text[:1] == "\ufeff":
+        raise EventError("the event begins with a byte order mark", hint="save it as UTF-8 without one")
     try:
         data = json.loads(text, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:

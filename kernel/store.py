@@ -25,6 +25,17 @@ UPGRADABLE = ("1",)  # versions that lack nothing but tables
 
 _UNSTORABLE = (OverflowError, UnicodeEncodeError)  # a number beyond 64 bits, text that has no UTF-8
 
+_WRITE, _RESTORE = "is it in a folder that you may write?", "restore it from a backup, or use another folder"
+_MENDS = {
+    sqlite3.SQLITE_CANTOPEN: _WRITE,
+    sqlite3.SQLITE_READONLY: _WRITE,
+    sqlite3.SQLITE_PERM: _WRITE,
+    sqlite3.SQLITE_NOTADB: _RESTORE,
+    sqlite3.SQLITE_CORRUPT: _RESTORE,
+    sqlite3.SQLITE_BUSY: "another program holds it: end that, or try again",
+    sqlite3.SQLITE_FULL: "the disk is full",
+}
+
 Row = tuple[Any, ...]
 Connect = Callable[[Path], sqlite3.Connection]
 
@@ -109,7 +120,9 @@ class Store(Reader):
             raise self._unusable(error) from error
 
     def _unusable(self, error: Exception) -> StoreError:
-        return StoreError(f"`{self.path}` cannot be opened as a decision store: {error}")
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        hint = _MENDS.get(code) or (_WRITE if isinstance(error, OSError) else "")
+        return StoreError(f"`{self.path}` cannot be opened as a decision store: {error}", hint=hint)
 
     def _write_ahead(self) -> str:
         """Switch to WAL; SQLite does not wait by itself while another does the same to a fresh file."""

@@ -15,7 +15,7 @@ import llama_cpp as lib
 
 from sds.models.cards import card_names
 from sds.models.checks import check_device
-from sds.models.protocol import BackendError
+from sds.models.protocol import FOLDER_HINT, BackendError
 from sds.models.vocabulary import Vocabulary
 from sds.models.words import readable
 
@@ -67,7 +67,9 @@ def gguf_fingerprint(path: Path) -> str:
             file.seek(0)
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise BackendError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+        why = (error.strerror or "unknown cause").lower()
+        hint = FOLDER_HINT if isinstance(error, IsADirectoryError) else ""
+        raise BackendError(f"`{path}` cannot be read: {why}", hint=hint) from error
 
 
 def load_gguf(path: Path, *, vocab_only: bool = False, device: str = "cpu") -> tuple[lib.llama_model_p, Vocabulary]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from sds.models.checks import check_slots
 from sds.models.llama import CONTEXT_TOKENS
-from sds.models.protocol import BackendError, Dtype
+from sds.models.protocol import BackendError, Dtype, extra_hint
 from sds.models.seats import Part, SeatedBackend
 
 try:
@@ -27,9 +27,7 @@ try:
     from sds.models.hf_cells import Forward, HfStore, store_of
     from sds.models.hf_load import device_of, failing, fingerprint_of, loaded
 except ImportError as error:
-    raise BackendError(
-        "transformers and torch are not installed", hint="pip install 'sovereign-decision-stream[hf]'"
-    ) from error
+    raise BackendError("transformers and torch are not installed", hint=extra_hint("hf")) from error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

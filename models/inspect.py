@@ -14,7 +14,7 @@ from typing import Any
 import llama_cpp as lib
 
 from sds.models.gguf import chat_template, gguf_fingerprint, load_gguf
-from sds.models.protocol import BackendError, ChatFrame
+from sds.models.protocol import BackendError, ChatFrame, extra_hint
 from sds.models.safetensors_header import read_weights
 from sds.models.words import Words, model_frame, tokens_of
 
@@ -27,7 +27,6 @@ CONFIG_BYTES_MAX = 1 << 20
 NOT_SAID = "not said"
 _DIGITS = (b"0123456789", b"2026", b"150.00", b'"amount":99995.05')
 _WHOLE = "name the GGUF file of a whole model: no adapter, no projector, no later part of several"
-_HF_HINT = "pip install 'sovereign-decision-stream[hf]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,9 @@ def _folder_words(path: Path, size: int) -> tuple[Words, str | None, str]:
     try:
         from sds.models.hf_vocabulary import HfVocabulary  # noqa: PLC0415  only with the extra `hf`
     except ImportError as error:
-        raise BackendError(f"`{path}` is a checkpoint folder, which needs the extra `hf`", hint=_HF_HINT) from error
+        raise BackendError(
+            f"`{path}` is a checkpoint folder, which needs the extra `hf`", hint=extra_hint("hf")
+        ) from error
     if not (path / "tokenizer.json").exists():
         raise BackendError(f"`{path}` has no tokenizer.json", hint="save the tokenizer with the fast library, too")
     try:

@@ -21,7 +21,7 @@ from sds.models.checks import check_slots
 from sds.models.gguf import gguf_fingerprint, identity, words_of
 from sds.models.llama import CONTEXT_TOKENS
 from sds.models.openvino_cells import Cells
-from sds.models.protocol import INT8_REST, BackendError, Dtype, Row
+from sds.models.protocol import INT8_REST, BackendError, Dtype, Row, extra_hint
 from sds.models.seats import Part, SeatedBackend
 from sds.models.token_trees import Call, Inputs, Place, calls_of
 
@@ -32,7 +32,7 @@ try:
     from sds.models.openvino_graph import graph
     from sds.models.openvino_weights import Shape, Weights
 except ImportError as error:
-    raise BackendError("OpenVINO is not installed", hint="pip install 'sovereign-decision-stream[openvino]'") from error
+    raise BackendError("OpenVINO is not installed", hint=extra_hint("openvino")) from error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,10 +17,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
-from sds.models.protocol import ENDINGS, BackendError, ChatFrame, Dtype
+from sds.models.protocol import ENDINGS, BackendError, ChatFrame, Dtype, extra_hint
 from sds.models.writer import Form, Grammar, Processing, Written
 
-OUTLINES_HINT = "pip install 'sovereign-decision-stream[outlines]'"
+OUTLINES_HINT = extra_hint("outlines")
 XGRAMMAR_HINT = "pip install xgrammar, or take --backend llguidance"
 CONTEXT_TOKENS = 4096
 # outlines-core builds every state before the first token, on and on where a language is large: some 10 ms a character

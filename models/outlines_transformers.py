@@ -11,14 +11,14 @@ from typing import Any
 import outlines
 
 from sds.models.hf import HfBackend
-from sds.models.protocol import BackendError, ChatFrame, Dtype
+from sds.models.protocol import BackendError, ChatFrame, Dtype, extra_hint
 
 try:
     import torch
     from outlines.models.transformers import TransformerTokenizer
     from transformers import AutoTokenizer, GenerationConfig
 except ImportError as error:
-    raise BackendError("transformers is not installed", hint="pip install 'sovereign-decision-stream[hf]'") from error
+    raise BackendError("transformers is not installed", hint=extra_hint("hf")) from error
 
 
 for _kernel in ("outlines_core.kernels.torch", "llguidance.torch"):

@@ -21,6 +21,7 @@ IN_8_BITS = "all products with weights but those of the last layer, and the weig
 INT8_REST: dict[Dtype, Dtype] = {"int8": "fp32", "int8-bf16": "bf16"}
 Library = Literal["llamacpp", "transformers", "openvino"]
 
+FOLDER_HINT = "name a GGUF file: a folder runs in transformers alone"
 SLOTS_MAX = 64
 FORKS_MAX = 63  # of one backend, whatever its slots
 
@@ -35,6 +36,11 @@ class BackendError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+
+
+def extra_hint(extra: str) -> str:
+    """Say how to get an extra of this package, which no index has yet."""
+    return f"`make install` in the source folder; elsewhere pip install 'PATH_TO_THAT_FOLDER[{extra}]'"
 
 
 @dataclass(frozen=True, slots=True)

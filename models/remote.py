@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sds.models.bounded_http import Address, post
-from sds.models.protocol import BackendError
+from sds.models.protocol import BackendError, extra_hint
 from sds.models.writer import Form, Grammar, Server, Written
 
 FORMS: dict[Server, Form] = {
@@ -27,7 +27,6 @@ FORMS: dict[Server, Form] = {
     "lmstudio": "json_schema",
     "openai": "json_schema",
 }
-OUTLINES_HINT = "pip install 'sovereign-decision-stream[outlines]'"
 SEED = 0  # greedy all the same; some servers draw even then
 # Greedy means no penalty on what was said before: some servers have one unless told, others read it with the weights.
 _PLAIN: dict[Server, dict[str, float]] = {
@@ -117,7 +116,7 @@ def _ask(kind: Server, wire: _Wire, model: str) -> Ask:
         import openai  # noqa: F401, PLC0415
         import outlines  # noqa: F401, PLC0415  loaded when one of its engines is asked for
     except ImportError as error:
-        raise BackendError(f"`{kind}` needs the package outlines", hint=OUTLINES_HINT) from error
+        raise BackendError(f"`{kind}` needs the package outlines", hint=extra_hint("outlines")) from error
     return _through_tgi(wire) if kind == "tgi" else _through_chat(kind, wire, model)
 
 

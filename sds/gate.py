@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -33,7 +34,7 @@ from sds.saga import SagaStream
 from sds.stream import Reasoned, Stream
 
 
-def _check_parts(contract: object, source: object, executor: object) -> None:
+def _check_parts(contract: object, source: object, executor: object, engine: object) -> None:
     """Refuse what cannot work before anything is opened. Raises UsageError."""
     if not isinstance(contract, Contract):
         raise UsageError("the contract is neither a Contract nor a Path", hint="parse_contract(text) makes one of text")
@@ -42,6 +43,16 @@ def _check_parts(contract: object, source: object, executor: object) -> None:
     methods = all(callable(getattr(executor, name, None)) for name in ("dispatch", "lookup"))
     if isinstance(executor, type) or not methods or not isinstance(getattr(executor, "idempotent", None), bool):
         raise UsageError("the executor is no object with `idempotent` (bool), `dispatch` and `lookup`")
+    asked = all(callable(getattr(engine, name, None)) for name in ("propose", "count_tokens", "close"))
+    if engine is not None and (isinstance(engine, type) or not asked):
+        hint = "sds.engines.opening.open_engine opens one; `model` names a file or a folder of weights"
+        raise UsageError("the engine is no object with `propose`, `count_tokens` and `close`", hint=hint)
+
+
+def _path(given: object, what: str) -> Path:
+    if not isinstance(given, str | PathLike):
+        raise UsageError(f"the {what} is no path")
+    return Path(given)
 
 
 class Gate:
@@ -67,11 +78,11 @@ class Gate:
         new_id: Callable[[], str] = places.new_id,
     ) -> None:
         self.contract = load_contract(contract) if isinstance(contract, Path) else contract
-        _check_parts(self.contract, source, executor)
+        _check_parts(self.contract, source, executor, engine)
         self._now_ms = now_ms
-        self._decided = 0
-        folder, model = Path(folder), None if model is None else Path(model)
-        places.make_private(folder)
+        self._decided, self._closed = 0, False
+        folder, model = _path(folder, "folder"), None if model is None else _path(model, "model")
+        places.make_private(folder, hint="`folder` names one that is there, or one that can be made")
         with ExitStack() as opened:
             self.store = places.open_record(folder)
             opened.callback(self.store.close)
@@ -86,7 +97,7 @@ class Gate:
                 self._log.write("engine.notice", {"notice": notice})
             check_explains(self.contract, self.engine)
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
-            self.kernel = Kernel(
+            self._kernel = Kernel(
                 self.contract,
                 self.store,
                 source,
@@ -99,7 +110,7 @@ class Gate:
             )
             on_decided = self._explained(opened)
             self._stream = Stream(
-                self.kernel,
+                self._kernel,
                 self.engine,
                 now_ms=now_ms,
                 sleep=time.sleep,
@@ -107,7 +118,7 @@ class Gate:
                 on_decided=on_decided,
             )
             self._sagas = SagaStream(
-                self.kernel,
+                self._kernel,
                 self.engine,
                 now_ms=now_ms,
                 new_id=new_id,
@@ -121,7 +132,7 @@ class Gate:
         """Return what has a decision explained when its contract asks for that afterwards."""
         if not self.contract.explanation_chars_max or not isinstance(self.engine, Explains):
             return None
-        rationales = Rationales(self.kernel, self.engine, now_ms=self._now_ms, log=self._log.write)
+        rationales = Rationales(self._kernel, self.engine, now_ms=self._now_ms, log=self._log.write)
         opened.callback(rationales.close)
         return rationales.ask
 
@@ -136,7 +147,18 @@ class Gate:
 
         return open_refund(folder or places.gate_home(name), model=model, engine=engine)
 
+    @property
+    def kernel(self) -> Kernel:
+        """Return what judges. Raises UsageError once the gate is closed."""
+        self._check_open()
+        return self._kernel
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the gate is closed", hint="ask it within its `with` block, or open another")
+
     def read(self, event: Mapping[str, object] | str | bytes) -> intake.Event:
+        self._check_open()
         if isinstance(event, str | bytes):
             return intake.parse_event(self.contract, event)
         return intake.read_event(self.contract, event)
@@ -224,14 +246,17 @@ class Gate:
 
         From the next transaction on its cases go to a human. Raises TransitionError unless it is ACTIVE.
         """
-        registry.request_retire(self.store, self.contract.agent_id, reason=reason, now_ms=self._now_ms())
+        registry.request_retire(self.kernel.store, self.contract.agent_id, reason=reason, now_ms=self._now_ms())
 
     def on_close(self, action: Callable[[], object]) -> None:
         """Run `action` when the gate is closed, before its own parts are."""
         self._closing.callback(action)
 
     def close(self) -> None:
-        self._closing.close()
+        try:
+            self._closing.close()
+        finally:
+            self._closed = True
 
     def __enter__(self) -> Self:
         return self

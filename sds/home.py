@@ -69,12 +69,11 @@ def refuse_lost(folder: Path) -> None:
         raise StoreError(f"the record `{path}` is gone, but its key is there", hint="restore it, or use another folder")
 
 
-def make_private(folder: Path) -> None:
+def make_private(folder: Path, *, hint: str = "set SDS_HOME to a folder that can be written") -> None:
     """Make a folder that only this user can look into; one that is there already stays as it is."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        hint = "set SDS_HOME to a folder that can be written"
         raise StoreError(f"`{folder}` cannot be made: {error.strerror}", hint=hint) from error
 
 

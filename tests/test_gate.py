@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,37 @@ def test_what_is_no_contract_source_or_executor_is_refused_in_plain_words(
         Gate(contract(), Tickets, rail, folder=tmp_path)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="the executor is no object"):
         Gate(contract(), tickets, object(), folder=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="the engine is no object with `propose`"):
+        Gate(contract(), tickets, rail, folder=tmp_path / "gate", engine="vllm")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="the folder is no path"):
+        Gate(contract(), tickets, rail, folder=None)  # type: ignore[arg-type]
     assert not (tmp_path / "decisions.db").exists()
+    assert not (tmp_path / "gate").exists()
+
+
+def test_a_file_in_place_of_the_folder_is_told_with_the_argument_to_mend(
+    parts: tuple[Tickets, Rail], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="file` cannot be made: File exists") as refused:
+        Gate(contract(), *parts, folder=tmp_path / "file")
+    assert "`folder` names one that is there, or one that can be made" == refused.value.hint
+
+
+def test_what_is_asked_of_a_closed_gate_is_refused_in_plain_words(
+    parts: tuple[Tickets, Rail], tmp_path: Path, tiny: LlamaBackend
+) -> None:
+    gate = Gate(contract(), *parts, folder=tmp_path / "gate", engine=NativeEngine(tiny, now_ms=now_ms))
+    gate.close()
+    asked: list[Callable[[], object]] = [
+        lambda: gate.decide({"claim_id": "C1", "ticket_id": "T1", "text": "please"}),
+        gate.recover,
+        gate.escalations,
+        lambda: gate.request_retire(reason="done"),
+    ]
+    for ask in asked:
+        with pytest.raises(UsageError, match="the gate is closed"):
+            ask()
 
 
 def test_paths_may_be_texts(parts: tuple[Tickets, Rail], tmp_path: Path, tiny: LlamaBackend) -> None:

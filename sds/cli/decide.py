@@ -58,7 +58,9 @@ def decide(
     folder = folder_of(gate)
     text = read_event_text(event)
     from sds.gate import Gate  # noqa: PLC0415  the model's libraries load when a model is needed
+    from sds.gates.refund import desk  # noqa: PLC0415
 
+    intake.parse_event(desk.load_refund_contract(), text)  # what is wrong with it is said before a model is opened
     with (
         opened_engine(
             model,

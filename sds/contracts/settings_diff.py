@@ -85,7 +85,8 @@ _RULES: tuple[tuple[str, _Rule], ...] = (
     ("escalation.per_hour", _more),
     ("escalation.impact_high_minor", _more),
     ("escalation.pauses_agent", _less),
-    ("human", _neutral),  # what it permits is compared as decisions are
+    ("human.authority", _neutral),  # what a human may decide is compared as decisions are
+    ("human.when", _neutral),
     ("memory", _neutral),
     ("artifacts", _neutral),
     ("retry.attempts_max", _more),
@@ -119,6 +120,7 @@ def changed_settings(a: Contract, b: Contract) -> Iterator[SettingChange]:
     for where, before, after in (("kinds", a.kinds, b.kinds), ("human.kinds", a.human.kinds, b.human.kinds)):
         for kind in sorted({*before} & {*after}):
             yield from _kind(f"{where}.{kind}", before[kind], after[kind])
+    yield from _human_kinds(a.human.kinds, b.human.kinds)
 
 
 def _drawn_from(contract: Contract) -> Iterator[str]:
@@ -135,10 +137,21 @@ def _at(contract: Contract, path: str) -> Any:
 
 def _said(value: object) -> str | None:
     if hasattr(value, "model_dump"):
-        value = tuple(f"{name} {each}" for name, each in value.model_dump().items() if each is not None)
+        value = value.model_dump(exclude_none=True)
     if isinstance(value, tuple):
-        return ", ".join(map(str, value))
-    return None if value is None else str(value)
+        return ", ".join(map(_written, value))
+    return None if value is None else _written(value)
+
+
+def _written(value: object) -> str:
+    """Return a value as YAML has it, in one line; what is empty is left out."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return (
+            "{" + ", ".join(f"{name}: {_written(each)}" for name, each in value.items() if each not in ((), {})) + "}"
+        )
+    return f"[{', '.join(map(_written, value))}]" if isinstance(value, tuple) else str(value)
 
 
 def _entries(
@@ -180,6 +193,23 @@ def _kind(where: str, a: KindSpec, b: KindSpec) -> Iterator[SettingChange]:
     before, after = _impact(a), _impact(b)
     if before != after:
         yield SettingChange(f"{where}.impact", "wider" if after == "LOW" else "narrower", before, after)
+
+
+def _human_kinds(a: Mapping[str, KindSpec], b: Mapping[str, KindSpec]) -> Iterator[SettingChange]:
+    """Name what else differs in the kinds a human has: what of it permits more, the decisions say."""
+    both = a.keys() & b.keys()
+    gone, come = ({kind: spec for kind, spec in each.items() if kind not in both} for each in (a, b))
+    yield from _entries("human.kinds", gone, come, _neutral, added="different")
+    for kind in sorted(both):
+        where, before, after = f"human.kinds.{kind}", a[kind], b[kind]
+        for name in ("reasons", "when"):
+            was, now = getattr(before, name), getattr(after, name)
+            if was != now:
+                yield SettingChange(f"{where}.{name}", "different", _said(was), _said(now))
+        for name in ("params", "fills"):
+            yield from _entries(
+                f"{where}.{name}", getattr(before, name), getattr(after, name), _neutral, added="different"
+            )
 
 
 def _impact(kind: KindSpec) -> str:

@@ -24,7 +24,8 @@ from sds.engines.replicas import REPLICAS_MAX
 from sds.engines.written import WrittenEngine
 from sds.kernel.contract_types import ContradictionError, say, text_of
 from sds.kernel.errors import LanguageError, ModelError, UsageError
-from sds.kernel.yaml_lines import FILE_BYTES_MAX, load_with_lines
+from sds.kernel.yaml_lines import FILE_BYTES_MAX, Lines, load_with_lines
+from sds.models.bounded_http import Address
 from sds.models.protocol import INT8_REST, SLOTS_MAX, BackendError, Dtype, Library
 from sds.models.writer import Processing, Server
 
@@ -72,8 +73,18 @@ class EngineSpec(BaseModel):
             raise ContradictionError(("kind",), f"`{self.kind}` needs `{min(missing)}`")
         if useless := given - uses:
             raise ContradictionError((min(useless),), f"`{self.kind}` has no use for `{min(useless)}`")
-        _check_local(self)
+        if self.kind in _REMOTE:
+            _check_url(self.url or "")
+        else:
+            _check_local(self)
         return self
+
+
+def _check_url(url: str) -> None:
+    try:
+        Address(url)
+    except BackendError as error:
+        raise ContradictionError(("url",), f"{error}, as {error.hint}") from error
 
 
 def _check_local(spec: EngineSpec) -> None:
@@ -86,7 +97,7 @@ def _check_local(spec: EngineSpec) -> None:
     if spec.dtype and library == "llamacpp":
         also = "" if spec.library else ": name one of them, too"
         raise ContradictionError(("dtype",), f"`dtype` is for the libraries transformers and openvino{also}")
-    if spec.backend == "xgrammar" and spec.library == "llamacpp":
+    if spec.backend == "xgrammar" and library == "llamacpp":
         raise ContradictionError(("backend",), "xgrammar runs only with transformers")
     if (spec.replicas or 1) > 1 and ((spec.slots or 1) > 1 or library == "transformers"):
         raise ContradictionError(("replicas",), "`replicas` are engines of llama.cpp or OpenVINO with one slot each")
@@ -139,7 +150,7 @@ class EnginesFile(BaseModel):
 
 
 def load_engines(path: Path) -> tuple[EngineSpec, ...]:
-    """Read a file of engines. Raises UsageError with file and line."""
+    """Read a file of engines, whose last must find its model. Raises UsageError with file and line."""
     try:
         with path.open("rb") as file:
             raw = file.read(FILE_BYTES_MAX + 1)
@@ -148,13 +159,25 @@ def load_engines(path: Path) -> tuple[EngineSpec, ...]:
         raise UsageError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"`{path}` is not UTF-8 at byte {error.start}") from error
-    return parse_engines(text, name=path.name)
+    specs, lines = _parsed(text, str(path))
+    last = specs[-1]  # any other may be down for now
+    if last.kind not in _REMOTE and last.model and not os.path.exists(last.model):  # noqa: PTH110  of any text
+        at = ("engines", len(specs) - 1, "model")
+        raise UsageError(
+            f"{path}:{lines[at]}: {'.'.join(map(str, at))}: `{last.model}` cannot be read: no such file or directory",
+            hint="name a GGUF file or a checkpoint folder; `sds models list` shows those it knows",
+        )
+    return specs
 
 
 def parse_engines(text: str, *, name: str = "engines") -> tuple[EngineSpec, ...]:
+    return _parsed(text, name)[0]
+
+
+def _parsed(text: str, name: str) -> tuple[tuple[EngineSpec, ...], Lines]:
     data, lines = load_with_lines(text, name)
     try:
-        return tuple(EnginesFile.model_validate(data).engines)
+        return tuple(EnginesFile.model_validate(data).engines), lines
     except ValidationError as error:
         line, message = say(error.errors()[0], lines)
         raise UsageError(f"{name}:{line}: {message}") from error

@@ -19,7 +19,7 @@ from sds.engines.replicas import REPLICAS_MAX, Replicas
 from sds.home import model_cache
 from sds.kernel.errors import UsageError
 from sds.machine import machine_name, usable_cores
-from sds.models.protocol import IN_8_BITS, INT8_REST, SLOTS_MAX, Backend, BackendError, Dtype, Library
+from sds.models.protocol import FOLDER_HINT, IN_8_BITS, INT8_REST, SLOTS_MAX, Backend, BackendError, Dtype, Library
 
 THREADS_MAX = 256
 SLOT_TOKENS = 2048  # of each of several slots: what a decision may cost, and a cache that stays small
@@ -150,7 +150,7 @@ def _library_of(path: Path, library: Library | None) -> Library:
 def _check_processor(path: Path, library: Library, device: str, dtype: Dtype | None) -> None:
     """Refuse what a library does not take. Raises BackendError."""
     if library == "openvino" and path.is_dir():
-        raise BackendError(f"`{path}` is a folder: OpenVINO runs GGUF files here", hint="choose transformers for it")
+        raise BackendError(f"`{path}` is a folder: OpenVINO runs GGUF files here", hint=FOLDER_HINT)
     if library == "openvino" and device != "cpu":
         raise BackendError("OpenVINO takes no device here", hint="choose llamacpp or transformers for it")
     if library == "llamacpp" and dtype is not None:

@@ -213,6 +213,13 @@ MISTAKES = [
         2,
         "error: xgrammar runs only",
     ),
+    (("run", "refund", "--engine", "outlines", "--backend", "xgrammar"), 2, "mend:  --library transformers"),
+    (
+        ("run", "refund", "--limit", "1", "--library", "llamacpp", "--model", "tests"),
+        2,
+        "mend:  name a GGUF file: a folder runs in transformers alone",
+    ),
+    (("contracts", "check", "sds/gates/refund/contract.yaml", "--model", "tests"), 2, "mend:  name a GGUF file: "),
     (("run", "refund", "--backend", "llguidance"), 2, "error: `native` has no use for `backend`"),
     (("run", "refund", "--engine", "outlines", "--mode", "exact"), 2, "mend:  leave out --mode"),
     (("run", "refund", "--device", "cuda:99"), 1, "error: llama.cpp sees no card 99 here"),
@@ -222,7 +229,8 @@ MISTAKES = [
         2,
         "error: --engines and --engine exclude each other",
     ),
-    (("decide", "refund", "--event", "README.md", "--engines", "Makefile"), 2, "error: Makefile:"),
+    (("run", "refund", "--limit", "1", "--engines", "Makefile"), 2, "error: Makefile:"),
+    (("decide", "refund", "--event", "README.md", "--engines", "nowhere.yaml"), 2, "error: the event is not JSON"),
     (
         ("doctor", "--engine", "outlines", "--model", "nowhere.gguf"),
         1,

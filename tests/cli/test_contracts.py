@@ -74,7 +74,10 @@ def test_a_difference_shows_what_becomes_possible_with_a_snapshot(home: Shell, t
     shown = home.ok("contracts", "diff", old, new)
     assert "+ PAY amount: 0.01 to 1000.00 -> 0.01 to " in shown
     assert "    when account.left=" in shown
-    assert "+ spend.day: name day, window day, max_minor 100000 -> name day, window day, max_minor 200000" in shown
+    assert (
+        "+ spend.day: {name: day, window: day, max_minor: 100000} -> {name: day, window: day, max_minor: 200000}"
+        in shown
+    )
     assert shown.splitlines()[-1].startswith("B permits more: ")
     back = home.json("contracts", "diff", new, old, "--json")
     assert [] == back["more"]

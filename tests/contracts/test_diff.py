@@ -140,7 +140,7 @@ def test_the_verdict_says_that_it_rests_on_a_search():
         (("    spends: amount\n    reasons: [OWED", "    reasons: [OWED"), "kinds.PAY.spends", "wider", "narrower"),
         (("account.slots: int", "account.slots: timestamp"), "snapshot.account.slots", "wider", "wider"),
         (("claim.minutes: int", "claim.minutes: timestamp"), "snapshot.claim.minutes", "different", "different"),
-        (("kinds:", "human: {when: 'true'}\nkinds:"), "human", "different", "different"),
+        (("kinds:", "human: {when: 'true'}\nkinds:"), "human.when", "different", "different"),
         (("kinds:", LEVELS), "levels.claim.minutes", "different", "different"),
     ],
 )
@@ -182,6 +182,27 @@ def test_what_a_human_may_decide_is_compared_too():
     assert ("human", "PAY", "wider") in {(change.who, change.kind, change.direction) for change in there.decisions}
     assert "human: PAY becomes possible" in there.more
     assert {"human: DENY becomes possible"} >= set(again.more)  # where the till would escalate for lack of budget
+
+
+def test_what_differs_below_human_is_named_setting_by_setting_as_it_is_written():
+    kind = "human: {kinds: {GIFT: {params: {amount: {lo: 0, hi: %d, scale: 2}}, reasons: [%s]}}}\nkinds:"
+    plain, small, large = (
+        world.contract(*edit)
+        for edit in ((), (("kinds:", kind % (500, "OWED")),), (("kinds:", kind % (900, "OWED, LATE")),))
+    )
+    assert [
+        ("human.kinds.GIFT.reasons", "OWED", "OWED, LATE"),
+        (
+            "human.kinds.GIFT.params.amount",
+            "{lo: 0, hi: 500, scale: 2, step: 1, residue: 0}",
+            "{lo: 0, hi: 900, scale: 2, step: 1, residue: 0}",
+        ),
+    ] == [(change.path, change.before, change.after) for change in changed_settings(small, large)]
+    (added,) = changed_settings(plain, small)
+    assert ("human.kinds.GIFT", None) == (added.path, added.before)
+    assert added.after == (
+        "{reasons: [OWED], when: true, params: {amount: {lo: 0, hi: 500, scale: 2, step: 1, residue: 0}}}"
+    )
 
 
 def test_real_state_is_tried_besides_what_is_found():

@@ -143,6 +143,14 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
         ),
         ("engines:\n  - {name: a, kind: native, speed: 9}\n", "f.yaml:2: engines.0.speed: is not a known field"),
         ("engines:\n  - {name: a, kind: native}\n  - {name: a, kind: native}\n", "f.yaml:1: engines: two engines"),
+        (
+            'engines:\n  - name: a\n    kind: tgi\n    model: m\n    url: "ftp://a/"\n',
+            "f.yaml:5: engines.0.url: the url is not `http(s)://host:port/path`, as http://127.0.0.1:8000/v1",
+        ),
+        (
+            "engines:\n  - {name: a, kind: outlines, backend: xgrammar}\n",
+            "f.yaml:2: engines.0.backend: xgrammar runs only with transformers",
+        ),
         ("engines: [\n", "f.yaml:2: not YAML"),
     ],
 )
@@ -155,6 +163,17 @@ def test_a_mistake_in_the_file_is_said_with_its_line(text: str, said: str) -> No
 def test_a_name_that_no_file_can_have_is_for_whoever_opens_it_to_refuse() -> None:
     (spec,) = parse_engines(f"engines:\n  - {{name: a, kind: native, model: {'x' * 300}}}\n")
     assert "x" * 300 == spec.model
+
+
+def test_a_last_engine_without_its_model_is_said_with_the_file_as_it_was_named(tmp_path: Path) -> None:
+    file = tmp_path / "chain.yaml"
+    file.write_text(
+        "engines:\n  - {name: a, kind: native, model: gone}\n  - name: b\n    kind: native\n    model: nosuch\n"
+    )
+    with pytest.raises(UsageError) as refused:
+        load_engines(file)
+    assert f"{file}:5: engines.1.model: `nosuch` cannot be read: no such file or directory" == str(refused.value)
+    assert "name a GGUF file" in refused.value.hint
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -327,7 +327,7 @@ def test_a_package_that_is_missing_is_one_line_with_its_mend(
     with pytest.raises(BackendError, match=f"the package {missing} is missing") as refused:
         opening[missing]()
     driven.close()
-    assert refused.value.hint.startswith("pip install")
+    assert "pip install" in refused.value.hint
 
 
 def test_a_single_possible_sentence_is_not_asked_for(world: World, writer: OutlinesWriter) -> None:

@@ -19,6 +19,10 @@ def fault(text: str) -> str:
     return str(caught.value)
 
 
+def test_what_is_no_text_is_no_contract():
+    assert "till.yaml: the contract is no text" == fault(None)  # type: ignore[arg-type]
+
+
 def test_a_whole_contract_is_loaded():
     contract = world.contract()
     assert "till" == contract.gate

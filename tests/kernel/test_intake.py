@@ -65,6 +65,14 @@ def test_text_that_is_no_event_is_refused(text: str | bytes):
     assert 1 == len(str(caught.value).splitlines())
 
 
+@pytest.mark.parametrize("encoded", [False, True], ids=["text", "bytes"])
+def test_a_byte_order_mark_is_told_with_its_mend(encoded: bool):
+    text = "\ufeff" + json.dumps(GOOD)
+    with pytest.raises(EventError, match="the event begins with a byte order mark") as caught:
+        parse_event(TERMS, text.encode() if encoded else text)
+    assert "save it as UTF-8 without one" == caught.value.hint
+
+
 def test_an_event_is_read_the_same_whatever_the_order_of_its_fields():
     backwards = dict(reversed(GOOD.items()))
     assert read_event(TERMS, GOOD) == parse_event(TERMS, json.dumps(backwards, indent=4))

@@ -16,6 +16,9 @@ from sds.kernel.errors import StoreError
 from sds.kernel.store import Store, connect, expected_schema
 from tests.scale import scale
 
+WRITE = "is it in a folder that you may write?"
+RESTORE = "restore it from a backup, or use another folder"
+
 
 @pytest.fixture
 def store(folder: Path):
@@ -29,7 +32,7 @@ def refusal(path: Path) -> str:
     message = str(caught.value)
     assert 1 == len(message.splitlines())
     assert message.startswith(f"`{path}` cannot be opened as a decision store: ")
-    return message.partition("store: ")[2]
+    return message.partition("store: ")[2] + (f" ({caught.value.hint})" if caught.value.hint else "")
 
 
 def test_a_store_writes_ahead_and_waits_for_the_disk(store: Store):
@@ -135,11 +138,11 @@ def test_a_store_makes_the_folders_it_needs(folder: Path):
 
 def test_a_file_that_is_no_database_is_refused(folder: Path):
     (folder / "k.db").write_bytes(b"these are not the pages of a database, whatever their name says" * 100)
-    assert "file is not a database" == refusal(folder / "k.db")
+    assert f"file is not a database ({RESTORE})" == refusal(folder / "k.db")
 
 
 def test_a_folder_is_refused(folder: Path):
-    assert "unable to open database file" == refusal(folder)
+    assert f"unable to open database file ({WRITE})" == refusal(folder)
 
 
 def test_a_path_below_a_file_is_refused(folder: Path):
@@ -181,13 +184,13 @@ def test_a_folder_that_may_not_be_written_is_refused(folder: Path):
         "from sds.kernel.errors import StoreError\n"
         "os.setgid(65534); os.setuid(65534)\n"
         "try: Store(pathlib.Path(sys.argv[1]) / 'k.db')\n"
-        "except StoreError as error: print(error)\n"
+        "except StoreError as error: print(error, error.hint)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, folder], capture_output=True, text=True, check=False, timeout=60
     )
     assert ["", 1] == [done.stderr, len(done.stdout.splitlines())]
-    assert "unable to open database file" in done.stdout
+    assert f"unable to open database file {WRITE}" in done.stdout
 
 
 def test_many_threads_may_open_the_same_fresh_path_at_once(folder: Path):
@@ -215,7 +218,7 @@ def test_a_fresh_file_that_another_holds_too_long_is_given_up(folder: Path, monk
         other.execute("BEGIN EXCLUSIVE")
         with monkeypatch.context() as patched:
             patched.setattr("sds.kernel.store.BUSY_MS", 50)
-            assert "database is locked" == refusal(path)
+            assert "database is locked (another program holds it: end that, or try again)" == refusal(path)
         other.execute("ROLLBACK")
     Store(path).close()
 

@@ -25,7 +25,7 @@ from sds.models import hf
 from sds.models.catalog import embedded_model
 from sds.models.hf import HfBackend
 from sds.models.llama import LlamaBackend
-from sds.models.protocol import Backend, BackendError
+from sds.models.protocol import Backend, BackendError, extra_hint
 from tests.model_fixtures import CONTEXT_REF, TINY_THREADS, refund_envelope
 from tests.models.test_backends import CONTROL_TOKENS, sections_of
 
@@ -382,7 +382,7 @@ def test_without_the_libraries_the_mend_is_named(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(BackendError) as caught:
         importlib.import_module("sds.models.hf")
     assert "transformers and torch are not installed" == str(caught.value)
-    assert "pip install 'sovereign-decision-stream[hf]'" == caught.value.hint
+    assert extra_hint("hf") == caught.value.hint
     with pytest.raises(ModelError, match="transformers and torch are not installed"):
         open_engine(folder, now_ms=lambda: 0)
 

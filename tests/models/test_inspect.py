@@ -186,7 +186,7 @@ def test_without_the_extra_a_folder_names_it(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(builtins, "__import__", without_tokenizers)
     error = refusal(folder)
     assert f"`{folder}` is a checkpoint folder, which needs the extra `hf`" == str(error)
-    assert "pip install 'sovereign-decision-stream[hf]'" == error.hint
+    assert "`make install` in the source folder; elsewhere pip install 'PATH_TO_THAT_FOLDER[hf]'" == error.hint
 
 
 def test_models_of_ones_own_are_listed_by_name_and_nothing_else(folder: Path, tmp_path: Path):

@@ -18,7 +18,7 @@ from sds.models import openvino, openvino_cells, openvino_dtypes
 from sds.models.catalog import this_machine
 from sds.models.openvino import OpenvinoBackend
 from sds.models.openvino_weights import Weights
-from sds.models.protocol import BackendError
+from sds.models.protocol import BackendError, extra_hint
 from tests.llama_gguf import CONTEXT, Sizes, Tensors, llama_gguf, random_tensors
 from tests.model_fixtures import TINY_THREADS
 from tests.scale import scale, seeded
@@ -248,7 +248,7 @@ def test_without_the_library_the_mend_is_named(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(BackendError) as caught:
         importlib.import_module("sds.models.openvino")
     assert "OpenVINO is not installed" == str(caught.value)
-    assert "pip install 'sovereign-decision-stream[openvino]'" == caught.value.hint
+    assert extra_hint("openvino") == caught.value.hint
 
 
 def test_a_file_that_was_replaced_is_refused_as_often_as_it_is_compiled_anew(tmp_path: Path):

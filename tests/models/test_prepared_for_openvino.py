@@ -20,7 +20,7 @@ from sds.kernel.store import Store
 from sds.models import prepare
 from sds.models.catalog import Prepared, fingerprint, prepared
 from sds.models.llama import LlamaBackend
-from sds.models.protocol import IN_8_BITS, BackendError, Dtype
+from sds.models.protocol import IN_8_BITS, BackendError, Dtype, extra_hint
 from sds.replay import Circumstance, Replay, _circumstances, opener, replay
 from tests.models.preparing import BF16_WINS, INT8_WINS, OPENVINO_WINS, changed, in_openvino, preparation, weights
 from tests.replays import GATE, record
@@ -156,7 +156,7 @@ def test_where_it_is_not_installed_one_line_says_so(
     lines: list[str] = []
     found, _ = preparation(tmp_path, {**OPENVINO_WINS, "BF16": 0.2}, log=lines.append).run(tiny_path(1))
     assert ("BF16", "llamacpp", 4) == (found.record.type, found.record.library, len(found.record.measured))
-    missing = "OpenVINO is not installed (pip install 'sovereign-decision-stream[openvino]')"
+    missing = f"OpenVINO is not installed ({extra_hint('openvino')})"
     assert [f"BF16 through OpenVINO is not measured: {missing}"] == [line for line in lines if "OpenVINO" in line]
 
 
@@ -223,9 +223,7 @@ def test_where_it_cannot_be_opened_any_more_the_file_itself_runs_in_llama_cpp(in
     engine = open_engine(source, now_ms=lambda: 0)
     assert facts_of(engine)["library"].startswith("llama-cpp-python ")
     assert f"tiny-1.gguf@{fingerprint(source)[:12]}" == engine.model
-    assert (
-        "OpenVINO is not installed: the model runs as it is (pip install 'sovereign-decision-stream[openvino]')",
-    ) == (engine.notices)
+    assert (f"OpenVINO is not installed: the model runs as it is ({extra_hint('openvino')})",) == (engine.notices)
 
 
 def replayed(home: Path, source: Path, dfid: str) -> Replay:
@@ -281,5 +279,6 @@ def test_what_it_cannot_do_is_refused_in_one_line(
 
 
 def test_a_folder_is_refused_in_one_line(tiny_folder: Callable[[int], Path]) -> None:
-    with pytest.raises(BackendError, match="is a folder: OpenVINO runs GGUF files here"):
+    with pytest.raises(BackendError, match="is a folder: OpenVINO runs GGUF files here") as refused:
         open_backend(tiny_folder(1), library="openvino")
+    assert "name a GGUF file: a folder runs in transformers alone" == refused.value.hint
