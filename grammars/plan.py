@@ -134,9 +134,9 @@ class _Planning:
             yield self._path(text.removesuffix(f'{_NO_REF}"}}'.encode()), facts, TailEnd(), before, b"0")
 
     def _closing(self, part: Number | Text, parts: Sequence[Part], kind: str, before: bytes) -> Node:
-        """Return the trie of what follows a number or text. One token ends it: a later choice is made by none of them."""
+        """Return the trie of what follows a number or text. What ends it makes no choice: that would be made unseen."""
         then = self._segment(parts, kind, before)
-        if len(then.children) > 1:
+        if then.parting is not None:
             raise LanguageError(
                 f"the token that ends `{part.name}` would make the choice behind it", reason_code=LANGUAGE_UNSPEAKABLE
             )
