@@ -131,9 +131,7 @@ class _Request:
         self.compiled, self.made = compiled, compiled.create_infer_request()
         self._lengths, self._kind = lengths, kind
         self._given: _Held | None = None
-        self._known: dict[
-            tuple[int, int], _Held
-        ] = {}  # of lines alone, by where a seat lies and how much of it is handed in
+        self._known: dict[tuple[int, int], _Held] = {}  # of lines alone, by where a seat lies and how much is handed in
 
     def copy_for(self, call: Call) -> int | None:
         """Return which copy is to run; None: there is only one."""
@@ -144,9 +142,12 @@ class _Request:
 
     def give(self, first: int, cells: Cells, call: Call, count: int) -> None:
         """Let keys and values of the tokens before a call be its inputs, from number `first` on."""
+        if len(call.trees) > 1:
+            self._given = None  # what it keeps is made anew, perhaps larger: not both at once
         given = self._held(cells, call, count)
         if given is self._given:
             return  # the same memory, whatever stands there now
+        self._given = None  # half of it, should one be refused
         for n, tensor in enumerate(given.tensors, first):
             self.made.set_input_tensor(n, tensor)
         self._given = given

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sds.models.openvino import OpenvinoBackend
-from sds.models.protocol import BackendError, Dtype, Replicable
+from sds.models.protocol import BackendError, Dtype, Replicable, Row
 from tests.llama_gguf import llama_gguf
 from tests.model_fixtures import TINY_THREADS
 from tests.models.test_openvino import DTYPES, answers, opened
@@ -70,6 +70,38 @@ def test_what_all_need_anew_is_compiled_once(
     assert 1 == len(compiled)
     for backend in beside[1:]:
         backend.close()
+
+
+def test_what_was_given_in_part_only_is_given_again(
+    tiny_path: Callable[[int], Path], opened: Callable[..., OpenvinoBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = opened(tiny_path(1), slots=2, lengths=())
+    backend.begin([[5, 6, 7]], slot=0)
+    backend.begin([[8, 9, 10]], slot=1)
+    expected = backend.run([Row(0, [20, 21])])[0]
+    backend.begin([[5, 6, 7]], slot=0)
+    backend.begin([[8, 9, 10]], slot=1)
+    backend.run([Row(0, [22, 23])])
+    backend.begin([[5, 6, 7]], slot=0)
+    request, set_one = backend._request(None), backend._request(None).made.set_input_tensor
+
+    class Refusing:
+        """Takes the first of the keys and values, and no more."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(made, name)
+
+        def set_input_tensor(self, number: int, tensor: object) -> None:
+            if number > 7:
+                raise RuntimeError("no room")
+            set_one(number, tensor)
+
+    made = request.made
+    monkeypatch.setattr(request, "made", Refusing())
+    with pytest.raises(BackendError):
+        backend.run([Row(1, [20, 21])])
+    monkeypatch.setattr(request, "made", made)
+    assert np.array_equal(expected, backend.run([Row(0, [20, 21])])[0])
 
 
 class Failing:
