@@ -17,9 +17,9 @@ help:
 
 install: $(TESTABLE)
 
-$(READY): pyproject.toml constraints.txt data.txt
+$(READY): pyproject.toml constraints.txt data.txt hatch_build.py $(wildcard models/passes/*.cc models/passes/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 2; }
-	@command -v c++ >/dev/null || { echo "error: a C++ compiler is needed to build llama.cpp (Debian: apt-get install g++)"; exit 2; }
+	@command -v c++ >/dev/null || { echo "error: a C++ compiler is needed, for llama.cpp and the integer passes (Debian: apt-get install g++)"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@echo "installing; llama.cpp is built from source the first time, which takes some minutes"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sds.benchmarks.peer_process import PeerProcess
 from sds.benchmarks.weights import Weights
+from sds.engines.opening import usual_dtype
 from sds.models.catalog import GgufLibrary
 from sds.models.protocol import INT8_REST, Dtype
 
@@ -63,7 +64,10 @@ def ours_with(weights: Weights) -> tuple[Contender, Contender, Contender]:
     which most peers run on. Where these are the same, so are the contenders.
     """
     ours = alike = _ours("ours", weights.library, weights.dtype)
-    if weights.dtype in INT8_REST:
+    if weights.library == "integer":
+        dtype = usual_dtype("openvino")
+        alike = _ours(f"ours-{dtype}", "openvino", dtype)
+    elif weights.dtype in INT8_REST:
         dtype = INT8_REST[weights.dtype]
         alike = _ours(f"ours-{dtype}", weights.library, dtype)
     return ours, alike, alike if weights.library == "llamacpp" else _ours("ours-llamacpp", "llamacpp", None)

@@ -2,7 +2,7 @@
 
 A pass reads every weight once and does two operations for each weight and token; it cannot be faster than the slower of
 the two. `device()` measures both rates: memory with numpy; arithmetic in the type that the products are made in, with numpy
-for 32-bit floats, else with one large product in OpenVINO, for numpy knows no other. So the prediction knows of the library
+for 32-bit floats, else with one large product in the library itself, for numpy knows no other. So the prediction knows of the library
 only what it multiplies in; of llama.cpp, whose types differ from file to file, not even that: 32-bit floats are a guess
 there, no bound. The bare floor is the passes themselves, run again without anything around them.
 """
@@ -45,6 +45,11 @@ def device(weights: Weights) -> Device:
     read_s = min(_seconds(source.sum) for _ in range(REPEATS))
     matrix = np.ones((MATRIX, MATRIX), np.float32)
     dtype = weights.multiplies_in
+    if weights.library == "integer":
+        from sds.models.integer_library import product as whole  # noqa: PLC0415  what was compiled, only if it is asked for
+
+        _, multiply_s = whole(matrix, matrix, in_bytes=dtype == "int8", threads=cores(), repeats=REPEATS)
+        return Device(COPY_BYTES / read_s, 2 * MATRIX**3 / multiply_s, dtype)
     product = partial(np.matmul, matrix, matrix) if dtype == "fp32" else _product(matrix, dtype)
     product()
     multiply_s = min(_seconds(product) for _ in range(REPEATS))

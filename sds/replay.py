@@ -37,6 +37,7 @@ CIRCUMSTANCES = (
     "library",
     "torch",
     "numpy",
+    "passes",
     "machine",
     "device",
     "card",
@@ -124,7 +125,7 @@ def opener(model: Path | None, *, now_ms: Callable[[], int]) -> Open:
     def open_it(facts: Mapping[str, Any]) -> Engine:
         library = library_of_record(facts)
         how = {name: facts[name] for name in ("device", "dtype") if name in facts}
-        slots = _slots(facts) if library == "openvino" else 1
+        slots = _slots(facts) if library in ("openvino", "integer") else 1
         how["threads"] = min(facts.get("threads") or 1, cores())
         as_is = library != "transformers" and _is(model, facts.get("weights"))
         return open_engine(

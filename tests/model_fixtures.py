@@ -83,7 +83,16 @@ def tiny_vino(tiny_path: Callable[[int], Path]) -> Iterator[Backend]:
     backend.close()
 
 
-@pytest.fixture(params=["llama", "hf", "openvino"])
+@pytest.fixture(scope="session")
+def tiny_int(tiny_path: Callable[[int], Path]) -> Iterator[Backend]:
+    from sds.models.integer import IntegerBackend
+
+    backend = IntegerBackend(tiny_path(1), threads=TINY_THREADS)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(params=["llama", "hf", "openvino", "integer"])
 def opened(request: pytest.FixtureRequest) -> Iterator[Callable[..., Backend]]:
     """Open the tiny model of a seed through each library: `opened(seed, n_ctx=256)`. Closed when the test ends."""
     backends: list[Backend] = []
@@ -96,6 +105,11 @@ def opened(request: pytest.FixtureRequest) -> Iterator[Callable[..., Backend]]:
 
             path = request.getfixturevalue("tiny_path")(seed)
             backend = OpenvinoBackend(path, dtype="fp32", threads=TINY_THREADS, lengths=(), **options)
+        elif request.param == "integer":
+            from sds.models.integer import IntegerBackend
+
+            path = request.getfixturevalue("tiny_path")(seed)
+            backend = IntegerBackend(path, threads=TINY_THREADS, **options)
         else:
             from sds.models.hf import HfBackend
 

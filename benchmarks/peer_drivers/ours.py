@@ -18,7 +18,11 @@ from sds.engines.opening import open_backend
 from sds.models.catalog import GgufLibrary
 from sds.models.protocol import Backend, Dtype
 
-DISTRIBUTIONS: dict[GgufLibrary, str] = {"llamacpp": "llama_cpp_python", "openvino": "openvino"}
+DISTRIBUTIONS: dict[GgufLibrary, str] = {
+    "llamacpp": "llama_cpp_python",
+    "openvino": "openvino",
+    "integer": "sovereign-decision-stream",
+}
 PASSES = 5  # of one shape, of which the quickest counts: what the hardware charges
 
 

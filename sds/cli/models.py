@@ -27,7 +27,7 @@ ContractFile = Annotated[
     Path | None, typer.Option("--contract", help="A contract; without it, the refund gate's.", show_default=False)
 ]
 LINE_CHARS_MAX = 500
-LIBRARY_NAMES = {"llamacpp": "llama.cpp", "openvino": "OpenVINO"}
+LIBRARY_NAMES = {"llamacpp": "llama.cpp", "openvino": "OpenVINO", "integer": "integer"}
 
 models = typer.Typer(
     help="List models, show what one is, check whether it can say a contract's decisions, prepare it for this machine."

@@ -36,6 +36,11 @@ _REMOTE = frozenset(get_args(Server))
 Millis = Annotated[int, Field(ge=1, le=3_600_000)]
 Line = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
+_OF_GGUF: dict[Library, tuple[str, tuple[Dtype, ...]]] = {  # what runs GGUF files alone, and in what it computes
+    "openvino": ("OpenVINO", ("fp32", "bf16", *INT8_REST)),
+    "integer": ("the library integer", ("int8", "int16")),
+}
+
 
 class EngineSpec(BaseModel):
     """One engine. What its kind has no use for is refused, and so is what it needs and has not got."""
@@ -89,37 +94,40 @@ def _check_url(url: str) -> None:
 
 def _check_local(spec: EngineSpec) -> None:
     library = _library_of(spec)
-    if library == "openvino":
-        _check_openvino(spec)
-    if spec.dtype in INT8_REST and library == "transformers":
+    if library in _OF_GGUF:
+        _check_of_gguf(spec, library)
+    if spec.dtype in {"int16", *INT8_REST} and library == "transformers":
         raise ContradictionError(("dtype",), "transformers computes in fp32, bf16 or fp16 here")
     _check_device(spec, library)
     if spec.dtype and library == "llamacpp":
         also = "" if spec.library else ": name one of them, too"
-        raise ContradictionError(("dtype",), f"`dtype` is for the libraries transformers and openvino{also}")
+        raise ContradictionError(("dtype",), f"`dtype` is for the libraries transformers, openvino and integer{also}")
     if spec.backend == "xgrammar" and library == "llamacpp":
         raise ContradictionError(("backend",), "xgrammar runs only with transformers")
     if (spec.replicas or 1) > 1 and ((spec.slots or 1) > 1 or library == "transformers"):
-        raise ContradictionError(("replicas",), "`replicas` are engines of llama.cpp or OpenVINO with one slot each")
+        raise ContradictionError(
+            ("replicas",), "`replicas` are engines of one slot each, of any library but transformers"
+        )
     if (spec.parallel or 1) > 1 and max(spec.slots or 1, spec.replicas or 1) > 1:
         raise ContradictionError(("parallel",), "`parallel` chooses slots or replicas by itself")
     if (spec.mode or "greedy") != "greedy" and (spec.slots or 1) > SLOTS_EXACT_MAX:
         raise ContradictionError(("slots",), f"mode `exact` goes with at most {SLOTS_EXACT_MAX} slots")
 
 
-def _check_openvino(spec: EngineSpec) -> None:
+def _check_of_gguf(spec: EngineSpec, library: Library) -> None:
+    name, dtypes = _OF_GGUF[library]
     if spec.kind == "outlines":
-        raise ContradictionError(("library",), "Outlines drives llama.cpp and transformers, not OpenVINO")
+        raise ContradictionError(("library",), f"Outlines drives llama.cpp and transformers, not {name}")
     if _is_folder(spec):
-        raise ContradictionError(("library",), "OpenVINO runs GGUF files, no folder")
-    if spec.dtype == "fp16":
-        raise ContradictionError(("dtype",), "OpenVINO computes in fp32, bf16, int8 or int8-bf16 here")
+        raise ContradictionError(("library",), f"{name} runs GGUF files, no folder")
+    if spec.dtype and spec.dtype not in dtypes:
+        raise ContradictionError(("dtype",), f"{name} computes in {', '.join(dtypes[:-1])} or {dtypes[-1]} here")
 
 
 def _check_device(spec: EngineSpec, library: Library) -> None:
     if spec.device and library == "llamacpp" and spec.kind == "outlines":
         raise ContradictionError(("device",), "under Outlines `device` is for the library transformers")
-    if spec.device and library == "openvino":
+    if spec.device and library in _OF_GGUF:
         raise ContradictionError(("device",), "`device` is for the libraries transformers and llamacpp")
     if (spec.replicas or 1) > 1 and (spec.device or "cpu") != "cpu":
         raise ContradictionError(("replicas",), "`replicas` share cores, not a card: there `slots` share passes")

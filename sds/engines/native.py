@@ -90,7 +90,8 @@ class NativeEngine:
         """Return another engine over the same weights, for `threads` of its own. Raises ModelError, UsageError."""
         if not isinstance(self._backend, Replicable):
             raise UsageError(
-                "replicas are for llama.cpp and OpenVINO, on the processor", hint="use slots: they share passes"
+                "replicas are for llama.cpp, OpenVINO and integer passes, on the processor",
+                hint="use slots: they share passes",
             )
         with telling():
             backend = self._backend.beside(threads=threads)

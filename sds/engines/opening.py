@@ -29,7 +29,9 @@ _DISTRIBUTIONS: dict[Library, str] = {
     "llamacpp": "llama-cpp-python",
     "transformers": "transformers",
     "openvino": "openvino",
+    "integer": "sovereign-decision-stream",
 }
+_OF_GGUF: dict[Library, str] = {"openvino": "OpenVINO runs", "integer": "integer passes run"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +79,20 @@ def open_weights(
 
 
 def _computed_in(library: Library, dtype: Dtype | None) -> Dtype | None:
-    """Return in what a library computes: OpenVINO, where nobody says it, in what this processor does."""
-    if dtype or library != "openvino":
-        return dtype
-    from sds.models.openvino import OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
+    return dtype or usual_dtype(library)
 
-    return OpenvinoBackend.usual_dtype()
+
+def usual_dtype(library: Library) -> Dtype | None:
+    """Return in what OpenVINO and integer passes compute where nobody says it, of another library None. Raises BackendError."""
+    if library == "integer":
+        from sds.models.integer import IntegerBackend  # noqa: PLC0415  what was compiled is loaded when it is asked for
+
+        return IntegerBackend.usual_dtype()
+    if library == "openvino":
+        from sds.models.openvino import OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
+
+        return OpenvinoBackend.usual_dtype()
+    return None
 
 
 def _threads() -> int | None:
@@ -114,9 +124,10 @@ def open_backend(
 ) -> Backend:
     """Load a model: unless `library` says otherwise a folder through transformers, a file through llama.cpp.
 
-    `device` is for transformers and llama.cpp, `dtype` for transformers (fp32) and OpenVINO (bf16, where the processor
-    computes in it, else fp32); llama.cpp runs in the file's own types. With several `slots` each holds `SLOT_TOKENS`; in
-    OpenVINO, which takes memory as it is written, as many as one alone.
+    `device` is for transformers and llama.cpp, `dtype` for transformers (fp32), OpenVINO (bf16, where the processor
+    computes in it, else fp32) and integer passes (int8, where the processor multiplies bytes, else int16); llama.cpp runs
+    in the file's own types. With several `slots` each holds `SLOT_TOKENS`; in OpenVINO and integer passes, which take
+    memory as it is written, as many as one alone.
     `threads`: without it what `SDS_THREADS` says, or all cores. `fingerprint`: of a GGUF, where it was just looked at.
     `replicas`: how many engines over the weights, this one among them, are going to have so many threads each.
     `brief`: for a few decisions; OpenVINO then opens sooner, and each takes a little longer, with the same bits.
@@ -138,6 +149,10 @@ def open_backend(
         return OpenvinoBackend(
             path, threads=threads, slots=slots, engines=replicas, fingerprint=fingerprint, **numbers, **copies
         )
+    if library == "integer":
+        from sds.models.integer import IntegerBackend  # noqa: PLC0415  what was compiled is loaded when it is asked for
+
+        return IntegerBackend(path, threads=threads, slots=slots, fingerprint=fingerprint, **numbers)
     from sds.models.llama import LlamaBackend  # noqa: PLC0415  the library is loaded when a model is
 
     return LlamaBackend(path, device=device, threads=threads, slots=slots, fingerprint=fingerprint, **room)
@@ -149,12 +164,14 @@ def _library_of(path: Path, library: Library | None) -> Library:
 
 def _check_processor(path: Path, library: Library, device: str, dtype: Dtype | None) -> None:
     """Refuse what a library does not take. Raises BackendError."""
-    if library == "openvino" and path.is_dir():
-        raise BackendError(f"`{path}` is a folder: OpenVINO runs GGUF files here", hint=FOLDER_HINT)
-    if library == "openvino" and device != "cpu":
-        raise BackendError("OpenVINO takes no device here", hint="choose llamacpp or transformers for it")
+    if library in _OF_GGUF and path.is_dir():
+        raise BackendError(f"`{path}` is a folder: {_OF_GGUF[library]} GGUF files here", hint=FOLDER_HINT)
+    if library in _OF_GGUF and device != "cpu":
+        raise BackendError(
+            f"{_OF_GGUF[library]} on the processor alone", hint="choose llamacpp or transformers for a device"
+        )
     if library == "llamacpp" and dtype is not None:
-        raise BackendError("llama.cpp runs in the file's own types", hint="choose openvino or transformers for a dtype")
+        raise BackendError("llama.cpp runs in the file's own types", hint="choose another library for a dtype")
 
 
 def library_of_record(facts: Mapping[str, Any]) -> Library | None:
@@ -180,6 +197,10 @@ def runtime_facts(
     if library == "llamacpp":
         return facts if device == "cpu" else facts | {"device": device, "card": _cards_of_llama(device)}
     facts["dtype"] = dtype = _computed_in(library, dtype)
+    if library == "integer":
+        from sds.models.catalog import passes_sources  # noqa: PLC0415
+
+        return facts | {"passes": passes_sources()}
     return facts | ({"in_8_bits": IN_8_BITS, "rest": INT8_REST[dtype]} if dtype in INT8_REST else {})
 
 
@@ -286,7 +307,7 @@ def open_parallel(
 ) -> NativeEngine | Replicas:
     """Open for so many decisions at once, in the way that suits the library which runs it; else as `open_engine`.
 
-    A slot for each where they share passes: on a card, in transformers and in OpenVINO; in llama.cpp on the processor,
+    A slot for each where they share passes: on a card, in transformers, OpenVINO and integer passes; in llama.cpp on the processor,
     where passes have nothing to share but the cores, engines side by side, no more than cores.
     """
     if not 1 <= parallel <= SLOTS_MAX:

@@ -245,7 +245,7 @@ MISTAKES = [
     (
         ("run", "refund", "--dtype", "fp32"),
         2,
-        "error: `dtype` is for the libraries transformers and openvino: name one of them, too",
+        "error: `dtype` is for the libraries transformers, openvino and integer: name one of them, too",
     ),
     (("bench", "kernel", "--save", "nowhere/kept"), 2, "error: `nowhere/kept` cannot be written"),
     (("bench", "kernel", "--n", "0"), 2, "error: argument --n: `0` is not a number from 1 to"),

@@ -76,7 +76,7 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
         ),
         (
             "engines:\n  - {name: a, kind: native, dtype: bf16}\n",
-            "f.yaml:2: engines.0.dtype: `dtype` is for the libraries transformers and openvino",
+            "f.yaml:2: engines.0.dtype: `dtype` is for the libraries transformers, openvino and integer",
         ),
         (
             "engines:\n  - {name: a, kind: native, library: openvino, device: cuda}\n",
@@ -108,7 +108,7 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
         ),
         (
             "engines:\n  - {name: a, kind: native, library: openvino, slots: 2, replicas: 2}\n",
-            "f.yaml:2: engines.0.replicas: `replicas` are engines of llama.cpp or OpenVINO with one slot each",
+            "f.yaml:2: engines.0.replicas: `replicas` are engines of one slot each, of any library but transformers",
         ),
         (
             "engines:\n  - {name: a, kind: outlines, slots: 2}\n",
@@ -120,11 +120,11 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
         ),
         (
             "engines:\n  - {name: a, kind: native, slots: 2, replicas: 2}\n",
-            "f.yaml:2: engines.0.replicas: `replicas` are engines of llama.cpp or OpenVINO with one slot each",
+            "f.yaml:2: engines.0.replicas: `replicas` are engines of one slot each, of any library but transformers",
         ),
         (
             "engines:\n  - {name: a, kind: native, library: transformers, replicas: 2}\n",
-            "f.yaml:2: engines.0.replicas: `replicas` are engines of llama.cpp or OpenVINO with one slot each",
+            "f.yaml:2: engines.0.replicas: `replicas` are engines of one slot each, of any library but transformers",
         ),
         (
             "engines:\n  - {name: a, kind: native, parallel: 2, slots: 2}\n",

@@ -13,10 +13,13 @@ import pytest
 from sds.models import prepare
 from sds.models.catalog import Prepared
 from tests.model_fixtures import TINY_THREADS
+from tests.models.integer_libraries import plain, precision
 from tests.models.preparing import OPENVINO_WINS, preparation
 
 if TYPE_CHECKING:
     from sds.models.hf import HfBackend
+
+__all__ = ["plain", "precision"]  # fixtures
 
 SLOTS = 4
 SLIDING = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 16, "head_dim": 32}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sds.models import prepare
+from sds.models.catalog import GgufLibrary
 from sds.models.measuring import DECISIONS
 from sds.models.prepare import Log, Preparation
 from sds.models.protocol import BackendError
@@ -47,6 +48,7 @@ def clock(**durations_s: float) -> Callable[[], float]:
 
 BF16_WINS = {"own": 3.0, "BF16": 1.0, "F16": 2.0, "Q8_0": 2.5}
 OPENVINO_WINS = {**BF16_WINS, "openvino": 0.5, "fp32": 0.7, "int8": 0.75, "int8-bf16": 0.8}
+LIBRARIES: dict[GgufLibrary, set[str]] = {"llamacpp": {"own"}, "openvino": {"openvino", "int8"}, "integer": {"int16"}}
 INT8_WINS = {**OPENVINO_WINS, "int8": 0.25}
 
 
@@ -65,7 +67,7 @@ def preparation(
         clock_s=clock(**durations_s),
         sleep=lambda _: pytest.fail("nobody else is preparing"),
         log=log,
-        libraries=("llamacpp", "openvino") if {"openvino", "int8"} & durations_s.keys() else ("llamacpp",),
+        libraries=[library for library, shown in LIBRARIES.items() if shown & durations_s.keys()],
         kl_max=kl_max,
     )
 

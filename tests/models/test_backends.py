@@ -14,7 +14,7 @@ from tests.scale import scale, seeded
 CONTROL_TOKENS = range(17)
 
 
-@pytest.fixture(params=["tiny", "tiny_hf", "tiny_vino"])
+@pytest.fixture(params=["tiny", "tiny_hf", "tiny_vino", "tiny_int"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     found: Backend = request.getfixturevalue(request.param)
     return found
@@ -25,7 +25,7 @@ def sections_of(seed: int, *lengths: int) -> list[list[int]]:
     return [[int(token) for token in rng.integers(17, 49152, length)] for length in lengths]
 
 
-@pytest.mark.parametrize("which", ["tiny", "embedded", "tiny_hf", "own_hf", "tiny_vino", "own_vino"])
+@pytest.mark.parametrize("which", ["tiny", "embedded", "tiny_hf", "own_hf", "tiny_vino", "own_vino", "tiny_int"])
 def test_logits_are_bit_equal_whatever_ran_before(which: str, request: pytest.FixtureRequest):
     """Leading sections are reused, and nothing shows it: neither how many were held nor what stood after them."""
     backend: Backend = request.getfixturevalue(which)

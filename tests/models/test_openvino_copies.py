@@ -16,9 +16,9 @@ import pytest
 from sds.engines.config import EngineSpec, open_engine_of
 from sds.engines.opening import open_engine, open_replicas
 from sds.models import openvino as vino
+from sds.models.llama_weights import Weights
 from sds.models.openvino import LENGTHS, OpenvinoBackend
 from sds.models.openvino_graph import graph
-from sds.models.openvino_weights import Weights
 from sds.models.protocol import Dtype, Row
 from sds.models.token_trees import SURPLUS_TOKENS_MAX, Call
 from tests.models.test_openvino import DTYPES
@@ -127,7 +127,7 @@ def test_in_company_a_line_gets_the_bits_it_gets_from_a_copy_alone(
 
 @pytest.mark.parametrize("in_int8", [False, True])
 def test_copies_share_the_memory_of_their_weights(in_int8: bool, tiny_path: Callable[[int], Path]):
-    weights = Weights(tiny_path(1))
+    weights = Weights(tiny_path(1), "OpenVINO")
     layers = weights.shape.layers
     model = graph(
         weights, kept=ov.Type.bf16, context=64, layers=layers, head=True, in_int8=in_int8, lengths=(16, 32, 48)

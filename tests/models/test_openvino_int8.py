@@ -16,9 +16,10 @@ from sds.models import openvino_graph, openvino_int8
 from sds.models.measuring import distributions, divergence
 from sds.models.openvino import OpenvinoBackend
 from sds.models.openvino_dtypes import computes_in_bf16, computes_in_int8
-from sds.models.openvino_int8 import LARGEST, block_turn, rounded_by_row, rounded_matrix, turn, turned_matrix
+from sds.models.openvino_int8 import LARGEST, rounded_by_row, rounded_matrix
 from sds.models.prepare import KL_MAX
 from sds.models.protocol import INT8_REST, BackendError, Dtype, Row
+from sds.models.turning import block_turn, turn, turned_matrix
 from tests.llama_gguf import Sizes, llama_gguf, random_tensors
 from tests.models.test_backends import sections_of
 from tests.models.test_openvino import VARIANTS, answers, farthest, noise, opened
@@ -223,7 +224,7 @@ def test_weights_that_overflow_when_they_are_turned_are_refused(norm: str, matri
     path = llama_gguf(tmp_path / "huge.gguf", tensors=tensors)
     with pytest.raises(BackendError) as caught:
         OpenvinoBackend(path, dtype="int8", threads=1, lengths=())
-    assert "weights are too large to be turned for int8" == str(caught.value)
+    assert "weights are too large to be turned" == str(caught.value)
 
 
 def test_transformers_does_not_compute_in_int8(tiny_folder: Callable[[int], Path]) -> None:

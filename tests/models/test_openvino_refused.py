@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 from sds.engines.opening import runtime_facts
-from sds.models import openvino, openvino_cells, openvino_dtypes
+from sds.models import cells, openvino, openvino_dtypes
 from sds.models.catalog import this_machine
+from sds.models.llama_weights import Weights
 from sds.models.openvino import OpenvinoBackend
-from sds.models.openvino_weights import Weights
 from sds.models.protocol import BackendError, extra_hint
 from tests.llama_gguf import CONTEXT, Sizes, Tensors, llama_gguf, random_tensors
 from tests.model_fixtures import TINY_THREADS
 from tests.scale import scale, seeded
 
-OTHER = "OpenVINO does not run this model here: "
+OTHER = "this model does not run in OpenVINO here: "
 SILENT = "`{path}` does not say what its model is like"
 
 
@@ -157,7 +157,7 @@ def test_more_slots_than_there_is_memory_for(tmp_path: Path, monkeypatch: pytest
     def full(*_: object, **__: object) -> Any:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    monkeypatch.setattr(openvino_cells.mmap, "mmap", full)
+    monkeypatch.setattr(cells.mmap, "mmap", full)
     error = refused(path, slots=64)
     assert (f"OpenVINO cannot run `{path}`: no memory", "use a smaller model or prompt") == (str(error), error.hint)
 
@@ -177,7 +177,7 @@ def test_another_architecture(tmp_path: Path):
     path = llama_gguf(tmp_path / "model.gguf")
     path.write_bytes(path.read_bytes().replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0qwen2", 1))
     error = refused(path)
-    assert "OpenVINO runs GGUF files of the architecture `llama` here, not `qwen2`" == str(error)
+    assert "GGUF files of the architecture `llama` run in OpenVINO here, not `qwen2`" == str(error)
 
 
 @pytest.mark.parametrize("kept", [4, 20, 1000, 60_000])
@@ -186,7 +186,7 @@ def test_a_file_that_is_cut_off(kept: int, tmp_path: Path, capfd: pytest.Capture
     path.write_bytes(path.read_bytes()[:kept])
     assert f"`{path}` is damaged or of a kind this llama.cpp does not know" == str(refused(path))
     with pytest.raises(BackendError, match="is damaged or of a kind that is not known here"):
-        Weights(path)
+        Weights(path, "OpenVINO")
     assert ("", "") == tuple(capfd.readouterr())
 
 
@@ -204,7 +204,7 @@ def test_a_file_damaged_anywhere_before_its_weights_is_a_model_or_refused(tmp_pa
             damaged[rng.randrange(end) if n % 2 else rng.randrange(tensors_at, end)] = rng.randrange(256)
         path.write_bytes(damaged)
         try:
-            weights = Weights(path)
+            weights = Weights(path, "OpenVINO")
         except BackendError:
             found[False] += 1
         else:

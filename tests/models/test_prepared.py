@@ -35,7 +35,7 @@ def another_models(cache: Path) -> None:
     sentencepiece_gguf(weights(cache))
 
 
-MACHINE = {"cpu": "Z80", "features": "", "cores": 1, "llama_cpp_python": "0.0.1", "openvino": None}
+MACHINE = {"cpu": "Z80", "features": "", "cores": 1, "llama_cpp_python": "0.0.1", "openvino": None, "integer": None}
 FAULTS: list[tuple[str, Callable[[Path], Any], str]] = [
     ("gone", lambda cache: weights(cache).unlink(), "are gone"),
     ("cut off", cut_off, "are damaged"),

@@ -266,7 +266,7 @@ def test_a_record_says_what_is_in_int8_and_in_what_the_rest_is() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"device": "cuda"}, "OpenVINO takes no device here"),
+        ({"device": "cuda"}, "OpenVINO runs on the processor alone"),
         ({"dtype": "fp16"}, "OpenVINO does not compute in fp16 here"),
     ],
 )

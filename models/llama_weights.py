@@ -1,4 +1,4 @@
-"""What a GGUF of the architecture `llama` holds, as `openvino_graph` needs it.
+"""What a GGUF of the architecture `llama` holds, for what runs such a model layer by layer.
 
 A file is refused unless every tensor in it is used there and every setting of its architecture is known.
 """
@@ -89,9 +89,10 @@ class Shape:
 
 
 class Weights:
-    """What a GGUF file holds, read as it is asked for. Raises BackendError for what this graph cannot be."""
+    """What a GGUF file holds, read as it is asked for. Raises BackendError for what `runs`, a library, does not run."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, runs: str) -> None:
+        self._runs = runs
         self._file = GgufFile(path)
         try:
             self.shape = self._shape()
@@ -150,7 +151,7 @@ class Weights:
             epsilon=number("attention.layer_norm_rms_epsilon", float),
         )
         if {number(name, int, head) for name in ("rope.dimension_count", "attention.value_length")} != {head}:
-            raise _other("its heads turn in part, or keys and values are of two sizes")
+            raise self._other("its heads turn in part, or keys and values are of two sizes")
         return shape
 
     def _settings(self) -> dict[str, Any]:
@@ -158,13 +159,13 @@ class Weights:
         found = self._file.settings.get("general.architecture", "")
         if found != ARCHITECTURE:
             raise BackendError(
-                f"OpenVINO runs GGUF files of the architecture `{ARCHITECTURE}` here, not `{found}`",
+                f"GGUF files of the architecture `{ARCHITECTURE}` run in {self._runs} here, not `{found}`",
                 hint="llama.cpp runs it",
             )
         prefix = f"{ARCHITECTURE}."
         names = {name for name in (*self._file.settings, *self._file.lengths) if name.startswith(prefix)}
         if unknown := sorted(name for name in names if name[len(prefix) :] not in KNOWN):
-            raise _other(f"its setting `{unknown[0]}` is not known")
+            raise self._other(f"its setting `{unknown[0]}` is not known")
         return {name[len(prefix) :]: self._file.settings.get(name) for name in names}
 
     def _check(self) -> None:
@@ -173,12 +174,11 @@ class Weights:
         needed = self.shape.tensors(min(self.shape.layers, len(self._file.tensors) + 1))
         found = {name: tensor.shape for name, tensor in self._file.tensors.items()}
         if lacking := sorted(needed.keys() - found.keys() - {HEAD, ROPE_FACTORS}):
-            raise _other(f"it lacks `{lacking[0]}`")
+            raise self._other(f"it lacks `{lacking[0]}`")
         if surplus := sorted(found.keys() - needed.keys()):
-            raise _other(f"no use for `{surplus[0]}`")
+            raise self._other(f"no use for `{surplus[0]}`")
         if wrong := sorted(name for name in found if found[name] != needed[name]):
-            raise _other(f"`{wrong[0]}` is of another shape than its settings say")
+            raise self._other(f"`{wrong[0]}` is of another shape than its settings say")
 
-
-def _other(why: str) -> BackendError:
-    return BackendError(f"OpenVINO does not run this model here: {why}", hint="llama.cpp runs it")
+    def _other(self, why: str) -> BackendError:
+        return BackendError(f"this model does not run in {self._runs} here: {why}", hint="llama.cpp runs it")

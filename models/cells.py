@@ -1,4 +1,4 @@
-"""Keys and values of every seat of a backend over OpenVINO, in plain memory: a call is handed those of its rows."""
+"""Keys and values of every seat of a backend, in plain memory: a call is handed those of its rows."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from sds.models.openvino_cells import Cells
+from sds.models.cells import Cells
 from tests.scale import scale, seeded
 
 PLANES, CONTEXT, WIDTH, SLOTS = 2, 40, 3, 3

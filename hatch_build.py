@@ -1,0 +1,48 @@
+"""Compiles the passes in `models/passes` when the package is built or installed, once for each kind of processor.
+
+Without a C++ compiler, or for another processor, the package goes without: llama.cpp and OpenVINO run the models then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+FOLDER = Path(__file__).parent / "models" / "passes"
+KINDS = {
+    "avx2": ["-mavx2", "-mfma"],
+    "avx512vnni": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma"],
+}
+FLAGS = ["-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-pthread"]
+
+
+class Hook(BuildHookInterface[Any]):
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name != "wheel" or platform.machine() not in ("x86_64", "AMD64"):
+            return
+        digest = hashlib.sha256()
+        for source in sorted([*FOLDER.glob("*.cc"), *FOLDER.glob("*.h")]):  # as catalog.py does
+            digest.update(source.read_bytes())
+        compiler = shlex.split(os.environ.get("CXX", "c++"))
+        for kind, flags in KINDS.items():
+            made = FOLDER / f"passes-{kind}.so"
+            stamp = f'-DPASSES_SOURCES="{digest.hexdigest()[:12]}"'
+            command = [*compiler, *FLAGS, *flags, stamp, str(FOLDER / "passes.cc"), "-o", str(made)]
+            try:
+                subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
+            except (OSError, subprocess.CalledProcessError) as error:
+                why = getattr(error, "stderr", None) or error
+                print(f"note: integer passes for {kind} are not compiled: {why}", file=sys.stderr)  # noqa: T201
+                made.unlink(missing_ok=True)
+                continue
+            if version != "editable":
+                build_data["force_include"][str(made)] = f"sds/models/passes/{made.name}"
+            build_data["pure_python"], build_data["infer_tag"] = False, True

@@ -1,0 +1,350 @@
+// A model of the architecture `llama`: a pass of tokens through its layers, each step by all threads of a team.
+#include "passes.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <exception>
+#include <numeric>
+#include <vector>
+
+#include "attention.h"
+#include "product.h"
+#include "team.h"
+#include "vectors.h"
+
+#ifndef PASSES_SOURCES
+#define PASSES_SOURCES ""
+#endif
+
+using namespace passes;
+
+namespace {
+
+constexpr int TOKENS_TOGETHER = 16;  // of a tree, in a piece of its attention
+constexpr int KEYS_TOGETHER = 64;
+
+// Where the columns of matrices stand that are used in pairs: LANES of one, then LANES of the other.
+int paired(int column, int second) { return column / LANES * WIDE + second * LANES + column % LANES; }
+
+struct Layer {
+    std::vector<float> norm, inner_norm;
+    Matrix turning, values, output, inner, down;  // queries and keys; gate and up
+};
+
+// Divide by the root of their mean square, and multiply with scales.
+void normalise(const float* from, const float* scales, int width, float epsilon, float* to) {
+    Floats squares{};
+    int k = 0;
+    for (; k + LANES <= width; k += LANES) squares = product_and_sum(load(from + k), load(from + k), squares);
+    float total = sum(squares);
+    for (; k < width; ++k) total += from[k] * from[k];
+    const float by = std::isfinite(total) ? 1.0f / std::sqrt(total / static_cast<float>(width) + epsilon) : NAN;
+    for (k = 0; k < width; ++k) to[k] = from[k] * by * scales[k];
+}
+
+// Spread each block evenly over itself: Hadamard's matrix, divided by the root of its size.
+void turn_blocks(float* states, int count, int block) {
+    const float by = 1.0f / std::sqrt(static_cast<float>(block));
+    for (int start = 0; start < count; start += block) {
+        float* at = states + start;
+        for (int half = 1; half < block; half *= 2)
+            for (int k = 0; k < block; k += 2 * half)
+                for (int n = k; n < k + half; ++n) {
+                    const float low = at[n], high = at[n + half];
+                    at[n] = low + high;
+                    at[n + half] = low - high;
+                }
+        for (int n = 0; n < block; ++n) at[n] *= by;
+    }
+}
+
+// Numbers `at` and following of `count`; what is beyond them is nothing.
+void put(float* to, int at, int count, Floats value) {
+    if (at + LANES <= count) return store(to + at, value);
+    for (int n = 0; at + n < count; ++n) to[at + n] = value[n];
+}
+
+void add(float* to, int at, int count, Floats value) {
+    if (at + LANES <= count) return store(to + at, load(to + at) + value);
+    for (int n = 0; at + n < count; ++n) to[at + n] += value[n];
+}
+
+std::vector<int> in_order(int count) {
+    std::vector<int> found(count);
+    std::iota(found.begin(), found.end(), 0);
+    return found;
+}
+
+std::vector<float> copied(const float* from, size_t count) { return {from, from + count}; }
+
+std::vector<float> joined(const float* first, size_t count, const float* second, size_t more) {
+    std::vector<float> found(first, first + count);
+    found.insert(found.end(), second, second + more);
+    return found;
+}
+
+}  // namespace
+
+struct Model {
+    explicit Model(const Sizes& of) : sizes(of), heads{of.heads, of.key_heads, of.head}, layers(of.layers) {}
+    // The last layer is rounded less, so that what is no number shows.
+    Precision precision(int layer) const { return sizes.bytes && layer + 1 < sizes.layers ? Precision::BYTES : Precision::HALVES; }
+
+    const Sizes sizes;
+    const Heads heads;
+    std::vector<Layer> layers;
+    std::vector<float> embedding, norm, cosines, sines;
+    Matrix head;
+};
+
+struct Engine {
+    Engine(const Model& of, int threads) : model(of), team(threads), scores(threads) {}
+
+    void need(const Pass& pass) {
+        const Sizes& sizes = model.sizes;
+        const size_t tokens = pass.tokens, spare = LANES;
+        states.need(tokens * sizes.width + spare);
+        answered.need(static_cast<size_t>(pass.answering) * sizes.width + spare);
+        queries.need(tokens * sizes.heads * sizes.head + spare);
+        attended.need(tokens * sizes.heads * sizes.head + spare);
+        inner.need(tokens * sizes.inner + spare);
+        rounded.need(pass.tokens, std::max({sizes.width, sizes.inner, sizes.heads * sizes.head}));
+        normed.resize(team.threads());
+        for (auto& each : normed) each.need(std::max({sizes.width, sizes.inner, sizes.heads * sizes.head}) + spare);
+        laid.clear();
+        size_t keys = 0, most = 0;
+        for (int n = 0; n < pass.tree_count; ++n) {
+            const size_t room = up(pass.trees[n].held + pass.trees[n].count, WIDE);
+            laid.push_back(keys);
+            keys += room;
+            most = std::max(most, room);
+        }
+        keys_laid.need(keys * model.heads.cell());
+        for (auto& each : scores) each.need(most * ROWS_MAX);
+        lay_pieces.clear(), attend_pieces.clear();
+        for (int tree = 0; tree < pass.tree_count; ++tree)
+            for (int head = 0; head < sizes.key_heads; ++head) {
+                const int room = up(pass.trees[tree].held + pass.trees[tree].count, WIDE), count = pass.trees[tree].count;
+                for (int at = 0; at < room; at += KEYS_TOGETHER) lay_pieces.push_back({tree, head, at, std::min(at + KEYS_TOGETHER, room)});
+                for (int at = 0; at < count; at += TOKENS_TOGETHER) attend_pieces.push_back({tree, head, at, std::min(at + TOKENS_TOGETHER, count)});
+            }
+    }
+
+    void run(const Pass& pass, int rank) {
+        const Sizes& sizes = model.sizes;
+        const int width = sizes.width;
+        team.each(pass.tokens, [&](int row) {
+            std::copy_n(model.embedding.data() + static_cast<size_t>(pass.ids[row]) * width, width, states.get() + static_cast<size_t>(row) * width);
+        });
+        for (int n = 0; n < pass.layers; ++n) run_layer(pass, n, rank);
+        const bool all = pass.layers == 0;  // else only those that answer were left
+        if (pass.states) {
+            team.each(pass.answering, [&](int row) {
+                const float* from = all ? states.get() + pass.wanted[row] * width : answered.get() + static_cast<size_t>(row) * width;
+                std::copy_n(from, width, pass.answers + static_cast<size_t>(row) * width);
+            });
+            return;
+        }
+        read(pass.answering, answered.get(), model.norm.data(), model.head, rank);
+        multiply(team, model.head, rounded, pass.answering, [&](int row, int panel, Floats low, Floats high) {
+            put(pass.answers + static_cast<size_t>(row) * sizes.words, panel * WIDE, sizes.words, low);
+            put(pass.answers + static_cast<size_t>(row) * sizes.words, panel * WIDE + LANES, sizes.words, high);
+        });
+    }
+
+    const Model& model;
+    Team team;
+
+   private:
+    struct Piece {
+        int tree, head, begin, end;
+    };
+
+    // Round rows, normalised, for a product.
+    void read(int rows, const float* from, const float* scales, const Matrix& of, int rank) {
+        team.each(rows, [&](int row) {
+            float* to = normed[rank].get();
+            normalise(from + static_cast<size_t>(row) * of.depth, scales, of.depth, model.sizes.epsilon, to);
+            rounded.put(row, to, of);
+        });
+    }
+
+    void run_layer(const Pass& pass, int n, int rank) {
+        const Sizes& sizes = model.sizes;
+        const Layer& layer = model.layers[n];
+        const Heads& heads = model.heads;
+        const int width = sizes.width, wide = heads.count * heads.size, cell = heads.cell(), half = heads.size / 2;
+        float* new_keys = pass.cells + static_cast<size_t>(2 * n) * pass.tokens * cell;
+        float* new_values = new_keys + static_cast<size_t>(pass.tokens) * cell;
+
+        read(pass.tokens, states.get(), layer.norm.data(), layer.turning, rank);
+        multiply(team, layer.turning, rounded, pass.tokens, [&](int row, int panel, Floats low, Floats high) {
+            const int column = panel * LANES, head = column / half, at = column % half;  // of the lower halves
+            const size_t turn = static_cast<size_t>(pass.positions[row]) * half + at;
+            const Floats cosine = load(model.cosines.data() + turn), sine = load(model.sines.data() + turn);
+            float* to = head < heads.count ? queries.get() + static_cast<size_t>(row) * wide + head * heads.size
+                                           : new_keys + static_cast<size_t>(row) * cell + (head - heads.count) * heads.size;
+            store(to + at, product_and_sum(low, cosine, -(high * sine)));
+            store(to + at + half, product_and_sum(high, cosine, low * sine));
+        });
+        multiply(team, layer.values, rounded, pass.tokens, [&](int row, int panel, Floats low, Floats high) {
+            float* to = new_values + static_cast<size_t>(row) * cell;
+            put(to, panel * WIDE, cell, low);
+            put(to, panel * WIDE + LANES, cell, high);
+        });
+        team.each(static_cast<int>(lay_pieces.size()), [&](int n_piece) {
+            const auto& [at, head, begin, end] = lay_pieces[n_piece];
+            const Tree& tree = pass.trees[at];
+            lay_out(tree, tree.cells + tree.plane * 2 * n + head * heads.size, new_keys + head * heads.size, cell, heads.size, begin, end, keys_of(pass, at, head));
+        });
+        team.each(static_cast<int>(attend_pieces.size()), [&](int n_piece) {
+            const auto& [at, head, begin, end] = attend_pieces[n_piece];
+            const Tree& tree = pass.trees[at];
+            attend(tree, heads, head, begin, end, queries.get(), keys_of(pass, at, head), tree.cells + tree.plane * (2 * n + 1) + head * heads.size,
+                   new_values + head * heads.size, attended.get(), scores[rank].get());
+        });
+
+        const bool last = n + 1 == pass.layers;  // goes on with those alone that answer
+        const int rows = last ? pass.answering : pass.tokens;
+        float* on = last ? answered.get() : states.get();
+        team.each(rows, [&](int row) {
+            const int64_t from = last ? pass.wanted[row] : row;
+            if (last) std::copy_n(states.get() + from * width, width, on + static_cast<size_t>(row) * width);
+            rounded.put(row, attended.get() + from * wide, layer.output);
+        });
+        const auto added = [&](int row, int panel, Floats low, Floats high) {
+            add(on + static_cast<size_t>(row) * width, panel * WIDE, width, low);
+            add(on + static_cast<size_t>(row) * width, panel * WIDE + LANES, width, high);
+        };
+        multiply(team, layer.output, rounded, rows, added);
+        read(rows, on, layer.inner_norm.data(), layer.inner, rank);
+        multiply(team, layer.inner, rounded, rows, [&](int row, int panel, Floats gate, Floats up) {
+            const Floats small = exponential((Floats)((Ints)gate | same(static_cast<int32_t>(0x80000000))));  // e to the minus |gate|
+            const Ints negative = gate < Floats{};
+            const Floats share = (negative ? small : same(1.0f)) / (same(1.0f) + small);
+            put(inner.get() + static_cast<size_t>(row) * sizes.inner, panel * LANES, sizes.inner, gate * share * up);
+        });
+        team.each(rows, [&](int row) {
+            float* from = inner.get() + static_cast<size_t>(row) * sizes.inner;
+            if (sizes.block && layer.down.precision == Precision::BYTES) turn_blocks(from, sizes.inner, sizes.block);
+            rounded.put(row, from, layer.down);
+        });
+        multiply(team, layer.down, rounded, rows, added);
+    }
+
+    float* keys_of(const Pass& pass, int tree, int head) {
+        const size_t room = up(pass.trees[tree].held + pass.trees[tree].count, WIDE);
+        return keys_laid.get() + laid[tree] * model.heads.cell() + room * model.heads.size * head;
+    }
+
+    Buffer<float> states, answered, queries, attended, inner, keys_laid;
+    Rounded rounded;
+    std::vector<Buffer<float>> normed, scores;
+    std::vector<size_t> laid;
+    std::vector<Piece> lay_pieces, attend_pieces;
+};
+
+namespace {
+
+template <class Work>
+int without_throwing(Work&& work) {
+    try {
+        work();
+        return 0;
+    } catch (const std::exception&) {  // no memory, or no thread
+        return 1;
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* passes_sources() { return PASSES_SOURCES; }
+
+int passes_bytes() { return BYTES_TOO; }
+
+int passes_model(const Sizes* sizes, Model** made) {
+    return without_throwing([&] { *made = new Model(*sizes); });
+}
+
+void passes_model_free(Model* model) { delete model; }
+
+int passes_layer(Model* model, int32_t n, const float* norm, const float* query, const float* key, const float* value,
+                 const float* output, const float* inner_norm, const float* gate, const float* up, const float* down) {
+    return without_throwing([&] {
+        const Sizes& sizes = model->sizes;
+        const Precision kind = model->precision(n);
+        const size_t width = sizes.width, inner = sizes.inner;
+        const int wide = sizes.heads * sizes.head, cell = model->heads.cell(), half = sizes.head / 2;
+        Layer& layer = model->layers[n];
+        layer.norm = copied(norm, width), layer.inner_norm = copied(inner_norm, width);
+        std::vector<int> place(wide + cell);
+        for (int column = 0; column < wide + cell; ++column) {
+            const int at = column % sizes.head;
+            place[column] = paired(column / sizes.head * half + at % half, at / half);
+        }
+        const auto turning = joined(query, wide * width, key, cell * width);
+        layer.turning.pack(turning.data(), wide + cell, sizes.width, place, wide + cell, kind);
+        layer.values.pack(value, cell, sizes.width, in_order(cell), cell, kind);
+        layer.output.pack(output, sizes.width, wide, in_order(sizes.width), sizes.width, kind);
+        std::vector<int> pairs(2 * inner);
+        for (size_t column = 0; column < 2 * inner; ++column) pairs[column] = paired(static_cast<int>(column % inner), column >= inner);
+        const auto both = joined(gate, inner * width, up, inner * width);
+        layer.inner.pack(both.data(), 2 * sizes.inner, sizes.width, pairs, 2 * passes::up(sizes.inner, LANES), kind);
+        layer.down.pack(down, sizes.width, sizes.inner, in_order(sizes.width), sizes.width, kind);
+    });
+}
+
+int passes_ends(Model* model, const float* embedding, const float* norm, const float* head, const float* cosines, const float* sines) {
+    return without_throwing([&] {
+        const Sizes& sizes = model->sizes;
+        model->embedding = copied(embedding, static_cast<size_t>(sizes.words) * sizes.width);
+        model->norm = copied(norm, sizes.width);
+        model->head.pack(head, sizes.words, sizes.width, in_order(sizes.words), sizes.words, Precision::HALVES);
+        const size_t turns = static_cast<size_t>(sizes.context) * (sizes.head / 2);
+        model->cosines = copied(cosines, turns), model->sines = copied(sines, turns);
+    });
+}
+
+int passes_product(const float* states, const float* weights, int32_t rows, int32_t columns, int32_t depth, int32_t bytes,
+                   int32_t threads, int32_t repeats, float* answers, double* seconds) {
+    return without_throwing([&] {
+        Matrix matrix;
+        matrix.pack(weights, columns, depth, in_order(columns), columns, bytes ? Precision::BYTES : Precision::HALVES);
+        Rounded rounded;
+        rounded.need(rows, depth);
+        std::vector<float> row(depth + LANES);
+        for (int n = 0; n < rows; ++n) {
+            std::copy_n(states + static_cast<size_t>(n) * depth, depth, row.begin());
+            rounded.put(n, row.data(), matrix);
+        }
+        Team team(threads);
+        *seconds = std::numeric_limits<double>::infinity();
+        for (int n = 0; n < repeats; ++n) {
+            const auto began = std::chrono::steady_clock::now();
+            team.run([&](int) {
+                multiply(team, matrix, rounded, rows, [&](int at, int panel, Floats low, Floats high) {
+                    put(answers + static_cast<size_t>(at) * columns, panel * WIDE, columns, low);
+                    put(answers + static_cast<size_t>(at) * columns, panel * WIDE + LANES, columns, high);
+                });
+            });
+            *seconds = std::min(*seconds, std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
+        }
+    });
+}
+
+int passes_engine(const Model* model, int32_t threads, Engine** made) {
+    return without_throwing([&] { *made = new Engine(*model, threads); });
+}
+
+void passes_engine_free(Engine* engine) { delete engine; }
+
+int passes_run(Engine* engine, const Pass* pass) {
+    return without_throwing([&] {
+        engine->need(*pass);
+        engine->team.run([&](int rank) { engine->run(*pass, rank); });
+    });
+}
+}

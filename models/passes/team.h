@@ -1,0 +1,97 @@
+// Threads that do one thing after the other together, each piece of it whoever is free.
+#pragma once
+
+#include <immintrin.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace passes {
+
+constexpr int SPINS_MAX = 1 << 14;  // before a thread lets others have its core: some 200 us
+
+class Team {
+   public:
+    explicit Team(int threads) : threads_(threads) {
+        for (int rank = 1; rank < threads; ++rank) others_.emplace_back([this, rank] { serve(rank); });
+    }
+
+    ~Team() {
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            ends_ = true;
+        }
+        called_.notify_all();
+        for (auto& each : others_) each.join();
+    }
+
+    Team(const Team&) = delete;
+    Team& operator=(const Team&) = delete;
+
+    int threads() const { return threads_; }
+
+    // Let every thread, this one among them, do `work(rank)`, and return when all are done.
+    void run(const std::function<void(int)>& work) {
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            work_ = &work;
+            next_.store(0);
+            round_.fetch_add(1, std::memory_order_release);
+        }
+        called_.notify_all();
+        work(0);
+        meet();
+    }
+
+    // Within `run`, by every thread: do `piece(i)` for all i below `count`, and go on when all are done.
+    template <class Piece>
+    void each(int count, Piece&& piece) {
+        for (int i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count;) piece(i);
+        meet();
+    }
+
+   private:
+    void meet() {
+        const int now = met_.load(std::memory_order_acquire);
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+            arrived_.store(0, std::memory_order_relaxed);
+            next_.store(0, std::memory_order_relaxed);
+            met_.store(now + 1, std::memory_order_release);
+            return;
+        }
+        for (int spins = 0; met_.load(std::memory_order_acquire) == now; ++spins) {
+            if (spins < SPINS_MAX) _mm_pause();
+            else std::this_thread::yield();
+        }
+    }
+
+    void serve(int rank) {
+        for (long seen = 0;; ++seen) {
+            for (int spins = 0; round_.load(std::memory_order_acquire) == seen && spins < SPINS_MAX; ++spins) _mm_pause();
+            {
+                std::unique_lock<std::mutex> lock(mutex_);
+                called_.wait(lock, [&] { return ends_ || round_.load() != seen; });
+                if (ends_) return;
+            }
+            (*work_)(rank);
+            meet();
+        }
+    }
+
+    const int threads_;
+    std::vector<std::thread> others_;
+    std::mutex mutex_;
+    std::condition_variable called_;
+    bool ends_ = false;
+    const std::function<void(int)>* work_ = nullptr;
+    std::atomic<long> round_{0};
+    alignas(64) std::atomic<int> next_{0};
+    alignas(64) std::atomic<int> arrived_{0};
+    alignas(64) std::atomic<int> met_{0};
+};
+
+}  // namespace passes

@@ -1,0 +1,174 @@
+// What the processor computes at once: LANES numbers. One file for each kind of processor is made of the same sources, and for
+// tests one of plain C++ (PASSES_PLAIN) that is laid out as for the widest registers, so that its code runs on any machine.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace passes {
+
+#if defined(PASSES_PLAIN) || defined(__AVX512VNNI__)
+#define PASSES_BYTES
+constexpr int LANES = 16;   // of 32 bits in a register
+constexpr int ROWS_MAX = 12;  // of a tile: two registers each, of 32
+constexpr bool BYTES_TOO = true;  // it multiplies bytes and adds up without loss
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+constexpr int ROWS_MAX = 6;  // of 16 registers
+constexpr bool BYTES_TOO = false;
+#else
+#error "written for AVX2 with FMA, and for AVX-512 with VNNI"
+#endif
+constexpr int WIDE = 2 * LANES;  // columns of a tile
+
+typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+inline Floats load(const float* from) { return *reinterpret_cast<const Floats*>(from); }
+inline void store(float* to, Floats value) { *reinterpret_cast<Floats*>(to) = value; }
+inline Ints load(const int32_t* from) { return *reinterpret_cast<const Ints*>(from); }
+inline void store(int32_t* to, Ints value) { *reinterpret_cast<Ints*>(to) = value; }
+inline Floats same(float value) { return value - Floats{}; }
+inline Ints same(int32_t value) { return value - Ints{}; }
+
+// Sums stay in their registers, and nothing is read before that is used after: else a compiler runs out of registers.
+template <class Vector>
+inline void in_turn([[maybe_unused]] Vector& low, [[maybe_unused]] Vector& high) {
+    #if !defined(PASSES_PLAIN)
+    __asm__ volatile("" : "+v"(low), "+v"(high)::"memory");
+#endif
+}
+
+#if defined(PASSES_PLAIN)
+typedef Ints Register;
+#define EACH(expression)                                        \
+    do {                                                        \
+        for (int n = 0; n < LANES; ++n) found[n] = expression;  \
+        return found;                                           \
+    } while (false)
+inline Floats as_floats(Ints value) { return __builtin_convertvector(value, Floats); }
+inline Ints rounded(Floats value) { Ints found; EACH(static_cast<int32_t>(std::nearbyint(value[n]))); }
+inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+inline Floats product_and_sum(Floats a, Floats b, Floats c) { Floats found; EACH(std::fma(a[n], b[n], c[n])); }
+inline float sum(Floats value) {
+    float found = 0;
+    for (int n = 0; n < LANES; ++n) found += value[n];
+    return found;
+}
+inline float largest(Floats value) {
+    float found = value[0];
+    for (int n = 1; n < LANES; ++n) found = value[n] > found ? value[n] : found;
+    return found;
+}
+inline int64_t whole_sum(Ints value) {
+    int64_t found = 0;
+    for (int n = 0; n < LANES; ++n) found += value[n];
+    return found;
+}
+inline void store_halves(int16_t* to, Ints value) {
+    for (int n = 0; n < LANES; ++n) to[n] = static_cast<int16_t>(value[n]);
+}
+inline void store_bytes(uint8_t* to, Ints value) {
+    for (int n = 0; n < LANES; ++n) to[n] = static_cast<uint8_t>(value[n]);
+}
+inline Register raw(const void* from) { return load(static_cast<const int32_t*>(from)); }
+inline void keep(void* to, Register value) { store(static_cast<int32_t*>(to), value); }
+inline Register widened(const int8_t* from) {
+    int16_t wide[2 * LANES];
+    for (int n = 0; n < 2 * LANES; ++n) wide[n] = from[n];
+    return raw(wide);
+}
+inline Register repeated(int32_t unit) { return same(unit); }
+inline Register none() { return Register{}; }
+inline Register add_products_of_halves(Register to, Register a, Register b) {
+    Register found;
+    EACH(to[n] + static_cast<int16_t>(a[n]) * static_cast<int16_t>(b[n]) + (a[n] >> 16) * (b[n] >> 16));
+}
+inline Register add_products_of_bytes(Register to, Register a, Register b) {
+    for (int n = 0; n < LANES; ++n)
+        for (int at = 0; at < 32; at += 8) to[n] += static_cast<uint8_t>(a[n] >> at) * static_cast<int8_t>(b[n] >> at);
+    return to;
+}
+#undef EACH
+#elif defined(__AVX512VNNI__)
+typedef __m512i Register;
+inline Floats as_floats(Ints value) { return (Floats)_mm512_cvtepi32_ps((__m512i)value); }
+inline Ints rounded(Floats value) { return (Ints)_mm512_cvtps_epi32((__m512)value); }
+inline Floats larger(Floats a, Floats b) { return (Floats)_mm512_max_ps((__m512)a, (__m512)b); }
+inline Floats product_and_sum(Floats a, Floats b, Floats c) { return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+inline float sum(Floats value) { return _mm512_reduce_add_ps((__m512)value); }
+inline float largest(Floats value) { return _mm512_reduce_max_ps((__m512)value); }
+inline int64_t whole_sum(Ints value) {
+    const __m512i low = _mm512_cvtepi32_epi64(_mm512_castsi512_si256((__m512i)value));
+    const __m512i high = _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64((__m512i)value, 1));
+    return _mm512_reduce_add_epi64(_mm512_add_epi64(low, high));
+}
+inline void store_halves(int16_t* to, Ints value) { _mm256_storeu_si256((__m256i*)to, _mm512_cvtsepi32_epi16((__m512i)value)); }
+inline void store_bytes(uint8_t* to, Ints value) { _mm_storeu_si128((__m128i*)to, _mm512_cvtusepi32_epi8((__m512i)value)); }
+// 2 LANES bytes as numbers of 16 bits.
+inline Register widened(const int8_t* from) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from)); }
+inline Register raw(const void* from) { return _mm512_loadu_si512(from); }
+inline void keep(void* to, Register value) { _mm512_storeu_si512(to, value); }
+inline Register repeated(int32_t unit) { return _mm512_set1_epi32(unit); }
+inline Register none() { return _mm512_setzero_si512(); }
+inline Register add_products_of_halves(Register to, Register a, Register b) { return _mm512_dpwssd_epi32(to, a, b); }
+inline Register add_products_of_bytes(Register to, Register a, Register b) { return _mm512_dpbusd_epi32(to, a, b); }
+#else
+typedef __m256i Register;
+inline Floats as_floats(Ints value) { return (Floats)_mm256_cvtepi32_ps((__m256i)value); }
+inline Ints rounded(Floats value) { return (Ints)_mm256_cvtps_epi32((__m256)value); }
+inline Floats larger(Floats a, Floats b) { return (Floats)_mm256_max_ps((__m256)a, (__m256)b); }
+inline Floats product_and_sum(Floats a, Floats b, Floats c) { return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+inline float sum(Floats value) {
+    const __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)value), _mm256_extractf128_ps((__m256)value, 1));
+    const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
+inline float largest(Floats value) {
+    const __m128 half = _mm_max_ps(_mm256_castps256_ps128((__m256)value), _mm256_extractf128_ps((__m256)value, 1));
+    const __m128 pair = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
+}
+inline int64_t whole_sum(Ints value) {
+    const __m256i low = _mm256_cvtepi32_epi64(_mm256_castsi256_si128((__m256i)value));
+    const __m256i high = _mm256_cvtepi32_epi64(_mm256_extracti128_si256((__m256i)value, 1));
+    const __m256i both = _mm256_add_epi64(low, high);
+    const __m128i half = _mm_add_epi64(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    return _mm_extract_epi64(half, 0) + _mm_extract_epi64(half, 1);
+}
+inline void store_halves(int16_t* to, Ints value) {
+    const __m256i packed = _mm256_packs_epi32((__m256i)value, (__m256i)value);
+    _mm_storeu_si128((__m128i*)to, _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0b1000)));
+}
+inline Register widened(const int8_t* from) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)from)); }
+inline Register raw(const void* from) { return _mm256_loadu_si256((const __m256i*)from); }
+inline void keep(void* to, Register value) { _mm256_storeu_si256((__m256i*)to, value); }
+inline Register repeated(int32_t unit) { return _mm256_set1_epi32(unit); }
+inline Register none() { return _mm256_setzero_si256(); }
+inline Register add_products_of_halves(Register to, Register a, Register b) {
+    return _mm256_add_epi32(to, _mm256_madd_epi16(a, b));
+}
+#endif
+
+// e to the power of what is not positive; below -80 nothing. Relative error below 3e-7.
+inline Floats exponential(Floats x) {
+    const Ints none = x < same(-80.0f);
+    const Floats from = larger(x, same(-80.0f));
+    const Ints whole = rounded(from * same(1.44269504088896341f));
+    const Floats by = as_floats(whole);
+    const Floats rest = product_and_sum(by, same(2.12194440e-4f), product_and_sum(by, same(-0.693359375f), from));
+    Floats series = same(1.9875691500e-4f);
+    series = product_and_sum(series, rest, same(1.3981999507e-3f));
+    series = product_and_sum(series, rest, same(8.3334519073e-3f));
+    series = product_and_sum(series, rest, same(4.1665795894e-2f));
+    series = product_and_sum(series, rest, same(1.6666665459e-1f));
+    series = product_and_sum(series, rest, same(5.0000001201e-1f));
+    series = product_and_sum(series, rest * rest, rest + same(1.0f));
+    const Floats power = (Floats)((whole + same(127)) << 23);
+    return none ? Floats{} : series * power;
+}
+
+}  // namespace passes
