@@ -16,7 +16,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FOLDER = Path(__file__).parent / "models" / "passes"
+FOLDER = Path(__file__).parent / "sds" / "models" / "passes"
 KINDS = {
     "avx2": ["-mavx2", "-mfma"],
     "avx512vnni": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma"],
@@ -25,7 +25,7 @@ FLAGS = ["-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC", 
 
 
 class Hook(BuildHookInterface[Any]):
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+    def initialize(self, _version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel" or platform.machine() not in ("x86_64", "AMD64"):
             return
         digest = hashlib.sha256()
@@ -43,6 +43,5 @@ class Hook(BuildHookInterface[Any]):
                 print(f"note: integer passes for {kind} are not compiled: {why}", file=sys.stderr)  # noqa: T201
                 made.unlink(missing_ok=True)
                 continue
-            if version != "editable":
-                build_data["force_include"][str(made)] = f"sds/models/passes/{made.name}"
+            build_data["artifacts"].append(f"sds/models/passes/{made.name}")
             build_data["pure_python"], build_data["infer_tag"] = False, True
