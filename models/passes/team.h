@@ -17,17 +17,15 @@ constexpr int SPINS_MAX = 1 << 14;  // before a thread lets others have its core
 class Team {
    public:
     explicit Team(int threads) : threads_(threads) {
-        for (int rank = 1; rank < threads; ++rank) others_.emplace_back([this, rank] { serve(rank); });
+        try {
+            for (int rank = 1; rank < threads; ++rank) others_.emplace_back([this, rank] { serve(rank); });
+        } catch (...) {  // no thread left: those that began would end the process with their owner
+            end();
+            throw;
+        }
     }
 
-    ~Team() {
-        {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            ends_ = true;
-        }
-        called_.notify_all();
-        for (auto& each : others_) each.join();
-    }
+    ~Team() { end(); }
 
     Team(const Team&) = delete;
     Team& operator=(const Team&) = delete;
@@ -55,6 +53,15 @@ class Team {
     }
 
    private:
+    void end() {
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            ends_ = true;
+        }
+        called_.notify_all();
+        for (auto& each : others_) each.join();
+    }
+
     void meet() {
         const int now = met_.load(std::memory_order_acquire);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {

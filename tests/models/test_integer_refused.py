@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -124,3 +126,26 @@ def test_a_file_that_was_replaced_while_it_was_opened(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(integer, "_Model", replaced)
     assert (f"`{path}` was changed while it was opened", "open it again") == refused(path)
+
+
+WITHOUT_THREADS = """
+import resource, sys
+from pathlib import Path
+from sds.models.integer import IntegerBackend
+from sds.models.protocol import BackendError
+backend = IntegerBackend(Path(sys.argv[1]), threads=1)
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+try:
+    backend.beside(threads=2000)
+except BackendError as error:
+    print(error)
+backend.begin([[20]])
+print(backend.step([21]).shape[0] == backend.vocab_size)
+"""
+
+
+def test_no_threads_left_is_said_and_ends_nobody(tmp_path: Path):
+    path = llama_gguf(tmp_path / "model.gguf", OWN)
+    command = [sys.executable, "-c", WITHOUT_THREADS, str(path)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    assert f"integer passes cannot run `{path}`: no memory\nTrue\n" == said
