@@ -33,7 +33,7 @@ from sds.models.turning import block_turn, turn, turned_matrix
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-DTYPES: tuple[Dtype, ...] = ("int16", "int8")
+DTYPES: tuple[Dtype, ...] = ("int8", "int16")
 CALL_TOKENS_MAX = 512  # of several trees in a call
 PASS_TOKENS_MAX = 2048  # in several calls: the more cases are read in turn, the more share the small calls after them
 HALF_HEAD = 16  # halves of heads are multiples of these
@@ -41,15 +41,13 @@ HALF_HEAD = 16  # halves of heads are multiples of these
 
 def usual_dtype() -> Dtype:
     """Return in what states are rounded where nobody says it: the quicker one."""
-    return "int8" if library().in_bytes else "int16"
+    return DTYPES[0]
 
 
 def check_dtype(dtype: Dtype) -> None:
     """Raises BackendError for what is not computed in here."""
     if dtype not in DTYPES:
         raise BackendError(f"integer passes do not compute in {dtype}", hint=f"choose {' or '.join(DTYPES)}")
-    if dtype == "int8" and not library().in_bytes:
-        raise BackendError("this processor does not add up products of bytes without loss", hint="choose int16")
 
 
 class _Model:

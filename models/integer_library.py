@@ -57,7 +57,6 @@ class Pass(ctypes.Structure):
 
 
 _ARGUMENTS: dict[str, Sequence[Any]] = {
-    "passes_bytes": (),
     "passes_model": (ctypes.POINTER(Sizes), ctypes.POINTER(_Pointer)),
     "passes_layer": (_Pointer, ctypes.c_int32, *[_Pointer] * 9),
     "passes_ends": (_Pointer, *[_Pointer] * 5),
@@ -83,7 +82,6 @@ class PassesLibrary:
         self._calls.passes_sources.restype = ctypes.c_char_p
         if self._calls.passes_sources() != passes_sources().encode():
             raise BackendError(f"`{path.name}` was compiled of other sources", hint=INSTALL_HINT)
-        self.in_bytes = bool(self._calls.passes_bytes())
 
     def call(self, name: str, *arguments: Any) -> None:
         if getattr(self._calls, f"passes_{name}")(*arguments):

@@ -263,8 +263,6 @@ extern "C" {
 
 const char* passes_sources() { return PASSES_SOURCES; }
 
-int passes_bytes() { return BYTES_TOO; }
-
 int passes_model(const Sizes* sizes, Model** made) {
     return without_throwing([&] { *made = new Model(*sizes); });
 }

@@ -36,9 +36,8 @@ struct Pass {
 struct Model;
 struct Engine;
 
-// Of which sources this was made, as the build hook says it; and whether it multiplies bytes.
+// Of which sources this was made, as the build hook says it.
 const char* passes_sources();
-int passes_bytes();
 int passes_model(const Sizes* sizes, Model** made);
 void passes_model_free(Model* model);
 // A layer's vectors and matrices in 32 bits, [outputs, inputs]; heads of queries and keys turn by halves, queries are scaled.

@@ -2,6 +2,7 @@
 // whatever other rows are multiplied with it, and in whatever order.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <memory>
@@ -17,8 +18,16 @@ constexpr float WEIGHT_MAX = 127.0f;
 constexpr int BLOCK_UNITS = 192;  // of 32 bits for each column: such a block of weights stays in the nearest cache
 constexpr int BLOCK_ROWS = 96;
 constexpr size_t LINE_BYTES = 64;
+constexpr float BYTE_MAX = 127.0f;
+constexpr float PAIR_MAX = 128.0f;  // before they are rounded; then 129, and 129 * 2 * WEIGHT_MAX is less than 2 to the 15
+constexpr float CHAIN_MAX = 32700.0f;  // with room for the error of 32 bits in what it is compared with
+constexpr float CHAIN_ROUNDING = 1.5f;  // by how much rounding lengthens a chain's 8 states: by half the root of 8
 
-// What a state is rounded to: `HALVES`, numbers of 15 bits or fewer (two in a unit of 32), or `BYTES`, numbers of 7 bits.
+// What a state is rounded to: `HALVES`, numbers of 15 bits or fewer (two in a unit of 32), or `BYTES`, numbers of 7 bits. Bytes
+// are multiplied with weights that were made positive, w + WEIGHT_MAX, and what that is too much is taken off beforehand.
+//
+// Where processors add up bytes in 16 bits (CHAIN > 1) a row's range is such that it fits: no two products leave them, for
+// neighbours are PAIR_MAX at most together; nor do the products of a chain, by the inequality of Cauchy and Schwarz.
 enum class Precision { HALVES, BYTES };
 
 // Memory that begins where a line of the cache does.
@@ -47,23 +56,26 @@ struct Matrix {
     int columns = 0, depth = 0, units = 0, panels = 0;
     Precision precision = Precision::HALVES;
     float state_max = 0;  // the largest whole number a state may be: sums then stay below 2 to the power of 31
+    float chain_max = 0;  // the largest root of the sum of squares that states of a chain may have
     Buffer<int8_t> packed;
     std::vector<float> scales;
-    std::vector<int32_t> offsets;  // BYTES: what is added to a state, so that it is not negative, times the weights
 
     // `place[column]`: where a column stands among the panels' columns; what stands nowhere is nothing.
     void pack(const float* weights, int count, int deep, const std::vector<int>& place, int places, Precision kind) {
         columns = places, depth = deep, precision = kind;
         const int of_unit = kind == Precision::HALVES ? 2 : 4;
         units = (deep + of_unit - 1) / of_unit;
+        if (kind == Precision::BYTES) units = (units + CHAIN - 1) / CHAIN * CHAIN;
         panels = (places + WIDE - 1) / WIDE;
         const double most = 2147483647.0 / WEIGHT_MAX / deep;
-        state_max = kind == Precision::BYTES ? 127.0f : static_cast<float>(std::floor(most < 32767.0 ? most : 32767.0));
+        state_max = kind == Precision::BYTES ? BYTE_MAX : static_cast<float>(std::floor(most < 32767.0 ? most : 32767.0));
         const size_t bytes = static_cast<size_t>(panels) * units * of_unit * WIDE;
         packed.need(bytes);
-        std::memset(packed.get(), 0, bytes);
+        const int nothing = kind == Precision::BYTES ? static_cast<int>(WEIGHT_MAX) : 0;
+        std::memset(packed.get(), nothing, bytes);
         scales.assign(static_cast<size_t>(panels) * WIDE, 0.0f);
-        offsets.assign(static_cast<size_t>(panels) * WIDE, 0);
+        std::vector<int> squares(2 * units + 2);
+        int most_squares = 1;
         for (int column = 0; column < count; ++column) {
             const float* from = weights + static_cast<size_t>(column) * deep;
             float most_of_all = 0;
@@ -71,28 +83,32 @@ struct Matrix {
             const float scale = most_of_all / WEIGHT_MAX, by = scale > 0 ? 1.0f / scale : 0.0f;
             const int panel = place[column] / WIDE, in_panel = place[column] % WIDE;
             int8_t* to = packed.get() + static_cast<size_t>(panel) * units * of_unit * WIDE;
-            int32_t total = 0;
+            std::fill(squares.begin(), squares.end(), 0);
             for (int k = 0; k < deep; ++k) {
                 const int whole = static_cast<int>(from[k] * by + (from[k] < 0 ? -0.5f : 0.5f));
                 const int kept = whole > 127 ? 127 : whole < -127 ? -127 : whole;
-                to[(static_cast<size_t>(k / of_unit) * WIDE + in_panel) * of_unit + k % of_unit] = static_cast<int8_t>(kept);
-                total += kept;
+                to[(static_cast<size_t>(k / of_unit) * WIDE + in_panel) * of_unit + k % of_unit] = static_cast<int8_t>(kept + nothing);
+                squares[k / (4 * CHAIN) * 2 + k / 2 % 2] += kept * kept;
             }
             scales[place[column]] = scale;
-            offsets[place[column]] = kind == Precision::BYTES ? 128 * total : 0;
+            most_squares = std::max(most_squares, *std::max_element(squares.begin(), squares.end()));
         }
+        chain_max = CHAIN_MAX / std::sqrt(static_cast<float>(most_squares)) - CHAIN_ROUNDING;
     }
 };
 
 // Rows of states in whole numbers, each with its range; a row that holds what is no number has none.
 struct Rounded {
-    int units = 0;
+    int units = 0, chains = 0;
     Buffer<int32_t> whole;
+    Buffer<int32_t> surplus;  // of BYTES, for each chain, or where they are added up in 32 bits the row: what is too much, negative
     Buffer<float> scales;
 
     void need(int rows, int depth) {
-        units = (depth + 1) / 2 + LANES;
+        units = (depth + 1) / 2 + 2 * LANES;
+        chains = depth / (4 * CHAIN) + 1;
         whole.need(static_cast<size_t>(rows) * units);
+        surplus.need(static_cast<size_t>(rows) * chains);
         scales.need(rows);
     }
 
@@ -111,62 +127,142 @@ struct Rounded {
             size = std::fmax(size, std::fabs(from[k]));
             no_number += from[k] * 0.0f;
         }
-        const Floats by = same(size > 0 ? of.state_max / size : 0.0f);
-        scales.get()[row] = no_number == 0.0f ? size / of.state_max : NAN;
+        float scale = size / of.state_max;
+#if defined(PASSES_CHAINS)
+        if (of.precision == Precision::BYTES) scale = std::max(scale, chained_scale(from, of));
+#endif
+        const Floats by = same(scale > 0 ? 1.0f / scale : 0.0f);
+        scales.get()[row] = no_number == 0.0f ? scale : NAN;
         int32_t* to = whole.get() + static_cast<size_t>(row) * units;
         for (k = 0; k < depth; k += LANES) {
             Ints each = rounded(load(from + k) * by);
             if (k + LANES > depth)
                 for (int n = depth - k; n < LANES; ++n) each[n] = 0;
             if (of.precision == Precision::HALVES) store_halves(reinterpret_cast<int16_t*>(to) + k, each);
-#if defined(PASSES_BYTES)
-            else store_bytes(reinterpret_cast<uint8_t*>(to) + k, each + same(128));
+            else store_bytes(reinterpret_cast<int8_t*>(to) + k, each);
+        }
+        if (of.precision != Precision::BYTES) return;
+        for (; k < of.units * 4; k += LANES) store_bytes(reinterpret_cast<int8_t*>(to) + k, Ints{});
+        take_off(to, of.units, surplus.get() + static_cast<size_t>(row) * chains);
+    }
+
+   private:
+#if defined(PASSES_CHAINS)
+    // The least scale with which no products leave 16 bits.
+    static float chained_scale(const float* from, const Matrix& of) {
+        constexpr int STATES = 4 * CHAIN;
+        Floats pair{}, squares{};
+        int k = 0;
+        for (; k + STATES <= of.depth; k += STATES) compare_chain(from + k, pair, squares);
+        if (k < of.depth) {
+            float rest[STATES] = {};
+            std::copy(from + k, from + of.depth, rest);
+            compare_chain(rest, pair, squares);
+        }
+        return std::max(largest(pair) / PAIR_MAX, std::sqrt(largest(squares)) / of.chain_max);
+    }
 #endif
+
+    static void take_off(const int32_t* row, int units, int32_t* to) {
+        const auto* states = reinterpret_cast<const int8_t*>(row);
+        int32_t total = 0;
+        for (int unit = 0; unit < units; unit += CHAIN) {
+            int low = 0, high = 0;
+            for (int k = 4 * unit; k < 4 * (unit + CHAIN); k += 4) low += states[k] + states[k + 1], high += states[k + 2] + states[k + 3];
+            total += low + high;
+            constexpr int SURPLUS = static_cast<int>(WEIGHT_MAX);
+            const auto halves = [](int each) { return static_cast<uint32_t>(static_cast<uint16_t>(-SURPLUS * each)); };
+            if constexpr (CHAIN > 1) to[unit / CHAIN] = static_cast<int32_t>(halves(low) | halves(high) << 16);
+            else *to = -SURPLUS * total;
         }
     }
 };
 
 // Weights of a block, as they are multiplied: of 8 bits as they lie, or read as numbers of 16.
 template <Precision P, bool WIDENED>
-inline Register weights_at(const int8_t* from, int unit, int half) {
-    if constexpr (P == Precision::BYTES) return raw(from + (static_cast<size_t>(unit) * WIDE + half * LANES) * 4);
-    else if constexpr (WIDENED) return raw(from + (static_cast<size_t>(unit) * WIDE + half * LANES) * 4);
-    else return widened(from + (static_cast<size_t>(unit) * WIDE + half * LANES) * 2);
+INLINE Register weights_at(const int8_t* from, int half) {
+    if constexpr (P == Precision::BYTES) return raw(from + half * LANES * 4);
+    else if constexpr (WIDENED) return raw(from + half * LANES * 4);
+    else return widened(from + half * LANES * 2);
 }
 
-template <Precision P>
-inline Register add_products(Register to, Register states, Register weights) {
-#if defined(PASSES_BYTES)
-    if constexpr (P == Precision::BYTES) return add_products_of_bytes(to, states, weights);
-#endif
-    return add_products_of_halves(to, states, weights);
-}
+// Sums of ROWS rows, as members: a compiler keeps those in registers, and of arrays not always.
+template <int ROWS>
+struct Sums {
+    Register low, high;
+    Sums<ROWS - 1> rest;
 
-// Add to `sums` [ROWS, WIDE] the products of ROWS rows with a block of a panel.
-template <int ROWS, Precision P, bool WIDENED>
-inline void tile(const int32_t* states, size_t stride, const int8_t* weights, int units, int32_t* sums, bool first) {
-    Register found[ROWS][2];
-    for (int r = 0; r < ROWS; ++r)
-        for (int half = 0; half < 2; ++half) found[r][half] = first ? none() : raw(sums + r * WIDE + half * LANES);
-    for (int unit = 0; unit < units; ++unit) {
-        const Register low = weights_at<P, WIDENED>(weights, unit, 0), high = weights_at<P, WIDENED>(weights, unit, 1);
-        for (int r = 0; r < ROWS; ++r) {
-            const Register state = repeated(states[r * stride + unit]);
-            found[r][0] = add_products<P>(found[r][0], state, low);
-            found[r][1] = add_products<P>(found[r][1], state, high);
-            in_turn(found[r][0], found[r][1]);
+    INLINE void begin(const int32_t* from, size_t stride) { low = high = repeated(*from), rest.begin(from + stride, stride); }
+    INLINE void load(const int32_t* from) { low = raw(from), high = raw(from + LANES), rest.load(from + WIDE); }
+    INLINE void clear() { low = high = none(), rest.clear(); }
+    INLINE void store(int32_t* to) const { keep(to, low), keep(to + LANES, high), rest.store(to + WIDE); }
+
+    template <Precision P>
+    INLINE void add(const int32_t* states, size_t stride, Register first, Register second) {
+        const Register state = repeated(*states);
+        Register below = P == Precision::BYTES ? add_products_of_bytes(low, state, first) : add_products_of_halves(low, state, first);
+        Register above = P == Precision::BYTES ? add_products_of_bytes(high, state, second) : add_products_of_halves(high, state, second);
+        in_turn(below, above);
+        low = below, high = above;
+        rest.template add<P>(states + stride, stride, first, second);
+    }
+
+    template <int UNITS, Precision P, bool WIDENED>
+    INLINE void add_units(const int32_t* states, size_t stride, const int8_t* weights) {
+        if constexpr (UNITS > 0) {
+            add<P>(states, stride, weights_at<P, WIDENED>(weights, 0), weights_at<P, WIDENED>(weights, 1));
+            add_units<UNITS - 1, P, WIDENED>(states + 1, stride, weights + WIDE * (P == Precision::BYTES || WIDENED ? 4 : 2));
         }
     }
-    for (int r = 0; r < ROWS; ++r)
-        for (int half = 0; half < 2; ++half) keep(sums + r * WIDE + half * LANES, found[r][half]);
+
+    template <class Chain>  // what it calls only some processors need
+    INLINE void add_chain(const Chain& chain) {
+        low = add_pairs(low, chain.low), high = add_pairs(high, chain.high);
+        rest.add_chain(chain.rest);
+    }
+};
+
+template <>
+struct Sums<0> {
+    INLINE void begin(const int32_t*, size_t) {}
+    INLINE void load(const int32_t*) {}
+    INLINE void clear() {}
+    INLINE void store(int32_t*) const {}
+    template <Precision P>
+    INLINE void add(const int32_t*, size_t, Register, Register) {}
+    template <class Chain>
+    INLINE void add_chain(const Chain&) {}
+};
+
+// Add to `sums` [ROWS, WIDE] the products of ROWS rows with a block of a panel. `surplus`: of bytes, what is to be taken off.
+template <int ROWS, Precision P, bool WIDENED>
+inline void tile(const int32_t* states, size_t stride, const int32_t* surplus, size_t chains, const int8_t* weights, int units, int32_t* sums,
+                 bool first) {
+    constexpr size_t UNIT = WIDE * (P == Precision::BYTES || WIDENED ? 4 : 2);
+    Sums<ROWS> found;
+    if (!first) found.load(sums);
+    else if (P == Precision::BYTES && CHAIN == 1) found.begin(surplus, chains);
+    else found.clear();
+    if constexpr (P == Precision::BYTES && CHAIN > 1) {
+        for (int unit = 0; unit < units; unit += CHAIN) {
+            Sums<ROWS> chain;
+            chain.begin(surplus + unit / CHAIN, chains);
+            chain.template add_units<CHAIN, P, WIDENED>(states + unit, stride, weights + unit * UNIT);
+            found.add_chain(chain);
+        }
+    } else {
+        for (int unit = 0; unit < units; ++unit) found.template add_units<1, P, WIDENED>(states + unit, stride, weights + unit * UNIT);
+    }
+    found.store(sums);
 }
 
 template <Precision P, bool WIDENED, int ROWS = ROWS_MAX>
-inline void tile_of(int rows, const int32_t* states, size_t stride, const int8_t* weights, int units, int32_t* sums, bool first) {
+inline void tile_of(int rows, const int32_t* states, size_t stride, const int32_t* surplus, size_t chains, const int8_t* weights, int units,
+                    int32_t* sums, bool first) {
     if constexpr (ROWS > 1) {
-        if (rows < ROWS) return tile_of<P, WIDENED, ROWS - 1>(rows, states, stride, weights, units, sums, first);
+        if (rows < ROWS) return tile_of<P, WIDENED, ROWS - 1>(rows, states, stride, surplus, chains, weights, units, sums, first);
     }
-    tile<ROWS, P, WIDENED>(states, stride, weights, units, sums, first);
+    tile<ROWS, P, WIDENED>(states, stride, surplus, chains, weights, units, sums, first);
 }
 
 // Have the next block on its way while this one is multiplied: of it as much as falls to the rows from `row` on.
@@ -192,20 +288,19 @@ void multiply_panel(const Matrix& of, const Rounded& states, int begin, int end,
         for (int row = 0; row < count; row += ROWS_MAX) {
             const int rows = count - row < ROWS_MAX ? count - row : ROWS_MAX;
             const int32_t* from = states.whole.get() + static_cast<size_t>(begin + row) * states.units + start;
+            const int32_t* surplus = states.surplus.get() + static_cast<size_t>(begin + row) * states.chains + start / CHAIN;
             int32_t* to = sums + row * WIDE;
             fetch(block, static_cast<size_t>(units) * OF_UNIT * WIDE, row, count);
-            if (widen) tile_of<P, true>(rows, from, states.units, reinterpret_cast<const int8_t*>(wide), units, to, !start);
-            else tile_of<P, false>(rows, from, states.units, block, units, to, !start);
+            if (widen) tile_of<P, true>(rows, from, states.units, surplus, states.chains, reinterpret_cast<const int8_t*>(wide), units, to, !start);
+            else tile_of<P, false>(rows, from, states.units, surplus, states.chains, block, units, to, !start);
         }
     }
     const float* scales = of.scales.data() + static_cast<size_t>(panel) * WIDE;
-    const int32_t* offsets = of.offsets.data() + static_cast<size_t>(panel) * WIDE;
     for (int row = 0; row < count; ++row) {
         const Floats scale = same(states.scales.get()[begin + row]);
         Floats found[2];
         for (int half = 0; half < 2; ++half) {
-            const Ints exact = load(sums + row * WIDE + half * LANES) - load(offsets + half * LANES);
-            found[half] = as_floats(exact) * scale * load(scales + half * LANES);
+            found[half] = as_floats(load(sums + row * WIDE + half * LANES)) * scale * load(scales + half * LANES);
         }
         out(begin + row, found[0], found[1]);
     }
@@ -222,13 +317,8 @@ void multiply(Team& team, const Matrix& of, const Rounded& states, int rows, Out
         const int end = begin + BLOCK_ROWS < rows ? begin + BLOCK_ROWS : rows;
         for (int panel = first; panel < first + together && panel < of.panels; ++panel) {
             const auto each = [&](int row, Floats low, Floats high) { out(row, panel, low, high); };
-#if defined(PASSES_BYTES)
-            if (of.precision == Precision::BYTES) {
-                multiply_panel<Precision::BYTES>(of, states, begin, end, panel, each);
-                continue;
-            }
-#endif
-            multiply_panel<Precision::HALVES>(of, states, begin, end, panel, each);
+            if (of.precision == Precision::BYTES) multiply_panel<Precision::BYTES>(of, states, begin, end, panel, each);
+            else multiply_panel<Precision::HALVES>(of, states, begin, end, panel, each);
         }
     });
 }

@@ -8,17 +8,19 @@
 #include <cstdint>
 #include <cstring>
 
+#define INLINE inline __attribute__((always_inline))
+
 namespace passes {
 
 #if defined(PASSES_PLAIN) || defined(__AVX512VNNI__)
-#define PASSES_BYTES
 constexpr int LANES = 16;   // of 32 bits in a register
 constexpr int ROWS_MAX = 12;  // of a tile: two registers each, of 32
-constexpr bool BYTES_TOO = true;  // it multiplies bytes and adds up without loss
+constexpr int CHAIN = 1;  // of so many units products of bytes are added up in 16 bits; 1: in 32
 #elif defined(__AVX2__)
 constexpr int LANES = 8;
 constexpr int ROWS_MAX = 6;  // of 16 registers
-constexpr bool BYTES_TOO = false;
+#define PASSES_CHAINS
+constexpr int CHAIN = 4;
 #else
 #error "written for AVX2 with FMA, and for AVX-512 with VNNI"
 #endif
@@ -71,8 +73,8 @@ inline int64_t whole_sum(Ints value) {
 inline void store_halves(int16_t* to, Ints value) {
     for (int n = 0; n < LANES; ++n) to[n] = static_cast<int16_t>(value[n]);
 }
-inline void store_bytes(uint8_t* to, Ints value) {
-    for (int n = 0; n < LANES; ++n) to[n] = static_cast<uint8_t>(value[n]);
+inline void store_bytes(int8_t* to, Ints value) {
+    for (int n = 0; n < LANES; ++n) to[n] = static_cast<int8_t>(value[n]);
 }
 inline Register raw(const void* from) { return load(static_cast<const int32_t*>(from)); }
 inline void keep(void* to, Register value) { store(static_cast<int32_t*>(to), value); }
@@ -87,9 +89,9 @@ inline Register add_products_of_halves(Register to, Register a, Register b) {
     Register found;
     EACH(to[n] + static_cast<int16_t>(a[n]) * static_cast<int16_t>(b[n]) + (a[n] >> 16) * (b[n] >> 16));
 }
-inline Register add_products_of_bytes(Register to, Register a, Register b) {
+inline Register add_products_of_bytes(Register to, Register states, Register weights) {
     for (int n = 0; n < LANES; ++n)
-        for (int at = 0; at < 32; at += 8) to[n] += static_cast<uint8_t>(a[n] >> at) * static_cast<int8_t>(b[n] >> at);
+        for (int at = 0; at < 32; at += 8) to[n] += static_cast<int8_t>(states[n] >> at) * static_cast<uint8_t>(weights[n] >> at);
     return to;
 }
 #undef EACH
@@ -107,7 +109,7 @@ inline int64_t whole_sum(Ints value) {
     return _mm512_reduce_add_epi64(_mm512_add_epi64(low, high));
 }
 inline void store_halves(int16_t* to, Ints value) { _mm256_storeu_si256((__m256i*)to, _mm512_cvtsepi32_epi16((__m512i)value)); }
-inline void store_bytes(uint8_t* to, Ints value) { _mm_storeu_si128((__m128i*)to, _mm512_cvtusepi32_epi8((__m512i)value)); }
+inline void store_bytes(int8_t* to, Ints value) { _mm_storeu_si128((__m128i*)to, _mm512_cvtsepi32_epi8((__m512i)value)); }
 // 2 LANES bytes as numbers of 16 bits.
 inline Register widened(const int8_t* from) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from)); }
 inline Register raw(const void* from) { return _mm512_loadu_si512(from); }
@@ -115,7 +117,7 @@ inline void keep(void* to, Register value) { _mm512_storeu_si512(to, value); }
 inline Register repeated(int32_t unit) { return _mm512_set1_epi32(unit); }
 inline Register none() { return _mm512_setzero_si512(); }
 inline Register add_products_of_halves(Register to, Register a, Register b) { return _mm512_dpwssd_epi32(to, a, b); }
-inline Register add_products_of_bytes(Register to, Register a, Register b) { return _mm512_dpbusd_epi32(to, a, b); }
+inline Register add_products_of_bytes(Register to, Register states, Register weights) { return _mm512_dpbusd_epi32(to, weights, states); }
 #else
 typedef __m256i Register;
 inline Floats as_floats(Ints value) { return (Floats)_mm256_cvtepi32_ps((__m256i)value); }
@@ -151,6 +153,27 @@ inline Register none() { return _mm256_setzero_si256(); }
 inline Register add_products_of_halves(Register to, Register a, Register b) {
     return _mm256_add_epi32(to, _mm256_madd_epi16(a, b));
 }
+inline void store_bytes(int8_t* to, Ints value) {
+    const __m256i halves = _mm256_packs_epi32((__m256i)value, (__m256i)value), bytes = _mm256_packs_epi16(halves, halves);
+    const int32_t low = _mm256_extract_epi32(bytes, 0), high = _mm256_extract_epi32(bytes, 4);
+    std::memcpy(to, &low, 4), std::memcpy(to + 4, &high, 4);
+}
+// In 16 bits, of two products each: what leaves them comes back as more is added.
+inline Register add_products_of_bytes(Register to, Register states, Register weights) {
+    return _mm256_add_epi16(to, _mm256_maddubs_epi16(weights, states));
+}
+// The larger of what is there and, of a chain of 16 states: what neighbours are together, and the squares of those of each half.
+inline void compare_chain(const float* from, Floats& pair, Floats& squares) {
+    const auto neighbours = [](Floats each) { return (Floats)_mm256_permute_ps((__m256)each, 0b10110001); };
+    const Floats first = load(from), second = load(from + LANES);
+    for (const Floats each : {first, second}) {
+        const Floats size = (Floats)((Ints)each & same(0x7fffffff));
+        pair = larger(pair, size + neighbours(size));
+    }
+    const Floats both = product_and_sum(first, first, second * second), two = both + neighbours(both);
+    squares = larger(squares, two + (Floats)_mm256_permute2f128_ps((__m256)two, (__m256)two, 1));
+}
+inline Register add_pairs(Register to, Register pairs) { return _mm256_add_epi32(to, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))); }
 #endif
 
 // e to the power of what is not positive; below -80 nothing. Relative error below 3e-7.

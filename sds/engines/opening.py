@@ -125,7 +125,7 @@ def open_backend(
     """Load a model: unless `library` says otherwise a folder through transformers, a file through llama.cpp.
 
     `device` is for transformers and llama.cpp, `dtype` for transformers (fp32), OpenVINO (bf16, where the processor
-    computes in it, else fp32) and integer passes (int8, where the processor multiplies bytes, else int16); llama.cpp runs
+    computes in it, else fp32) and integer passes (int8); llama.cpp runs
     in the file's own types. With several `slots` each holds `SLOT_TOKENS`; in OpenVINO and integer passes, which take
     memory as it is written, as many as one alone.
     `threads`: without it what `SDS_THREADS` says, or all cores. `fingerprint`: of a GGUF, where it was just looked at.

@@ -15,7 +15,7 @@ from sds.models.integer_library import PassesLibrary
 from sds.models.protocol import Dtype
 
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-DPASSES_PLAIN", "-Wno-psabi", "-fPIC", "-shared", "-pthread"]
-RUNS: list[tuple[str, Dtype]] = [("here", "int16"), ("plain", "int16"), ("plain", "int8")]
+RUNS: list[tuple[str, Dtype]] = [("here", "int16"), ("here", "int8"), ("plain", "int16"), ("plain", "int8")]
 
 
 @pytest.fixture(scope="session")

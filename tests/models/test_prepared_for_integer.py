@@ -19,8 +19,7 @@ from sds.replay import opener, replay
 from tests.models.preparing import BF16_WINS, preparation
 from tests.replays import GATE, record
 
-# What is measured of integer passes: states in bytes only where the processor multiplies them.
-INTEGER_WINS = {**BF16_WINS, **({"bytes": 0.7} if library().in_bytes else {}), "int16": 0.5}
+INTEGER_WINS = {**BF16_WINS, "bytes": 0.7, "int16": 0.5}
 
 
 @pytest.fixture
