@@ -37,6 +37,7 @@ DTYPES: tuple[Dtype, ...] = ("int8", "int16")
 CALL_TOKENS_MAX = 512  # of several trees in a call
 PASS_TOKENS_MAX = 2048  # in several calls: the more cases are read in turn, the more share the small calls after them
 HALF_HEAD = 16  # halves of heads are multiples of these
+HEAD_MAX = 512
 
 
 def usual_dtype() -> Dtype:
@@ -58,10 +59,9 @@ class _Model:
         self.shape = shape = weights.shape
         self.context = min(n_ctx, shape.context)
         self.in_bytes = dtype == "int8"
-        if shape.head % (2 * HALF_HEAD):
-            raise BackendError(
-                f"integer passes run heads of multiples of {2 * HALF_HEAD} numbers", hint="llama.cpp runs it"
-            )
+        if shape.head % (2 * HALF_HEAD) or shape.head > HEAD_MAX:
+            heads = f"heads of multiples of {2 * HALF_HEAD} numbers, up to {HEAD_MAX}"
+            raise BackendError(f"integer passes run {heads}", hint="llama.cpp runs it")
         self._library, self._weights = library(), weights
         self.turn = turn(shape.width)
         self._block = block_turn(shape.inner)

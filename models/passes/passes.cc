@@ -120,7 +120,8 @@ struct Engine {
             keys += room;
             most = std::max(most, room);
         }
-        keys_laid.need(keys * model.heads.cell());
+        keys_laid.need(keys * model.heads.cell() / 2);
+        key_scales.need(keys * sizes.key_heads);
         for (auto& each : scores) each.need(most * ROWS_MAX);
         lay_pieces.clear(), attend_pieces.clear();
         for (int tree = 0; tree < pass.tree_count; ++tree)
@@ -196,13 +197,14 @@ struct Engine {
         team.each(static_cast<int>(lay_pieces.size()), [&](int n_piece) {
             const auto& [at, head, begin, end] = lay_pieces[n_piece];
             const Tree& tree = pass.trees[at];
-            lay_out(tree, tree.cells + tree.plane * 2 * n + head * heads.size, new_keys + head * heads.size, cell, heads.size, begin, end, keys_of(pass, at, head));
+            lay_out(tree, tree.cells + tree.plane * 2 * n + head * heads.size, new_keys + head * heads.size, cell, heads.size, begin, end,
+                    keys_laid.get() + laid_at(pass, at, head) * heads.size / 2, key_scales.get() + laid_at(pass, at, head));
         });
         team.each(static_cast<int>(attend_pieces.size()), [&](int n_piece) {
             const auto& [at, head, begin, end] = attend_pieces[n_piece];
             const Tree& tree = pass.trees[at];
-            attend(tree, heads, head, begin, end, queries.get(), keys_of(pass, at, head), tree.cells + tree.plane * (2 * n + 1) + head * heads.size,
-                   new_values + head * heads.size, attended.get(), scores[rank].get());
+            attend(tree, heads, head, begin, end, queries.get(), keys_laid.get() + laid_at(pass, at, head) * heads.size / 2,
+                   key_scales.get() + laid_at(pass, at, head), tree.cells + tree.plane * (2 * n + 1) + head * heads.size, new_values + head * heads.size, attended.get(), scores[rank].get());
         });
 
         const bool last = n + 1 == pass.layers;  // goes on with those alone that answer
@@ -233,12 +235,14 @@ struct Engine {
         multiply(team, layer.down, rounded, rows, added);
     }
 
-    float* keys_of(const Pass& pass, int tree, int head) {
+    // How many keys are laid out before those of a head.
+    size_t laid_at(const Pass& pass, int tree, int head) const {
         const size_t room = up(pass.trees[tree].held + pass.trees[tree].count, WIDE);
-        return keys_laid.get() + laid[tree] * model.heads.cell() + room * model.heads.size * head;
+        return laid[tree] * model.heads.keys + room * head;
     }
 
-    Buffer<float> states, answered, queries, attended, inner, keys_laid;
+    Buffer<float> states, answered, queries, attended, inner, key_scales;
+    Buffer<int32_t> keys_laid;
     Rounded rounded;
     std::vector<Buffer<float>> normed, scores;
     std::vector<size_t> laid;

@@ -27,9 +27,10 @@ def refused(path: Path, **options: object) -> tuple[str, str]:
     return str(caught.value), caught.value.hint
 
 
-def test_heads_that_do_not_fill_registers(tmp_path: Path):
-    path = llama_gguf(tmp_path / "model.gguf", Sizes(head=24))
-    assert ("integer passes run heads of multiples of 32 numbers", "llama.cpp runs it") == refused(path)
+@pytest.mark.parametrize("head", [24, 544])
+def test_heads_that_do_not_fill_registers_or_are_too_wide(head: int, tmp_path: Path):
+    path = llama_gguf(tmp_path / "model.gguf", Sizes(head=head))
+    assert ("integer passes run heads of multiples of 32 numbers, up to 512", "llama.cpp runs it") == refused(path)
 
 
 def test_another_architecture_and_what_its_settings_do_not_know(tmp_path: Path):
