@@ -1,9 +1,10 @@
 """GGUF weights through passes of this project's own, behind the `Backend` protocol: products added up in whole numbers.
 
 Weights are rounded to 8 bits, each row with a range of its own; states to 15 bits or, where the processor multiplies bytes,
-to 8, each token with a range of its own. What is multiplied is then added up exactly, in any order, and what a token attends
-to is added up in the order of its places: so a token's numbers are the same bits whatever else stands in its pass, wherever
-the passes were cut, and however many threads ran it. Rows that go on from one place, as forks do, are read as one tree.
+to 8, each token with a range of its own; queries, keys, values and what weight they have likewise. What is multiplied is then
+added up exactly, in any order, and what a token does not see adds nothing: so a token's numbers are the same bits whatever
+else stands in its pass, wherever the passes were cut, and however many threads ran it. Rows that go on from one place, as
+forks do, are read as one tree.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ CALL_TOKENS_MAX = 512  # of several trees in a call
 PASS_TOKENS_MAX = 2048  # in several calls: the more cases are read in turn, the more share the small calls after them
 HALF_HEAD = 16  # halves of heads are multiples of these
 HEAD_MAX = 512
+CONTEXT_MAX = 1 << 17  # tokens whose weights are added up in 31 bits
 
 
 def usual_dtype() -> Dtype:
@@ -57,7 +59,7 @@ class _Model:
     def __init__(self, path: Path, *, dtype: Dtype, n_ctx: int) -> None:
         weights = Weights(path, "integer passes")
         self.shape = shape = weights.shape
-        self.context = min(n_ctx, shape.context)
+        self.context = min(n_ctx, shape.context, CONTEXT_MAX)
         self.in_bytes = dtype == "int8"
         if shape.head % (2 * HALF_HEAD) or shape.head > HEAD_MAX:
             heads = f"heads of multiples of {2 * HALF_HEAD} numbers, up to {HEAD_MAX}"

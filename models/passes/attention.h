@@ -1,8 +1,9 @@
-// What each token attends to. Scores are of queries and keys in whole numbers of 16 bits, each with a range of its own, so they
-// are exact. What a token sees is added up in 32 bits in the order of its places, and what it does not see adds exactly nothing:
-// so its answer is the same bits whatever other tokens stand in the pass.
+// What each token attends to. Queries, keys and values are whole numbers, each head of a token with a range of its own, and so
+// are a token's weights, with a range that comes of what it sees alone. They are added up exactly, in any order, and what a token
+// does not see adds nothing: so its answer is the same bits whatever other tokens stand in the pass.
 #pragma once
 
+#include <functional>
 #include <limits>
 
 #include "passes.h"
@@ -13,36 +14,74 @@ namespace passes {
 
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 constexpr int HEAD_MAX = 512;
-constexpr float WEIGHT_STEPS = 1 << 30;  // a weight's share of the sum, in whole numbers: those add up in any order
+constexpr int KEYS_AHEAD = 8;  // are on their way from memory while one is laid out
+constexpr float SHARE_STEPS = 1 << 30;  // of a weight, where weights are added up
+constexpr float VALUE_MAX = 1023.0f;
+constexpr float SEEN_MAX = 32767.0f;  // of a weight
+constexpr float ALL_SEEN_MAX = 2.0e6f;  // of a token's weights: times VALUE_MAX, and 2 to the 17 roundings up, below 2 to the 31
 
 inline int up(int number, int to) { return (number + to - 1) / to * to; }
 
 // The largest whole number in heads of so many numbers: no score is more than 31 bits.
 inline float whole_max(int head) { return std::floor(std::sqrt(2147483647.0f / static_cast<float>(head + 1))); }
 
-// Round numbers of a head, `head` of them, to whole ones, two in each of `to`; return their scale, or no number.
-inline float round_head(const float* from, int head, int32_t* to) {
+// The largest of a head's numbers, or no number.
+inline float head_size(const float* from, int head) {
     Floats most{}, wrong{};
     for (int d = 0; d < head; d += LANES) {
         const Floats each = load(from + d);
-        most = larger(most, (Floats)((Ints)each & same(0x7fffffff)));
+        most = larger(most, (Floats)((Ints)each & same(~SIGN)));
         wrong += each * Floats{};
     }
-    const float size = largest(most), by = whole_max(head);
-    for (int d = 0; d < head; d += LANES) store_halves(reinterpret_cast<int16_t*>(to) + d, rounded(load(from + d) * same(size > 0 ? by / size : 0.0f)));
-    return sum(wrong) == 0 ? size / by : NAN;
+    return sum(wrong) == 0 ? largest(most) : NAN;
 }
 
-// Lay the keys of one head side by side, WIDE at a time: [., head / 2, WIDE], of two numbers each. `from`: those before the
-// tree, `own`: the tree's.
-inline void lay_out(const Tree& tree, const float* from, const float* own, int cell, int head, int begin, int end, int32_t* to, float* scales) {
+// Round numbers of a head, `head` of them, to whole ones, two in each of `to`; return their scale, or no number.
+inline float round_head(const float* from, int head, int32_t* to) {
+    const float size = head_size(from, head), most = whole_max(head), by = size > 0 ? most / size : 0.0f;
+    for (int d = 0; d < head; d += LANES) store_halves(reinterpret_cast<int16_t*>(to) + d, rounded(load(from + d) * same(by)));
+    return size / most;
+}
+
+// Where a head of a place is: `from`, what was there before the tree, `own`, the tree's; none where nothing is.
+inline const float* head_at(const Tree& tree, const float* from, const float* own, int cell, int head, int key) {
+    const int at = key - tree.held;
+    if (at >= tree.count) return nullptr;
+    if (at >= 0) return own + static_cast<size_t>(tree.first + at) * cell;
+    const float* found = from + static_cast<size_t>(key) * cell;
+    for (int d = 0; d < head; d += LINE_BYTES / sizeof(float)) __builtin_prefetch(found + KEYS_AHEAD * cell + d);
+    return found;
+}
+
+// Lay the keys of one head side by side, WIDE at a time: [., head / 2, WIDE], of two numbers each.
+inline void lay_keys(const Tree& tree, const float* from, const float* own, int cell, int head, int begin, int end, int32_t* to, float* scales) {
     int32_t whole[HEAD_MAX / 2];
     for (int key = begin; key < end; ++key) {
         int32_t* column = to + static_cast<size_t>(key / WIDE) * (head / 2) * WIDE + key % WIDE;
-        const int at = key - tree.held;
-        if (at >= tree.count) std::fill_n(whole, head / 2, 0), scales[key] = 0;
-        else scales[key] = round_head(at < 0 ? from + static_cast<size_t>(key) * cell : own + static_cast<size_t>(tree.first + at) * cell, head, whole);
+        const float* each = head_at(tree, from, own, cell, head, key);
+        if (each) scales[key] = round_head(each, head, whole);
+        else std::fill_n(whole, head / 2, 0), scales[key] = 0;
         for (int d = 0; d < head / 2; ++d) column[d * WIDE] = whole[d];
+    }
+}
+
+// Lay the values of one head for products with weights: [head / WIDE, places / 2, WIDE], of two places each.
+inline void lay_values(const Tree& tree, const float* from, const float* own, int cell, int head, int begin, int end, int32_t* to, float* scales) {
+    static const float nothing[HEAD_MAX] = {};
+    const size_t panel = static_cast<size_t>(up(tree.held + tree.count, WIDE)) / 2 * WIDE;
+    for (int key = begin; key < end; key += 2) {
+        const float* pair[2];
+        float by[2];
+        for (int n = 0; n < 2; ++n) {
+            const float* each = head_at(tree, from, own, cell, head, key + n);
+            pair[n] = each ? each : nothing;
+            const float size = head_size(pair[n], head);
+            scales[key + n] = size / VALUE_MAX, by[n] = size > 0 ? VALUE_MAX / size : 0.0f;
+        }
+        for (int d = 0; d < head; d += LANES) {
+            const Ints first = rounded(load(pair[0] + d) * same(by[0])), second = rounded(load(pair[1] + d) * same(by[1]));
+            store(to + d / WIDE * panel + static_cast<size_t>(key / 2) * WIDE + d % WIDE, (first & same(0xffff)) | second << 16);
+        }
     }
 }
 
@@ -55,22 +94,9 @@ inline void scores_of(const int32_t* queries, const float* query_scales, const i
             store(to + r * stride + at, as_floats(load(sums + r * WIDE + at)) * (same(query_scales[r]) * load(key_scales + at)));
 }
 
-template <int ROWS>
-inline void add_values(const float* weights, size_t stride, int keys, const float* values, int cell, Floats (&found)[ROWS][2]) {
-    for (int key = 0; key < keys; ++key) {
-        const float* from = values + static_cast<size_t>(key) * cell;
-        const Floats low = load(from), high = load(from + LANES);
-        for (int r = 0; r < ROWS; ++r) {
-            const Floats weight = same(weights[r * stride + key]);
-            found[r][0] = product_and_sum(weight, low, found[r][0]);
-            found[r][1] = product_and_sum(weight, high, found[r][1]);
-            in_turn(found[r][0], found[r][1]);
-        }
-    }
-}
-
-// Turn scores into weights, and return what they add up to, or no number.
-inline float weigh(float* scores, int held, int keys, int room, const uint8_t* sees) {
+// Turn scores into weights, times the scales of what they weigh, in whole numbers; return by what to multiply what they add up
+// to, or no number.
+inline float weigh(float* scores, const float* scales, int held, int keys, int room, const uint8_t* sees, int16_t* to) {
     for (int key = held; key < keys; ++key) scores[key] = sees[key - held] ? scores[key] : NOTHING;
     for (int key = keys; key < room; ++key) scores[key] = NOTHING;
     Floats most = same(NOTHING), wrong{};
@@ -81,13 +107,25 @@ inline float weigh(float* scores, int held, int keys, int room, const uint8_t* s
     }
     const float top = largest(most);
     if (sum(wrong) != 0 || !std::isfinite(top)) return NAN;
-    int64_t total = 0;
+    Longs low{}, high{};
+    Floats widest{};
+    most = Floats{};
     for (int key = 0; key < room; key += LANES) {
-        const Floats each = exponential(load(scores + key) - same(top));
+        const Floats score = load(scores + key), share = exponential(score - same(top));
+        const Ints whole = rounded(share * same(SHARE_STEPS));
+        low += (Longs)whole & int64_t{0xffffffff}, high += (Longs)whole >> 32;
+        const Floats scale = score > same(NOTHING) ? load(scales + key) : Floats{}, each = share * scale;
         store(scores + key, each);
-        total += whole_sum(rounded(each * same(WEIGHT_STEPS)));
+        wrong += each * Floats{}, most = larger(most, each), widest = larger(widest, scale);
     }
-    return static_cast<float>(static_cast<double>(total) / WEIGHT_STEPS);
+    if (sum(wrong) != 0) return NAN;
+    int64_t total = 0;
+    for (int n = 0; n < LANES / 2; ++n) total += low[n] + high[n];
+    const float all = static_cast<float>(static_cast<double>(total) / SHARE_STEPS), largest_of_all = largest(most);
+    if (largest_of_all == 0) return std::fill_n(to, room, 0), 0.0f;
+    const float by = std::fmin(SEEN_MAX / largest_of_all, ALL_SEEN_MAX / (all * largest(widest)));
+    for (int key = 0; key < room; key += LANES) store_halves(to + key, rounded(load(scores + key) * same(by)));
+    return 1.0f / (by * all);
 }
 
 struct Heads {
@@ -96,24 +134,38 @@ struct Heads {
     int sharing() const { return count / keys; }
 };
 
+// Keys and values of one head, as they are laid, and their scales.
+struct Laid {
+    const int32_t *keys, *values;
+    const float *key_scales, *value_scales;
+};
+
+// Room for ROWS_MAX times all places: `weights` in pairs.
+struct Scores {
+    Buffer<float> scores;
+    Buffer<int32_t> weights;
+};
+
 template <int ROWS>
-inline void attend_rows(const Tree& tree, const Heads& heads, const float* const* queries, const int* tokens, const int32_t* keys,
-                        const float* key_scales, const float* held, const float* own, int seen, float* const* to, float* scores) {
+inline void attend_rows(const Tree& tree, const Heads& heads, const float* const* queries, const int* tokens, const Laid& laid, int seen,
+                        float* const* to, const Scores& in) {
     const int all = tree.held + seen, room = up(all, WIDE);
+    const size_t panel = static_cast<size_t>(up(tree.held + tree.count, WIDE)) / 2 * WIDE;
+    float* scores = in.scores.get();
+    int32_t* weights = in.weights.get();
     alignas(64) int32_t whole[ROWS * HEAD_MAX / 2];
     float scales[ROWS];
     for (int r = 0; r < ROWS; ++r) scales[r] = round_head(queries[r], heads.size, whole + r * heads.size / 2);
     for (int key = 0; key < room; key += WIDE)
-        scores_of<ROWS>(whole, scales, keys + static_cast<size_t>(key) * (heads.size / 2), key_scales + key, heads.size, scores + key, room);
-    float totals[ROWS];
+        scores_of<ROWS>(whole, scales, laid.keys + static_cast<size_t>(key) * (heads.size / 2), laid.key_scales + key, heads.size, scores + key, room);
     for (int r = 0; r < ROWS; ++r)
-        totals[r] = weigh(scores + static_cast<size_t>(r) * room, tree.held, all, room, tree.sees + static_cast<size_t>(tokens[r]) * tree.count);
+        scales[r] = weigh(scores + static_cast<size_t>(r) * room, laid.value_scales, tree.held, all, room,
+                          tree.sees + static_cast<size_t>(tokens[r]) * tree.count, reinterpret_cast<int16_t*>(weights + static_cast<size_t>(r) * (room / 2)));
     for (int d = 0; d < heads.size; d += WIDE) {
-        Floats found[ROWS][2] = {};
-        add_values<ROWS>(scores, room, tree.held, held + d, heads.cell(), found);
-        add_values<ROWS>(scores + tree.held, room, seen, own + static_cast<size_t>(tree.first) * heads.cell() + d, heads.cell(), found);
+        alignas(64) int32_t sums[ROWS * WIDE];
+        tile<ROWS, Precision::HALVES, true>(weights, room / 2, nullptr, 0, reinterpret_cast<const int8_t*>(laid.values + d / WIDE * panel), room / 2, sums, true);
         for (int r = 0; r < ROWS; ++r)
-            for (int half = 0; half < 2; ++half) store(to[r] + d + half * LANES, found[r][half] / same(totals[r]));
+            for (int at = 0; at < WIDE; at += LANES) store(to[r] + d + at, as_floats(load(sums + r * WIDE + at)) * same(scales[r]));
     }
 }
 
@@ -126,9 +178,8 @@ inline void attend_some(int rows, Rest... rest) {
 }
 
 // Tokens `begin` to `end` of a tree, with one head of keys: queries and what is found [tokens of the pass, heads, size].
-// `keys`, `key_scales`: as `lay_out` lays them; `held`, `own`: values of the head; `scores`: room for ROWS_MAX times all places.
-inline void attend(const Tree& tree, const Heads& heads, int head, int begin, int end, const float* queries, const int32_t* keys,
-                   const float* key_scales, const float* held, const float* own, float* to, float* scores) {
+inline void attend(const Tree& tree, const Heads& heads, int head, int begin, int end, const float* queries, const Laid& laid, float* to,
+                   const Scores& in) {
     const int sharing = heads.sharing(), width = heads.count * heads.size;
     int seen = 0;  // how far into the tree any of these sees
     for (int token = begin; token < end; ++token)
@@ -149,7 +200,7 @@ inline void attend(const Tree& tree, const Heads& heads, int head, int begin, in
             from[r] = queries + at;
             into[r] = to + at;
         }
-        attend_some(rows, tree, heads, from, tokens, keys, key_scales, held, own, seen, into, scores);
+        attend_some(rows, std::cref(tree), std::cref(heads), from, tokens, std::cref(laid), seen, into, std::cref(in));
     }
 }
 

@@ -40,29 +40,33 @@ void normalise(const float* from, const float* scales, int width, float epsilon,
     float total = sum(squares);
     for (; k < width; ++k) total += from[k] * from[k];
     const float by = std::isfinite(total) ? 1.0f / std::sqrt(total / static_cast<float>(width) + epsilon) : NAN;
-    for (k = 0; k < width; ++k) to[k] = from[k] * by * scales[k];
-}
-
-// Spread each block evenly over itself: Hadamard's matrix, divided by the root of its size.
-void turn_blocks(float* states, int count, int block) {
-    const float by = 1.0f / std::sqrt(static_cast<float>(block));
-    for (int start = 0; start < count; start += block) {
-        float* at = states + start;
-        for (int half = 1; half < block; half *= 2)
-            for (int k = 0; k < block; k += 2 * half)
-                for (int n = k; n < k + half; ++n) {
-                    const float low = at[n], high = at[n + half];
-                    at[n] = low + high;
-                    at[n + half] = low - high;
-                }
-        for (int n = 0; n < block; ++n) at[n] *= by;
-    }
+    for (k = 0; k + LANES <= width; k += LANES) store(to + k, load(from + k) * same(by) * load(scales + k));
+    for (; k < width; ++k) to[k] = from[k] * by * scales[k];
 }
 
 // Numbers `at` and following of `count`; what is beyond them is nothing.
 void put(float* to, int at, int count, Floats value) {
     if (at + LANES <= count) return store(to + at, value);
     for (int n = 0; at + n < count; ++n) to[at + n] = value[n];
+}
+
+// Spread each block evenly over itself: Hadamard's matrix, divided by the root of its size. `states` has room for LANES more.
+void turn_blocks(float* states, int count, int block) {
+    const Floats by = same(1.0f / std::sqrt(static_cast<float>(block)));
+    for (int at = 0; at < count; at += LANES) {
+        Floats each = load(states + at) * by;
+        for (int bit = 0; 1 << bit < block && 1 << bit < LANES; ++bit) {
+            const Ints upper = numbered() << (31 - bit) & same(SIGN);
+            each = exchanged(each, numbered() ^ same(1 << bit)) + (Floats)((Ints)each ^ upper);
+        }
+        put(states, at, count, each);
+    }
+    for (int half = LANES; half < block; half *= 2)
+        for (int start = 0; start < count; start += 2 * half)
+            for (float* at = states + start; at < states + start + half; at += LANES) {
+                const Floats low = load(at), high = load(at + half);
+                store(at, low + high), store(at + half, low - high);
+            }
 }
 
 void add(float* to, int at, int count, Floats value) {
@@ -120,9 +124,9 @@ struct Engine {
             keys += room;
             most = std::max(most, room);
         }
-        keys_laid.need(keys * model.heads.cell() / 2);
-        key_scales.need(keys * sizes.key_heads);
-        for (auto& each : scores) each.need(most * ROWS_MAX);
+        for (auto* each : {&keys_laid, &values_laid}) each->need(keys * model.heads.cell() / 2);
+        for (auto* each : {&key_scales, &value_scales}) each->need(keys * sizes.key_heads);
+        for (auto& each : scores) each.scores.need(most * ROWS_MAX), each.weights.need(most * ROWS_MAX / 2);
         lay_pieces.clear(), attend_pieces.clear();
         for (int tree = 0; tree < pass.tree_count; ++tree)
             for (int head = 0; head < sizes.key_heads; ++head) {
@@ -197,14 +201,16 @@ struct Engine {
         team.each(static_cast<int>(lay_pieces.size()), [&](int n_piece) {
             const auto& [at, head, begin, end] = lay_pieces[n_piece];
             const Tree& tree = pass.trees[at];
-            lay_out(tree, tree.cells + tree.plane * 2 * n + head * heads.size, new_keys + head * heads.size, cell, heads.size, begin, end,
-                    keys_laid.get() + laid_at(pass, at, head) * heads.size / 2, key_scales.get() + laid_at(pass, at, head));
+            const float *held = tree.cells + tree.plane * 2 * n + head * heads.size, *held_values = held + tree.plane;
+            const size_t place = laid_at(pass, at, head), start = place * heads.size / 2;
+            lay_keys(tree, held, new_keys + head * heads.size, cell, heads.size, begin, end, keys_laid.get() + start, key_scales.get() + place);
+            lay_values(tree, held_values, new_values + head * heads.size, cell, heads.size, begin, end, values_laid.get() + start, value_scales.get() + place);
         });
         team.each(static_cast<int>(attend_pieces.size()), [&](int n_piece) {
             const auto& [at, head, begin, end] = attend_pieces[n_piece];
-            const Tree& tree = pass.trees[at];
-            attend(tree, heads, head, begin, end, queries.get(), keys_laid.get() + laid_at(pass, at, head) * heads.size / 2,
-                   key_scales.get() + laid_at(pass, at, head), tree.cells + tree.plane * (2 * n + 1) + head * heads.size, new_values + head * heads.size, attended.get(), scores[rank].get());
+            const size_t place = laid_at(pass, at, head), start = place * heads.size / 2;
+            const Laid laid{keys_laid.get() + start, values_laid.get() + start, key_scales.get() + place, value_scales.get() + place};
+            attend(pass.trees[at], heads, head, begin, end, queries.get(), laid, attended.get(), scores[rank]);
         });
 
         const bool last = n + 1 == pass.layers;  // goes on with those alone that answer
@@ -222,7 +228,7 @@ struct Engine {
         multiply(team, layer.output, rounded, rows, added);
         read(rows, on, layer.inner_norm.data(), layer.inner, rank);
         multiply(team, layer.inner, rounded, rows, [&](int row, int panel, Floats gate, Floats up) {
-            const Floats small = exponential((Floats)((Ints)gate | same(static_cast<int32_t>(0x80000000))));  // e to the minus |gate|
+            const Floats small = exponential((Floats)((Ints)gate | same(SIGN)));  // e to the minus |gate|
             const Ints negative = gate < Floats{};
             const Floats share = (negative ? small : same(1.0f)) / (same(1.0f) + small);
             put(inner.get() + static_cast<size_t>(row) * sizes.inner, panel * LANES, sizes.inner, gate * share * up);
@@ -241,10 +247,11 @@ struct Engine {
         return laid[tree] * model.heads.keys + room * head;
     }
 
-    Buffer<float> states, answered, queries, attended, inner, key_scales;
-    Buffer<int32_t> keys_laid;
+    Buffer<float> states, answered, queries, attended, inner, key_scales, value_scales;
+    Buffer<int32_t> keys_laid, values_laid;
     Rounded rounded;
-    std::vector<Buffer<float>> normed, scores;
+    std::vector<Buffer<float>> normed;
+    std::vector<Scores> scores;
     std::vector<size_t> laid;
     std::vector<Piece> lay_pieces, attend_pieces;
 };

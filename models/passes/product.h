@@ -119,7 +119,7 @@ struct Rounded {
         int k = 0;
         for (; k + LANES <= depth; k += LANES) {
             const Floats each = load(from + k);
-            most = larger(most, (Floats)((Ints)each & same(0x7fffffff)));
+            most = larger(most, (Floats)((Ints)each & same(~SIGN)));
             wrong += each * Floats{};
         }
         float size = largest(most), no_number = sum(wrong);
@@ -134,16 +134,23 @@ struct Rounded {
         const Floats by = same(scale > 0 ? 1.0f / scale : 0.0f);
         scales.get()[row] = no_number == 0.0f ? scale : NAN;
         int32_t* to = whole.get() + static_cast<size_t>(row) * units;
+        Ints total{};
         for (k = 0; k < depth; k += LANES) {
             Ints each = rounded(load(from + k) * by);
             if (k + LANES > depth)
                 for (int n = depth - k; n < LANES; ++n) each[n] = 0;
+            total += each;
             if (of.precision == Precision::HALVES) store_halves(reinterpret_cast<int16_t*>(to) + k, each);
             else store_bytes(reinterpret_cast<int8_t*>(to) + k, each);
         }
         if (of.precision != Precision::BYTES) return;
         for (; k < of.units * 4; k += LANES) store_bytes(reinterpret_cast<int8_t*>(to) + k, Ints{});
-        take_off(to, of.units, surplus.get() + static_cast<size_t>(row) * chains);
+        int32_t* taken = surplus.get() + static_cast<size_t>(row) * chains;
+#if defined(PASSES_CHAINS)
+        take_off(to, of.units, taken);
+#else
+        *taken = -static_cast<int32_t>(WEIGHT_MAX) * sum(total);
+#endif
     }
 
    private:
@@ -161,21 +168,18 @@ struct Rounded {
         }
         return std::max(largest(pair) / PAIR_MAX, std::sqrt(largest(squares)) / of.chain_max);
     }
-#endif
 
     static void take_off(const int32_t* row, int units, int32_t* to) {
         const auto* states = reinterpret_cast<const int8_t*>(row);
-        int32_t total = 0;
         for (int unit = 0; unit < units; unit += CHAIN) {
             int low = 0, high = 0;
             for (int k = 4 * unit; k < 4 * (unit + CHAIN); k += 4) low += states[k] + states[k + 1], high += states[k + 2] + states[k + 3];
-            total += low + high;
             constexpr int SURPLUS = static_cast<int>(WEIGHT_MAX);
             const auto halves = [](int each) { return static_cast<uint32_t>(static_cast<uint16_t>(-SURPLUS * each)); };
-            if constexpr (CHAIN > 1) to[unit / CHAIN] = static_cast<int32_t>(halves(low) | halves(high) << 16);
-            else *to = -SURPLUS * total;
+            to[unit / CHAIN] = static_cast<int32_t>(halves(low) | halves(high) << 16);
         }
     }
+#endif
 };
 
 // Weights of a block, as they are multiplied: of 8 bits as they lie, or read as numbers of 16.

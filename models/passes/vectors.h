@@ -28,6 +28,7 @@ constexpr int WIDE = 2 * LANES;  // columns of a tile
 
 typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int64_t Longs __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 inline Floats load(const float* from) { return *reinterpret_cast<const Floats*>(from); }
 inline void store(float* to, Floats value) { *reinterpret_cast<Floats*>(to) = value; }
@@ -35,6 +36,13 @@ inline Ints load(const int32_t* from) { return *reinterpret_cast<const Ints*>(fr
 inline void store(int32_t* to, Ints value) { *reinterpret_cast<Ints*>(to) = value; }
 inline Floats same(float value) { return value - Floats{}; }
 inline Ints same(int32_t value) { return value - Ints{}; }
+constexpr int32_t SIGN = INT32_MIN;  // of a number of 32 bits
+
+inline int32_t sum(Ints value) {
+    int32_t found = 0;
+    for (int n = 0; n < LANES; ++n) found += value[n];
+    return found;
+}
 
 // Sums stay in their registers, and nothing is read before that is used after: else a compiler runs out of registers.
 template <class Vector>
@@ -65,11 +73,7 @@ inline float largest(Floats value) {
     for (int n = 1; n < LANES; ++n) found = value[n] > found ? value[n] : found;
     return found;
 }
-inline int64_t whole_sum(Ints value) {
-    int64_t found = 0;
-    for (int n = 0; n < LANES; ++n) found += value[n];
-    return found;
-}
+inline Floats exchanged(Floats value, Ints from) { Floats found; EACH(value[from[n]]); }
 inline void store_halves(int16_t* to, Ints value) {
     for (int n = 0; n < LANES; ++n) to[n] = static_cast<int16_t>(value[n]);
 }
@@ -103,11 +107,7 @@ inline Floats larger(Floats a, Floats b) { return (Floats)_mm512_max_ps((__m512)
 inline Floats product_and_sum(Floats a, Floats b, Floats c) { return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 inline float sum(Floats value) { return _mm512_reduce_add_ps((__m512)value); }
 inline float largest(Floats value) { return _mm512_reduce_max_ps((__m512)value); }
-inline int64_t whole_sum(Ints value) {
-    const __m512i low = _mm512_cvtepi32_epi64(_mm512_castsi512_si256((__m512i)value));
-    const __m512i high = _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64((__m512i)value, 1));
-    return _mm512_reduce_add_epi64(_mm512_add_epi64(low, high));
-}
+inline Floats exchanged(Floats value, Ints from) { return (Floats)_mm512_permutexvar_ps((__m512i)from, (__m512)value); }
 inline void store_halves(int16_t* to, Ints value) { _mm256_storeu_si256((__m256i*)to, _mm512_cvtsepi32_epi16((__m512i)value)); }
 inline void store_bytes(int8_t* to, Ints value) { _mm_storeu_si128((__m128i*)to, _mm512_cvtsepi32_epi8((__m512i)value)); }
 // 2 LANES bytes as numbers of 16 bits.
@@ -134,13 +134,7 @@ inline float largest(Floats value) {
     const __m128 pair = _mm_max_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
 }
-inline int64_t whole_sum(Ints value) {
-    const __m256i low = _mm256_cvtepi32_epi64(_mm256_castsi256_si128((__m256i)value));
-    const __m256i high = _mm256_cvtepi32_epi64(_mm256_extracti128_si256((__m256i)value, 1));
-    const __m256i both = _mm256_add_epi64(low, high);
-    const __m128i half = _mm_add_epi64(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
-    return _mm_extract_epi64(half, 0) + _mm_extract_epi64(half, 1);
-}
+inline Floats exchanged(Floats value, Ints from) { return (Floats)_mm256_permutevar8x32_ps((__m256)value, (__m256i)from); }
 inline void store_halves(int16_t* to, Ints value) {
     const __m256i packed = _mm256_packs_epi32((__m256i)value, (__m256i)value);
     _mm_storeu_si128((__m128i*)to, _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0b1000)));
@@ -167,7 +161,7 @@ inline void compare_chain(const float* from, Floats& pair, Floats& squares) {
     const auto neighbours = [](Floats each) { return (Floats)_mm256_permute_ps((__m256)each, 0b10110001); };
     const Floats first = load(from), second = load(from + LANES);
     for (const Floats each : {first, second}) {
-        const Floats size = (Floats)((Ints)each & same(0x7fffffff));
+        const Floats size = (Floats)((Ints)each & same(~SIGN));
         pair = larger(pair, size + neighbours(size));
     }
     const Floats both = product_and_sum(first, first, second * second), two = both + neighbours(both);
@@ -175,6 +169,13 @@ inline void compare_chain(const float* from, Floats& pair, Floats& squares) {
 }
 inline Register add_pairs(Register to, Register pairs) { return _mm256_add_epi32(to, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))); }
 #endif
+
+// Which place in a register each is.
+inline Ints numbered() {
+    Ints found{};
+    for (int n = 0; n < LANES; ++n) found[n] = n;
+    return found;
+}
 
 // e to the power of what is not positive; below -80 nothing. Relative error below 3e-7.
 inline Floats exponential(Floats x) {
