@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -61,6 +61,9 @@ class _Model:
         self.shape = shape = weights.shape
         self.context = min(n_ctx, shape.context, CONTEXT_MAX)
         self.in_bytes = dtype == "int8"
+        self.kept = (
+            shape.cell + 2 * shape.key_heads
+        )  # of a token's keys, or values: whole numbers, and each head's scale
         if shape.head % (2 * HALF_HEAD) or shape.head > HEAD_MAX:
             heads = f"heads of multiples of {2 * HALF_HEAD} numbers, up to {HEAD_MAX}"
             raise BackendError(f"integer passes run {heads}", hint="llama.cpp runs it")
@@ -160,12 +163,12 @@ class IntegerBackend(SeatedBackend):
         self.fingerprint = fingerprint or gguf_fingerprint(path)
         words, template, self._free_words = words_of(path)
         self._path, self._dtype = path, dtype
-        self._rooms: dict[str, NDArray[np.float32]] = {}
+        self._rooms: dict[str, NDArray[Any]] = {}
         try:
             with _failing(f"integer passes cannot run `{path}`"):
                 self._model = model or _Model(path, dtype=dtype, n_ctx=n_ctx)
                 shape = self._model.shape
-                store = Cells((2 * shape.layers, self._model.context, shape.cell), np.float32, slots)
+                store = Cells((2 * shape.layers, self._model.context, self._model.kept), np.int16, slots)
                 if identity(path) != seen:
                     raise BackendError(f"`{path}` was changed while it was opened", hint="open it again")
                 self._engine = library().made("engine", self._model.made, threads or os.cpu_count() or 1)
@@ -224,7 +227,7 @@ class IntegerBackend(SeatedBackend):
     def _append(
         self,
         part: Part,
-        cells: NDArray[np.float32],
+        cells: NDArray[np.int16],
         path: NDArray[np.intp],
         answers: NDArray[np.float32],
         *,
@@ -244,8 +247,8 @@ class IntegerBackend(SeatedBackend):
 
     def _infer(
         self, trees: Sequence[TokenTree], wanted: NDArray[np.intp], states_at: int | None
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return what comes of the wanted tokens, [wanted, .], and the cells of all, [2 x layers, tokens, cell]."""
+    ) -> tuple[NDArray[np.float32], NDArray[np.int16]]:
+        """Return what comes of the wanted tokens, [wanted, .], and the cells of all, [2 x layers, tokens, kept]."""
         self._store.settle()
         shape = self._model.shape
         layers = shape.layers if states_at is None else states_at
@@ -260,8 +263,8 @@ class IntegerBackend(SeatedBackend):
             made.held, made.first, made.count = tree.position, first, count
             first += count
         asked = wanted.astype(np.int64)
-        answers = self._room("answers", len(asked), shape.words if states_at is None else shape.width)
-        cells = self._room("cells", 2 * layers, len(ids), shape.cell)
+        answers = self._room("answers", np.float32, len(asked), shape.words if states_at is None else shape.width)
+        cells = self._room("cells", np.int16, 2 * layers, len(ids), self._model.kept)
         places = (
             pointer(ids),
             pointer(positions),
@@ -274,12 +277,12 @@ class IntegerBackend(SeatedBackend):
         library().call("run", self._engine, ctypes.byref(Pass(*places, *numbers)))
         return answers if states_at is None else self._turned_back(answers, states_at), cells
 
-    def _room(self, what: str, *sizes: int) -> NDArray[np.float32]:
+    def _room(self, what: str, kind: type[Any], *sizes: int) -> NDArray[Any]:
         """Return memory for a call, over which the next one writes."""
         size = int(np.prod(sizes))
         if what not in self._rooms or self._rooms[what].size < size:
             self._rooms.pop(what, None)  # not both at once
-            self._rooms[what] = np.empty(size, np.float32)
+            self._rooms[what] = np.empty(size, kind)
         return self._rooms[what][:size].reshape(sizes)
 
     def _turned_back(self, states: NDArray[np.float32], layer: int) -> NDArray[np.float32]:

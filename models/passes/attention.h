@@ -36,52 +36,77 @@ inline float head_size(const float* from, int head) {
     return sum(wrong) == 0 ? largest(most) : NAN;
 }
 
-// Round numbers of a head, `head` of them, to whole ones, two in each of `to`; return their scale, or no number.
-inline float round_head(const float* from, int head, int32_t* to) {
-    const float size = head_size(from, head), most = whole_max(head), by = size > 0 ? most / size : 0.0f;
-    for (int d = 0; d < head; d += LANES) store_halves(reinterpret_cast<int16_t*>(to) + d, rounded(load(from + d) * same(by)));
+// Round numbers of a head, `head` of them, to whole ones, `most` at most; return their scale, or no number.
+inline float round_head(const float* from, int head, float most, int16_t* to) {
+    const float size = head_size(from, head), by = size > 0 ? most / size : 0.0f;
+    for (int d = 0; d < head; d += LANES) store_halves(to + d, rounded(load(from + d) * same(by)));
     return size / most;
 }
 
-// Where a head of a place is: `from`, what was there before the tree, `own`, the tree's; none where nothing is.
-inline const float* head_at(const Tree& tree, const float* from, const float* own, int cell, int head, int key) {
+// How many there are of queries and of keys; and of how many numbers.
+struct Heads {
+    int count, keys, size;
+    int cell() const { return keys * size; }
+    int kept() const { return cell() + 2 * keys; }
+    int sharing() const { return count / keys; }
+};
+
+// Keys, or values, of all heads. What is kept of a token are `kept` numbers of 16 bits: its heads', rounded, then their scales
+// of 32 bits each. `held`: of the tokens before the tree; `own`: of the pass's, which are rounded of `fresh` [tokens, cell].
+struct Plane {
+    const int16_t* held;
+    int16_t* own;
+    const float* fresh;
+};
+
+// What is kept of a place, or none where nothing is; of the tree's own a head is rounded now.
+inline const int16_t* kept_at(const Tree& tree, const Heads& heads, int head, const Plane& of, float most, int key) {
     const int at = key - tree.held;
+    const size_t wide = heads.kept();
     if (at >= tree.count) return nullptr;
-    if (at >= 0) return own + static_cast<size_t>(tree.first + at) * cell;
-    const float* found = from + static_cast<size_t>(key) * cell;
-    for (int d = 0; d < head; d += LINE_BYTES / sizeof(float)) __builtin_prefetch(found + KEYS_AHEAD * cell + d);
-    return found;
+    if (at < 0) {
+        const int16_t* found = of.held + key * wide;
+        for (int d = 0; d < heads.size; d += LINE_BYTES / sizeof(int16_t)) __builtin_prefetch(found + KEYS_AHEAD * wide + head * heads.size + d);
+        return found;
+    }
+    const size_t token = tree.first + at;
+    int16_t* cell = of.own + token * wide;
+    const float scale = round_head(of.fresh + token * heads.cell() + head * heads.size, heads.size, most, cell + head * heads.size);
+    std::memcpy(cell + heads.cell() + 2 * head, &scale, sizeof scale);
+    return cell;
+}
+
+inline float scale_in(const int16_t* cell, const Heads& heads, int head) {
+    float scale;
+    std::memcpy(&scale, cell + heads.cell() + 2 * head, sizeof scale);
+    return scale;
 }
 
 // Lay the keys of one head side by side, WIDE at a time: [., head / 2, WIDE], of two numbers each.
-inline void lay_keys(const Tree& tree, const float* from, const float* own, int cell, int head, int begin, int end, int32_t* to, float* scales) {
-    int32_t whole[HEAD_MAX / 2];
+inline void lay_keys(const Tree& tree, const Heads& heads, int head, const Plane& of, int begin, int end, int32_t* to, float* scales) {
+    static const int16_t nothing[HEAD_MAX] = {};
     for (int key = begin; key < end; ++key) {
-        int32_t* column = to + static_cast<size_t>(key / WIDE) * (head / 2) * WIDE + key % WIDE;
-        const float* each = head_at(tree, from, own, cell, head, key);
-        if (each) scales[key] = round_head(each, head, whole);
-        else std::fill_n(whole, head / 2, 0), scales[key] = 0;
-        for (int d = 0; d < head / 2; ++d) column[d * WIDE] = whole[d];
+        int32_t* column = to + static_cast<size_t>(key / WIDE) * (heads.size / 2) * WIDE + key % WIDE;
+        const int16_t* cell = kept_at(tree, heads, head, of, whole_max(heads.size), key);
+        const int16_t* from = cell ? cell + head * heads.size : nothing;
+        scales[key] = cell ? scale_in(cell, heads, head) : 0;
+        for (int d = 0; d < heads.size / 2; ++d) std::memcpy(column + d * WIDE, from + 2 * d, sizeof *column);
     }
 }
 
 // Lay the values of one head for products with weights: [head / WIDE, places / 2, WIDE], of two places each.
-inline void lay_values(const Tree& tree, const float* from, const float* own, int cell, int head, int begin, int end, int32_t* to, float* scales) {
-    static const float nothing[HEAD_MAX] = {};
+inline void lay_values(const Tree& tree, const Heads& heads, int head, const Plane& of, int begin, int end, int32_t* to, float* scales) {
+    static const int16_t nothing[HEAD_MAX] = {};
     const size_t panel = static_cast<size_t>(up(tree.held + tree.count, WIDE)) / 2 * WIDE;
     for (int key = begin; key < end; key += 2) {
-        const float* pair[2];
-        float by[2];
+        const int16_t* pair[2];
         for (int n = 0; n < 2; ++n) {
-            const float* each = head_at(tree, from, own, cell, head, key + n);
-            pair[n] = each ? each : nothing;
-            const float size = head_size(pair[n], head);
-            scales[key + n] = size / VALUE_MAX, by[n] = size > 0 ? VALUE_MAX / size : 0.0f;
+            const int16_t* cell = kept_at(tree, heads, head, of, VALUE_MAX, key + n);
+            pair[n] = cell ? cell + head * heads.size : nothing;
+            scales[key + n] = cell ? scale_in(cell, heads, head) : 0;
         }
-        for (int d = 0; d < head; d += LANES) {
-            const Ints first = rounded(load(pair[0] + d) * same(by[0])), second = rounded(load(pair[1] + d) * same(by[1]));
-            store(to + d / WIDE * panel + static_cast<size_t>(key / 2) * WIDE + d % WIDE, (first & same(0xffff)) | second << 16);
-        }
+        for (int d = 0; d < heads.size; d += LANES)
+            store(to + d / WIDE * panel + static_cast<size_t>(key / 2) * WIDE + d % WIDE, (halves(pair[0] + d) & same(0xffff)) | halves(pair[1] + d) << 16);
     }
 }
 
@@ -128,12 +153,6 @@ inline float weigh(float* scores, const float* scales, int held, int keys, int r
     return 1.0f / (by * all);
 }
 
-struct Heads {
-    int count, keys, size;  // of queries, of keys; and of how many numbers
-    int cell() const { return keys * size; }
-    int sharing() const { return count / keys; }
-};
-
 // Keys and values of one head, as they are laid, and their scales.
 struct Laid {
     const int32_t *keys, *values;
@@ -155,7 +174,7 @@ inline void attend_rows(const Tree& tree, const Heads& heads, const float* const
     int32_t* weights = in.weights.get();
     alignas(64) int32_t whole[ROWS * HEAD_MAX / 2];
     float scales[ROWS];
-    for (int r = 0; r < ROWS; ++r) scales[r] = round_head(queries[r], heads.size, whole + r * heads.size / 2);
+    for (int r = 0; r < ROWS; ++r) scales[r] = round_head(queries[r], heads.size, whole_max(heads.size), reinterpret_cast<int16_t*>(whole + r * heads.size / 2));
     for (int key = 0; key < room; key += WIDE)
         scores_of<ROWS>(whole, scales, laid.keys + static_cast<size_t>(key) * (heads.size / 2), laid.key_scales + key, heads.size, scores + key, room);
     for (int r = 0; r < ROWS; ++r)

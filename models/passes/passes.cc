@@ -112,20 +112,21 @@ struct Engine {
         answered.need(static_cast<size_t>(pass.answering) * sizes.width + spare);
         queries.need(tokens * sizes.heads * sizes.head + spare);
         attended.need(tokens * sizes.heads * sizes.head + spare);
+        for (auto* each : {&keys, &values}) each->need(tokens * model.heads.cell() + spare);
         inner.need(tokens * sizes.inner + spare);
         rounded.need(pass.tokens, std::max({sizes.width, sizes.inner, sizes.heads * sizes.head}));
         normed.resize(team.threads());
         for (auto& each : normed) each.need(std::max({sizes.width, sizes.inner, sizes.heads * sizes.head}) + spare);
         laid.clear();
-        size_t keys = 0, most = 0;
+        size_t places = 0, most = 0;
         for (int n = 0; n < pass.tree_count; ++n) {
             const size_t room = up(pass.trees[n].held + pass.trees[n].count, WIDE);
-            laid.push_back(keys);
-            keys += room;
+            laid.push_back(places);
+            places += room;
             most = std::max(most, room);
         }
-        for (auto* each : {&keys_laid, &values_laid}) each->need(keys * model.heads.cell() / 2);
-        for (auto* each : {&key_scales, &value_scales}) each->need(keys * sizes.key_heads);
+        for (auto* each : {&keys_laid, &values_laid}) each->need(places * model.heads.cell() / 2);
+        for (auto* each : {&key_scales, &value_scales}) each->need(places * sizes.key_heads);
         for (auto& each : scores) each.scores.need(most * ROWS_MAX), each.weights.need(most * ROWS_MAX / 2);
         lay_pieces.clear(), attend_pieces.clear();
         for (int tree = 0; tree < pass.tree_count; ++tree)
@@ -180,8 +181,7 @@ struct Engine {
         const Layer& layer = model.layers[n];
         const Heads& heads = model.heads;
         const int width = sizes.width, wide = heads.count * heads.size, cell = heads.cell(), half = heads.size / 2;
-        float* new_keys = pass.cells + static_cast<size_t>(2 * n) * pass.tokens * cell;
-        float* new_values = new_keys + static_cast<size_t>(pass.tokens) * cell;
+        const size_t kept = static_cast<size_t>(pass.tokens) * heads.kept();
 
         read(pass.tokens, states.get(), layer.norm.data(), layer.turning, rank);
         multiply(team, layer.turning, rounded, pass.tokens, [&](int row, int panel, Floats low, Floats high) {
@@ -189,22 +189,23 @@ struct Engine {
             const size_t turn = static_cast<size_t>(pass.positions[row]) * half + at;
             const Floats cosine = load(model.cosines.data() + turn), sine = load(model.sines.data() + turn);
             float* to = head < heads.count ? queries.get() + static_cast<size_t>(row) * wide + head * heads.size
-                                           : new_keys + static_cast<size_t>(row) * cell + (head - heads.count) * heads.size;
+                                           : keys.get() + static_cast<size_t>(row) * cell + (head - heads.count) * heads.size;
             store(to + at, product_and_sum(low, cosine, -(high * sine)));
             store(to + at + half, product_and_sum(high, cosine, low * sine));
         });
         multiply(team, layer.values, rounded, pass.tokens, [&](int row, int panel, Floats low, Floats high) {
-            float* to = new_values + static_cast<size_t>(row) * cell;
+            float* to = values.get() + static_cast<size_t>(row) * cell;
             put(to, panel * WIDE, cell, low);
             put(to, panel * WIDE + LANES, cell, high);
         });
         team.each(static_cast<int>(lay_pieces.size()), [&](int n_piece) {
             const auto& [at, head, begin, end] = lay_pieces[n_piece];
             const Tree& tree = pass.trees[at];
-            const float *held = tree.cells + tree.plane * 2 * n + head * heads.size, *held_values = held + tree.plane;
+            const int16_t* held = tree.cells + tree.plane * 2 * n;
+            int16_t* own = pass.cells + kept * 2 * n;
             const size_t place = laid_at(pass, at, head), start = place * heads.size / 2;
-            lay_keys(tree, held, new_keys + head * heads.size, cell, heads.size, begin, end, keys_laid.get() + start, key_scales.get() + place);
-            lay_values(tree, held_values, new_values + head * heads.size, cell, heads.size, begin, end, values_laid.get() + start, value_scales.get() + place);
+            lay_keys(tree, heads, head, {held, own, keys.get()}, begin, end, keys_laid.get() + start, key_scales.get() + place);
+            lay_values(tree, heads, head, {held + tree.plane, own + kept, values.get()}, begin, end, values_laid.get() + start, value_scales.get() + place);
         });
         team.each(static_cast<int>(attend_pieces.size()), [&](int n_piece) {
             const auto& [at, head, begin, end] = attend_pieces[n_piece];
@@ -247,7 +248,7 @@ struct Engine {
         return laid[tree] * model.heads.keys + room * head;
     }
 
-    Buffer<float> states, answered, queries, attended, inner, key_scales, value_scales;
+    Buffer<float> states, answered, queries, keys, values, attended, inner, key_scales, value_scales;
     Buffer<int32_t> keys_laid, values_laid;
     Rounded rounded;
     std::vector<Buffer<float>> normed;

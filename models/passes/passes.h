@@ -13,10 +13,10 @@ struct Sizes {
     float epsilon;
 };
 
-// Tokens that stand behind `held` others, whose keys and values are [2 layers, ., cell], `plane` numbers apart. In the pass
-// they are `first` to `first + count`; `sees` [count, count] tells which of them each one sees.
+// Tokens that stand behind `held` others, whose keys and values are [2 layers, ., kept], `plane` numbers apart: of each what a
+// pass left of it in its `cells`, numbers of 16 bits, those of the heads and two for each head's scale. In the pass they are `first` to `first + count`; `sees` [count, count] tells which of them each one sees.
 struct Tree {
-    const float* cells;
+    const int16_t* cells;
     const uint8_t* sees;
     int64_t plane;
     int32_t held, first, count;
@@ -28,7 +28,7 @@ struct Pass {
     const Tree* trees;
     const int64_t* wanted;  // which tokens answer
     float* answers;         // [answering, words or width]
-    float* cells;           // keys and values of all tokens [2 layers, tokens, cell]
+    int16_t* cells;         // keys and values of all tokens [2 layers, tokens, kept]
     int32_t tokens, tree_count, answering, layers;
     int32_t states;  // those after the layers are the answer, else logits
 };

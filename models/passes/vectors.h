@@ -29,12 +29,14 @@ constexpr int WIDE = 2 * LANES;  // columns of a tile
 typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int64_t Longs __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int16_t Halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
 inline Floats load(const float* from) { return *reinterpret_cast<const Floats*>(from); }
 inline void store(float* to, Floats value) { *reinterpret_cast<Floats*>(to) = value; }
 inline Ints load(const int32_t* from) { return *reinterpret_cast<const Ints*>(from); }
 inline void store(int32_t* to, Ints value) { *reinterpret_cast<Ints*>(to) = value; }
 inline Floats same(float value) { return value - Floats{}; }
+inline Ints halves(const int16_t* from) { return __builtin_convertvector(*reinterpret_cast<const Halves*>(from), Ints); }
 inline Ints same(int32_t value) { return value - Ints{}; }
 constexpr int32_t SIGN = INT32_MIN;  // of a number of 32 bits
 
