@@ -182,6 +182,20 @@ def test_a_call_for_a_lower_layer_leaves_the_model_whole(
         assert np.array_equal(expected, backend.step([20]))
 
 
+@pytest.mark.parametrize("times", [70, 500, 3000])
+def test_what_is_seen_many_times_weighs_as_what_is_seen_once(
+    times: int, precision: Dtype, tmp_path: Path, opened: Callable[..., IntegerBackend]
+):
+    """Of one token all values are equal, however often it stands there, and their sum is the greatest there can be."""
+    settings: dict[str, float | str | list[int]] = {"context_length": 4096}
+    backend = opened(llama_gguf(tmp_path / "model.gguf", OWN, settings=settings), n_ctx=4096)
+    for token in (20, 21, 22):
+        backend.begin([])
+        once = backend.step([token])
+        backend.begin([[token] * (times - 1)])
+        assert noise(once, backend.step([token])) < (0.001 if precision == "int16" else 0.05)
+
+
 def test_cuts_company_forks_and_threads_show_nowhere(
     tiny_path: Callable[[int], Path], opened: Callable[..., IntegerBackend]
 ):
