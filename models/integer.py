@@ -241,8 +241,8 @@ class IntegerBackend(SeatedBackend):
         if not numbers and not (told and part.outputs):
             raise BackendError("the model answered with what is no number")
         kept = cells if numbers else np.zeros_like(cells)
-        breaks = np.flatnonzero(np.diff(path) != 1) + 1
-        for start, end in pairwise([0, *breaks.tolist(), len(path)]):
+        breaks = [] if path[-1] - path[0] == len(path) - 1 else (np.flatnonzero(np.diff(path) != 1) + 1).tolist()
+        for start, end in pairwise([0, *breaks, len(path)]):
             self._store.note(part.seat, part.position + start, kept[:, path[start] : path[start] + end - start])
 
     def _infer(

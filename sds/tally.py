@@ -92,11 +92,12 @@ def trace_of(name: str, labels: Sequence[str], shares: Sequence[float], best: in
 def log_mass(logits: NDArray[np.float32]) -> float:
     """Return the logarithm of the sum of exp(logits), shape [vocab_size]."""
     peak = logits.max()
-    near = np.flatnonzero(logits > peak - np.float32(_NEAR))
+    near = (logits > peak - np.float32(_NEAR)).nonzero()[0]
     with np.errstate(over="ignore"):  # a spread beyond float32 is minus infinity, and its weight zero
-        weights = np.exp(logits - peak)
+        weights = logits - peak
+        np.exp(weights, out=weights)
     weights[near] = 0
-    far = weights.sum(dtype=np.float64)
+    far = float(weights.sum())
     return float(peak) + math.log(np.exp(logits[near].astype(np.float64) - float(peak)).sum() + far)
 
 
