@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -13,6 +14,8 @@
 namespace passes {
 
 constexpr int SPINS_MAX = 1 << 14;  // before a thread lets others have its core: some 200 us
+constexpr std::chrono::milliseconds IDLE_MAX{3};  // before a thread sleeps: a decision's next pass is less than that away
+constexpr int SPINS_A_LOOK = 1 << 10;  // at the clock
 
 class Team {
    public:
@@ -78,7 +81,11 @@ class Team {
 
     void serve(int rank) {
         for (long seen = 0;; ++seen) {
-            for (int spins = 0; round_.load(std::memory_order_acquire) == seen && spins < SPINS_MAX; ++spins) _mm_pause();
+            const auto sleeps = std::chrono::steady_clock::now() + IDLE_MAX;
+            for (int spins = 1; round_.load(std::memory_order_acquire) == seen; ++spins) {
+                if (spins % SPINS_A_LOOK == 0 && std::chrono::steady_clock::now() > sleeps) break;
+                _mm_pause();
+            }
             {
                 std::unique_lock<std::mutex> lock(mutex_);
                 called_.wait(lock, [&] { return ends_ || round_.load() != seen; });
