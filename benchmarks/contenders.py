@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from sds.benchmarks.peer_process import PeerProcess
@@ -64,13 +65,16 @@ def ours_with(weights: Weights) -> tuple[Contender, Contender, Contender]:
     which most peers run on. Where these are the same, so are the contenders.
     """
     ours = alike = _ours("ours", weights.library, weights.dtype)
-    if weights.library == "integer":
+    on_llamacpp = _ours("ours-llamacpp", "llamacpp", None)
+    if weights.library == "integer" and not find_spec("openvino"):
+        alike = on_llamacpp
+    elif weights.library == "integer":
         dtype = usual_dtype("openvino")
         alike = _ours(f"ours-{dtype}", "openvino", dtype)
     elif weights.dtype in INT8_REST:
         dtype = INT8_REST[weights.dtype]
         alike = _ours(f"ours-{dtype}", weights.library, dtype)
-    return ours, alike, alike if weights.library == "llamacpp" else _ours("ours-llamacpp", "llamacpp", None)
+    return ours, alike, alike if weights.library == "llamacpp" else on_llamacpp
 
 
 def _ours(name: str, library: GgufLibrary, dtype: Dtype | None) -> Contender:

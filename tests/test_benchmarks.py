@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.benchmarks import gpu, grammar, hotpath, kernel, measuring, peers, records, scaling, throughput
+from sds.benchmarks import contenders, gpu, grammar, hotpath, kernel, measuring, peers, records, scaling, throughput
 from sds.benchmarks.contenders import Contender, ours_with
 from sds.benchmarks.measuring import Report
 from sds.benchmarks.packets import amount_is_shown, digits_packets, fixed_packets, narrow_to_denial
@@ -19,6 +19,7 @@ from sds.benchmarks.peer_process import PeerProcess
 from sds.benchmarks.peer_tally import KINDS, Tally, speedups
 from sds.benchmarks.peers import Entry
 from sds.benchmarks.weights import Weights, vocabulary, weights_of
+from sds.engines.opening import usual_dtype
 from sds.gates.refund import desk
 from sds.kernel.envelope import format_literal
 from sds.kernel.errors import UsageError
@@ -302,6 +303,16 @@ def test_ours_is_asked_once_where_nothing_tells_it_apart() -> None:
         Weights(path, "openvino", "int8-bf16"): ["ours", "ours-bf16", "ours-llamacpp"],
     }.items():
         assert names == [each.name for each in dict.fromkeys(ours_with(weights))]
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_ours_in_whole_numbers_is_compared_with_what_is_installed(
+    installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contenders, "find_spec", lambda _: installed or None)
+    found = [each.name for each in ours_with(Weights(Path("mine.gguf"), "integer", "int8"))]
+    alike = f"ours-{usual_dtype('openvino')}" if installed else "ours-llamacpp"
+    assert ["ours", alike, "ours-llamacpp"] == found
 
 
 def test_what_a_peer_writes_outside_the_envelope_is_counted_and_what_fails_is_an_error(
