@@ -3,6 +3,7 @@
 // does not see adds nothing: so its answer is the same bits whatever other tokens stand in the pass.
 #pragma once
 
+#include <cstring>
 #include <functional>
 #include <limits>
 
@@ -106,12 +107,14 @@ inline void lay_values(const Tree& tree, const Heads& heads, int head, const Pla
             scales[key + n] = cell ? scale_in(cell, heads, head) : 0;
         }
         for (int d = 0; d < heads.size; d += LANES)
-            store(to + d / WIDE * panel + static_cast<size_t>(key / 2) * WIDE + d % WIDE, (halves(pair[0] + d) & same(0xffff)) | halves(pair[1] + d) << 16);
+            store(to + d / WIDE * panel + static_cast<size_t>(key / 2) * WIDE + d % WIDE,
+                  (halves(pair[0] + d) & same(0xffff)) | halves(pair[1] + d) << 16);
     }
 }
 
 template <int ROWS>
-inline void scores_of(const int32_t* queries, const float* query_scales, const int32_t* keys, const float* key_scales, int head, float* to, size_t stride) {
+inline void scores_of(const int32_t* queries, const float* query_scales, const int32_t* keys, const float* key_scales, int head, float* to,
+                      size_t stride) {
     alignas(64) int32_t sums[ROWS * WIDE];
     tile<ROWS, Precision::HALVES, true>(queries, head / 2, nullptr, 0, reinterpret_cast<const int8_t*>(keys), head / 2, sums, true);
     for (int r = 0; r < ROWS; ++r)
@@ -174,15 +177,20 @@ inline void attend_rows(const Tree& tree, const Heads& heads, const float* const
     int32_t* weights = in.weights.get();
     alignas(64) int32_t whole[ROWS * HEAD_MAX / 2];
     float scales[ROWS];
-    for (int r = 0; r < ROWS; ++r) scales[r] = round_head(queries[r], heads.size, whole_max(heads.size), reinterpret_cast<int16_t*>(whole + r * heads.size / 2));
-    for (int key = 0; key < room; key += WIDE)
-        scores_of<ROWS>(whole, scales, laid.keys + static_cast<size_t>(key) * (heads.size / 2), laid.key_scales + key, heads.size, scores + key, room);
     for (int r = 0; r < ROWS; ++r)
-        scales[r] = weigh(scores + static_cast<size_t>(r) * room, laid.value_scales, tree.held, all, room,
-                          tree.sees + static_cast<size_t>(tokens[r]) * tree.count, reinterpret_cast<int16_t*>(weights + static_cast<size_t>(r) * (room / 2)));
+        scales[r] = round_head(queries[r], heads.size, whole_max(heads.size), reinterpret_cast<int16_t*>(whole + r * heads.size / 2));
+    for (int key = 0; key < room; key += WIDE)
+        scores_of<ROWS>(whole, scales, laid.keys + static_cast<size_t>(key) * (heads.size / 2), laid.key_scales + key, heads.size, scores + key,
+                        room);
+    for (int r = 0; r < ROWS; ++r) {
+        const uint8_t* sees = tree.sees + static_cast<size_t>(tokens[r]) * tree.count;
+        auto* weighed = reinterpret_cast<int16_t*>(weights + static_cast<size_t>(r) * (room / 2));
+        scales[r] = weigh(scores + static_cast<size_t>(r) * room, laid.value_scales, tree.held, all, room, sees, weighed);
+    }
     for (int d = 0; d < heads.size; d += WIDE) {
         alignas(64) int32_t sums[ROWS * WIDE];
-        tile<ROWS, Precision::HALVES, true>(weights, room / 2, nullptr, 0, reinterpret_cast<const int8_t*>(laid.values + d / WIDE * panel), room / 2, sums, true);
+        const auto* values = reinterpret_cast<const int8_t*>(laid.values + d / WIDE * panel);
+        tile<ROWS, Precision::HALVES, true>(weights, room / 2, nullptr, 0, values, room / 2, sums, true);
         for (int r = 0; r < ROWS; ++r)
             for (int at = 0; at < WIDE; at += LANES) store(to[r] + d + at, as_floats(load(sums + r * WIDE + at)) * same(scales[r]));
     }

@@ -205,7 +205,8 @@ struct Engine {
             int16_t* own = pass.cells + kept * 2 * n;
             const size_t place = laid_at(pass, at, head), start = place * heads.size / 2;
             lay_keys(tree, heads, head, {held, own, keys.get()}, begin, end, keys_laid.get() + start, key_scales.get() + place);
-            lay_values(tree, heads, head, {held + tree.plane, own + kept, values.get()}, begin, end, values_laid.get() + start, value_scales.get() + place);
+            lay_values(tree, heads, head, {held + tree.plane, own + kept, values.get()}, begin, end, values_laid.get() + start,
+                       value_scales.get() + place);
         });
         team.each(static_cast<int>(attend_pieces.size()), [&](int n_piece) {
             const auto& [at, head, begin, end] = attend_pieces[n_piece];

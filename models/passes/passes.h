@@ -14,7 +14,8 @@ struct Sizes {
 };
 
 // Tokens that stand behind `held` others, whose keys and values are [2 layers, ., kept], `plane` numbers apart: of each what a
-// pass left of it in its `cells`, numbers of 16 bits, those of the heads and two for each head's scale. In the pass they are `first` to `first + count`; `sees` [count, count] tells which of them each one sees.
+// pass left of it in its `cells`, numbers of 16 bits, those of the heads and two for each head's scale. In the pass they are
+// `first` to `first + count`; `sees` [count, count] tells which of them each one sees.
 struct Tree {
     const int16_t* cells;
     const uint8_t* sees;
