@@ -61,9 +61,8 @@ class _Model:
         self.shape = shape = weights.shape
         self.context = min(n_ctx, shape.context, CONTEXT_MAX)
         self.in_bytes = dtype == "int8"
-        self.kept = (
-            shape.cell + 2 * shape.key_heads
-        )  # of a token's keys, or values: whole numbers, and each head's scale
+        # of a token's keys, or values: whole numbers, and two for each head's scale
+        self.kept = shape.cell + 2 * shape.key_heads
         if shape.head % (2 * HALF_HEAD) or shape.head > HEAD_MAX:
             heads = f"heads of multiples of {2 * HALF_HEAD} numbers, up to {HEAD_MAX}"
             raise BackendError(f"integer passes run {heads}", hint="llama.cpp runs it")
@@ -241,8 +240,8 @@ class IntegerBackend(SeatedBackend):
         if not numbers and not (told and part.outputs):
             raise BackendError("the model answered with what is no number")
         kept = cells if numbers else np.zeros_like(cells)
-        breaks = [] if path[-1] - path[0] == len(path) - 1 else (np.flatnonzero(np.diff(path) != 1) + 1).tolist()
-        for start, end in pairwise([0, *breaks, len(path)]):
+        breaks = np.flatnonzero(np.diff(path) != 1) + 1
+        for start, end in pairwise([0, *breaks.tolist(), len(path)]):
             self._store.note(part.seat, part.position + start, kept[:, path[start] : path[start] + end - start])
 
     def _infer(

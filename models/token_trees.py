@@ -34,13 +34,6 @@ class TokenTree:
 
     def add(self, tokens: Sequence[int]) -> list[int]:
         """Return the places of a row's tokens in the tree."""
-        if not self.tokens:  # nothing to share yet
-            count = len(tokens)
-            self.tokens += tokens
-            self.parents += range(ROOT, count - 1)
-            self.depths += range(count)
-            self._children.update(zip(zip(self.parents, tokens, strict=True), range(count), strict=True))
-            return list(range(count))
         path, at = [], ROOT
         for token in tokens:
             at = self._child(at, token)
