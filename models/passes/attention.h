@@ -31,7 +31,7 @@ inline float head_size(const float* from, int head) {
     Floats most{}, wrong{};
     for (int d = 0; d < head; d += LANES) {
         const Floats each = load(from + d);
-        most = larger(most, (Floats)((Ints)each & same(~SIGN)));
+        most = larger(most, size_of(each));
         wrong += each * Floats{};
     }
     return sum(wrong) == 0 ? largest(most) : NAN;
@@ -86,12 +86,20 @@ inline float scale_in(const int16_t* cell, const Heads& heads, int head) {
 // Lay the keys of one head side by side, WIDE at a time: [., head / 2, WIDE], of two numbers each.
 inline void lay_keys(const Tree& tree, const Heads& heads, int head, const Plane& of, int begin, int end, int32_t* to, float* scales) {
     static const int16_t nothing[HEAD_MAX] = {};
-    for (int key = begin; key < end; ++key) {
-        int32_t* column = to + static_cast<size_t>(key / WIDE) * (heads.size / 2) * WIDE + key % WIDE;
-        const int16_t* cell = kept_at(tree, heads, head, of, whole_max(heads.size), key);
-        const int16_t* from = cell ? cell + head * heads.size : nothing;
-        scales[key] = cell ? scale_in(cell, heads, head) : 0;
-        for (int d = 0; d < heads.size / 2; ++d) std::memcpy(column + d * WIDE, from + 2 * d, sizeof *column);
+    for (int first = begin; first < end; first += LANES) {
+        const int16_t* from[LANES];
+        for (int n = 0; n < LANES; ++n) {
+            const int16_t* cell = kept_at(tree, heads, head, of, whole_max(heads.size), first + n);
+            from[n] = cell ? cell + head * heads.size : nothing;
+            scales[first + n] = cell ? scale_in(cell, heads, head) : 0;
+        }
+        int32_t* block = to + static_cast<size_t>(first / WIDE) * (heads.size / 2) * WIDE + first % WIDE;
+        for (int d = 0; d < heads.size / 2; d += LANES) {
+            Ints pairs[LANES];
+            for (int n = 0; n < LANES; ++n) pairs[n] = load(reinterpret_cast<const int32_t*>(from[n] + 2 * d));
+            transpose(pairs);
+            for (int n = 0; n < LANES; ++n) store(block + (d + n) * WIDE, pairs[n]);
+        }
     }
 }
 

@@ -23,6 +23,7 @@ namespace {
 
 constexpr int TOKENS_TOGETHER = 16;  // of a tree, in a piece of its attention
 constexpr int KEYS_TOGETHER = 64;
+constexpr int PIECES_MIN = 4;  // for each thread, of heads of trees
 
 // Where the columns of matrices stand that are used in pairs: LANES of one, then LANES of the other.
 int paired(int column, int second) { return column / LANES * WIDE + second * LANES + column % LANES; }
@@ -55,13 +56,24 @@ void turn_blocks(float* states, int count, int block) {
     const Floats by = same(1.0f / std::sqrt(static_cast<float>(block)));
     for (int at = 0; at < count; at += LANES) {
         Floats each = load(states + at) * by;
-        for (int bit = 0; 1 << bit < block && 1 << bit < LANES; ++bit) {
+#pragma GCC unroll 4
+        for (int bit = 0; bit < LANES_BITS; ++bit) {
+            if (1 << bit >= block) break;
             const Ints upper = numbered() << (31 - bit) & same(SIGN);
             each = exchanged(each, numbered() ^ same(1 << bit)) + (Floats)((Ints)each ^ upper);
         }
         put(states, at, count, each);
     }
-    for (int half = LANES; half < block; half *= 2)
+    int half = LANES;
+    for (; 4 * half <= block; half *= 4)  // two steps at once
+        for (int start = 0; start < count; start += 4 * half)
+            for (float* at = states + start; at < states + start + half; at += LANES) {
+                const Floats a = load(at), b = load(at + half), c = load(at + 2 * half), d = load(at + 3 * half);
+                const Floats low = a + b, high = a - b, next_low = c + d, next_high = c - d;
+                store(at, low + next_low), store(at + half, high + next_high);
+                store(at + 2 * half, low - next_low), store(at + 3 * half, high - next_high);
+            }
+    for (; half < block; half *= 2)
         for (int start = 0; start < count; start += 2 * half)
             for (float* at = states + start; at < states + start + half; at += LANES) {
                 const Floats low = load(at), high = load(at + half);
@@ -117,45 +129,43 @@ struct Engine {
         rounded.need(pass.tokens, std::max({sizes.width, sizes.inner, sizes.heads * sizes.head}));
         normed.resize(team.threads());
         for (auto& each : normed) each.need(std::max({sizes.width, sizes.inner, sizes.heads * sizes.head}) + spare);
-        laid.clear();
-        size_t places = 0, most = 0;
-        for (int n = 0; n < pass.tree_count; ++n) {
-            const size_t room = up(pass.trees[n].held + pass.trees[n].count, WIDE);
-            laid.push_back(places);
-            places += room;
-            most = std::max(most, room);
-        }
-        for (auto* each : {&keys_laid, &values_laid}) each->need(places * model.heads.cell() / 2);
-        for (auto* each : {&key_scales, &value_scales}) each->need(places * sizes.key_heads);
+        apart = pass.tree_count * sizes.key_heads >= PIECES_MIN * team.threads();
+        lay_out(pass);
+        const size_t places = apart ? most * team.threads() : laid.back() * sizes.key_heads;
+        for (auto* each : {&keys_laid, &values_laid}) each->need(places * sizes.head / 2);
+        for (auto* each : {&key_scales, &value_scales}) each->need(places);
         for (auto& each : scores) each.scores.need(most * ROWS_MAX), each.weights.need(most * ROWS_MAX / 2);
-        lay_pieces.clear(), attend_pieces.clear();
-        for (int tree = 0; tree < pass.tree_count; ++tree)
-            for (int head = 0; head < sizes.key_heads; ++head) {
-                const int room = up(pass.trees[tree].held + pass.trees[tree].count, WIDE), count = pass.trees[tree].count;
-                for (int at = 0; at < room; at += KEYS_TOGETHER) lay_pieces.push_back({tree, head, at, std::min(at + KEYS_TOGETHER, room)});
-                for (int at = 0; at < count; at += TOKENS_TOGETHER) attend_pieces.push_back({tree, head, at, std::min(at + TOKENS_TOGETHER, count)});
-            }
     }
 
     void run(const Pass& pass, int rank) {
         const Sizes& sizes = model.sizes;
         const int width = sizes.width;
-        team.each(pass.tokens, [&](int row) {
-            std::copy_n(model.embedding.data() + static_cast<size_t>(pass.ids[row]) * width, width, states.get() + static_cast<size_t>(row) * width);
-        });
-        for (int n = 0; n < pass.layers; ++n) run_layer(pass, n, rank);
-        const bool all = pass.layers == 0;  // else only those that answer were left
-        if (pass.states) {
-            team.each(pass.answering, [&](int row) {
-                const float* from = all ? states.get() + pass.wanted[row] * width : answered.get() + static_cast<size_t>(row) * width;
-                std::copy_n(from, width, pass.answers + static_cast<size_t>(row) * width);
+        in_blocks(team, pass.tokens, [&](const Rows& rows) {
+            team.each(rows, [&](int row) {
+                std::copy_n(model.embedding.data() + static_cast<size_t>(pass.ids[row]) * width, width, states.get() + static_cast<size_t>(row) * width);
             });
-            return;
+            if (pass.layers > 0) turn(pass, 0, rows, rank);
+        });
+        for (int n = 0; n < pass.layers; ++n) {
+            attend_all(pass, n, rank);
+            const bool last = n + 1 == pass.layers;  // goes on with those alone that answer
+            in_blocks(team, last ? pass.answering : pass.tokens, [&](const Rows& rows) {
+                go_on(pass, n, rows, rank);
+                if (!last) turn(pass, n + 1, rows, rank);
+            });
         }
-        read(pass.answering, answered.get(), model.norm.data(), model.head, rank);
-        multiply(team, model.head, rounded, pass.answering, [&](int row, int panel, Floats low, Floats high) {
-            put(pass.answers + static_cast<size_t>(row) * sizes.words, panel * WIDE, sizes.words, low);
-            put(pass.answers + static_cast<size_t>(row) * sizes.words, panel * WIDE + LANES, sizes.words, high);
+        const bool all = pass.layers == 0;  // else only those that answer were left
+        in_blocks(team, pass.answering, [&](const Rows& rows) {
+            if (pass.states)
+                return team.each(rows, [&](int row) {
+                    const float* from = all ? states.get() + pass.wanted[row] * width : answered.get() + static_cast<size_t>(row) * width;
+                    std::copy_n(from, width, pass.answers + static_cast<size_t>(row) * width);
+                });
+            read(rows, answered.get(), model.norm.data(), model.head, rank);
+            multiply(team, model.head, rounded, rows, [&](int row, int panel, Floats low, Floats high) {
+                put(pass.answers + static_cast<size_t>(row) * sizes.words, panel * WIDE, sizes.words, low);
+                put(pass.answers + static_cast<size_t>(row) * sizes.words, panel * WIDE + LANES, sizes.words, high);
+            });
         });
     }
 
@@ -167,8 +177,24 @@ struct Engine {
         int tree, head, begin, end;
     };
 
+    static int room_of(const Tree& tree) { return up(tree.held + tree.count, WIDE); }
+
+    void lay_out(const Pass& pass) {
+        laid.assign(1, 0), most = 0;
+        lay_pieces.clear(), attend_pieces.clear();
+        for (int tree = 0; tree < pass.tree_count; ++tree) {
+            const int room = room_of(pass.trees[tree]), count = pass.trees[tree].count;
+            laid.push_back(laid.back() + room);
+            most = std::max<size_t>(most, room);
+            for (int head = 0; !apart && head < model.sizes.key_heads; ++head) {
+                for (int at = 0; at < room; at += KEYS_TOGETHER) lay_pieces.push_back({tree, head, at, std::min(at + KEYS_TOGETHER, room)});
+                for (int at = 0; at < count; at += TOKENS_TOGETHER) attend_pieces.push_back({tree, head, at, std::min(at + TOKENS_TOGETHER, count)});
+            }
+        }
+    }
+
     // Round rows, normalised, for a product.
-    void read(int rows, const float* from, const float* scales, const Matrix& of, int rank) {
+    void read(const Rows& rows, const float* from, const float* scales, const Matrix& of, int rank) {
         team.each(rows, [&](int row) {
             float* to = normed[rank].get();
             normalise(from + static_cast<size_t>(row) * of.depth, scales, of.depth, model.sizes.epsilon, to);
@@ -176,15 +202,13 @@ struct Engine {
         });
     }
 
-    void run_layer(const Pass& pass, int n, int rank) {
-        const Sizes& sizes = model.sizes;
+    // What rows ask for, and answer to: their queries and keys, turned by their positions, and values.
+    void turn(const Pass& pass, int n, const Rows& rows, int rank) {
         const Layer& layer = model.layers[n];
         const Heads& heads = model.heads;
-        const int width = sizes.width, wide = heads.count * heads.size, cell = heads.cell(), half = heads.size / 2;
-        const size_t kept = static_cast<size_t>(pass.tokens) * heads.kept();
-
-        read(pass.tokens, states.get(), layer.norm.data(), layer.turning, rank);
-        multiply(team, layer.turning, rounded, pass.tokens, [&](int row, int panel, Floats low, Floats high) {
+        const int wide = heads.count * heads.size, cell = heads.cell(), half = heads.size / 2;
+        read(rows, states.get(), layer.norm.data(), layer.turning, rank);
+        multiply(team, layer.turning, rounded, rows, [&](int row, int panel, Floats low, Floats high) {
             const int column = panel * LANES, head = column / half, at = column % half;  // of the lower halves
             const size_t turn = static_cast<size_t>(pass.positions[row]) * half + at;
             const Floats cosine = load(model.cosines.data() + turn), sine = load(model.sines.data() + turn);
@@ -193,30 +217,53 @@ struct Engine {
             store(to + at, product_and_sum(low, cosine, -(high * sine)));
             store(to + at + half, product_and_sum(high, cosine, low * sine));
         });
-        multiply(team, layer.values, rounded, pass.tokens, [&](int row, int panel, Floats low, Floats high) {
+        multiply(team, layer.values, rounded, rows, [&](int row, int panel, Floats low, Floats high) {
             float* to = values.get() + static_cast<size_t>(row) * cell;
             put(to, panel * WIDE, cell, low);
             put(to, panel * WIDE + LANES, cell, high);
         });
-        team.each(static_cast<int>(lay_pieces.size()), [&](int n_piece) {
-            const auto& [at, head, begin, end] = lay_pieces[n_piece];
-            const Tree& tree = pass.trees[at];
-            const int16_t* held = tree.cells + tree.plane * 2 * n;
-            int16_t* own = pass.cells + kept * 2 * n;
-            const size_t place = laid_at(pass, at, head), start = place * heads.size / 2;
-            lay_keys(tree, heads, head, {held, own, keys.get()}, begin, end, keys_laid.get() + start, key_scales.get() + place);
-            lay_values(tree, heads, head, {held + tree.plane, own + kept, values.get()}, begin, end, values_laid.get() + start,
-                       value_scales.get() + place);
-        });
-        team.each(static_cast<int>(attend_pieces.size()), [&](int n_piece) {
-            const auto& [at, head, begin, end] = attend_pieces[n_piece];
-            const size_t place = laid_at(pass, at, head), start = place * heads.size / 2;
-            const Laid laid{keys_laid.get() + start, values_laid.get() + start, key_scales.get() + place, value_scales.get() + place};
-            attend(pass.trees[at], heads, head, begin, end, queries.get(), laid, attended.get(), scores[rank]);
-        });
+    }
 
-        const bool last = n + 1 == pass.layers;  // goes on with those alone that answer
-        const int rows = last ? pass.answering : pass.tokens;
+    void attend_all(const Pass& pass, int n, int rank) {
+        if (apart) {
+            team.each(pass.tree_count * model.heads.keys, [&](int piece) {
+                const int tree = piece / model.heads.keys, head = piece % model.heads.keys, count = pass.trees[tree].count;
+                lay(pass, n, {tree, head, 0, room_of(pass.trees[tree])}, rank * most);
+                for (int at = 0; at < count; at += TOKENS_TOGETHER)
+                    look(pass, {tree, head, at, std::min(at + TOKENS_TOGETHER, count)}, rank * most, rank);
+            });
+            return;
+        }
+        const auto place = [&](const Piece& of) { return laid[of.tree] * model.heads.keys + room_of(pass.trees[of.tree]) * of.head; };
+        team.each(static_cast<int>(lay_pieces.size()), [&](int piece) { lay(pass, n, lay_pieces[piece], place(lay_pieces[piece])); });
+        team.each(static_cast<int>(attend_pieces.size()), [&](int piece) { look(pass, attend_pieces[piece], place(attend_pieces[piece]), rank); });
+    }
+
+    void lay(const Pass& pass, int n, const Piece& piece, size_t place) {
+        const auto& [at, head, begin, end] = piece;
+        const Heads& heads = model.heads;
+        const Tree& tree = pass.trees[at];
+        const size_t kept = static_cast<size_t>(pass.tokens) * heads.kept(), start = place * heads.size / 2;
+        const int16_t* held = tree.cells + tree.plane * 2 * n;
+        int16_t* own = pass.cells + kept * 2 * n;
+        lay_keys(tree, heads, head, {held, own, keys.get()}, begin, end, keys_laid.get() + start, key_scales.get() + place);
+        lay_values(tree, heads, head, {held + tree.plane, own + kept, values.get()}, begin, end, values_laid.get() + start,
+                   value_scales.get() + place);
+    }
+
+    void look(const Pass& pass, const Piece& piece, size_t place, int rank) {
+        const auto& [at, head, begin, end] = piece;
+        const size_t start = place * model.heads.size / 2;
+        const Laid of{keys_laid.get() + start, values_laid.get() + start, key_scales.get() + place, value_scales.get() + place};
+        attend(pass.trees[at], model.heads, head, begin, end, queries.get(), of, attended.get(), scores[rank]);
+    }
+
+    // What rows become of what they attended to.
+    void go_on(const Pass& pass, int n, const Rows& rows, int rank) {
+        const Sizes& sizes = model.sizes;
+        const Layer& layer = model.layers[n];
+        const int width = sizes.width, wide = sizes.heads * sizes.head;
+        const bool last = n + 1 == pass.layers;
         float* on = last ? answered.get() : states.get();
         team.each(rows, [&](int row) {
             const int64_t from = last ? pass.wanted[row] : row;
@@ -243,18 +290,14 @@ struct Engine {
         multiply(team, layer.down, rounded, rows, added);
     }
 
-    // How many keys are laid out before those of a head.
-    size_t laid_at(const Pass& pass, int tree, int head) const {
-        const size_t room = up(pass.trees[tree].held + pass.trees[tree].count, WIDE);
-        return laid[tree] * model.heads.keys + room * head;
-    }
-
     Buffer<float> states, answered, queries, keys, values, attended, inner, key_scales, value_scales;
     Buffer<int32_t> keys_laid, values_laid;
     Rounded rounded;
     std::vector<Buffer<float>> normed;
     std::vector<Scores> scores;
-    std::vector<size_t> laid;
+    bool apart = false;  // trees are many: a head of one is laid out and attended to by one thread, in room of its own
+    size_t most = 0;  // places of a tree
+    std::vector<size_t> laid;  // how many places are laid out before those of a tree, of one head
     std::vector<Piece> lay_pieces, attend_pieces;
 };
 
@@ -336,7 +379,7 @@ int passes_product(const float* states, const float* weights, int32_t rows, int3
         for (int n = 0; n < repeats; ++n) {
             const auto began = std::chrono::steady_clock::now();
             team.run([&](int) {
-                multiply(team, matrix, rounded, rows, [&](int at, int panel, Floats low, Floats high) {
+                multiply(team, matrix, rounded, Rows{0, rows, false}, [&](int at, int panel, Floats low, Floats high) {
                     put(answers + static_cast<size_t>(at) * columns, panel * WIDE, columns, low);
                     put(answers + static_cast<size_t>(at) * columns, panel * WIDE + LANES, columns, high);
                 });

@@ -16,7 +16,8 @@ namespace passes {
 
 constexpr float WEIGHT_MAX = 127.0f;
 constexpr int BLOCK_UNITS = 192;  // of 32 bits for each column: such a block of weights stays in the nearest cache
-constexpr int BLOCK_ROWS = 96;
+constexpr int BLOCK_ROWS = 264;
+constexpr int TILES_MIN = 4;  // of rows a thread has for itself
 constexpr size_t LINE_BYTES = 64;
 constexpr float BYTE_MAX = 127.0f;
 constexpr float PAIR_MAX = 128.0f;  // before they are rounded; then 129, and 129 * 2 * WEIGHT_MAX is less than 2 to the 15
@@ -119,7 +120,7 @@ struct Rounded {
         int k = 0;
         for (; k + LANES <= depth; k += LANES) {
             const Floats each = load(from + k);
-            most = larger(most, (Floats)((Ints)each & same(~SIGN)));
+            most = larger(most, size_of(each));
             wrong += each * Floats{};
         }
         float size = largest(most), no_number = sum(wrong);
@@ -310,21 +311,34 @@ void multiply_panel(const Matrix& of, const Rounded& states, int begin, int end,
     }
 }
 
-// Multiply all rows with all panels, by every thread of a team; `out(row, panel, low, high)`.
+// Multiply rows with all panels; `out(row, panel, low, high)`.
 template <class Out>
-void multiply(Team& team, const Matrix& of, const Rounded& states, int rows, Out&& out) {
-    const int blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    const int wanted = team.threads() == 1 ? 1 : 6 * team.threads();
-    const int together = of.panels > wanted ? of.panels / wanted : 1, groups = (of.panels + together - 1) / together;
-    team.each(blocks * groups, [&](int piece) {
-        const int begin = piece / groups * BLOCK_ROWS, first = piece % groups * together;
-        const int end = begin + BLOCK_ROWS < rows ? begin + BLOCK_ROWS : rows;
-        for (int panel = first; panel < first + together && panel < of.panels; ++panel) {
+void multiply(Team& team, const Matrix& of, const Rounded& states, const Rows& rows, Out&& out) {
+    const auto some = [&](int begin, int end, int first, int last) {
+        for (int panel = first; panel < last; ++panel) {
             const auto each = [&](int row, Floats low, Floats high) { out(row, panel, low, high); };
             if (of.precision == Precision::BYTES) multiply_panel<Precision::BYTES>(of, states, begin, end, panel, each);
             else multiply_panel<Precision::HALVES>(of, states, begin, end, panel, each);
         }
-    });
+    };
+    const int blocks = (rows.end - rows.begin + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    const int wanted = rows.alone ? 1 : 6 * team.threads();
+    const int together = of.panels > wanted ? of.panels / wanted : 1, groups = (of.panels + together - 1) / together;
+    const auto piece = [&](int n) {
+        const int begin = rows.begin + n / groups * BLOCK_ROWS, first = n % groups * together;
+        some(begin, std::min(begin + BLOCK_ROWS, rows.end), first, std::min(first + together, of.panels));
+    };
+    if (!rows.alone) return team.each(blocks * groups, piece);
+    for (int n = 0; n < blocks * groups; ++n) piece(n);
+}
+
+// Let threads have some rows each, one block of them after the other; where there are few, all of them together.
+template <class Work>
+void in_blocks(Team& team, int rows, Work&& work) {
+    const int threads = team.threads(), tiles = (rows + ROWS_MAX - 1) / ROWS_MAX, most = BLOCK_ROWS / ROWS_MAX;
+    if (threads > 1 && tiles < TILES_MIN * threads) return work(Rows{0, rows, false});
+    const int blocks = ((tiles + most - 1) / most + threads - 1) / threads * threads;
+    team.each(blocks, [&](int n) { work(Rows{tiles * n / blocks * ROWS_MAX, std::min(tiles * (n + 1) / blocks * ROWS_MAX, rows), true}); });
 }
 
 }  // namespace passes

@@ -15,7 +15,14 @@ namespace passes {
 
 constexpr int SPINS_MAX = 1 << 14;  // before a thread lets others have its core: some 200 us
 constexpr std::chrono::milliseconds IDLE_MAX{3};  // before a thread sleeps: a decision's next pass is less than that away
+constexpr int TURNS = 8;  // of each thread, where pieces are small and alike: it takes some at once
 constexpr int SPINS_A_LOOK = 1 << 10;  // at the clock
+
+// Of what stands in rows, some that a thread has for itself, or all for a team together.
+struct Rows {
+    int begin, end;
+    bool alone;
+};
 
 class Team {
    public:
@@ -51,11 +58,24 @@ class Team {
     // Within `run`, by every thread: do `piece(i)` for all i below `count`, and go on when all are done.
     template <class Piece>
     void each(int count, Piece&& piece) {
-        for (int i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count;) piece(i);
-        meet();
+        some(count, 1, piece);
+    }
+
+    // The same of rows, or by the thread that calls alone.
+    template <class Piece>
+    void each(const Rows& rows, Piece&& piece) {
+        if (!rows.alone) return some(rows.end, rows.end / (TURNS * threads_) + 1, piece);
+        for (int row = rows.begin; row < rows.end; ++row) piece(row);
     }
 
    private:
+    template <class Piece>
+    void some(int count, int together, Piece&& piece) {
+        for (int i; (i = next_.fetch_add(together, std::memory_order_relaxed)) < count;)
+            for (const int last = i + together < count ? i + together : count; i < last; ++i) piece(i);
+        meet();
+    }
+
     void end() {
         {
             const std::lock_guard<std::mutex> lock(mutex_);

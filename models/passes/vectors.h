@@ -24,6 +24,7 @@ constexpr int CHAIN = 4;
 #else
 #error "written for AVX2 with FMA, and for AVX-512 with VNNI"
 #endif
+constexpr int LANES_BITS = LANES == 16 ? 4 : 3;
 constexpr int WIDE = 2 * LANES;  // columns of a tile
 
 typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -39,6 +40,7 @@ inline Floats same(float value) { return value - Floats{}; }
 inline Ints halves(const int16_t* from) { return __builtin_convertvector(*reinterpret_cast<const Halves*>(from), Ints); }
 inline Ints same(int32_t value) { return value - Ints{}; }
 constexpr int32_t SIGN = INT32_MIN;  // of a number of 32 bits
+inline Floats size_of(Floats value) { return (Floats)((Ints)value & same(~SIGN)); }
 
 inline int32_t sum(Ints value) {
     int32_t found = 0;
@@ -76,6 +78,9 @@ inline float largest(Floats value) {
     return found;
 }
 inline Floats exchanged(Floats value, Ints from) { Floats found; EACH(value[from[n]]); }
+// Numbers of the lower, or UPPER, half of one register and of another in turns.
+template <bool UPPER>
+inline Ints in_turns(Ints a, Ints b) { Ints found; EACH((n % 2 ? b : a)[n / 2 + UPPER * LANES / 2]); }
 inline void store_halves(int16_t* to, Ints value) {
     for (int n = 0; n < LANES; ++n) to[n] = static_cast<int16_t>(value[n]);
 }
@@ -110,6 +115,11 @@ inline Floats product_and_sum(Floats a, Floats b, Floats c) { return (Floats)_mm
 inline float sum(Floats value) { return _mm512_reduce_add_ps((__m512)value); }
 inline float largest(Floats value) { return _mm512_reduce_max_ps((__m512)value); }
 inline Floats exchanged(Floats value, Ints from) { return (Floats)_mm512_permutexvar_ps((__m512i)from, (__m512)value); }
+template <bool UPPER>
+inline Ints in_turns(Ints a, Ints b) {
+    const __m512i from = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    return (Ints)_mm512_permutex2var_epi32((__m512i)a, _mm512_add_epi32(from, _mm512_set1_epi32(UPPER * LANES / 2)), (__m512i)b);
+}
 inline void store_halves(int16_t* to, Ints value) { _mm256_storeu_si256((__m256i*)to, _mm512_cvtsepi32_epi16((__m512i)value)); }
 inline void store_bytes(int8_t* to, Ints value) { _mm_storeu_si128((__m128i*)to, _mm512_cvtsepi32_epi8((__m512i)value)); }
 // 2 LANES bytes as numbers of 16 bits.
@@ -137,6 +147,11 @@ inline float largest(Floats value) {
     return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
 }
 inline Floats exchanged(Floats value, Ints from) { return (Floats)_mm256_permutevar8x32_ps((__m256)value, (__m256i)from); }
+template <bool UPPER>
+inline Ints in_turns(Ints a, Ints b) {
+    const __m256i low = _mm256_unpacklo_epi32((__m256i)a, (__m256i)b), high = _mm256_unpackhi_epi32((__m256i)a, (__m256i)b);
+    return (Ints)_mm256_permute2x128_si256(low, high, UPPER ? 0x31 : 0x20);
+}
 inline void store_halves(int16_t* to, Ints value) {
     const __m256i packed = _mm256_packs_epi32((__m256i)value, (__m256i)value);
     _mm_storeu_si128((__m128i*)to, _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0b1000)));
@@ -163,7 +178,7 @@ inline void compare_chain(const float* from, Floats& pair, Floats& squares) {
     const auto neighbours = [](Floats each) { return (Floats)_mm256_permute_ps((__m256)each, 0b10110001); };
     const Floats first = load(from), second = load(from + LANES);
     for (const Floats each : {first, second}) {
-        const Floats size = (Floats)((Ints)each & same(~SIGN));
+        const Floats size = size_of(each);
         pair = larger(pair, size + neighbours(size));
     }
     const Floats both = product_and_sum(first, first, second * second), two = both + neighbours(both);
@@ -177,6 +192,20 @@ inline Ints numbered() {
     Ints found{};
     for (int n = 0; n < LANES; ++n) found[n] = n;
     return found;
+}
+
+// Turn LANES registers of LANES numbers round: what was the n-th of each is in the n-th.
+inline void transpose(Ints (&rows)[LANES]) {
+    for (int round = 0; round < LANES_BITS; ++round) {
+        Ints found[LANES];
+#pragma GCC unroll 8
+        for (int n = 0; n < LANES / 2; ++n) {
+            found[2 * n] = in_turns<false>(rows[n], rows[n + LANES / 2]);
+            found[2 * n + 1] = in_turns<true>(rows[n], rows[n + LANES / 2]);
+        }
+#pragma GCC unroll 16
+        for (int n = 0; n < LANES; ++n) rows[n] = found[n];
+    }
 }
 
 // e to the power of what is not positive; below -80 nothing. Relative error below 3e-7.
