@@ -21,6 +21,7 @@ from sds.kernel.envelope import Bound, DecisionEnvelope
 from sds.kernel.errors import LanguageError
 
 MASK_FAILED = "MASK_FAILED"
+_BEFORE_REF = b'","context_ref":"'
 _DIGITS = re.compile(r"[0-9]*\.?[0-9]+")
 
 
@@ -66,16 +67,19 @@ class _Writing:
 class Walk:
     """One walk through one language. `data` is written so far, as `tokens`; begin with `forced()`. `plan`: SHA-256 of its plan.
 
+    What ends a decision is of no choice: no model reads it, and it is spelled when it is asked for.
+
     Every method raises LanguageError (MASK_FAILED) where the language is left or nothing can follow, and whatever the
     words raise.
     """
 
     def __init__(self, spelling: Spelling, root: Node, envelope: DecisionEnvelope, context_ref: str) -> None:
         self.data = b""
-        self.tokens: list[int] = []
+        self._written: list[int] = []
         self.finished = False
         self.plan = root.digest()
         self._spelling, self._envelope, self._context_ref = spelling, envelope, context_ref
+        self._unspelled = b""
         self._node = root
         self._base = 0  # the offset at which the trie's paths begin
         self._number: _Writing | None = None
@@ -83,26 +87,40 @@ class Walk:
         self._text_start = 0
         self._runs: dict[int, tuple[str, Written | None]] | None = None
 
+    @property
+    def tokens(self) -> list[int]:
+        if self._unspelled:
+            self._written += self._spelling.fixed(self._unspelled, before=_BEFORE_REF)
+            self._unspelled = b""
+        return self._written
+
+    def canonical(self) -> bool:
+        """Return whether the tokens are those that the tokenizer makes of `data`; what ends it is then spelled as there."""
+        every = self._spelling.words.tokenize(self.data, special=False)
+        if self._unspelled and every[: len(self._written)] == self._written:
+            self._written, self._unspelled = every, b""
+        return every == self.tokens
+
     def copy(self) -> Walk:
         """Return a walk of its own that has written the same."""
         copied = copy(self)
-        copied.tokens = self.tokens.copy()
+        self._written = self._written.copy()
         return copied
 
     def forced(self) -> list[int]:
         """Take everything that is forced now, and return these tokens."""
-        begun = len(self.tokens)
+        begun = len(self._written)
         while not self.finished:
             if self._number is None and self._text is None and (run := self._node.run) is not None:
                 tokens, data, self._node = run
-                self.tokens += tokens
+                self._written += tokens
                 self.data += data
                 self._enter()
             elif (token := self.only()) is not None:
                 self.take(token)
             else:
                 break
-        return self.tokens[begun:]
+        return self._written[begun:]
 
     def only(self) -> int | None:
         """Return the one token that is forced now, None where there are several."""
@@ -188,7 +206,7 @@ class Walk:
         if child is None:
             raise _refused()
         self._node = child
-        self.tokens.append(token)
+        self._written.append(token)
         self.data += child.piece
         self._enter()
 
@@ -206,10 +224,8 @@ class Walk:
             self._finish()
 
     def _finish(self) -> None:
-        rest = f'{self._context_ref}"}}'.encode()
-        tokens = self._spelling.fixed(rest, before=b'","context_ref":"')
-        self.tokens += tokens
-        self.data += rest
+        self._unspelled = f'{self._context_ref}"}}'.encode()
+        self.data += self._unspelled
         self.finished = True
 
     # Text
@@ -228,7 +244,7 @@ class Walk:
             return
         if not 0 < self._spelling.text_chars.get(token, 0) <= self._chars_left():
             raise _refused()
-        self.tokens.append(token)
+        self._written.append(token)
         self.data += self._spelling.piece(token)
 
     # Numbers
@@ -274,7 +290,7 @@ class Walk:
             self._step(number.end.then, token)
             return
         self._number = replace(number, text=number.text + run, written=after)
-        self.tokens.append(token)
+        self._written.append(token)
         self.data += run.encode()
 
     def _number_fork(self) -> Fork:

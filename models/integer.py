@@ -14,9 +14,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -162,7 +163,7 @@ class IntegerBackend(SeatedBackend):
         self.fingerprint = fingerprint or gguf_fingerprint(path)
         words, template, self._free_words = words_of(path)
         self._path, self._dtype = path, dtype
-        self._rooms: dict[str, NDArray[Any]] = {}
+        self._cells = np.empty(0, np.int16)
         try:
             with _failing(f"integer passes cannot run `{path}`"):
                 self._model = model or _Model(path, dtype=dtype, n_ctx=n_ctx)
@@ -188,24 +189,30 @@ class IntegerBackend(SeatedBackend):
         made.name = self.name
         return made
 
+    def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
+        self._ready()
+        library().wake(self._engine)
+        super().begin(sections, slot=slot)
+
     def _call(self, parts: Sequence[Part], states_at: int | None) -> list[NDArray[np.float32]]:
         trees: dict[tuple[int, int], TokenTree] = {}
-        riding: dict[tuple[int, int], list[tuple[int, NDArray[np.intp]]]] = {}
+        riding: dict[tuple[int, int], list[tuple[int, list[int]]]] = {}
         for n, part in enumerate(parts):
             place = self._store.place(part.seat, part.position)
             path = trees.setdefault(place, TokenTree(*place)).add(part.tokens)
-            riding.setdefault(place, []).append((n, np.array(path, np.intp)))
+            riding.setdefault(place, []).append((n, path))
         found: dict[int, NDArray[np.float32]] = {}
         for group in _groups(trees):
-            starts = np.cumsum([0, *(len(trees[place].tokens) for place in group)])
-            paths = {n: path + start for place, start in zip(group, starts, strict=False) for n, path in riding[place]}
+            starts = accumulate((len(trees[place].tokens) for place in group), initial=0)
+            every = zip(group, starts, strict=False)
+            paths = {n: [at + start for at in path] for place, start in every for n, path in riding[place]}
             found |= self._run(parts, paths, [trees[place] for place in group], states_at)
         return [found[n] for n in range(len(parts))]
 
     def _run(
         self,
         parts: Sequence[Part],
-        paths: Mapping[int, NDArray[np.intp]],
+        paths: Mapping[int, list[int]],
         trees: Sequence[TokenTree],
         states_at: int | None,
     ) -> dict[int, NDArray[np.float32]]:
@@ -213,12 +220,13 @@ class IntegerBackend(SeatedBackend):
         low = states_at is not None and states_at < self._layers  # what is no number then shows in its own token
         asked = {n: len(parts[n].tokens) if low else max(1, parts[n].outputs) for n in paths}
         ends = {n: path[len(path) - asked[n] :] for n, path in paths.items()}
-        wanted = np.unique(np.concatenate(list(ends.values())))
+        wanted = sorted({at for end in ends.values() for at in end})
         told = states_at is None or (states_at == self._layers and not any(parts[n].outputs for n in paths))
         answered, cells = self._infer(trees, wanted, None if told else states_at)
-        found = {}
+        found, numbers = {}, {at: n for n, at in enumerate(wanted)}
         for n, path in paths.items():
-            answers = answered[np.searchsorted(wanted, ends[n])]
+            places = [numbers[at] for at in ends[n]]
+            answers = answered[places[0] : places[-1] + 1] if _in_one_piece(places) else answered[places]
             self._append(parts[n], cells, path, answers, told=states_at is None)
             found[n] = answers[len(answers) - parts[n].outputs :]
         return found
@@ -227,7 +235,7 @@ class IntegerBackend(SeatedBackend):
         self,
         part: Part,
         cells: NDArray[np.int16],
-        path: NDArray[np.intp],
+        path: list[int],
         answers: NDArray[np.float32],
         *,
         told: bool,
@@ -240,12 +248,12 @@ class IntegerBackend(SeatedBackend):
         if not numbers and not (told and part.outputs):
             raise BackendError("the model answered with what is no number")
         kept = cells if numbers else np.zeros_like(cells)
-        breaks = np.flatnonzero(np.diff(path) != 1) + 1
-        for start, end in pairwise([0, *breaks.tolist(), len(path)]):
+        breaks = [] if _in_one_piece(path) else [n for n in range(1, len(path)) if path[n] != path[n - 1] + 1]
+        for start, end in pairwise([0, *breaks, len(path)]):
             self._store.note(part.seat, part.position + start, kept[:, path[start] : path[start] + end - start])
 
     def _infer(
-        self, trees: Sequence[TokenTree], wanted: NDArray[np.intp], states_at: int | None
+        self, trees: Sequence[TokenTree], wanted: Sequence[int], states_at: int | None
     ) -> tuple[NDArray[np.float32], NDArray[np.int16]]:
         """Return what comes of the wanted tokens, [wanted, .], and the cells of all, [2 x layers, tokens, kept]."""
         self._store.settle()
@@ -261,9 +269,9 @@ class IntegerBackend(SeatedBackend):
             made.cells, made.sees, made.plane = pointer(seat), pointer(seen), plane
             made.held, made.first, made.count = tree.position, first, count
             first += count
-        asked = wanted.astype(np.int64)
-        answers = self._room("answers", np.float32, len(asked), shape.words if states_at is None else shape.width)
-        cells = self._room("cells", np.int16, 2 * layers, len(ids), self._model.kept)
+        asked = np.array(wanted, np.int64)
+        answers = np.empty((len(asked), shape.words if states_at is None else shape.width), np.float32)
+        cells = self._room(2 * layers, len(ids), self._model.kept)
         places = (
             pointer(ids),
             pointer(positions),
@@ -276,13 +284,12 @@ class IntegerBackend(SeatedBackend):
         library().call("run", self._engine, ctypes.byref(Pass(*places, *numbers)))
         return answers if states_at is None else self._turned_back(answers, states_at), cells
 
-    def _room(self, what: str, kind: type[Any], *sizes: int) -> NDArray[Any]:
-        """Return memory for a call, over which the next one writes."""
-        size = int(np.prod(sizes))
-        if what not in self._rooms or self._rooms[what].size < size:
-            self._rooms.pop(what, None)  # not both at once
-            self._rooms[what] = np.empty(size, kind)
-        return self._rooms[what][:size].reshape(sizes)
+    def _room(self, *sizes: int) -> NDArray[np.int16]:
+        """Return memory for the cells of a call, over which the next one writes."""
+        if self._cells.size < (size := prod(sizes)):
+            self._cells = np.empty(0, np.int16)  # not both at once
+            self._cells = np.empty(size, np.int16)
+        return self._cells[:size].reshape(sizes)
 
     def _turned_back(self, states: NDArray[np.float32], layer: int) -> NDArray[np.float32]:
         """Return states as the model has them, and those after the last layer as the head sees them."""
@@ -307,7 +314,12 @@ class IntegerBackend(SeatedBackend):
         self._words.release()
         self._free_words()
         library().free("engine", self._engine)
-        del self._model, self._store, self._rooms
+        del self._model, self._store, self._cells
+
+
+def _in_one_piece(places: Sequence[int]) -> bool:
+    """Tell of places that rise whether they follow one another."""
+    return places[-1] - places[0] == len(places) - 1
 
 
 def _groups(trees: Mapping[tuple[int, int], TokenTree]) -> Iterator[list[tuple[int, int]]]:

@@ -77,7 +77,7 @@ class PassesLibrary:
             raise BackendError(f"`{path.name}` cannot be loaded", hint=INSTALL_HINT) from error
         for name, arguments in _ARGUMENTS.items():
             getattr(self._calls, name).argtypes = arguments
-        for name in ("passes_model_free", "passes_engine_free"):
+        for name in ("passes_model_free", "passes_engine_free", "passes_engine_wake"):
             getattr(self._calls, name).argtypes, getattr(self._calls, name).restype = (_Pointer,), None
         self._calls.passes_sources.restype = ctypes.c_char_p
         if self._calls.passes_sources() != passes_sources().encode():
@@ -91,6 +91,10 @@ class PassesLibrary:
         found = _Pointer()
         self.call(name, *arguments, ctypes.byref(found))
         return found
+
+    def wake(self, engine: _Pointer) -> None:
+        """Have an engine's threads awake for a pass that comes soon."""
+        self._calls.passes_engine_wake(engine)
 
     def free(self, name: str, made: _Pointer) -> None:
         getattr(self._calls, f"passes_{name}_free")(made)

@@ -34,6 +34,11 @@ class TokenTree:
 
     def add(self, tokens: Sequence[int]) -> list[int]:
         """Return the places of a row's tokens in the tree."""
+        if not self.tokens:  # then nothing is in common
+            self.tokens, self.depths = [*tokens], [*range(len(tokens))]
+            self.parents = [*range(ROOT, len(tokens) - 1)]
+            self._children = dict(zip(zip(self.parents, tokens, strict=True), self.depths, strict=True))
+            return self.depths.copy()
         path, at = [], ROOT
         for token in tokens:
             at = self._child(at, token)
@@ -45,11 +50,12 @@ class TokenTree:
         count = len(self.tokens)
         if self.parents == list(range(ROOT, count - 1)):
             return np.tri(count, dtype=np.bool_)
-        found = np.eye(count, dtype=np.bool_)
+        rows = list[bytearray]()
         for place, parent in enumerate(self.parents):
-            if parent != ROOT:
-                found[place] |= found[parent]
-        return found
+            row = bytearray(count) if parent == ROOT else rows[parent].copy()
+            row[place] = 1
+            rows.append(row)
+        return np.frombuffer(b"".join(rows), np.bool_).reshape(count, count)
 
     def _child(self, at: int, token: int) -> int:
         found = self._children.setdefault((at, token), len(self.tokens))

@@ -178,7 +178,8 @@ class _Run:
             for token in tokens:
                 self.walk.take(token)
             self.pending += [*tokens, *self.walk.forced()]
-        within(len(self.walk.tokens), self.tokens_max)
+        if not self.walk.finished:
+            within(len(self.walk.tokens), self.tokens_max)
 
     def begin(self) -> None:
         """Let the slot hold the prompt; its last section rides with what is forced at the start."""
@@ -363,7 +364,8 @@ class _Run:
             raise ModelError("the language ended before a choice was made", reason_code=LANGUAGE_FAILED)
         data = bytes(self.walk.data)
         with stopping(BACKEND_FAILED, "the model"):
-            canonical = self.backend.tokenize(data, special=False) == self.walk.tokens
+            canonical = self.walk.canonical()
+        within(len(self.walk.tokens), self.tokens_max)
         share = next((c.confidence for c in self.choices if c.name == ACTION_CHOICE), 1.0)
         return Decoded(
             data,

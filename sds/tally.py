@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 JOINT = "|"
 _EXPONENT_MAX = 700.0  # beyond it a double is infinite
-_NEAR = 12.0  # logits within this of the peak are summed in double precision; all others together weigh little
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +89,12 @@ def trace_of(name: str, labels: Sequence[str], shares: Sequence[float], best: in
 
 
 def log_mass(logits: NDArray[np.float32]) -> float:
-    """Return the logarithm of the sum of exp(logits), shape [vocab_size]."""
+    """Return the logarithm of the sum of exp(logits), shape [vocab_size], to some 1e-7."""
     peak = logits.max()
-    near = (logits > peak - np.float32(_NEAR)).nonzero()[0]
     with np.errstate(over="ignore"):  # a spread beyond float32 is minus infinity, and its weight zero
         weights = logits - peak
-        np.exp(weights, out=weights)
-    weights[near] = 0
-    far = float(weights.sum())
-    return float(peak) + math.log(np.exp(logits[near].astype(np.float64) - float(peak)).sum() + far)
+    np.exp(weights, out=weights)
+    return float(peak) + math.log(weights.sum(dtype=np.float64))
 
 
 def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -395,6 +395,8 @@ int passes_engine(const Model* model, int32_t threads, Engine** made) {
 
 void passes_engine_free(Engine* engine) { delete engine; }
 
+void passes_engine_wake(Engine* engine) { engine->team.wake(); }
+
 int passes_run(Engine* engine, const Pass* pass) {
     return without_throwing([&] {
         engine->need(*pass);

@@ -52,5 +52,6 @@ int passes_product(const float* states, const float* weights, int32_t rows, int3
                    int32_t threads, int32_t repeats, float* answers, double* seconds);
 int passes_engine(const Model* model, int32_t threads, Engine** made);
 void passes_engine_free(Engine* engine);
+void passes_engine_wake(Engine* engine);
 int passes_run(Engine* engine, const Pass* pass);
 }

@@ -42,6 +42,15 @@ class Team {
 
     int threads() const { return threads_; }
 
+    // Have threads that sleep awake for work that comes soon.
+    void wake() {
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            ++wakes_;
+        }
+        called_.notify_all();
+    }
+
     // Let every thread, this one among them, do `work(rank)`, and return when all are done.
     void run(const std::function<void(int)>& work) {
         {
@@ -100,7 +109,7 @@ class Team {
     }
 
     void serve(int rank) {
-        for (long seen = 0;; ++seen) {
+        for (long seen = 0, woken = 0;;) {
             const auto sleeps = std::chrono::steady_clock::now() + IDLE_MAX;
             for (int spins = 1; round_.load(std::memory_order_acquire) == seen; ++spins) {
                 if (spins % SPINS_A_LOOK == 0 && std::chrono::steady_clock::now() > sleeps) break;
@@ -108,9 +117,12 @@ class Team {
             }
             {
                 std::unique_lock<std::mutex> lock(mutex_);
-                called_.wait(lock, [&] { return ends_ || round_.load() != seen; });
+                called_.wait(lock, [&] { return ends_ || round_.load() != seen || wakes_ != woken; });
                 if (ends_) return;
+                woken = wakes_;
+                if (round_.load() == seen) continue;
             }
+            ++seen;
             (*work_)(rank);
             meet();
         }
@@ -121,6 +133,7 @@ class Team {
     std::mutex mutex_;
     std::condition_variable called_;
     bool ends_ = false;
+    long wakes_ = 0;
     const std::function<void(int)>* work_ = nullptr;
     std::atomic<long> round_{0};
     alignas(64) std::atomic<int> next_{0};
