@@ -98,7 +98,7 @@ class Recorded:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.sections: list[list[int]] = []
+        self.sections: list[Sequence[int]] = []
         self.kept = False
         # rows of a pass; a fork (of which slot, its own); one dropped
         self._noted: list[list[Row] | tuple[int, int] | int] = []
@@ -110,7 +110,7 @@ class Recorded:
         self._noted = []
 
     def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
-        self.sections = [list(section) for section in sections]
+        self.sections = list(sections)
         self.kept = self.backend.keeps(sections)
         self.backend.begin(sections, slot=slot)
 

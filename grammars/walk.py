@@ -108,7 +108,7 @@ class Walk:
         return copied
 
     def forced(self) -> list[int]:
-        """Take everything that is forced now, and return these tokens."""
+        """Take everything that is forced now, and return these tokens; not those of what ends the decision."""
         begun = len(self._written)
         while not self.finished:
             if self._number is None and self._text is None and (run := self._node.run) is not None:

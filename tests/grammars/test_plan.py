@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -55,8 +56,11 @@ def test_no_walk_leaves_the_mask_and_every_walk_ends_in_the_language(words: Toke
     planner, tokenizer = Planner(words), llguidance_tokenizer(words)
     for rng, envelope in pool(20260811, scale(60, 3000)):
         mask, walk = Mask(tokenizer, language(envelope, CONTEXT_REF)), planner.walk(envelope, CONTEXT_REF)
+        told = 0
         for _ in range(STEPS_MAX):
-            mask.advance(walk.forced())
+            walk.forced()
+            mask.advance(walk.tokens[told:])
+            told = len(walk.tokens)
             if walk.finished:
                 break
             fork, allowed = walk.fork(), mask.allowed()
@@ -64,7 +68,6 @@ def test_no_walk_leaves_the_mask_and_every_walk_ends_in_the_language(words: Toke
             assert allowed[fork.tokens].all(), (envelope, walk.data)
             token = int(rng.choice(fork.tokens))
             walk.take(token)
-            mask.advance([token])
         assert mask.finished
         assert envelope.contains(walk.data)
         assert walk.data.endswith(f'"context_ref":"{CONTEXT_REF}"}}'.encode())
@@ -107,7 +110,21 @@ def test_the_tokens_are_those_the_tokenizer_makes_of_the_finished_text(
     for rng, envelope in pool(20260813, scale(200, 10_000), rationale=False):
         context_ref = f"{rng.getrandbits(256):064x}"
         walk = walked(planner.walk(envelope, context_ref), at_random(rng))
+        assert walk.copy().canonical()
         assert words.tokenize(walk.data, special=False) == walk.tokens, walk.data
+
+
+def test_a_decision_that_the_tokenizer_would_spell_otherwise_is_not_canonical(words: Tokens) -> None:
+    planner = Planner(words)
+    found = Counter[bool]()
+    for rng, envelope in pool(20260815, scale(50, 1000)):
+        walk = walked(planner.walk(envelope, CONTEXT_REF), at_random(rng))
+        spelled, again = walk.copy().tokens, words.tokenize(walk.data, special=False)
+        assert (spelled == again) == walk.canonical()
+        assert spelled == walk.tokens
+        found[spelled == again] += 1
+    assert found[True]
+    assert found[False], "free text is written as no tokenizer would"
 
 
 def test_a_token_outside_the_fork_is_refused_and_changes_nothing(words: Tokens) -> None:
