@@ -13,7 +13,7 @@ import ctypes
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
@@ -305,10 +305,8 @@ class IntegerBackend(SeatedBackend):
         """All at once: `_call` puts them into calls."""
         yield list(rows)
 
-    @contextmanager
-    def _failing(self, what: str) -> Iterator[None]:
-        with _failing(what):
-            yield
+    def _failing(self, what: str) -> AbstractContextManager[None]:
+        return _failing(what)
 
     def _free(self) -> None:
         self._words.release()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -315,10 +315,8 @@ class OpenvinoBackend(SeatedBackend):
             )
         return made
 
-    @contextmanager
-    def _failing(self, what: str) -> Iterator[None]:
-        with _failing(what):
-            yield
+    def _failing(self, what: str) -> AbstractContextManager[None]:
+        return _failing(what)
 
     def _free(self) -> None:
         self._words.release()

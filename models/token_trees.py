@@ -31,19 +31,23 @@ class TokenTree:
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
     _children: dict[tuple[int, int], int] = field(default_factory=dict)
+    _trunk: list[int] = field(default_factory=list)  # the first row, which others mostly go on from
 
     def add(self, tokens: Sequence[int]) -> list[int]:
         """Return the places of a row's tokens in the tree."""
-        if not self.tokens:  # then nothing is in common
-            self.tokens, self.depths = [*tokens], [*range(len(tokens))]
-            self.parents = [*range(ROOT, len(tokens) - 1)]
-            self._children = dict(zip(zip(self.parents, tokens, strict=True), self.depths, strict=True))
-            return self.depths.copy()
-        path, at = [], ROOT
-        for token in tokens:
-            at = self._child(at, token)
-            path.append(at)
+        if not self.tokens:
+            return self._begin(tokens)
+        trunk = self._trunk if [*tokens[: len(self._trunk)]] == self._trunk else []
+        path = [*range(len(trunk))]
+        for token in tokens[len(trunk) :]:
+            path.append(self._child(path[-1] if path else ROOT, token))
         return path
+
+    def _begin(self, tokens: Sequence[int]) -> list[int]:
+        self._trunk, self.tokens = [*tokens], [*tokens]
+        self.depths, self.parents = [*range(len(tokens))], [*range(ROOT, len(tokens) - 1)]
+        self._children = dict(zip(zip(self.parents, tokens, strict=True), self.depths, strict=True))
+        return self.depths.copy()
 
     def sees(self) -> NDArray[np.bool_]:
         """Return which tokens each sees of the tree, [tokens, tokens]: itself and those above it."""

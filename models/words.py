@@ -52,7 +52,7 @@ def tokens_of(words: Words, text: bytes, *, special: bool) -> list[int]:
     spelled = set[bytes]()
     for _ in range(CONTROL_ROUNDS_MAX):
         tokens = [token for part in _broken_up(text, spelled) for token in words.encode(part, special=False)]
-        found = {words.spelling(token) for token in tokens if words.is_control(token)}
+        found = {words.spelling(token) for token in set(tokens) if words.is_control(token)}
         if not found:
             return tokens
         spelled |= found
