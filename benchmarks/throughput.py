@@ -1,7 +1,8 @@
 """Measure decisions a second with 1, 2, 4, 8 and 16 asked for at once: `sds bench throughput --json`.
 
     ours_per_s        by concurrency: the best of one slot that decisions queue for, as many slots, which share passes,
-                      and replicas, an engine a core
+                      replicas, an engine a core, and of these some slots each, half as many as are asked for: who
+                      waits is ready when one is free
     best_peer_per_s   by concurrency: the best of the peers, as one process with all cores or one process a core
 
 Everybody is asked in `--rounds` rounds, each in another order: a virtual processor is quicker one minute than the next. What
@@ -120,14 +121,16 @@ def _one_way(
 
 
 def on_this_processor(weights: Weights, at_once: int) -> dict[str, Callable[[], Engine]]:
-    """Return how to open an engine for so many: one slot they queue for, a slot for each, an engine for each core."""
+    """Return how to open an engine for so many: one slot they queue for, a slot for each, an engine for each core, each with some."""
     how: dict[str, Any] = {"now_ms": now_ms, "as_is": True, "library": weights.library, "dtype": weights.dtype}
     one = partial(open_engine, weights.path, **how)
     ways: dict[str, Callable[[], Engine]] = {"1 slot": one}
     if at_once > 1:
         ways[f"{at_once} slots"] = partial(one, slots=at_once)
     if (replicas := min(at_once, cores())) > 1:
-        ways[f"{replicas} replicas"] = partial(open_replicas, weights.path, replicas=replicas, **how)
+        ways[f"{replicas} replicas"] = several = partial(open_replicas, weights.path, replicas=replicas, **how)
+        if (slots := at_once // (2 * replicas)) > 1:
+            ways[f"{replicas} replicas of {slots} slots"] = partial(several, slots=slots)
     return ways
 
 

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -180,12 +180,11 @@ class IntegerBackend(SeatedBackend):
         super().__init__(slots=slots, layers=shape.layers, words=words, template=template, store=store)
         self.pass_tokens_max = PASS_TOKENS_MAX
 
-    def beside(self, *, threads: int) -> IntegerBackend:
-        """Return another backend with one slot over the same weights, for another thread."""
+    def beside(self, *, threads: int, slots: int = 1) -> IntegerBackend:
+        """Return another backend over the same weights, for another thread."""
         self._ready()
-        made = IntegerBackend(
-            self._path, dtype=self._dtype, threads=threads, fingerprint=self.fingerprint, model=self._model
-        )
+        shared: dict[str, Any] = {"fingerprint": self.fingerprint, "model": self._model}
+        made = IntegerBackend(self._path, dtype=self._dtype, threads=threads, slots=slots, **shared)
         made.name = self.name
         return made
 

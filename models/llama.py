@@ -234,13 +234,14 @@ class LlamaBackend:
             lib.llama_free(self._context)
             self._weights.release()
 
-    def beside(self, *, threads: int) -> LlamaBackend:
-        """Return another backend with one slot over the same weights, for another thread."""
+    def beside(self, *, threads: int, slots: int = 1) -> LlamaBackend:
+        """Return another backend over the same weights, for another thread."""
         self._ready()
         made = LlamaBackend(
             self._path,
             n_ctx=self.context_tokens_max,
             threads=threads,
+            slots=slots,
             fingerprint=self.fingerprint,
             weights=self._weights,
         )

@@ -224,11 +224,11 @@ class OpenvinoBackend(SeatedBackend):
         if programs is None:
             self._warm_up()
 
-    def beside(self, *, threads: int) -> OpenvinoBackend:
-        """Return another backend with one slot over the same weights, for another thread of as many cores as this one."""
+    def beside(self, *, threads: int, slots: int = 1) -> OpenvinoBackend:
+        """Return another backend over the same weights, for another thread of as many cores as this one."""
         self._ready()
         shared: dict[str, Any] = {"fingerprint": self.fingerprint, "programs": self._programs}
-        made = OpenvinoBackend(self._path, dtype=self._dtype, threads=threads, **shared)
+        made = OpenvinoBackend(self._path, dtype=self._dtype, threads=threads, slots=slots, **shared)
         made.name = self.name
         return made
 

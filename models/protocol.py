@@ -164,8 +164,8 @@ class Backend(Protocol):
 class Replicable(Protocol):
     """A backend whose weights others can share."""
 
-    def beside(self, *, threads: int) -> Backend:
-        """Return another backend with one slot over the same weights, for another thread. Raises BackendError."""
+    def beside(self, *, threads: int, slots: int = 1) -> Backend:
+        """Return another backend over the same weights, for another thread. Raises BackendError."""
 
 
 def shared_sections(wanted: Sequence[Sequence[int]], held: Sequence[Sequence[int]]) -> int:

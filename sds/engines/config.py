@@ -104,10 +104,8 @@ def _check_local(spec: EngineSpec) -> None:
         raise ContradictionError(("dtype",), f"`dtype` is for the libraries transformers, openvino and integer{also}")
     if spec.backend == "xgrammar" and library == "llamacpp":
         raise ContradictionError(("backend",), "xgrammar runs only with transformers")
-    if (spec.replicas or 1) > 1 and ((spec.slots or 1) > 1 or library == "transformers"):
-        raise ContradictionError(
-            ("replicas",), "`replicas` are engines of one slot each, of any library but transformers"
-        )
+    if (spec.replicas or 1) > 1 and library == "transformers":
+        raise ContradictionError(("replicas",), "`replicas` are engines of any library but transformers")
     if (spec.parallel or 1) > 1 and max(spec.slots or 1, spec.replicas or 1) > 1:
         raise ContradictionError(("parallel",), "`parallel` chooses slots or replicas by itself")
     if (spec.mode or "greedy") != "greedy" and (spec.slots or 1) > SLOTS_EXACT_MAX:
@@ -253,7 +251,7 @@ def _native(spec: EngineSpec, now_ms: Callable[[], int], *, brief: bool) -> Engi
     if (spec.parallel or 1) > 1:
         return open_parallel(model, parallel=spec.parallel or 1, now_ms=now_ms, **options)
     if (spec.replicas or 1) > 1:
-        return open_replicas(model, replicas=spec.replicas or 1, now_ms=now_ms, **options)
+        return open_replicas(model, replicas=spec.replicas or 1, slots=spec.slots or 1, now_ms=now_ms, **options)
     return open_engine(model, now_ms=now_ms, slots=spec.slots or 1, **options)
 
 

@@ -16,6 +16,7 @@ from hashlib import sha256
 from itertools import chain
 from math import inf
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -87,16 +88,17 @@ class NativeEngine:
         return self._backend.slots
 
     def beside(self, *, threads: int) -> NativeEngine:
-        """Return another engine over the same weights, for `threads` of its own. Raises ModelError, UsageError."""
+        """Return another engine over the same weights, of as many slots, for `threads` of its own. Raises ModelError, UsageError."""
         if not isinstance(self._backend, Replicable):
             raise UsageError(
                 "replicas are for llama.cpp, OpenVINO and integer passes, on the processor",
                 hint="use slots: they share passes",
             )
         with telling():
-            backend = self._backend.beside(threads=threads)
+            backend = self._backend.beside(threads=threads, slots=self._backend.slots)
+        how: dict[str, Any] = {"mode": self._mode, "runtime": self._runtime, "noise_logp_max": self._noise}
         try:
-            return NativeEngine(backend, now_ms=self._now_ms, mode=self._mode, runtime=self._runtime)
+            return NativeEngine(backend, now_ms=self._now_ms, **how)
         except BaseException:
             backend.close()
             raise

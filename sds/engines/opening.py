@@ -291,14 +291,16 @@ def _open(
     return engine
 
 
-def open_replicas(model: Path | None, *, replicas: int, now_ms: Callable[[], int], **options: Any) -> Replicas:
-    """Open engines side by side over the same weights, each with one slot and its share of the cores; else as `open_engine`."""
+def open_replicas(
+    model: Path | None, *, replicas: int, now_ms: Callable[[], int], slots: int = 1, **options: Any
+) -> Replicas:
+    """Open engines side by side over the same weights, each with `slots` and its share of the cores; else as `open_engine`."""
     if not 1 <= replicas <= REPLICAS_MAX:
         raise UsageError(f"{replicas} replicas are not between 1 and {REPLICAS_MAX}")
     if replicas > 1 and options.get("device", "cpu") != "cpu":
         raise UsageError("replicas share cores, not a card", hint="use slots: they share passes")
     threads = max(1, cores() // replicas)
-    first = _open(model, lambda _: Share(threads=threads, replicas=replicas), now_ms=now_ms, **options)
+    first = _open(model, lambda _: Share(slots, threads, replicas), now_ms=now_ms, **options)
     return _beside(first, replicas, threads, now_ms)
 
 

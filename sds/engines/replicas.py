@@ -1,7 +1,8 @@
 """Engines of one model side by side: each decides alone, as it would without the others, on its own share of the cores.
 
-They share the weights in memory and nothing else. A packet waits until one of them is free, its expiry at most, first come
-first served; the one that was free last is asked first, for its cache is warm.
+They share the weights in memory and nothing else. A packet waits until one of them has a free slot, its expiry at most, first
+come first served; the one with most free slots is asked first, of equals the one that was free last, for its cache is warm.
+Where each has some slots, what one does beside its passes goes on while another's run.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ REPLICAS_MAX = 64
 
 
 class Replicas:
-    """At least one engine, of one slot each. `close()` ends all of them."""
+    """At least one engine, of as many slots each. `close()` ends all of them."""
 
     def __init__(self, engines: Sequence[NativeEngine], *, now_ms: Callable[[], int]) -> None:
         self._engines, self._now_ms = tuple(engines), now_ms
         self.notices = engines[0].notices
-        self._free = Lending(*engines)
+        self._free = Lending(*(self._engines * engines[0].slots))
 
     @property
     def model(self) -> str:

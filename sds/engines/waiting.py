@@ -22,7 +22,7 @@ class NoTurnError(ModelError):
 
 
 class Lending(Generic[T]):
-    """Things that are lent, each to one at a time, first come first served: of a lock, whoever comes back at once can have it
+    """Things that are lent, as often as they are named at a time, first come first served: of a lock, whoever comes back at once can have it
     again before those who wait.
     """
 
@@ -36,7 +36,9 @@ class Lending(Generic[T]):
 
     @contextmanager
     def lent(self, wait_s: float, late: str) -> Iterator[T]:
-        """Lend the one that came back last, its cache is warm. Raises NoTurnError, `late`, when none is free in time."""
+        """Lend that of which most are free, of equals the one that came back last: its cache is warm. Raises NoTurnError, `late`,
+        when none is free in time.
+        """
         thing = self._take(min(max(wait_s, 0.0), threading.TIMEOUT_MAX), late)
         try:
             yield thing
@@ -46,7 +48,8 @@ class Lending(Generic[T]):
     def _take(self, wait_s: float, late: str) -> T:
         with self._lock:
             if self._free:  # then nobody waits
-                return self._free.pop()
+                places = range(len(self._free))
+                return self._free.pop(max(places, key=lambda place: (self._free.count(self._free[place]), place)))
             self._waiting.append(mine := queue.SimpleQueue[T]())
         try:
             return mine.get(timeout=wait_s)

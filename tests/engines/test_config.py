@@ -107,8 +107,8 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
             "f.yaml:2: engines.0.library: Outlines drives llama.cpp and transformers, not OpenVINO",
         ),
         (
-            "engines:\n  - {name: a, kind: native, library: openvino, slots: 2, replicas: 2}\n",
-            "f.yaml:2: engines.0.replicas: `replicas` are engines of one slot each, of any library but transformers",
+            "engines:\n  - {name: a, kind: native, slots: 2, replicas: 2, parallel: 2}\n",
+            "f.yaml:2: engines.0.parallel: `parallel` chooses slots or replicas by itself",
         ),
         (
             "engines:\n  - {name: a, kind: outlines, slots: 2}\n",
@@ -119,12 +119,12 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
             "f.yaml:2: engines.0.slots: mode `exact` goes with at most 21 slots",
         ),
         (
-            "engines:\n  - {name: a, kind: native, slots: 2, replicas: 2}\n",
-            "f.yaml:2: engines.0.replicas: `replicas` are engines of one slot each, of any library but transformers",
+            "engines:\n  - {name: a, kind: native, slots: 65, replicas: 2}\n",
+            "f.yaml:2: engines.0.slots: must be at most 64",
         ),
         (
             "engines:\n  - {name: a, kind: native, library: transformers, replicas: 2}\n",
-            "f.yaml:2: engines.0.replicas: `replicas` are engines of one slot each, of any library but transformers",
+            "f.yaml:2: engines.0.replicas: `replicas` are engines of any library but transformers",
         ),
         (
             "engines:\n  - {name: a, kind: native, parallel: 2, slots: 2}\n",

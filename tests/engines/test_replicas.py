@@ -20,7 +20,7 @@ from sds.engines.protocol import Explains
 from sds.engines.replicas import Replicas
 from sds.engines.waiting import NoTurnError
 from sds.kernel.errors import ModelError, UsageError
-from sds.models import gguf
+from sds.models import gguf, integer_library
 from sds.models.llama import LlamaBackend
 from sds.models.protocol import BackendError, Dtype
 from tests.engines.conftest import running_ms
@@ -66,6 +66,31 @@ def test_openvino_has_replicas_and_they_decide_as_one_does_alone(
     for (data, before), (again, after) in zip(expected, found, strict=True):
         assert (data, before.alternatives, before.facts) == (again, after.alternatives, after.facts)
     assert {("fp32", 1)} == {(decoding.facts["dtype"], decoding.facts["threads"]) for _, decoding in found}
+
+
+@pytest.mark.parametrize("library", ["integer", "openvino", "llamacpp"])
+def test_replicas_of_some_slots_each_decide_as_one_does_alone(
+    library: str, world: World, tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if library == "openvino":
+        pytest.importorskip("openvino")
+    if library == "integer":
+        try:
+            integer_library.library()
+        except BackendError as error:
+            pytest.skip(str(error))
+    monkeypatch.setenv("SDS_THREADS", "2")
+    how: dict[str, Any] = {"now_ms": running_ms, "library": library, "as_is": True}
+    path, asked = tiny_path(1), packets(world, scale(24, 240))
+    with closing(open_engine(path, threads=1, slots=3, **how)) as one:
+        expected = [one.propose(packet, tokens_max=TOKENS) for packet in asked]
+    with closing(open_replicas(path, replicas=2, slots=3, **how)) as engine, ThreadPoolExecutor(9) as pool:
+        assert [3, 3] == [each.slots for each in engine._engines]
+        found = list(pool.map(lambda packet: engine.propose(packet, tokens_max=TOKENS), asked))
+    for (data, before), (again, after) in zip(expected, found, strict=True):
+        assert (data, before.alternatives) == (again, after.alternatives)
+    assert {(3, 1)} == {(decoding.facts["slots"], decoding.facts["threads"]) for _, decoding in found}
+    assert 1 < max(rows for _, decoding in found for _, rows in decoding.facts["rows"])
 
 
 def test_counting_tokens_and_closing_wait_for_a_busy_model_only_so_long(

@@ -137,3 +137,15 @@ def test_in_a_batch_only_who_had_a_slot_in_time_is_the_engines_failure(batching:
             pending.result()
         found.append((type(raised.value), raised.value.reason_code))
     assert [(ModelError, LATE), (NoTurnError, LATE)] == found
+
+
+def test_that_of_which_most_are_free_is_lent_and_of_equals_the_last_that_came_back() -> None:
+    lending = Lending(*("a", "b") * 2)
+    with lending.lent(0, "late") as first:
+        with lending.lent(0, "late") as second, lending.lent(0, "late"), lending.lent(0, "late"):
+            assert lending.all_lent
+            assert {"a", "b"} == {first, second}
+        with lending.lent(0, "late") as third:
+            assert third == second
+    with lending.lent(0, "late") as again:
+        assert again == first
