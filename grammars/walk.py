@@ -104,7 +104,7 @@ class Walk:
     def copy(self) -> Walk:
         """Return a walk of its own that has written the same."""
         copied = copy(self)
-        self._written = self._written.copy()
+        self._written = self._written.copy()  # the copy keeps the list they shared
         return copied
 
     def forced(self) -> list[int]:

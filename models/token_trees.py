@@ -35,19 +35,12 @@ class TokenTree:
 
     def add(self, tokens: Sequence[int]) -> list[int]:
         """Return the places of a row's tokens in the tree."""
-        if not self.tokens:
-            return self._begin(tokens)
         trunk = self._trunk if [*tokens[: len(self._trunk)]] == self._trunk else []
         path = [*range(len(trunk))]
         for token in tokens[len(trunk) :]:
             path.append(self._child(path[-1] if path else ROOT, token))
+        self._trunk = self._trunk or [*tokens]
         return path
-
-    def _begin(self, tokens: Sequence[int]) -> list[int]:
-        self._trunk, self.tokens = [*tokens], [*tokens]
-        self.depths, self.parents = [*range(len(tokens))], [*range(ROOT, len(tokens) - 1)]
-        self._children = dict(zip(zip(self.parents, tokens, strict=True), self.depths, strict=True))
-        return self.depths.copy()
 
     def sees(self) -> NDArray[np.bool_]:
         """Return which tokens each sees of the tree, [tokens, tokens]: itself and those above it."""

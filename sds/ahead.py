@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from sds.grammars.plan import Fork, Walk
 
 SHOWN_MAX = 64
-TEXTS_KEPT = 16  # of those that never change, the numbers
 After = tuple[Text, "Walk"]
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 
@@ -96,13 +94,8 @@ class Ahead:
 
 def numbers_shown(texts: Sequence[str]) -> tuple[str, ...]:
     """Return the numbers that a prompt shows; last those of what never changes, which comes first in it."""
-    found = chain(*map(_NUMBER.findall, texts[1:]), *map(_unchanging, texts[:1]))
+    found = chain.from_iterable(_NUMBER.findall(text) for text in (*texts[1:], *texts[:1]))
     return tuple(dict.fromkeys(found))[:SHOWN_MAX]
-
-
-@lru_cache(TEXTS_KEPT)
-def _unchanging(text: str) -> tuple[str, ...]:
-    return tuple(_NUMBER.findall(text))
 
 
 def wholes(walk: Walk, shown: Sequence[str], forced_after: Callable[[Text], After], room: Room) -> list[Beyond]:

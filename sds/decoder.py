@@ -363,7 +363,7 @@ class _Run:
         if self.tally is not None:
             raise ModelError("the language ended before a choice was made", reason_code=LANGUAGE_FAILED)
         data = bytes(self.walk.data)
-        with stopping(BACKEND_FAILED, "the model"):
+        with stopping(LANGUAGE_FAILED, "the language"):
             canonical = self.walk.canonical()
         within(len(self.walk.tokens), self.tokens_max)
         share = next((c.confidence for c in self.choices if c.name == ACTION_CHOICE), 1.0)

@@ -35,7 +35,7 @@ class Replicas:
             return engine.propose(packet, tokens_max=tokens_max)
 
     def explain(self, packet: DecisionPacket, data: bytes, *, chars_max: int, deadline_ms: int) -> str:
-        """Say why, always with the first engine, which decides only when all others are busy: between its passes."""
+        """Say why, always with the first engine, between its passes: with one slot it decides only when all others are busy."""
         return self._engines[0].explain(packet, data, chars_max=chars_max, deadline_ms=deadline_ms)
 
     def count_tokens(self, text: str) -> int:

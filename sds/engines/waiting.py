@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
@@ -22,8 +22,8 @@ class NoTurnError(ModelError):
 
 
 class Lending(Generic[T]):
-    """Things that are lent, as often as they are named at a time, first come first served: of a lock, whoever comes back at once can have it
-    again before those who wait.
+    """Things that are lent, each to as many at once as times it is named, first come first served: of a lock, whoever comes
+    back at once can have it again before those who wait.
     """
 
     def __init__(self, *things: T) -> None:
@@ -48,8 +48,9 @@ class Lending(Generic[T]):
     def _take(self, wait_s: float, late: str) -> T:
         with self._lock:
             if self._free:  # then nobody waits
-                places = range(len(self._free))
-                return self._free.pop(max(places, key=lambda place: (self._free.count(self._free[place]), place)))
+                free = Counter(self._free)
+                place = max(range(len(self._free)), key=lambda place: (free[self._free[place]], place))
+                return self._free.pop(place)
             self._waiting.append(mine := queue.SimpleQueue[T]())
         try:
             return mine.get(timeout=wait_s)
