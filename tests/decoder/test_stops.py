@@ -150,6 +150,20 @@ def test_an_exception_in_the_language_stops_the_decision(
         assert nth > calls[0]
 
 
+def test_an_ending_that_no_tokens_spell_is_the_languages_failure_and_no_models(
+    tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = LlamaBackend.tokenize
+
+    def tokenize(backend: LlamaBackend, text: bytes, *, special: bool) -> list[int]:
+        found = really(backend, text, special=special)
+        return found[::-1] if CONTEXT_REF.encode() in text else found
+
+    monkeypatch.setattr(LlamaBackend, "tokenize", tokenize)
+    error = stopped(tiny)
+    assert ("MASK_FAILED", f'no tokens of the model spell `{CONTEXT_REF}"}}`') == (error.reason_code, str(error))
+
+
 def test_a_fork_outside_the_language_stops_the_decision(tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
     """The walk refuses to take what it should not have offered."""
     sound = Walk.fork
