@@ -82,6 +82,9 @@ def test_random_work_in_four_slots_gives_what_one_slot_gives(four: LlamaBackend,
     pieces = sections_of(rng.randrange(2**32), 40, 7, 30, 1, 12)
     held: list[list[list[int]]] = [[], [], [], []]
     for _ in range(scale(40, 1000)):
+        for backend in (four, one):
+            if backend.worn:
+                backend.rest()
         slots = rng.sample(range(4), rng.randint(1, 4))
         for slot in slots:
             if rng.random() < 0.5:
