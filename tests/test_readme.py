@@ -27,6 +27,7 @@ def _environment(home: Path) -> dict[str, str]:
         **os.environ,
         "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
         "SDS_HOME": str(home),
+        "SDS_CACHE": str(home.parent / "cache"),  # what is prepared here, the tests after it do not find
         "SDS_THREADS": "1",
         "PYTHONPATH": str(ROOT),
     }
