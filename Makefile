@@ -32,6 +32,7 @@ $(READY): pyproject.toml constraints.txt data.txt hatch_build.py $(wildcard mode
 $(TESTABLE): $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[hf,outlines]' --group dev
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt xgrammar apache-tvm-ffi
+	$(BIN)/python -m pip install --quiet --no-deps --ignore-requires-python --upgrade --target .peers/dir-core --requirement benchmarks/peers-dir-core.txt
 	@touch $(TESTABLE)
 
 # What `sds bench peers` compares with, besides what the tests install.

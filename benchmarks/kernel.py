@@ -7,22 +7,30 @@ Three figures, each beside what it is measured against, all in one run:
     durable_over_commit_p50  the one durable transaction of an accepted, reserving decision (snapshot, proposal,
                              verdict, reservation, ledger entries), over a bare one-row commit on the same disk
 
+Beside them the same in `dir-core`, in a process of its own: its drift check of the same fields, its verdict on the bytes
+of a proposal, and a whole decision, from the case to what was carried out once, durably. Cedar and `dir-core` are asked the
+same rule, and have answered as ours does on every side of it before they are timed.
+
 Predicted before measuring: the drift check is five dictionary look-ups and comparisons, 0.3 us; the verdict one CEL
 evaluation of all rules (10 us), the safeguards and one parse, 50 us; the durable verdict one commit, plus about
-twenty statements of 5 us each.
+twenty statements of 5 us each. Each of these is first timed alone, bare (`predicted`).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sqlite3
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
-from sds.benchmarks.cedar import cases, cedar, ours
+from sds.benchmarks.cedar import Ask, cases, cedar, ours
+from sds.benchmarks.contenders import OVERLAYS
 from sds.benchmarks.measuring import (
     Parser,
     Report,
@@ -35,6 +43,7 @@ from sds.benchmarks.measuring import (
     versions,
     whole_number,
 )
+from sds.benchmarks.peer_process import PeerProcess
 from sds.gates.refund.desk import load_refund_contract
 from sds.kernel import dim, intake, jit, registry, store
 from sds.kernel.contract import Contract
@@ -66,6 +75,11 @@ FIELDS: dict[str, Value] = {
     "ticket.compensations_left": 1,
     "ticket.vouchers_left": 1,
 }
+DRIFT_CENTS = 100  # how far the fare may move
+STATEMENTS = 20  # of the one transaction
+DIR_CORE_DECISIONS_MAX = 300  # of some 10 ms each
+DIR_CORE_TIMEOUT_S = 300.0
+DIR_CORE = "sds.benchmarks.peer_drivers.dir_core"
 DRIFT_FIELDS = ("flight.cancelled", "flight.arr_delay_min", "weather.condition", "ticket.fare_minor", "flight.dest")
 
 
@@ -97,10 +111,14 @@ def measure(call: Callable[[], object], times: int) -> dict[str, float]:
 
 def drift_check(times: int) -> dict[str, float]:
     """Measure the drift check on five fields of which one moved within its tolerance."""
-    policy = tuple((path, 100 if path == "ticket.fare_minor" else 0, -1) for path in DRIFT_FIELDS)
-    then = {path: FIELDS[path] for path in DRIFT_FIELDS}
-    now = {**then, "ticket.fare_minor": 30_050}
+    policy = tuple((path, DRIFT_CENTS if path == "ticket.fare_minor" else 0, -1) for path in DRIFT_FIELDS)
+    then, now = _then_and_now()
     return measure(lambda: jit.drift(policy, then, now), times)
+
+
+def _then_and_now() -> tuple[dict[str, Value], dict[str, Value]]:
+    then = {path: FIELDS[path] for path in DRIFT_FIELDS}
+    return then, {**then, "ticket.fare_minor": 30_050}
 
 
 def pure_verdict(kernel: Kernel, packet: DecisionPacket, data: bytes, times: int) -> dict[str, float]:
@@ -128,6 +146,65 @@ def beside_cedar(kernel: Kernel, times: int) -> dict[str, dict[str, float]]:
     if any(ask(fields, said) != own(fields, said) for fields, said in cases(FIELDS)):
         raise SystemExit("Cedar's policies and the contract do not say the same")
     return found | {"cedar_us": measure(lambda: ask(FIELDS, proposal), times)}
+
+
+def beside_dir_core(own: Ask, folder: Path, overlays: Path, times: int, n: int) -> Report:
+    """Return what `dir-core` takes for the same, after it has answered alike on every side of the rule; else why it was not asked."""
+    log, overlay = folder / "dir-core.log", overlays / "dir-core"
+    peer = PeerProcess(DIR_CORE, [str(folder)], log=log, overlay=overlay, timeout_s=DIR_CORE_TIMEOUT_S)
+    try:
+        if reason := peer.missing or peer.failed:
+            return {"not_asked": f"dir-core: {reason}"}
+        sides = list(cases(FIELDS))
+        asked = [[dict(fields), said.action, _cents(said)] for fields, said in sides]
+        if _asked(peer, cases=asked)["answers"] != [own(fields, said) for fields, said in sides]:
+            raise SystemExit("dir-core's contract and ours do not say the same")
+        then, now = _then_and_now()
+        tolerance = {"ticket.fare_minor": DRIFT_CENTS}
+        drift = {"then": then, "now": now, "keys": list(DRIFT_FIELDS), "tolerance": tolerance}
+        case = {"fields": FIELDS, "amount": 12_345, "warm_up": WARM_UP}
+        decisions = min(n, DIR_CORE_DECISIONS_MAX)
+        return {
+            "dir_core_jit_us": _asked(peer, measure="jit", times=times, warm_up=WARM_UP, **drift)["us"],
+            "dir_core_verdict_us": _asked(peer, measure="verdict", times=times, **case)["us"],
+            "dir_core_decided_us": _asked(peer, measure="decided", times=decisions, **case)["us"],
+            "peer_versions": peer.versions,
+        }
+    finally:
+        peer.close()
+
+
+def _asked(peer: PeerProcess, **request: object) -> dict[str, Any]:
+    found = peer.ask(request, timeout_s=DIR_CORE_TIMEOUT_S)
+    if "error" in found:
+        raise SystemExit(f"dir-core: {found['error']}")
+    return found
+
+
+def _cents(said: Proposal) -> int:
+    return sum(int(text.replace(".", "")) for _, text in said.params)
+
+
+def predicted(kernel: Kernel, data: bytes, folder: Path) -> dict[str, float]:
+    """Return what the figures must take at least, in microseconds: their parts, each timed alone and bare."""
+    then, now = _then_and_now()
+    bare = store.connect(folder / "predicted.db")
+    for pragma in ("journal_mode=WAL", "synchronous=FULL"):
+        bare.execute(f"PRAGMA {pragma}")
+    bare.execute("CREATE TABLE one (id INTEGER PRIMARY KEY, value TEXT NOT NULL) STRICT")
+    insert = "INSERT INTO one (value) VALUES ('x')"
+    commit = measure(lambda: bare.execute(insert), WARM_UP)["p50"]
+    bare.execute("BEGIN")
+    statement = measure(lambda: bare.execute(insert), WARM_UP)["p50"]
+    bare.execute("COMMIT")
+    bare.close()
+    rules = measure(lambda: kernel.rules.envelope(FIELDS), WARM_UP)["p50"]
+    parsed = measure(lambda: json.loads(data), WARM_UP)["p50"]
+    return {
+        "jit_us": measure(lambda: [then[path] == now[path] for path in DRIFT_FIELDS], WARM_UP)["p50"],
+        "verdict_us": round(rules + parsed, 2),
+        "durable_us": round(commit + STATEMENTS * statement, 2),
+    }
 
 
 def durable_verdict(kernel: Kernel, folder: Path, n: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -203,20 +280,31 @@ def open_kernel(
     )
 
 
-def run(folder: Path, n: int) -> Report:
+def run(folder: Path, n: int, say: Say, *, overlays: Path = OVERLAYS) -> Report:
     kernel = open_kernel(folder / "decisions.db")
     packet = _open(kernel, "A-0")
+    floor = predicted(kernel, _proposal(packet), folder)
+    say(f"predicted, in us: {floor}")
     pure = n * PURE_PER_DURABLE
     jit_us = drift_check(pure)
     verdict_us = pure_verdict(kernel, packet, _proposal(packet), pure)
     rule = beside_cedar(kernel, pure)
     durable_us, commit_us = durable_verdict(kernel, folder, n)
+    decided = [timed_us(partial(accepted, kernel, f"D-{i}")) for i in range(WARM_UP + n)]
+    beside = beside_dir_core(ours(kernel.rules), folder, overlays, pure, n)
     kernel.store.close()
     return {
         "benchmark": "kernel",
         **machine(),
         "n": n,
-        "versions": versions("common-expression-language", "cedarpy") | {"sqlite": sqlite3.sqlite_version},
+        "versions": versions("common-expression-language", "cedarpy")
+        | beside.pop("peer_versions", {})
+        | {"sqlite": sqlite3.sqlite_version},
+        "predicted": floor,
+        "over_predicted": {
+            name: round(found["p50"] / floor[name], 2)
+            for name, found in (("jit_us", jit_us), ("verdict_us", verdict_us), ("durable_us", durable_us))
+        },
         "jit_us_p99": jit_us["p99"],
         "verdict_us_p50": verdict_us["p50"],
         "durable_over_commit_p50": round(durable_us["p50"] / commit_us["p50"], 2),
@@ -225,6 +313,8 @@ def run(folder: Path, n: int) -> Report:
         **rule,
         "durable_us": durable_us,
         "commit_us": commit_us,
+        "decided_us": summary(decided[WARM_UP:]),
+        **beside,
     }
 
 
@@ -241,13 +331,21 @@ ROWS = {
     "cedar_us": "one yes or no: Cedar, the same rule",
     "durable_us": "durable verdict: one transaction",
     "commit_us": "bare one-row commit, same disk, same run",
+    "decided_us": "a whole decision: opened, judged, reserved, carried out, settled",
+    "dir_core_jit_us": "dir-core: drift check, the same fields",
+    "dir_core_verdict_us": "dir-core: its verdict on the bytes of a proposal, the same rule",
+    "dir_core_decided_us": "dir-core: evaluated and carried out once, its SQLite storage",
 }
 
 
 READING = """The durable verdict writes flow, snapshot, proposal, verdict, order, reservation, two spend counters for each limit and
 two ledger entries in one SQLite transaction (WAL, `synchronous=FULL`), and seals them; the bare commit writes one row.
 The two are measured in turn, one after the other, so both see the same disk. On a disk whose `fsync` is slower the ratio
-falls towards 1; on memory it rises, since then only the statements are left."""
+falls towards 1; on memory it rises, since then only the statements are left.
+
+`dir-core`'s verdict stands beside the yes or no under one rule, not beside the pure verdict: it derives no bounds, and
+what hangs on the state of the case is a validator in Python, where ours reads a contract. Its whole decision is its
+runtime's `evaluate_proposal` and its idempotency guard, each with transactions of its own; it reserves nothing."""
 
 
 def _options(parser: Parser) -> None:
@@ -255,16 +353,17 @@ def _options(parser: Parser) -> None:
         "--n", type=whole_number(N_MAX), default=N, help="durable verdicts; ten times as many of the rest"
     )
     parser.add_argument("--folder", type=existing, default=Path(), help="where to measure: the disk matters")
+    parser.add_argument("--overlays", type=Path, default=OVERLAYS, help="where peers' own versions of libraries lie")
 
 
-def _run(asked: argparse.Namespace, _say: Say) -> Report:
+def _run(asked: argparse.Namespace, say: Say) -> Report:
     with tempfile.TemporaryDirectory(dir=asked.folder, prefix=".bench-") as folder:
-        return run(Path(folder), asked.n)
+        return run(Path(folder), asked.n, say, overlays=asked.overlays)
 
 
 def _show(report: Report) -> None:
     for name in ROWS:
-        print(f"{name:<12} {report.get(name, 'not installed')}")
+        print(f"{name:<20} {report.get(name, 'not installed')}")
 
 
 if __name__ == "__main__":

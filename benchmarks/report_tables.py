@@ -181,6 +181,10 @@ def of_kernel(found: Report) -> Section:
     parts = ["## `kernel`: what the kernel costs", _said(kernel), "Microseconds:", table(["what", *SUMMARY], rows)]
     if "cedar_us" not in found:
         parts.append("Not asked: Cedar, which is not installed.")
+    if "not_asked" in found:
+        parts.append(f"Not asked: {_cell(found['not_asked'])}.")
+    if "predicted" in found:
+        parts.append(f"Predicted, in us: {_cell(found['predicted'])}; over it: {_cell(found['over_predicted'])}.")
     parts.append(kernel.READING)
     return "\n\n".join(parts), {}
 

@@ -41,11 +41,24 @@ def test_the_kernel_benchmark_ends_with_one_json_document_and_keeps_it(
     report, said = asked(kernel, "--json", "--n", "2", "--folder", str(tmp_path), "--save", str(kept))
     assert {"jit_us_p99", "verdict_us_p50", "durable_over_commit_p50", "rule_us"} <= report.keys()
     assert (2, 20) == (report["durable_us"]["n"], report["jit_us"]["n"])
+    assert report["predicted"].keys() == report["over_predicted"].keys() == {"jit_us", "verdict_us", "durable_us"}
+    assert [20, 20, 2] == [report[f"dir_core_{name}_us"]["n"] for name in ("jit", "verdict", "decided")]
+    assert "0.4.0" == report["versions"]["dir-core"]
     assert "sds bench kernel --n 2" == report["command"]
     assert [] == said
     assert [kept] == list(tmp_path.iterdir())
     assert [kept / "kernel.json"] == list(kept.iterdir())
     assert report == json.loads((kept / "kernel.json").read_text(encoding="utf-8"))
+
+
+def test_without_dir_core_the_kernel_benchmark_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "WARM_UP", 2)
+    report, said = asked(kernel, "--n", "1", "--folder", str(tmp_path), "--overlays", str(tmp_path))
+    assert "dir-core: not installed (No module named 'dir_core')" == report["not_asked"]
+    assert not any(name.startswith("dir_core") for name in report)
+    assert said.index(f"predicted, in us: {report['predicted']}") < said.index(
+        f"jit_us               {report['jit_us']}"
+    )
 
 
 @pytest.mark.parametrize(
