@@ -240,6 +240,10 @@ def run(folder: Path, weights: Weights, n: int, say: Say) -> Report:
         "exact_over_greedy": round(summary(exact_over)["p50"], 3),
         "stages_ms": {sort: found["stages_ms"] for sort, found in reports.items()},
         "predicted": {sort: found.predicted for sort, found in measured.items()},
+        "over_predicted": {
+            sort: round(summary(found.whole)["p50"] / found.predicted["floor_ms"], 2)
+            for sort, found in measured.items()
+        },
         "warm": reports,
         "cold_ms": summary(cold_ms(weights, packet, gate.contract.budget.tokens_max)),
     }

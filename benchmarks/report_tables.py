@@ -61,6 +61,11 @@ def of_hotpath(found: Report) -> Section:
         table(
             ["decisions", *floors], [[sort, *(of[key] for key in floors)] for sort, of in found["predicted"].items()]
         ),
+        *(
+            [f"A whole decision takes so many times what is predicted: {_cell(found['over_predicted'])}."]
+            if "over_predicted" in found
+            else []
+        ),
     ]
     drawn = [Bar(stage, sort, ms) for sort, of in found["stages_ms"].items() for stage, ms in of.items()]
     return "\n\n".join(parts), {"report-stages.svg": bars("Stages of one decision, median ms", drawn)}
@@ -158,6 +163,9 @@ def of_throughput(found: Report) -> Section:
         table(head.split(" | "), rows),
         table(["at once", "", "as", "decisions a second", "each round", "became", "notes"], tried),
     ]
+    if "of_predicted" in found:
+        most, of_it = _cell(found["predicted"]), _cell(found["of_predicted"])
+        parts.append(f"Predicted as the most: {most}; what ours reaches of it: {of_it}.")
     drawn = [
         Bar(f"{of['at_once']} at once", who, of[key]["per_s"])
         for of in found["rows"]
@@ -171,9 +179,17 @@ def of_grammar(found: Report) -> Section:
     rows = [[row["name"], said, *_spread(row[key])] for row in found["rows"] for key, said in what.items()]
     parts = ["## `grammar`: what new bounds cost", _said(grammar), "Microseconds:"]
     parts.append(table(["what", "figure", *SUMMARY], rows))
+    parts += _predicted(found, "us")
     if found["not_installed"]:
         parts.append(f"Not asked: {_cell(found['not_installed'])}.")
     return "\n\n".join(parts), {}
+
+
+def _predicted(found: Report, unit: str) -> list[str]:
+    """Return the line that says how far ours is from what it was predicted to take at least."""
+    if "over_predicted" not in found:
+        return []
+    return [f"Predicted for ours, in {unit}: {_cell(found['predicted'])}; over it: {_cell(found['over_predicted'])}."]
 
 
 def of_kernel(found: Report) -> Section:
@@ -183,8 +199,7 @@ def of_kernel(found: Report) -> Section:
         parts.append("Not asked: Cedar, which is not installed.")
     if "not_asked" in found:
         parts.append(f"Not asked: {_cell(found['not_asked'])}.")
-    if "predicted" in found:
-        parts.append(f"Predicted, in us: {_cell(found['predicted'])}; over it: {_cell(found['over_predicted'])}.")
+    parts += _predicted(found, "us")
     parts.append(kernel.READING)
     return "\n\n".join(parts), {}
 

@@ -12,7 +12,8 @@ The packets are those of `sds bench peers`, half of them of each kind, each deci
 came before them in the queue; peers keep only the beginning of the last prompt, so one round of those warms them up.
 A choice that the company of its pass could have turned is an escalation: counted as `too_close`, and as a decision.
 What failed or ran out of time is none. `--only` names the peers to ask: `tried` has all that were, and how each fared.
-Predicted before measuring: a case is read token for token however many are asked for, which nothing can share; what is
+Predicted before measuring: the most decisions a second, by concurrency, if nothing were to be read but the tokens that
+are a case's own, of so many cases in one pass (`predicted`, from measured rates of the device). A case is read token for token however many are asked for, which nothing can share; what is
 shared are the passes of a few tokens after it and, where cases share a call, the weights, so on a processor the rate
 grows by less than two. In llama.cpp shared passes are short and attend row by row, for bits that company does not
 change: one slot, or an engine a core, can be the quicker.
@@ -32,9 +33,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Any
 
 from sds.benchmarks.contenders import OVERLAYS, PEERS, Contender
+from sds.benchmarks.floor import Device, device
 from sds.benchmarks.measuring import Parser, Report, Say, machine, main, names, versions, whole_number
 from sds.benchmarks.packets import EARLIER, digits_packets, fixed_packets, permits
 from sds.benchmarks.peer_process import PeerProcess
@@ -236,8 +239,11 @@ def run(
     packets, earlier = mixed_packets(folder, n)
     with vocabulary(weights.path) as words:
         tasks, before = tasks_of(packets, words), tasks_of(earlier, words)
+    counts = sorted(set(at_once))
+    most = predicted(device(weights), weights.size(), tasks, counts)
+    say(f"predicted: {most}")
     rows: list[dict[str, Any]] = []
-    for count in sorted(set(at_once)):
+    for count in counts:
         own = ways_of_ours(on_this_processor(weights, count), packets, earlier, count)
         others = ways_of_peers(folder, weights.path, tasks, before, count, only, overlays)
         tried = in_rounds({**own, **others}, rounds)
@@ -247,6 +253,7 @@ def run(
         )
         rows.append({"at_once": count, "ours": ours, "peer": peer})
         say(str(rows[-1]))
+    ours_per_s = {str(row["at_once"]): row["ours"]["per_s"] for row in rows}
     return {
         "benchmark": "throughput",
         **machine(),
@@ -257,11 +264,26 @@ def run(
             **versions("llama-cpp-python", "openvino"),
             **{name: number for row in rows for name, number in row["peer"]["versions"].items()},
         },
-        "ours_per_s": {str(row["at_once"]): row["ours"]["per_s"] for row in rows},
+        "predicted": most,
+        "of_predicted": {count: round(per_s / most["per_s"][count], 2) for count, per_s in ours_per_s.items()},
+        "ours_per_s": ours_per_s,
         "best_peer_per_s": {str(row["at_once"]): row["peer"]["per_s"] for row in rows},
         "speedup": {str(row["at_once"]): round(row["ours"]["per_s"] / row["peer"]["per_s"], 2) for row in rows},
         "too_close": {str(row["at_once"]): row["ours"]["became"].get(CHOICE_TOO_CLOSE, 0) for row in rows},
         "rows": rows,
+    }
+
+
+def predicted(rates: Device, size: tuple[int, int], tasks: Sequence[Task], counts: Sequence[int]) -> dict[str, Any]:
+    """Return the most decisions a second, by concurrency. `size`: of the weights, in bytes and in numbers."""
+    own = fmean(len(task.request["tokens"]) - task.request["tokens_kept"] for task in tasks)
+    per_s = {str(count): round(1000 * count / rates.pass_ms(*size, round(own * count)), 1) for count in counts}
+    return {
+        "memory_gb_per_s": round(rates.bytes_per_s / 1e9, 1),
+        "gop_per_s": round(rates.ops_per_s / 1e9, 1),
+        "in": rates.in_,
+        "case_tokens": round(own, 1),
+        "per_s": per_s,
     }
 
 

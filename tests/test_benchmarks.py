@@ -88,7 +88,11 @@ def test_a_benchmark_that_is_cut_short_ends_in_one_line(
 
 
 def test_the_grammar_benchmark_ends_with_the_medians_of_its_rows() -> None:
-    report, _ = asked(grammar, "--n", "3", "--only", "llguidance")
+    report, said = asked(grammar, "--n", "3", "--only", "llguidance")
+    said_first = next(i for i, line in enumerate(said) if line.startswith("predicted for ours"))
+    assert said_first < next(i for i, line in enumerate(said) if line.startswith("ours "))
+    assert {"first_us", "decision_us"} == report["predicted"].keys() == report["over_predicted"].keys()
+    assert 0 < report["predicted"]["first_us"] < report["predicted"]["decision_us"]
     assert ["ours", "llguidance"] == [row["name"] for row in report["rows"]]
     assert report["rows"][0]["first_us"]["p50"] == report["ours_us_p50"]
     assert report["rows"][1]["first_us"]["p50"] == report["llguidance_us_p50"]
@@ -110,6 +114,7 @@ def test_the_hot_path_is_measured_by_stage_for_a_denial_and_for_a_refund(
         assert 0 < predicted["floor_ms"] < report["warm"][sort]["bare_passes_ms"]["max"]
         assert "fp32" == predicted["in"]
         assert f"{sort}: predicted {predicted}" in said
+        assert report["over_predicted"][sort] > 0
 
 
 def test_throughput_is_measured_for_every_concurrency_and_compared_with_the_best_peer(
@@ -118,7 +123,9 @@ def test_throughput_is_measured_for_every_concurrency_and_compared_with_the_best
     monkeypatch.setenv("SDS_THREADS", "2")
     monkeypatch.setattr(throughput, "EARLIER", 2)
     arguments = ("--n", "2", "--at-once", "2", "1", "--only", "llamacpp-grammar", "--model", str(tiny_path(1)))
-    report, _ = asked(throughput, *arguments)
+    report, said = asked(throughput, *arguments)
+    assert said.index(f"predicted: {report['predicted']}") < said.index(str(report["rows"][0]))
+    assert ["1", "2"] == list(report["predicted"]["per_s"]) == list(report["of_predicted"])
     assert ["1", "2"] == list(report["ours_per_s"]) == list(report["best_peer_per_s"]) == list(report["speedup"])
     for row in report["rows"]:
         assert 2 == sum(row["ours"]["became"].values()) == sum(row["peer"]["became"].values())
