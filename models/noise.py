@@ -14,12 +14,12 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.models.protocol import Backend, BackendError, Row
+from sds.models.protocol import SLOTS_MAX, Backend, BackendError, Row
 
 SEED = 4
 COMMON_TOKENS, RUN_TOKENS = 60, 8
 CASE_TOKENS = (20, 70)
-COMPANY_MAX, CROWD_MAX = 4, 16
+COMPANY_MAX, CROWD_MAX = 4, SLOTS_MAX
 TURNS = 2
 
 Prompt = Sequence[Sequence[int]]
@@ -49,7 +49,8 @@ def shape_noise(backend: Backend, *, prompts: Sequence[Prompt] | None = None) ->
     most: dict[tuple[int, int], NDArray[np.float32]] = {}
     companies = _companies(len(work), used, max(map(len, work)) - 1, cut=backend.rows_may_be_cut)
     crowd = min(backend.slots, CROWD_MAX)
-    for seats in chain(companies, [] if backend.rows_may_be_cut else _crowds(len(work), crowd)):
+    crowded = crowd > COMPANY_MAX or not backend.rows_may_be_cut  # who cuts rows has been seen with all of a few slots
+    for seats in chain(companies, _crowds(len(work), crowd) if crowded else []):
         for row, logp in _seated(backend, work, seats):
             least[row] = np.minimum(least.get(row, logp), logp)
             most[row] = np.maximum(most.get(row, logp), logp)

@@ -22,11 +22,12 @@ class MovedByCompany(LlamaBackend):
     """Moves one token's logit wherever a row has company, or wherever it is not in the first slot."""
 
     by_place = False
+    least_rows = 2
 
     def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         found = super().run(rows)
         for row, logits in zip(rows, found, strict=True):
-            if row.slot > 0 if self.by_place else len(rows) > 1:
+            if row.slot > 0 if self.by_place else len(rows) >= self.least_rows:
                 logits[:, 1000] += PLANTED_LOGP
         return found
 
@@ -102,6 +103,14 @@ def test_what_a_crowd_does_is_found_where_two_do_nothing(
 
     monkeypatch.setattr(OpenvinoBackend, "_infer", moved)
     backend = OpenvinoBackend(tiny_path(1), dtype="fp32", slots=5, n_ctx=512, threads=TINY_THREADS)
+    assert PLANTED_LOGP == pytest.approx(shape_noise(backend), abs=0.05)
+    backend.close()
+
+
+def test_what_all_slots_do_is_found_where_four_do_nothing(single_path: Path):
+    """Of whom rows may be cut, too: llama.cpp, transformers."""
+    backend = MovedByCompany(single_path, slots=7, n_ctx=512, threads=TINY_THREADS)
+    backend.least_rows = 7
     assert PLANTED_LOGP == pytest.approx(shape_noise(backend), abs=0.05)
     backend.close()
 
