@@ -53,10 +53,10 @@ test: $(TESTABLE)
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 2
 
-# All that needs no card, one after the other, then the page: hours, with nothing beside it.
+# All that needs no card, one after the other, then the page: half an hour or so, with nothing beside it.
 bench: peers
 	$(BIN)/sds models prepare
-	for question in kernel grammar hotpath scaling throughput peers; do \
+	for question in kernel grammar hotpath scaling 'throughput --only guidance-llamacpp --n 96 --rounds 2' peers; do \
 	  $(BIN)/sds bench $$question --json --save benchmarks/results || exit; \
 	done
 	$(BIN)/sds bench report

@@ -150,6 +150,16 @@ def own_vino(own_gguf: Path) -> Iterator[Backend]:
 
 
 @pytest.fixture(scope="session")
+def own_int(own_gguf: Path) -> Iterator[Backend]:
+    """Return the embedded model's weights through the integer passes, as `sds models prepare` may keep them."""
+    from sds.models.integer import IntegerBackend
+
+    backend = IntegerBackend(own_gguf, threads=TINY_THREADS)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="session")
 def own_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return another GGUF of the embedded model's weights."""
     from tests.own_models import second_gguf

@@ -66,7 +66,7 @@ def slow_decision(look: Look, walk: Walk, mode: Mode) -> Slow:
         fork = walk.fork()
         alternatives = walk.alternatives() if fork.finite else ()
         if alternatives:
-            decide = _exact if mode == "exact" else _greedy
+            decide = _exact if mode == "exact" or (mode, fork.choice) == ("exact-kinds", "action") else _greedy
             shares, chosen, z = decide(look, list(walk.tokens), alternatives)
             made.choices.append((fork.choice, shares, chosen, z))
             taken: Sequence[int] = dict(alternatives)[chosen]

@@ -23,7 +23,7 @@ from tests.strategies import random_envelope
 
 PACKETS = scale(2, 200)
 PROMPT = [[300 - 9, 5, 7], [6], [8, 9]]
-MODES: tuple[Mode, ...] = ("greedy", "exact")
+MODES: tuple[Mode, ...] = ("greedy", "exact-kinds", "exact")
 
 
 def both(
@@ -79,6 +79,17 @@ def test_in_single_precision_real_packets_are_decided_as_by_the_reference(
     for packet in packets:
         decoded, slow = both(backend, packet.envelope, mode, prompt_sections(backend, *packet.texts))
         assert_equal(decoded, slow, 1e-3)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("mode", MODES)
+def test_integer_passes_decide_real_packets_as_the_reference_does(
+    mode: Mode, own_int: Backend, packets: list[DecisionPacket]
+):
+    """Their sums are exact: however a text is cut into passes, the logits have the same bits."""
+    for packet in packets:
+        decoded, slow = both(own_int, packet.envelope, mode, prompt_sections(own_int, *packet.texts))
+        assert_equal(decoded, slow, 1e-6)
 
 
 @pytest.mark.timeout(3600)
