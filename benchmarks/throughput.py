@@ -12,11 +12,12 @@ The packets are those of `sds bench peers`, half of them of each kind, each deci
 came before them in the queue; peers keep only the beginning of the last prompt, so one round of those warms them up.
 A choice that the company of its pass could have turned is an escalation: counted as `too_close`, and as a decision.
 What failed or ran out of time is none. `--only` names the peers to ask: `tried` has all that were, and how each fared.
-Predicted before measuring: the most decisions a second, by concurrency, if nothing were to be read but the tokens that
-are a case's own, of so many cases in one pass (`predicted`, from measured rates of the device). A case is read token for token however many are asked for, which nothing can share; what is
-shared are the passes of a few tokens after it and, where cases share a call, the weights, so on a processor the rate
-grows by less than two. In llama.cpp shared passes are short and attend row by row, for bits that company does not
-change: one slot, or an engine a core, can be the quicker.
+Predicted before measuring: the most decisions a second, by concurrency, if nothing were to be read but the tokens
+that are a case's own, of so many cases in one pass (`predicted`, from measured rates of the device). A case is read
+token for token however many are asked for, which nothing can share; what is shared are the passes of a few tokens
+after it and, where cases share a call, the weights, so on a processor the rate grows by less than two. In llama.cpp
+shared passes are short and attend row by row, for bits that company does not change: one slot, or an engine a core,
+can be the quicker.
 """
 
 from __future__ import annotations
