@@ -46,6 +46,7 @@ def of_hotpath(found: Report) -> Section:
     keys = ("decisions", "over_floor", "no_pass", "exact_over_greedy", "all_exact_over_greedy", "exact_differs")
     counts = ("tokens_of_passes", "kept", "canonical", "decided_otherwise")
     stages = list(next(iter(found["stages_ms"].values())))
+    whole_over_bare = {s: round(of["whole_ms"]["p50"] / of["bare_passes_ms"]["p50"], 2) for s, of in sorts.items()}
     floors = ("memory_gb_per_s", "gop_per_s", "in", "weights_mb", "parameters_m", "tokens_of_passes", "floor_ms")
     parts = [
         "## `hotpath`: trigger to durable receipt",
@@ -66,6 +67,7 @@ def of_hotpath(found: Report) -> Section:
             if "over_predicted" in found
             else []
         ),
+        f"A whole decision, durable writes and all, takes so many times its bare passes: {_cell(whole_over_bare)}.",
     ]
     drawn = [Bar(stage, sort, ms) for sort, of in found["stages_ms"].items() for stage, ms in of.items()]
     return "\n\n".join(parts), {"report-stages.svg": bars("Stages of one decision, median ms", drawn)}

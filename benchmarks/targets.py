@@ -42,7 +42,7 @@ class Judged:
 
 
 TARGETS = (
-    Target("warm decision over its bare passes", "hotpath", ("over_floor",), most=1.10, unit="x"),
+    Target("warm decision's reasoning over its bare passes", "hotpath", ("over_floor",), most=1.10, unit="x"),
     Target("exact distribution over the kinds, against greedy", "hotpath", ("exact_over_greedy",), most=1.3, unit="x"),
     Target("fixed form, against the fastest peer", "peers", ("speedup_over_fastest",), least=5, unit="x"),
     Target("four digits, against the fastest peer", "peers", ("speedup_digits",), least=4, unit="x"),

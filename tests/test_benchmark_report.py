@@ -215,7 +215,7 @@ def test_a_target_is_reached_at_its_limit_and_missed_beyond_it() -> None:
     text, _ = report.page(documents())
     rows = {row[0]: row[3:] for row in _cells(_section(text, "What it must reach"))}
     assert [target.figure for target in TARGETS] == list(rows)
-    assert ["1.07", "reached"] == rows["warm decision over its bare passes"]
+    assert ["1.07", "reached"] == rows["warm decision's reasoning over its bare passes"]
     assert ["1.42", "**missed**"] == rows["exact distribution over the kinds, against greedy"]
     assert ["50.0", "reached"] == rows["new bounds, median"]
     assert ["5.99", "**missed**"] == rows["16 at once, against the best of the peers asked"]
@@ -294,7 +294,7 @@ def test_what_was_reached_on_other_machines_is_shown_by_machine(tmp_path: Path) 
     assert ["### solar-cell"] == [line for line in said.splitlines() if line.startswith("#")]
     rows = {row[0]: row for row in _cells(said)}
     assert ["sun own512", "3"] == rows["peers"][4:6]
-    assert ["7.77", "**missed**"] == rows["warm decision over its bare passes"][3:]
+    assert ["7.77", "**missed**"] == rows["warm decision's reasoning over its bare passes"][3:]
     assert ["8.88", "reached"] == rows["fixed form, against the fastest peer"][3:]
     assert "new bounds, median" not in rows
 
@@ -326,7 +326,7 @@ def test_the_page_and_its_plots_are_written_and_the_last_line_says_what_was_reac
     text = page.read_text(encoding="utf-8")
     assert set(re.findall(r"\]\(([^)]*\.svg)\)", text)) == set(said["plots"])
     reached = {target["figure"]: target["reached"] for target in said["targets"]}
-    assert reached["warm decision over its bare passes"]
+    assert reached["warm decision's reasoning over its bare passes"]
     assert not reached["exact distribution over the kinds, against greedy"]
     assert reached["fixed form, against Outlines on llama.cpp"] is None
     assert "MISSED   exact distribution over the kinds, against greedy: 1.42, target at most 1.3x" in lines
