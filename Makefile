@@ -53,7 +53,7 @@ test: $(TESTABLE)
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 2
 
-# All that needs no card, one after the other, then the page: half an hour or so, with nothing beside it.
+# All that needs no card, one after the other, then the page, with nothing beside it.
 bench: peers
 	$(BIN)/sds models prepare
 	for question in kernel grammar hotpath scaling 'throughput --only guidance-llamacpp --n 96 --rounds 2' peers; do \

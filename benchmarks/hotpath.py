@@ -73,17 +73,20 @@ class Measured:
 
     def report(self) -> dict[str, Any]:
         shape = Counter(map(tuple, self.tokens)).most_common(1)[0][0]
+        whole = summary(self.whole)
         return {
             "decisions": len(self.whole),
             "decided_otherwise": dict(self.otherwise),
             "canonical": self.canonical,
             "kept": self.kept,
-            "whole_ms": summary(self.whole),
+            "whole_ms": whole,
             "stages_ms": {name: summary(found)["p50"] for name, found in self.stages.items()},
             "reason_ms": summary(self.stages["reason"]),
             "bare_passes_ms": summary(self.bare),
             "no_pass": round(float(np.median(1 - np.array(self.bare) / np.array(self.whole))), 3),
             "over_floor": round(summary(self.over_floor)["p50"], 3),
+            "whole_over_floor": round(whole["p50"] / summary(self.bare)["p50"], 2),
+            "whole_over_predicted": round(whole["p50"] / self.predicted["floor_ms"], 2),
             "exact_over_greedy": round(summary(self.exact_over_greedy)["p50"], 3),
             "all_exact_over_greedy": round(summary(self.all_exact_over_greedy)["p50"], 3),
             "exact_differs": self.exact_differs,
@@ -240,10 +243,6 @@ def run(folder: Path, weights: Weights, n: int, say: Say) -> Report:
         "exact_over_greedy": round(summary(exact_over)["p50"], 3),
         "stages_ms": {sort: found["stages_ms"] for sort, found in reports.items()},
         "predicted": {sort: found.predicted for sort, found in measured.items()},
-        "over_predicted": {
-            sort: round(summary(found.whole)["p50"] / found.predicted["floor_ms"], 2)
-            for sort, found in measured.items()
-        },
         "warm": reports,
         "cold_ms": summary(cold_ms(weights, packet, gate.contract.budget.tokens_max)),
     }

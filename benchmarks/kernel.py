@@ -12,8 +12,9 @@ of a proposal, and a whole decision, from the case to what was carried out once,
 same rule, and have answered as ours does on every side of it before they are timed.
 
 Predicted before measuring: the drift check is five dictionary look-ups and comparisons, 0.3 us; the verdict one CEL
-evaluation of all rules (10 us), the safeguards and one parse, 50 us; the durable verdict one commit, plus about
-twenty statements of 5 us each. Each of these is first timed alone, bare (`predicted`).
+evaluation of all rules (10 us), the safeguards and one parse, 50 us; the durable verdict one commit, plus some
+statements of 5 us each. Before that is measured the look-ups, the rules and a parse, a bare commit and so many bare
+statements as the transaction has are timed alone (`predicted`).
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ FIELDS: dict[str, Value] = {
     "ticket.vouchers_left": 1,
 }
 DRIFT_CENTS = 100  # how far the fare may move
-STATEMENTS = 20  # of the one transaction
+ONE_ROW = "INSERT INTO one (value) VALUES ('x')"
 DIR_CORE_DECISIONS_MAX = 300  # of some 10 ms each
 DIR_CORE_TIMEOUT_S = 300.0
 DIR_CORE = "sds.benchmarks.peer_drivers.dir_core"
@@ -148,36 +149,37 @@ def beside_cedar(kernel: Kernel, times: int) -> dict[str, dict[str, float]]:
     return found | {"cedar_us": measure(lambda: ask(FIELDS, proposal), times)}
 
 
-def beside_dir_core(own: Ask, folder: Path, overlays: Path, times: int, n: int) -> Report:
-    """Return what `dir-core` takes for the same, after it has answered alike on every side of the rule; else why it was not asked."""
+def beside_dir_core(own: Ask, folder: Path, overlays: Path, times: int, n: int) -> tuple[Report, dict[str, str]]:
+    """Return what `dir-core` takes for the same, after it has answered alike on every side of the rule, and its version."""
     log, overlay = folder / "dir-core.log", overlays / "dir-core"
     peer = PeerProcess(DIR_CORE, [str(folder)], log=log, overlay=overlay, timeout_s=DIR_CORE_TIMEOUT_S)
     try:
-        if reason := peer.missing or peer.failed:
-            return {"not_asked": f"dir-core: {reason}"}
-        sides = list(cases(FIELDS))
-        asked = [[dict(fields), said.action, _cents(said)] for fields, said in sides]
-        if _asked(peer, cases=asked)["answers"] != [own(fields, said) for fields, said in sides]:
-            raise SystemExit("dir-core's contract and ours do not say the same")
-        then, now = _then_and_now()
-        tolerance = {"ticket.fare_minor": DRIFT_CENTS}
-        drift = {"then": then, "now": now, "keys": list(DRIFT_FIELDS), "tolerance": tolerance}
-        case = {"fields": FIELDS, "amount": 12_345, "warm_up": WARM_UP}
-        decisions = min(n, DIR_CORE_DECISIONS_MAX)
-        return {
-            "dir_core_jit_us": _asked(peer, measure="jit", times=times, warm_up=WARM_UP, **drift)["us"],
-            "dir_core_verdict_us": _asked(peer, measure="verdict", times=times, **case)["us"],
-            "dir_core_decided_us": _asked(peer, measure="decided", times=decisions, **case)["us"],
-            "peer_versions": peer.versions,
-        }
+        return _timed_in(peer, own, times, n), peer.versions
     finally:
         peer.close()
 
 
-def _asked(peer: PeerProcess, **request: object) -> dict[str, Any]:
-    found = peer.ask(request, timeout_s=DIR_CORE_TIMEOUT_S)
-    if "error" in found:
-        raise SystemExit(f"dir-core: {found['error']}")
+def _timed_in(peer: PeerProcess, own: Ask, times: int, n: int) -> Report:
+    if peer.missing:
+        return {"not_asked": f"dir-core: {peer.missing}"}
+    sides, (then, now) = list(cases(FIELDS)), _then_and_now()
+    tolerance = {"ticket.fare_minor": DRIFT_CENTS}
+    drift = {"then": then, "now": now, "keys": list(DRIFT_FIELDS), "tolerance": tolerance}
+    case = {"fields": FIELDS, "amount": 12_345}
+    requests: dict[str, dict[str, Any]] = {
+        "answers": {"cases": [[dict(fields), said.action, _cents(said)] for fields, said in sides]},
+        "dir_core_jit_us": {"measure": "jit", "times": times, **drift},
+        "dir_core_verdict_us": {"measure": "verdict", "times": times, **case},
+        "dir_core_decided_us": {"measure": "decided", "times": min(n, DIR_CORE_DECISIONS_MAX), **case},
+    }
+    found: Report = {}
+    for name, request in requests.items():
+        answer = peer.ask({"warm_up": WARM_UP, **request}, timeout_s=DIR_CORE_TIMEOUT_S)
+        if "error" in answer:
+            return {"not_asked": f"dir-core: {answer['error']}"}
+        found |= {name: answer["found"]}
+    if found.pop("answers") != [own(fields, said) for fields, said in sides]:
+        raise SystemExit("dir-core's contract and ours do not say the same")
     return found
 
 
@@ -188,14 +190,10 @@ def _cents(said: Proposal) -> int:
 def predicted(kernel: Kernel, data: bytes, folder: Path) -> dict[str, float]:
     """Return what the figures must take at least, in microseconds: their parts, each timed alone and bare."""
     then, now = _then_and_now()
-    bare = store.connect(folder / "predicted.db")
-    for pragma in ("journal_mode=WAL", "synchronous=FULL"):
-        bare.execute(f"PRAGMA {pragma}")
-    bare.execute("CREATE TABLE one (id INTEGER PRIMARY KEY, value TEXT NOT NULL) STRICT")
-    insert = "INSERT INTO one (value) VALUES ('x')"
-    commit = measure(lambda: bare.execute(insert), WARM_UP)["p50"]
+    bare = _one_table(folder / "predicted.db")
+    commit = measure(lambda: bare.execute(ONE_ROW), WARM_UP)["p50"]
     bare.execute("BEGIN")
-    statement = measure(lambda: bare.execute(insert), WARM_UP)["p50"]
+    statement = measure(lambda: bare.execute(ONE_ROW), WARM_UP)["p50"]
     bare.execute("COMMIT")
     bare.close()
     rules = measure(lambda: kernel.rules.envelope(FIELDS), WARM_UP)["p50"]
@@ -203,21 +201,43 @@ def predicted(kernel: Kernel, data: bytes, folder: Path) -> dict[str, float]:
     return {
         "jit_us": measure(lambda: [then[path] == now[path] for path in DRIFT_FIELDS], WARM_UP)["p50"],
         "verdict_us": round(rules + parsed, 2),
-        "durable_us": round(commit + STATEMENTS * statement, 2),
+        "durable_us": round(commit + _statements(folder) * statement, 2),
     }
+
+
+def _statements(folder: Path) -> int:
+    """Return how many statements the one durable transaction of a decision takes."""
+    seen: list[str] = []
+
+    def connect(path: Path) -> sqlite3.Connection:
+        opened = store.connect(path)
+        opened.set_trace_callback(seen.append)
+        return opened
+
+    kernel = open_kernel(folder / "traced.db", connect=connect)
+    durable_once(kernel, 0)
+    kernel.store.close()
+    began = len(seen) - 1 - seen[::-1].index("BEGIN IMMEDIATE")
+    return sum(not one.startswith("--") for one in seen[began:])  # those are of triggers
+
+
+def _one_table(path: Path) -> sqlite3.Connection:
+    """Return a bare database whose commits are as durable as the record's."""
+    bare = store.connect(path)
+    for pragma in ("journal_mode=WAL", "synchronous=FULL"):
+        bare.execute(f"PRAGMA {pragma}")
+    bare.execute("CREATE TABLE one (id INTEGER PRIMARY KEY, value TEXT NOT NULL) STRICT")
+    return bare
 
 
 def durable_verdict(kernel: Kernel, folder: Path, n: int) -> tuple[dict[str, float], dict[str, float]]:
     """Measure the durable transaction and a bare one-row commit, in turn, on the same file system."""
-    bare = store.connect(folder / "bare.db")
-    for pragma in ("journal_mode=WAL", "synchronous=FULL"):
-        bare.execute(f"PRAGMA {pragma}")
-    bare.execute("CREATE TABLE one (id INTEGER PRIMARY KEY, value TEXT NOT NULL) STRICT")
+    bare = _one_table(folder / "bare.db")
     commits: list[float] = []
     verdicts: list[float] = []
     for i in range(WARM_UP + n):
         verdicts.append(durable_once(kernel, i))
-        commits.append(timed_us(lambda: bare.execute("INSERT INTO one (value) VALUES ('x')")))
+        commits.append(timed_us(lambda: bare.execute(ONE_ROW)))
     bare.close()
     return summary(verdicts[WARM_UP:]), summary(commits[WARM_UP:])
 
@@ -259,14 +279,19 @@ def _proposal(packet: DecisionPacket) -> bytes:
 
 
 def open_kernel(
-    path: Path, *, prefix: str = "flow", contract: Contract | None = None, source: StateSource | None = None
+    path: Path,
+    *,
+    prefix: str = "flow",
+    contract: Contract | None = None,
+    source: StateSource | None = None,
+    connect: store.Connect = store.connect,
 ) -> Kernel:
     """Return the refund gate's kernel over a record of its own, with limits that no benchmark reaches.
 
     `prefix`: of the ids of its flows. A record that is there is gone on with. Or that of another contract and its state.
     """
     contract = contract or _without_limits(load_refund_contract())
-    opened = store.Store(path)
+    opened = store.Store(path, connect=connect)
     registry.register(opened, contract, by="operator", now_ms=1)
     ids = count()
     return Kernel(
@@ -291,14 +316,14 @@ def run(folder: Path, n: int, say: Say, *, overlays: Path = OVERLAYS) -> Report:
     rule = beside_cedar(kernel, pure)
     durable_us, commit_us = durable_verdict(kernel, folder, n)
     decided = [timed_us(partial(accepted, kernel, f"D-{i}")) for i in range(WARM_UP + n)]
-    beside = beside_dir_core(ours(kernel.rules), folder, overlays, pure, n)
+    beside, peer_versions = beside_dir_core(ours(kernel.rules), folder, overlays, pure, n)
     kernel.store.close()
     return {
         "benchmark": "kernel",
         **machine(),
         "n": n,
         "versions": versions("common-expression-language", "cedarpy")
-        | beside.pop("peer_versions", {})
+        | peer_versions
         | {"sqlite": sqlite3.sqlite_version},
         "predicted": floor,
         "over_predicted": {
@@ -363,7 +388,7 @@ def _run(asked: argparse.Namespace, say: Say) -> Report:
 
 def _show(report: Report) -> None:
     for name in ROWS:
-        print(f"{name:<20} {report.get(name, 'not installed')}")
+        print(f"{name:<20} {report.get(name, 'not asked')}")
 
 
 if __name__ == "__main__":

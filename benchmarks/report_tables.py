@@ -43,10 +43,10 @@ def of_hotpath(found: Report) -> Section:
     sorts = found["warm"]
     whole = [[sort, what, *_spread(of[key])] for sort, of in sorts.items() for key, what in _HOTPATH.items()]
     whole.append(["a denial", "cold: the first decision of a new engine", *_spread(found["cold_ms"])])
-    keys = ("decisions", "over_floor", "no_pass", "exact_over_greedy", "all_exact_over_greedy", "exact_differs")
+    keys = ("decisions", "over_floor", "whole_over_floor", "whole_over_predicted", "no_pass")
+    exact = ("exact_over_greedy", "all_exact_over_greedy", "exact_differs")
     counts = ("tokens_of_passes", "kept", "canonical", "decided_otherwise")
     stages = list(next(iter(found["stages_ms"].values())))
-    whole_over_bare = {s: round(of["whole_ms"]["p50"] / of["bare_passes_ms"]["p50"], 2) for s, of in sorts.items()}
     floors = ("memory_gb_per_s", "gop_per_s", "in", "weights_mb", "parameters_m", "tokens_of_passes", "floor_ms")
     parts = [
         "## `hotpath`: trigger to durable receipt",
@@ -54,7 +54,7 @@ def of_hotpath(found: Report) -> Section:
         table(["decisions", "milliseconds", *SUMMARY], whole),
         *(
             table(["decisions", *of_them], [[s, *(of[key] for key in of_them)] for s, of in sorts.items()])
-            for of_them in (keys, counts)
+            for of_them in (keys, exact, counts)
         ),
         "Medians of the stages, in milliseconds:",
         table(["decisions", *stages], [[sort, *of.values()] for sort, of in found["stages_ms"].items()]),
@@ -62,12 +62,6 @@ def of_hotpath(found: Report) -> Section:
         table(
             ["decisions", *floors], [[sort, *(of[key] for key in floors)] for sort, of in found["predicted"].items()]
         ),
-        *(
-            [f"A whole decision takes so many times what is predicted: {_cell(found['over_predicted'])}."]
-            if "over_predicted" in found
-            else []
-        ),
-        f"A whole decision, durable writes and all, takes so many times its bare passes: {_cell(whole_over_bare)}.",
     ]
     drawn = [Bar(stage, sort, ms) for sort, of in found["stages_ms"].items() for stage, ms in of.items()]
     return "\n\n".join(parts), {"report-stages.svg": bars("Stages of one decision, median ms", drawn)}
@@ -135,6 +129,8 @@ def of_throughput(found: Report) -> Section:
             at_once,
             of["ours"]["best"],
             of["ours"]["per_s"],
+            found["predicted"]["per_s"][at_once],
+            found["of_predicted"][at_once],
             of["peer"]["best"],
             of["peer"]["per_s"],
             found["speedup"][at_once],
@@ -158,16 +154,16 @@ def of_throughput(found: Report) -> Section:
         for who, key in (("ours", "ours"), ("a peer", "peer"))
         for name, way in of[key]["tried"].items()
     ]
-    head = "at once | ours, best with | a second | best peer | a second | ours over it | ours became | its became"
+    head = "at once | ours, best with | a second | predicted, at most | of it | best peer | a second | ours over it | ours became | its became"
+    floors = ("memory_gb_per_s", "gop_per_s", "in", "case_tokens")
     parts = [
         "## `throughput`: decisions a second",
         _said(throughput),
         table(head.split(" | "), rows),
         table(["at once", "", "as", "decisions a second", "each round", "became", "notes"], tried),
+        "Predicted from this machine's rates:",
+        table(list(floors), [[found["predicted"][key] for key in floors]]),
     ]
-    if "of_predicted" in found:
-        most, of_it = _cell(found["predicted"]), _cell(found["of_predicted"])
-        parts.append(f"Predicted as the most: {most}; what ours reaches of it: {of_it}.")
     drawn = [
         Bar(f"{of['at_once']} at once", who, of[key]["per_s"])
         for of in found["rows"]
@@ -181,17 +177,16 @@ def of_grammar(found: Report) -> Section:
     rows = [[row["name"], said, *_spread(row[key])] for row in found["rows"] for key, said in what.items()]
     parts = ["## `grammar`: what new bounds cost", _said(grammar), "Microseconds:"]
     parts.append(table(["what", "figure", *SUMMARY], rows))
-    parts += _predicted(found, "us")
+    parts.append(_predicted(found, what))
     if found["not_installed"]:
         parts.append(f"Not asked: {_cell(found['not_installed'])}.")
     return "\n\n".join(parts), {}
 
 
-def _predicted(found: Report, unit: str) -> list[str]:
-    """Return the line that says how far ours is from what it was predicted to take at least."""
-    if "over_predicted" not in found:
-        return []
-    return [f"Predicted for ours, in {unit}: {_cell(found['predicted'])}; over it: {_cell(found['over_predicted'])}."]
+def _predicted(found: Report, names: Mapping[str, str]) -> str:
+    """Return the table of what ours was predicted to take at least, and how many times as long it takes."""
+    rows = [[names[key], least, found["over_predicted"][key]] for key, least in found["predicted"].items()]
+    return table(["ours", "predicted, at least", "takes so many times that"], rows)
 
 
 def of_kernel(found: Report) -> Section:
@@ -201,8 +196,7 @@ def of_kernel(found: Report) -> Section:
         parts.append("Not asked: Cedar, which is not installed.")
     if "not_asked" in found:
         parts.append(f"Not asked: {_cell(found['not_asked'])}.")
-    parts += _predicted(found, "us")
-    parts.append(kernel.READING)
+    parts += [_predicted(found, kernel.ROWS), kernel.READING]
     return "\n\n".join(parts), {}
 
 

@@ -138,16 +138,15 @@ def grammar_wins(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def kernel_wins(found: Mapping[str, Any]) -> Iterator[str]:
-    cedar, rule = found.get("cedar_us"), found["rule_us"]["p50"]
-    if cedar and cedar["p50"] < rule:
-        yield f"One yes or no under one rule: Cedar takes {cedar['p50']} us, ours {rule} us."
-    for what, theirs, own in (
-        ("Drift check", "dir_core_jit_us", "jit_us"),
-        ("One yes or no under one rule", "dir_core_verdict_us", "rule_us"),
-        ("A whole decision of the kernel", "dir_core_decided_us", "decided_us"),
+    for what, who, theirs, own in (
+        ("One yes or no under one rule", "Cedar", "cedar_us", "rule_us"),
+        ("One yes or no under one rule", "dir-core", "dir_core_verdict_us", "rule_us"),
+        ("Drift check", "dir-core", "dir_core_jit_us", "jit_us"),
+        ("A whole decision of the kernel", "dir-core", "dir_core_decided_us", "decided_us"),
     ):
-        if theirs in found and found[theirs]["p50"] < found[own]["p50"]:
-            yield f"{what}: dir-core takes {found[theirs]['p50']} us, ours {found[own]['p50']} us."
+        ours = found[own]["p50"]
+        if theirs in found and found[theirs]["p50"] < ours:
+            yield f"{what}: {who} takes {found[theirs]['p50']} us, ours {ours} us."
 
 
 COMPARING: dict[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {

@@ -1,8 +1,8 @@
 """How far a row's company in a pass, and its place in the cache, move its log-probabilities: measured, not known.
 
 A choice whose two best lie closer than twice this figure could fall the other way in other company. The work is shaped
-as decisions are: a prompt in common, a case of each one's own, a forced run, a single token. The tokens are random; some
-35 passes show what a backend does, not all that it could do.
+as decisions are: a prompt in common, a case of each one's own, a forced run, a single token. The tokens are random:
+these passes show what a backend does, not all that it could do.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.models.protocol import SLOTS_MAX, Backend, BackendError, Row
+from sds.models.protocol import Backend, BackendError, Row
 
 SEED = 4
 COMMON_TOKENS, RUN_TOKENS = 60, 8
 CASE_TOKENS = (20, 70)
-COMPANY_MAX, CROWD_MAX = 4, SLOTS_MAX
+COMPANY_MAX = 4  # out of step; in step go all slots
 TURNS = 2
 
 Prompt = Sequence[Sequence[int]]
@@ -48,15 +48,13 @@ def shape_noise(backend: Backend, *, prompts: Sequence[Prompt] | None = None) ->
     least: dict[tuple[int, int], NDArray[np.float32]] = {}
     most: dict[tuple[int, int], NDArray[np.float32]] = {}
     companies = _companies(len(work), used, max(map(len, work)) - 1, cut=backend.rows_may_be_cut)
-    crowd = min(backend.slots, CROWD_MAX)
-    crowded = crowd > COMPANY_MAX or not backend.rows_may_be_cut  # who cuts rows has been seen with all of a few slots
-    for seats in chain(companies, _crowds(len(work), crowd) if crowded else []):
+    for seats in chain(companies, _crowds(len(work), backend.slots)):
         for row, logp in _seated(backend, work, seats):
             least[row] = np.minimum(least.get(row, logp), logp)
             most[row] = np.maximum(most.get(row, logp), logp)
         if backend.worn:
             backend.rest()
-    for slot in range(crowd):
+    for slot in range(backend.slots):
         backend.begin([], slot=slot)
     backend.rest()
     return float(np.max([(most[row] - least[row]).max() for row in most]))  # no number if one is none

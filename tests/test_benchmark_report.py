@@ -50,6 +50,7 @@ def _summary(fresh: Iterator[float]) -> dict[str, float]:
 def _hotpath(fresh: Iterator[float]) -> dict[str, Any]:
     def warm() -> dict[str, Any]:
         shares = {"over_floor": next(fresh), "exact_over_greedy": next(fresh), "all_exact_over_greedy": next(fresh)}
+        shares |= {"whole_over_floor": next(fresh), "whole_over_predicted": next(fresh)}
         shares |= {"no_pass": next(fresh), "exact_differs": 0, "tokens_of_passes": [71, 5]}
         counted = {"decisions": 31, "kept": 29, "canonical": 31, "decided_otherwise": {"ESCALATE": 4}}
         return {**shares, **counted, **{key: _summary(fresh) for key in ("whole_ms", "reason_ms", "bare_passes_ms")}}
@@ -109,7 +110,13 @@ def _throughput(fresh: Iterator[float]) -> dict[str, Any]:
         own = {"best": "1 slot", "per_s": per_s, "became": became, "tried": {"1 slot": {"per_s": per_s}}}
         return {"at_once": at_once, "ours": own, "peer": peer}
 
-    return {"rows": [row(1), row(16)], "speedup": {"1": next(fresh), "16": 5.99}}
+    rates = {key: next(fresh) for key in ("memory_gb_per_s", "gop_per_s", "case_tokens")} | {"in": "int8"}
+    return {
+        "rows": [row(1), row(16)],
+        "speedup": {"1": next(fresh), "16": 5.99},
+        "predicted": rates | {"per_s": {"1": next(fresh), "16": next(fresh)}},
+        "of_predicted": {"1": next(fresh), "16": next(fresh)},
+    }
 
 
 def _grammar(fresh: Iterator[float]) -> dict[str, Any]:
@@ -117,12 +124,19 @@ def _grammar(fresh: Iterator[float]) -> dict[str, Any]:
         return {"name": name, "first_us": _summary(fresh), "decision_us": _summary(fresh)}
 
     rows = [row("ours"), row("llguidance")]
-    return {"ours_us_p50": 50.0, "speedup_over_llguidance": 8.01, "rows": rows, "not_installed": {"xgrammar": "no"}}
+    shares = {"ours_us_p50": 50.0, "speedup_over_llguidance": 8.01}
+    return shares | _predicted(fresh, "first_us", "decision_us") | {"rows": rows, "not_installed": {"xgrammar": "no"}}
+
+
+def _predicted(fresh: Iterator[float], *keys: str) -> dict[str, Any]:
+    return {what: {key: next(fresh) for key in keys} for what in ("predicted", "over_predicted")}
 
 
 def _kernel(fresh: Iterator[float]) -> dict[str, Any]:
-    keys = ("jit_us", "verdict_us", "rule_us", "cedar_us", "durable_us", "commit_us")
-    shares = {"jit_us_p99": next(fresh), "verdict_us_p50": 59.9, "durable_over_commit_p50": 3.25}
+    keys = ("jit_us", "verdict_us", "rule_us", "cedar_us", "durable_us", "commit_us", "decided_us")
+    keys += ("dir_core_jit_us", "dir_core_verdict_us", "dir_core_decided_us")
+    shares = _predicted(fresh, "jit_us", "verdict_us", "durable_us")
+    shares |= {"jit_us_p99": next(fresh), "verdict_us_p50": 59.9, "durable_over_commit_p50": 3.25}
     return shares | {key: _summary(fresh) for key in keys}
 
 

@@ -43,7 +43,9 @@ def test_the_kernel_benchmark_ends_with_one_json_document_and_keeps_it(
     assert (2, 20) == (report["durable_us"]["n"], report["jit_us"]["n"])
     assert report["predicted"].keys() == report["over_predicted"].keys() == {"jit_us", "verdict_us", "durable_us"}
     assert [20, 20, 2] == [report[f"dir_core_{name}_us"]["n"] for name in ("jit", "verdict", "decided")]
-    assert "0.4.0" == report["versions"]["dir-core"]
+    assert f"dir-core=={report['versions']['dir-core']}\n" in Path("benchmarks/peers-dir-core.txt").read_text(
+        encoding="utf-8"
+    )
     assert "sds bench kernel --n 2" == report["command"]
     assert [] == said
     assert [kept] == list(tmp_path.iterdir())
@@ -51,10 +53,23 @@ def test_the_kernel_benchmark_ends_with_one_json_document_and_keeps_it(
     assert report == json.loads((kept / "kernel.json").read_text(encoding="utf-8"))
 
 
-def test_without_dir_core_the_kernel_benchmark_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("package", "why"),
+    [
+        ("raise ImportError('no such thing')", "not installed (ImportError: no such thing)"),
+        ("raise RuntimeError('out of luck')", "RuntimeError: out of luck"),
+        ("raise SystemExit", "it has ended: it said nothing"),
+    ],
+)
+def test_without_dir_core_the_kernel_benchmark_says_so(
+    package: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kernel, "WARM_UP", 2)
+    overlay = tmp_path / "dir-core" / "dir_core"
+    overlay.mkdir(parents=True)
+    (overlay / "__init__.py").write_text(package, encoding="utf-8")
     report, said = asked(kernel, "--n", "1", "--folder", str(tmp_path), "--overlays", str(tmp_path))
-    assert "dir-core: not installed (No module named 'dir_core')" == report["not_asked"]
+    assert f"dir-core: {why}" == report["not_asked"]
     assert not any(name.startswith("dir_core") for name in report)
     assert said.index(f"predicted, in us: {report['predicted']}") < said.index(
         f"jit_us               {report['jit_us']}"
@@ -114,7 +129,8 @@ def test_the_hot_path_is_measured_by_stage_for_a_denial_and_for_a_refund(
         assert 0 < predicted["floor_ms"] < report["warm"][sort]["bare_passes_ms"]["max"]
         assert "fp32" == predicted["in"]
         assert f"{sort}: predicted {predicted}" in said
-        assert report["over_predicted"][sort] > 0
+        assert report["warm"][sort]["whole_over_floor"] > 0
+        assert report["warm"][sort]["whole_over_predicted"] > 0
 
 
 def test_throughput_is_measured_for_every_concurrency_and_compared_with_the_best_peer(

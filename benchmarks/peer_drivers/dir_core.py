@@ -2,8 +2,8 @@
 
 Its contract says what it has a form for: the permitted kinds, and an amount of at least one cent. What hangs on the
 state of the case it has none for, so that is a validator in Python, the way its documentation extends the contract.
-Answers {"cases": [[fields, kind, amount], ...]} with what it accepts, {"measure": NAME, "times": n, "warm_up": n} with a
-summary in microseconds:
+Answers {"cases": [[fields, kind, amount], ...]} with {"found": [what it accepts]}, {"measure": NAME, "times": n,
+"warm_up": n} with {"found": a summary in microseconds}:
 
     jit      its drift check, of the fields in `then` and `now`
     verdict  from the bytes of a proposal to its verdict
@@ -13,19 +13,18 @@ summary in microseconds:
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from sds.benchmarks.measuring import summary, timed_us
+from sds.benchmarks.peer_drivers.serving import Opened, converse
 
-AGENT = "refund-agent"
+AGENT, REFUND = "refund-agent", "REFUND_TICKET"
 LATE_DEPARTURE_MIN, LATE_ARRIVAL_MIN = 300, 180
 Fields = dict[str, Any]
 
@@ -42,20 +41,14 @@ class DirCore:
         self._contract = self._models.RuntimeContractProjection(
             agent_id=AGENT,
             mission="Decide claims.",
-            allowed_policy_types=["DENY", "REFUND_TICKET", "COMPENSATE"],
             invariants=[
-                {
-                    "id": "kinds",
-                    "type": "set",
-                    "field": "policy_kind",
-                    "allowed": ["DENY", "REFUND_TICKET", "COMPENSATE"],
-                },
+                {"id": "kinds", "type": "set", "field": "policy_kind", "allowed": ["DENY", REFUND, "COMPENSATE"]},
                 {
                     "id": "least",
                     "type": "range",
                     "field": "params.amount",
                     "min": 1,
-                    "applies_to_policy_kinds": ["REFUND_TICKET"],
+                    "applies_to_policy_kinds": [REFUND],
                 },
             ],
         )
@@ -70,18 +63,15 @@ class DirCore:
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if "cases" in request:
-            return {
-                "answers": [
-                    self._accepts(fields, self._said(kind, amount)) for fields, kind, amount in request["cases"]
-                ]
-            }
+            asked = request["cases"]
+            return {"found": [self._accepts(fields, self._said(kind, amount)) for fields, kind, amount in asked]}
         once = self._once[request["measure"]]
-        request["said"] = self._said("REFUND_TICKET", request.get("amount", 0))
+        request["said"] = self._said(REFUND, request.get("amount", 0))
         for i in range(request["warm_up"]):
             once(request, i)
         first = request["warm_up"]
         taken = [timed_us(partial(once, request, i)) for i in range(first, first + request["times"])]
-        return {"us": summary(taken)}
+        return {"found": summary(taken)}
 
     def _drift(self, request: dict[str, Any], _: int) -> None:
         then, now, tolerance = request["then"], request["now"], request["tolerance"]
@@ -121,7 +111,7 @@ def permitted(proposal: Any, context: dict[str, Any], _: dict[str, Any]) -> str 
         return None
     late = (
         fields["flight.dep_delay_min"] >= LATE_DEPARTURE_MIN
-        if kind == "REFUND_TICKET"
+        if kind == REFUND
         else fields["flight.arr_delay_min"] >= LATE_ARRIVAL_MIN
     )
     open_minor = fields["ticket.refundable_minor"]
@@ -129,33 +119,12 @@ def permitted(proposal: Any, context: dict[str, Any], _: dict[str, Any]) -> str 
         return "NOT_DUE"
     if open_minor <= 0 or fields["ticket.compensations_left"] <= 0:
         return "NOTHING_LEFT"
-    return "TOO_MUCH" if kind == "REFUND_TICKET" and proposal.params["amount"] > open_minor else None
+    return "TOO_MUCH" if kind == REFUND and proposal.params["amount"] > open_minor else None
 
 
-def main() -> None:
-    """Answer until standard input ends; what the library prints goes to standard error."""
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def write(found: dict[str, Any]) -> None:
-        out.write(json.dumps(found) + "\n")
-        out.flush()
-
-    try:
-        peer = DirCore(Path(sys.argv[1]))
-    except ImportError as error:
-        write({"missing": str(error)})
-        return
-    except Exception as error:  # noqa: BLE001  foreign code: whatever it raises is said
-        write({"error": f"{type(error).__name__}: {error}"})
-        return
-    write({"notes": "SQLite storage, state rules as a validator", "versions": {"dir-core": version("dir-core")}})
-    for line in sys.stdin:
-        try:
-            write(peer.answer(json.loads(line)))
-        except Exception as error:  # noqa: BLE001
-            write({"error": f"{type(error).__name__}: {error}"})
+def opened() -> Opened:
+    return "SQLite storage, state rules as a validator", ("dir-core",), DirCore(Path(sys.argv[1])).answer
 
 
 if __name__ == "__main__":
-    main()
+    converse(opened)

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
@@ -18,6 +19,7 @@ from typing import Any, TextIO
 ERROR_CHARS_MAX = 300
 
 Request = dict[str, Any]
+Opened = tuple[str, tuple[str, ...], Callable[[Request], dict[str, Any]]]  # notes, distributions, what answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +45,32 @@ class Peer:
 
 def serve(open_peer: Callable[[Path, int, list[str]], Peer]) -> None:
     """Answer requests until standard input ends. Arguments: MODEL THREADS [what the driver takes]."""
+
+    def opened() -> Opened:
+        peer = open_peer(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+        return peer.notes, peer.dists, partial(_answer, peer)
+
+    converse(opened)
+
+
+def converse(opening: Callable[[], Opened]) -> None:
+    """Say what was opened, or why nothing was, then answer requests until standard input ends."""
     out = _private_output()
     try:
-        peer = open_peer(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+        notes, dists, answer = opening()
     except ImportError as error:
         _write(out, {"missing": _line(error)})
         return
     except Exception as error:  # noqa: BLE001  foreign code: whatever it raises is counted
         _write(out, {"error": _line(error)})
         return
-    _write(out, {"notes": peer.notes, "versions": {name: version(name) for name in peer.dists}})
+    _write(out, {"notes": notes, "versions": {name: version(name) for name in dists}})
     for line in sys.stdin:
-        _write(out, _answer(peer, json.loads(line)))
+        try:
+            found = answer(json.loads(line))
+        except Exception as error:  # noqa: BLE001  foreign code: whatever it raises is said
+            found = {"error": _line(error)}
+        _write(out, found)
 
 
 def _answer(peer: Peer, request: Request) -> dict[str, Any]:

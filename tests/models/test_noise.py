@@ -49,7 +49,7 @@ def test_llama_cpp_gives_the_same_in_any_company(tiny_path: Callable[[int], Path
     backend.close()
 
 
-def test_it_takes_some_forty_passes(single: MovedByCompany, monkeypatch: pytest.MonkeyPatch):
+def test_with_few_slots_it_takes_some_forty_passes(single: MovedByCompany, monkeypatch: pytest.MonkeyPatch):
     lengths: list[int] = []
     real = LlamaBackend._pass
 
@@ -59,7 +59,7 @@ def test_it_takes_some_forty_passes(single: MovedByCompany, monkeypatch: pytest.
 
     monkeypatch.setattr(LlamaBackend, "_pass", counted)
     shape_noise(single)
-    assert 20 < len(lengths) <= 40
+    assert 20 < len(lengths) <= 50
     assert single.pass_tokens_max >= max(lengths) > 50
 
 
