@@ -33,7 +33,7 @@ from sds.kernel.contract_types import (
     Name,
     SemVer,
     Shown,
-    say,
+    say_first,
 )
 from sds.kernel.envelope import RATIONALE_CHARS_MAX
 from sds.kernel.errors import ContractError
@@ -350,7 +350,7 @@ def parse_contract(text: str, name: str = "contract") -> Contract:
     try:
         contract = Contract.model_validate(_tuples(data))
     except ValidationError as error:
-        line, message = min(say(each, lines) for each in error.errors(include_url=False))
+        line, message = say_first(error.errors(include_url=False), lines)
         raise ContractError(f"{name}:{line}: {message}") from error
     prefix: tuple[str, ...] = ()
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import date
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -144,6 +145,25 @@ _WORDS = {
     "too_long": "must have {max_length} or fewer entries",
 }
 _RENAMED = {"rationale_chars_max": "is now `rationale: {{order: before, chars_max: N}}`"}
+
+
+def say_first(errors: Sequence[Any], lines: Lines) -> tuple[int, str]:
+    """Return the first of some pydantic errors, as `say` does.
+
+    A field that nobody knows, where one is missing whose name is much like it, is that one misspelt: both are one error.
+    """
+    found = []
+    for error in errors:
+        place, kind = tuple(error["loc"][:-1]), error["type"]
+        twins = {"extra_forbidden": "missing", "missing": "extra_forbidden"}.get(kind, "")
+        names = [str(each["loc"][-1]) for each in errors if each["type"] == twins and tuple(each["loc"][:-1]) == place]
+        meant = get_close_matches(str(error["loc"][-1]), names, n=1) if names else []
+        line, message = say(error, lines)
+        if not meant:
+            found.append((line, message))
+        elif kind == "extra_forbidden":
+            found.append((line, f"{message}: `{meant[0]}` is missing"))
+    return min(found)
 
 
 def say(error: Any, lines: Lines) -> tuple[int, str]:

@@ -19,7 +19,7 @@ from sds.kernel.contract import Contract
 from sds.kernel.errors import EventError, SdsError
 from sds.kernel.flow import RESTARTABLE_TAGS, walk
 from sds.kernel.record import SEALED, seal
-from sds.kernel.store import Reader, Store
+from sds.kernel.store import Reader, Row, Store
 
 ID_CHARS_MAX = 128
 NAME_CHARS_MAX = 64
@@ -117,30 +117,48 @@ def claim(
     """
     body_hash, saga = digest(event.body), mandate.parent if mandate else None
     with store.transaction():
-        known = store.row(
-            "SELECT e.body_hash, f.dfid, f.state, f.tag, f.restarts, f.created_at_ms, f.lease_until_ms"
-            " FROM events e JOIN decision_flows f ON f.dfid = e.dfid WHERE e.gate = ? AND e.event_id = ?",
-            (contract.gate, event.id),
-        )
+        known = _known_flow(store, contract, event, body_hash)
         if known is None:
             _still_mandated(mandate)
             store.insert("events", gate=contract.gate, event_id=event.id, body_hash=body_hash, dfid=dfid)
             begin(store, contract, event, dfid, parent=saga, restarts=0, now_ms=now_ms, saga=saga)
             return Claim(dfid, event)
-        if known[0] != body_hash:
-            raise EventError(
-                f"event `{event.id}` was seen with another body", reason_code="EVENT_CONFLICT", dfid=known[1]
-            )
-        state, tag = known[2], known[3]
-        if state == "ACTIVE" and not lease.runs(known[5], known[6], now_ms):
-            interrupt(store, known[1], now_ms=now_ms)
+        parent, state, tag, restarts, created_ms, lease_ms = known
+        if state == "ACTIVE" and not lease.runs(created_ms, lease_ms, now_ms):
+            interrupt(store, parent, now_ms=now_ms)
             state, tag = "ABORTED", "INTERRUPTED"
-        if state != "ABORTED" or tag not in RESTARTABLE_TAGS or known[4] >= contract.retry.restarts_max:
-            return _known_answer(store, known[1])
+        if not _restarts(contract, state, tag, restarts):
+            return _known_answer(store, parent)
         _still_mandated(mandate)
         store.run("UPDATE events SET dfid = ? WHERE gate = ? AND event_id = ?", (dfid, contract.gate, event.id))
-        begin(store, contract, event, dfid, parent=known[1], restarts=known[4] + 1, now_ms=now_ms, saga=saga)
+        begin(store, contract, event, dfid, parent=parent, restarts=restarts + 1, now_ms=now_ms, saga=saga)
     return Claim(dfid, event)
+
+
+def stored_answer(store: Reader, contract: Contract, event: Event) -> Answer | None:
+    """Return the answer of an event that needs no (further) deciding, or None. Raises EventError as `claim` does."""
+    known = _known_flow(store, contract, event, digest(event.body))
+    if known is None or known[1] == "ACTIVE" or _restarts(contract, *known[1:4]):
+        return None
+    return answer(store, known[0])
+
+
+def _known_flow(store: Reader, contract: Contract, event: Event, body_hash: str) -> Row | None:
+    """Return the last flow of an event: its id, state, tag, restarts, when it was created, until when it is leased."""
+    known = store.row(
+        "SELECT e.body_hash, f.dfid, f.state, f.tag, f.restarts, f.created_at_ms, f.lease_until_ms"
+        " FROM events e JOIN decision_flows f ON f.dfid = e.dfid WHERE e.gate = ? AND e.event_id = ?",
+        (contract.gate, event.id),
+    )
+    if known is None:
+        return None
+    if known[0] != body_hash:
+        raise EventError(f"event `{event.id}` was seen with another body", reason_code="EVENT_CONFLICT", dfid=known[1])
+    return known[1:]
+
+
+def _restarts(contract: Contract, state: str, tag: str | None, restarts: int) -> bool:
+    return state == "ABORTED" and tag in RESTARTABLE_TAGS and restarts < contract.retry.restarts_max
 
 
 def _still_mandated(mandate: Mandate | None) -> None:
@@ -213,8 +231,4 @@ def settled_events(store: Reader, contract: Contract) -> frozenset[str]:
         " WHERE e.gate = ?",
         (contract.gate,),
     )
-    return frozenset(
-        name
-        for name, state, tag, restarts in rows
-        if state != "ABORTED" or tag not in RESTARTABLE_TAGS or restarts >= contract.retry.restarts_max
-    )
+    return frozenset(name for name, state, tag, restarts in rows if not _restarts(contract, state, tag, restarts))

@@ -60,7 +60,11 @@ def decide(
     from sds.gate import Gate  # noqa: PLC0415  the model's libraries load when a model is needed
     from sds.gates.refund import desk  # noqa: PLC0415
 
-    intake.parse_event(desk.load_refund_contract(), text)  # what is wrong with it is said before a model is opened
+    with desk.preview_kernel(folder) as kernel:  # what can be said without a model is said before one is opened
+        known = intake.stored_answer(kernel.store, kernel.contract, intake.parse_event(kernel.contract, text))
+    if known is not None:
+        print_json(asdict(known))
+        return
     with (
         opened_engine(
             model,

@@ -93,16 +93,17 @@ def run(
         "as_is": as_is,
     }
     folder = folder_of(gate)
-    if saga is not None:
-        from sds.gates.refund.desk import load_refund_contract  # noqa: PLC0415
+    from sds.gates.refund import run as refund  # noqa: PLC0415  the gate's libraries load when they are needed
+    from sds.gates.refund.desk import load_refund_contract  # noqa: PLC0415
 
+    if saga is not None:
         spec_of(load_refund_contract(), saga)
+    _may_begin(folder, anew=reset)
+    if saga is not None:
         with opened_engine(model, engines, brief=limit < MANY, **options) as decides:
             _begin(folder, anew=reset)
             sagas.show(folder, saga, limit, decides, fail_second=chaos == "fail-second", as_json=as_json)
         return
-    from sds.gates.refund import run as refund  # noqa: PLC0415  the gate's libraries load when they are needed
-
     console = Console(stderr=True)
     shown = console.is_terminal  # elsewhere a bar is one line of noise before an error
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -142,6 +143,16 @@ def run(
         raise WorldError(f"stopped after {report['decisions']} of {limit} claims: {why}", hint=hint)
 
 
+def _may_begin(folder: Path, *, anew: bool) -> None:
+    """Refuse what could not begin even with a model: it takes longer to open one than to say so."""
+    from sds.gates.refund.run import refuse_paused  # noqa: PLC0415  as above
+
+    if not anew:
+        refuse_paused(folder)
+    elif decisions_path(folder).exists():
+        _may_be_set_aside(folder)
+
+
 def _begin(folder: Path, *, anew: bool) -> None:
     """Set the folder aside where a run begins anew: as the last thing before it, once all that it needs is there."""
     if anew and folder.exists():
@@ -151,11 +162,7 @@ def _begin(folder: Path, *, anew: bool) -> None:
 def _set_aside(folder: Path) -> None:
     """Rename the gate's folder. Raises UsageError while a reset would lift a halt or forget an order in the air."""
     if decisions_path(folder).exists():
-        try:
-            _refuse_while_needed(folder)
-        except StoreError as error:
-            hint = f"nobody can tell whether orders are in the air; if none are, rename `{folder}` yourself"
-            raise UsageError(str(error), hint=hint) from error
+        _may_be_set_aside(folder, noted=True)
     kept = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}.old-{n}")).exists())
     try:
         folder.rename(kept)
@@ -164,26 +171,33 @@ def _set_aside(folder: Path) -> None:
     typer.echo(f"what was there is kept in `{kept}`", err=True)
 
 
-def _refuse_while_needed(folder: Path) -> None:
-    """Refuse to set a record aside that somebody still needs; else write down in it who does so."""
-    with closing(Store(decisions_path(folder))) as store:
-        if store.halted:
-            raise UsageError(
-                f"`{folder.name}` is halted, and a reset would lift that", hint='sds resume --reason "..."'
+def _may_be_set_aside(folder: Path, *, noted: bool = False) -> None:
+    """Refuse to set a record aside that somebody still needs; else, `noted`, write down in it who does so."""
+    try:
+        with closing(Store(decisions_path(folder))) as store:
+            _refuse_while_needed(store, folder)
+            if noted:
+                registry.write_act(store, "SET_ASIDE", who=operator(), reason="sds run --reset", now_ms=now_ms())
+    except StoreError as error:
+        hint = f"nobody can tell whether orders are in the air; if none are, rename `{folder}` yourself"
+        raise UsageError(str(error), hint=hint) from error
+
+
+def _refuse_while_needed(store: Store, folder: Path) -> None:
+    if store.halted:
+        raise UsageError(f"`{folder.name}` is halted, and a reset would lift that", hint='sds resume --reason "..."')
+    for agent in registry.agents(store):
+        if not agent.active:
+            hint = (
+                f'sds agents reactivate {agent.agent_id} --reason "..."'
+                if agent.status != "RETIRED"
+                else f"rename `{folder}` yourself"
             )
-        for agent in registry.agents(store):
-            if not agent.active:
-                hint = (
-                    f'sds agents reactivate {agent.agent_id} --reason "..."'
-                    if agent.status != "RETIRED"
-                    else f"rename `{folder}` yourself"
-                )
-                raise UsageError(f"agent `{agent.agent_id}` is {agent.status}, and a reset would lift that", hint=hint)
-        if orders := store.value("SELECT count(*) FROM execution_log WHERE status IN ('PENDING', 'UNKNOWN')"):
-            raise UsageError(f"{orders} orders are in the air, and a reset would forget them", hint="sds recover")
-        if sagas := store.value("SELECT count(*) FROM sagas WHERE phase <> 'ENDED'"):
-            raise UsageError(f"{sagas} sagas are half done, and a reset would forget them", hint="sds recover")
-        registry.write_act(store, "SET_ASIDE", who=operator(), reason="sds run --reset", now_ms=now_ms())
+            raise UsageError(f"agent `{agent.agent_id}` is {agent.status}, and a reset would lift that", hint=hint)
+    if orders := store.value("SELECT count(*) FROM execution_log WHERE status IN ('PENDING', 'UNKNOWN')"):
+        raise UsageError(f"{orders} orders are in the air, and a reset would forget them", hint="sds recover")
+    if sagas := store.value("SELECT count(*) FROM sagas WHERE phase <> 'ENDED'"):
+        raise UsageError(f"{sagas} sagas are half done, and a reset would forget them", hint="sds recover")
 
 
 def _table(report: dict[str, Any], chaos: str | None, console: Console) -> None:

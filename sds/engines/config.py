@@ -22,7 +22,7 @@ from sds.engines.opening import _threads, open_engine, open_parallel, open_repli
 from sds.engines.protocol import Engine
 from sds.engines.replicas import REPLICAS_MAX
 from sds.engines.written import WrittenEngine
-from sds.kernel.contract_types import ContradictionError, say, text_of
+from sds.kernel.contract_types import ContradictionError, say_first, text_of
 from sds.kernel.errors import LanguageError, ModelError, UsageError
 from sds.kernel.yaml_lines import FILE_BYTES_MAX, Lines, load_with_lines
 from sds.models.bounded_http import Address
@@ -185,7 +185,7 @@ def _parsed(text: str, name: str) -> tuple[tuple[EngineSpec, ...], Lines]:
     try:
         return tuple(EnginesFile.model_validate(data).engines), lines
     except ValidationError as error:
-        line, message = say(error.errors()[0], lines)
+        line, message = say_first(error.errors(), lines)
         raise UsageError(f"{name}:{line}: {message}") from error
 
 

@@ -45,7 +45,7 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
     ("text", "said"),
     [
         ("engines: []\n", "f.yaml:1: engines: must have 1 or more entries"),
-        ("engine: []\n", "f.yaml:1: engines: is missing"),
+        ("engine: []\n", "f.yaml:1: engine: is not a known field: `engines` is missing"),
         ("engines:\n  - {name: a}\n", "f.yaml:2: engines.0.kind: is missing"),
         ("engines:\n  - {name: A, kind: native}\n", "f.yaml:2: engines.0.name: "),
         ("engines:\n  - {name: a, kind: gpt}\n", "f.yaml:2: engines.0.kind: must be 'native', 'outlines', "),
@@ -142,6 +142,10 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
             "f.yaml:2: engines.0.timeout_ms: must be at least 1",
         ),
         ("engines:\n  - {name: a, kind: native, speed: 9}\n", "f.yaml:2: engines.0.speed: is not a known field"),
+        (
+            "engines:\n  - {name: a, kid: native}\n",
+            "f.yaml:2: engines.0.kid: is not a known field: `kind` is missing",
+        ),
         ("engines:\n  - {name: a, kind: native}\n  - {name: a, kind: native}\n", "f.yaml:1: engines: two engines"),
         (
             'engines:\n  - name: a\n    kind: tgi\n    model: m\n    url: "ftp://a/"\n',

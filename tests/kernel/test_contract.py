@@ -50,6 +50,11 @@ def test_a_whole_contract_is_loaded():
             "effective_from: soon",
             "5: effective_from: `soon` is not a date like 2026-01-31",
         ),
+        (
+            "mission: Decide who is paid.",
+            "misson: Decide who is paid.",
+            "6: misson: is not a known field: `mission` is missing",
+        ),
         ("mission: Decide who is paid.", "mission: ''", "6: mission: must have 1 or more characters"),
         (
             "[PAY, GRANT, TALK, DENY]",

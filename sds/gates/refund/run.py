@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -24,11 +25,11 @@ from sds.gate import Gate
 from sds.gates.refund import books
 from sds.gates.refund.adjudication import expected_action
 from sds.gates.refund.airline import move_ticket
-from sds.gates.refund.desk import QueuedClaim, airline_path, ensure_world, open_refund, read_queue
+from sds.gates.refund.desk import QueuedClaim, airline_path, ensure_world, load_refund_contract, open_refund, read_queue
 from sds.gates.refund.rail_client import RailProcess
 from sds.gates.refund.rail_store import Payment
 from sds.gates.refund.source import TicketSource
-from sds.home import now_ms
+from sds.home import decisions_path, now_ms, open_record, refuse_lost
 from sds.kernel import audit, binding, registry
 from sds.kernel.agent_record import agent_record
 from sds.kernel.answer import Answer
@@ -36,7 +37,7 @@ from sds.kernel.errors import ExecutorError, UsageError, WorldError
 from sds.kernel.intake import settled_events
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.proposal import Proposal, parse_proposal
-from sds.kernel.store import Reader
+from sds.kernel.store import Reader, Store
 
 MOVED_EVERY = 2  # of the proposals that would pay, and of the others
 PAYS = frozenset({"COMPENSATE", "REFUND_TICKET", "VOUCHER"})
@@ -172,27 +173,50 @@ class _Queue:
         return answer, (perf_counter() - began) * 1000, expected
 
 
+def refuse_paused(folder: Path) -> None:
+    """Raise UsageError where somebody halted the gate or its agent is not active, StoreError where nothing can be recorded:
+    what is known before a model is opened is said before.
+    """
+    if not decisions_path(folder).exists():
+        refuse_lost(folder)
+        return
+    with closing(open_record(folder)) as store:
+        agent_id = load_refund_contract().agent_id
+        if registry.lookup(store, agent_id) is not None:
+            _refuse(_paused(store, agent_id))
+
+
 def refuse_stopped(gate: Gate) -> None:
     """Raise UsageError while nothing can be decided."""
-    if stopped := _stopped(gate):
+    _refuse(_stopped(gate))
+
+
+def _refuse(stopped: tuple[str, str] | None) -> None:
+    if stopped:
         raise UsageError(stopped[0], hint=stopped[1])
 
 
 def _stopped(gate: Gate) -> tuple[str, str] | None:
     """Return why nothing can be decided now, and how to mend it: the queue must not be used up as escalations."""
     agent_id = gate.contract.agent_id
-    known = registry.lookup(gate.store, agent_id)
+    if paused := _paused(gate.store, agent_id):
+        return paused
+    if binding.of_agent(gate.store, agent_id).contract_hash != gate.contract.hash:
+        return f"agent `{agent_id}` is no longer under this contract", f"sds agents show {agent_id}"
+    return None
+
+
+def _paused(store: Store, agent_id: str) -> tuple[str, str] | None:
+    known = registry.lookup(store, agent_id)
     if known is None:
         return f"agent `{agent_id}` is not registered", "sds agents list"
     if known.halted:
         return "the gate is halted", "sds resume --reason ..."
     if not known.active:
-        found = agent_record(gate.store, agent_id, now_ms=now_ms())
+        found = agent_record(store, agent_id, now_ms=now_ms())
         why = f": {found.moves[-1].reason}" if found and found.moves else ""
         hint = HINTS.get(known.status, "sds agents show {}").format(agent_id)
         return f"agent `{agent_id}` is not active but {known.status}{why}", hint
-    if binding.of_agent(gate.store, agent_id).contract_hash != gate.contract.hash:
-        return f"agent `{agent_id}` is no longer under this contract", f"sds agents show {agent_id}"
     return None
 
 
