@@ -59,7 +59,13 @@ def read_decided(store: Reader, dfid: str) -> Decided:
         raise UsageError(f"flow `{dfid}` is not decided yet", dfid=dfid, reason_code=NOT_DECIDED)
     if not found["proposal"]:
         how = f" ({found['tag']})" if found["tag"] else ""
-        raise UsageError(f"flow `{dfid}` ended without a proposal{how}", dfid=dfid, reason_code=NOT_DECIDED)
+        after = store.value("SELECT dfid FROM decision_flows WHERE parent_dfid = ? ORDER BY rowid LIMIT 1", (dfid,))
+        raise UsageError(
+            f"flow `{dfid}` ended without a proposal{how}",
+            hint=f"a step of it, or what was decided after it: `{after}`" if after else "",
+            dfid=dfid,
+            reason_code=NOT_DECIDED,
+        )
     try:
         body = json.loads(entry[4])
         decoding = _decoding(found, body.get("decoding", {}))

@@ -227,7 +227,10 @@ def prepared(source: Path, cache: Path, *, layers: int | None = None) -> Prepare
 
     Raises BackendError in one line where something was that cannot be used; run the source then.
     """
-    if not source.is_file() or not cache.is_dir() or not any(cache.glob("*.json")):
+    folder = next(each for each in (cache, *cache.parents) if each.exists())
+    if not folder.is_dir():
+        raise BackendError(f"`{folder}` is no folder", hint="set SDS_CACHE to one")
+    if not source.is_file() or folder != cache or not any(cache.glob("*.json")):
         return None
     sha256 = fingerprint(source)
     path = record_path(cache, sha256, layers)

@@ -343,9 +343,10 @@ def no_model(facts: Mapping[str, Any]) -> Engine:
     raise AssertionError("what is refused opens no model")
 
 
-def refused(world: World, dfid: str, why: str) -> None:
-    with pytest.raises(UsageError, match=why):
+def refused(world: World, dfid: str, why: str) -> UsageError:
+    with pytest.raises(UsageError, match=why) as raised:
         replay(world.store, dfid, open_it=no_model, now_ms=now_ms)
+    return raised.value
 
 
 @pytest.mark.parametrize(
@@ -369,8 +370,9 @@ def test_a_flow_that_is_unknown_or_open_or_was_ended_by_the_runtime_is_refused(w
     packet = world.packet()
     refused(world, packet.dfid, "is not decided yet")
     world.clock.advance(world.contract.budget.ttl_ms + world.contract.budget.dispatch_ms_max + 1_001)
-    world.packet()
-    refused(world, packet.dfid, r"ended without a proposal \(INTERRUPTED\)")
+    after = world.packet()
+    assert isinstance(after, DecisionPacket)
+    assert after.dfid in refused(world, packet.dfid, r"ended without a proposal \(INTERRUPTED\)").hint
 
 
 def test_a_model_that_cannot_decide_it_again_raises(home: Home, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from sds import __version__
 from sds.cli import agents, bench, context, contracts, decide, doctor, escalations, models, record, replay, run
-from sds.kernel.errors import SdsError, UsageError
+from sds.cli.common import A_GOOD_EVENT
+from sds.kernel.errors import EventError, SdsError, UsageError
 
 EXIT_WORLD, EXIT_USAGE = 1, 2
 # What every mistake in the words typed is; where it is defined depends on the version
@@ -124,8 +125,8 @@ def _say_usage(error: Any) -> int:
 def _say(error: SdsError) -> int:
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     console.print(f"error: {error}")
-    if error.hint:
-        console.print(f"mend:  {error.hint}")
+    if hint := error.hint or (A_GOOD_EVENT if isinstance(error, EventError) and not error.dfid else ""):
+        console.print(f"mend:  {hint}")
     if error.dfid:
         console.print(f"dfid:  {error.dfid}")
     return EXIT_USAGE if isinstance(error, UsageError) else EXIT_WORLD

@@ -18,7 +18,7 @@ QUESTIONS = {
     "peers": "one decision, ours and every peer's",
     "throughput": "decisions a second by how many are asked for at once, ours and the best peer's",
     "grammar": "new bounds, ours and every grammar engine's",
-    "kernel": "drift check, verdict, durable verdict, and Cedar's rule",
+    "kernel": "drift check, verdict, durable verdict, and the rule of Cedar and dir-core",
     "scaling": "growth with prompt, alternatives, contract, and a ledger of a million entries",
     "gpu": "hot path and throughput on a CUDA device",
     "report": "one page of all that was kept with --save",

@@ -20,7 +20,7 @@ from sds.kernel.intake import EVENT_BYTES_MAX
 from sds.kernel.store import Store
 from sds.models.protocol import BackendError
 
-_AN_EVENT = "sds events refund --limit 1 > event.json; sds ... --event event.json"
+A_GOOD_EVENT = "sds events refund --limit 1 > event.json; sds ... --event event.json"
 _GATE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 GateName = Annotated[str, typer.Argument(help="Which gate: refund.", metavar="GATE")]
@@ -52,7 +52,7 @@ def folder_of(gate: str) -> Path:
 def open_store(gate: str) -> Store:
     """Open the record of any gate that has one, your own gates included. Raises UsageError."""
     if not _GATE.fullmatch(gate):
-        raise UsageError(f"`{gate}` is not the name of a gate")
+        raise UsageError(f"`{gate}` is not the name of a gate", hint="a gate has a name_in_lower_case")
     folder = gate_home(gate)
     if not decisions_path(folder).exists() and not key_path(folder).exists():
         known = ", ".join(recorded())
@@ -111,7 +111,7 @@ def read_event_text(source: str) -> str:
     except UnicodeDecodeError as error:
         raise EventError(f"the event is not UTF-8 at byte {error.start}") from error
     if not text.strip():
-        raise EventError("the event is empty", hint=_AN_EVENT)
+        raise EventError("the event is empty")
     if _holds_several(text):
         raise EventError(
             "there is more than one event", hint="head -1 takes the first: ... | head -1 | sds ... --event -"
@@ -121,7 +121,7 @@ def read_event_text(source: str) -> str:
 
 def _read_input() -> bytes:
     if sys.stdin is None:
-        raise EventError("standard input is closed", hint=_AN_EVENT)
+        raise EventError("standard input is closed")
     return sys.stdin.buffer.read(EVENT_BYTES_MAX + 1)
 
 
@@ -137,7 +137,7 @@ def _holds_several(text: str) -> bool:
 
 def _read_file(path: Path) -> bytes:
     if not path.name:
-        raise EventError("--event names no file", hint=_AN_EVENT)
+        raise EventError("--event names no file")
     with path.open("rb") as file:
         return file.read(EVENT_BYTES_MAX + 1)
 

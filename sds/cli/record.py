@@ -56,7 +56,7 @@ def audit(
     with closing(open_store(gate)) as store:
         found = auditing.flow_record(store, _whole(store, dfid))
     if found is None:
-        raise UsageError(f"there is no flow `{dfid}` in the record of `{gate}`", hint="sds flows")
+        raise UsageError(f"there is no flow `{dfid}` in the record of `{gate}`", hint=f"sds flows --gate {gate}")
     if as_json:
         print_json(found)
     else:
@@ -224,7 +224,7 @@ def _set_halted(gate: str, *, halted: bool, reason: str) -> None:
 
 def _given(reason: str) -> str:
     if not reason.strip():
-        raise UsageError("a reason is needed, for the record")
+        raise UsageError("a reason is needed, for the record", hint='--reason "..."')
     return reason
 
 

@@ -83,6 +83,13 @@ def test_an_event_may_come_from_standard_input(shell: Shell, report: Any) -> Non
     event = shell.ok("events", "refund", "--limit", "1")
     answer = shell.json("decide", "refund", "--event", "-", stdin=event)
     assert json.loads(event)["claim_id"] == answer["event_id"]
+    again = ("decide", "refund", "--event", "-", "--model", "no-such-model.gguf")
+    assert answer == shell.json(*again, stdin=event), "a stored answer needs no model"
+    other = shell(*again, stdin=event.replace('"claim_text": "', '"claim_text": "x'))
+    assert (2, f"error: event `{answer['event_id']}` was seen with another body") == (
+        other.returncode,
+        other.stderr.splitlines()[0],
+    )
 
 
 def test_the_ledger_verifies_and_a_kept_head_shows_truncation(shell: Shell, report: Any, tmp_path: Path) -> None:
@@ -98,8 +105,13 @@ def test_the_ledger_verifies_and_a_kept_head_shows_truncation(shell: Shell, repo
 def test_a_halt_stops_everything_until_it_is_lifted(shell: Shell, report: Any) -> None:
     assert "refund: halted\n" == shell.ok("halt", "--reason", "a test")
     assert "refund: was halted already\n" == shell.ok("halt", "--reason", "a test")
-    refused = shell("run", "refund", "--limit", "1")
-    assert (2, "error: the gate is halted") == (refused.returncode, refused.stderr.splitlines()[-2])
+    refused = shell("run", "refund", "--limit", "1", "--model", "no-such-model.gguf")
+    assert (2, "error: the gate is halted") == (refused.returncode, refused.stderr.splitlines()[0]), "before a model"
+    refused = shell("run", "refund", "--limit", "1", "--reset", "--model", "no-such-model.gguf")
+    assert (2, "error: `refund` is halted, and a reset would lift that") == (
+        refused.returncode,
+        refused.stderr.splitlines()[0],
+    )
     event = shell.ok("events", "refund", "--limit", "1")
     assert "ESCALATED" == shell.json("decide", "refund", "--event", "-", stdin=event)["state"]
     assert "refund: running\n" == shell.ok("resume", "--reason", "the test is over")
@@ -191,6 +203,7 @@ MISTAKES = [
     (("decide", "refund"), 2, "Missing option '--event'"),
     (("decide", "refund", "--event", "nowhere.json"), 2, "error: `nowhere.json` cannot be read"),
     (("decide", "refund", "--event", "README.md"), 2, "error: the event is not JSON"),
+    (("decide", "refund", "--event", "README.md"), 2, "mend:  sds events refund --limit 1 > event.json"),
     (("events", "loans"), 2, "error: there is no gate `loans`"),
     (("envelope", "refund", "--event", "Makefile"), 2, "error: the event is not JSON"),
     (("grammar", "refund", "--event", "Makefile", "--format", "xml"), 2, "error: there is no format `xml`"),

@@ -78,6 +78,17 @@ def test_what_is_not_whole_or_not_ours_is_one_line_and_the_source_runs(
     assert f"tiny-1.gguf@{catalog.fingerprint(source)[:12]}" == engine.model
 
 
+def test_a_cache_that_is_no_folder_is_one_line_and_the_source_runs(
+    tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SDS_CACHE", str(tmp_path / "file"))
+    engine = open_engine(tiny_path(1), now_ms=lambda: 0)
+    engine.close()
+    hint = "the model runs as it is (set SDS_CACHE to one)"
+    assert (f"`{tmp_path / 'file'}` is no folder: {hint}",) == engine.notices
+
+
 def test_what_was_decided_before_it_was_prepared_is_replayed_by_the_file_itself(
     copied: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
