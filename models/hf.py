@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+NORMS = {"norm", "norm_f", "ln_f", "final_norm", "final_layernorm", "final_layer_norm"}  # what models call the last one
 
 
 class HfBackend(SeatedBackend):
@@ -111,14 +112,24 @@ class HfBackend(SeatedBackend):
         return self._model(**inputs, use_cache=True, logits_to_keep=outputs).logits  # type: ignore[no-any-return]
 
     def _states(self, depth: int, **inputs: Any) -> torch.Tensor:
-        """Return what goes into layer `depth`; layers from there on are left out where the cache allows it."""
+        """Return what goes into layer `depth`, normed as the last one's is; layers from there on are left out where the
+        cache allows it.
+        """
         base = self._model.base_model
         if depth == self._layers:
             return base(**inputs, use_cache=True).last_hidden_state  # type: ignore[no-any-return]
-        layers = [m for m in base.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == self._layers]
-        if not layers:
-            raise BackendError("the model's layers cannot be told apart")
-        return _input_of(layers[0][depth], lambda: base(**inputs, use_cache=True), stop=self._store.together)
+        layers, norm = _layers_and_norm(base, self._layers)
+        return norm(_input_of(layers[depth], lambda: base(**inputs, use_cache=True), stop=self._store.together))  # type: ignore[no-any-return]
+
+
+def _layers_and_norm(base: torch.nn.Module, count: int) -> tuple[torch.nn.ModuleList, torch.nn.Module]:
+    """Return a model's layers, and the norm of what comes out of the last, which lies beside them."""
+    for holder in base.modules():
+        layers = [each for each in holder.children() if isinstance(each, torch.nn.ModuleList) and len(each) == count]
+        norms = [each for name, each in holder.named_children() if name in NORMS]
+        if len(layers) == len(norms) == 1:
+            return layers[0], norms[0]
+    raise BackendError("the model's layers, or the norm behind them, cannot be told apart")
 
 
 class _Reached(Exception):  # noqa: N818  no error

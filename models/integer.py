@@ -281,7 +281,7 @@ class IntegerBackend(SeatedBackend):
         )
         numbers = (len(ids), len(trees), len(asked), layers, int(states_at is not None))
         library().call("run", self._engine, ctypes.byref(Pass(*places, *numbers)))
-        return answers if states_at is None else self._turned_back(answers, states_at), cells
+        return answers if states_at is None else self._turned_back(answers), cells
 
     def _room(self, *sizes: int) -> NDArray[np.int16]:
         """Return memory for the cells of a call, over which the next one writes."""
@@ -290,11 +290,9 @@ class IntegerBackend(SeatedBackend):
             self._cells = np.empty(size, np.int16)
         return self._cells[:size].reshape(sizes)
 
-    def _turned_back(self, states: NDArray[np.float32], layer: int) -> NDArray[np.float32]:
-        """Return states as the model has them, and those after the last layer as the head sees them."""
+    def _turned_back(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return states as the head sees those after the last layer."""
         found: NDArray[np.float32] = states @ self._model.turn
-        if layer < self._layers:
-            return found
         with np.errstate(all="ignore"):  # what is no number shows
             scale = np.sqrt(np.square(found).mean(1, keepdims=True) + np.float32(self._model.shape.epsilon))
             normed: NDArray[np.float32] = found / scale * self._model.norm

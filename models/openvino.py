@@ -79,7 +79,7 @@ class _Programs:
         self.kind, self.vino_kind = KEPT[precision]
 
     def compiled(self, states_at: int | None) -> Any:
-        """Return what runs calls: to the logits, or to the states that go into a layer."""
+        """Return what runs calls: to the logits, or to the states that go into a layer, normed."""
         with self._compiling:
             return self._compiled.get(states_at) or self._compile(states_at)
 

@@ -96,8 +96,7 @@ class _Graph:
         else:
             if by is not None:
                 answered = _product(answered, *self._once("turned back", lambda: [_matrix(by.T)]))
-            if layers == self._shape.layers:
-                answered = self._norm(answered, self._weights[NORM])
+            answered = self._norm(answered, self._weights[NORM])
         outputs = [answered, ops.reshape(ops.concat(kept, 0), self._ints(-1), False)] if kept else [answered]
         return ov.Model(outputs, parameters, ARCHITECTURE)
 

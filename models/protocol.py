@@ -154,9 +154,9 @@ class Backend(Protocol):
     ) -> NDArray[np.float32]:
         """Return the hidden state after these sections, shape [width]: at the last position, or the mean over the
         positions `span` (from, to) of the last section. `layer`: how many layers were passed, None: all; raises
-        BackendError for one that the library does not hand out. After all layers the state is past the model's final
-        norm, too, before that it is not: what is fitted on a layer's state does not fit the state of a model that
-        was cut after that layer. Slot 0 holds the sections afterwards.
+        BackendError for one that the library does not hand out. The state is past the model's final norm, whatever the
+        layer: what a whole model says of a layer is what one that was cut after it says. Slot 0 holds the sections
+        afterwards.
         """
 
     def close(self) -> None: ...

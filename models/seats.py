@@ -179,7 +179,7 @@ class SeatedBackend(ABC):
     def hidden(
         self, sections: Sequence[Sequence[int]], *, span: tuple[int, int] | None = None, layer: int | None = None
     ) -> NDArray[np.float32]:
-        """Return the state before layer `layer` (0: the embeddings); without one, after the last layer and its norm.
+        """Return the state before layer `layer` (0: the embeddings), without one after the last, past the model's norm.
 
         No layer from `layer` on is computed, for this or any section; a later `run` on the slot does it after all.
         """

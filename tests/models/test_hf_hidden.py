@@ -13,10 +13,16 @@ from tests.models.test_backends import sections_of
 from tests.models.test_hf_rows import close, out_of_memory, plain
 
 
+def states_of(backend: HfBackend, tokens: list[int]) -> list[Any]:
+    """The states of all tokens before each layer and after the last, all past the model's norm."""
+    *lower, last = plain(backend, tokens, output_hidden_states=True).hidden_states
+    return [*(backend.module.model.norm(states[0]).detach() for states in lower), last[0]]
+
+
 @pytest.mark.parametrize("layer", [0, 1, 2, None])
 def test_hidden_states_are_those_of_the_plain_model(layer: int | None, either: HfBackend):
     first, second = sections_of(17, 12, 9)
-    expected = plain(either, first + second, output_hidden_states=True).hidden_states[-1 if layer is None else layer][0]
+    expected = states_of(either, first + second)[2 if layer is None else layer]
     assert close(expected[-1].numpy(), either.hidden([first, second], layer=layer))
     mean = either.hidden([first, second], span=(2, 7), layer=layer)
     assert np.float32 == mean.dtype
@@ -25,7 +31,7 @@ def test_hidden_states_are_those_of_the_plain_model(layer: int | None, either: H
 
 def test_hidden_states_of_a_text_longer_than_a_pass_are_averaged_over_all_of_it(several: HfBackend):
     (text,) = sections_of(18, 700)
-    expected = plain(several, text, output_hidden_states=True).hidden_states[1][0].mean(dim=0)
+    expected = states_of(several, text)[1].mean(dim=0)
     assert close(expected.numpy(), several.hidden([text], span=(0, 700), layer=1))
 
 

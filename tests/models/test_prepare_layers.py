@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import numpy as np
 import pytest
 
 from sds.models import prepare
-from sds.models.catalog import embedded_model, prepared
+from sds.models.catalog import compiled_passes, embedded_model, prepared
 from sds.models.llama import LlamaBackend
-from sds.models.protocol import BackendError
+from sds.models.protocol import Backend, BackendError
 from tests.model_fixtures import TINY_THREADS
 from tests.models.preparing import OPENVINO_WINS, in_openvino, preparation
 
@@ -63,6 +64,24 @@ def test_a_model_without_its_upper_layers_gives_the_hidden_state_there(
     expected = state_after(tiny_folder(1), tokens, 1)
     assert cosine(expected, state_of(found.path, tokens)) > 0.999
     assert cosine(expected, state_of(tiny_path(1), tokens)) < 0.999
+    for whole in whole_models(tiny_path(1), tiny_folder(1)):
+        with closing(whole):
+            assert cosine(expected, whole.hidden([tokens], layer=1)) > 0.999, whole.name
+
+
+def whole_models(path: Path, folder: Path) -> Iterator[Backend]:
+    """The same model in each library that hands out the states of any layer, and runs here."""
+    from sds.models.hf import HfBackend
+
+    yield HfBackend(folder, threads=TINY_THREADS)
+    if find_spec("openvino"):
+        from sds.models.openvino import OpenvinoBackend
+
+        yield OpenvinoBackend(path, threads=TINY_THREADS, lengths=())
+    if compiled_passes():
+        from sds.models.integer import IntegerBackend
+
+        yield IntegerBackend(path, dtype="int16", threads=TINY_THREADS)
 
 
 @in_openvino
