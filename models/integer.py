@@ -68,8 +68,8 @@ class _Model:
             heads = f"heads of multiples of {2 * HALF_HEAD} numbers, up to {HEAD_MAX}"
             raise BackendError(f"integer passes run {heads}", hint="llama.cpp runs it")
         self._library, self._weights = library(), weights
-        self.turn = turn(shape.width)
-        self._block = block_turn(shape.inner)
+        self._turn, self._block = turn(shape.width), block_turn(shape.inner)
+        self.turn = self._turn.matrix
         sizes = Sizes(
             *(
                 shape.layers,
@@ -81,7 +81,7 @@ class _Model:
                 shape.words,
                 self.context,
             ),
-            *(int(self.in_bytes), len(self._block), shape.epsilon),
+            *(int(self.in_bytes), self._block.width, shape.epsilon),
         )
         self.made = self._library.made("model", ctypes.byref(sizes))
         try:
@@ -100,16 +100,16 @@ class _Model:
             self.free()
 
     def _pack(self) -> None:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for _ in pool.map(self._pack_layer, range(self.shape.layers)):
-                pass
         weights, width = self._weights, self.shape.width
         of_head = HEAD if HEAD in weights else EMBEDDING
-        head = turned_matrix(weights[of_head], self.turn, scales=weights[NORM])
-        turned = turned_matrix(weights[EMBEDDING], self.turn)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            head = pool.submit(lambda: turned_matrix(weights[of_head], self._turn, scales=weights[NORM]))
+            turned = pool.submit(lambda: turned_matrix(weights[EMBEDDING], self._turn))
+            for _ in pool.map(self._pack_layer, range(self.shape.layers)):
+                pass
         half = self.shape.head // 2
         tables = [in_one_piece(table[:, :half]) for table in weights.rotations(self.context)]
-        ends = [turned, np.ones(width, np.float32), head, *tables]
+        ends = [turned.result(), np.ones(width, np.float32), head.result(), *tables]
         self._library.call("ends", self.made, *(pointer(array) for array in ends))
 
     def _pack_layer(self, n: int) -> None:
@@ -123,9 +123,9 @@ class _Model:
         if self.in_bytes and n < shape.layers - 1:
             down = turned_matrix(down, self._block)
         ones = np.ones(shape.width, np.float32)
-        read = [turned_matrix(each, self.turn, scales=norms[0]) for each in (query, key, value)]
-        inner = [turned_matrix(each, self.turn, scales=norms[1]) for each in (gate, up)]
-        added = [turned_matrix(each.T, self.turn).T for each in (output, down)]
+        read = [turned_matrix(each, self._turn, scales=norms[0]) for each in (query, key, value)]
+        inner = [turned_matrix(each, self._turn, scales=norms[1]) for each in (gate, up)]
+        added = [turned_matrix(each.T, self._turn).T for each in (output, down)]
         arrays = [in_one_piece(array) for array in (ones, *read, added[0], ones, *inner, added[1])]
         self._library.call("layer", self.made, n, *(pointer(array) for array in arrays))
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sds.models.llama_weights import ARCHITECTURE, EMBEDDING, HEAD, NORM, Weights
 from sds.models.openvino_copies import made_input, one_of
 from sds.models.openvino_int8 import check_epsilon, rounded, rounded_by_row, rounded_matrix
-from sds.models.turning import block_turn, turn, turned_matrix
+from sds.models.turning import Turn, block_turn, turn, turned_matrix
 
 
 def graph(
@@ -84,7 +84,7 @@ class _Graph:
         states, kept = ops.gather(embedding, ids, self._axis(0)), []
         by = self._turn if layers else None
         if by is not None:
-            states = _product(states, *self._once("turned", lambda: [_matrix(by)]))
+            states = _product(states, *self._once("turned", lambda: [_matrix(by.matrix)]))
         for n in range(layers):
             before = [ops.convert(each, "f32") for each in held[2 * n : 2 * n + 2]]
             last = wanted if n == layers - 1 else None
@@ -95,7 +95,7 @@ class _Graph:
             answered = self._logits(answered, embedding)
         else:
             if by is not None:
-                answered = _product(answered, *self._once("turned back", lambda: [_matrix(by.T)]))
+                answered = _product(answered, *self._once("turned back", lambda: [_matrix(by.matrix.T)]))
             answered = self._norm(answered, self._weights[NORM])
         outputs = [answered, ops.reshape(ops.concat(kept, 0), self._ints(-1), False)] if kept else [answered]
         return ov.Model(outputs, parameters, ARCHITECTURE)
@@ -182,9 +182,7 @@ class _Graph:
         read = rounded(read) if rounding else read
         return [_product(read, each) for each in turned]
 
-    def _added(
-        self, states: Any, found: Any, name: str, block: NDArray[np.float32] | None = None, *, rounding: bool
-    ) -> Any:
+    def _added(self, states: Any, found: Any, name: str, block: Turn | None = None, *, rounding: bool) -> Any:
         """Return the states, the product of what was found with a matrix added; `rounding`: as in `_read`, after what was
         found is turned, `block` by block.
         """
@@ -198,9 +196,9 @@ class _Graph:
 
         if not rounding:
             return ops.add(states, _product(found, *self._once(name, lambda: [_matrix(matrix())])))
-        if block is not None and len(block) > 1:
-            blocks = self._reshape(found, 1, -1, len(block))
-            found = self._reshape(_product(blocks, self._same(block)), 1, -1, self._shape.inner)
+        if block is not None and block.width > 1:
+            blocks = self._reshape(found, 1, -1, block.width)
+            found = self._reshape(_product(blocks, self._same(block.matrix)), 1, -1, self._shape.inner)
         small, largest = rounded_by_row(found)
         product = _product(small, *self._once(name, lambda: [rounded_matrix(matrix())]))
         return ops.add(states, ops.multiply(product, largest))

@@ -1,11 +1,14 @@
 """States turned by a fixed orthogonal matrix, so that no channel of them stands out where they are rounded.
 
-The turn costs nothing: it is folded into the matrices on either side.
+The turn costs nothing: it is folded into the matrices on either side. It is made of small ones, so that folding it in costs
+little, too.
 """
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
+from functools import reduce
 from math import gcd
 
 import numpy as np
@@ -17,41 +20,84 @@ ONE = np.float32(1)
 BLOCK_MAX = 64
 
 
-def turn(width: int) -> NDArray[np.float32]:
-    """Return an orthogonal matrix that spreads every channel over all: signs by chance, always the same, then a cosine
-    transform (DCT-II), [width, width].
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Signs, [width], then the Kronecker product of orthogonal matrices."""
+
+    signs: NDArray[np.float32]
+    factors: tuple[NDArray[np.float32], ...]
+
+    @property
+    def width(self) -> int:
+        return len(self.signs)
+
+    @property
+    def matrix(self) -> NDArray[np.float32]:
+        """All of it in one, [width, width]."""
+        whole: NDArray[np.float32] = reduce(np.kron, self.factors, np.ones((1, 1), np.float32)) * self.signs
+        return whole
+
+    def turned(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return rows, [., width], as `rows @ matrix.T` has them."""
+        found, behind = rows * self.signs, 1
+        for factor in reversed(self.factors):
+            size = len(factor)
+            if behind == 1:  # many small products, which BLAS makes in the thread that asks
+                found = found.reshape(len(rows), -1, size) @ factor.T
+            else:
+                found = factor @ found.reshape(-1, size, behind)
+            behind *= size
+        turned: NDArray[np.float32] = found.reshape(rows.shape)
+        return turned
+
+
+def turn(width: int) -> Turn:
+    """Return one that spreads every channel over all: signs by chance, always the same, then Hadamard's matrices and, for
+    what is odd of the width, a cosine transform (DCT-II).
     """
     bits = np.frombuffer(hashlib.shake_256(b"signs").digest((width + 7) // 8), np.uint8)
-    signs = 1.0 - 2.0 * np.unpackbits(bits)[:width]
-    rows, columns = np.mgrid[:width, :width]
-    waves = np.cos(np.pi / width * (columns + 0.5) * rows) * np.sqrt(2 / width)
+    signs = (1.0 - 2.0 * np.unpackbits(bits)[:width]).astype(np.float32)
+    even = width & -width
+    factors = [_cosines(width // even)]
+    while even > 1:
+        factors.append(_hadamard(min(even, BLOCK_MAX)))
+        even //= len(factors[-1])
+    return Turn(signs, tuple(each for each in factors if len(each) > 1))
+
+
+def block_turn(inner: int) -> Turn:
+    """Return one (of Hadamard) that spreads each channel of a block of inner states evenly over it."""
+    block = gcd(inner, BLOCK_MAX)
+    return Turn(np.ones(block, np.float32), (_hadamard(block),))
+
+
+def _cosines(size: int) -> NDArray[np.float32]:
+    rows, columns = np.mgrid[:size, :size]
+    waves = np.cos(np.pi / size * (columns + 0.5) * rows) * np.sqrt(2 / size)
     waves[0] /= np.sqrt(2)
-    turned: NDArray[np.float32] = (waves * signs).astype(np.float32)
-    return turned
+    cosines: NDArray[np.float32] = waves.astype(np.float32)
+    return cosines
 
 
-def block_turn(inner: int) -> NDArray[np.float32]:
-    """Return an orthogonal matrix (of Hadamard) that spreads each channel of a block of inner states evenly over it,
-    [block, block].
-    """
+def _hadamard(size: int) -> NDArray[np.float32]:
     found = np.ones((1, 1), np.float32)
-    while len(found) < gcd(inner, BLOCK_MAX):
+    while len(found) < size:
         found = np.block([[found, found], [found, -found]])
-    turned: NDArray[np.float32] = found / np.sqrt(np.float32(len(found)))
+    turned: NDArray[np.float32] = found / np.sqrt(np.float32(size))
     return turned
 
 
 def turned_matrix(
-    matrix: NDArray[np.float32], by: NDArray[np.float32], *, scales: NDArray[np.float32] | np.float32 = ONE
+    matrix: NDArray[np.float32], by: Turn, *, scales: NDArray[np.float32] | np.float32 = ONE
 ) -> NDArray[np.float32]:
-    """Return a matrix [., width] for states that are turned, block by block of [block, block], and, each channel, divided
+    """Return a matrix [., width] for states that are turned, block by block as wide as the turn, and, each channel, divided
     by its scale.
 
     Raises BackendError where it is no numbers any more.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        blocks = (matrix * scales).reshape(-1, len(by)) @ by.T
-    found: NDArray[np.float32] = blocks.reshape(matrix.shape).astype(np.float32, copy=False)
+        scaled = matrix if scales is ONE else matrix * scales
+        found = by.turned(scaled.reshape(-1, by.width)).reshape(matrix.shape)
     if not np.isfinite(found).all():
         raise BackendError("weights are too large to be turned", hint="choose openvino in bf16 or fp32, or llamacpp")
     return found

@@ -41,7 +41,7 @@ struct Engine;
 const char* passes_sources();
 int passes_model(const Sizes* sizes, Model** made);
 void passes_model_free(Model* model);
-// A layer's vectors and matrices in 32 bits, [outputs, inputs]; heads of queries and keys turn by halves, queries are scaled.
+// A layer's vectors and matrices in 32 bits, [outputs, inputs], turned (`turning.py`); heads of queries and keys turn by halves, queries are scaled.
 int passes_layer(Model* model, int32_t layer, const float* norm, const float* query, const float* key, const float* value,
                  const float* output, const float* inner_norm, const float* gate, const float* up, const float* down);
 // What stands around the layers; the embedding is copied, the head packed. Rotations are [context, head / 2].

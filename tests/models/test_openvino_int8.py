@@ -31,9 +31,11 @@ IN_INT8 = ["int8", pytest.param("int8-bf16", marks=NO_BF16)]
 pytestmark = pytest.mark.skipif(not computes_in_int8(), reason="no int8 in this processor")
 
 
-@pytest.mark.parametrize("width", [1, 2, 9, 64, 576])
+@pytest.mark.parametrize("width", [1, 2, 9, 64, 128, 576, 896])
 def test_a_turn_keeps_lengths_and_spreads_every_channel(width: int) -> None:
-    matrix = turn(width)
+    made = turn(width)
+    matrix, rows = made.matrix, np.random.default_rng(1).standard_normal((5, width)).astype(np.float32)
+    assert farthest(made.turned(rows), rows @ matrix.T) < 1e-5
     assert farthest(matrix @ matrix.T, np.eye(width)) < 1e-5
     assert np.abs(matrix).max() <= np.sqrt(2 / width) + 1e-6
 
@@ -51,14 +53,15 @@ def test_each_row_of_weights_is_rounded_within_its_own_range() -> None:
 
 @pytest.mark.parametrize("inner", [1, 2, 24, 64, 96, 1536])
 def test_a_turn_of_blocks_spreads_every_channel_evenly(inner: int) -> None:
-    matrix = block_turn(inner)
+    made = block_turn(inner)
+    matrix = made.matrix
     assert 0 == inner % len(matrix)
     assert farthest(matrix @ matrix.T, np.eye(len(matrix))) < 1e-6
     assert farthest(np.abs(matrix), np.full_like(matrix, len(matrix) ** -0.5)) < 1e-6
     weights = np.random.default_rng(2).standard_normal((3, inner)).astype(np.float32)
     states = np.random.default_rng(3).standard_normal((4, inner)).astype(np.float32)
     turned = (states.reshape(-1, len(matrix)) @ matrix.T).reshape(states.shape)
-    assert farthest(states @ weights.T, turned @ turned_matrix(weights, matrix).T) < 1e-4
+    assert farthest(states @ weights.T, turned @ turned_matrix(weights, made).T) < 1e-4
 
 
 def by_row(rows: np.ndarray, hint: str) -> tuple[np.ndarray, np.ndarray]:
@@ -98,7 +101,7 @@ def test_a_state_that_is_no_number_shows_in_all_that_comes_after_it(
     """Of token 7: the sum of its embedding, turned."""
     tensors = random_tensors()
     tensors["output.weight"] = tensors["token_embd.weight"].copy()
-    tensors["token_embd.weight"][7] = 3e38 * np.sign(turn(Sizes().width)[0])
+    tensors["token_embd.weight"][7] = 3e38 * np.sign(turn(Sizes().width).matrix[0])
     backend = opened(llama_gguf(tmp_path / "model.gguf", tensors=tensors), dtype=dtype, slots=2)
     backend.begin([[20] * 20], slot=1)
     expected = backend.step([21], slot=1)
