@@ -227,7 +227,7 @@ def prepared(source: Path, cache: Path, *, layers: int | None = None) -> Prepare
 
     Raises BackendError in one line where something was that cannot be used; run the source then.
     """
-    folder = next(each for each in (cache, *cache.parents) if each.exists())
+    folder = next((each for each in (cache, *cache.parents) if each.exists()), cache)
     if not folder.is_dir():
         raise BackendError(f"`{folder}` is no folder", hint="set SDS_CACHE to one")
     if not source.is_file() or folder != cache or not any(cache.glob("*.json")):

@@ -68,8 +68,7 @@ class _Model:
             heads = f"heads of multiples of {2 * HALF_HEAD} numbers, up to {HEAD_MAX}"
             raise BackendError(f"integer passes run {heads}", hint="llama.cpp runs it")
         self._library, self._weights = library(), weights
-        self._turn, self._block = turn(shape.width), block_turn(shape.inner)
-        self.turn = self._turn.matrix
+        self.turn, self._block = turn(shape.width), block_turn(shape.inner)
         sizes = Sizes(
             *(
                 shape.layers,
@@ -103,8 +102,8 @@ class _Model:
         weights, width = self._weights, self.shape.width
         of_head = HEAD if HEAD in weights else EMBEDDING
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            head = pool.submit(lambda: turned_matrix(weights[of_head], self._turn, scales=weights[NORM]))
-            turned = pool.submit(lambda: turned_matrix(weights[EMBEDDING], self._turn))
+            head = pool.submit(lambda: turned_matrix(weights[of_head], self.turn, scales=weights[NORM]))
+            turned = pool.submit(lambda: turned_matrix(weights[EMBEDDING], self.turn))
             for _ in pool.map(self._pack_layer, range(self.shape.layers)):
                 pass
         half = self.shape.head // 2
@@ -123,9 +122,9 @@ class _Model:
         if self.in_bytes and n < shape.layers - 1:
             down = turned_matrix(down, self._block)
         ones = np.ones(shape.width, np.float32)
-        read = [turned_matrix(each, self._turn, scales=norms[0]) for each in (query, key, value)]
-        inner = [turned_matrix(each, self._turn, scales=norms[1]) for each in (gate, up)]
-        added = [turned_matrix(each.T, self._turn).T for each in (output, down)]
+        read = [turned_matrix(each, self.turn, scales=norms[0]) for each in (query, key, value)]
+        inner = [turned_matrix(each, self.turn, scales=norms[1]) for each in (gate, up)]
+        added = [turned_matrix(each.T, self.turn).T for each in (output, down)]
         arrays = [in_one_piece(array) for array in (ones, *read, added[0], ones, *inner, added[1])]
         self._library.call("layer", self.made, n, *(pointer(array) for array in arrays))
 
@@ -292,7 +291,7 @@ class IntegerBackend(SeatedBackend):
 
     def _turned_back(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return states as the head sees those after the last layer."""
-        found: NDArray[np.float32] = states @ self._model.turn
+        found = self._model.turn.turned_back(states)
         with np.errstate(all="ignore"):  # what is no number shows
             scale = np.sqrt(np.square(found).mean(1, keepdims=True) + np.float32(self._model.shape.epsilon))
             normed: NDArray[np.float32] = found / scale * self._model.norm

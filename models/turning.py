@@ -7,6 +7,7 @@ little, too.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import gcd
@@ -39,16 +40,25 @@ class Turn:
 
     def turned(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return rows, [., width], as `rows @ matrix.T` has them."""
-        found, behind = rows * self.signs, 1
-        for factor in reversed(self.factors):
-            size = len(factor)
-            if behind == 1:  # many small products, which BLAS makes in the thread that asks
-                found = found.reshape(len(rows), -1, size) @ factor.T
-            else:
-                found = factor @ found.reshape(-1, size, behind)
-            behind *= size
-        turned: NDArray[np.float32] = found.reshape(rows.shape)
-        return turned
+        return _multiplied(rows * self.signs, self.factors)
+
+    def turned_back(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return what `turned` made these of."""
+        back: NDArray[np.float32] = _multiplied(rows, [factor.T for factor in self.factors]) * self.signs
+        return back
+
+
+def _multiplied(rows: NDArray[np.float32], factors: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Return each row times the Kronecker product of these."""
+    found, behind = rows, 1
+    for factor in reversed(factors):
+        size = len(factor)
+        if behind == 1:  # many small products, which BLAS makes in the thread that asks
+            found = found.reshape(len(rows), -1, size) @ factor.T
+        else:
+            found = factor @ found.reshape(-1, size, behind)
+        behind *= size
+    return found.reshape(rows.shape)
 
 
 def turn(width: int) -> Turn:

@@ -36,6 +36,7 @@ def test_a_turn_keeps_lengths_and_spreads_every_channel(width: int) -> None:
     made = turn(width)
     matrix, rows = made.matrix, np.random.default_rng(1).standard_normal((5, width)).astype(np.float32)
     assert farthest(made.turned(rows), rows @ matrix.T) < 1e-5
+    assert farthest(made.turned_back(made.turned(rows)), rows) < 1e-5
     assert farthest(matrix @ matrix.T, np.eye(width)) < 1e-5
     assert np.abs(matrix).max() <= np.sqrt(2 / width) + 1e-6
 
