@@ -20,8 +20,8 @@ from sds.kernel.errors import StoreError
 
 BUSY_MS = 5_000
 BUSY_POLL_MS = 5
-SCHEMA_VERSION = "2"
-UPGRADABLE = ("1",)  # versions that lack nothing but tables
+SCHEMA_VERSION = "3"
+UPGRADABLE = ("1", "2")  # versions that lack nothing but tables
 
 _UNSTORABLE = (OverflowError, UnicodeEncodeError)  # a number beyond 64 bits, text that has no UTF-8
 

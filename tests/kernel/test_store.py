@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sds.kernel.errors import StoreError
-from sds.kernel.store import Store, connect, expected_schema
+from sds.kernel.store import SCHEMA_VERSION, Store, connect, expected_schema
 from tests.scale import scale
 
 WRITE = "is it in a folder that you may write?"
@@ -284,4 +284,4 @@ def test_an_older_record_gets_the_tables_it_lacks_and_keeps_the_rest(folder: Pat
         db.commit()
     with closing(Store(path)) as store:
         assert expected_schema() == store.schema
-        assert "2" == store.value("SELECT value FROM meta WHERE key = 'schema_version'")
+        assert SCHEMA_VERSION == store.value("SELECT value FROM meta WHERE key = 'schema_version'")
