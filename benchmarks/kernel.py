@@ -26,7 +26,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -281,19 +280,17 @@ def _proposal(packet: DecisionPacket) -> bytes:
 def open_kernel(
     path: Path,
     *,
-    prefix: str = "flow",
     contract: Contract | None = None,
     source: StateSource | None = None,
     connect: store.Connect = store.connect,
 ) -> Kernel:
     """Return the refund gate's kernel over a record of its own, with limits that no benchmark reaches.
 
-    `prefix`: of the ids of its flows. A record that is there is gone on with. Or that of another contract and its state.
+    A record that is there is gone on with. Or that of another contract and its state.
     """
     contract = contract or _without_limits(load_refund_contract())
     opened = store.Store(path, connect=connect)
     registry.register(opened, contract, by="operator", now_ms=1)
-    ids = count()
     return Kernel(
         contract,
         opened,
@@ -301,7 +298,6 @@ def open_kernel(
         _Pays(),
         Signer(bytes(32)),
         now_ms=lambda: time.time_ns() // 1_000_000,
-        new_id=lambda: f"{prefix}-{next(ids)}",
     )
 
 

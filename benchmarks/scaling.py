@@ -42,7 +42,7 @@ WARM_UP = 50
 def ledger(folder: Path, sizes: Sequence[int], n: int) -> list[dict[str, Any]]:
     """Return one row a size: entries, and the durable verdict in microseconds."""
     entries = [make_record(folder / f"{size}.db", size) for size in sizes]
-    kernels = [open_kernel(folder / f"{size}.db", prefix="more") for size in sizes]
+    kernels = [open_kernel(folder / f"{size}.db") for size in sizes]
     took: list[list[float]] = [[] for _ in sizes]
     for i in range(WARM_UP + n):
         for found, kernel in zip(took, kernels, strict=True):

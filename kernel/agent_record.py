@@ -6,10 +6,11 @@ Read from the ledger, where every entry has who, when and why; only what is now 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sds.kernel import escalation
+from sds.kernel import breaker, escalation
+from sds.kernel.breaker import Breaker
 from sds.kernel.contract import EscalationSpec
 from sds.kernel.registry import Registration, lookup
 from sds.kernel.store import Reader, Store
@@ -70,6 +71,7 @@ class AgentRecord:
     contracts: tuple[Held, ...]
     moves: tuple[Move, ...]
     halt: Halt | None = None
+    breaker: Breaker = field(default_factory=Breaker)
 
 
 def agent_record(store: Store, agent_id: str, *, now_ms: int) -> AgentRecord | None:
@@ -91,6 +93,7 @@ def agent_record(store: Store, agent_id: str, *, now_ms: int) -> AgentRecord | N
         contracts=tuple(_held(store, at_ms, entry, agent) for at_ms, entry in _entries(store, "CONTRACT", agent_id)),
         moves=tuple(_move(at_ms, entry) for at_ms, entry in _entries(store, "AGENT", agent_id)),
         halt=_halt(store) if agent.halted else None,
+        breaker=breaker.read(store, terms["gate"]),
     )
 
 

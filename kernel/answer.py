@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from sds.kernel.errors import unreadable
-from sds.kernel.flow import FINAL
+from sds.kernel.flow import FINAL, UNDECIDED_TAGS
 from sds.kernel.store import Reader
 
 
@@ -42,6 +42,15 @@ class Answer:
     def pending(self) -> bool:
         """Whether someone is still working on it: no final state, and no outcome that only recovery can settle."""
         return self.state not in FINAL and self.execution != "UNKNOWN"
+
+    @property
+    def retryable(self) -> bool:
+        """Whether nobody has decided it and the event may be sent again: `tag` says what it waits for."""
+        return self.state == "ABORTED" and self.tag in UNDECIDED_TAGS
+
+    def as_data(self) -> dict[str, object]:
+        """Return it as JSON data."""
+        return {**asdict(self), "pending": self.pending, "retryable": self.retryable}
 
 
 _SQL = """

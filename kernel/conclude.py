@@ -10,22 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sds.kernel import artifacts, binding, dim, escalation, jit, record, registry, reserve
+from sds.kernel import artifacts, binding, breaker, dim, escalation, jit, record, registry, reserve, undecided
 from sds.kernel.canonical import idempotency_key
 from sds.kernel.contract import Contract
 from sds.kernel.dim import Reason
 from sds.kernel.dispatch import Log
 from sds.kernel.errors import UsageError
 from sds.kernel.executor import ExecutionIntent, Signer
-from sds.kernel.flow import State, walk
+from sds.kernel.flow import CONTENTION, EXECUTOR_DOWN, NOT_DECIDED, State, walk
 from sds.kernel.governance import Observation
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.proposal import PROPOSAL_BYTES_MAX
 from sds.kernel.record import Attempt
 from sds.kernel.store import Store
 
-# What an operator, a deployment or another flow did while the flow was open is not held against the agent.
-_NOT_THE_AGENT = frozenset({"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED", "KERNEL_FAULT", "RESOURCE_CONTENTION"})
+# What an operator, a deployment, another flow or the load did while the flow was open is not held against the agent.
+_NOT_THE_AGENT = frozenset(
+    {"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED", "KERNEL_FAULT", "PROPOSAL_EXPIRED", "RESOURCE_CONTENTION"}
+)
 
 
 class Concluder:
@@ -86,8 +88,25 @@ class Concluder:
         why = "; ".join((*report.drift, *report.objections)) if report else ""
         reasons = (Reason(dim.AFTER_THE_GATES, code, why or code.lower()),)
         rejected = replace(attempt.verdict, outcome="REJECTED", reasons=reasons, gate_reached=dim.AFTER_THE_GATES)
-        self._finish(replace(attempt, verdict=rejected, report=report), "ABORTED", code)
+        self._undecided(replace(attempt, verdict=rejected, report=report), code)
         return None
+
+    def not_decided(self, attempt: Attempt) -> None:
+        """End a flow that got no turn: it waits, is shown to no human and charged to nobody. UsageError: not open."""
+        with self._store.transaction():
+            _, earlier = self._open_flow(attempt.packet)
+            self._finish(replace(attempt, number=earlier + 1, now_ms=self._now_ms()), "ABORTED", NOT_DECIDED)
+
+    def _undecided(self, attempt: Attempt, tag: str) -> None:
+        """End a flow that nobody has decided: its event may have a fresh one, or else it is a human's."""
+        if undecided.has_restart(self._store, attempt.packet.dfid, tag, self._contract.retry.restarts_max):
+            self._finish(attempt, "ABORTED", tag)
+            return
+        verdict = attempt.verdict
+        if all(reason.code != tag for reason in verdict.reasons):
+            why = Reason(dim.AFTER_THE_GATES, tag, f"attempt {attempt.number} was the last")
+            verdict = replace(verdict, reasons=(*verdict.reasons, why))
+        self._finish(replace(attempt, verdict=verdict), "ESCALATED", tag)
 
     def _revoked(self, attempt: Attempt, created_at_ms: int) -> str | None:
         """Tell whether authority has been withdrawn, or has run out, since."""
@@ -114,6 +133,8 @@ class Concluder:
         spec = self._contract.kinds.get(kind)
         if spec is None or not spec.executes:  # a choice from a saga's menu is no kind: what follows is the saga's
             return None, None
+        if not breaker.lets_through(self._store, self._contract.gate, attempt.now_ms):
+            return None, EXECUTOR_DOWN
         numbers = dict(verdict.numbers)
         needs = reserve.needs_of(self._contract, kind, numbers)
         names = reserve.scopes(self._contract, observed.situation.fields, attempt.now_ms)
@@ -134,11 +155,11 @@ class Concluder:
         attempt = replace(attempt, data=attempt.data[:PROPOSAL_BYTES_MAX])
         verdict = attempt.verdict
         if verdict.contended:
-            self._finish(attempt, "ABORTED", verdict.reason_code)
+            self._undecided(attempt, verdict.reason_code or CONTENTION)
             return None
         if verdict.final or attempt.number >= self._contract.retry.attempts_max:
             ends = (reason.code for reason in verdict.reasons if reason.code in dim.FINAL_CODES)
-            self._finish(attempt, "ABORTED", next(ends, "REASONING_EXHAUSTION"))
+            self._undecided(attempt, next(ends, "REASONING_EXHAUSTION"))
         else:
             record.write_attempt(self._store, attempt)
         return self._count_rejection(attempt)

@@ -1,26 +1,38 @@
 """Sending an order and learning what became of it. Never twice, unless the executor has promised that is safe.
 
 The order is already durable when it comes here. Only a definite answer settles it; anything else is looked up
-once and then stays UNKNOWN, with everything it reserved, until recovery or a human resolves it.
+once and then stays UNKNOWN, with everything it reserved, until recovery or a human resolves it. Whatever an executor
+raises is no definite answer, and nobody waits for one longer than `dispatch_ms_max`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import PurePath
+from traceback import extract_tb
 
-from sds.kernel import ledger, reserve
+from sds.kernel import breaker, ledger, reserve, undecided
+from sds.kernel.bounded import LateError, within
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.contract import Contract
-from sds.kernel.errors import ExecutorError, StoreError, UsageError
+from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.executor import ExecutionIntent, Executor, Receipt, Signer, VerifyingExecutor
-from sds.kernel.flow import State, walk
+from sds.kernel.flow import EXECUTION_FAILED, NOT_SENT, State, walk
 from sds.kernel.store import Store
 
 Log = Callable[[str, Mapping[str, object]], None]
 
 RECEIPT_CHARS_MAX = 200
+DETAIL_CHARS_MAX = 400  # what was raised, and what was found when it was looked up
 
-_STATUS = {"settled": "SUCCESS", "rejected": "FAILED", "absent": "UNKNOWN", "unknown": "UNKNOWN"}
+_STATUS = {
+    "settled": "SUCCESS",
+    "rejected": "FAILED",
+    "unsent": "FAILED",
+    "absent": "UNKNOWN",
+    "unknown": "UNKNOWN",
+}
 # Whether an order was settled by a human's word, and has not been undone since.
 _ATTESTED = (
     "SELECT 1 FROM ledger l WHERE l.dfid = ? AND l.kind = 'RESOLVED' AND json_type(l.body, '$.by') IS NOT NULL"
@@ -46,6 +58,7 @@ class Dispatcher:
         log: Log,
     ) -> None:
         self._store, self._signer = store, signer
+        self._gate, self._restarts_max = contract.gate, contract.retry.restarts_max
         self._executor = VerifyingExecutor(executor, signer)
         self._now_ms, self._log = now_ms, log
         self._deadline_s = contract.budget.dispatch_ms_max / 1000
@@ -57,22 +70,76 @@ class Dispatcher:
         """
         if self._now_ms() > until_ms:
             return self.settle(intent, Receipt("unknown", detail="not sent: the order came too late"))
-        return self.settle(intent, self._send(intent))
+        receipt = self._send(intent)
+        self._tell_breaker(answered=receipt.status in ("settled", "rejected", "absent"))
+        return self.settle(intent, receipt)
+
+    def _tell_breaker(self, *, answered: bool) -> None:
+        """Count what says that the executor is down, or up again (`breaker`)."""
+        if answered and not breaker.read(self._store, self._gate).failures:
+            return
+        with self._store.transaction():
+            if answered:
+                changed = breaker.answered(self._store, self._gate)
+            else:
+                changed = breaker.unanswered(self._store, self._gate, self._now_ms())
+        if changed:
+            self._log("executor.up" if answered else "executor.down", {"gate": self._gate})
 
     def _send(self, intent: ExecutionIntent) -> Receipt:
+        """Send an order once. What is not told for certain is looked up; so is a refusal, before it is asked again."""
+
+        def send() -> Receipt:
+            return _cleaned(self._executor.dispatch(intent, intent.idempotency_key, self._deadline_s))
+
         try:
-            receipt = _cleaned(self._executor.dispatch(intent, intent.idempotency_key, self._deadline_s))
-        except ExecutorError as error:
-            return Receipt("rejected", detail=one_line(in_words(error), RECEIPT_CHARS_MAX))
+            receipt = within(self._deadline_s, send, late=lambda receipt: self._came_late(intent, receipt))
+        except LateError:
+            facts = {"dfid": intent.dfid, "waited_ms": round(self._deadline_s * 1000)}
+            self._log("executor.late", facts)
+            return Receipt("unknown", detail=f"the executor did not answer within {facts['waited_ms']} ms")
         except Exception as error:  # noqa: BLE001  whatever it raises, it may have acted
-            receipt = Receipt("unknown", detail=_failure("the executor failed", error))
-        return receipt if receipt.status in ("settled", "rejected") else self._lookup(intent)
+            receipt = Receipt("unknown", detail=self._failed(intent, "the executor failed", error))
+        if receipt.status in ("settled", "unsent"):
+            return receipt
+        known = self._lookup(intent)
+        if receipt.status == "rejected":
+            told_otherwise = "declined, and carried out by its own look-up"
+            return replace(known, status="unknown", detail=told_otherwise) if known.status == "settled" else receipt
+        found = f"looked up: {known.status}{': ' if known.detail else ''}{known.detail}"
+        return (
+            replace(known, detail=one_line(f"{receipt.detail}; {found}", DETAIL_CHARS_MAX)) if receipt.detail else known
+        )
+
+    def _came_late(self, intent: ExecutionIntent, receipt: Receipt) -> None:
+        """Take the answer to an order that is recorded as UNKNOWN by now: once, whoever else settles it meanwhile."""
+        try:
+            if receipt.status in ("settled", "rejected"):
+                self.settle(intent, receipt)
+                self._tell_breaker(answered=True)
+        except Exception as error:  # noqa: BLE001  nobody waits here; recovery looks the order up again
+            self._log("executor.late_answer_lost", {"dfid": intent.dfid, "error": type(error).__name__})
+
+    def _asked(self, intent: ExecutionIntent, what: str, ask: Callable[[], Receipt]) -> Receipt:
+        """Ask the executor something that it may answer or not: not knowing is an answer, too."""
+        try:
+            return within(self._deadline_s, lambda: _cleaned(ask()))
+        except LateError:
+            return Receipt("unknown", detail=f"{what} failed: no answer within {round(self._deadline_s * 1000)} ms")
+        except Exception as error:  # noqa: BLE001  as above
+            return Receipt("unknown", detail=self._failed(intent, f"{what} failed", error))
+
+    def _failed(self, intent: ExecutionIntent, what: str, error: Exception) -> str:
+        """Say what was raised, and where; log it."""
+        frames = extract_tb(error.__traceback__)
+        place = f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
+        said = one_line(f"{type(error).__name__}: {in_words(error)}", RECEIPT_CHARS_MAX)
+        self._log("executor.failed", {"dfid": intent.dfid, "what": what, "error": said, "place": place})
+        return one_line(f"{what}: {said} ({place})", DETAIL_CHARS_MAX)
 
     def _lookup(self, intent: ExecutionIntent) -> Receipt:
-        try:
-            return _cleaned(self._executor.lookup(intent.idempotency_key, self._deadline_s))
-        except Exception as error:  # noqa: BLE001  not knowing is an answer
-            return Receipt("unknown", detail=_failure("the look-up failed", error))
+        ask = self._executor.lookup
+        return self._asked(intent, "the look-up", lambda: ask(intent.idempotency_key, self._deadline_s))
 
     def resolve(self, intent: ExecutionIntent, still_valid: Callable[[ExecutionIntent], bool]) -> str:
         """Learn what became of an order whose sender is gone, by its key.
@@ -128,10 +195,8 @@ class Dispatcher:
         return self.settle(intent, _cleaned(said), by=by)
 
     def _void(self, intent: ExecutionIntent) -> Receipt:
-        try:
-            return _cleaned(self._executor.void(intent.idempotency_key, self._deadline_s))
-        except Exception as error:  # noqa: BLE001  not knowing is an answer
-            return Receipt("unknown", detail=_failure("voiding failed", error))
+        ask = self._executor.void
+        return self._asked(intent, "voiding", lambda: ask(intent.idempotency_key, self._deadline_s))
 
     @property
     def voids(self) -> bool:
@@ -145,20 +210,14 @@ class Dispatcher:
         """Undo an order that was carried out. Not asked for twice without a look-up between."""
         if sent_before and (known := self.reverted(intent)).status != "absent":
             return known
-        try:
-            receipt = _cleaned(self._executor.revert(intent, self._deadline_s))
-        except ExecutorError as error:
-            return Receipt("rejected", detail=one_line(in_words(error), RECEIPT_CHARS_MAX))
-        except Exception as error:  # noqa: BLE001  whatever it raises, it may have acted
-            receipt = Receipt("unknown", detail=_failure("the executor failed", error))
+        ask = self._executor.revert
+        receipt = self._asked(intent, "taking it back", lambda: ask(intent, self._deadline_s))
         return receipt if receipt.status in ("settled", "rejected") else self.reverted(intent)
 
     def reverted(self, intent: ExecutionIntent) -> Receipt:
         """Look up whether an order was undone."""
-        try:
-            return _cleaned(self._executor.reverted(intent, self._deadline_s))
-        except Exception as error:  # noqa: BLE001  not knowing is an answer
-            return Receipt("unknown", detail=_failure("the look-up failed", error))
+        ask = self._executor.reverted
+        return self._asked(intent, "the look-up", lambda: ask(intent, self._deadline_s))
 
     def settle(
         self,
@@ -228,8 +287,7 @@ class Dispatcher:
     ) -> None:
         now_ms = self._now_ms()
         self._write_status(intent, receipt, status, now_ms)
-        voided = by is None and self._announced(intent)
-        tag = ("INTERRUPTED" if voided else "EXECUTION_FAILED") if status == "FAILED" else None
+        tag = self._failure_tag(intent, receipt, by) if status == "FAILED" else None
         kept = reserve.stays_drawn(self._store, intent.dfid)
         kind = "UNKNOWN" if status == "UNKNOWN" else "RESOLVED" if was == "UNKNOWN" else "SETTLED"
         if status != "UNKNOWN":
@@ -239,10 +297,24 @@ class Dispatcher:
             self._store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (end, tag, intent.dfid))
         body = {"status": status, "reference": receipt.reference, "detail": receipt.detail, "kept": kept, "tag": tag}
         ledger.append(self._store, now_ms, kind, intent.dfid, body | ({"by": dict(by)} if by else {}))
+        if tag is not None and self._is_a_humans(intent.dfid, tag):
+            why = f"the order came to nothing: {receipt.detail or status.lower()}"
+            undecided.hand_over(self._store, intent.dfid, tag, why, now_ms=now_ms)
 
+    def _failure_tag(self, intent: ExecutionIntent, receipt: Receipt, by: Mapping[str, object] | None) -> str:
+        if receipt.status == "unsent":
+            return NOT_SENT
+        return undecided.INTERRUPTED if by is None and self._announced(intent) else EXECUTION_FAILED
 
-def _failure(what: str, error: Exception) -> str:
-    return one_line(f"{what}: {type(error).__name__}: {in_words(error)}", RECEIPT_CHARS_MAX)
+    def _is_a_humans(self, dfid: str, tag: str) -> bool:
+        """Tell whether nobody asks again what an order came to nothing for: not of a saga's step, which the saga takes
+        back; of a human's own decision at once.
+        """
+        if undecided.is_child(self._store, dfid):
+            return False
+        if self._store.value("SELECT 1 FROM human_decisions WHERE dfid = ?", (dfid,)) is not None:
+            return True
+        return not undecided.has_restart(self._store, dfid, tag, self._restarts_max)
 
 
 def _cleaned(receipt: Receipt) -> Receipt:
@@ -250,5 +322,5 @@ def _cleaned(receipt: Receipt) -> Receipt:
     if receipt.status not in _STATUS:
         raise ValueError(f"`{receipt.status}` is not a settlement")
     return Receipt(
-        receipt.status, one_line(receipt.reference, RECEIPT_CHARS_MAX), one_line(receipt.detail, RECEIPT_CHARS_MAX)
+        receipt.status, one_line(receipt.reference, RECEIPT_CHARS_MAX), one_line(receipt.detail, DETAIL_CHARS_MAX)
     )

@@ -10,7 +10,7 @@
         ├── StateError          the authoritative state could not be read
         ├── ModelError          weights, tokenizer or decoding failed
         ├── LanguageError       the envelope has no language within the limits
-        └── ExecutorError       a dispatch was refused before anything was sent
+        └── ExecutorError       the outside cannot be opened or asked; raised by a dispatch, it may have acted
 
 A verdict is never an exception: what the kernel thinks of a proposal is a value (`kernel.dim`).
 Messages are one line, lower-case, with the user's own words in backticks.

@@ -20,16 +20,18 @@ EXHAUSTED = "escalation budget exhausted"
 # What an escalation takes. Every millisecond gives back `per_hour` such parts: integers, and nothing is rounded.
 PARTS = 3_600_000
 
-# Escalations that are not the agent's doing: an operator's, a deployment's, the contract's own rules. What is not
-# named here counts, and so does whatever a model or its server comes to fail with.
+# Escalations that are not the agent's doing: an operator's, a deployment's, the contract's own rules, the load. What is
+# not named here counts, and so does whatever else a model or its server comes to fail with.
 NOT_CHARGED = frozenset(
     {
         "AGENT_SUSPENDED",
         "APPROVAL_REQUIRED",
         "CONTRACT_REVOKED",
+        "DEADLINE_EXCEEDED",
         "ESCALATED_BY_RULE",
         "HALTED",
         "LANGUAGE_TOO_LARGE",
+        "TOKEN_BUDGET_EXCEEDED",
     }
 )
 

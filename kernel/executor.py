@@ -14,7 +14,7 @@ from typing import Literal, Protocol, runtime_checkable
 from sds.kernel.canonical import canonical
 from sds.kernel.errors import ExecutorError
 
-Settlement = Literal["settled", "rejected", "absent", "unknown"]
+Settlement = Literal["settled", "rejected", "unsent", "absent", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,11 @@ class ExecutionIntent:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The outside world's answer. `reference` is its own id of the effect; `detail` one line for the record."""
+    """The outside world's answer. `reference` is its own id of the effect; `detail` one line for the record.
+
+    `rejected`: it was refused and never has an effect; the kernel asks again with a fresh order, then a human. `unsent`:
+    it certainly never left this machine; the event waits. Whatever an executor raises is neither: it may have acted.
+    """
 
     status: Settlement
     reference: str = ""
@@ -54,7 +58,11 @@ class Executor(Protocol):
     idempotent: bool
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
-        """Carry it out within `deadline_s` seconds. Anything not known for certain is `unknown`, never a guess."""
+        """Carry it out within `deadline_s` seconds. Anything not known for certain is `unknown`, never a guess.
+
+        Called in a thread of its own. Who is not back in time is not waited for: the order is UNKNOWN until the answer
+        comes, or is looked up.
+        """
         ...
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:
@@ -116,7 +124,7 @@ class NoExecutor:
     idempotent = False
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:  # noqa: ARG002
-        raise ExecutorError("this kernel has no executor", dfid=intent.dfid)
+        return Receipt("unsent", detail="this kernel has no executor")
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:  # noqa: ARG002
         return Receipt("unknown")
@@ -131,7 +139,7 @@ class VerifyingExecutor:
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
         if not self._signer.verify(intent) or key != intent.idempotency_key:
-            raise ExecutorError("the intent does not carry the kernel's signature", dfid=intent.dfid)
+            return Receipt("rejected", detail="the intent does not carry the kernel's signature; nothing was sent")
         return self._executor.dispatch(intent, key, deadline_s)
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:
@@ -152,7 +160,7 @@ class VerifyingExecutor:
 
     def revert(self, intent: ExecutionIntent, deadline_s: float) -> Receipt:
         if not self._signer.verify(intent) or not isinstance(self._executor, Reverts):
-            raise ExecutorError("the order cannot be reverted", dfid=intent.dfid)
+            return Receipt("rejected", detail="the order cannot be reverted")
         return self._executor.revert(intent.idempotency_key, deadline_s)
 
     def reverted(self, intent: ExecutionIntent, deadline_s: float) -> Receipt:

@@ -20,18 +20,33 @@ _NEXT: dict[State, frozenset[State]] = {
 }
 
 FINAL: frozenset[State] = frozenset({"CLOSED", "ABORTED", "ESCALATED"})
-# An event whose flow ended for one of these may have a fresh one: nothing was decided about the case itself.
+
+EXECUTION_FAILED = "EXECUTION_FAILED"
+# An event whose flow ended ABORTED for one of these may have a fresh flow: nobody has decided the case itself. How often,
+# the contract says (`retry.restarts_max`); then it is a human's.
 RESTARTABLE_TAGS = frozenset(
     {
         "STATE_DRIFT_DETECTED",
-        "RESOURCE_CONTENTION",
         "SPEND_LIMIT_EXCEEDED",
         "INTERRUPTED",
         "HALTED",
         "AGENT_SUSPENDED",
         "CONTRACT_REVOKED",
+        EXECUTION_FAILED,
     }
 )
+# For these as often as it takes: what stood in the way was the load, another order or the outside, never the case.
+NOT_DECIDED, EXECUTOR_DOWN, NOT_SENT, RECORD_BEHIND = "NOT_DECIDED", "EXECUTOR_DOWN", "NOT_SENT", "RECORD_BEHIND"
+CONTENTION = "RESOURCE_CONTENTION"
+WAITING_TAGS = frozenset({NOT_DECIDED, CONTENTION, EXECUTOR_DOWN, NOT_SENT, RECORD_BEHIND})
+UNDECIDED_TAGS = RESTARTABLE_TAGS | WAITING_TAGS
+# What ended ABORTED under one of these is decided: by a human, by what a saga's menu chose, by a step that was denied.
+DECIDED_TAGS = frozenset({"HUMAN_ABORTED", "COMPENSATED", "PARTIAL_SUCCESS_DIRTY", "STEP_DENIED"})
+
+
+def may_restart(tag: str | None, restarts: int, restarts_max: int) -> bool:
+    """Tell whether what ended for `tag` may have a fresh flow. `restarts`: how many have counted against the limit."""
+    return tag in WAITING_TAGS or (tag in RESTARTABLE_TAGS and restarts < restarts_max)
 
 
 def walk(start: State, *path: State) -> State:

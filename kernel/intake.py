@@ -1,7 +1,8 @@
 """From a trigger to a flow: one flow for each `(gate, event_id)`, claimed before anything is decided.
 
 The same event again gives the stored answer; the same identity with another body is refused. A flow whose holder
-died is taken over when its lease ends, and one aborted by drift is started afresh, each as a child of the last.
+died is taken over when its lease ends, and one that ended without a decision is started afresh, each as a child of the
+last, until that is a human's (`undecided`). A flow's id follows from what it decides (`canonical.flow_id`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sds.kernel import lease, ledger
+from sds.kernel import lease, undecided
 from sds.kernel.answer import Answer, answer
-from sds.kernel.canonical import canonical, digest, one_line
+from sds.kernel.canonical import canonical, digest, flow_id, one_line
 from sds.kernel.contract import Contract
-from sds.kernel.errors import EventError, SdsError
-from sds.kernel.flow import RESTARTABLE_TAGS, walk
-from sds.kernel.record import SEALED, seal
+from sds.kernel.errors import EventError, SdsError, UsageError
+from sds.kernel.flow import EXECUTION_FAILED, walk
 from sds.kernel.store import Reader, Row, Store
 
 ID_CHARS_MAX = 128
@@ -108,39 +108,57 @@ def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def claim(
-    store: Store, contract: Contract, event: Event, *, dfid: str, now_ms: int, mandate: Mandate | None = None
+    store: Store, contract: Contract, event: Event, *, now_ms: int, mandate: Mandate | None = None, anew: bool = False
 ) -> Claim | Answer:
     """Claim the event's flow, or return what is known of it.
 
-    A pending Answer means that another holder is at work. Raises EventError when the identity is known with
-    another body.
+    A pending Answer means that another holder is at work. `anew`: an operator asks for a fresh flow although the
+    contract permits no more. Raises EventError when the identity is known with another body.
     """
     body_hash, saga = digest(event.body), mandate.parent if mandate else None
     with store.transaction():
         known = _known_flow(store, contract, event, body_hash)
         if known is None:
             _still_mandated(mandate)
+            dfid = flow_id(contract.gate, event.id, body_hash, 0)
             store.insert("events", gate=contract.gate, event_id=event.id, body_hash=body_hash, dfid=dfid)
             begin(store, contract, event, dfid, parent=saga, restarts=0, now_ms=now_ms, saga=saga)
             return Claim(dfid, event)
-        parent, state, tag, restarts, created_ms, lease_ms = known
+        last, state, tag, restarts, created_ms, lease_ms = known
         if state == "ACTIVE" and not lease.runs(created_ms, lease_ms, now_ms):
-            interrupt(store, parent, now_ms=now_ms)
-            state, tag = "ABORTED", "INTERRUPTED"
-        if not _restarts(contract, state, tag, restarts):
-            return _known_answer(store, parent)
+            state = undecided.interrupt(store, last, restarts_max=contract.retry.restarts_max, now_ms=now_ms)
+            tag = undecided.INTERRUPTED
+        if not undecided.is_undecided(state, tag) or (mandate and not child_restarts(store, contract, last, tag)):
+            return _known_answer(store, last)
+        if not anew and not undecided.has_restart(store, last, tag, contract.retry.restarts_max):
+            why = f"{restarts + 1} flows have ended without a decision"
+            return _known_answer(store, undecided.hand_over(store, last, tag or state, why, now_ms=now_ms))
         _still_mandated(mandate)
+        dfid = flow_id(contract.gate, event.id, body_hash, restarts + 1)
         store.run("UPDATE events SET dfid = ? WHERE gate = ? AND event_id = ?", (dfid, contract.gate, event.id))
-        begin(store, contract, event, dfid, parent=parent, restarts=restarts + 1, now_ms=now_ms, saga=saga)
+        begin(store, contract, event, dfid, parent=last, restarts=restarts + 1, now_ms=now_ms, saga=saga)
     return Claim(dfid, event)
+
+
+def child_restarts(store: Reader, contract: Contract, dfid: str, tag: str | None) -> bool:
+    """Tell whether a child of a saga is tried again: what the executor declined, the saga takes back."""
+    return tag != EXECUTION_FAILED and undecided.has_restart(store, dfid, tag, contract.retry.restarts_max)
 
 
 def stored_answer(store: Reader, contract: Contract, event: Event) -> Answer | None:
     """Return the answer of an event that needs no (further) deciding, or None. Raises EventError as `claim` does."""
     known = _known_flow(store, contract, event, digest(event.body))
-    if known is None or known[1] == "ACTIVE" or _restarts(contract, *known[1:4]):
+    if known is None or known[1] == "ACTIVE" or undecided.is_undecided(known[1], known[2]):
         return None
     return answer(store, known[0])
+
+
+def recorded_event(store: Reader, contract: Contract, dfid: str) -> Event:
+    """Return the trigger of a flow as it was recorded. Raises UsageError or EventError when there is none to be had."""
+    row = store.row("SELECT trigger_event FROM decision_flows WHERE dfid = ? AND gate = ?", (dfid, contract.gate))
+    if row is None:
+        raise UsageError(f"there is no flow `{dfid}` of gate `{contract.gate}`", hint="sds flows")
+    return parse_event(contract, row[0])
 
 
 def _known_flow(store: Reader, contract: Contract, event: Event, body_hash: str) -> Row | None:
@@ -155,10 +173,6 @@ def _known_flow(store: Reader, contract: Contract, event: Event, body_hash: str)
     if known[0] != body_hash:
         raise EventError(f"event `{event.id}` was seen with another body", reason_code="EVENT_CONFLICT", dfid=known[1])
     return known[1:]
-
-
-def _restarts(contract: Contract, state: str, tag: str | None, restarts: int) -> bool:
-    return state == "ABORTED" and tag in RESTARTABLE_TAGS and restarts < contract.retry.restarts_max
 
 
 def _still_mandated(mandate: Mandate | None) -> None:
@@ -204,31 +218,10 @@ def begin(
     )
 
 
-def interrupt(store: Store, dfid: str, *, now_ms: int) -> None:
-    """Abort a flow whose holder is gone, inside the caller's transaction. Nothing was reserved for it."""
-    store.run(
-        "UPDATE decision_flows SET state = ?, tag = 'INTERRUPTED' WHERE dfid = ?", (walk("ACTIVE", "ABORTED"), dfid)
-    )
-    ledger.append(
-        store,
-        now_ms,
-        "DECIDED",
-        dfid,
-        {
-            "outcome": "ABORTED",
-            "state": "ABORTED",
-            "tag": "INTERRUPTED",
-            "reason_code": "INTERRUPTED",
-            "rows": seal(store, dfid, SEALED),
-        },
-    )
-
-
 def settled_events(store: Reader, contract: Contract) -> frozenset[str]:
     """Return the events of a gate that need no (further) deciding: an event whose flow may start afresh is not."""
     rows = store.rows(
-        "SELECT e.event_id, f.state, f.tag, f.restarts FROM events e JOIN decision_flows f ON f.dfid = e.dfid"
-        " WHERE e.gate = ?",
+        "SELECT e.event_id, f.state, f.tag FROM events e JOIN decision_flows f ON f.dfid = e.dfid WHERE e.gate = ?",
         (contract.gate,),
     )
-    return frozenset(name for name, state, tag, restarts in rows if not _restarts(contract, state, tag, restarts))
+    return frozenset(name for name, state, tag in rows if not undecided.is_undecided(state, tag))

@@ -10,6 +10,7 @@ from typing import Any
 
 from sds.kernel import registry, units
 from sds.kernel.contract import Contract
+from sds.kernel.flow import WAITING_TAGS
 from sds.kernel.store import Store
 
 # An operator who reactivates an agent has looked at what it did: the window starts anew there.
@@ -18,6 +19,9 @@ _REACTIVATED = (
     " AND json_extract(body, '$.status') = 'ACTIVE' AND COALESCE(json_extract(body, '$.was'), 'SUSPENDED') = 'SUSPENDED'"
 )
 
+# What only waited is no decision: an overload must not push the payments out of the window.
+_DECIDED = f"COALESCE(json_extract(body, '$.tag'), '') NOT IN ({', '.join(map(repr, sorted(WAITING_TAGS)))})"
+
 
 def breach(store: Store, contract: Contract) -> str | None:
     """Return one line about the first aggregate threshold the agent's last decisions exceed, else None."""
@@ -25,7 +29,7 @@ def breach(store: Store, contract: Contract) -> str | None:
     # from the end backwards, as far as the window reaches: the ledger grows, and others wait for the store meanwhile
     rows = store.rows(
         "SELECT idx, body FROM ledger WHERE kind = 'DECIDED' AND json_extract(body, '$.agent_id') = ?"
-        " ORDER BY idx DESC LIMIT ?",
+        f" AND {_DECIDED} ORDER BY idx DESC LIMIT ?",
         (contract.agent_id, limits.window),
     )
     if len(rows) < limits.window or store.row(_REACTIVATED, (rows[-1][0], contract.agent_id)):

@@ -6,12 +6,11 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
-from sds.kernel import human, intake, lease, record, saga_drive
+from sds.kernel import human, lease, record, saga_drive, undecided
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.executor import ExecutionIntent
 from sds.kernel.runtime import Kernel
 from sds.kernel.saga_flows import mandated
-from sds.kernel.store import Store
 
 ERROR_CHARS_MAX = 200
 
@@ -78,18 +77,19 @@ def _interrupt_orphans(kernel: Kernel, now_ms: int) -> tuple[int, list[str]]:
     for flow in _unfinished(kernel, now_ms):
         if flow.state == "ACTIVE" and not flow.held:
             try:
-                interrupted += _interrupt(kernel.store, flow.dfid, now_ms)
+                interrupted += _interrupt(kernel, flow.dfid, now_ms)
             except Exception as error:  # noqa: BLE001  whatever is wrong with one flow, the next is ended all the same
                 errors.append(_failed(kernel, flow.dfid, error))
     return interrupted, errors
 
 
-def _interrupt(store: Store, dfid: str, now_ms: int) -> bool:
+def _interrupt(kernel: Kernel, dfid: str, now_ms: int) -> bool:
     """End one flow, unless it has ended since it was looked at: a holder may be late, another may recover, too."""
-    with store.transaction():
-        orphan = bool(store.value("SELECT state FROM decision_flows WHERE dfid = ?", (dfid,)) == "ACTIVE")
+    with kernel.store.transaction():
+        orphan = bool(kernel.store.value("SELECT state FROM decision_flows WHERE dfid = ?", (dfid,)) == "ACTIVE")
         if orphan:
-            intake.interrupt(store, dfid, now_ms=now_ms)
+            restarts_max = kernel.contract.retry.restarts_max
+            undecided.interrupt(kernel.store, dfid, restarts_max=restarts_max, now_ms=now_ms)
     return orphan
 
 

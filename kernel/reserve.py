@@ -69,6 +69,17 @@ def read_draws(store: Store, contract: Contract, key: str) -> Draws:
     return Draws(epochs, drawn, frozenset(paths[name] for name, _, _, held in rows if held))
 
 
+def holder(store: Store, contract: Contract, key: str) -> str | None:
+    """Return what is known of the order that holds anything of this key: PENDING or UNKNOWN; None: it is free."""
+    paths = [resource(contract, key, path) for path, kind in contract.snapshot.items() if _numeric(kind)]
+    found = store.value(
+        "SELECT max(e.status) FROM reservations l JOIN execution_log e ON e.dfid = l.dfid WHERE l.status = 'live'"
+        f" AND l.resource IN ({_marks(paths)})",
+        tuple(paths),
+    )
+    return None if found is None else str(found)
+
+
 def _numeric(declared: str) -> bool:
     return not declared.startswith(("bool", "string", "enum"))
 

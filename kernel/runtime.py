@@ -3,7 +3,7 @@
     packet = kernel.open(event)          # or the stored answer
     answer = kernel.decide(packet, proposal_bytes, decoding)
 
-Everything is passed in: contract, store, state source, executor, signing key, clock, ids, log. Safe to call from
+Everything is passed in: contract, store, state source, executor, signing key, clock, log; ids follow from events. Safe to call from
 several threads, and several processes may share one store.
 """
 
@@ -59,14 +59,13 @@ class Kernel:
         signer: Signer,
         *,
         now_ms: Callable[[], int],
-        new_id: Callable[[], str],
         log: Log = no_log,
         count_tokens: CountTokens = bytes_of,
     ) -> None:
         self.contract, self.store, self.signer = contract, store, signer
         self.rules = Rules(contract)
         self._source = source
-        self._now_ms, self._new_id, self.log = now_ms, new_id, log
+        self._now_ms, self.log = now_ms, log
         self._contract_hash = contract.hash
         self._shelf, self._count_tokens = Shelf(store, contract.artifacts, count_tokens), count_tokens
         self._mandate: intake.Mandate | None = None  # an agent acts on triggers; a step of a saga, on its saga's
@@ -83,15 +82,13 @@ class Kernel:
         """The time by the kernel's clock, in milliseconds since 1970."""
         return self._now_ms()
 
-    def open(self, event: intake.Event) -> DecisionPacket | Answer:
-        """Claim the event and compile its packet; or return what is known: final, or pending elsewhere."""
+    def open(self, event: intake.Event, *, anew: bool = False) -> DecisionPacket | Answer:
+        """Claim the event and compile its packet; or return what is known: final, waiting for a human, or pending.
+
+        `anew`: give it a fresh flow although the contract permits no more.
+        """
         claimed = intake.claim(
-            self.store,
-            self.contract,
-            event,
-            dfid=self._new_id(),
-            now_ms=self._now_ms(),
-            mandate=self._mandate,
+            self.store, self.contract, event, now_ms=self._now_ms(), mandate=self._mandate, anew=anew
         )
         if isinstance(claimed, Answer):
             return claimed
@@ -216,6 +213,16 @@ class Kernel:
         """Return the packet for the next attempt: the same, with what this flow has had rejected and why."""
         return with_feedback(packet, context_store.session(self.store, self.contract, packet.dfid))
 
+    def not_decided(self, packet: DecisionPacket, code: str, message: str, decoding: Decoding | None = None) -> Answer:
+        """End a flow that got no turn with the model, or with its resource: its event waits and may be sent again."""
+        verdict = Verdict("REJECTED", (Reason(1, code, one_line(message, 300)),), 1)
+        self._concluder.not_decided(Attempt(packet, b"", decoding or Decoding(), verdict))
+        return self._answer(packet.dfid)
+
+    def holder(self, key: str) -> str | None:
+        """Return what is known of the order that holds what this key has: PENDING or UNKNOWN; None: it is free."""
+        return reserve.holder(self.store, self.contract, key)
+
     def escalate(self, packet: DecisionPacket, code: str, message: str, decoding: Decoding | None = None) -> Answer:
         """Hand the flow to a human because the user space failed: no model, no answer in time, a dead mask."""
         verdict = Verdict("ESCALATED", (Reason(1, code, one_line(message, 300)),), 1)
@@ -293,5 +300,6 @@ class Kernel:
         if found is None:
             raise SdsError(f"flow `{dfid}` is not in the record", dfid=dfid)
         facts = {"dfid": dfid, "state": found.state, "action": found.action, "reason_code": found.reason_code}
+        facts["tag"] = found.tag
         self.log("flow.decided", {**facts, "execution": found.execution})
         return found

@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from sds.kernel import ledger, record
+from sds.kernel import intake, ledger, record, undecided
 from sds.kernel.answer import Answer, answer
-from sds.kernel.canonical import canonical, digest
+from sds.kernel.canonical import canonical, digest, flow_id
 from sds.kernel.contract import Contract, EventSpec, SagaSpec
 from sds.kernel.errors import EventError, StoreError, UsageError
-from sds.kernel.flow import RESTARTABLE_TAGS, State, walk
+from sds.kernel.flow import DECIDED_TAGS, State, walk
 from sds.kernel.intake import Event, begin
 from sds.kernel.store import Reader, Store
 
@@ -100,14 +100,15 @@ def spec_of(contract: Contract, name: str) -> SagaSpec:
     return contract.sagas[name]
 
 
-def claim(store: Store, contract: Contract, name: str, event: Event, *, dfid: str, now_ms: int) -> str:
-    """Return the dfid of the event's saga: begun now under `dfid`, or the one that is known.
+def claim(store: Store, contract: Contract, name: str, event: Event, *, now_ms: int) -> str:
+    """Return the dfid of the event's saga: begun now, or the one that is known.
 
     A saga that ended before anything was done, for a reason that says nothing about the case, is begun afresh as any
     flow is. Raises EventError when the event is known with another body, as an ordinary decision or another saga.
     """
     spec = spec_of(contract, name)
     parent = Event(event.id, event.key, event.evidence, _body({**json.loads(event.body), "saga": name}))
+    named = digest(parent.body)
     with store.transaction():
         known = store.row(
             "SELECT e.body_hash, f.dfid, f.state, f.tag, f.restarts FROM events e"
@@ -115,14 +116,16 @@ def claim(store: Store, contract: Contract, name: str, event: Event, *, dfid: st
             (contract.gate, event.id),
         )
         if known is None:
-            store.insert("events", gate=contract.gate, event_id=event.id, body_hash=digest(parent.body), dfid=dfid)
+            dfid = flow_id(contract.gate, event.id, named, 0)
+            store.insert("events", gate=contract.gate, event_id=event.id, body_hash=named, dfid=dfid)
             _begin(store, contract, name, spec, parent, dfid, None, 0, now_ms)
             return dfid
         body_hash, last, state, tag, restarts = known
-        if body_hash != digest(parent.body):
+        if body_hash != named:
             raise EventError(f"event `{event.id}` was seen with another body", reason_code="EVENT_CONFLICT", dfid=last)
-        if state != "ABORTED" or tag not in RESTARTABLE_TAGS or restarts >= contract.retry.restarts_max:
+        if state != "ABORTED" or not undecided.has_restart(store, last, tag, contract.retry.restarts_max):
             return str(last)
+        dfid = flow_id(contract.gate, event.id, named, restarts + 1)
         store.run("UPDATE events SET dfid = ? WHERE gate = ? AND event_id = ?", (dfid, contract.gate, event.id))
         _begin(store, contract, name, spec, parent, dfid, last, restarts + 1, now_ms)
     return dfid
@@ -204,7 +207,7 @@ def _event(spec: EventSpec, event_id: str, body: str) -> Event:
 
 def _child(store: Reader, contract: Contract, prefix: str, saga: str, number: int, kind: str) -> Child:
     row = store.row(
-        "SELECT f.dfid, f.trigger_event, f.restarts FROM events e JOIN decision_flows f ON f.dfid = e.dfid"
+        "SELECT f.dfid, f.trigger_event FROM events e JOIN decision_flows f ON f.dfid = e.dfid"
         " WHERE e.gate = ? AND e.event_id = ?",
         (contract.gate, child_id(prefix, number)),
     )
@@ -213,10 +216,10 @@ def _child(store: Reader, contract: Contract, prefix: str, saga: str, number: in
     found = answer(store, row[0])
     if found is None:
         raise StoreError(f"flow `{row[0]}` is not in the record", dfid=row[0])
-    return Child(number, kind, found, _became(found, row[2] < contract.retry.restarts_max))
+    return Child(number, kind, found, _became(store, contract, found))
 
 
-def _became(found: Answer, may_restart: bool) -> Became:
+def _became(store: Reader, contract: Contract, found: Answer) -> Became:
     if found.execution == "SUCCESS" and found.state == "CLOSED":
         return "DONE"
     if found.execution == "DIRTY":
@@ -225,8 +228,8 @@ def _became(found: Answer, may_restart: bool) -> Became:
         return "UNKNOWN"
     if found.pending:
         return "OPEN"
-    restartable = found.state == "ABORTED" and found.tag in RESTARTABLE_TAGS and may_restart
-    return "RESTARTABLE" if restartable else "NOTHING"
+    restarts = found.state == "ABORTED" and intake.child_restarts(store, contract, found.dfid, found.tag)
+    return "RESTARTABLE" if restarts else "NOTHING"
 
 
 def child_id(prefix: str, number: int) -> str:
@@ -279,17 +282,24 @@ def close_steps(store: Store, contract: Contract, dfid: str, code: str, *, stopp
         elif saga.done or saga.unclear:
             _mark_dirty(store, saga, failed, code, now_ms)
         else:
-            end(store, saga, *_nothing_done(failed, code, stopped), now_ms=now_ms)
+            end(store, saga, *_nothing_done(store, contract, saga, failed, code, stopped), now_ms=now_ms)
 
 
-def _nothing_done(failed: Child, code: str, stopped: bool) -> tuple[State, str]:
-    """Return state and tag of a parent of which nothing was carried out: those of the step that came to nothing."""
+def _nothing_done(
+    store: Reader, contract: Contract, saga: Saga, failed: Child, code: str, stopped: bool
+) -> tuple[State, str]:
+    """Return state and tag of a parent of which nothing was carried out: those of the step that came to nothing.
+
+    What nobody has decided may be begun afresh, or is a human's.
+    """
     said = failed.answer
     if stopped:
         return "ESCALATED", code
+    tag = (said.tag if said is not None else None) or code
     if said is not None and said.state == "ESCALATED":
-        return "ESCALATED", said.tag or code
-    return "ABORTED", (said.tag if said is not None else None) or code
+        return "ESCALATED", tag
+    again = tag in DECIDED_TAGS or undecided.has_restart(store, saga.dfid, tag, contract.retry.restarts_max)
+    return ("ABORTED" if again else "ESCALATED"), tag
 
 
 def _said(answer: Answer) -> str:

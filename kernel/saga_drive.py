@@ -10,6 +10,7 @@ from collections.abc import Callable
 from sds.kernel import lease, record, reversal, saga
 from sds.kernel.answer import Answer
 from sds.kernel.errors import EventError, SdsError, UsageError
+from sds.kernel.flow import WAITING_TAGS
 from sds.kernel.intake import Event
 from sds.kernel.runtime import Kernel
 from sds.kernel.saga import COMPENSATED, DIRTY, Saga, SagaAnswer
@@ -22,22 +23,24 @@ Ask = Callable[[Kernel, Event], Answer]
 
 
 def drive(kernel: Kernel, dfid: str, ask: Ask, *, now_ms: Callable[[], int]) -> SagaAnswer:
-    """Bring a saga to its end. `ask(kernel, event)` decides one child flow and returns when it is final.
+    """Bring a saga to its end. `ask(kernel, event)` decides one child flow and returns when it is final, or waits.
 
-    Raises WorldError when a child stays busy elsewhere; the saga then stays open and may be driven again.
+    A saga whose child waits (`flow.WAITING_TAGS`) stays open, and may be driven again. Raises WorldError when a child
+    stays busy elsewhere; the saga then stays open, too.
     """
     for _ in range(ROUNDS_MAX):
         found = saga.load(kernel.store, kernel.contract, dfid)
         if found.phase == "ENDED":
             return saga.saga_answer(kernel.store, kernel.contract, dfid)
-        if found.phase == "STEPS":
-            _step(kernel, found, ask, now_ms)
-        else:
-            _compensate(kernel, found, ask, now_ms)
+        move = _step if found.phase == "STEPS" else _compensate
+        said = move(kernel, found, ask, now_ms)
+        if said is not None and said.retryable and said.tag in WAITING_TAGS:
+            return saga.saga_answer(kernel.store, kernel.contract, dfid)
     raise SdsError(f"saga `{dfid}` does not come to an end", dfid=dfid)
 
 
-def _step(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]) -> None:
+def _step(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]) -> Answer | None:
+    """Take the next step, or end the steps; return what was answered, if anyone was asked."""
     child, code = found.next, stopped(kernel, found.dfid)
     if child is None or child.became not in ("NOT_BEGUN", "OPEN", "RESTARTABLE"):
         _close_steps(kernel, found, INTERRUPTED, now_ms)
@@ -46,38 +49,41 @@ def _step(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]) -> N
     else:
         step = StepKernel(kernel, found, child.number)
         try:
-            _ask(step, step.event, ask)
+            return _ask(step, step.event, ask)
         except EventError as error:  # another event has taken this child's name
             _close_steps(kernel, found, error.reason_code, now_ms)
+    return None
 
 
 def _close_steps(kernel: Kernel, found: Saga, code: str, now_ms: Callable[[], int], *, stopped: bool = False) -> None:
     saga.close_steps(kernel.store, kernel.contract, found.dfid, code, stopped=stopped, now_ms=now_ms())
 
 
-def _ask(kernel: Kernel, event: Event, ask: Ask) -> None:
+def _ask(kernel: Kernel, event: Event, ask: Ask) -> Answer | None:
     try:
-        ask(kernel, event)
+        return ask(kernel, event)
     except UsageError as error:
         if error.reason_code != saga.MOVED_ON:
             raise
+        return None
 
 
-def _compensate(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]) -> None:
+def _compensate(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]) -> Answer | None:
     """Ask once what to do about a partial success, unless only a human is left; then do it."""
     menu = MenuKernel(kernel, found)
     if found.chooser.became == "OPEN":
-        _ask(menu, menu.event, ask)
-    elif found.chooser.became in ("NOT_BEGUN", "RESTARTABLE"):
+        return _ask(menu, menu.event, ask)
+    if found.chooser.became in ("NOT_BEGUN", "RESTARTABLE"):
         if stopped(kernel, found.dfid) or menu.possible() == (ALERT_HUMAN,):
             alert(kernel, found, ALERT_HUMAN, now_ms())
-            return
+            return None
         try:
-            _ask(menu, menu.event, ask)
+            return _ask(menu, menu.event, ask)
         except EventError:
             alert(kernel, found, ALERT_HUMAN, now_ms())
     else:
         carry_out(kernel, found, now_ms=now_ms())
+    return None
 
 
 def carry_out(kernel: Kernel, found: Saga, *, now_ms: int) -> None:

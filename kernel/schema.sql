@@ -128,6 +128,13 @@ CREATE TABLE saga_reversals (
     status TEXT NOT NULL CHECK (status IN ('PENDING', 'REVERTED', 'REFUSED', 'UNKNOWN')), reference TEXT
 ) STRICT;
 
+-- Since version 3
+
+-- executors that do not answer (`kernel.breaker`); closed ones have no row
+CREATE TABLE executor_breakers (
+    gate TEXT PRIMARY KEY, failures INTEGER NOT NULL, opened_at_ms INTEGER, probe_at_ms INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE ledger (
     idx INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, kind TEXT NOT NULL, dfid TEXT NOT NULL, body TEXT NOT NULL,
     prev_hash TEXT NOT NULL, entry_hash TEXT NOT NULL

@@ -16,7 +16,7 @@ from sds.engines.fallback import FallbackEngine
 from sds.engines.opening import open_engine
 from sds.engines.protocol import Engine, Explains
 from sds.escalations import Resolve, resolve
-from sds.kernel import intake, monitor, recovery, registry, saga_drive
+from sds.kernel import intake, monitor, recovery, registry, saga_drive, undecided
 from sds.kernel.answer import Answer
 from sds.kernel.contract import Contract, load_contract
 from sds.kernel.errors import SdsError, UsageError
@@ -28,6 +28,7 @@ from sds.kernel.recovery import Recovered
 from sds.kernel.runtime import Kernel
 from sds.kernel.saga import SagaAnswer
 from sds.kernel.state import StateSource
+from sds.line import Lines
 from sds.logs import JsonLog
 from sds.rationales import Rationales, check_explains
 from sds.saga import SagaStream
@@ -75,7 +76,6 @@ class Gate:
         engine: Engine | None = None,
         on_reasoned: Reasoned | None = None,
         now_ms: Callable[[], int] = places.now_ms,
-        new_id: Callable[[], str] = places.new_id,
     ) -> None:
         self.contract = load_contract(contract) if isinstance(contract, Path) else contract
         _check_parts(self.contract, source, executor, engine)
@@ -104,11 +104,10 @@ class Gate:
                 executor,
                 places.signer(folder),
                 now_ms=now_ms,
-                new_id=new_id,
                 log=self._log.write,
                 count_tokens=self.engine.count_tokens,
             )
-            on_decided = self._explained(opened)
+            on_decided, lines = self._explained(opened), Lines()
             self._stream = Stream(
                 self._kernel,
                 self.engine,
@@ -116,15 +115,16 @@ class Gate:
                 sleep=time.sleep,
                 on_reasoned=on_reasoned,
                 on_decided=on_decided,
+                lines=lines,
             )
             self._sagas = SagaStream(
                 self._kernel,
                 self.engine,
                 now_ms=now_ms,
-                new_id=new_id,
                 sleep=time.sleep,
                 on_reasoned=on_reasoned,
                 on_decided=on_decided,
+                lines=lines,
             )
             self._closing = opened.pop_all()
 
@@ -171,6 +171,15 @@ class Gate:
         answer = self._stream.decide(self.read(event))
         self._count(answer.dfid)
         return answer
+
+    def retry(self, dfid: str) -> Answer:
+        """Decide the case of a flow that ended without a decision once more, however often that was tried before.
+
+        Raises UsageError where it is decided, waits for a human or has been followed by another flow.
+        """
+        kernel = self.kernel
+        undecided.refuse_unless_undecided(kernel.store, dfid)
+        return self._stream.decide(intake.recorded_event(kernel.store, kernel.contract, dfid), anew=True)
 
     def decide_saga(self, name: str, event: Mapping[str, object] | str | bytes) -> SagaAnswer:
         """Decide one event in the steps of a saga of the contract. The same event again returns the stored outcome."""

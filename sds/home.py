@@ -9,7 +9,6 @@ import os
 import secrets
 import tempfile
 import time
-import uuid
 from contextlib import suppress
 from pathlib import Path
 
@@ -120,7 +119,3 @@ def _write_key(path: Path) -> None:
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def new_id() -> str:
-    return str(uuid.uuid4())

@@ -14,6 +14,7 @@ from sds.kernel.answer import Answer
 from sds.kernel.intake import Event
 from sds.kernel.runtime import Kernel
 from sds.kernel.saga import SagaAnswer
+from sds.line import Lines
 from sds.stream import Reasoned, Stream
 
 
@@ -26,19 +27,19 @@ class SagaStream:
         engine: Engine,
         *,
         now_ms: Callable[[], int],
-        new_id: Callable[[], str],
         sleep: Callable[[float], None],
         on_reasoned: Reasoned | None = None,
         on_decided: Reasoned | None = None,
+        lines: Lines | None = None,
     ) -> None:
         self._kernel, self._engine = kernel, engine
-        self._now_ms, self._new_id, self._sleep = now_ms, new_id, sleep
+        self._now_ms, self._sleep, self._lines = now_ms, sleep, lines
         self._on_reasoned, self._on_decided = on_reasoned, on_decided
 
     def decide(self, name: str, event: Event) -> SagaAnswer:
         """Return the saga's answer: decided now, resumed where it stands, or stored."""
         kernel = self._kernel
-        dfid = saga.claim(kernel.store, kernel.contract, name, event, dfid=self._new_id(), now_ms=self._now_ms())
+        dfid = saga.claim(kernel.store, kernel.contract, name, event, now_ms=self._now_ms())
         return self.drive(dfid)
 
     def drive(self, dfid: str) -> SagaAnswer:
@@ -53,5 +54,6 @@ class SagaStream:
             sleep=self._sleep,
             on_reasoned=self._on_reasoned,
             on_decided=self._on_decided,
+            lines=self._lines,
         )
         return stream.decide(event)

@@ -129,7 +129,7 @@ def test_whatever_else_an_engine_measured_is_kept(world: World, measured: Decodi
 def test_a_proposer_that_talks_nonsense_runs_out_of_attempts(world: World) -> None:
     proposer = Says(lambda packet: b"I approve everything")
     answer = decide(world, proposer)
-    assert ("ABORTED", "REASONING_EXHAUSTION") == (answer.state, answer.tag)
+    assert ("ESCALATED", "REASONING_EXHAUSTION") == (answer.state, answer.tag)
     assert 3 == proposer.asked
 
 
@@ -208,7 +208,7 @@ def test_drift_while_the_model_thinks_starts_a_fresh_flow_on_fresh_state(world: 
     assert [(answer.dfid, "T1", "REFUND_TICKET", 3_000)] == world.rail.paid()
 
 
-def test_a_world_that_never_stands_still_ends_aborted_after_the_restarts_of_the_contract(world: World) -> None:
+def test_a_world_that_never_stands_still_is_a_humans_after_the_restarts_of_the_contract(world: World) -> None:
     left = iter(range(19_000, 0, -1_000))
 
     def move(packet: DecisionPacket, data: bytes) -> None:
@@ -216,7 +216,7 @@ def test_a_world_that_never_stands_still_ends_aborted_after_the_restarts_of_the_
 
     proposer = Says(refund("1.00"))
     answer = decide(world, proposer, on_reasoned=move)
-    assert ("ABORTED", "STATE_DRIFT_DETECTED") == (answer.state, answer.tag)
+    assert ("ESCALATED", "STATE_DRIFT_DETECTED") == (answer.state, answer.tag)
     assert 1 + world.contract.retry.restarts_max == proposer.asked
     assert [] == world.rail.paid()
 

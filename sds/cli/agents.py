@@ -67,6 +67,7 @@ def show(agent_id: AgentId, gate: GateOption = "refund", as_json: JsonFlag = Fal
         "contract": f"{found.version}  {agent.contract_hash}",
         "status": agent.status
         + (f" since {_when(now.at_ms)}, by {_named(now.by, now.who)}: {now.reason}" if now else ""),
+        "executor": found.breaker.text,
         "rejections in a row": agent.rejections,
         "escalations left": f"{found.escalations_left} of {found.escalations_per_hour} an hour",
     }

@@ -62,6 +62,23 @@ def open_store(gate: str) -> Store:
     return open_record(folder)
 
 
+def whole_dfid(store: Store, given: str) -> str:
+    """Return the one dfid that begins with `given`, else what was given. Raises UsageError when several do, and where
+    nothing was given: a shell variable that is empty names no flow.
+    """
+    if not given.strip():
+        raise UsageError("the dfid is empty", hint="sds flows")
+    known = [
+        row[0]
+        for row in store.rows(
+            "SELECT dfid FROM decision_flows WHERE substr(dfid, 1, ?) = ? LIMIT 2", (len(given), given)
+        )
+    ]
+    if len(known) > 1 and given not in known:
+        raise UsageError(f"several flows begin with `{given}`", hint="give more of the dfid: sds flows")
+    return str(known[0]) if len(known) == 1 else given
+
+
 def recorded() -> list[str]:
     """Return the gates that have a record, one's own among them; what was put aside is no gate's."""
     return sorted(path.parent.name for path in home().glob("*/decisions.db") if _GATE.fullmatch(path.parent.name))

@@ -1,16 +1,27 @@
-"""`sds decide`, `sds events`, `sds envelope`, `sds grammar`: one event, and what may be decided and said about it."""
+"""`sds decide`, `sds retry`, `sds events`, `sds envelope`, `sds grammar`: one event, and what may be decided and said about it."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from sds.cli.common import EventFile, GateName, JsonFlag, ModelPath, folder_of, print_json, read_event_text
+from sds.cli.common import (
+    EventFile,
+    GateName,
+    GateOption,
+    JsonFlag,
+    ModelPath,
+    folder_of,
+    open_store,
+    print_json,
+    read_event_text,
+    whole_dfid,
+)
 from sds.cli.engines import (
     AsIs,
     BackendName,
@@ -22,7 +33,7 @@ from sds.cli.engines import (
     ModeName,
     opened_engine,
 )
-from sds.kernel import intake
+from sds.kernel import intake, undecided
 from sds.kernel.bounds import format_literal
 from sds.kernel.envelope import DecisionEnvelope
 from sds.kernel.errors import UsageError
@@ -36,6 +47,7 @@ def add_to(app: typer.Typer) -> None:
     app.command("events")(events)
     app.command("envelope")(envelope)
     app.command("grammar")(grammar)
+    app.command("retry")(retry)
 
 
 def decide(
@@ -63,7 +75,7 @@ def decide(
     with desk.preview_kernel(folder) as kernel:  # what can be said without a model is said before one is opened
         known = intake.stored_answer(kernel.store, kernel.contract, intake.parse_event(kernel.contract, text))
     if known is not None:
-        print_json(asdict(known))
+        print_json(known.as_data())
         return
     with (
         opened_engine(
@@ -80,7 +92,46 @@ def decide(
         ) as decides,
         Gate.load(gate, folder=folder, engine=decides) as opened,
     ):
-        print_json(asdict(opened.decide(text)))  # a rationale may follow: nobody waits for it
+        print_json(opened.decide(text).as_data())  # a rationale may follow: nobody waits for it
+
+
+def retry(
+    dfid: Annotated[str, typer.Argument(help="The flow's id, as `sds flows --undecided` shows it.", metavar="DFID")],
+    gate: GateOption = "refund",
+    model: ModelPath = None,
+    engine: EngineKind = None,
+    backend: BackendName = None,
+    library: LibraryName = None,
+    device: DeviceName = None,
+    dtype: DtypeName = None,
+    mode: ModeName = None,
+    as_is: AsIs = False,
+    engines: EnginesPath = None,
+) -> None:
+    """Decide the case of a flow that ended without a decision once more, and print the answer as JSON.
+
+    Example: sds retry 550e8400-e29b-81d4-a716-446655440000
+    """
+    folder = folder_of(gate)
+    from sds.gate import Gate  # noqa: PLC0415  the model's libraries load when a model is needed
+
+    with closing(open_store(gate)) as store:
+        dfid = whole_dfid(store, dfid)
+        undecided.refuse_unless_undecided(store, dfid)
+    options: dict[str, Any] = {
+        "engine": engine,
+        "backend": backend,
+        "library": library,
+        "device": device,
+        "dtype": dtype,
+        "mode": mode,
+        "as_is": as_is,
+    }
+    with (
+        opened_engine(model, engines, brief=True, **options) as decides,
+        Gate.load(gate, folder=folder, engine=decides) as opened,
+    ):
+        print_json(opened.retry(dfid).as_data())
 
 
 def events(gate: GateName, limit: Annotated[int, typer.Option("--limit", min=1, help="How many.")] = 3) -> None:

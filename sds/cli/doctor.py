@@ -26,10 +26,10 @@ from sds.cli.engines import (
 )
 from sds.engines.protocol import Engine
 from sds.home import GATES, decisions_path, gate_home, home, key_path, now_ms, read_key, refuse_lost
-from sds.kernel import registry
+from sds.kernel import breaker, registry
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import ContractError, SdsError, StoreError
-from sds.kernel.store import Reader, Store, expected_schema
+from sds.kernel.store import UPGRADABLE, Reader, Store, expected_schema
 
 _DAMAGED = "keep the file as it is and put a copy back"
 _SHOWN = ("llama-cpp-python", "common-expression-language", "pydantic", "orjson", "numpy")
@@ -115,12 +115,22 @@ def _store() -> str:
     found = f"{counted(len(records), 'record')} in it {'is' if len(records) == 1 else 'are'} whole"
     halted = [path.parent.name for path in records if _halted(path)]
     told = f"; halted by an operator: {', '.join(halted)}" if halted else ""
+    told += "".join(f"; the executor of {gate} {text}" for path in records for gate, text in _not_answering(path))
     return f"`{home()}` is writable, {found if records else 'no record in it'}{told}"
 
 
 def _halted(path: Path) -> bool:
     with closing(_reader(path)) as record:
         return record.halted
+
+
+def _not_answering(path: Path) -> list[tuple[str, str]]:
+    """Return the gates of a record whose executor does not answer, and since when."""
+    with closing(_reader(path)) as record:
+        if "executor_breakers" not in record.schema:  # of an older version, and not opened since
+            return []
+        gates = [row[0] for row in record.rows("SELECT gate FROM executor_breakers WHERE opened_at_ms IS NOT NULL")]
+        return [(gate, breaker.read(record, gate).text) for gate in gates]
 
 
 def _key(folder: Path) -> None:
@@ -135,7 +145,8 @@ def _read_through(path: Path) -> None:
     with closing(_reader(path)) as record:
         try:
             found = str(record.value("PRAGMA quick_check(1)"))
-            missing = expected_schema().keys() - record.schema.keys()
+            older = record.value("SELECT value FROM meta WHERE key = 'schema_version'") in UPGRADABLE
+            missing = set() if older else expected_schema().keys() - record.schema.keys()  # opening it adds them
         except StoreError as error:
             raise StoreError(f"`{path}` is damaged: {error}", hint=_DAMAGED) from error
     if found != "ok" or missing:

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sds.cli.common import GateOption, JsonFlag, Reason, folder_of, open_store, operator, print_json
+from sds.cli.common import GateOption, JsonFlag, Reason, folder_of, open_store, operator, print_json, whole_dfid
 from sds.cli.decide import _range
-from sds.cli.record import _plain, _when, _whole
+from sds.cli.record import _plain, _when
 from sds.escalations import Resolve
 from sds.escalations import resolve as resolve_case
 from sds.home import now_ms
@@ -104,7 +104,7 @@ def show_case(dfid: Dfid, gate: GateOption = "refund", as_json: JsonFlag = False
 
     with desk.preview_kernel(folder) as kernel:
         at = HumanDesk(kernel, now_ms=now_ms)
-        case = at.case(_whole(kernel.store, dfid))
+        case = at.case(whole_dfid(kernel.store, dfid))
         look = at.look(case)
     facts = _facts(at.contract, case, look)
     if as_json:
@@ -252,7 +252,7 @@ def resolve(
     with desk.recovery_kernel(folder) as kernel:
         answer = resolve_case(
             kernel,
-            _whole(kernel.store, dfid),
+            whole_dfid(kernel.store, dfid),
             wanted,
             who=operator(),
             reason=reason,

@@ -5,24 +5,34 @@ from __future__ import annotations
 import json
 import re
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
 
-from sds.cli.common import GateOption, JsonFlag, Reason, counted, folder_of, open_store, operator, print_json
+from sds.cli.common import (
+    GateOption,
+    JsonFlag,
+    Reason,
+    counted,
+    folder_of,
+    open_store,
+    operator,
+    print_json,
+    whole_dfid,
+)
 from sds.home import now_ms
 from sds.kernel import answer as answers
 from sds.kernel import audit as auditing
 from sds.kernel import ledger as ledgers
-from sds.kernel import recovery, registry
+from sds.kernel import recovery, registry, undecided
 from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.flow import State
 from sds.kernel.proposal import Proposal, parse_recorded
 from sds.kernel.recovery import Recovered
-from sds.kernel.store import Store
 
 _HEAD = re.compile(r"([0-9]{1,18}):([0-9a-f]{64})")
 
@@ -54,7 +64,7 @@ def audit(
     Example: sds audit 550e8400-e29b-41d4-a716-446655440000
     """
     with closing(open_store(gate)) as store:
-        found = auditing.flow_record(store, _whole(store, dfid))
+        found = auditing.flow_record(store, whole_dfid(store, dfid))
     if found is None:
         raise UsageError(f"there is no flow `{dfid}` in the record of `{gate}`", hint=f"sds flows --gate {gate}")
     if as_json:
@@ -63,47 +73,42 @@ def audit(
         _show(found)
 
 
-def _whole(store: Store, given: str) -> str:
-    """Return the one dfid that begins with `given`, else what was given. Raises UsageError when several do, and where
-    nothing was given: a shell variable that is empty names no flow.
-    """
-    if not given.strip():
-        raise UsageError("the dfid is empty", hint="sds flows")
-    known = [
-        row[0]
-        for row in store.rows(
-            "SELECT dfid FROM decision_flows WHERE substr(dfid, 1, ?) = ? LIMIT 2", (len(given), given)
-        )
-    ]
-    if len(known) > 1 and given not in known:
-        raise UsageError(f"several flows begin with `{given}`", hint="give more of the dfid: sds flows")
-    return str(known[0]) if len(known) == 1 else given
-
-
 def flows(
     gate: GateOption = "refund",
     limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many, newest first.")] = 20,
+    state: Annotated[
+        str | None, typer.Option("--state", help=f"Only those in this state: {', '.join(get_args(State))}.")
+    ] = None,
+    undecided_only: Annotated[
+        bool, typer.Option("--undecided", help="Only those that nobody has decided and no human is asked about.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """List the latest flows: when, dfid, event, state, action, what became of it.
 
     Example: sds flows --limit 5
     """
+    if state is not None and state not in get_args(State):
+        raise UsageError(f"there is no state `{state[:40]}`", hint=", ".join(get_args(State)))
+    where = ["f.state = ?"] if state else []
+    where += [undecided.WAITS] if undecided_only else []
     with closing(open_store(gate)) as store:
         rows = store.rows(
             "SELECT f.created_at_ms, f.dfid, s.name FROM decision_flows f LEFT JOIN sagas s ON s.dfid = f.dfid"
-            " ORDER BY f.created_at_ms DESC, f.rowid DESC LIMIT ?",
-            (limit,),
+            f" WHERE {' AND '.join(where) or 'TRUE'} ORDER BY f.created_at_ms DESC, f.rowid DESC LIMIT ?",
+            (*([state] if state else []), limit),
         )
         found = [(at_ms, saga, answers.answer(store, dfid)) for at_ms, dfid, saga in rows]
     known = [(at_ms, saga, answer) for at_ms, saga, answer in found if answer]
     if as_json:
-        print_json([{"opened": _when(at_ms), **asdict(answer), "saga": saga} for at_ms, saga, answer in known])
+        print_json([{"opened": _when(at_ms), **answer.as_data(), "saga": saga} for at_ms, saga, answer in known])
     else:
         for at_ms, saga, answer in known:
             became = answer.execution or answer.tag or answer.reason_code or ""
+            waits = "  retryable" if answer.retryable else ""
             typer.echo(
-                f"{_when(at_ms)}  {answer.dfid}  {answer.event_id}  {answer.state}  {answer.action or saga or '-'}  {became}"
+                f"{_when(at_ms)}  {answer.dfid}  {answer.event_id}  {answer.state}"
+                f"  {answer.action or saga or '-'}  {became}{waits}"
             )
 
 

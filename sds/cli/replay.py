@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sds.cli.common import GateOption, JsonFlag, ModelPath, existing, open_store, print_json
-from sds.cli.record import _whole
+from sds.cli.common import GateOption, JsonFlag, ModelPath, existing, open_store, print_json, whole_dfid
 from sds.home import now_ms
 from sds.kernel.errors import SdsError, StoreError, UsageError
 
@@ -45,7 +44,7 @@ def replay(
         with closing(open_store(gate)) as store:
             path = existing(model) if model else None
             open_it = replaying.opener(path, now_ms=now_ms)
-            found = replaying.replay(store, _whole(store, dfid), open_it=open_it, now_ms=now_ms)
+            found = replaying.replay(store, whole_dfid(store, dfid), open_it=open_it, now_ms=now_ms)
     except (UsageError, StoreError):
         raise
     except SdsError as error:  # 1 is a replay that differs; what cannot be replayed has another number

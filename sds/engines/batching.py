@@ -137,7 +137,7 @@ class Batcher:
             if self._over is not None:
                 raise ModelError(str(self._over), reason_code=self._over.reason_code)
             if len(self._waiting) >= self._queue_max:
-                raise ModelError(f"{self._queue_max} decisions wait already", reason_code=QUEUE_FULL)
+                raise NoTurnError(f"{self._queue_max} decisions wait already", reason_code=QUEUE_FULL)
             self._waiting.append(pending)
             self._changed.notify_all()
         return pending

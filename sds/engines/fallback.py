@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from sds.engines.batching import QUEUE_FULL
 from sds.engines.protocol import Engine
 from sds.engines.waiting import NoTurnError
 from sds.engines.written import WrittenEngine
@@ -27,7 +26,7 @@ COOL_DOWN_MS_MAX = 10 * 60_000
 _DOUBLINGS_MAX = 16
 # What says something about the packet, and nothing about the health of the engine.
 _PACKETS_FAULT = frozenset({TOKEN_BUDGET_EXCEEDED, "LANGUAGE_TOO_LARGE", "LANGUAGE_INVALID", "LANGUAGE_EMPTY"})
-_NO_FAULT = _PACKETS_FAULT | {QUEUE_FULL, CHOICE_TOO_CLOSE}
+_NO_FAULT = _PACKETS_FAULT | {CHOICE_TOO_CLOSE}
 
 Log = Callable[[str, Mapping[str, object]], None]
 

@@ -270,7 +270,6 @@ class World:
             executor or self.rail,
             SIGNER,
             now_ms=self.clock,
-            new_id=lambda: f"flow-{next(self._numbers):05d}",
             log=log or (lambda event, facts: self.logged.append((event, facts))),
         )
 
@@ -333,12 +332,17 @@ def if_permitted(wanted: Propose, kind: str) -> Propose:
 
 
 def see_through(kernel: Kernel, event: intake.Event, propose: Propose) -> Answer:
-    """Bring one event to its end, as every caller does: wait while another works on it, start anew after drift."""
+    """Bring one event to its end, as every caller does: wait while another works on it, start anew after drift.
+
+    Not after an order that nobody knows the end of: what waits for that is returned.
+    """
     for _ in range(TRIES_MAX):
         opened = kernel.open(event)
         if isinstance(opened, DecisionPacket):
-            while kernel.decide(opened, propose(opened)).state == "ACTIVE":
+            while (answer := kernel.decide(opened, propose(opened))).state == "ACTIVE":
                 pass
+            if answer.tag == "EXECUTOR_DOWN" or (answer.retryable and kernel.holder(event.key) == "UNKNOWN"):
+                return answer
         elif not opened.pending:
             return opened
         else:

@@ -263,7 +263,7 @@ class History:
         kernel, clock = self.kernel(store), self.world.clock
         name = self.rng.choice(["BOTH", "ALL", "NO_UNDOING"])
         event = self.event(kernel.contract, self.rng.choice(SAGA_EVENTS))
-        dfid = saga.claim(store, kernel.contract, name, event, dfid=kernel._new_id(), now_ms=clock())
+        dfid = saga.claim(store, kernel.contract, name, event, now_ms=clock())
         saga_drive.drive(kernel, dfid, self.ask, now_ms=clock)
 
     def recover(self, store: Store) -> None:

@@ -83,9 +83,7 @@ def run(kernel: Kernel, world: World, script: Propose, name: str = "BOTH", event
                 if error.reason_code != "FLOW_CLOSED":
                     raise
 
-    dfid = saga.claim(
-        kernel.store, kernel.contract, name, world.event(event), dfid=kernel._new_id(), now_ms=world.clock()
-    )
+    dfid = saga.claim(kernel.store, kernel.contract, name, world.event(event), now_ms=world.clock())
     return saga_drive.drive(kernel, dfid, ask, now_ms=world.clock)
 
 

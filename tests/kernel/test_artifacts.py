@@ -135,7 +135,6 @@ def test_a_tokenizer_that_fails_leaves_only_the_human(library: World, error: Exc
         library.rail,
         SIGNER,
         now_ms=library.clock,
-        new_id=lambda: "flow",
         count_tokens=broken,
     )
     human_only(library, f"the artifacts cannot be read: {said}")

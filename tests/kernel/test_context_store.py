@@ -109,7 +109,7 @@ def test_a_changed_proposal_is_judged(world: World):
 def test_bytes_that_are_no_proposal_are_only_ever_rejected(world: World):
     packet = world.packet()
     states = [world.kernel.decide(packet, nonsense(packet)).state for _ in range(3)]
-    assert ["ACTIVE", "ACTIVE", "ABORTED"] == states
+    assert ["ACTIVE", "ACTIVE", "ESCALATED"] == states
 
 
 # An older record

@@ -87,7 +87,7 @@ def test_reactivation_fills_it(world: World):
     assert (2, ()) == (left(world), audit.verify(world.store).faults)
 
 
-@pytest.mark.parametrize("code", ["MODEL_UNAVAILABLE", "DEADLINE_EXCEEDED", "MASK_FAILED", "A_CODE_OF_TOMORROW"])
+@pytest.mark.parametrize("code", ["MODEL_UNAVAILABLE", "MASK_FAILED", "A_CODE_OF_TOMORROW"])
 def test_a_model_that_fails_spends_the_budget(world: World, code: str):
     world.kernel.escalate(world.packet(), code, "it failed")
     assert 2 == left(world)

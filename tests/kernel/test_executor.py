@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.kernel.durable import SIGNER, World, compensate, refund
 from tests.kernel.faults import WordlessError
 
 INTENT = SIGNER.signed(ExecutionIntent("flow-1", "k" * 64, "REFUND_TICKET", (("amount", 4000),), "T1", "7"))
+UNSIGNED = "the intent does not carry the kernel's signature; nothing was sent"
 OTHER = {
     "dfid": "flow-2",
     "idempotency_key": "l" * 64,
@@ -50,19 +52,18 @@ def test_what_the_kernel_signed_passes():
 def test_an_intent_with_any_field_changed_does_not_pass(name: str):
     hands = Hands()
     changed = replace(INTENT, **{name: OTHER[name]})
-    with pytest.raises(ExecutorError, match="the intent does not carry the kernel's signature"):
-        VerifyingExecutor(hands, SIGNER).dispatch(changed, changed.idempotency_key, 1.0)
+    told = VerifyingExecutor(hands, SIGNER).dispatch(changed, changed.idempotency_key, 1.0)
+    assert Receipt("rejected", detail=UNSIGNED) == told
     assert [] == hands.carried_out
 
 
 def test_an_intent_does_not_pass_under_another_key():
-    with pytest.raises(ExecutorError):
-        VerifyingExecutor(Hands(), SIGNER).dispatch(INTENT, "l" * 64, 1.0)
+    assert Receipt("rejected", detail=UNSIGNED) == VerifyingExecutor(Hands(), SIGNER).dispatch(INTENT, "l" * 64, 1.0)
 
 
 def test_an_intent_of_another_kernel_does_not_pass():
-    with pytest.raises(ExecutorError):
-        VerifyingExecutor(Hands(), Signer(b"another kernel's key, 32 bytes..")).dispatch(INTENT, "k" * 64, 1.0)
+    another = VerifyingExecutor(Hands(), Signer(b"another kernel's key, 32 bytes.."))
+    assert Receipt("rejected", detail=UNSIGNED) == another.dispatch(INTENT, "k" * 64, 1.0)
 
 
 @pytest.mark.parametrize("signature", ["", "ÿ" * 64, "\udcff", "0" * 10_000])
@@ -82,8 +83,7 @@ def test_a_short_key_is_refused_and_a_key_is_never_shown():
 
 
 def test_a_look_ahead_executor_carries_nothing_out():
-    with pytest.raises(ExecutorError, match="this kernel has no executor"):
-        NoExecutor().dispatch(INTENT, "k" * 64, 1.0)
+    assert Receipt("unsent", detail="this kernel has no executor") == NoExecutor().dispatch(INTENT, "k" * 64, 1.0)
     assert "unknown" == NoExecutor().lookup("k" * 64, 1.0).status
 
 
@@ -168,21 +168,27 @@ class OnFire:
 
 
 class WordlessRefusalError(WordlessError, ExecutorError):
-    """Nothing was sent, and why cannot be said."""
+    """It says that it could not be asked; but it may have acted before it raised."""
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "detail"),
+    ("error", "said"),
     [
-        (RuntimeError("card terminal on fire"), "UNKNOWN", "the look-up failed: RuntimeError: card terminal on fire"),
-        (WordlessError(), "UNKNOWN", "the look-up failed: WordlessError: WordlessError"),
-        (WordlessRefusalError(""), "FAILED", "WordlessRefusalError"),
+        (RuntimeError("card terminal on fire"), "RuntimeError: card terminal on fire"),
+        (WordlessError(), "WordlessError: WordlessError"),
+        (WordlessRefusalError(""), "WordlessRefusalError: WordlessRefusalError"),
     ],
 )
-def test_what_an_executor_says_when_it_fails_is_on_the_record(folder: Path, error: Exception, status: str, detail: str):
+def test_whatever_an_executor_raises_is_unknown_and_is_on_the_record_with_its_place(
+    folder: Path, error: Exception, said: str
+):
     world = World(folder)
     world.kernel = world.open_kernel(executor=OnFire(error))
-    assert status == world.decide(refund()).execution
-    said = world.column("SELECT body ->> '$.detail' FROM ledger WHERE kind IN ('UNKNOWN', 'SETTLED')")
-    assert [detail] == said
+    assert "UNKNOWN" == world.decide(refund()).execution
+    (detail,) = world.column("SELECT body ->> '$.detail' FROM ledger WHERE kind = 'UNKNOWN'")
+    place = r"test_executor\.py:\d+"
+    failed = rf"the executor failed: {said} \({place}\); looked up: unknown: the look-up failed: {said} \({place}\)"
+    assert re.fullmatch(failed, str(detail))
+    logged = [facts for event, facts in world.logged if event == "executor.failed"]
+    assert [said, said] == [facts["error"] for facts in logged]  # type: ignore[index]
     world.close()

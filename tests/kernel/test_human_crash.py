@@ -82,6 +82,10 @@ def afterwards(world: World, wanted: Resolution, acknowledged: object) -> None:
             resolving(world, wanted)(kernel)
         answer = kernel.open(world.event())
         assert isinstance(answer, Answer)
+        if answer.state == "ESCALATED":  # what they decided was declined: it is a human's again
+            assert ["FAILED"] == [row[0] for row in store.rows("SELECT status FROM execution_log")]
+            check(world, store, answer)
+            return
         assert (wanted.decision, "ada") == (answer.resolution, answer.resolved_by)
         assert 1 == store.value("SELECT count(*) FROM ledger WHERE kind = 'HUMAN'")
         check(world, store, answer)

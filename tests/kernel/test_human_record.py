@@ -37,7 +37,10 @@ def test_what_waits_is_listed_oldest_first_with_what_is_proposed_and_its_impact(
     silent = Silent()
     world.tickets.put("T2")
     first = unknown(world, silent)
-    second, third = escalated(world, deny, "C2", "T2"), escalated(world, escalate, "C3", "T2")
+    world.clock.advance(1)
+    second = escalated(world, deny, "C2", "T2")
+    world.clock.advance(1)
+    third = escalated(world, escalate, "C3", "T2")
     resolve(world, escalated(world, refund(), "C4", "T2"), "ABORT")
     found = [(case.dfid, case.action, case.impact(desk(world).contract)) for case in desk(world).waiting()]
     assert [(first, "REFUND_TICKET", "HIGH"), (second, "DENY", "LOW"), (third, None, None)] == found

@@ -9,6 +9,7 @@ import pytest
 from sds.kernel import audit, registry
 from sds.kernel.answer import Answer
 from sds.kernel.errors import EventError, UsageError
+from sds.kernel.human_record import waiting
 from sds.kernel.intake import EVENT_BYTES_MAX, ID_CHARS_MAX, parse_event, read_event
 from sds.kernel.packet import DecisionPacket
 from tests.kernel.durable import LEASE_MS, World, contract, deny, refund, see_through
@@ -88,7 +89,7 @@ def test_the_first_to_bring_an_event_gets_the_packet_and_the_second_is_told_to_w
 def test_the_same_event_gives_the_stored_answer(world: World):
     answer = world.decide(refund())
     assert answer == world.kernel.open(world.event())
-    assert [("flow-00001", "T1", "REFUND_TICKET", 4000)] == world.rail.paid()
+    assert [(answer.dfid, "T1", "REFUND_TICKET", 4000)] == world.rail.paid()
 
 
 @pytest.mark.parametrize("decided", [False, True])
@@ -140,8 +141,9 @@ def test_an_event_is_started_anew_at_most_as_often_as_the_contract_says(world: W
         world.clock.advance(LEASE_MS + 1)
     last = world.kernel.open(world.event())
     assert isinstance(last, Answer)
-    assert (flows[-1], "ABORTED", "INTERRUPTED", False) == (last.dfid, last.state, last.tag, last.pending)
-    chain = world.store.rows("SELECT dfid, parent_dfid, restarts FROM decision_flows ORDER BY dfid")
+    assert (flows[-1], "ESCALATED", "INTERRUPTED", False) == (last.dfid, last.state, last.tag, last.pending)
+    assert [flows[-1]] == [case.dfid for case in waiting(world.store, world.contract)]
+    chain = world.store.rows("SELECT dfid, parent_dfid, restarts FROM decision_flows ORDER BY restarts")
     assert [(flow, parent, n) for n, (flow, parent) in enumerate(zip(flows, [None, *flows], strict=False))] == chain
 
 
@@ -161,7 +163,7 @@ def test_drift_that_never_ends_ends_after_the_last_restart(world: World):
         return refund()(packet)
 
     answer = see_through(world.kernel, world.event(), move_on)
-    assert ("ABORTED", "STATE_DRIFT_DETECTED", []) == (answer.state, answer.tag, world.rail.paid())
+    assert ("ESCALATED", "STATE_DRIFT_DETECTED", []) == (answer.state, answer.tag, world.rail.paid())
     assert [4] == world.column("SELECT count(*) FROM decision_flows")
 
 

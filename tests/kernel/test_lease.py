@@ -133,7 +133,7 @@ def test_a_humans_order_of_a_clock_that_was_ahead_is_voided(folder: Path):
 
 
 def test_a_saga_of_a_clock_that_was_ahead_is_ended(ahead: World):
-    saga.claim(ahead.store, ahead.contract, "BOTH", ahead.event(), dfid="a saga", now_ms=ahead.clock())
+    saga.claim(ahead.store, ahead.contract, "BOTH", ahead.event(), now_ms=ahead.clock())
     ahead.clock.advance(-YEAR_MS)
     assert Recovered(sagas_ended=1) == recovered(ahead)
 

@@ -11,7 +11,7 @@ import pytest
 
 from sds.kernel import ledger
 from sds.kernel.ledger import GENESIS, Head, entry_hash, rows_digest, verify_chain
-from sds.kernel.store import Store
+from sds.kernel.store import Row, Store
 from tests.kernel.durable import World, deny, nonsense, refund
 
 ENTRIES = "SELECT idx, at_ms, kind, dfid, body, prev_hash, entry_hash FROM ledger ORDER BY idx"
@@ -156,15 +156,14 @@ WHERE f.dfid = '550e8400-e29b-41d4-a716-446655440000';
 """
 
 
-def named(world: World) -> World:
-    """Let the next flow have the id that DIR 4.2 asks for."""
-    world.kernel._new_id = lambda: "550e8400-e29b-41d4-a716-446655440000"
-    return world
+def joined(world: World, dfid: str) -> list[Row]:
+    """Ask what DIR 4.2 asks, of the flow with this id."""
+    return world.store.rows(DIR_4_2.replace("550e8400-e29b-41d4-a716-446655440000", dfid))
 
 
 def test_the_join_of_dir_4_2_runs_as_printed(world: World):
     world.decide(deny, "C0")
-    packet = named(world).packet("C1")
+    packet = world.packet("C1")
     answer = world.kernel.decide(packet, refund()(packet))
     assert [
         (
@@ -180,13 +179,12 @@ def test_the_join_of_dir_4_2_runs_as_printed(world: World):
             world.rail.sent[0],
             "SUCCESS",
         )
-    ] == world.store.rows(DIR_4_2)
-    assert "550e8400-e29b-41d4-a716-446655440000" == answer.dfid
+    ] == joined(world, answer.dfid)
 
 
 def test_the_join_tells_of_a_rejection(world: World):
-    packet = named(world).packet()
+    packet = world.packet()
     for _ in range(3):
         world.kernel.decide(packet, nonsense(packet))
-    (row,) = world.store.rows(DIR_4_2)
+    (row,) = joined(world, packet.dfid)
     assert (None, None, None, "REJECTED", "SCHEMA_INVALID", None, None) == row[4:]

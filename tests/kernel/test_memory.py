@@ -49,7 +49,6 @@ def counting(world: World, count_tokens: Callable[[str], int], terms: Contract |
         world.rail,
         SIGNER,
         now_ms=world.clock,
-        new_id=lambda: f"counted-{next(NUMBERS)}",
         count_tokens=count_tokens,
     )
 
@@ -225,7 +224,7 @@ def test_memory_whose_rows_are_damaged_leaves_only_the_human(world: World):
     packet = world.packet("next")
     assert ("ESCALATE",) == packet.envelope.names
     assert packet.notes[0].startswith("memory cannot be read: ")
-    assert "ABORTED" == [world.kernel.decide(packet, refund(f"{n}.00")(packet)).state for n in (1, 2, 3)][-1]
+    assert "ESCALATED" == [world.kernel.decide(packet, refund(f"{n}.00")(packet)).state for n in (1, 2, 3)][-1]
     assert [] == world.rail.paid()
 
 

@@ -56,6 +56,13 @@ def test_paying_too_much_on_average_suspends(world: World):
     assert "SUSPENDED" == status(world)
 
 
+def test_what_only_waited_does_not_push_what_was_paid_out_of_the_window(world: World):
+    run(world, paid=6, denied=4)
+    for number in range(10):
+        world.kernel.not_decided(world.packet(f"waits {number}"), "QUEUE_FULL", "256 decisions wait already")
+    assert "6 of the last 10 decisions paid, over 50 %" == watch(world)
+
+
 def test_only_the_last_decisions_count(world: World):
     run(world, paid=6, denied=4)
     run(world, paid=0, denied=6, start=10)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -90,14 +89,12 @@ def test_a_packet_without_state_leaves_only_the_human():
 def test_state_that_is_not_as_declared_goes_to_a_human_with_the_reason(
     tmp_path: Path, row: dict[str, Value] | None, why: str
 ):
-    accounts, payments, ids = world.Accounts(), world.Payments(), count()
+    accounts, payments = world.Accounts(), world.Payments()
     if row is not None:
         accounts.write("k-1", row)
     store = Store(tmp_path / "kernel.db")
     registry.register(store, TILL, by="operator", now_ms=0)
-    kernel = Kernel(
-        TILL, store, accounts, payments, Signer(b"k" * 32), now_ms=lambda: world.NOW_MS, new_id=lambda: f"d-{next(ids)}"
-    )
+    kernel = Kernel(TILL, store, accounts, payments, Signer(b"k" * 32), now_ms=lambda: world.NOW_MS)
     packet = kernel.open(read_event(TILL, {"event_id": "e-1", "account_id": "k-1", "letter": ""}))
     assert isinstance(packet, DecisionPacket)
     answer = kernel.decide(packet, world.said(packet, "ESCALATE", "HUMAN_REVIEW"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel import audit, intake, registry
+from sds.kernel import audit, registry, undecided
 from sds.kernel.executor import Receipt
 from sds.kernel.recovery import Recovered, recover
 from sds.kernel.store import Store
@@ -338,13 +338,13 @@ def test_a_flow_that_ends_while_recovery_is_on_its_way_to_it_keeps_its_end(
 ):
     packets = [world.packet(name) for name in ("C1", "C2")]
     world.clock.advance(LEASE_MS)
-    interrupt = intake.interrupt
+    interrupt = undecided.interrupt
 
-    def meanwhile(store: Store, dfid: str, *, now_ms: int) -> None:
-        interrupt(store, dfid, now_ms=now_ms)
+    def meanwhile(store: Store, dfid: str, *, restarts_max: int, now_ms: int) -> None:
+        interrupt(store, dfid, restarts_max=restarts_max, now_ms=now_ms)
         store.run("UPDATE decision_flows SET state = 'CLOSED' WHERE dfid = ?", (packets[1].dfid,))
 
-    monkeypatch.setattr(intake, "interrupt", meanwhile)
+    monkeypatch.setattr(undecided, "interrupt", meanwhile)
     assert Recovered(interrupted=1) == recovered(world)
     assert ["ABORTED", "CLOSED"] == world.column("SELECT state FROM decision_flows")
 

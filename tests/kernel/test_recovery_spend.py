@@ -93,7 +93,7 @@ def test_what_takes_nothing_of_a_limit_has_no_hour(folder: Path):
 
 @pytest.mark.parametrize(("later_ms", "paid"), [(HOUR_MS - 1, 1), (HOUR_MS, 0)], ids=["within its hour", "after it"])
 def test_a_humans_order_is_held_to_the_same_and_its_case_comes_again(desked: World, later_ms: int, paid: int):
-    """What ends is the order; nothing was decided against the customer, so the event starts afresh."""
+    """What ends is the order; nothing was decided against the customer, so it is a human's again."""
     dfid = escalated(desked, refund())
     desked.rail.misfortunes = ["drop"]
     assert "UNKNOWN" == resolve(desked, dfid, "OVERRIDE").execution
@@ -101,7 +101,9 @@ def test_a_humans_order_is_held_to_the_same_and_its_case_comes_again(desked: Wor
     assert Recovered(success=paid, failed=1 - paid) == recovered(desked)
     assert paid == len(desked.rail.paid())
     if not paid:
-        assert [("ABORTED", "INTERRUPTED")] == desked.store.rows("SELECT state, tag FROM decision_flows")
+        assert [("ABORTED", "INTERRUPTED"), ("ESCALATED", "INTERRUPTED")] == desked.store.rows(
+            "SELECT state, tag FROM decision_flows ORDER BY restarts"
+        )
         assert "ESCALATED" == see_through(desked.kernel, desked.event(), refund()).state
         assert [False] == [case.dfid == dfid for case in desk(desked).waiting()]
 

@@ -209,9 +209,9 @@ def test_what_failed_does_not_count_and_what_is_unknown_does(tight: World):
 
 def test_a_limit_used_up_between_reasoning_and_reservation_refuses(tight: World):
     packet = tight.packet("C1", "T1")
-    tight.decide(refund("40.00"), "C2", "T2")
+    other = tight.decide(refund("40.00"), "C2", "T2")
     answer = tight.kernel.decide(packet, refund("30.00")(packet))
-    assert ("ABORTED", [("flow-00002", "T2", "REFUND_TICKET", 4000)]) == (answer.state, tight.rail.paid())
+    assert ("ABORTED", [(other.dfid, "T2", "REFUND_TICKET", 4000)]) == (answer.state, tight.rail.paid())
 
 
 def test_the_limit_is_asked_again_inside_the_reserving_transaction(tight: World):

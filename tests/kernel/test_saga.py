@@ -72,7 +72,7 @@ def test_a_saga_whose_steps_all_succeed_is_closed_and_each_step_is_a_child_of_it
     [
         ("deny", "", "ABORTED", "STEP_DENIED"),
         ("escalate", "", "ESCALATED", "ESCALATED_BY_AGENT"),
-        ("nonsense", "", "ABORTED", "REASONING_EXHAUSTION"),
+        ("nonsense", "", "ESCALATED", "REASONING_EXHAUSTION"),
         ("pay", "refuse", "ABORTED", "EXECUTION_FAILED"),
     ],
 )

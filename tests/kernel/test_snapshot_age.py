@@ -90,7 +90,7 @@ def test_a_denial_on_a_snapshot_that_is_too_old_is_refused_and_the_record_says_h
     assert (False, AGE_MS_MAX + 1, ["snapshot age"]) == (found["ok"], found["age_ms"], found["drift"])
 
 
-@pytest.mark.parametrize(("late_ms", "state"), [(AGE_MS_MAX // 2, "CLOSED"), (AGE_MS_MAX // 2 + 1, "ABORTED")])
+@pytest.mark.parametrize(("late_ms", "state"), [(AGE_MS_MAX // 2, "CLOSED"), (AGE_MS_MAX // 2 + 1, "ESCALATED")])
 def test_a_step_of_a_saga_is_held_to_the_same(world: World, late_ms: int, state: str):
     slow_source(world, late_ms)  # read twice: for the packet, and again just before it is acted on
     found = run(world.kernel, world, Script())

@@ -172,7 +172,7 @@ def test_a_store_of_another_version_is_refused(folder: Path):
     path = folder / "k.db"
     with closing(Store(path)) as store, store.transaction():
         store.run("UPDATE meta SET value = '999' WHERE key = 'schema_version'")
-    assert "it has schema version `999`, this program needs `2`" == refusal(path)
+    assert f"it has schema version `999`, this program needs `{SCHEMA_VERSION}`" == refusal(path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not write here")

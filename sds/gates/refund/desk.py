@@ -109,7 +109,7 @@ def preview_kernel(folder: Path) -> Iterator[Kernel]:
         source = TicketSource(airline_path(folder))
         opened.callback(source.close)
         signer = Signer(secrets.token_bytes(places.KEY_BYTES))
-        yield Kernel(contract, store, source, NoExecutor(), signer, now_ms=places.now_ms, new_id=places.new_id)
+        yield Kernel(contract, store, source, NoExecutor(), signer, now_ms=places.now_ms)
 
 
 def _store_to_look_at(folder: Path, contract: Contract, opened: ExitStack) -> Store:
@@ -136,7 +136,7 @@ def recovery_kernel(folder: Path) -> Iterator[Kernel]:
         opened.callback(source.close)
         rail = opened.enter_context(RailProcess(folder / "rail.db"))
         executor, signer = rail.executor(source.version), places.signer(folder)
-        yield Kernel(contract, store, source, executor, signer, now_ms=places.now_ms, new_id=places.new_id)
+        yield Kernel(contract, store, source, executor, signer, now_ms=places.now_ms)
 
 
 def open_refund(

@@ -1,0 +1,59 @@
+"""A call that nobody waits for longer than its time: what an executor does may take for ever, a decision may not."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class LateError(Exception):
+    """The call did not come back in time. It goes on; what it returns is handed to `late`."""
+
+
+class _Call(Generic[T]):
+    """One call in a thread of its own. Whoever comes second, the result or the end of waiting, finds the other."""
+
+    def __init__(self, work: Callable[[], T], late: Callable[[T], None]) -> None:
+        self._work, self._late = work, late
+        self._lock, self._abandoned = threading.Lock(), False
+        self._came: queue.SimpleQueue[T | BaseException] = queue.SimpleQueue()
+
+    def __call__(self) -> None:
+        came: T | BaseException
+        try:
+            came = self._work()
+        except BaseException as error:  # noqa: BLE001  it is raised where it is waited for
+            came = error
+        with self._lock:
+            if not self._abandoned:
+                self._came.put(came)
+                return
+        if not isinstance(came, BaseException):
+            self._late(came)
+
+    def result(self, timeout_s: float) -> T:
+        try:
+            came = self._came.get(timeout=timeout_s)
+        except queue.Empty:
+            with self._lock:
+                self._abandoned = self._came.empty()
+            if self._abandoned:
+                raise LateError from None
+            came = self._came.get()
+        if isinstance(came, BaseException):
+            raise came
+        return came
+
+
+def within(timeout_s: float, work: Callable[[], T], *, late: Callable[[T], None] = lambda _result: None) -> T:
+    """Return what `work` returns, or raise what it raises, within `timeout_s` seconds; else raise LateError.
+
+    A thread that hangs stays behind, as a daemon, and calls `late` with the result should there be one.
+    """
+    call = _Call(work, late)
+    threading.Thread(target=call, name="sds-executor", daemon=True).start()
+    return call.result(timeout_s)
