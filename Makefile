@@ -18,6 +18,7 @@ help:
 install: $(TESTABLE)
 
 $(READY): pyproject.toml constraints.txt data.txt hatch_build.py $(wildcard models/passes/*.cc models/passes/*.h)
+	@test -d sds/kernel || { echo "error: sds/kernel is no link: git config core.symlinks true && git checkout -- sds"; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 2; }
 	@command -v c++ >/dev/null || { echo "error: a C++ compiler is needed, for llama.cpp and the integer passes (Debian: apt-get install g++)"; exit 2; }
 	$(PYTHON) -m venv $(VENV)

@@ -16,7 +16,9 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FOLDER = Path(__file__).parent / "sds" / "models" / "passes"
+ROOT = Path(__file__).parent
+FOLDER = ROOT / "models" / "passes"
+LINKS = ("kernel", "grammars", "models", "benchmarks")
 KINDS = {
     "avx2": ["-mavx2", "-mfma"],
     "avx512vnni": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma"],
@@ -25,16 +27,15 @@ FLAGS = ["-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC", 
 
 
 class Hook(BuildHookInterface[Any]):
-    def initialize(self, _version: str, build_data: dict[str, Any]) -> None:
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable":
+            _check_links()
         if self.target_name != "wheel" or platform.machine() not in ("x86_64", "AMD64"):
             return
-        digest = hashlib.sha256()
-        for source in sorted([*FOLDER.glob("*.cc"), *FOLDER.glob("*.h")]):  # as catalog.py does
-            digest.update(source.read_bytes())
+        stamp = f'-DPASSES_SOURCES="{_digest_of_sources()[:12]}"'
         compiler = shlex.split(os.environ.get("CXX", "c++"))
         for kind, flags in KINDS.items():
             made = FOLDER / f"passes-{kind}.so"
-            stamp = f'-DPASSES_SOURCES="{digest.hexdigest()[:12]}"'
             command = [*compiler, *FLAGS, *flags, stamp, str(FOLDER / "passes.cc"), "-o", str(made)]
             try:
                 subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
@@ -43,5 +44,22 @@ class Hook(BuildHookInterface[Any]):
                 print(f"note: integer passes for {kind} are not compiled: {why}", file=sys.stderr)  # noqa: T201
                 made.unlink(missing_ok=True)
                 continue
-            build_data["artifacts"].append(f"sds/models/passes/{made.name}")
+            build_data["artifacts"].append(f"models/passes/{made.name}")
             build_data["pure_python"], build_data["infer_tag"] = False, True
+
+
+def _check_links() -> None:
+    """Refuse an editable install without the links in `sds/`: the package would have no kernel."""
+    if lost := [name for name in LINKS if not (ROOT / "sds" / name / "__init__.py").is_file()]:
+        sys.exit(f"error: sds/{lost[0]} is no link: git config core.symlinks true && git checkout -- sds")
+
+
+def _digest_of_sources() -> str:
+    """Return the SHA-256 of the sources, as `models/catalog.py` makes it; of no sources there is none."""
+    sources = sorted([*FOLDER.glob("*.cc"), *FOLDER.glob("*.h")])
+    if not sources:
+        sys.exit("error: models/passes holds no sources; build from a whole checkout or sdist")
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
