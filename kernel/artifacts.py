@@ -15,6 +15,7 @@ from sds.kernel import ledger
 from sds.kernel.canonical import in_words, one_line, sha256_hex
 from sds.kernel.contract import ArtifactSpec
 from sds.kernel.errors import UsageError
+from sds.kernel.identifiers import person
 from sds.kernel.registry import REASON_CHARS_MAX
 from sds.kernel.store import Reader, Store
 
@@ -202,4 +203,4 @@ def _by(who: str, reason: str) -> dict[str, str]:
     why = one_line(reason, REASON_CHARS_MAX)
     if not why:
         raise UsageError("a reason is needed")
-    return {"who": one_line(who, REASON_CHARS_MAX), "reason": why}
+    return {"who": person(who, REASON_CHARS_MAX), "reason": why}

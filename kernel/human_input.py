@@ -10,6 +10,7 @@ from sds.kernel import jit
 from sds.kernel.canonical import digest, one_line
 from sds.kernel.errors import UsageError
 from sds.kernel.human_record import Case
+from sds.kernel.identifiers import person
 from sds.kernel.intake import once
 from sds.kernel.jit import Tolerance
 from sds.kernel.proposal import Proposal, parse_proposal, write_proposal
@@ -26,7 +27,7 @@ _FORM = '{"action": "KIND", "params": {"amount": 1.00}, "reason": "CODE"}'
 
 def said(what: str, text: str) -> str:
     """Return a name or a reason as the record keeps it. Raises UsageError when there is none."""
-    kept = one_line(text, REASON_CHARS_MAX if what == "reason" else WHO_CHARS_MAX)
+    kept = one_line(text, REASON_CHARS_MAX) if what == "reason" else person(text, WHO_CHARS_MAX)
     if not kept:
         raise UsageError(f"a {what} is needed, for the record")
     return kept

@@ -8,7 +8,6 @@ last, until that is a human's (`undecided`). A flow's id follows from what it de
 from __future__ import annotations
 
 import json
-import unicodedata
 from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ from sds.kernel.canonical import canonical, digest, flow_id, one_line
 from sds.kernel.contract import Contract
 from sds.kernel.errors import EventError, SdsError, UsageError
 from sds.kernel.flow import EXECUTION_FAILED, walk
+from sds.kernel.identifiers import check_identifier
 from sds.kernel.store import Reader, Row, Store
 
-ID_CHARS_MAX = 128
 NAME_CHARS_MAX = 64
 EVENT_BYTES_MAX = 64 * 1024
 _BOUND = (
@@ -71,12 +70,8 @@ def read_event(contract: Contract, data: object) -> Event:
             f"the event has an unknown field `{one_line(extra[0], NAME_CHARS_MAX)}`",
             hint=f"fields are {', '.join(named)}",
         )
-    for name in (spec.id, spec.key):
-        if not 1 <= len(data[name]) <= ID_CHARS_MAX or not data[name].isprintable():
-            raise EventError(f"`{name}` is not 1 to {ID_CHARS_MAX} printable characters")
-    key = data[spec.key]  # one spelling for each: what is drawn is counted by it
-    if key != key.strip() or not unicodedata.is_normalized("NFC", key):
-        raise EventError(f"`{spec.key}` has blanks around it, or is not in Unicode's composed form (NFC)")
+    for name in (spec.id, spec.key):  # an event is recognised by the one, what is drawn is counted by the other
+        check_identifier(name, data[name])
     try:
         body = canonical(dict(data)).decode()
     except (TypeError, ValueError) as error:

@@ -15,6 +15,7 @@ from sds.kernel import handshake, ledger, units
 from sds.kernel.canonical import canonical, one_line
 from sds.kernel.contract import Contract
 from sds.kernel.errors import ContractError, TransitionError
+from sds.kernel.identifiers import person
 from sds.kernel.store import Reader, Store
 
 REASON_CHARS_MAX = 500
@@ -73,7 +74,7 @@ def register(
     if by == "agent":
         raise TransitionError("an agent cannot register itself: contracts come from a deployment")
     entry = {"hash": contract.hash, "gate": contract.gate, "agent_id": contract.agent_id, "by": by}
-    entry |= {"version": contract.version, "who": _text(who), "reason": _reason(reason)}
+    entry |= {"version": contract.version, "who": person(who, REASON_CHARS_MAX), "reason": _reason(reason)}
     with store.transaction():
         known = _known(store, contract)
         refused = _refusal(store, contract, known, now_ms)
@@ -186,7 +187,7 @@ def _revoke(store: Store, contract_hash: str, *, by: str, who: str, reason: str,
         raise ContractError(f"there is no contract `{contract_hash}`")
     if store.row("SELECT 1 FROM contract_revocations WHERE contract_hash = ?", (contract_hash,)) is not None:
         return False
-    row = {"who": _text(who), "reason": _reason(reason)}
+    row = {"who": person(who, REASON_CHARS_MAX), "reason": _reason(reason)}
     store.insert("contract_revocations", contract_hash=contract_hash, **row, revoked_at_ms=now_ms)
     ledger.append(store, now_ms, "REVOKED", "", {"hash": contract_hash, "agent_id": agent_id, "by": by, **row})
     return True
@@ -252,7 +253,11 @@ def move(
         store.run("DELETE FROM escalation_budgets WHERE agent_id = ?", (agent_id,))
     body = {"agent_id": agent_id, "was": known.status, "status": status, "by": by, "reason": why}
     ledger.append(
-        store, now_ms, "AGENT", "", body | ({"who": _text(who)} if who else {}) | ({"case": case} if case else {})
+        store,
+        now_ms,
+        "AGENT",
+        "",
+        body | ({"who": person(who, REASON_CHARS_MAX)} if who else {}) | ({"case": case} if case else {}),
     )
 
 
@@ -274,7 +279,9 @@ def request_retire(store: Store, agent_id: str, *, reason: str, now_ms: int) -> 
 def write_act(store: Store, act: str, *, who: str, reason: str, now_ms: int) -> None:
     """Write down what an operator does that has no entry of its own: recovering, setting a record aside."""
     with store.transaction():
-        ledger.append(store, now_ms, "OPERATOR", "", {"act": act, "who": _text(who), "reason": _text(reason)})
+        ledger.append(
+            store, now_ms, "OPERATOR", "", {"act": act, "who": person(who, REASON_CHARS_MAX), "reason": _text(reason)}
+        )
 
 
 def set_halted(store: Store, halted: bool, *, by: str, reason: str, now_ms: int) -> bool:
@@ -283,6 +290,6 @@ def set_halted(store: Store, halted: bool, *, by: str, reason: str, now_ms: int)
         if store.halted == halted:
             return False
         store.run("UPDATE meta SET value = ? WHERE key = 'halted'", ("1" if halted else "0",))
-        body = {"by": one_line(by, REASON_CHARS_MAX), "reason": one_line(reason, REASON_CHARS_MAX)}
+        body = {"by": person(by, REASON_CHARS_MAX), "reason": one_line(reason, REASON_CHARS_MAX)}
         ledger.append(store, now_ms, "HALT" if halted else "RESUME", "", body)
     return True

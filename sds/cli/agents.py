@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator, print_json
+from sds.cli.common import GateOption, JsonFlag, Reason, named, open_store, operator, plain, print_json
 from sds.home import now_ms
 from sds.kernel import registry
 from sds.kernel.agent_record import AgentRecord, Held, Move, agent_record
@@ -72,13 +72,13 @@ def show(agent_id: AgentId, gate: GateOption = "refund", as_json: JsonFlag = Fal
         "escalations left": f"{found.escalations_left} of {found.escalations_per_hour} an hour",
     }
     for name, value in facts.items():
-        typer.echo(f"{name}: {_plain(value)}")
+        typer.echo(f"{name}: {plain(value)}")
     typer.echo("contracts")
     for held in found.contracts:
-        typer.echo(f"  {_plain(_told(held))}")
+        typer.echo(f"  {plain(_told(held))}")
     typer.echo("history")
     for move in found.moves:
-        typer.echo(f"  {_plain(_moved(move))}")
+        typer.echo(f"  {plain(_moved(move))}")
 
 
 def suspend(agent_id: AgentId, reason: Reason, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
@@ -132,7 +132,7 @@ def revoke(
 
 def _record(gate: str, agent_id: str) -> AgentRecord:
     with closing(open_store(gate)) as store:
-        found = agent_record(store, agent_id, now_ms=now_ms())
+        found = agent_record(store, named(agent_id), now_ms=now_ms())
     if found is None:
         raise UsageError(f"there is no agent `{agent_id}`", hint="sds agents list")
     return found
@@ -165,11 +165,6 @@ def _moved(move: Move) -> str:
 
 def _named(role: str, who: str) -> str:
     return f"{role} ({who})" if who and who != role else role
-
-
-def _plain(value: Any) -> str:
-    """Return a value on one line, control characters spelled out: a contract's text must not draw on this page."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
 
 
 def _when(at_ms: int) -> str:

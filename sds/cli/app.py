@@ -12,7 +12,7 @@ from rich.console import Console
 
 from sds import __version__
 from sds.cli import agents, bench, context, contracts, decide, doctor, escalations, models, record, replay, run
-from sds.cli.common import A_GOOD_EVENT
+from sds.cli.common import A_GOOD_EVENT, plain
 from sds.kernel.errors import EventError, SdsError, UsageError
 
 EXIT_WORLD, EXIT_USAGE = 1, 2
@@ -124,9 +124,9 @@ def _say_usage(error: Any) -> int:
 
 def _say(error: SdsError) -> int:
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    console.print(f"error: {error}")
+    console.print(f"error: {plain(error)}")
     if hint := error.hint or (A_GOOD_EVENT if isinstance(error, EventError) and not error.dfid else ""):
-        console.print(f"mend:  {hint}")
+        console.print(f"mend:  {plain(hint)}")
     if error.dfid:
         console.print(f"dfid:  {error.dfid}")
     return EXIT_USAGE if isinstance(error, UsageError) else EXIT_WORLD

@@ -16,6 +16,7 @@ import typer
 
 from sds.home import GATES, decisions_path, gate_home, home, key_path, open_record
 from sds.kernel.errors import EventError, ModelError, UsageError
+from sds.kernel.identifiers import is_seen
 from sds.kernel.intake import EVENT_BYTES_MAX
 from sds.kernel.store import Store
 from sds.models.protocol import BackendError
@@ -71,7 +72,7 @@ def whole_dfid(store: Store, given: str) -> str:
     known = [
         row[0]
         for row in store.rows(
-            "SELECT dfid FROM decision_flows WHERE substr(dfid, 1, ?) = ? LIMIT 2", (len(given), given)
+            "SELECT dfid FROM decision_flows WHERE substr(dfid, 1, ?) = ? LIMIT 2", (len(named(given)), given)
         )
     ]
     if len(known) > 1 and given not in known:
@@ -100,6 +101,18 @@ def named_model(path: Path | None) -> Iterator[None]:
     except (BackendError, ModelError) as error:
         kind = UsageError if path is not None and f"`{path}" in str(error) else ModelError
         raise kind(str(error), hint=error.hint) from error
+
+
+def named(text: str) -> str:
+    """Return a name as it was typed. Raises UsageError for one that no record can hold: bytes that are not UTF-8."""
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise UsageError(f"`{text}` is not text in UTF-8", hint="type the name, or copy it from what `sds` prints")
+    return text
+
+
+def plain(value: object) -> str:
+    """Return a value on one line, what cannot be seen spelled out: a claim's text must not draw on this page."""
+    return "".join(char if is_seen(char) else ascii(char)[1:-1] for char in str(value))
 
 
 def counted(number: int, what: str) -> str:

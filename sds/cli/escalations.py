@@ -11,9 +11,19 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sds.cli.common import GateOption, JsonFlag, Reason, folder_of, open_store, operator, print_json, whole_dfid
+from sds.cli.common import (
+    GateOption,
+    JsonFlag,
+    Reason,
+    folder_of,
+    open_store,
+    operator,
+    plain,
+    print_json,
+    whole_dfid,
+)
 from sds.cli.decide import _range
-from sds.cli.record import _plain, _when
+from sds.cli.record import _when
 from sds.escalations import Resolve
 from sds.escalations import resolve as resolve_case
 from sds.home import now_ms
@@ -61,7 +71,7 @@ def list_cases(
     for case in found:
         facts = _summary(terms, case)
         typer.echo(
-            f"{facts['since']}  {case.dfid}  {_plain(case.event_id)}  {facts['reason']}"
+            f"{facts['since']}  {case.dfid}  {plain(case.event_id)}  {facts['reason']}"
             f"  {facts['proposed'] or '-'}  {case.impact(terms) or '-'}"
         )
     if not found:
@@ -171,16 +181,16 @@ def _impacts(terms: Contract, kind: KindBound) -> list[Impact]:
 
 def _print(terms: Contract, case: Case, look: Look, facts: dict[str, Any]) -> None:
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    console.print(f"{case.dfid}  {_plain(case.event_id)}  {case.resolved or case.state}, since {facts['since']}")
+    console.print(f"{case.dfid}  {plain(case.event_id)}  {case.resolved or case.state}, since {facts['since']}")
     for line in ["an order was sent, and nobody knows what became of it"] if case.unknown else case.reasons:
-        console.print(f"  {_plain(line)}")
+        console.print(f"  {plain(line)}")
     _section(console, "event", case.trigger)
     _section(
         console, f"state, as the agent read it ({case.snapshot_id[:12] or 'never'}), and now", _state(terms, case, look)
     )
     console.print(f"  now: {look.seen}")
     for note in look.packet.notes:
-        console.print(f"  note: {_plain(note)}")
+        console.print(f"  note: {plain(note)}")
     proposal = {"decision": facts["proposed"] or "none", "impact": facts["impact"] or "-"}
     proposal |= {"confidence": f"{case.confidence:.3f}"} if case.confidence is not None else {}
     for choice in case.alternatives:
@@ -201,7 +211,7 @@ def _print(terms: Contract, case: Case, look: Look, facts: dict[str, Any]) -> No
 def _section(console: Console, title: str, facts: Mapping[str, object]) -> None:
     console.print(title)
     for name, value in facts.items():
-        console.print(f"  {name}: {_plain(value)}")
+        console.print(f"  {name}: {plain(value)}")
 
 
 def _state(terms: Contract, case: Case, look: Look) -> dict[str, str]:

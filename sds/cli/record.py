@@ -21,6 +21,7 @@ from sds.cli.common import (
     folder_of,
     open_store,
     operator,
+    plain,
     print_json,
     whole_dfid,
 )
@@ -323,12 +324,7 @@ def _lines(console: Console, title: str, facts: dict[str, Any]) -> None:
     if facts:
         console.print(title)
     for name, value in facts.items():
-        console.print(f"  {name}: {'-' if value is None or value == '' else _plain(value)}")
-
-
-def _plain(value: object) -> str:
-    """Return a value on one line, control characters spelled out: a claim's text must not draw on this page."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+        console.print(f"  {name}: {'-' if value is None or value == '' else plain(value)}")
 
 
 def _when(at_ms: int) -> str:

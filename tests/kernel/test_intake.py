@@ -10,7 +10,8 @@ from sds.kernel import audit, registry
 from sds.kernel.answer import Answer
 from sds.kernel.errors import EventError, UsageError
 from sds.kernel.human_record import waiting
-from sds.kernel.intake import EVENT_BYTES_MAX, ID_CHARS_MAX, parse_event, read_event
+from sds.kernel.identifiers import ID_CHARS_MAX
+from sds.kernel.intake import EVENT_BYTES_MAX, parse_event, read_event
 from sds.kernel.packet import DecisionPacket
 from tests.kernel.durable import LEASE_MS, World, contract, deny, refund, see_through
 
@@ -35,14 +36,9 @@ GOOD = {"claim_id": "C1", "ticket_id": "T1", "text": "please"}
             f"the event has an unknown field `x error: all is well{'!' * 44}`",
         ),
         ({**GOOD, "claim_id": ""}, f"`claim_id` is not 1 to {ID_CHARS_MAX} printable characters"),
+        ({**GOOD, "claim_id": "C1 "}, SPELLING.replace("ticket", "claim")),
         ({**GOOD, "ticket_id": "T\n1"}, f"`ticket_id` is not 1 to {ID_CHARS_MAX} printable characters"),
-        ({**GOOD, "ticket_id": "\udcff"}, f"`ticket_id` is not 1 to {ID_CHARS_MAX} printable characters"),
-        ({**GOOD, "claim_id": "x" * (ID_CHARS_MAX + 1)}, f"`claim_id` is not 1 to {ID_CHARS_MAX} printable characters"),
-        ({**GOOD, "ticket_id": " T1"}, SPELLING),
-        ({**GOOD, "ticket_id": "T1 "}, SPELLING),
-        ({**GOOD, "ticket_id": " "}, SPELLING),
         ({**GOOD, "ticket_id": "TE\u0301"}, SPELLING),
-        ({**GOOD, "ticket_id": "T\u212b"}, SPELLING),
         ({**GOOD, "text": "\ud800"}, "the event is not text that can be stored as UTF-8"),
         ({**GOOD, "text": "x" * EVENT_BYTES_MAX}, f"the event is larger than {EVENT_BYTES_MAX} bytes"),
         ({**GOOD, "text": "€" * (EVENT_BYTES_MAX // 2)}, f"the event is larger than {EVENT_BYTES_MAX} bytes"),
@@ -53,10 +49,6 @@ def test_a_malformed_event_is_told_in_one_line(data: object, message: str):
         read_event(TERMS, data)
     assert message == str(caught.value)
     assert "EVENT_INVALID" == caught.value.reason_code
-
-
-def test_a_key_keeps_its_letters_and_the_blanks_within():
-    assert ["t\u00c9 1"] == [read_event(TERMS, {**GOOD, "ticket_id": "t\u00c9 1"}).key]
 
 
 @pytest.mark.parametrize("text", ["", "{", b"\xff\xfe", "[" * 100_000, "NaN", "[]", '{"claim_id": "C1"}', " " * 10**6])
