@@ -12,6 +12,7 @@ from typing import Any, Literal
 from sds.kernel import breaker, escalation
 from sds.kernel.breaker import Breaker
 from sds.kernel.contract import EscalationSpec
+from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
 from sds.kernel.registry import Registration, lookup
 from sds.kernel.store import Reader, Store
 
@@ -75,12 +76,19 @@ class AgentRecord:
 
 
 def agent_record(store: Store, agent_id: str, *, now_ms: int) -> AgentRecord | None:
-    """Return what is known of an agent, None when there is none of this name."""
+    """Return what is known of an agent, None when there is none of this name. Raises StoreError: it cannot be read."""
     agent = lookup(store, agent_id)
     body = store.value("SELECT body FROM contracts WHERE hash = ?", (agent.contract_hash,)) if agent else None
     if agent is None or body is None:
         return None
-    terms = json.loads(body)
+    try:
+        return _record(store, agent, body, now_ms)
+    except NOT_AS_WRITTEN as error:
+        raise StoreError(f"the record of agent `{agent_id}` cannot be read", hint="sds ledger verify") from error
+
+
+def _record(store: Store, agent: Registration, body: str, now_ms: int) -> AgentRecord:
+    terms, agent_id = json.loads(body), agent.agent_id
     per_hour = int(terms.get("escalation", {}).get("per_hour", EscalationSpec().per_hour))
     return AgentRecord(
         agent=agent,

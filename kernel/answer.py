@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from sds.kernel.errors import unreadable
+from sds.kernel.errors import NOT_AS_WRITTEN, unreadable
 from sds.kernel.flow import FINAL, UNDECIDED_TAGS
 from sds.kernel.store import Reader
 
@@ -81,7 +81,7 @@ def answer(store: Reader, dfid: str) -> Answer | None:
         found["reasons"] = tuple(
             f"gate {gate}: {code}: {line}" for gate, code, line in json.loads(found["reasons"] or "[]")
         )
-    except (TypeError, ValueError, RecursionError) as error:
+    except NOT_AS_WRITTEN as error:
         raise unreadable(dfid) from error
     return Answer(**found)
 

@@ -12,12 +12,14 @@ from typing import Any
 
 from sds.kernel import ledger
 from sds.kernel.answer import answer
-from sds.kernel.errors import StoreError
+from sds.kernel.canonical import one_line
+from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
 from sds.kernel.ledger import Head
 from sds.kernel.reconcile import Tables
 from sds.kernel.store import Reader, Row, Store, expected_schema
 
 FAULTS_MAX = 100
+FAULT_CHARS_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +52,17 @@ def verify(store: Store, expected: Head | None = None) -> Report:
                 faults += Tables(reader).faults(entries)
         except StoreError as error:
             faults.append(f"database: {error}")
+        except NOT_AS_WRITTEN as error:  # columns of other types than their tables declare
+            faults.append(f"database: the rows cannot be compared: {one_line(error, 200)}")
     blind = None if expected else "without --head: entries cut off at the end, or a ledger rewritten as a whole"
-    return Report(head, len(entries), tuple(faults[:FAULTS_MAX]), blind)
+    told = tuple(one_line(fault, FAULT_CHARS_MAX) for fault in faults[:FAULTS_MAX])
+    return Report(head, len(entries), told, blind)
 
 
 def _database(reader: Reader) -> list[str]:
-    now, wanted = reader.schema, expected_schema()
+    now, wanted, checked = reader.schema, expected_schema(), reader.rows("PRAGMA integrity_check")
     return [
-        *(f"database: {line}" for (line,) in reader.rows("PRAGMA integrity_check") if line != "ok"),
+        *(f"database: {line}" for (text,) in checked for line in text.splitlines() if line != "ok"),
         *(f"schema: `{name}` is not as it was made" for name in sorted(wanted) if now.get(name) != wanted[name]),
         *(f"schema: `{name}` does not belong here" for name in sorted(now.keys() - wanted.keys())),
     ]

@@ -12,7 +12,7 @@ from typing import Any
 
 from sds.kernel import ledger
 from sds.kernel.envelope import envelope_from_data
-from sds.kernel.errors import UsageError, unreadable
+from sds.kernel.errors import NOT_AS_WRITTEN, UsageError, unreadable
 from sds.kernel.governance import Situation
 from sds.kernel.packet import ALTERNATIVES_UNAVAILABLE, DecisionPacket, Decoding
 from sds.kernel.record import SEALED, seal
@@ -71,7 +71,7 @@ def read_decided(store: Reader, dfid: str) -> Decided:
         decoding = _decoding(found, body.get("decoding", {}))
         schema = _schema(store, found["contract_hash"])
         return Decided(_packet(dfid, found), found["proposal"], decoding, schema, _faults(store, dfid, entry, body))
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except NOT_AS_WRITTEN as error:
         raise unreadable(dfid) from error
 
 
@@ -79,7 +79,7 @@ def _schema(store: Reader, contract_hash: str) -> str:
     body = store.value("SELECT body FROM contracts WHERE hash = ?", (contract_hash,))
     try:
         return str(json.loads(body or "{}").get("proposal_schema", ""))
-    except (AttributeError, TypeError, ValueError, RecursionError):  # no decision is read less for it
+    except NOT_AS_WRITTEN:  # no decision is read less for it
         return ""
 
 

@@ -71,6 +71,10 @@ class ExecutorError(WorldError):
     reason_code = "EXECUTOR_REFUSED"
 
 
+# What reading data raises that is not of the form in which it was written: whoever reads says so in one line.
+NOT_AS_WRITTEN = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
+
+
 def unreadable(dfid: str) -> StoreError:
     """Return what is raised where the rows of one flow are not of the form in which they were written."""
     return StoreError(f"the record of flow `{dfid}` cannot be read", hint="sds ledger verify", dfid=dfid)

@@ -16,7 +16,7 @@ from sds.kernel.answer import numbers_of
 from sds.kernel.canonical import canonical, sha256_hex
 from sds.kernel.contract import Contract
 from sds.kernel.envelope import ESCALATE
-from sds.kernel.errors import StoreError, UsageError, unreadable
+from sds.kernel.errors import NOT_AS_WRITTEN, StoreError, UsageError, unreadable
 from sds.kernel.flow import State
 from sds.kernel.human_terms import Impact, human_contract, impact
 from sds.kernel.packet import DecisionPacket
@@ -129,12 +129,15 @@ def waiting(store: Reader, contract: Contract, *, limit: int = WAITING_MAX) -> l
 
 
 def _still_waiting(store: Reader, contract: Contract, head: tuple[Any, ...], where: str) -> Case | None:
+    dfid, event_id, agent_id, state, since_ms, opened_ms = head
+    since_ms = since_ms or opened_ms
     try:
-        row = store.row(f"{_CASE} AND {where}", (contract.gate, head[0]))
-        return None if row is None else _case(store, row)
+        row = store.row(f"{_CASE} AND {where}", (contract.gate, dfid))
+        if row is None or type(since_ms) is int:
+            return None if row is None else _case(store, row)
     except StoreError:
-        dfid, event_id, agent_id, state, since_ms, opened_ms = head
-        return Case(dfid, event_id, agent_id, state, since_ms or opened_ms, damaged=True)
+        pass
+    return Case(dfid, event_id, agent_id, state, since_ms if type(since_ms) is int else 0, damaged=True)
 
 
 def read_case(store: Reader, contract: Contract, dfid: str) -> Case:
@@ -158,7 +161,7 @@ def registered_terms(store: Reader, gate: str) -> Contract:
 def _case(store: Reader, row: tuple[Any, ...]) -> Case:
     try:
         return _parsed(store, row)
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except NOT_AS_WRITTEN as error:
         raise unreadable(row[0]) from error
 
 

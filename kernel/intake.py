@@ -8,7 +8,7 @@ last, until that is a human's (`undecided`). A flow's id follows from what it de
 from __future__ import annotations
 
 import json
-from codecs import BOM_UTF8
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -23,6 +23,8 @@ from sds.kernel.store import Reader, Row, Store
 
 NAME_CHARS_MAX = 64
 EVENT_BYTES_MAX = 64 * 1024
+SAVE_AS = "save it as UTF-8 without a byte order mark"
+_MARKS_OF_UTF_16 = (BOM_UTF16_LE, BOM_UTF16_BE)  # that of UTF-32 begins with the one or with NUL
 _BOUND = (
     "SELECT COALESCE((SELECT contract_hash FROM decision_flows WHERE dfid = ?),"
     " (SELECT contract_hash FROM agents WHERE agent_id = ?))"
@@ -85,13 +87,24 @@ def parse_event(contract: Contract, text: str | bytes) -> Event:
     """Validate a trigger given as JSON text. Raises EventError."""
     if len(text) > EVENT_BYTES_MAX:
         raise EventError(f"the event is larger than {EVENT_BYTES_MAX} bytes")
-    if text[:3] == BOM_UTF8 or text[:1] == "\ufeff":
-        raise EventError("the event begins with a byte order mark", hint="save it as UTF-8 without one")
+    text = in_utf8(text) if isinstance(text, bytes) else text
+    if text[:1] == "\ufeff":
+        raise EventError("the event begins with a byte order mark", hint=SAVE_AS)
     try:
         data = json.loads(text, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise EventError(f"the event is not JSON: {error}") from error
     return read_event(contract, data)
+
+
+def in_utf8(raw: bytes) -> str:
+    """Return the text of an event, which is UTF-8 and nothing else. Raises EventError."""
+    if raw[:2] in _MARKS_OF_UTF_16 or 0 in raw[:4]:  # what begins JSON is ASCII, and no NUL
+        raise EventError("the event is UTF-16 or UTF-32, not UTF-8", hint=SAVE_AS)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise EventError(f"the event is not UTF-8 at byte {error.start}", hint=SAVE_AS) from error
 
 
 def once(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sds.kernel import record
 from sds.kernel.canonical import digest
-from sds.kernel.errors import ContractError
+from sds.kernel.errors import NOT_AS_WRITTEN, ContractError
 from sds.kernel.explanation import Explanations
 from sds.kernel.human_record import SEALED_HUMAN
 from sds.kernel.reconcile_books import Artifacts, Registry, differences
@@ -41,7 +41,7 @@ class Tables:
         for idx, at_ms, kind, dfid, text, _, _ in entries:
             try:
                 self._fold(idx, at_ms, kind, dfid, json.loads(text))
-            except (AttributeError, KeyError, TypeError, ValueError, RecursionError):  # its form may be any
+            except NOT_AS_WRITTEN:
                 self._found.append(f"entry {idx}: not an entry this program writes")
             except ContractError as error:
                 self._found.append(f"entry {idx}: {error}")

@@ -14,7 +14,7 @@ from typing import Literal
 from sds.kernel import handshake, ledger, units
 from sds.kernel.canonical import canonical, one_line
 from sds.kernel.contract import Contract
-from sds.kernel.errors import ContractError, TransitionError
+from sds.kernel.errors import NOT_AS_WRITTEN, ContractError, StoreError, TransitionError
 from sds.kernel.identifiers import person
 from sds.kernel.store import Reader, Store
 
@@ -93,10 +93,17 @@ def refusal(record: Reader, contract: Contract, *, now_ms: int) -> handshake.Ref
 
 
 def _refusal(record: Reader, contract: Contract, known: list[handshake.Known], now_ms: int) -> handshake.Refusal | None:
-    refused = handshake.refusal(contract, known)
-    if refused is None and all(each.contract_hash != contract.hash for each in known):
-        refused = units.refusal(record, contract, now_ms)
+    try:
+        refused = handshake.refusal(contract, known)
+        if refused is None and all(each.contract_hash != contract.hash for each in known):
+            refused = units.refusal(record, contract, now_ms)
+    except NOT_AS_WRITTEN as error:
+        raise _contracts_unreadable() from error
     return refused
+
+
+def _contracts_unreadable() -> StoreError:
+    return StoreError("the contracts in the record cannot be read", hint="sds ledger verify")
 
 
 def _known(store: Reader, contract: Contract) -> list[handshake.Known]:
@@ -164,8 +171,11 @@ def _revoke_superseded(
         (contract.agent_id, contract.hash),
     )
     for known, text in rows:
-        body = json.loads(text)
-        lost, recounted = sorted(set(body["authority"]) - set(contract.authority)), units.recounted(body, contract)
+        try:
+            body = json.loads(text)
+            lost, recounted = sorted(set(body["authority"]) - set(contract.authority)), units.recounted(body, contract)
+        except NOT_AS_WRITTEN as error:
+            raise _contracts_unreadable() from error
         if everything or lost or recounted:
             why = f"version {contract.version} withdraws {', '.join(lost)}" if lost else entry["reason"]
             why = f"version {contract.version} counts in other units" if recounted and not lost else why

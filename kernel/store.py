@@ -16,13 +16,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from sds.kernel.canonical import one_line
 from sds.kernel.errors import StoreError
 
 BUSY_MS = 5_000
 BUSY_POLL_MS = 5
+MESSAGE_CHARS_MAX = 300
 SCHEMA_VERSION = "3"
 UPGRADABLE = ("1", "2")  # versions that lack nothing but tables
 
+# A file that is damaged in its schema makes messages and names that are no text: Python cannot decode them.
+_REFUSED = (sqlite3.Error, UnicodeDecodeError)
 _UNSTORABLE = (OverflowError, UnicodeEncodeError)  # a number beyond 64 bits, text that has no UTF-8
 
 _WRITE, _RESTORE = "is it in a folder that you may write?", "restore it from a backup, or use another folder"
@@ -77,8 +81,8 @@ class Reader:
         with self._lock:
             try:
                 return self._db.execute(sql, values).fetchall()
-            except sqlite3.Error as error:
-                raise StoreError(f"the store cannot be read: {error}") from error
+            except _REFUSED as error:
+                raise StoreError(f"the store cannot be read: {one_line(error, MESSAGE_CHARS_MAX)}") from error
             except _UNSTORABLE as error:
                 raise StoreError(f"the store cannot hold such a value: {error}") from error
 
@@ -111,18 +115,21 @@ class Store(Reader):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             super().__init__(connect(path))
-        except (sqlite3.Error, OSError) as error:
+        except (*_REFUSED, OSError) as error:
             raise self._unusable(error) from error
         try:
             self._prepare()
-        except (sqlite3.Error, StoreError) as error:
+        except (*_REFUSED, StoreError) as error:
             self.close()
             raise self._unusable(error) from error
 
     def _unusable(self, error: Exception) -> StoreError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        hint = _MENDS.get(code) or (_WRITE if isinstance(error, OSError) else "")
-        return StoreError(f"`{self.path}` cannot be opened as a decision store: {error}", hint=hint)
+        damaged = _RESTORE if isinstance(error, UnicodeDecodeError) else ""
+        hint = _MENDS.get(code) or (_WRITE if isinstance(error, OSError) else damaged)
+        return StoreError(
+            f"`{self.path}` cannot be opened as a decision store: {one_line(error, MESSAGE_CHARS_MAX)}", hint=hint
+        )
 
     def _write_ahead(self) -> str:
         """Switch to WAL; SQLite does not wait by itself while another does the same to a fresh file."""
@@ -189,7 +196,7 @@ class Store(Reader):
                         self._db.execute("ROLLBACK")
                     raise
             except sqlite3.Error as error:
-                raise StoreError(f"the store refused: {error}") from error
+                raise StoreError(f"the store refused: {one_line(error, MESSAGE_CHARS_MAX)}") from error
 
     @contextmanager
     def frozen(self) -> Iterator[Reader]:
@@ -197,8 +204,8 @@ class Store(Reader):
         try:
             db = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
             db.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
-        except sqlite3.Error as error:
-            raise StoreError(f"the store cannot be read: {error}") from error
+        except _REFUSED as error:
+            raise StoreError(f"the store cannot be read: {one_line(error, MESSAGE_CHARS_MAX)}") from error
         with closing(Reader(db)) as reader:
             reader.rows("BEGIN")
             yield reader
@@ -207,6 +214,8 @@ class Store(Reader):
         """Execute one statement inside the caller's transaction; return the number of rows it changed."""
         try:
             return self._db.execute(sql, values).rowcount
+        except UnicodeDecodeError as error:
+            raise StoreError(f"the store refused: {error}") from error
         except _UNSTORABLE as error:
             raise StoreError(f"the store cannot hold such a value: {error}") from error
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sds.kernel.contract import Contract
-from sds.kernel.errors import ContractError
+from sds.kernel.errors import NOT_AS_WRITTEN, ContractError, StoreError
 from sds.kernel.store import Reader
 
 VERSIONS_MAX = 1000
@@ -37,7 +37,10 @@ def versions(store: Reader) -> list[Version]:
         " ORDER BY l.idx DESC LIMIT ?",
         (VERSIONS_MAX,),
     )
-    return [_version(*row) for row in reversed(rows)]
+    try:
+        return [_version(*row) for row in reversed(rows)]
+    except NOT_AS_WRITTEN as error:
+        raise StoreError("the contracts in the record cannot be read", hint="sds ledger verify") from error
 
 
 def _version(
@@ -67,7 +70,7 @@ def recorded_contract(body: str) -> Contract:
         if longest := data.pop("rationale_chars_max", 0):
             data["rationale"] = {"order": "before", "chars_max": longest}
         return Contract.model_validate_json(json.dumps(data))
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:  # not JSON, or no contract
+    except NOT_AS_WRITTEN as error:
         raise ContractError("a registered contract is not one of this program's", hint="sds ledger verify") from error
 
 

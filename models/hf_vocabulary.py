@@ -115,7 +115,7 @@ def _read(path: Path, *, missing: dict[str, Any] | None = None) -> dict[str, Any
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
             raise BackendError(f"`{path}` is larger than {FILE_BYTES_MAX} bytes")
-        found = json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes().decode())
     except OSError as error:
         raise BackendError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
     except (ValueError, RecursionError) as error:

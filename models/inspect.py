@@ -161,7 +161,7 @@ def _folder_words(path: Path, size: int) -> tuple[Words, str | None, str]:
 def _config(path: Path, *, bytes_max: int = CONFIG_BYTES_MAX) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            found = json.loads(file.read(bytes_max))
+            found = json.loads(file.read(bytes_max).decode())
     except OSError as error:
         raise BackendError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
     except (ValueError, RecursionError) as error:

@@ -100,7 +100,7 @@ class _Wire:
     def told(self, text: str, grammar: Grammar) -> tuple[bool, int]:
         """Return whether the server says that it cut the answer short, and how many tokens it counted; 0: not told."""
         try:
-            answer = json.loads(self._answer)
+            answer = json.loads(self._answer.decode())
             usage = answer.get("usage") or {}
             cut = answer["choices"][0].get("finish_reason") == "length" and len(text) < grammar.bytes_max
             counted = usage.get("total_tokens")
@@ -134,7 +134,7 @@ def _directly(wire: _Wire, model: str) -> Ask:
         }
         answer = wire.post("/chat/completions", json.dumps(body).encode())
         try:
-            return json.loads(answer)["choices"][0]["message"]["content"]  # type: ignore[no-any-return]  # checked by `write`
+            return json.loads(answer.decode())["choices"][0]["message"]["content"]  # type: ignore[no-any-return]  # checked by `write`
         except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
             raise BackendError("the server's answer is not a chat completion") from error
 
@@ -216,7 +216,7 @@ class _TgiClient:
         }
         answer = self._wire.post("/generate", json.dumps({"inputs": prompt, "parameters": parameters}).encode())
         try:
-            return json.loads(answer)["generated_text"]  # type: ignore[no-any-return]  # checked by `write`
+            return json.loads(answer.decode())["generated_text"]  # type: ignore[no-any-return]  # checked by `write`
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             self._wire.failure = BackendError("the server's answer is not a generated text")
             raise self._wire.failure from error

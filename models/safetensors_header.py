@@ -58,7 +58,7 @@ def _header(file: Path) -> Counter[str]:
         text = stream.read(length)
     types, end = Counter[str](), 0
     try:
-        for name, tensor in json.loads(text).items():
+        for name, tensor in json.loads(text.decode()).items():
             if name != "__metadata__":
                 types[str(tensor["dtype"])] += prod(map(int, tensor["shape"]))
                 end = max(end, int(tensor["data_offsets"][1]))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from sds.cli.common import GateOption, JsonFlag, Reason, named, open_store, operator, plain, print_json
+from sds.cli.common import GateOption, JsonFlag, Reason, named, open_store, operator, plain, print_json, when
 from sds.home import now_ms
 from sds.kernel import registry
 from sds.kernel.agent_record import AgentRecord, Held, Move, agent_record
@@ -62,11 +61,11 @@ def show(agent_id: AgentId, gate: GateOption = "refund", as_json: JsonFlag = Fal
     facts = {
         "agent": agent.agent_id,
         "gate": found.gate + ("  (halted by an operator)" if agent.halted else ""),
-        **({"halted": f"since {_when(halt.at_ms)}, by {halt.who}: {halt.reason}"} if halt else {}),
+        **({"halted": f"since {when(halt.at_ms, 'seconds')}, by {halt.who}: {halt.reason}"} if halt else {}),
         "owner": found.owner,
         "contract": f"{found.version}  {agent.contract_hash}",
         "status": agent.status
-        + (f" since {_when(now.at_ms)}, by {_named(now.by, now.who)}: {now.reason}" if now else ""),
+        + (f" since {when(now.at_ms, 'seconds')}, by {_named(now.by, now.who)}: {now.reason}" if now else ""),
         "executor": found.breaker.text,
         "rejections in a row": agent.rejections,
         "escalations left": f"{found.escalations_left} of {found.escalations_per_hour} an hour",
@@ -151,21 +150,17 @@ def _move(gate: str, agent_id: str, status: Status, reason: str, as_json: bool) 
 
 
 def _told(held: Held) -> str:
-    line = f"{held.version}  {held.contract_hash[:12]}  {held.standing}  registered {_when(held.registered_at_ms)}"
+    line = f"{held.version}  {held.contract_hash[:12]}  {held.standing}  registered {when(held.registered_at_ms, 'seconds')}"
     line += f" by {_named(held.by, held.who)}: {held.reason}"
     if held.revoked_at_ms is None:
         return line
-    return f"{line}; revoked {_when(held.revoked_at_ms)} by {held.revoked_who}: {held.revoked_reason}"
+    return f"{line}; revoked {when(held.revoked_at_ms, 'seconds')} by {held.revoked_who}: {held.revoked_reason}"
 
 
 def _moved(move: Move) -> str:
     path = f"{move.was} -> {move.status}" if move.was else move.status
-    return f"{_when(move.at_ms)}  {path}  by {_named(move.by, move.who)}: {move.reason}"
+    return f"{when(move.at_ms, 'seconds')}  {path}  by {_named(move.by, move.who)}: {move.reason}"
 
 
 def _named(role: str, who: str) -> str:
     return f"{role} ({who})" if who and who != role else role
-
-
-def _when(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")

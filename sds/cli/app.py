@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -13,6 +15,7 @@ from rich.console import Console
 from sds import __version__
 from sds.cli import agents, bench, context, contracts, decide, doctor, escalations, models, record, replay, run
 from sds.cli.common import A_GOOD_EVENT, plain
+from sds.kernel.canonical import in_words, one_line
 from sds.kernel.errors import EventError, SdsError, UsageError
 
 EXIT_WORLD, EXIT_USAGE = 1, 2
@@ -88,7 +91,20 @@ def _run(args: list[str]) -> int:
         if isinstance(end.__context__, BrokenPipeError):
             return _read_enough()
         raise
+    except Exception as error:
+        if os.environ.get("SDS_TRACEBACK") or isinstance(error, OSError | UnicodeError):  # those are the machine's
+            raise
+        return _say(_unforeseen(error))
     return 0
+
+
+def _unforeseen(error: Exception) -> SdsError:
+    """Say in one line what nobody foresaw: of a record whose rows were bent behind our back, or a fault of this program."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "sds" in Path(frame.filename).parts]
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "no place of ours"
+    what = f"{type(error).__name__} at {place}: {one_line(in_words(error), 200)}"
+    hint = "is the record whole? sds ledger verify; if it is, report this, with what SDS_TRACEBACK=1 shows"
+    return SdsError(f"the command failed: {what}", hint=hint)
 
 
 def _refuse_empty(args: list[str]) -> None:

@@ -9,15 +9,16 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sds.home import GATES, decisions_path, gate_home, home, key_path, open_record
-from sds.kernel.errors import EventError, ModelError, UsageError
+from sds.kernel.errors import NOT_AS_WRITTEN, EventError, ModelError, UsageError
 from sds.kernel.identifiers import is_seen
-from sds.kernel.intake import EVENT_BYTES_MAX
+from sds.kernel.intake import EVENT_BYTES_MAX, in_utf8
 from sds.kernel.store import Store
 from sds.models.protocol import BackendError
 
@@ -115,6 +116,14 @@ def plain(value: object) -> str:
     return "".join(char if is_seen(char) else ascii(char)[1:-1] for char in str(value))
 
 
+def when(at_ms: int, timespec: str = "milliseconds") -> str:
+    """Return a time of the record as ISO 8601 in UTC; one that no calendar has, as it stands there."""
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec=timespec)
+    except (OSError, *NOT_AS_WRITTEN):
+        return f"{at_ms} ms"
+
+
 def counted(number: int, what: str) -> str:
     """Return a number of things in words: `1 claim`, `2 claims`."""
     return f"{number} {what}{'' if number == 1 else 's'}"
@@ -136,10 +145,7 @@ def read_event_text(source: str) -> str:
         raise EventError(f"`{source}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
     if len(raw) > EVENT_BYTES_MAX:
         raise EventError(f"the event is larger than {EVENT_BYTES_MAX} bytes")
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise EventError(f"the event is not UTF-8 at byte {error.start}") from error
+    text = in_utf8(raw)
     if not text.strip():
         raise EventError("the event is empty")
     if _holds_several(text):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -23,6 +22,7 @@ from sds.cli.common import (
     open_store,
     operator,
     print_json,
+    when,
 )
 from sds.contracts.diff import ContractDiff, diff
 from sds.contracts.finding import SEVERITIES, Finding, counted, in_words, sorted_findings
@@ -152,9 +152,9 @@ def list_contracts(gate: GateOption = "refund", as_json: JsonFlag = False) -> No
         print_json([asdict(version) for version in found])
         return
     for each in found:
-        when = datetime.fromtimestamp(each.registered_at_ms / 1000, UTC).isoformat(timespec="seconds")
+        at = when(each.registered_at_ms, "seconds")
         why = ": ".join(word for word in (each.who, each.reason) if word)
-        typer.echo(f"{each.version}  {each.standing}  {each.contract_hash[:12]}  {each.agent_id}  {when}  {why}")
+        typer.echo(f"{each.version}  {each.standing}  {each.contract_hash[:12]}  {each.agent_id}  {at}  {why}")
 
 
 def _put_in_force(store: Store, contract: Contract, reason: str) -> None:

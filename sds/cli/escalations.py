@@ -20,10 +20,10 @@ from sds.cli.common import (
     operator,
     plain,
     print_json,
+    when,
     whole_dfid,
 )
 from sds.cli.decide import _range
-from sds.cli.record import _when
 from sds.escalations import Resolve
 from sds.escalations import resolve as resolve_case
 from sds.home import now_ms
@@ -84,7 +84,7 @@ def _summary(terms: Contract, case: Case) -> dict[str, Any]:
     return {
         "dfid": case.dfid,
         "event_id": case.event_id,
-        "since": _when(case.since_ms),
+        "since": when(case.since_ms),
         "reason": "RECORD_DAMAGED" if case.damaged else "UNKNOWN" if case.unknown else case.reason_code,
         "proposed": _decision(terms, case.action, case.numbers) if case.action else None,
         "action": case.action,

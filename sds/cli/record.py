@@ -6,7 +6,6 @@ import json
 import re
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -23,6 +22,7 @@ from sds.cli.common import (
     operator,
     plain,
     print_json,
+    when,
     whole_dfid,
 )
 from sds.home import now_ms
@@ -30,7 +30,7 @@ from sds.kernel import answer as answers
 from sds.kernel import audit as auditing
 from sds.kernel import ledger as ledgers
 from sds.kernel import recovery, registry, undecided
-from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, UsageError, unreadable
 from sds.kernel.flow import State
 from sds.kernel.proposal import Proposal, parse_recorded
 from sds.kernel.recovery import Recovered
@@ -70,8 +70,11 @@ def audit(
         raise UsageError(f"there is no flow `{dfid}` in the record of `{gate}`", hint=f"sds flows --gate {gate}")
     if as_json:
         print_json(found)
-    else:
+        return
+    try:
         _show(found)
+    except NOT_AS_WRITTEN as error:
+        raise unreadable(found["decision_flows"]["dfid"]) from error
 
 
 def flows(
@@ -102,13 +105,13 @@ def flows(
         found = [(at_ms, saga, answers.answer(store, dfid)) for at_ms, dfid, saga in rows]
     known = [(at_ms, saga, answer) for at_ms, saga, answer in found if answer]
     if as_json:
-        print_json([{"opened": _when(at_ms), **answer.as_data(), "saga": saga} for at_ms, saga, answer in known])
+        print_json([{"opened": when(at_ms), **answer.as_data(), "saga": saga} for at_ms, saga, answer in known])
     else:
         for at_ms, saga, answer in known:
             became = answer.execution or answer.tag or answer.reason_code or ""
             waits = "  retryable" if answer.retryable else ""
             typer.echo(
-                f"{_when(at_ms)}  {answer.dfid}  {answer.event_id}  {answer.state}"
+                f"{when(at_ms)}  {answer.dfid}  {answer.event_id}  {answer.state}"
                 f"  {answer.action or saga or '-'}  {became}{waits}"
             )
 
@@ -246,7 +249,7 @@ def _show(found: dict[str, Any]) -> None:
     flow, snapshot = found["decision_flows"], found["context_snapshots"] or {}
     proposal, verdict, order = (found[t] or {} for t in ("policy_proposals", "dim_validations", "execution_log"))
     facts = {k: flow[k] for k in ("dfid", "parent_dfid", "agent_id", "state", "tag", "contract_hash")}
-    _lines(console, "flow", {"opened": _when(flow["created_at_ms"]), **facts})
+    _lines(console, "flow", {"opened": when(flow["created_at_ms"]), **facts})
     _lines(console, "trigger", json.loads(flow["trigger_event"]))
     if snapshot:
         body = json.loads(snapshot["body"])
@@ -271,7 +274,7 @@ def _show(found: dict[str, Any]) -> None:
     _lines(console, "rationale", _rationale(found))
     if verdict:
         facts = {k: verdict[k] for k in ("outcome", "gate_reached", "attempt_number")}
-        _lines(console, "verdict", {"at": _when(verdict["evaluated_at_ms"]), **facts})
+        _lines(console, "verdict", {"at": when(verdict["evaluated_at_ms"]), **facts})
         _reasons(console, verdict["reasons"])
         _lines(console, "drift", json.loads(verdict["drift"] or "{}"))
     _saga(console, found)
@@ -282,7 +285,7 @@ def _show(found: dict[str, Any]) -> None:
     _lines(
         console,
         "ledger",
-        {str(e["idx"]): f"{_when(e['at_ms'])} {e['kind']} {e['entry_hash']}" for e in found["ledger"]},
+        {str(e["idx"]): f"{when(e['at_ms'])} {e['kind']} {e['entry_hash']}" for e in found["ledger"]},
     )
 
 
@@ -310,7 +313,7 @@ def _saga(console: Console, found: dict[str, Any]) -> None:
 def _humans(console: Console, found: dict[str, Any]) -> None:
     if human := found["human_decisions"]:
         names = ("decision", "who", "reason", "impact", "seen", "snapshot_id", "proposal")
-        _lines(console, "human", {"at": _when(human["decided_at_ms"]), **{k: human[k] for k in names}})
+        _lines(console, "human", {"at": when(human["decided_at_ms"]), **{k: human[k] for k in names}})
     for by in filter(None, (json.loads(entry["body"]).get("by") for entry in found["ledger"])):
         _lines(console, "settled by a human's word", by)
 
@@ -325,7 +328,3 @@ def _lines(console: Console, title: str, facts: dict[str, Any]) -> None:
         console.print(title)
     for name, value in facts.items():
         console.print(f"  {name}: {'-' if value is None or value == '' else plain(value)}")
-
-
-def _when(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -63,7 +63,26 @@ def test_a_byte_order_mark_is_told_with_its_mend(encoded: bool):
     text = "\ufeff" + json.dumps(GOOD)
     with pytest.raises(EventError, match="the event begins with a byte order mark") as caught:
         parse_event(TERMS, text.encode() if encoded else text)
-    assert "save it as UTF-8 without one" == caught.value.hint
+    assert "save it as UTF-8 without a byte order mark" == caught.value.hint
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+def test_an_event_in_another_encoding_is_refused_with_its_mend(encoding: str):
+    for text in (json.dumps(GOOD), " \n" + json.dumps(GOOD), "1", "[]"):
+        with pytest.raises(EventError, match="the event is UTF-16 or UTF-32, not UTF-8") as caught:
+            parse_event(TERMS, text.encode(encoding))
+        assert "save it as UTF-8 without a byte order mark" == caught.value.hint
+
+
+def test_an_event_that_is_not_utf_8_is_told_where():
+    with pytest.raises(EventError, match="the event is not UTF-8 at byte 50") as caught:
+        parse_event(TERMS, json.dumps({**GOOD, "text": "caf\u00e9"}, ensure_ascii=False).encode("latin-1"))
+    assert "save it as UTF-8 without a byte order mark" == caught.value.hint
+
+
+def test_bytes_in_utf_8_are_read_as_the_text_they_are():
+    event = {**GOOD, "text": "caf\u00e9 \U0001f600"}
+    assert read_event(TERMS, event) == parse_event(TERMS, json.dumps(event, ensure_ascii=False).encode())
 
 
 def test_an_event_is_read_the_same_whatever_the_order_of_its_fields():

@@ -9,9 +9,11 @@ import sys
 import threading
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sds.kernel import audit
 from sds.kernel.errors import StoreError
 from sds.kernel.store import SCHEMA_VERSION, Store, connect, expected_schema
 from tests.scale import scale
@@ -157,6 +159,41 @@ def test_a_truncated_file_is_refused_or_found_damaged(folder: Path, kept: float)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * kept)])
     assert "malformed" in refusal(path) or "not a database" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    "text", [b"CREATE TABLE events", b"events_no_delete", b"is final: no update", b"body_hash TEXT"]
+)
+@pytest.mark.parametrize("byte", [b"\xff", b"\xc3", b"\x80"])
+def test_a_file_whose_schema_is_no_text_is_refused_in_one_line(folder: Path, text: bytes, byte: bytes):
+    path = folder / "k.db"
+    Store(path).close()
+    whole = path.read_bytes()
+    for at in (0, 3, len(text) - 1):
+        path.write_bytes(whole.replace(text, text[:at] + byte + text[at + 1 :]))
+        with suppress(StoreError), closing(Store(path)) as store:
+            assert audit.verify(store).faults or text not in whole
+    path.write_bytes(whole.replace(b"CREATE TABLE", b"CREATE T\xffBLE"))
+    assert "codec can't decode" in refusal(path)
+    assert 1 == len(refusal(path).splitlines())
+
+
+@pytest.mark.parametrize("mode", ["delete", "memory"])
+def test_a_file_system_without_a_write_ahead_log_is_refused(folder: Path, mode: str):
+    """SQLite answers the mode it stays in, and raises nothing."""
+    path = folder / "k.db"
+
+    def connect_without(path: Path) -> sqlite3.Connection:
+        return sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=_WithoutWal)
+
+    class _WithoutWal(sqlite3.Connection):
+        def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+            return super().execute(sql.replace("journal_mode=WAL", f"journal_mode={mode}"), *values)
+
+    with pytest.raises(StoreError, match=rf"offers no write-ahead log \(journal mode {mode}\)"):
+        Store(path, connect=connect_without)
+    with closing(sqlite3.connect(path)) as db:
+        assert [] == db.execute("SELECT name FROM sqlite_master").fetchall()
 
 
 def test_the_database_of_another_program_is_refused_and_left_as_it_was(folder: Path):

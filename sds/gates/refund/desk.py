@@ -27,7 +27,7 @@ from sds.gates.refund.source import TicketSource
 from sds.gates.refund.tickets import make_world
 from sds.kernel import registry
 from sds.kernel.contract import Contract, load_contract
-from sds.kernel.errors import StateError
+from sds.kernel.errors import NOT_AS_WRITTEN, StateError
 from sds.kernel.executor import NoExecutor, Signer
 from sds.kernel.runtime import Kernel
 from sds.kernel.state import Fields
@@ -76,7 +76,7 @@ def read_queue(folder: Path) -> list[QueuedClaim]:
     try:
         lines = (folder / "claims.jsonl").read_text(encoding="utf-8").splitlines()
         return [_queued(json.loads(line)) for line in lines]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, *NOT_AS_WRITTEN) as error:
         raise StateError(f"`{folder / 'claims.jsonl'}` cannot be read", hint="sds run refund --reset") from error
 
 

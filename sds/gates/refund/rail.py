@@ -269,7 +269,7 @@ class Handler(BaseHTTPRequestHandler):
         if int(length[:9]) > BODY_BYTES_MAX:
             return None
         try:
-            return json.loads(self.rfile.read(int(length)))
+            return json.loads(self.rfile.read(int(length)).decode())
         except (ValueError, RecursionError):
             return None
 

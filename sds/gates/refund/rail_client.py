@@ -238,7 +238,7 @@ def _exchange(
                 raise ValueError("the answer is too large")
     response = HTTPResponse(_Received(bytes(received)), method=method)  # type: ignore[arg-type]
     response.begin()
-    data = json.loads(response.read())
+    data = json.loads(response.read().decode())
     if not isinstance(data, dict):
         raise ValueError("the answer is not an object")  # noqa: TRY004 - a bad answer, not a bad argument
     return response.status, data
