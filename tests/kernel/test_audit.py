@@ -109,19 +109,32 @@ def test_an_appended_entry_that_this_program_does_not_write_is_found(world: Worl
     assert (f"entry {last.idx + 1}: not an entry this program writes",) == found
 
 
-def test_an_order_settled_twice_is_found(world: World):
+def after_entry(world: World, kind: str, dfid: object, body: str) -> tuple[str, ...]:
+    """Return what is found once an entry is added that is chained as it should be."""
     last = head(world.store)
-    (dfid,) = world.column("SELECT dfid FROM execution_log WHERE status = 'SUCCESS' LIMIT 1")
-    body = '{"detail":"","kept":true,"reference":"","status":"FAILED"}'
-    row = (last.idx + 1, 1, "RESOLVED", dfid, body, last.entry_hash)
-    found = found_after(
-        world,
-        (
-            "INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (*row, entry_hash(last.idx + 1, 1, "RESOLVED", str(dfid), body, last.entry_hash)),
-        ),
-    )
-    assert (f"entry {last.idx + 1}: not an entry this program writes",) == found
+    row = (last.idx + 1, 1, kind, str(dfid), body, last.entry_hash)
+    added = (*row, entry_hash(*row[:5], last.entry_hash))
+    found = found_after(world, ("INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?)", added))
+    return tuple(line.replace(f"entry {last.idx + 1}", "the entry") for line in found)
+
+
+@pytest.mark.parametrize("kind", ["SETTLED", "RESOLVED", "UNKNOWN"])
+@pytest.mark.parametrize("status", ["SUCCESS", "FAILED"])
+def test_an_order_settled_twice_is_found(world: World, status: str, kind: str):
+    """Whatever its end was: one that had failed, too, is not paid by an entry."""
+    (*dfids,) = world.column("SELECT dfid FROM execution_log WHERE status = ?", status)
+    assert dfids
+    for dfid in dfids:
+        for other in ("SUCCESS", "FAILED", "UNKNOWN"):
+            body = json.dumps({"detail": "", "kept": True, "reference": "", "status": other, "tag": None})
+            assert ("the entry: not an entry this program writes",) == after_entry(world, kind, dfid, body)
+
+
+@pytest.mark.parametrize("state", ["CLOSED", "ABORTED", "EXECUTING"])
+def test_a_human_entry_about_a_flow_that_no_human_was_asked_about_is_found(world: World, state: str):
+    (dfid, *_) = world.column("SELECT dfid FROM decision_flows WHERE state = ?", state)
+    body = json.dumps({"state": "CLOSED", "tag": None, "rows": {}})
+    assert ("the entry: not an entry this program writes",) == after_entry(world, "HUMAN", dfid, body)
 
 
 @pytest.mark.parametrize("name", ["ledger_no_update", "one_live_reservation"])

@@ -225,6 +225,19 @@ def test_closing_all_takes_back_what_turns_out_to_have_happened(world: World):
     assert [("COMPENSATE", COMPENSATION_MINOR), ("REFUND_TICKET", REFUND_MINOR)] == reversed_at(world.folder)
 
 
+def test_closing_all_takes_nothing_back_while_a_step_stays_unknown(world: World):
+    """What was done stays done beside a step that may have been: a human must see both."""
+
+    def step_2(packet: DecisionPacket) -> bytes:
+        world.rail.blind = True
+        return with_misfortune(world, "lose", most(packet))
+
+    found = run(world.kernel, world, Script(step_2=step_2, compensation=CLOSE_ALL))
+    assert ("ESCALATED", DIRTY, "CLOSE_ALL") == parent(found)
+    assert ["SUCCESS", "UNKNOWN"] == executions(found)
+    assert ([], {}) == (reversed_at(world.folder), dict(found.reversals))
+
+
 @pytest.mark.parametrize("misfortune", ["refuse", "drop"])
 def test_a_reversal_that_is_not_done_leaves_the_saga_dirty_and_is_not_tried_again(world: World, misfortune: str):
     script = Script(step_2=deny, compensation=lambda packet: with_misfortune(world, misfortune, REVERT(packet)))
