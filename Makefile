@@ -6,12 +6,13 @@ READY := $(VENV)/.ready
 TESTABLE := $(VENV)/.testable
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test bench peers docs clean
+.PHONY: help install demo test mutation bench peers docs clean
 
 help:
 	@echo "make install set up everything, for sds and for the tests"
 	@echo "make demo    decide 50 real claims with a real local model"
 	@echo "make test    lint, types, import wall and all tests"
+	@echo "make mutation  try 40 mutants of the kernel on its tests (ask for others: make mutation SAMPLE=200 SEED=2)"
 	@echo "make bench   ask every benchmark and write benchmarks/report.md (alone on the machine, please)"
 	@echo "make clean   delete what was made: .venv, .sds, .peers and my-models (prepared weights stay in ~/.cache/sds)"
 
@@ -53,6 +54,13 @@ test: $(TESTABLE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 2
+
+# Outside CI: what survives is listed in docs/mutations.md, with a reason.
+SAMPLE ?= 40
+SEED ?= 1
+mutation: $(TESTABLE)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group mutation
+	$(BIN)/python -m tests.mutation --sample $(SAMPLE) --seed $(SEED)
 
 # All that needs no card, one after the other, then the page, with nothing beside it.
 bench: peers
