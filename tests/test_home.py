@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sds.home import KEY_BYTES, make_private, signer
+from sds.home import make_private, signer
 from sds.kernel.errors import StoreError, UsageError
+from sds.keys import KEY_BYTES
 
 DATA = b"what is signed"
 

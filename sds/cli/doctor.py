@@ -25,10 +25,21 @@ from sds.cli.engines import (
     opened_engine,
 )
 from sds.engines.protocol import Engine
-from sds.home import GATES, decisions_path, gate_home, home, key_path, now_ms, read_key, refuse_lost
+from sds.home import (
+    GATES,
+    decisions_path,
+    gate_home,
+    home,
+    now_ms,
+    public_keys_of,
+    refuse_altered,
+    refuse_lost,
+    refuse_lost_key,
+)
 from sds.kernel import breaker, registry
 from sds.kernel.canonical import one_line
-from sds.kernel.errors import ContractError, SdsError, StoreError
+from sds.kernel.errors import ContractError, SdsError, StoreError, UsageError
+from sds.kernel.private_files import OTHERS
 from sds.kernel.store import UPGRADABLE, Reader, Store, expected_schema
 
 _DAMAGED = "keep the file as it is and put a copy back"
@@ -108,10 +119,13 @@ def _store() -> str:
         raise StoreError(f"`{home()}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
     gates = recorded()
     for gate in dict.fromkeys([*GATES, *gates]):
-        _key(gate_home(gate))
+        _private(gate_home(gate))
+        refuse_lost(gate_home(gate))
+        public_keys_of(gate_home(gate))
     records = [decisions_path(gate_home(gate)) for gate in gates]
     for path in records:
         _read_through(path)
+        _signed(path)
     found = f"{counted(len(records), 'record')} in it {'is' if len(records) == 1 else 'are'} whole"
     halted = [path.parent.name for path in records if _halted(path)]
     told = f"; halted by an operator: {', '.join(halted)}" if halted else ""
@@ -133,11 +147,22 @@ def _not_answering(path: Path) -> list[tuple[str, str]]:
         return [(gate, breaker.read(record, gate).text) for gate in gates]
 
 
-def _key(folder: Path) -> None:
-    """Raise when a gate would refuse to open: its key is damaged, or there without its record."""
-    refuse_lost(folder)
-    if key_path(folder).exists():
-        read_key(key_path(folder))
+def _private(folder: Path) -> None:
+    """Raise when others than its user may look into a gate's folder, or read a file of it."""
+    if not folder.exists():
+        return
+    for path in (folder, *sorted(folder.iterdir())):
+        if (path.is_file() or path == folder) and path.stat().st_mode & OTHERS:
+            hint = f"chmod -R go= {folder}"
+            raise UsageError(f"others than its user have rights to `{path}`", hint=hint)
+
+
+def _signed(path: Path) -> None:
+    """Raise when a gate would refuse to open: its keys are lost, or its ledger is not what was signed with them."""
+    refuse_lost_key(path.parent)
+    with closing(_reader(path)) as record:
+        if "checkpoints" in record.schema:
+            refuse_altered(path.parent, record)
 
 
 def _read_through(path: Path) -> None:
