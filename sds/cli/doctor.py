@@ -41,6 +41,7 @@ from sds.kernel.canonical import one_line
 from sds.kernel.errors import ContractError, SdsError, StoreError, UsageError
 from sds.kernel.private_files import OTHERS
 from sds.kernel.store import UPGRADABLE, Reader, Store, expected_schema
+from sds.keys import PUBLIC_FILE
 
 _DAMAGED = "keep the file as it is and put a copy back"
 _SHOWN = ("llama-cpp-python", "common-expression-language", "pydantic", "orjson", "numpy")
@@ -151,8 +152,9 @@ def _private(folder: Path) -> None:
     """Raise when others than its user may look into a gate's folder, or read a file of it."""
     if not folder.exists():
         return
-    for path in (folder, *sorted(folder.iterdir())):
-        if (path.is_file() or path == folder) and path.stat().st_mode & OTHERS:
+    files = (path for path in sorted(folder.iterdir()) if path.is_file() and path.name != PUBLIC_FILE)
+    for path in (folder, *files):
+        if path.stat().st_mode & OTHERS:
             hint = f"chmod -R go= {folder}"
             raise UsageError(f"others than its user have rights to `{path}`", hint=hint)
 

@@ -110,6 +110,13 @@ class Stranger:
 
 
 @contextmanager
+def tampering_with(path: Path) -> Iterator[sqlite3.Connection]:
+    """Let a stranger at a file, for good."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        yield db
+
+
+@contextmanager
 def tampering(world: World) -> Iterator[Stranger]:
     """Let a stranger at the file, and restore it afterwards."""
     with closing(sqlite3.connect(world.path, isolation_level=None)) as db, closing(sqlite3.connect(":memory:")) as kept:

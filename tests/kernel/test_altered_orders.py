@@ -10,7 +10,7 @@ from sds.kernel import audit
 from sds.kernel.executor import Signer
 from sds.kernel.recovery import Recovered, orders_in_the_air, recover
 from sds.kernel.runtime import Kernel
-from tests.kernel.durable import LEASE_MS, World, refund
+from tests.kernel.durable import KEY, LEASE_MS, World, refund
 from tests.kernel.orders import execution, left_hanging, recovered
 
 ALTERED: list[tuple[str, Any]] = [
@@ -89,6 +89,15 @@ def test_a_kernel_with_another_key_sends_nothing_of_what_it_finds(world: World):
     )
     assert Recovered(unknown=1) == recover(stranger, now_ms=world.clock())
     assert [] == world.rail.sent
+
+
+def test_a_kernel_with_a_newer_key_goes_on_with_what_an_older_one_signed(world: World):
+    left_hanging(world, paid=False)
+    world.clock.advance(LEASE_MS)
+    newer = Signer(b"the key that came after it, new.", b"a key that came between the two..", KEY)
+    kernel = Kernel(world.contract, world.store, world.tickets, world.rail, newer, now_ms=world.clock)
+    assert Recovered(success=1) == recover(kernel, now_ms=world.clock())
+    assert 1 == len(world.rail.paid())
 
 
 def test_orders_are_read_back_as_they_were_signed(world: World):
