@@ -96,8 +96,11 @@ def refuse_altered_ledger(store: Reader, public: PublicKeys) -> None:
 
     One look at one entry. Whether all of it is whole, `audit.verify` tells.
     """
-    if wrong := _altered(store, newest(store), head(store), public):
+    last = newest(store)
+    if wrong := _altered(store, last, head(store), public):
         hint = "sds ledger verify, and restore a backup"
+        if last is None:
+            hint += '; if it is one from before it was signed: sds keys rotate --reason "..."'
         raise StoreError(f"the ledger is not what was signed: {wrong}", hint=hint)
 
 
@@ -171,6 +174,7 @@ class Witness:
 
     def __init__(self, key_of: Callable[[Head | None], LedgerKey | None], now_ms: Callable[[], int]) -> None:
         self._key_of, self._now_ms = key_of, now_ms
+        self._key: LedgerKey | None = None
         self._wrote = False  # there may be something to sign when the store is closed
         self._begun = False  # the ledger is known to have a checkpoint: only every EVERY-th entry needs a look
 
@@ -195,7 +199,7 @@ class Witness:
                 self._sign(store, last, now, now)
 
     def _sign(self, store: Store, last: Checkpoint | None, before: Head, added: Head) -> None:
-        key = self._key_of(None if last else before)
+        self._key = key = self._key or self._key_of(None if last else before)
         if key is None or _altered(store, last, before, key.public):
             self._begun = True  # it will not be otherwise with the next entry
             return
