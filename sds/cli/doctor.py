@@ -172,8 +172,11 @@ def _read_through(path: Path) -> None:
     with closing(_reader(path)) as record:
         try:
             found = str(record.value("PRAGMA quick_check(1)"))
-            older = record.value("SELECT value FROM meta WHERE key = 'schema_version'") in UPGRADABLE
-            missing = set() if older else expected_schema().keys() - record.schema.keys()  # opening it adds them
+            known = record.schema
+            version = record.value("SELECT value FROM meta WHERE key = 'schema_version'") if "meta" in known else None
+            missing = (
+                set() if version in UPGRADABLE else expected_schema().keys() - known.keys()
+            )  # opening it adds them
         except StoreError as error:
             raise StoreError(f"`{path}` is damaged: {error}", hint=_DAMAGED) from error
     if found != "ok" or missing:
