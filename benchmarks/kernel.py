@@ -46,9 +46,11 @@ from sds.benchmarks.measuring import (
 from sds.benchmarks.peer_process import PeerProcess
 from sds.gates.refund.desk import load_refund_contract
 from sds.kernel import dim, intake, jit, registry, store
+from sds.kernel.checkpoints import LedgerKey, Witness
 from sds.kernel.contract import Contract
 from sds.kernel.dim import Standing
 from sds.kernel.executor import ExecutionIntent, Receipt, Signer
+from sds.kernel.ledger import GENESIS, Head
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.kernel.proposal import Proposal, write_proposal
 from sds.kernel.runtime import Kernel
@@ -289,7 +291,8 @@ def open_kernel(
     A record that is there is gone on with. Or that of another contract and its state.
     """
     contract = contract or _without_limits(load_refund_contract())
-    opened = store.Store(path, connect=connect)
+    key = LedgerKey(bytes(32), Head(0, GENESIS))
+    opened = store.Store(path, connect=connect, witness=Witness(lambda _: key, lambda: 1))
     registry.register(opened, contract, by="operator", now_ms=1)
     return Kernel(
         contract,

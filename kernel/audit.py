@@ -1,8 +1,8 @@
 """Checking the record: the ledger against itself, the tables against the ledger, and one flow read back whole.
 
-What this cannot see without a head kept elsewhere: that the newest entries were cut off, or that everything was
-written anew from the start by someone who computes the hashes, too. Never sealed: flows that are still open, and
-the count of an agent's rejections in a row.
+What this cannot see: without a head kept elsewhere, that the newest entries were cut off; without public keys, that
+everything was written anew from the start by someone who computes the hashes, too. Never sealed: flows that are still
+open, and the count of an agent's rejections in a row.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sds.kernel import ledger
+from sds.kernel import checkpoints, ledger
 from sds.kernel.answer import answer
 from sds.kernel.canonical import one_line
+from sds.kernel.checkpoints import Checkpoint, PublicKeys
 from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
 from sds.kernel.ledger import Head
 from sds.kernel.reconcile import Tables
@@ -24,21 +25,25 @@ FAULT_CHARS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`faults` is empty when all is well. `blind` says what this check could not have seen."""
+    """`faults` is empty when all is well. `blind` says what this check could not have seen. `signed` is the entry of the
+    newest checkpoint, None where there is none.
+    """
 
     head: Head
     entries: int
     faults: tuple[str, ...]
     blind: str | None
+    signed: int | None = None
 
 
-def verify(store: Store, expected: Head | None = None) -> Report:
-    """Verify chain, tables and, when `expected` is given, that the ledger still contains that head.
+def verify(store: Store, expected: Head | Checkpoint | None = None, public: PublicKeys | None = None) -> Report:
+    """Verify chain, tables, checkpoints and, when `expected` is given, that the ledger still contains that head.
 
-    It reads one moment of the file, while others go on writing.
+    `public`: whose checkpoints they have to be. It reads one moment of the file, while others go on writing.
     """
     faults: list[str] = []
     entries: list[Row] = []
+    signed: list[Checkpoint] = []
     head = Head(0, ledger.GENESIS)
     with store.frozen() as reader:
         try:
@@ -46,17 +51,29 @@ def verify(store: Store, expected: Head | None = None) -> Report:
             entries = reader.rows(f"SELECT {ledger.COLUMNS} FROM ledger ORDER BY idx")
             chain, head = ledger.verify_chain(entries)
             faults += chain
+            signed = checkpoints.read_all(reader)
+            faults += checkpoints.faults(signed, {entry[0]: entry[6] for entry in entries}, head, public)
             if expected is not None:
-                faults += _against_head(entries, expected, head)
+                faults += _against_head(entries, expected, head, public)
             if not chain:
                 faults += Tables(reader).faults(entries)
         except StoreError as error:
             faults.append(f"database: {error}")
         except NOT_AS_WRITTEN as error:  # columns of other types than their tables declare
             faults.append(f"database: the rows cannot be compared: {one_line(error, 200)}")
-    blind = None if expected else "without --head: entries cut off at the end, or a ledger rewritten as a whole"
     told = tuple(one_line(fault, FAULT_CHARS_MAX) for fault in faults[:FAULTS_MAX])
-    return Report(head, len(entries), told, blind)
+    last = signed[-1].idx if signed else None
+    blind = None if expected else _blind(head, last, public)
+    return Report(head, len(entries), told, blind, last)
+
+
+def _blind(head: Head, signed: int | None, public: PublicKeys | None) -> str:
+    """Return what cannot be seen without a head kept elsewhere."""
+    if public is None:
+        return "without --head or --public-key: entries cut off at the end, or a ledger rewritten as a whole"
+    last = public.since.idx if signed is None else signed
+    others = f", or others in the place of the {head.idx - last} after entry {last}" if head.idx > last else ""
+    return f"without --head: entries cut off at the end{others}"
 
 
 def _database(reader: Reader) -> list[str]:
@@ -68,7 +85,9 @@ def _database(reader: Reader) -> list[str]:
     ]
 
 
-def _against_head(entries: list[Row], expected: Head, head: Head) -> list[str]:
+def _against_head(entries: list[Row], expected: Head | Checkpoint, head: Head, public: PublicKeys | None) -> list[str]:
+    if isinstance(expected, Checkpoint) and (wrong := checkpoints.forged(expected, "the head kept", public)):
+        return [wrong]
     if expected.idx > head.idx:
         return [f"entry {head.idx + 1}: missing (the ledger ends at {head.idx}, the head kept says {expected.idx})"]
     stored = next((entry[6] for entry in entries if entry[0] == expected.idx), ledger.GENESIS)

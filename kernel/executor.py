@@ -93,18 +93,21 @@ class Reverts(Protocol):
 
 
 class Signer:
-    """Signs intents with HMAC-SHA256 under a key that only the kernel holds, at least 32 bytes."""
+    """Signs intents with HMAC-SHA256 under a key that only the kernel holds, at least 32 bytes.
 
-    def __init__(self, key: bytes) -> None:
-        if len(key) < 32:
+    What was signed with one of the `older` keys is still verified.
+    """
+
+    def __init__(self, key: bytes, *older: bytes) -> None:
+        if min(len(each) for each in (key, *older)) < 32:
             raise ExecutorError("the kernel's signing key is shorter than 32 bytes")
-        self._key = key
+        self._keys = (key, *older)
 
     def __repr__(self) -> str:
         return "Signer(key=***)"
 
     def sign(self, data: bytes) -> str:
-        return hmac.new(self._key, data, sha256).hexdigest()
+        return _mac(self._keys[0], data)
 
     def signed(self, intent: ExecutionIntent) -> ExecutionIntent:
         return replace(intent, signature=self.sign(intent.signed_bytes()))
@@ -112,10 +115,14 @@ class Signer:
     def verify(self, intent: ExecutionIntent) -> bool:
         """Tell whether this kernel signed exactly this intent; anything that cannot be signed, it did not."""
         try:
-            wanted, signature = self.sign(intent.signed_bytes()).encode(), intent.signature.encode()
+            data, signature = intent.signed_bytes(), intent.signature.encode()
         except (TypeError, ValueError):
             return False
-        return hmac.compare_digest(wanted, signature)
+        return any(hmac.compare_digest(_mac(key, data).encode(), signature) for key in self._keys)
+
+
+def _mac(key: bytes, data: bytes) -> str:
+    return hmac.new(key, data, sha256).hexdigest()
 
 
 class NoExecutor:

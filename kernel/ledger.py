@@ -48,6 +48,8 @@ def append(store: Store, at_ms: int, kind: str, dfid: str, body: Mapping[str, An
         "INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?)",
         (added.idx, at_ms, kind, dfid, text, last.entry_hash, added.entry_hash),
     )
+    if store.witness is not None:
+        store.witness.appended(store, added.idx, added.entry_hash, last.entry_hash)
     return added
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from sds.kernel import handshake, ledger, units
@@ -289,9 +290,15 @@ def request_retire(store: Store, agent_id: str, *, reason: str, now_ms: int) -> 
 def write_act(store: Store, act: str, *, who: str, reason: str, now_ms: int) -> None:
     """Write down what an operator does that has no entry of its own: recovering, setting a record aside."""
     with store.transaction():
-        ledger.append(
-            store, now_ms, "OPERATOR", "", {"act": act, "who": person(who, REASON_CHARS_MAX), "reason": _text(reason)}
-        )
+        append_act(store, act, who=who, reason=reason, now_ms=now_ms)
+
+
+def append_act(
+    store: Store, act: str, *, who: str, reason: str, now_ms: int, facts: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Do what `write_act` does, inside the caller's transaction. `facts`: what else there is to say of it."""
+    body = {**facts, "act": act, "who": person(who, REASON_CHARS_MAX), "reason": _reason(reason)}
+    ledger.append(store, now_ms, "OPERATOR", "", body)
 
 
 def set_halted(store: Store, halted: bool, *, by: str, reason: str, now_ms: int) -> bool:

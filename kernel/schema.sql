@@ -135,6 +135,23 @@ CREATE TABLE executor_breakers (
     gate TEXT PRIMARY KEY, failures INTEGER NOT NULL, opened_at_ms INTEGER, probe_at_ms INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
+-- checkpoints: heads of the ledger, each signed (Ed25519) over the entry, the checkpoint before and the time (version 3)
+CREATE TABLE checkpoints (
+    idx INTEGER PRIMARY KEY, entry_hash TEXT NOT NULL, prev_idx INTEGER NOT NULL, at_ms INTEGER NOT NULL,
+    public_key TEXT NOT NULL, signature TEXT NOT NULL
+) STRICT;
+
+CREATE TRIGGER checkpoint_no_update BEFORE UPDATE ON checkpoints BEGIN
+    SELECT RAISE(ABORT, 'a checkpoint is final: no update');
+END;
+CREATE TRIGGER checkpoint_no_delete BEFORE DELETE ON checkpoints BEGIN
+    SELECT RAISE(ABORT, 'a checkpoint is final: no delete');
+END;
+CREATE TRIGGER checkpoint_next BEFORE INSERT ON checkpoints BEGIN
+    SELECT RAISE(ABORT, 'a checkpoint is final: not after the last one')
+    WHERE NEW.idx IS NULL OR NEW.idx <= (SELECT COALESCE(MAX(idx), 0) FROM checkpoints);
+END;
+
 CREATE TABLE ledger (
     idx INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, kind TEXT NOT NULL, dfid TEXT NOT NULL, body TEXT NOT NULL,
     prev_hash TEXT NOT NULL, entry_hash TEXT NOT NULL

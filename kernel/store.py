@@ -14,10 +14,11 @@ from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import StoreError
+from sds.kernel.private_files import make_private_file, tighten
 
 BUSY_MS = 5_000
 BUSY_POLL_MS = 5
@@ -71,6 +72,13 @@ def _statements() -> Iterator[str]:
             statement = ""
 
 
+def _make_private(path: Path) -> None:
+    """Make the database's file before SQLite does, which gives its log and its index the same rights; tighten old ones."""
+    make_private_file(path)
+    for beside in ("-wal", "-shm"):
+        tighten(path.with_name(path.name + beside))
+
+
 class Reader:
     """Reading statements over one connection behind a lock."""
 
@@ -107,13 +115,29 @@ class Reader:
             self._db.close()
 
 
-class Store(Reader):
-    """The kernel's one durable store. `connect` is passed in so that tests can fail every single step."""
+class Witness(Protocol):
+    """Signs what a store writes into its ledger: see `kernel.checkpoints`."""
 
-    def __init__(self, path: Path, *, connect: Connect = connect) -> None:
-        self.path = path
+    def appended(self, store: Store, idx: int, entry_hash: str, prev_hash: str) -> None:
+        """Look at an entry inside the transaction that has just written it."""
+        ...
+
+    def closing(self, store: Store) -> None:
+        """Look at the ledger before the store is closed."""
+        ...
+
+
+class Store(Reader):
+    """The kernel's one durable store, in files that only their user can read.
+
+    `connect` is passed in so that tests can fail every single step. Without a `witness` no entry is signed.
+    """
+
+    def __init__(self, path: Path, *, connect: Connect = connect, witness: Witness | None = None) -> None:
+        self.path, self.witness = path, witness
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(path)
             super().__init__(connect(path))
         except (*_REFUSED, OSError) as error:
             raise self._unusable(error) from error
@@ -123,13 +147,18 @@ class Store(Reader):
             self.close()
             raise self._unusable(error) from error
 
+    def close(self) -> None:
+        if self.witness is not None:
+            self.witness.closing(self)
+        super().close()
+
     def _unusable(self, error: Exception) -> StoreError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         damaged = _RESTORE if isinstance(error, UnicodeDecodeError) else ""
         hint = _MENDS.get(code) or (_WRITE if isinstance(error, OSError) else damaged)
-        return StoreError(
-            f"`{self.path}` cannot be opened as a decision store: {one_line(error, MESSAGE_CHARS_MAX)}", hint=hint
-        )
+        why = (error.strerror or "unknown cause").lower() if isinstance(error, OSError) else error
+        said = one_line(why, MESSAGE_CHARS_MAX)
+        return StoreError(f"`{self.path}` cannot be opened as a decision store: {said}", hint=hint)
 
     def _write_ahead(self) -> str:
         """Switch to WAL; SQLite does not wait by itself while another does the same to a fresh file."""

@@ -86,6 +86,8 @@ class Gate:
         with ExitStack() as opened:
             self.store = places.open_record(folder)
             opened.callback(self.store.close)
+            signer = places.signer(folder)
+            places.refuse_altered(folder, self.store)
             self._log = JsonLog(folder / "log.jsonl")
             opened.callback(self._log.close)
             self.engine = engine or open_engine(model, now_ms=now_ms)
@@ -102,7 +104,7 @@ class Gate:
                 self.store,
                 source,
                 executor,
-                places.signer(folder),
+                signer,
                 now_ms=now_ms,
                 log=self._log.write,
                 count_tokens=self.engine.count_tokens,

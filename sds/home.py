@@ -6,18 +6,19 @@ What can be made again, prepared weights, is in `$SDS_CACHE` or the user's cache
 from __future__ import annotations
 
 import os
-import secrets
-import tempfile
+import sqlite3
 import time
-from contextlib import suppress
+from contextlib import closing
 from pathlib import Path
 
-from sds.kernel.errors import StoreError, UsageError
+from sds import keys
+from sds.kernel.checkpoints import LedgerKey, PublicKeys, Witness, newest, refuse_altered_ledger
+from sds.kernel.errors import SdsError, StoreError
 from sds.kernel.executor import Signer
-from sds.kernel.store import Store
+from sds.kernel.ledger import Head, head
+from sds.kernel.store import Reader, Store
 
 GATES = ("refund",)  # the gates that ship with this package
-KEY_BYTES = 32
 
 
 def home() -> Path:
@@ -48,17 +49,35 @@ def decisions_path(folder: Path) -> Path:
 
 
 def key_path(folder: Path) -> Path:
-    return folder / "kernel.key"
+    return folder / keys.KEY_FILE
 
 
 def open_record(folder: Path) -> Store:
-    """Open a gate's record, made on first use. Raises StoreError when it is gone but its key is there.
+    """Open a gate's record, made on first use, whose ledger is signed. Raises StoreError when it is gone but its key is there.
 
     A fresh record would not know what has been paid. Every command comes through here: a file that was emptied and
-    merely looked at would otherwise be a fresh record, too.
+    merely looked at would otherwise be a fresh record, too. Where only the key is gone it is opened all the same, so
+    that it can be read, verified and halted: what decides asks for its `signer`.
     """
     refuse_lost(folder)
-    return Store(decisions_path(folder))
+    return Store(decisions_path(folder), witness=Witness(lambda since: _key_or_none(folder, since), now_ms))
+
+
+def _key_or_none(folder: Path, since: Head | None) -> LedgerKey | None:
+    try:
+        return _ledger_key(folder, since)
+    except SdsError:  # what is written is not signed then, and `sds ledger verify` and `sds doctor` say so
+        return None
+
+
+def _ledger_key(folder: Path, since: Head | None) -> LedgerKey:
+    refuse_lost_key(folder)
+    return keys.ledger_key(folder, since, now_ms=now_ms())
+
+
+def ledger_key(folder: Path, record: Reader) -> LedgerKey:
+    """Return the key that signs a record's ledger, made on first use. Raises StoreError when it is lost."""
+    return _ledger_key(folder, None if newest(record) else head(record))
 
 
 def refuse_lost(folder: Path) -> None:
@@ -76,45 +95,67 @@ def make_private(folder: Path, *, hint: str = "set SDS_HOME to a folder that can
         raise StoreError(f"`{folder}` cannot be made: {error.strerror}", hint=hint) from error
 
 
+def refuse_lost_key(folder: Path) -> None:
+    """Raise StoreError when the keys are gone with which a record was signed: new ones would verify none of it."""
+    key, record = key_path(folder), decisions_path(folder)
+    if not (record.exists() and record.stat().st_size):
+        return
+    orders, ledger = _signed(record)
+    if (orders or ledger) and not key.exists():
+        raise StoreError(f"the key `{key}` is gone, but its record is there", hint=keys.LOST)
+    if ledger and keys.read_ring(key).ledger is None:
+        raise StoreError(f"`{key}` is older than its record: it has no key of the ledger", hint=keys.LOST)
+
+
+def _signed(record: Path) -> tuple[bool, bool]:
+    """Return whether a record holds orders, and checkpoints; of both, one in older records."""
+    try:
+        with closing(Reader(sqlite3.connect(f"{record.absolute().as_uri()}?mode=ro", uri=True))) as reader:
+            known = reader.schema
+            orders, ledger = (
+                table in known and reader.value(f"SELECT EXISTS (SELECT 1 FROM {table})") == 1
+                for table in ("execution_log", "checkpoints")
+            )
+    except sqlite3.Error as error:
+        raise StoreError(f"`{record}` cannot be opened: {error}") from error
+    return orders, ledger
+
+
+def refuse_altered(folder: Path, record: Reader) -> None:
+    """Raise StoreError when a record's ledger is not what was signed last: nobody should decide with it."""
+    if key_path(folder).exists() and (ring := keys.read_ring(key_path(folder))).ledger is not None:
+        refuse_altered_ledger(record, ring.ledger.public)
+
+
 def signer(folder: Path) -> Signer:
     """Return the kernel's signer, its key made on first use in a file that only this user can read."""
-    path = key_path(folder)
+    return Signer(*kernel_keys(folder))
+
+
+def kernel_keys(folder: Path) -> tuple[bytes, ...]:
+    """Return the kernel's own secrets, at least 32 bytes each: the newest, which is to be used, and older ones.
+
+    The first is made on first use. Raises StoreError when they are lost or damaged, UsageError when others can read them.
+    """
     make_private(folder)
-    try:
-        if not path.exists():
-            _write_key(path)
-    except OSError as error:
-        raise StoreError(f"`{path}` cannot be used: {error.strerror}") from error
-    return Signer(read_key(path))
+    refuse_lost_key(folder)
+    return keys.order_keys(folder, now_ms=now_ms())
 
 
-def read_key(path: Path) -> bytes:
-    """Return the kernel's key. Raises StoreError when it is damaged, UsageError when others can read it."""
-    try:
-        if path.stat().st_mode & 0o077:
-            raise UsageError(f"`{path}` can be read by others", hint=f"chmod 600 {path}")
-        key = path.read_bytes()
-    except OSError as error:
-        raise StoreError(f"`{path}` cannot be used: {error.strerror}") from error
-    if len(key) < KEY_BYTES:
-        hint = "put the key back from a backup, or start anew with another folder: orders in the air need the old key"
-        raise StoreError(f"`{path}` is damaged: it has {len(key)} bytes, a key has {KEY_BYTES}", hint=hint)
-    return key
+def public_keys_of(folder: Path) -> PublicKeys | None:
+    """Return what verifies a folder's ledger; None where nothing was ever signed."""
+    found = known_public_keys(folder)
+    return found[0] if found else None
 
 
-def _write_key(path: Path) -> None:
-    """Give `path` a new key, whole and on disk before it has its name; a key that is there by then stays."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix="kernel.key.") as file:  # mode 0600
-        file.write(secrets.token_bytes(KEY_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            path.hardlink_to(file.name)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def known_public_keys(folder: Path) -> tuple[PublicKeys, Path] | None:
+    """Return what verifies a folder's ledger, and the file that says so: the keys' own, else the one made of it."""
+    path = key_path(folder)
+    ring = keys.read_ring(path) if path.exists() else keys.Ring()
+    if ring.ledger is not None:
+        return ring.ledger.public, path
+    path = folder / keys.PUBLIC_FILE
+    return (keys.read_public(path), path) if path.exists() else None
 
 
 def now_ms() -> int:

@@ -13,6 +13,7 @@ from typing import TextIO
 import structlog
 
 from sds.kernel.errors import StoreError
+from sds.kernel.private_files import make_private_file
 
 _WARNINGS = ("security.", "agent.suspended", "engine.down", "rationale.skipped", "recovery.failed")
 
@@ -22,7 +23,8 @@ class JsonLog:
 
     def __init__(self, path: Path) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_file(path)
             self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
         except OSError as error:
             raise StoreError(f"`{path}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error

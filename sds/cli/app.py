@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from sds import __version__
-from sds.cli import agents, bench, context, contracts, decide, doctor, escalations, models, record, replay, run
+from sds.cli import agents, bench, context, contracts, decide, doctor, escalations, keys, models, record, replay, run
 from sds.cli.common import A_GOOD_EVENT, plain
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.errors import EventError, SdsError, UsageError
@@ -37,6 +37,7 @@ replay.add_to(app)
 agents.add_to(app)
 escalations.add_to(app)
 context.add_to(app)
+keys.add_to(app)
 contracts.add_to(app)
 doctor.add_to(app)
 models.add_to(app)

@@ -25,11 +25,23 @@ from sds.cli.engines import (
     opened_engine,
 )
 from sds.engines.protocol import Engine
-from sds.home import GATES, decisions_path, gate_home, home, key_path, now_ms, read_key, refuse_lost
+from sds.home import (
+    GATES,
+    decisions_path,
+    gate_home,
+    home,
+    now_ms,
+    public_keys_of,
+    refuse_altered,
+    refuse_lost,
+    refuse_lost_key,
+)
 from sds.kernel import breaker, registry
 from sds.kernel.canonical import one_line
-from sds.kernel.errors import ContractError, SdsError, StoreError
+from sds.kernel.errors import ContractError, SdsError, StoreError, UsageError
+from sds.kernel.private_files import OTHERS
 from sds.kernel.store import UPGRADABLE, Reader, Store, expected_schema
+from sds.keys import PUBLIC_FILE
 
 _DAMAGED = "keep the file as it is and put a copy back"
 _SHOWN = ("llama-cpp-python", "common-expression-language", "pydantic", "orjson", "numpy")
@@ -108,10 +120,13 @@ def _store() -> str:
         raise StoreError(f"`{home()}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
     gates = recorded()
     for gate in dict.fromkeys([*GATES, *gates]):
-        _key(gate_home(gate))
+        _private(gate_home(gate))
+        refuse_lost(gate_home(gate))
+        public_keys_of(gate_home(gate))
     records = [decisions_path(gate_home(gate)) for gate in gates]
     for path in records:
         _read_through(path)
+        _signed(path)
     found = f"{counted(len(records), 'record')} in it {'is' if len(records) == 1 else 'are'} whole"
     halted = [path.parent.name for path in records if _halted(path)]
     told = f"; halted by an operator: {', '.join(halted)}" if halted else ""
@@ -133,11 +148,23 @@ def _not_answering(path: Path) -> list[tuple[str, str]]:
         return [(gate, breaker.read(record, gate).text) for gate in gates]
 
 
-def _key(folder: Path) -> None:
-    """Raise when a gate would refuse to open: its key is damaged, or there without its record."""
-    refuse_lost(folder)
-    if key_path(folder).exists():
-        read_key(key_path(folder))
+def _private(folder: Path) -> None:
+    """Raise when others than its user may look into a gate's folder, or read a file of it."""
+    if not folder.exists():
+        return
+    files = (path for path in sorted(folder.iterdir()) if path.is_file() and path.name != PUBLIC_FILE)
+    for path in (folder, *files):
+        if path.stat().st_mode & OTHERS:
+            hint = f"chmod -R go= {folder}"
+            raise UsageError(f"others than its user have rights to `{path}`", hint=hint)
+
+
+def _signed(path: Path) -> None:
+    """Raise when a gate would refuse to open: its keys are lost, or its ledger is not what was signed with them."""
+    refuse_lost_key(path.parent)
+    with closing(_reader(path)) as record:
+        if "checkpoints" in record.schema:
+            refuse_altered(path.parent, record)
 
 
 def _read_through(path: Path) -> None:
@@ -145,8 +172,11 @@ def _read_through(path: Path) -> None:
     with closing(_reader(path)) as record:
         try:
             found = str(record.value("PRAGMA quick_check(1)"))
-            older = record.value("SELECT value FROM meta WHERE key = 'schema_version'") in UPGRADABLE
-            missing = set() if older else expected_schema().keys() - record.schema.keys()  # opening it adds them
+            known = record.schema
+            version = record.value("SELECT value FROM meta WHERE key = 'schema_version'") if "meta" in known else None
+            missing = (
+                set() if version in UPGRADABLE else expected_schema().keys() - known.keys()
+            )  # opening it adds them
         except StoreError as error:
             raise StoreError(f"`{path}` is damaged: {error}", hint=_DAMAGED) from error
     if found != "ok" or missing:

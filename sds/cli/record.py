@@ -25,17 +25,20 @@ from sds.cli.common import (
     when,
     whole_dfid,
 )
-from sds.home import now_ms
+from sds.home import gate_home, known_public_keys, ledger_key, now_ms
 from sds.kernel import answer as answers
 from sds.kernel import audit as auditing
+from sds.kernel import checkpoints, recovery, registry, undecided
 from sds.kernel import ledger as ledgers
-from sds.kernel import recovery, registry, undecided
+from sds.kernel.checkpoints import Checkpoint
 from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, UsageError, unreadable
 from sds.kernel.flow import State
 from sds.kernel.proposal import Proposal, parse_recorded
 from sds.kernel.recovery import Recovered
+from sds.keys import read_public
 
 _HEAD = re.compile(r"([0-9]{1,18}):([0-9a-f]{64})")
+_SIGNED_HEAD = re.compile(r"([0-9]{1,18}):([0-9a-f]{64}):([0-9]{1,18}):([0-9]{1,18}):([0-9a-f]{64}):([0-9a-f]{128})")
 
 ledger = typer.Typer(
     help="Check the append-only ledger.\n\nExample: sds ledger verify", no_args_is_help=True, rich_markup_mode=None
@@ -119,38 +122,62 @@ def flows(
 def verify(
     gate: GateOption = "refund",
     kept: Annotated[
-        str | None, typer.Option("--head", help="A head kept elsewhere, as `sds ledger head` prints it.")
+        str | None, typer.Option("--head", help="A head kept elsewhere, as `sds ledger head` prints it, signed or not.")
+    ] = None,
+    public_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--public-key",
+            help="The public keys: a copy of the gate's `ledger.pub`; without it, those in the gate's folder.",
+            show_default=False,
+        ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Verify the hash chain, and the tables against it. Exits with 1 when anything is wrong.
+    """Verify the hash chain, the tables against it, and the signatures. Exits with 1 when anything is wrong.
 
-    Example: sds ledger verify --head "$(cat head.txt)"
+    Example: sds ledger verify --public-key ledger.pub --head "$(cat head.txt)"
     """
     expected = _parse_head(kept) if kept is not None else None
+    known = (read_public(public_key), public_key) if public_key is not None else known_public_keys(gate_home(gate))
     with closing(open_store(gate)) as store:
-        report = auditing.verify(store, expected)
+        report = auditing.verify(store, expected, known[0] if known else None)
     if as_json:
-        print_json(
-            {"entries": report.entries, "head": str(report.head), "faults": report.faults, "blind": report.blind}
-        )
+        facts = {"entries": report.entries, "head": str(report.head), "faults": report.faults, "blind": report.blind}
+        print_json(facts | {"signed": report.signed, "public_key": str(known[1]) if known else None})
     else:
-        for fault in report.faults:
-            typer.echo(fault)
-        typer.echo(f"{report.entries} entries, {counted(len(report.faults), 'fault')}, head {report.head}")
-        if report.blind:
-            typer.echo(f"cannot be seen {report.blind}")
+        _show_report(report, known[1] if known else None)
     if report.faults:
         raise SdsError("the record is not what was written", reason_code="RECORD_DAMAGED")
 
 
-def head(gate: GateOption = "refund") -> None:
+def _show_report(report: auditing.Report, public_key: Path | None) -> None:
+    for fault in report.faults:
+        typer.echo(fault)
+    typer.echo(f"{report.entries} entries, {counted(len(report.faults), 'fault')}, head {report.head}")
+    signed = "no entry is signed" if report.signed is None else f"signed up to entry {report.signed}"
+    typer.echo(f"{signed}; verified with {f'the keys in `{public_key}`' if public_key else 'no key'}")
+    if report.blind:
+        typer.echo(f"cannot be seen {report.blind}")
+
+
+def head(
+    gate: GateOption = "refund",
+    sign: Annotated[bool, typer.Option("--sign", help="Sign it, and print it with its signature.")] = False,
+) -> None:
     """Print the ledger's head. Keep it where the ledger's keeper cannot write.
 
-    Example: sds ledger head > head.txt
+    Example: sds ledger head --sign > head.txt
     """
     with closing(open_store(gate)) as store:
-        typer.echo(str(ledgers.head(store)))
+        if not sign:
+            typer.echo(str(ledgers.head(store)))
+            return
+        key = ledger_key(gate_home(gate), store)
+        signed = checkpoints.sign_head(store, key, now_ms())
+    if signed is None:
+        raise UsageError("there is no entry to sign yet")
+    typer.echo(str(signed))
 
 
 def recover(
@@ -237,7 +264,9 @@ def _given(reason: str) -> str:
     return reason
 
 
-def _parse_head(text: str) -> ledgers.Head:
+def _parse_head(text: str) -> ledgers.Head | Checkpoint:
+    if found := _SIGNED_HEAD.fullmatch(text.strip()):
+        return Checkpoint(int(found[1]), found[2], int(found[3]), int(found[4]), found[5], found[6])
     found = _HEAD.fullmatch(text.strip())
     if found is None:
         raise UsageError(f"`{text[:80]}` is not a head", hint="give what `sds ledger head` printed: INDEX:HASH")

@@ -26,7 +26,7 @@ from sds.cli.engines import (
     ModeName,
     opened_engine,
 )
-from sds.home import decisions_path, now_ms
+from sds.home import decisions_path, now_ms, open_record
 from sds.kernel import registry
 from sds.kernel.answer import Answer
 from sds.kernel.bounds import format_literal
@@ -174,7 +174,7 @@ def _set_aside(folder: Path) -> None:
 def _may_be_set_aside(folder: Path, *, noted: bool = False) -> None:
     """Refuse to set a record aside that somebody still needs; else, `noted`, write down in it who does so."""
     try:
-        with closing(Store(decisions_path(folder))) as store:
+        with closing(open_record(folder)) as store:
             _refuse_while_needed(store, folder)
             if noted:
                 registry.write_act(store, "SET_ASIDE", who=operator(), reason="sds run --reset", now_ms=now_ms())

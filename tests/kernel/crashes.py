@@ -10,7 +10,7 @@ from sds.kernel import audit
 from sds.kernel.answer import Answer
 from sds.kernel.runtime import Kernel
 from sds.kernel.store import Store
-from tests.kernel.durable import World, counters
+from tests.kernel.durable import World, counters, witness
 from tests.kernel.faults import Crash, Faults, failing
 
 STEPS_MAX = 3_000
@@ -27,7 +27,7 @@ def crashing(world: World, work: Callable[[Kernel], object], faults: Faults) -> 
     world.rail.live_through(faults)
     world.tickets.live_through(faults)
     try:
-        return work(world.open_kernel(Store(world.path, connect=failing(faults))))
+        return work(world.open_kernel(Store(world.path, connect=failing(faults), witness=witness())))
     except Crash:
         return None
     finally:

@@ -19,10 +19,12 @@ from sds.gates.refund.rail_store import Answer as RailAnswer
 from sds.gates.refund.rail_store import Order, PayoutStore
 from sds.kernel import intake, registry
 from sds.kernel.answer import Answer
+from sds.kernel.checkpoints import LedgerKey, Witness
 from sds.kernel.contract import Contract, parse_contract
 from sds.kernel.dispatch import Log
 from sds.kernel.errors import StateError
 from sds.kernel.executor import ExecutionIntent, Executor, Receipt, Signer
+from sds.kernel.ledger import GENESIS, Head
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.kernel.proposal import Proposal, write_proposal
 from sds.kernel.runtime import Kernel
@@ -76,7 +78,10 @@ FARE_MINOR = 20_000
 COMPENSATION_MINOR = 25_000
 START_MS = 1_386_000_000_000  # 2 December 2013, 16:00 UTC
 LEASE_MS = 36_000
-SIGNER = Signer(b"the kernel's own key, 32 bytes..")
+KEY = b"the kernel's own key, 32 bytes.."
+SIGNER = Signer(KEY)
+SEED = b"the ledger's own key, 32 bytes.."
+PUBLIC = LedgerKey(SEED, Head(0, GENESIS)).public
 TRIES_MAX = 20_000
 
 Propose = Callable[[DecisionPacket], bytes]
@@ -230,6 +235,11 @@ def _receipt(found: RailAnswer) -> Receipt:
     return Receipt(found.status, found.reference, found.detail)  # type: ignore[arg-type]  # settled, rejected or absent
 
 
+def witness() -> Witness:
+    """Sign the ledger as `sds.home` has it done: the key is there, whoever opens the store."""
+    return Witness(lambda _: LedgerKey(SEED, PUBLIC.since), Clock())
+
+
 class World:
     """One folder with the kernel's file and the rail's, and everything else a kernel is given."""
 
@@ -251,7 +261,7 @@ class World:
         return self.folder / "kernel.db"
 
     def open_store(self, how: Connect = connect) -> Store:
-        store = Store(self.path, connect=how)
+        store = Store(self.path, connect=how, witness=witness())
         self._open.append(store)
         return store
 

@@ -9,12 +9,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from sds.kernel import artifacts, audit, recovery, registry
+from sds.kernel import artifacts, audit, checkpoints, recovery, registry
+from sds.kernel.checkpoints import Checkpoint, LedgerKey
 from sds.kernel.human import HumanDesk, Resolution
-from sds.kernel.ledger import Head
+from sds.kernel.ledger import GENESIS, Head, entry_hash
 from tests.kernel.authority import halt, reactivate, suspend
 from tests.kernel.durable import (
     LEASE_MS,
+    PUBLIC,
+    SEED,
     World,
     compensate,
     contract,
@@ -34,6 +37,7 @@ def full_record(folder: Path) -> World:
     for number in range(2, 9):
         made.tickets.put(f"T{number}", mood="angry")
     run(made.kernel, made, Script(step_2=deny, compensation=REVERT), event="half settled")
+    sign(made)
     made.decide(refund(), "paid", confidence=0.5)
     made.decide(compensate, "compensated")
     made.rail.misfortunes = ["refuse", "drop", "lose"]
@@ -70,12 +74,20 @@ def full_record(folder: Path) -> World:
     artifacts.sweep(made.store, days_max=0, who="desk", reason="a try", now_ms=made.clock())
     made.packet("still open", "T5")
     made.kernel.decide(packet := made.packet("open, once rejected", "T6"), nonsense(packet))
-    assert () == audit.verify(made.store).faults
+    sign(made)
+    assert () == faults(made)
     return made
 
 
-def faults(world: World, expected: Head | None = None) -> tuple[str, ...]:
-    return audit.verify(world.store, expected).faults
+def sign(world: World) -> Checkpoint:
+    """Sign the head, as closing the store would."""
+    made = checkpoints.sign_head(world.store, LedgerKey(SEED, PUBLIC.since), world.clock())
+    assert made is not None
+    return made
+
+
+def faults(world: World, expected: Head | Checkpoint | None = None) -> tuple[str, ...]:
+    return audit.verify(world.store, expected, PUBLIC).faults
 
 
 class Stranger:
@@ -98,6 +110,13 @@ class Stranger:
 
 
 @contextmanager
+def tampering_with(path: Path) -> Iterator[sqlite3.Connection]:
+    """Let a stranger at a file, for good."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        yield db
+
+
+@contextmanager
 def tampering(world: World) -> Iterator[Stranger]:
     """Let a stranger at the file, and restore it afterwards."""
     with closing(sqlite3.connect(world.path, isolation_level=None)) as db, closing(sqlite3.connect(":memory:")) as kept:
@@ -107,13 +126,42 @@ def tampering(world: World) -> Iterator[Stranger]:
 
 
 def found_after(
-    world: World, *statements: tuple[str, tuple[Any, ...]], expected: Head | None = None
+    world: World, *statements: tuple[str, tuple[Any, ...]], expected: Head | Checkpoint | None = None
 ) -> tuple[str, ...]:
     with tampering(world) as db:
         for sql, values in statements:
             db.execute(sql, values)
         db.hide()
         return faults(world, expected)
+
+
+def chained(db: Stranger) -> None:
+    """Chain the ledger anew from the start, with all hashes right."""
+    prev = GENESIS
+    for idx, at_ms, kind, dfid, body in db.execute("SELECT idx, at_ms, kind, dfid, body FROM ledger").fetchall():
+        own = entry_hash(idx, at_ms, kind, dfid, body, prev)
+        db.execute("UPDATE ledger SET prev_hash = ?, entry_hash = ? WHERE idx = ?", (prev, own, idx))
+        prev = own
+
+
+def rewritten(db: Stranger) -> None:
+    """Write the ledger anew from the start, an hour earlier, with all hashes right."""
+    db.execute("UPDATE ledger SET at_ms = at_ms - 3600000")
+    chained(db)
+    db.execute("UPDATE execution_log SET executed_at_ms = executed_at_ms - 3600000")
+    db.execute("UPDATE contract_revocations SET revoked_at_ms = revoked_at_ms - 3600000")
+    db.execute("UPDATE artifacts SET ended_at_ms = ended_at_ms - 3600000")
+
+
+def resigned(db: Stranger, key: LedgerKey) -> None:
+    """Put in the place of every checkpoint one that fits the ledger, signed by this key."""
+    last: Checkpoint | None = None
+    for idx, at_ms in db.execute("SELECT idx, at_ms FROM checkpoints ORDER BY idx").fetchall():
+        (own,) = db.execute("SELECT entry_hash FROM ledger WHERE idx = ?", (idx,)).fetchone()
+        last = key.signed(Head(idx, own), last, at_ms)
+        values = (last.entry_hash, last.prev_idx, last.public_key, last.signature, idx)
+        sql = "UPDATE checkpoints SET entry_hash = ?, prev_idx = ?, public_key = ?, signature = ? WHERE idx = ?"
+        db.execute(sql, values)
 
 
 def bent(rng: Random, value: Any) -> Any:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from sds.kernel import audit
-from sds.kernel.executor import Signer
+from sds.kernel.attest import attest
+from sds.kernel.executor import Receipt, Signer
 from sds.kernel.recovery import Recovered, orders_in_the_air, recover
 from sds.kernel.runtime import Kernel
-from tests.kernel.durable import LEASE_MS, World, refund
+from tests.kernel.durable import KEY, LEASE_MS, World, refund
 from tests.kernel.orders import execution, left_hanging, recovered
 
 ALTERED: list[tuple[str, Any]] = [
@@ -89,6 +90,35 @@ def test_a_kernel_with_another_key_sends_nothing_of_what_it_finds(world: World):
     )
     assert Recovered(unknown=1) == recover(stranger, now_ms=world.clock())
     assert [] == world.rail.sent
+
+
+def test_a_kernel_with_a_newer_key_goes_on_with_what_an_older_one_signed(world: World):
+    left_hanging(world, paid=False)
+    world.clock.advance(LEASE_MS)
+    newer = Signer(b"the key that came after it, new.", b"a key that came between the two..", KEY)
+    kernel = Kernel(world.contract, world.store, world.tickets, world.rail, newer, now_ms=world.clock)
+    assert Recovered(success=1) == recover(kernel, now_ms=world.clock())
+    assert 1 == len(world.rail.paid())
+
+
+def test_an_order_whose_key_is_lost_stays_unknown_until_a_human_says_what_became_of_it(world: World):
+    """Nobody can tell it from a forged one: the rail is not even asked."""
+    order = left_hanging(world, paid=True)
+    world.clock.advance(LEASE_MS)
+    lost = Signer(b"made after the one that was lost")
+    world.kernel = Kernel(world.contract, world.store, world.tickets, world.rail, lost, now_ms=world.clock)
+    assert Recovered(unknown=1) == recovered(world)
+    found = attest(
+        world.kernel,
+        order.dfid,
+        Receipt("settled", "seen at the bank"),
+        who="ada",
+        reason="the key is lost",
+        acknowledged=True,
+        now_ms=world.clock(),
+    )
+    assert ("SUCCESS", "seen at the bank") == (found.execution, found.reference)
+    assert () == audit.verify(world.store).faults
 
 
 def test_orders_are_read_back_as_they_were_signed(world: World):

@@ -41,7 +41,7 @@ from tests.kernel.humans import ALWAYS, resolve
 from tests.kernel.orders import recovered
 from tests.samples import as_under
 
-NEW = ("contract_revocations", "escalation_budgets")
+NEW = ("contract_revocations", "escalation_budgets", "checkpoints")
 
 
 def write_version_1(path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 
 from sds.kernel.errors import StateError
+from sds.kernel.private_files import make_private_file
 
 from .flights import CONDITIONS
 from .tickets import World, is_due
@@ -76,12 +77,13 @@ def write_airline(path: Path, world: World) -> None:
     flights = [(*astuple(flight), is_due(flight, world.as_of_at)) for flight in world.flights]
     tickets = [astuple(ticket) for ticket in world.tickets]
     try:
+        make_private_file(path)
         with closing(sqlite3.connect(path)) as db, db:
             db.executescript(_SCHEMA)
             db.execute("INSERT INTO about VALUES (1, ?)", (world.as_of_at,))
             db.executemany("INSERT INTO flights VALUES (?,?,?,?,?,?,?,?,?,?,?)", flights)
             db.executemany("INSERT INTO tickets VALUES (?,?,?,?,?,?,?,1)", tickets)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError) as error:
         raise StateError(f"`{path}` cannot be written: {error}") from error
 
 

@@ -29,9 +29,11 @@ from sds.kernel import registry
 from sds.kernel.contract import Contract, load_contract
 from sds.kernel.errors import NOT_AS_WRITTEN, StateError
 from sds.kernel.executor import NoExecutor, Signer
+from sds.kernel.private_files import make_private_file, tighten
 from sds.kernel.runtime import Kernel
 from sds.kernel.state import Fields
 from sds.kernel.store import Store
+from sds.keys import KEY_BYTES
 from sds.stream import Reasoned
 
 CONTRACT = Path(__file__).with_name("contract.yaml")
@@ -55,6 +57,7 @@ def airline_path(folder: Path) -> Path:
 def ensure_world(folder: Path, *, claims: int = CLAIMS, seed: int = SEED) -> None:
     """Make the airline and the queue of claims unless they are there. Whoever comes first makes them for all."""
     if airline_path(folder).exists():
+        _tighten(folder)
         return
     places.make_private(folder)
     world = make_world(load_flights(), claims, Random(seed))  # noqa: S311  a reproducible demo, not a secret
@@ -62,6 +65,7 @@ def ensure_world(folder: Path, *, claims: int = CLAIMS, seed: int = SEED) -> Non
     try:
         with TemporaryDirectory(dir=folder, prefix="world-") as made:
             fresh = Path(made)
+            make_private_file(fresh / "claims.jsonl")
             (fresh / "claims.jsonl").write_text("".join(json.dumps(line) + "\n" for line in queue), encoding="utf-8")
             write_airline(airline_path(fresh), world)
             (fresh / "claims.jsonl").replace(folder / "claims.jsonl")
@@ -69,6 +73,18 @@ def ensure_world(folder: Path, *, claims: int = CLAIMS, seed: int = SEED) -> Non
                 airline_path(folder).hardlink_to(airline_path(fresh))
     except OSError as error:
         raise StateError(f"`{folder}` cannot be filled: {(error.strerror or 'unknown cause').lower()}") from error
+
+
+def _tighten(folder: Path) -> None:
+    """Take the rights to the demo's own files from others, as every file beside a record: an older version left them."""
+    try:
+        for name in (
+            "claims.jsonl",
+            *(f"{name}.db{end}" for name in ("airline", "rail") for end in ("", "-wal", "-shm")),
+        ):
+            tighten(folder / name)
+    except OSError as error:
+        raise StateError(f"`{folder}` cannot be made private: {(error.strerror or 'unknown cause').lower()}") from error
 
 
 def read_queue(folder: Path) -> list[QueuedClaim]:
@@ -108,7 +124,7 @@ def preview_kernel(folder: Path) -> Iterator[Kernel]:
         store = _store_to_look_at(folder, contract, opened)
         source = TicketSource(airline_path(folder))
         opened.callback(source.close)
-        signer = Signer(secrets.token_bytes(places.KEY_BYTES))
+        signer = Signer(secrets.token_bytes(KEY_BYTES))
         yield Kernel(contract, store, source, NoExecutor(), signer, now_ms=places.now_ms)
 
 
@@ -132,10 +148,12 @@ def recovery_kernel(folder: Path) -> Iterator[Kernel]:
     with ExitStack() as opened:
         store = places.open_record(folder)
         opened.callback(store.close)
+        signer = places.signer(folder)
+        places.refuse_altered(folder, store)
         source = TicketSource(airline_path(folder))
         opened.callback(source.close)
         rail = opened.enter_context(RailProcess(folder / "rail.db"))
-        executor, signer = rail.executor(source.version), places.signer(folder)
+        executor = rail.executor(source.version)
         yield Kernel(contract, store, source, executor, signer, now_ms=places.now_ms)
 
 

@@ -61,6 +61,7 @@ class RailProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(sds.__file__).parents[1],
+            umask=0o077,  # its file lies beside the record
             start_new_session=True,  # an interrupt typed at the terminal is ours to handle, not the rail's
         )
         try:

@@ -29,7 +29,7 @@ from sds.gates.refund.desk import QueuedClaim, airline_path, ensure_world, load_
 from sds.gates.refund.rail_client import RailProcess
 from sds.gates.refund.rail_store import Payment
 from sds.gates.refund.source import TicketSource
-from sds.home import decisions_path, now_ms, open_record, refuse_lost
+from sds.home import decisions_path, now_ms, open_record, public_keys_of, refuse_lost
 from sds.kernel import audit, binding, registry
 from sds.kernel.agent_record import agent_record
 from sds.kernel.answer import Answer
@@ -120,7 +120,14 @@ def run(
         wrong = list(books.faults(payments, gate.store, lambda ticket: fare_of(source, ticket)))
         source.close()
         ours = [one for one in decided if not _elsewhere(one[0], watch)]
-        report = _report(gate.engine.model, ours, watch, payments, wrong, audit.verify(gate.store).faults)
+        report = _report(
+            gate.engine.model,
+            ours,
+            watch,
+            payments,
+            wrong,
+            audit.verify(gate.store, public=public_keys_of(folder)).faults,
+        )
         report["decided_elsewhere"] = len(decided) - len(ours)
         report["stopped"] = stopped
         return report | (_chaos_report(watch, gate.store, payments, ours) if chaos else {})

@@ -22,6 +22,7 @@ from sds.gates.refund.rail_client import RailProcess
 from sds.gates.refund.rail_store import Payment
 from sds.gates.refund.run import FAULTS_SHOWN, fare_of, payments_of, percentiles, refuse_stopped
 from sds.gates.refund.source import TicketSource
+from sds.home import public_keys_of
 from sds.kernel import audit
 from sds.kernel.errors import UsageError
 from sds.kernel.intake import settled_events
@@ -109,7 +110,7 @@ def _report(
         "double_payouts": len(wrong),
         "double_payout_faults": wrong[:FAULTS_SHOWN],
         "latency_ms": percentiles([ms for _, ms in decided]),
-        "record_faults": list(audit.verify(gate.store).faults),
+        "record_faults": list(audit.verify(gate.store, public=public_keys_of(folder)).faults),
         "dfids": [answer.answer.dfid for answer in answers],
     }
 

@@ -1,0 +1,69 @@
+"""Files of a record: only their user may read them, whatever the folder's mode and the umask are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from stat import S_ISREG
+from tempfile import mkstemp
+
+OTHERS = 0o077  # what group and others may do with a file
+
+
+def make_private_file(path: Path) -> None:
+    """Make sure that a file is there and that only its user can read it: made empty, or tightened. Raises OSError.
+
+    One that is there is not opened: to close it again would give up the locks that SQLite holds on it in this process.
+    """
+    if not path.exists():
+        _link_new(path, b"")
+    tighten(path)
+
+
+def tighten(path: Path) -> None:
+    """Take the rights to a file from everybody but its user, if it is there. Raises OSError."""
+    try:
+        mode = path.stat().st_mode
+        if S_ISREG(mode) and mode & OTHERS:
+            path.chmod(mode & 0o700)
+    except FileNotFoundError:
+        return
+
+
+def replace_private_file(path: Path, data: bytes) -> None:
+    """Give `path` these bytes, whole and on disk before they have its name. Raises OSError."""
+    made = _written(path, data)
+    try:
+        made.replace(path)
+    except OSError:
+        made.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def _link_new(path: Path, data: bytes) -> None:
+    made = _written(path, data)
+    try:
+        path.hardlink_to(made)
+    except FileExistsError:  # another was first
+        return
+    finally:
+        made.unlink()
+
+
+def _written(path: Path, data: bytes) -> Path:
+    """Return a new file beside `path`, of mode 0600, closed again."""
+    descriptor, name = mkstemp(dir=path.parent, prefix=f"{path.name}.")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return Path(name)
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
