@@ -12,8 +12,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.errors import SdsError, StoreError, UsageError
 from sds.kernel.executor import Signer
+from sds.kernel.keyring import Keyring
 from sds.kernel.store import Store
 
 GATES = ("refund",)  # the gates that ship with this package
@@ -58,7 +59,16 @@ def open_record(folder: Path) -> Store:
     merely looked at would otherwise be a fresh record, too.
     """
     refuse_lost(folder)
-    return Store(decisions_path(folder))
+    store = Store(decisions_path(folder))
+    _unlock(store, folder)
+    return store
+
+
+def _unlock(store: Store, folder: Path) -> None:
+    """Let the texts of cases be read where the kernel's key is there; without it everything else can be read."""
+    if key_path(folder).exists():
+        with suppress(SdsError):  # whoever needs the key says what is wrong with it
+            store.unlock(Keyring(Signer(read_key(key_path(folder)))))
 
 
 def refuse_lost(folder: Path) -> None:

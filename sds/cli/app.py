@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from sds import __version__
-from sds.cli import agents, bench, context, contracts, decide, doctor, escalations, models, record, replay, run
+from sds.cli import agents, bench, context, contracts, decide, doctor, erase, escalations, models, record, replay, run
 from sds.cli.common import A_GOOD_EVENT
 from sds.kernel.errors import EventError, SdsError, UsageError
 
@@ -33,6 +33,7 @@ record.add_to(app)
 replay.add_to(app)
 agents.add_to(app)
 escalations.add_to(app)
+erase.add_to(app)
 context.add_to(app)
 contracts.add_to(app)
 doctor.add_to(app)

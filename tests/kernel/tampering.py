@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from sds.kernel import artifacts, audit, recovery, registry
+from sds.kernel import artifacts, audit, erasure, recovery, registry
 from sds.kernel.human import HumanDesk, Resolution
 from sds.kernel.ledger import Head
 from tests.kernel.authority import halt, reactivate, suspend
@@ -68,6 +68,8 @@ def full_record(folder: Path) -> World:
         artifacts.put(made.store, "fares", text, who="desk", reason=reason, now_ms=made.clock())
     made.clock.advance(1)
     artifacts.sweep(made.store, days_max=0, who="desk", reason="a try", now_ms=made.clock())
+    made.decide(deny, "erased", "T5")
+    erasure.erase(made.store, made.contract.gate, "erased", who="desk", reason="asked for", now_ms=made.clock())
     made.packet("still open", "T5")
     made.kernel.decide(packet := made.packet("open, once rejected", "T6"), nonsense(packet))
     assert () == audit.verify(made.store).faults

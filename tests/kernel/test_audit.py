@@ -146,6 +146,7 @@ def test_without_a_head_the_check_says_what_it_cannot_see(world: World):
 
 def cut_off(db: Stranger, dfid: str) -> None:
     """Undo the last flow everywhere: ledger, tables, counters."""
+    db.execute("DELETE FROM case_keys WHERE event_id = (SELECT event_id FROM events WHERE dfid = ?)", (dfid,))
     db.execute("DELETE FROM ledger WHERE dfid = ?", (dfid,))
     db.execute("DELETE FROM events WHERE dfid = ?", (dfid,))
     for table in ("context_snapshots", "policy_proposals", "dim_validations", "attempts", "decision_flows"):
@@ -202,6 +203,7 @@ def rewritten(db: Stranger) -> None:
     db.execute("UPDATE execution_log SET executed_at_ms = executed_at_ms - 3600000")
     db.execute("UPDATE contract_revocations SET revoked_at_ms = revoked_at_ms - 3600000")
     db.execute("UPDATE artifacts SET ended_at_ms = ended_at_ms - 3600000")
+    db.execute("UPDATE erasures SET erased_at_ms = erased_at_ms - 3600000")
 
 
 def test_a_ledger_rewritten_as_a_whole_is_seen_only_with_a_head(world: World):

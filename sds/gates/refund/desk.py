@@ -117,6 +117,8 @@ def _store_to_look_at(folder: Path, contract: Contract, opened: ExitStack) -> St
     if places.decisions_path(folder).exists():
         store = places.open_record(folder)
         opened.callback(store.close)
+        if store.locked and places.key_path(folder).exists():
+            places.read_key(places.key_path(folder))  # raises what is wrong with it: texts are looked at
         if registry.lookup(store, contract.agent_id) is not None:
             return store
     empty = Store(places.decisions_path(Path(opened.enter_context(TemporaryDirectory()))))
