@@ -64,8 +64,11 @@ def erase(store: Store, gate: str, event_id: str, *, who: str, reason: str, now_
 
 
 def _ended(store: Store, flow: _Flow) -> str | None:
-    """Return the tag of a flow whose case is erased: what nobody has decided is over now, for good."""
-    if not undecided.is_undecided(flow.state, flow.tag):
+    """Return the tag of a flow whose case is erased: what nobody has decided is over now, for good.
+
+    An order that was recorded as failed and was carried out all the same stays marked: that is still a human's.
+    """
+    if flow.tag == "DIRTY" or not undecided.is_undecided(flow.state, flow.tag):
         return flow.tag
     store.run("UPDATE decision_flows SET tag = ? WHERE dfid = ?", (ERASED, flow.dfid))
     return ERASED
@@ -86,7 +89,9 @@ def _flows(store: Reader, gate: str, event_id: str) -> list[_Flow]:
 def _chain(store: Reader, gate: str, event_id: str) -> Iterator[_Flow]:
     """Yield the flows of one event, the last first: each is the child of the one before."""
     dfid = store.value("SELECT dfid FROM events WHERE gate = ? AND event_id = ?", (gate, event_id))
-    while (found := store.row(_CHAIN, (dfid,))) is not None and found[0] == event_id:
+    seen = set[str]()
+    while dfid not in seen and (found := store.row(_CHAIN, (dfid,))) is not None and found[0] == event_id:
+        seen.add(dfid)
         yield _Flow(dfid, *found[:4])
         dfid = found[4]
 

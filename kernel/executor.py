@@ -108,7 +108,7 @@ class Signer:
 
     def derived(self, purpose: str) -> tuple[bytes, ...]:
         """Return a key of 32 bytes for another purpose (HKDF-SHA256, RFC 5869) of each key, the one that signs first."""
-        return tuple(_derived(key, purpose) for key in (self._key,))
+        return (_derived(self._key, purpose),)
 
     def sign(self, data: bytes) -> str:
         return hmac.new(self._key, data, sha256).hexdigest()

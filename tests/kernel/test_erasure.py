@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel import audit, erasure, human_record, intake, saga, undecided
+from sds.kernel import audit, erasure, human_record, intake, record, saga, undecided
 from sds.kernel.answer import Answer, answer
 from sds.kernel.decided import read_decided
 from sds.kernel.erasure import Erased
 from sds.kernel.errors import ErasedError, StoreError, UsageError
+from sds.kernel.executor import Receipt
 from sds.kernel.store import Store
 from sds.kernel.vault import Texts, destroy
 from tests.kernel.crashes import every_step
@@ -143,6 +144,18 @@ def test_a_case_that_might_have_begun_afresh_does_not_once_it_is_erased(world: W
     with pytest.raises(ErasedError, match="were erased"):
         intake.recorded_event(world.store, world.contract, packet.dfid)
     assert {"C1"} == intake.settled_events(world.store, world.contract)
+    assert () == audit.verify(world.store).faults
+
+
+def test_an_order_that_was_contradicted_stays_a_humans(world: World):
+    world.rail.misfortunes = ["refuse"]
+    made = world.decide(refund())
+    intent = record.read_order(world.store, made.dfid)
+    assert intent is not None
+    world.kernel.dispatcher.settle(intent, Receipt("settled", "late"))
+    erase(world)
+    assert "DIRTY" == getattr(answer(world.store, made.dfid), "tag", None)
+    assert "ESCALATED" == getattr(world.kernel.open(world.event()), "state", None)
     assert () == audit.verify(world.store).faults
 
 
