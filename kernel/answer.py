@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from sds.kernel.errors import NOT_AS_WRITTEN, unreadable
 from sds.kernel.flow import FINAL, UNDECIDED_TAGS
 from sds.kernel.store import Reader
+from sds.kernel.vault import Texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,10 @@ class Answer:
 
 _SQL = """
 SELECT f.dfid, f.gate, f.event_id, f.state, v.outcome, COALESCE(h.policy_kind, p.policy_kind),
-       COALESCE(h.params, p.params),
-       COALESCE(h.justification, p.justification || COALESCE(': ' || json_extract(r.body, '$.text'), '')), v.reason_code,
-       v.reasons, f.tag, e.status, e.external_receipt, p.confidence, f.parent_dfid,
-       h.decision, h.who
+       COALESCE(h.params, p.params), COALESCE(h.justification, p.justification), v.reason_code, v.reasons,
+       f.tag, e.status, e.external_receipt, p.confidence, f.parent_dfid, h.decision, h.who,
+       CASE WHEN h.justification IS NULL THEN substr(p.proposal, 1, 6) END,
+       CASE WHEN h.justification IS NULL THEN r.body END
 FROM decision_flows f
 LEFT JOIN policy_proposals p ON f.dfid = p.dfid
 LEFT JOIN dim_validations v ON f.dfid = v.dfid
@@ -75,8 +76,11 @@ def answer(store: Reader, dfid: str) -> Answer | None:
     row = store.row(_SQL, (dfid,))
     if row is None:
         return None
-    found = dict(zip(_COLUMNS, row, strict=True))
+    *said, proposal, rationale = row
+    found = dict(zip(_COLUMNS, said, strict=True))
     try:
+        texts = Texts(store, dfid, shown=True)
+        found["justification"] = _justified(texts, found["justification"], proposal, rationale)
         found["params"] = numbers_of(found["params"])
         found["reasons"] = tuple(
             f"gate {gate}: {code}: {line}" for gate, code, line in json.loads(found["reasons"] or "[]")
@@ -84,6 +88,14 @@ def answer(store: Reader, dfid: str) -> Answer | None:
     except NOT_AS_WRITTEN as error:
         raise unreadable(dfid) from error
     return Answer(**found)
+
+
+def _justified(texts: Texts, code: str | None, proposal: bytes | None, entry: str | None) -> str | None:
+    """Return a reason code with the rationale that was given with it, or after the decision: in a ledger entry."""
+    if code is None:
+        return None
+    said = texts.justification(code, proposal or b"")
+    return f"{said}: {texts.rationale(json.loads(entry))}" if entry else said
 
 
 def numbers_of(text: str | None) -> dict[str, int]:

@@ -7,17 +7,19 @@ open, and the count of an agent's rejections in a row.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
 from sds.kernel import checkpoints, ledger
 from sds.kernel.answer import answer
-from sds.kernel.canonical import one_line
+from sds.kernel.canonical import canonical, one_line
 from sds.kernel.checkpoints import Checkpoint, PublicKeys
 from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
 from sds.kernel.ledger import Head
 from sds.kernel.reconcile import Tables
 from sds.kernel.store import Reader, Row, Store, expected_schema
+from sds.kernel.vault import ATTEMPT, PROPOSAL, TRIGGER, Texts
 
 FAULTS_MAX = 100
 FAULT_CHARS_MAX = 1_000
@@ -95,7 +97,10 @@ def _against_head(entries: list[Row], expected: Head | Checkpoint, head: Head, p
 
 
 def flow_record(store: Store, dfid: str) -> dict[str, Any] | None:
-    """Return everything the record holds of one flow: the causal chain of DIR 4.2, ledger entries included."""
+    """Return everything the record holds of one flow: the causal chain of DIR 4.2, ledger entries included.
+
+    Texts are in clear; of an erased case `[erased]` stands for each, of a record without the kernel's key `[sealed]`.
+    """
     flow = _one(store, "decision_flows", dfid)
     if flow is None:
         return None
@@ -104,6 +109,7 @@ def flow_record(store: Store, dfid: str) -> dict[str, Any] | None:
         "decision_flows": flow,
         **{table: _one(store, table, dfid) for table in tables},
         "attempts": _many(store, "attempts", dfid),
+        "rationale": _rationale(store, dfid),
         "reservations": _many(store, "reservations", dfid),
         "saga": _one(store, "sagas", dfid),
         "children": _children(store, dfid, flow["event_id"]),
@@ -124,10 +130,32 @@ def _children(store: Reader, dfid: str, event_id: str) -> list[dict[str, Any]]:
     return [{name: getattr(child, name) for name in names} for child in found if child is not None]
 
 
+def _rationale(store: Reader, dfid: str) -> str | None:
+    """Return what was said of why after the decision."""
+    entry = store.value("SELECT body FROM ledger WHERE dfid = ? AND kind = 'RATIONALE'", (dfid,))
+    return None if entry is None else Texts(store, dfid, shown=True).rationale(json.loads(entry))
+
+
 def _many(store: Reader, table: str, dfid: str, *, by: str = "dfid") -> list[dict[str, Any]]:
     columns = [row[1] for row in store.rows(f"PRAGMA table_info({table})")]
     rows = store.rows(f"SELECT * FROM {table} WHERE {by} = ?", (dfid,))
-    return [{c: _text(v) for c, v in zip(columns, row, strict=True)} for row in rows]
+    texts = Texts(store, dfid, shown=True)
+    return [_in_clear(texts, table, dict(zip(columns, row, strict=True))) for row in rows]
+
+
+def _in_clear(texts: Texts, table: str, row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with its texts opened, and its bytes as text."""
+    if table == "decision_flows":
+        row["trigger_event"] = canonical(texts.fields(TRIGGER, json.loads(row["trigger_event"]))).decode()
+    elif table == "context_snapshots":
+        row["prompt"] = canonical(texts.prompt(row["prompt"])).decode()
+    elif table == "policy_proposals":
+        if row["justification"] is not None:
+            row["justification"] = texts.justification(row["justification"], row["proposal"])
+        row["proposal"] = texts.data(PROPOSAL, row["proposal"])
+    elif table == "attempts":
+        row["proposal"] = texts.data(ATTEMPT, row["proposal"])
+    return {name: _text(value) for name, value in row.items()}
 
 
 def _one(store: Reader, table: str, dfid: str) -> dict[str, Any] | None:

@@ -24,6 +24,7 @@ from sds.kernel.envelope import ESCALATE
 from sds.kernel.errors import StoreError
 from sds.kernel.proposal import parse_recorded
 from sds.kernel.store import Reader, Row, Store
+from sds.kernel.vault import ATTEMPT, PROPOSAL, Texts
 
 SCAN_MAX = 64  # of one key's newest decisions, how many are looked at: gates that share a record may share keys
 CODES_MAX = 4
@@ -35,7 +36,7 @@ _NEWEST = {
     "agent": "SELECT dfid, rowid AS n FROM policy_proposals WHERE agent_id = ? ORDER BY rowid DESC LIMIT ?",
 }
 _MEMORY = """
-SELECT f.contract_hash, f.state, v.outcome, v.reason_code, p.proposal, p.policy_kind, p.params,
+SELECT f.dfid, f.contract_hash, f.state, v.outcome, v.reason_code, p.proposal, p.policy_kind, p.params,
        e.kind, e.params, e.status
 FROM ({newest}) s
 JOIN policy_proposals p ON p.dfid = s.dfid
@@ -65,7 +66,7 @@ def memory(store: Reader, contract: Contract, key: str, *, now_ms: int) -> tuple
         _MEMORY.format(newest=_NEWEST[spec.scope]),
         (*newest, contract.agent_id, contract.gate, since_ms, spec.entries_max),
     )
-    return tuple(_entry(contract, row) for row in rows)
+    return tuple(_entry(contract, Texts(store, row[0], shown=True), row[1:]) for row in rows)
 
 
 def memory_text(spec: MemorySpec, entries: tuple[str, ...], count_tokens: CountTokens) -> str:
@@ -83,8 +84,10 @@ def session(store: Reader, contract: Contract, dfid: str) -> str:
     Raises StoreError.
     """
     try:
+        texts = Texts(store, dfid)
         attempts = [
-            f"{_claimed(contract, proposal)} ({_codes(reasons)})" for proposal, reasons in store.rows(_SESSION, (dfid,))
+            f"{_claimed(contract, texts.data(ATTEMPT, said))} ({_codes(why)})"
+            for said, why in store.rows(_SESSION, (dfid,))
         ]
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError("the attempts of this flow cannot be read", dfid=dfid) from error
@@ -93,8 +96,8 @@ def session(store: Reader, contract: Contract, dfid: str) -> str:
 
 def rejected(store: Reader, dfid: str) -> tuple[frozenset[bytes], int]:
     """Return the proposals a flow has had rejected, and the tokens they took."""
-    rows = store.rows("SELECT proposal, tokens FROM attempts WHERE dfid = ?", (dfid,))
-    return frozenset(row[0] for row in rows), sum(row[1] for row in rows)
+    rows, texts = store.rows("SELECT proposal, tokens FROM attempts WHERE dfid = ?", (dfid,)), Texts(store, dfid)
+    return frozenset(texts.data(ATTEMPT, row[0]) for row in rows), sum(row[1] for row in rows)
 
 
 def sweep(store: Store, *, who: str, reason: str, now_ms: int) -> Swept:
@@ -110,7 +113,7 @@ def sweep(store: Store, *, who: str, reason: str, now_ms: int) -> Swept:
     return artifacts.sweep(store, days_max=days_max, who=who, reason=reason, now_ms=now_ms)
 
 
-def _entry(contract: Contract, row: Row) -> str:
+def _entry(contract: Contract, texts: Texts, row: Row) -> str:
     made_under, state, outcome, reason_code, data, kind, params, sent_kind, sent_params, status = row
     numbers = json.loads(sent_params if status else params)
     if made_under != contract.hash:  # its amounts have the scale of another contract
@@ -118,7 +121,7 @@ def _entry(contract: Contract, row: Row) -> str:
     elif status or numbers:
         said = _decision(contract, sent_kind or kind, numbers)
     else:
-        said = _claimed(contract, data)
+        said = _claimed(contract, texts.data(PROPOSAL, data))
     return f"{said}: {_became(contract, sent_kind, state, outcome, reason_code, status)}"
 
 

@@ -18,6 +18,7 @@ from sds.kernel.packet import ALTERNATIVES_UNAVAILABLE, DecisionPacket, Decoding
 from sds.kernel.record import SEALED, seal
 from sds.kernel.snapshot import Snapshot
 from sds.kernel.store import Reader
+from sds.kernel.vault import FACTS, PROPOSAL, Texts
 
 NOT_DECIDED = "NOT_DECIDED"
 _COLUMNS = (
@@ -48,7 +49,8 @@ class Decided:
 def read_decided(store: Reader, dfid: str) -> Decided:
     """Read the last proposal of a flow that has been decided.
 
-    Raises UsageError where there is none, StoreError where what is there cannot be read.
+    Raises UsageError where there is none, ErasedError where its texts were erased, StoreError where what is there
+    cannot be read.
     """
     row = store.row(f"SELECT {', '.join(_COLUMNS)} {_FROM}", (dfid,))
     if row is None:
@@ -66,11 +68,13 @@ def read_decided(store: Reader, dfid: str) -> Decided:
             dfid=dfid,
             reason_code=NOT_DECIDED,
         )
+    texts = Texts(store, dfid)
     try:
         body = json.loads(entry[4])
-        decoding = _decoding(found, body.get("decoding", {}))
+        found["prompt"], data = texts.prompt(found["prompt"]), texts.data(PROPOSAL, found["proposal"])
+        decoding = _decoding(found, texts.fields(FACTS, body.get("decoding", {})))
         schema = _schema(store, found["contract_hash"])
-        return Decided(_packet(dfid, found), found["proposal"], decoding, schema, _faults(store, dfid, entry, body))
+        return Decided(_packet(dfid, found), data, decoding, schema, _faults(store, dfid, entry, body))
     except NOT_AS_WRITTEN as error:
         raise unreadable(dfid) from error
 
@@ -100,7 +104,7 @@ def _packet(dfid: str, found: Mapping[str, Any]) -> DecisionPacket:
             body["fields"], agent_active=False, in_effect=False, halted=True, spend_left=0, context_whole=False
         ),
         envelope=envelope_from_data(json.loads(found["envelope"]), found["envelope_hash"]),
-        texts=tuple(map(str, json.loads(found["prompt"]))),
+        texts=found["prompt"],
         security=tuple(json.loads(found["security"])),
         notes=(),
         created_at_ms=found["created_at_ms"],

@@ -4,6 +4,7 @@
     ├── UsageError            the caller's mistake: fix the call, the file or the flag
     │   ├── ContractError       a contract that cannot be loaded (file, line, field)
     │   ├── EventError          a trigger that is malformed or contradicts an earlier one
+    │   ├── ErasedError         a text whose key was destroyed
     │   └── TransitionError     a lifecycle move that this caller may not make
     └── WorldError            not the caller's mistake: state, storage, model or machine
         ├── StoreError          the durable store refused or is damaged
@@ -41,6 +42,10 @@ class ContractError(UsageError):
 
 class EventError(UsageError):
     reason_code = "EVENT_INVALID"
+
+
+class ErasedError(UsageError):
+    reason_code = "ERASED"
 
 
 class TransitionError(UsageError):

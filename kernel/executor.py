@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Literal, Protocol, runtime_checkable
 
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
 from sds.kernel.canonical import canonical
 from sds.kernel.errors import ExecutorError
 
@@ -106,6 +109,10 @@ class Signer:
     def __repr__(self) -> str:
         return "Signer(key=***)"
 
+    def derived(self, purpose: str) -> tuple[bytes, ...]:
+        """Return a key of 32 bytes for another purpose (HKDF-SHA256, RFC 5869) of each key, the one that signs first."""
+        return tuple(_derived(key, purpose) for key in self._keys)
+
     def sign(self, data: bytes) -> str:
         return _mac(self._keys[0], data)
 
@@ -123,6 +130,10 @@ class Signer:
 
 def _mac(key: bytes, data: bytes) -> str:
     return hmac.new(key, data, sha256).hexdigest()
+
+
+def _derived(key: bytes, purpose: str) -> bytes:
+    return HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=purpose.encode()).derive(key)
 
 
 class NoExecutor:

@@ -1,7 +1,7 @@
 """The rationale written after a decision: one RATIONALE entry of the ledger, at most one a flow, once it is decided.
 
 It is a comment. Nothing is permitted, refused or done for it, so what it says cannot matter, and to lose it loses
-nothing else. The entry is the text: no table repeats it.
+nothing else. The entry is the text, sealed: no table repeats it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any
 from sds.kernel import ledger
 from sds.kernel.contract import Contract
 from sds.kernel.errors import UsageError
+from sds.kernel.keyring import is_sealed_text
 from sds.kernel.proposal import TEXT_CHARS
 from sds.kernel.store import Reader, Store
+from sds.kernel.vault import RATIONALE, SEALED, key_for_flow
 from sds.kernel.versions import recorded_contract
 
 KIND = "RATIONALE"
@@ -34,7 +36,7 @@ def explain(store: Store, contract: Contract, dfid: str, text: str, *, now_ms: i
         with store.transaction():
             objection = _objection(store.row(_FLOW, (dfid,)), contract)
             if objection is None:
-                ledger.append(store, now_ms, KIND, dfid, {"text": text})
+                ledger.append(store, now_ms, KIND, dfid, {SEALED: key_for_flow(store, dfid).seal_text(RATIONALE, text)})
     if objection is not None:
         raise UsageError(f"no rationale is recorded: {objection}", reason_code="RATIONALE_REFUSED", dfid=dfid)
 
@@ -60,6 +62,13 @@ def _objection(flow: tuple[Any, ...] | None, contract: Contract) -> str | None:
     return "the flow has one" if known is not None else None
 
 
+def _unsealable(contract: Contract, body: Mapping[str, Any]) -> str | None:
+    """Return why this is no sealed rationale within the contract's bound, as far as can be told without its key, or None."""
+    if body.keys() != {SEALED} or not contract.explanation_chars_max:
+        return "not a rationale"
+    return None if is_sealed_text(body[SEALED], contract.explanation_chars_max) else "not sealed, or too long"
+
+
 class Explanations:
     """The RATIONALE entries of one check of the record. `fold` raises what a malformed entry raises, and
     ContractError when the contract that bounds it cannot be read.
@@ -71,7 +80,9 @@ class Explanations:
 
     def fold(self, store: Reader, dfid: str, body: Mapping[str, Any]) -> None:
         """Take one entry of a flow that is decided."""
-        if dfid in self._explained or body.keys() != {"text"} or fault(self._terms_of(store, dfid), body["text"]):
+        terms = self._terms_of(store, dfid)
+        known = fault(terms, body["text"]) if body.keys() == {"text"} else _unsealable(terms, body)
+        if dfid in self._explained or known:
             raise ValueError("not a rationale of this flow")
         self._explained.add(dfid)
 

@@ -40,8 +40,10 @@ NOT_DECIDED, EXECUTOR_DOWN, NOT_SENT, RECORD_BEHIND = "NOT_DECIDED", "EXECUTOR_D
 CONTENTION = "RESOURCE_CONTENTION"
 WAITING_TAGS = frozenset({NOT_DECIDED, CONTENTION, EXECUTOR_DOWN, NOT_SENT, RECORD_BEHIND})
 UNDECIDED_TAGS = RESTARTABLE_TAGS | WAITING_TAGS
-# What ended ABORTED under one of these is decided: by a human, by what a saga's menu chose, by a step that was denied.
-DECIDED_TAGS = frozenset({"HUMAN_ABORTED", "COMPENSATED", "PARTIAL_SUCCESS_DIRTY", "STEP_DENIED"})
+# What ended ABORTED under one of these is decided: by a human, by what a saga's menu chose, by a step that was denied, by
+# whoever erased the case, which has no text any more to be decided on.
+ERASED = "ERASED"
+DECIDED_TAGS = frozenset({"HUMAN_ABORTED", "COMPENSATED", "PARTIAL_SUCCESS_DIRTY", "STEP_DENIED", ERASED})
 
 
 def may_restart(tag: str | None, restarts: int, restarts_max: int) -> bool:

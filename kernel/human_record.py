@@ -22,9 +22,11 @@ from sds.kernel.human_terms import Impact, human_contract, impact
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.proposal import Proposal, parse_recorded
 from sds.kernel.record import SEALED, seal
-from sds.kernel.saga import DIRTY, event_fields
+from sds.kernel.saga import DIRTY
 from sds.kernel.state import Fields
 from sds.kernel.store import Reader, Store
+from sds.kernel.triggers import event_fields
+from sds.kernel.vault import PROPOSAL, TRIGGER, Texts
 from sds.kernel.versions import recorded_contract
 
 Decision = Literal["OVERRIDE", "MODIFY", "ABORT"]
@@ -168,7 +170,8 @@ def _case(store: Reader, row: tuple[Any, ...]) -> Case:
 def _parsed(store: Reader, row: tuple[Any, ...]) -> Case:
     (dfid, event_id, agent_id, state, since_ms, opened_ms, trigger, snapshot_id, body, said, params) = row[:11]
     reasons, reason_code, confidence, alternatives, ordered, execution, resolved, tag = row[11:]
-    event, snapshot = _object(trigger), _object(body or "{}")
+    texts = Texts(store, dfid, shown=True)
+    event, snapshot = texts.fields(TRIGGER, _object(trigger)), _object(body or "{}")
     measured = json.loads(alternatives or "[]")
     return Case(
         dfid=dfid,
@@ -180,7 +183,7 @@ def _parsed(store: Reader, row: tuple[Any, ...]) -> Case:
         key=snapshot.get("key") or _key(store, dfid, event),
         snapshot_id=snapshot_id or "",
         fields=dict(snapshot.get("fields", {})),
-        said=said or b"",
+        said=texts.data(PROPOSAL, said or b""),
         numbers=numbers_of(params),
         reasons=tuple(f"{code}: {line}" for _, code, line in json.loads(reasons or "[]")),
         reason_code=reason_code,
@@ -222,7 +225,8 @@ def refuse_unless_waiting(case: Case) -> None:
 def refuse_altered(store: Reader, dfid: str) -> None:
     """Raise StoreError when the rows a human decides on are not those that the ledger sealed."""
     sql = "SELECT CASE WHEN json_valid(body) THEN body -> '$.rows' END FROM ledger WHERE dfid = ? AND kind = 'DECIDED'"
-    if json.loads(store.value(sql, (dfid,)) or "{}") != seal(store, dfid, SEALED):
+    sealed, now = json.loads(store.value(sql, (dfid,)) or "{}"), seal(store, dfid, SEALED)
+    if any(sealed.get(name) != now[name] for name in SEALED):
         raise StoreError(f"the record of flow `{dfid}` is not what was written", hint="sds ledger verify", dfid=dfid)
 
 

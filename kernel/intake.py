@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from sds.kernel import lease, undecided
+from sds.kernel import lease, undecided, vault
 from sds.kernel.answer import Answer, answer
 from sds.kernel.canonical import canonical, digest, flow_id, one_line
 from sds.kernel.contract import Contract
 from sds.kernel.errors import EventError, SdsError, UsageError
 from sds.kernel.flow import EXECUTION_FAILED, walk
 from sds.kernel.identifiers import check_identifier
+from sds.kernel.masking import mask
 from sds.kernel.store import Reader, Row, Store
 
 NAME_CHARS_MAX = 64
@@ -33,12 +34,19 @@ _BOUND = (
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A validated trigger. `evidence` is untrusted text; `body` the canonical JSON of the whole event."""
+    """A validated trigger. `evidence` is untrusted text, masked; `body` the canonical JSON of the whole event with it.
+
+    `text_field`: the evidence's name in it, "" where there is none. `original`: the body as it came, where that is another.
+    `fingerprint`: what the record recognises it by, of an event that was read back from there.
+    """
 
     id: str
     key: str
     evidence: str
     body: str
+    text_field: str = ""
+    original: str = field(default="", repr=False)
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,16 @@ def read_event(contract: Contract, data: object) -> Event:
         raise EventError("the event is not text that can be stored as UTF-8") from error
     if len(body.encode()) > EVENT_BYTES_MAX:
         raise EventError(f"the event is larger than {EVENT_BYTES_MAX} bytes")
-    return Event(data[spec.id], data[spec.key], data[spec.evidence] if spec.evidence else "", body)
+    return masked(Event(data[spec.id], data[spec.key], data.get(spec.evidence, ""), body, spec.evidence or ""))
+
+
+def masked(event: Event) -> Event:
+    """Return the event as it may be read and kept: without the card numbers, IBANs and API tokens in its evidence."""
+    evidence = mask(event.evidence)
+    if evidence == event.evidence:
+        return event
+    body = canonical({**json.loads(event.body), event.text_field: evidence}).decode()
+    return replace(event, evidence=evidence, body=body, original=event.original or event.body)
 
 
 def parse_event(contract: Contract, text: str | bytes) -> Event:
@@ -123,13 +140,12 @@ def claim(
     A pending Answer means that another holder is at work. `anew`: an operator asks for a fresh flow although the
     contract permits no more. Raises EventError when the identity is known with another body.
     """
-    body_hash, saga = digest(event.body), mandate.parent if mandate else None
+    saga = mandate.parent if mandate else None
     with store.transaction():
-        known = _known_flow(store, contract, event, body_hash)
+        known = _known_flow(store, contract, event)
         if known is None:
             _still_mandated(mandate)
-            dfid = flow_id(contract.gate, event.id, body_hash, 0)
-            store.insert("events", gate=contract.gate, event_id=event.id, body_hash=body_hash, dfid=dfid)
+            dfid = write_event(store, contract.gate, event, 0)
             begin(store, contract, event, dfid, parent=saga, restarts=0, now_ms=now_ms, saga=saga)
             return Claim(dfid, event)
         last, state, tag, restarts, created_ms, lease_ms = known
@@ -142,8 +158,7 @@ def claim(
             why = f"{restarts + 1} flows have ended without a decision"
             return _known_answer(store, undecided.hand_over(store, last, tag or state, why, now_ms=now_ms))
         _still_mandated(mandate)
-        dfid = flow_id(contract.gate, event.id, body_hash, restarts + 1)
-        store.run("UPDATE events SET dfid = ? WHERE gate = ? AND event_id = ?", (dfid, contract.gate, event.id))
+        dfid = write_event(store, contract.gate, event, restarts + 1)
         begin(store, contract, event, dfid, parent=last, restarts=restarts + 1, now_ms=now_ms, saga=saga)
     return Claim(dfid, event)
 
@@ -155,21 +170,25 @@ def child_restarts(store: Reader, contract: Contract, dfid: str, tag: str | None
 
 def stored_answer(store: Reader, contract: Contract, event: Event) -> Answer | None:
     """Return the answer of an event that needs no (further) deciding, or None. Raises EventError as `claim` does."""
-    known = _known_flow(store, contract, event, digest(event.body))
+    known = _known_flow(store, contract, event)
     if known is None or known[1] == "ACTIVE" or undecided.is_undecided(known[1], known[2]):
         return None
     return answer(store, known[0])
 
 
 def recorded_event(store: Reader, contract: Contract, dfid: str) -> Event:
-    """Return the trigger of a flow as it was recorded. Raises UsageError or EventError when there is none to be had."""
+    """Return the trigger of a flow as it was recorded. Raises UsageError or EventError when there is none to be had,
+    ErasedError when its text was erased.
+    """
     row = store.row("SELECT trigger_event FROM decision_flows WHERE dfid = ? AND gate = ?", (dfid, contract.gate))
     if row is None:
         raise UsageError(f"there is no flow `{dfid}` of gate `{contract.gate}`", hint="sds flows")
-    return parse_event(contract, row[0])
+    event = read_event(contract, vault.Texts(store, dfid).fields(vault.TRIGGER, json.loads(row[0])))
+    fingerprint = vault.fingerprint_in(row[0])
+    return event if fingerprint is None else replace(event, fingerprint=fingerprint)
 
 
-def _known_flow(store: Reader, contract: Contract, event: Event, body_hash: str) -> Row | None:
+def _known_flow(store: Reader, contract: Contract, event: Event) -> Row | None:
     """Return the last flow of an event: its id, state, tag, restarts, when it was created, until when it is leased."""
     known = store.row(
         "SELECT e.body_hash, f.dfid, f.state, f.tag, f.restarts, f.created_at_ms, f.lease_until_ms"
@@ -178,9 +197,41 @@ def _known_flow(store: Reader, contract: Contract, event: Event, body_hash: str)
     )
     if known is None:
         return None
-    if known[0] != body_hash:
-        raise EventError(f"event `{event.id}` was seen with another body", reason_code="EVENT_CONFLICT", dfid=known[1])
+    refuse_another(store, event, known[0], dfid=known[1])
     return known[1:]
+
+
+def refuse_another(store: Reader, event: Event, fingerprint: str, *, dfid: str) -> None:
+    """Raise EventError when what the record recognises an event by is not that of this body."""
+    if fingerprint != event.fingerprint and not vault.recognises(store, fingerprint, event.original or event.body):
+        raise EventError(f"event `{event.id}` was seen with another body", reason_code="EVENT_CONFLICT", dfid=dfid)
+
+
+def write_event(store: Store, gate: str, event: Event, restarts: int) -> str:
+    """Write down, inside the caller's transaction, which flow stands for an event, and what that is recognised by.
+
+    Return the flow's id: it follows from the masked body, for a record that lost its key makes the same one again.
+    """
+    dfid = flow_id(gate, event.id, digest(event.body), restarts)
+    values = (gate, event.id, _fingerprint(store, event), dfid)
+    store.run("INSERT OR REPLACE INTO events (gate, event_id, body_hash, dfid) VALUES (?, ?, ?, ?)", values)
+    return dfid
+
+
+def _fingerprint(store: Reader, event: Event) -> str:
+    """Return what an event is recognised by: where it holds a text, a keyed hash of what came, before it was masked."""
+    if not event.text_field:
+        return digest(event.body)
+    return event.fingerprint or store.keyring.fingerprints(event.original or event.body)[0]
+
+
+def _trigger(store: Store, gate: str, event: Event) -> str:
+    """Return the event as the record keeps it: the evidence sealed, everything else in clear."""
+    if not event.text_field:
+        return event.body
+    return vault.seal_trigger(
+        vault.key_for_case(store, gate, event.id), event.body, event.text_field, _fingerprint(store, event)
+    )
 
 
 def _still_mandated(mandate: Mandate | None) -> None:
@@ -214,7 +265,7 @@ def begin(
         "decision_flows",
         dfid=dfid,
         agent_id=contract.agent_id,
-        trigger_event=event.body,
+        trigger_event=_trigger(store, contract.gate, event),
         parent_dfid=parent,
         gate=contract.gate,
         event_id=event.id,

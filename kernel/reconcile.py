@@ -12,8 +12,9 @@ from sds.kernel.canonical import digest
 from sds.kernel.errors import NOT_AS_WRITTEN, ContractError
 from sds.kernel.explanation import Explanations
 from sds.kernel.human_record import SEALED_HUMAN
-from sds.kernel.reconcile_books import Artifacts, Registry, differences
+from sds.kernel.reconcile_books import Artifacts, Erasures, Registry, differences
 from sds.kernel.store import Reader
+from sds.kernel.vault import fingerprint_in
 
 _AFTER = {"SUCCESS": "CLOSED", "FAILED": "ABORTED", "UNKNOWN": "EXECUTING"}
 _HELD = {"PENDING": "live", "UNKNOWN": "live", "SUCCESS": "settled", "FAILED": "released", "DIRTY": "settled"}
@@ -36,6 +37,7 @@ class Tables:
         self._sagas: dict[str, tuple[str, str | None]] = {}  # dfid -> phase, compensation
         self._reversals: dict[str, tuple[str, str, str, str | None]] = {}  # dfid -> saga, key, status, reference
         self._registry, self._artifacts, self._explanations = Registry(), Artifacts(), Explanations()
+        self._erasures = Erasures()
 
     def faults(self, entries: Iterable[tuple[Any, ...]]) -> list[str]:
         for idx, at_ms, kind, dfid, text, _, _ in entries:
@@ -53,10 +55,12 @@ class Tables:
         return self._found
 
     def _fold(self, idx: int, at_ms: int, kind: str, dfid: str, body: Mapping[str, Any]) -> None:
-        if kind in Registry.KINDS:
-            self._registry.fold(at_ms, kind, body)
-        elif kind in Artifacts.KINDS:
-            self._artifacts.fold(at_ms, kind, body)
+        books: tuple[Registry | Artifacts | Erasures, ...] = (self._registry, self._artifacts, self._erasures)
+        book = next((book for book in books if kind in book.KINDS), None)
+        if book is not None:
+            book.fold(at_ms, kind, body)
+            if kind == "ERASED":
+                self._flows[dfid] = self._flows[dfid][0], body["tag"]
         elif kind == "DECIDED":
             self._fold_decision(idx, dfid, body)
         elif kind == "HUMAN":
@@ -130,6 +134,8 @@ class Tables:
 
     def _sealed(self, idx: int, dfid: str, tables: Mapping[str, str], seals: Mapping[str, str]) -> None:
         now = record.seal(self._store, dfid, tables)
+        if record.CASE_KEY in seals:  # an erasure may follow: compared at the end
+            self._erasures.sealed(dfid, seals[record.CASE_KEY])
         self._found += [
             f"entry {idx}: table {name} of flow {dfid} differs" for name in tables if now[name] != seals[name]
         ]
@@ -155,18 +161,21 @@ class Tables:
                 ]
 
     def _compare_events(self) -> None:
-        """Every event points to the last flow of its chain, and has the body of that flow's trigger."""
+        """Every event points to the last flow of its chain, and is recognised by what that flow's trigger has of it."""
         flows = self._store.rows("SELECT dfid, gate, event_id, trigger_event, parent_dfid FROM decision_flows")
         superseded = {(flow[4], *flow[1:3]) for flow in flows}  # a saga has children, but of other events
         wanted: dict[str, tuple[str, str]] = {}
-        for dfid, gate, event_id, body, _ in flows:
+        cases: dict[str, tuple[str, bool]] = {}
+        for dfid, gate, event_id, trigger, _ in flows:
+            name, fingerprint = f"{gate}/{event_id}", _fingerprint(trigger)
+            cases[dfid] = name, fingerprint is not None
             if (dfid, gate, event_id) not in superseded:
-                name = f"{gate}/{event_id}"
                 if name in wanted:
                     self._found.append(f"event {name}: flows {wanted[name][1]} and {dfid} both stand for it")
-                wanted[name] = (_digest(body), dfid)
+                wanted[name] = (fingerprint or _digest(trigger), dfid)
         rows = self._store.rows("SELECT gate, event_id, body_hash, dfid FROM events")
         self._same("event", ((f"{row[0]}/{row[1]}", row[2:]) for row in rows), wanted)
+        self._found += self._erasures.faults(self._store, cases)
 
     def _compare_reservations(self) -> None:
         """Recompute every counter from the reservations that the ledger says are held, settled or given back."""
@@ -193,6 +202,14 @@ class Tables:
         self._same("saga", ((row[0], row[1:]) for row in sagas), self._sagas)
         reversals = self._store.rows("SELECT dfid, saga, idempotency_key, status, reference FROM saga_reversals")
         self._same("reversal", ((row[0], row[1:]) for row in reversals), self._reversals)
+
+
+def _fingerprint(trigger: str) -> str | None:
+    """Return what a trigger says its event is recognised by; None of one in clear, or that was altered beyond reading."""
+    try:
+        return fingerprint_in(trigger)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        return None
 
 
 def _digest(text: str) -> str:

@@ -9,6 +9,7 @@ from sds.kernel import ledger
 from sds.kernel.canonical import sha256_hex
 from sds.kernel.store import Reader
 
+_ANY = ""  # the key of a flow that is still open: nothing is sealed yet
 _REVOKED = "SELECT contract_hash, who, reason, revoked_at_ms FROM contract_revocations"
 _BUDGETS = "SELECT agent_id, parts, at_ms FROM escalation_budgets"
 
@@ -104,6 +105,49 @@ class Artifacts:
             ),
             self._versions,
         )
+
+
+class Erasures:
+    """Which cases were erased, and that there is a key for every other that needs one, the one that it had."""
+
+    KINDS = frozenset({"ERASED"})
+
+    def __init__(self) -> None:
+        self._erased: dict[str, tuple[str, str, int]] = {}  # gate/event -> who, why, when
+        self._keys: dict[str, str] = {}  # dfid -> digest of the key of its case
+
+    def fold(self, at_ms: int, _kind: str, body: Mapping[str, Any]) -> None:
+        for event_id in body["events"]:
+            self._erased[f"{body['gate']}/{event_id}"] = body["who"], body["reason"], at_ms
+
+    def sealed(self, dfid: str, key: str) -> None:
+        """Take what a flow's seals say of the key that its texts lie under."""
+        self._keys[dfid] = key
+
+    def faults(self, store: Reader, flows: Mapping[str, tuple[str, bool]]) -> list[str]:
+        """Compare the tables with the ledger. `flows`: dfid -> gate/event, whether its trigger is sealed."""
+        erasures = store.rows("SELECT gate || '/' || event_id, who, reason, erased_at_ms FROM erasures")
+        rows = store.rows("SELECT gate || '/' || event_id, wrapped FROM case_keys")
+        keys: dict[str, str] = {name: sha256_hex(wrapped) for name, wrapped in rows}
+        wanted: dict[str, set[str]] = {name: set() for name, _ in flows.values()}
+        for dfid, (name, sealed) in flows.items():
+            if sealed or dfid in self._keys:
+                wanted[name].add(self._keys.get(dfid, _ANY))
+        found = ((name, self._fault(name, keys.get(name), wanted.get(name))) for name in sorted({*keys, *wanted}))
+        return [
+            *differences("erasure", ((row[0], row[1:]) for row in erasures), self._erased),
+            *(f"key of case {name}: {why}" for name, why in found if why),
+        ]
+
+    def _fault(self, name: str, key: str | None, wanted: set[str] | None) -> str:
+        """Return what is wrong with the key of a case. `wanted`: what its flows say of it; None: there is no flow."""
+        if wanted is None:
+            return "there is no such case"
+        if name in self._erased:
+            return "it is there, and the case was erased" if key else ""
+        if wanted and key is None:
+            return "gone, and nobody erased it"
+        return "not the one that its texts lie under" if wanted - {key, _ANY} else ""
 
 
 def _by_name(store: Reader, sql: str) -> Iterable[tuple[str, tuple[Any, ...]]]:

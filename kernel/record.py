@@ -1,6 +1,7 @@
 """The durable verdict: everything one decision rests on, written in the caller's one transaction, and sealed.
 
-The DECIDED entry of the ledger carries a digest of every row written here; `audit.verify` computes them again.
+The DECIDED entry of the ledger carries a digest of every row written here; `audit.verify` computes them again. Texts
+are sealed before they are written (`kernel.vault`), so the digests are of ciphertexts: they hold when a key is destroyed.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from sds.kernel.dim import Verdict
 from sds.kernel.errors import ModelError
 from sds.kernel.executor import ExecutionIntent
 from sds.kernel.jit import JitReport
+from sds.kernel.keyring import CaseKey
 from sds.kernel.packet import ALTERNATIVES_UNAVAILABLE, DecisionPacket, Decoding
 from sds.kernel.store import Reader, Row, Store
+from sds.kernel.vault import ATTEMPT, JUSTIFICATION, PROMPT, PROPOSAL, key_digest, key_for_flow, seal_facts
 
 STEP_ID = "execute"
+
+CASE_KEY = "case_keys"  # among the seals of a flow: the digest of its case's wrapped key
 
 # Immutable columns of each sealed table, by flow. What may still change is derived from the ledger instead.
 SEALED = {
@@ -41,8 +46,10 @@ _ORDER = "SELECT dfid, idempotency_key, kind, params, resource_key, state_versio
 
 
 def seal(store: Reader, dfid: str, tables: Mapping[str, str]) -> dict[str, str]:
-    """Return one digest for each table: of all rows of this flow, in key order."""
+    """Return one digest for each table: of all rows of this flow, in key order; and of the key of its case, if it has one."""
     seals: dict[str, str] = {}
+    if "decision_flows" in tables and (key := key_digest(store, dfid)):
+        seals[CASE_KEY] = key
     for table, columns in tables.items():
         rows = store.rows(f"SELECT {columns} FROM {table} WHERE dfid = ? ORDER BY 1, 2", (dfid,))
         seals[table] = ledger.rows_digest(rows)
@@ -91,7 +98,7 @@ def write_attempt(store: Store, attempt: Attempt) -> None:
         "attempts",
         dfid=attempt.packet.dfid,
         attempt_number=attempt.number,
-        proposal=attempt.data,
+        proposal=key_for_flow(store, attempt.packet.dfid).seal(ATTEMPT, attempt.data),
         reasons=_reasons(attempt.verdict),
         tokens=attempt.decoding.tokens,
         evaluated_at_ms=attempt.now_ms,
@@ -103,6 +110,8 @@ def write_decision(
 ) -> None:
     """Write snapshot, proposal and verdict of a flow's final attempt, and its one DECIDED entry with `more` in it."""
     packet, verdict, report = attempt.packet, attempt.verdict, attempt.report
+    key = key_for_flow(store, packet.dfid)
+    proposal = key.seal(PROPOSAL, attempt.data)
     envelope = canonical(packet.envelope.as_data())
     envelope_hash = sha256_hex(envelope)
     store.insert(
@@ -112,11 +121,11 @@ def write_decision(
         body=packet.snapshot.body.decode(),
         envelope_hash=envelope_hash,
         envelope=envelope.decode(),
-        prompt=canonical(packet.texts).decode(),
+        prompt=key.seal_text(PROMPT, canonical(packet.texts).decode()),
         security=canonical(packet.security).decode(),
         taken_at_ms=packet.snapshot.taken_at_ms,
     )
-    _write_proposal(store, packet, attempt.data, attempt.decoding, verdict)
+    _write_proposal(store, packet, proposal, attempt.decoding, verdict, key)
     store.insert(
         "dim_validations",
         dfid=packet.dfid,
@@ -139,19 +148,22 @@ def write_decision(
         "contract_hash": packet.contract_hash,
         "snapshot_id": packet.snapshot.id,
         "envelope_hash": envelope_hash,
-        "proposal_sha256": sha256_hex(attempt.data),
+        "proposal_sha256": sha256_hex(proposal),
         "rows": seal(store, packet.dfid, SEALED),
     }
     if packet.situation.artifacts:
         body["artifacts"] = [artifact.reference for artifact in packet.situation.artifacts]
     if attempt.decoding.facts:
-        body["decoding"] = attempt.decoding.facts
+        body["decoding"] = seal_facts(key, attempt.decoding.facts)
     ledger.append(store, attempt.now_ms, "DECIDED", packet.dfid, body | dict(more or {}))
 
 
-def _write_proposal(store: Store, packet: DecisionPacket, data: bytes, decoding: Decoding, verdict: Verdict) -> None:
+def _write_proposal(
+    store: Store, packet: DecisionPacket, data: bytes, decoding: Decoding, verdict: Verdict, key: CaseKey
+) -> None:
     proposal = verdict.proposal
-    said = [proposal.reason_code, proposal.rationale] if proposal else []
+    rationale = key.seal_text(JUSTIFICATION, proposal.rationale) if proposal and proposal.rationale else ""
+    said = [proposal.reason_code, rationale] if proposal else []
     alternatives = ALTERNATIVES_UNAVAILABLE if decoding.alternatives is None else decoding.alternatives
     store.insert(
         "policy_proposals",

@@ -27,6 +27,7 @@ from sds.kernel.executor import ExecutionIntent, Executor, Signer
 from sds.kernel.explanation import explain
 from sds.kernel.governance import Observation, Situation, envelope_in_force, safeguards_of, standing_notes
 from sds.kernel.jit import JitReport
+from sds.kernel.keyring import Keyring
 from sds.kernel.packet import DecisionPacket, Decoding, compile_packet, with_feedback
 from sds.kernel.proposal import parse_recorded
 from sds.kernel.record import Attempt
@@ -34,6 +35,7 @@ from sds.kernel.rules import Rules
 from sds.kernel.snapshot import take_snapshot, well_typed
 from sds.kernel.state import Fields, StateRead, StateSource
 from sds.kernel.store import Store
+from sds.kernel.vault import PROPOSAL, Texts
 
 
 def bytes_of(text: str) -> int:
@@ -63,6 +65,7 @@ class Kernel:
         count_tokens: CountTokens = bytes_of,
     ) -> None:
         self.contract, self.store, self.signer = contract, store, signer
+        store.unlock(Keyring(signer))
         self.rules = Rules(contract)
         self._source = source
         self._now_ms, self.log = now_ms, log
@@ -282,7 +285,8 @@ class Kernel:
         now_ms = self.now_ms
         seen = self.observe(intent.resource_key, now_ms, dfid=intent.dfid, without=intent.dfid)
         stored = self.store.value("SELECT proposal FROM policy_proposals WHERE dfid = ?", (intent.dfid,))
-        proposal = parse_recorded(stored) if isinstance(stored, bytes) else ""
+        said = Texts(self.store, intent.dfid, shown=True).data(PROPOSAL, stored) if isinstance(stored, bytes) else b""
+        proposal = parse_recorded(said)
         if seen.version != intent.state_version or isinstance(proposal, str):
             return False
         if read_by(self.store, intent.dfid) != tuple(a.reference for a in seen.situation.artifacts):

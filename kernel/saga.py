@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sds.kernel import intake, ledger, record, undecided
 from sds.kernel.answer import Answer, answer
-from sds.kernel.canonical import canonical, digest, flow_id
+from sds.kernel.canonical import canonical
 from sds.kernel.contract import Contract, EventSpec, SagaSpec
-from sds.kernel.errors import EventError, StoreError, UsageError
+from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow import DECIDED_TAGS, State, walk
-from sds.kernel.intake import Event, begin
+from sds.kernel.intake import Event, begin, masked, refuse_another, write_event
 from sds.kernel.store import Reader, Store
+from sds.kernel.triggers import event_fields, event_in
+from sds.kernel.vault import Texts
 
 DIRTY = "PARTIAL_SUCCESS_DIRTY"
 COMPENSATED = "COMPENSATED"
@@ -107,8 +109,7 @@ def claim(store: Store, contract: Contract, name: str, event: Event, *, now_ms: 
     flow is. Raises EventError when the event is known with another body, as an ordinary decision or another saga.
     """
     spec = spec_of(contract, name)
-    parent = Event(event.id, event.key, event.evidence, _body({**json.loads(event.body), "saga": name}))
-    named = digest(parent.body)
+    parent = _of_saga(event, name)
     with store.transaction():
         known = store.row(
             "SELECT e.body_hash, f.dfid, f.state, f.tag, f.restarts FROM events e"
@@ -116,19 +117,24 @@ def claim(store: Store, contract: Contract, name: str, event: Event, *, now_ms: 
             (contract.gate, event.id),
         )
         if known is None:
-            dfid = flow_id(contract.gate, event.id, named, 0)
-            store.insert("events", gate=contract.gate, event_id=event.id, body_hash=named, dfid=dfid)
+            dfid = write_event(store, contract.gate, parent, 0)
             _begin(store, contract, name, spec, parent, dfid, None, 0, now_ms)
             return dfid
-        body_hash, last, state, tag, restarts = known
-        if body_hash != named:
-            raise EventError(f"event `{event.id}` was seen with another body", reason_code="EVENT_CONFLICT", dfid=last)
+        fingerprint, last, state, tag, restarts = known
+        refuse_another(store, parent, fingerprint, dfid=last)
         if state != "ABORTED" or not undecided.has_restart(store, last, tag, contract.retry.restarts_max):
             return str(last)
-        dfid = flow_id(contract.gate, event.id, named, restarts + 1)
-        store.run("UPDATE events SET dfid = ? WHERE gate = ? AND event_id = ?", (dfid, contract.gate, event.id))
+        dfid = write_event(store, contract.gate, parent, restarts + 1)
         _begin(store, contract, name, spec, parent, dfid, last, restarts + 1, now_ms)
     return dfid
+
+
+def _of_saga(event: Event, name: str) -> Event:
+    """Return an event as the trigger of a saga: as another one it is a contradiction."""
+    body, original = (
+        _body({**json.loads(text), "saga": name}) if text else "" for text in (event.body, event.original)
+    )
+    return replace(event, body=body, original=original)
 
 
 def _begin(
@@ -159,14 +165,14 @@ def load(store: Reader, contract: Contract, dfid: str) -> Saga:
     if row is None:
         raise StoreError(f"saga `{dfid}` is not in the record", dfid=dfid)
     name, steps, menu, phase, compensation, event_id, body, restarts = row
-    prefix = event_id if not restarts else f"{event_id}/r{restarts}"
+    prefix = _prefix(event_id, restarts)
     kinds, fields = enumerate(json.loads(steps), start=1), event_fields(store, dfid)
     if fields is None:
         raise StoreError(f"the trigger of saga `{dfid}` has the form of no contract", dfid=dfid)
     return Saga(
         dfid,
         name,
-        _event(fields, event_id, body),
+        event_in(Texts(store, dfid, shown=True), fields, event_id, body),
         fields,
         prefix,
         tuple(json.loads(menu)),
@@ -175,34 +181,6 @@ def load(store: Reader, contract: Contract, dfid: str) -> Saga:
         tuple(_child(store, contract, prefix, dfid, number, kind) for number, kind in kinds),
         _child(store, contract, prefix, dfid, COMPENSATION, "COMPENSATION"),
     )
-
-
-def event_fields(store: Reader, dfid: str) -> EventSpec | None:
-    """Return which fields of a flow's trigger mean what, whatever contract is in force by now; None if nothing fits.
-
-    It is the form of the contract the flow is under, unless a process that had not been replaced yet began it.
-    """
-    found = store.row("SELECT gate, event_id, trigger_event, contract_hash FROM decision_flows WHERE dfid = ?", (dfid,))
-    if found is None:
-        return None
-    gate, event_id, trigger, contract_hash = found
-    said = json.loads(trigger)
-    forms = store.rows(
-        "SELECT body -> '$.event' FROM contracts WHERE gate = ? ORDER BY hash = ? DESC, rowid DESC",
-        (gate, contract_hash),
-    )
-    specs = (EventSpec.model_validate_json(form) for (form,) in forms)
-    return next((spec for spec in specs if _is_form(spec, said, event_id)), None)
-
-
-def _is_form(spec: EventSpec, said: Mapping[str, object], event_id: str) -> bool:
-    named = {name for name in (spec.id, spec.key, spec.evidence) if name}
-    return named == said.keys() - {"saga"} and said[spec.id] == event_id
-
-
-def _event(spec: EventSpec, event_id: str, body: str) -> Event:
-    said = json.loads(body)
-    return Event(event_id, said[spec.key], said[spec.evidence] if spec.evidence else "", body)
 
 
 def _child(store: Reader, contract: Contract, prefix: str, saga: str, number: int, kind: str) -> Child:
@@ -236,16 +214,33 @@ def child_id(prefix: str, number: int) -> str:
     return f"{prefix}/{number or 'compensation'}"
 
 
+def children(store: Reader, dfid: str) -> list[str]:
+    """Return the ids of all the events that the steps and the compensation of a saga can have; none of another flow."""
+    found = store.row(
+        "SELECT s.steps, f.event_id, f.restarts FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid WHERE s.dfid = ?",
+        (dfid,),
+    )
+    if found is None:
+        return []
+    steps, event_id, restarts = found
+    return [child_id(_prefix(event_id, restarts), number) for number in range(len(json.loads(steps)) + 1)]
+
+
+def _prefix(event_id: str, restarts: int) -> str:
+    return f"{event_id}/r{restarts}" if restarts else str(event_id)
+
+
 def child_event(saga: Saga, number: int) -> Event:
     """Return the trigger of a child: what no outsider can send, because an event has no field `saga`.
 
     What the customer wrote takes no part in the choice of a compensation.
     """
     spec, name = saga.fields, child_id(saga.prefix, number)
-    evidence = saga.event.evidence if number != COMPENSATION else ""
-    body: dict[str, object] = {spec.id: name, spec.key: saga.event.key}
+    said = json.loads(saga.event.original or saga.event.body)
+    evidence = said[spec.evidence] if spec.evidence and number != COMPENSATION else ""
+    body: dict[str, object] = {spec.id: name, spec.key: saga.event.key, "saga": [saga.dfid, number]}
     body |= {spec.evidence: evidence} if spec.evidence else {}
-    return Event(name, saga.event.key, evidence, _body(body | {"saga": [saga.dfid, number]}))
+    return masked(Event(name, saga.event.key, evidence, _body(body), spec.evidence or ""))
 
 
 def mandate_in(trigger: str) -> tuple[str, int] | None:

@@ -152,6 +152,34 @@ CREATE TRIGGER checkpoint_next BEFORE INSERT ON checkpoints BEGIN
     WHERE NEW.idx IS NULL OR NEW.idx <= (SELECT COALESCE(MAX(idx), 0) FROM checkpoints);
 END;
 
+-- privacy: the key of each case, wrapped under the kernel's, and of which cases it was destroyed
+CREATE TABLE case_keys (
+    gate TEXT NOT NULL, event_id TEXT NOT NULL, wrapped BLOB NOT NULL, PRIMARY KEY (gate, event_id)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE erasures (
+    gate TEXT NOT NULL, event_id TEXT NOT NULL, who TEXT NOT NULL, reason TEXT NOT NULL, erased_at_ms INTEGER NOT NULL,
+    PRIMARY KEY (gate, event_id)
+) STRICT, WITHOUT ROWID;
+
+CREATE TRIGGER erasure_no_update BEFORE UPDATE ON erasures BEGIN
+    SELECT RAISE(ABORT, 'an erasure is final: no update');
+END;
+CREATE TRIGGER erasure_no_delete BEFORE DELETE ON erasures BEGIN
+    SELECT RAISE(ABORT, 'an erasure is final: no delete');
+END;
+CREATE TRIGGER case_key_no_update BEFORE UPDATE ON case_keys BEGIN
+    SELECT RAISE(ABORT, 'a case has one key: no update');
+END;
+CREATE TRIGGER case_key_erased BEFORE INSERT ON case_keys
+WHEN EXISTS (SELECT 1 FROM erasures e WHERE e.gate = NEW.gate AND e.event_id = NEW.event_id) BEGIN
+    SELECT RAISE(ABORT, 'the texts of this case were erased: no key');
+END;
+CREATE TRIGGER case_key_kept BEFORE DELETE ON case_keys
+WHEN NOT EXISTS (SELECT 1 FROM erasures e WHERE e.gate = OLD.gate AND e.event_id = OLD.event_id) BEGIN
+    SELECT RAISE(ABORT, 'the key of a case is destroyed by an erasure: no delete');
+END;
+
 CREATE TABLE ledger (
     idx INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, kind TEXT NOT NULL, dfid TEXT NOT NULL, body TEXT NOT NULL,
     prev_hash TEXT NOT NULL, entry_hash TEXT NOT NULL

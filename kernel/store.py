@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import StoreError
+from sds.kernel.keyring import Keyring
 from sds.kernel.private_files import make_private_file, tighten
 
 BUSY_MS = 5_000
@@ -30,6 +31,7 @@ UPGRADABLE = ("1", "2")  # versions that lack nothing but tables
 _REFUSED = (sqlite3.Error, UnicodeDecodeError)
 _UNSTORABLE = (OverflowError, UnicodeEncodeError)  # a number beyond 64 bits, text that has no UTF-8
 
+_KEY = "put `kernel.key` back beside the record: from a backup, readable by you alone"
 _WRITE, _RESTORE = "is it in a folder that you may write?", "restore it from a backup, or use another folder"
 _MENDS = {
     sqlite3.SQLITE_CANTOPEN: _WRITE,
@@ -80,10 +82,26 @@ def _make_private(path: Path) -> None:
 
 
 class Reader:
-    """Reading statements over one connection behind a lock."""
+    """Reading statements over one connection behind a lock. Once it is unlocked, the texts of cases can be read, too."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, keyring: Keyring | None = None) -> None:
         self._db, self._lock = db, threading.RLock()
+        self._keyring = keyring
+
+    @property
+    def locked(self) -> bool:
+        return self._keyring is None
+
+    @property
+    def keyring(self) -> Keyring:
+        """Return what seals and opens the texts of cases. Raises StoreError while the record is locked."""
+        if self._keyring is None:
+            raise StoreError("the texts of this record are sealed, and the kernel's key is not here", hint=_KEY)
+        return self._keyring
+
+    def unlock(self, keyring: Keyring) -> None:
+        """Take the keys that the texts of cases lie under; those of whoever was first stay."""
+        self._keyring = self._keyring or keyring
 
     def rows(self, sql: str, values: Row = ()) -> list[Row]:
         with self._lock:
@@ -176,7 +194,7 @@ class Store(Reader):
         mode = self._write_ahead()
         if mode != "wal":
             raise StoreError(f"its file system offers no write-ahead log (journal mode {mode})")
-        for pragma in ("synchronous=FULL", "foreign_keys=ON"):
+        for pragma in ("synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):  # a destroyed key is overwritten
             self._db.execute(f"PRAGMA {pragma}")
         self._db.execute("BEGIN IMMEDIATE")
         try:
@@ -235,9 +253,13 @@ class Store(Reader):
             db.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
         except _REFUSED as error:
             raise StoreError(f"the store cannot be read: {one_line(error, MESSAGE_CHARS_MAX)}") from error
-        with closing(Reader(db)) as reader:
+        with closing(Reader(db, self._keyring)) as reader:
             reader.rows("BEGIN")
             yield reader
+
+    def truncate_log(self) -> bool:
+        """Copy the write-ahead log to the file and empty it; False while others read or write an older state."""
+        return self.row("PRAGMA wal_checkpoint(TRUNCATE)") == (0, 0, 0)
 
     def run(self, sql: str, values: Row = ()) -> int:
         """Execute one statement inside the caller's transaction; return the number of rows it changed."""

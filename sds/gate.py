@@ -16,9 +16,10 @@ from sds.engines.fallback import FallbackEngine
 from sds.engines.opening import open_engine
 from sds.engines.protocol import Engine, Explains
 from sds.escalations import Resolve, resolve
-from sds.kernel import intake, monitor, recovery, registry, saga_drive, undecided
+from sds.kernel import erasure, intake, monitor, recovery, registry, saga_drive, undecided
 from sds.kernel.answer import Answer
 from sds.kernel.contract import Contract, load_contract
+from sds.kernel.erasure import Erased
 from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.executor import Executor
 from sds.kernel.human import HumanDesk, Look
@@ -250,6 +251,15 @@ class Gate:
             acknowledge=acknowledge,
             now_ms=self._now_ms,
             log=self._log.write,
+        )
+
+    def erase(self, event_id: str, *, who: str, reason: str) -> Erased:
+        """Destroy the key under which the texts of an event's case lie; what was decided and paid stays. Final.
+
+        Raises UsageError unless the case is at its end.
+        """
+        return erasure.erase(
+            self.kernel.store, self.contract.gate, event_id, who=who, reason=reason, now_ms=self._now_ms()
         )
 
     def request_retire(self, *, reason: str) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from sds import keys
 from sds.kernel.checkpoints import LedgerKey, PublicKeys, Witness, newest, refuse_altered_ledger
 from sds.kernel.errors import SdsError, StoreError
 from sds.kernel.executor import Signer
+from sds.kernel.keyring import Keyring
 from sds.kernel.ledger import Head, head
 from sds.kernel.store import Reader, Store
 
@@ -60,7 +61,17 @@ def open_record(folder: Path) -> Store:
     that it can be read, verified and halted: what decides asks for its `signer`.
     """
     refuse_lost(folder)
-    return Store(decisions_path(folder), witness=Witness(lambda since: _key_or_none(folder, since), now_ms))
+    store = Store(decisions_path(folder), witness=Witness(lambda since: _key_or_none(folder, since), now_ms))
+    _unlock(store, folder)
+    return store
+
+
+def _unlock(store: Store, folder: Path) -> None:
+    """Let the texts of cases be read where the kernel's keys are there; without them everything else can be read."""
+    if key_path(folder).exists():
+        with suppress(SdsError):  # whoever needs the keys says what is wrong with them
+            if known := keys.read_ring(key_path(folder)).secrets:
+                store.unlock(Keyring(Signer(*known)))
 
 
 def _key_or_none(folder: Path, since: Head | None) -> LedgerKey | None:

@@ -71,6 +71,11 @@ class Ring(_Strict):
     seed: Hex64 | None = Field(default=None, repr=False)
     ledger: PublicFile | None = None
 
+    @property
+    def secrets(self) -> tuple[bytes, ...]:
+        """The order keys, the newest first."""
+        return tuple(bytes.fromhex(each.key) for each in self.orders)
+
 
 def order_keys(folder: Path, *, now_ms: int) -> tuple[bytes, ...]:
     """Return the order keys, the newest first; the first one is made on first use. Raises StoreError, UsageError."""
@@ -79,7 +84,7 @@ def order_keys(folder: Path, *, now_ms: int) -> tuple[bytes, ...]:
         if not ring.orders:
             ring = ring.model_copy(update={"orders": (_order_key(now_ms),)})
             _save(folder, ring)
-    return tuple(bytes.fromhex(each.key) for each in ring.orders)
+    return ring.secrets
 
 
 def ledger_key(folder: Path, since: Head | None, *, now_ms: int) -> LedgerKey:

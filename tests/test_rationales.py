@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import time
@@ -16,13 +15,13 @@ import pytest
 from sds.cli.record import audit
 from sds.engines.native import NativeEngine
 from sds.gate import Gate
+from sds.home import open_record
 from sds.kernel import registry
 from sds.kernel.answer import Answer, answer
-from sds.kernel.audit import verify
+from sds.kernel.audit import flow_record, verify
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.kernel.proposal import Proposal, write_proposal
-from sds.kernel.store import Store
 from sds.models.llama import LlamaBackend
 from sds.models.protocol import Row
 from sds.rationales import QUEUE_MAX, Rationales
@@ -92,7 +91,7 @@ def test_a_real_model_says_why_after_it_has_decided(tmp_path: Path, tiny: LlamaB
     with open_gate() as gate:
         again = gate.decide(EVENT)
         kinds = [kind for kind, _ in entries(gate, first.dfid)]
-        text = json.loads(entries(gate, first.dfid)[-1][1])["text"]
+        text = (flow_record(gate.store, first.dfid) or {})["rationale"]
         assert (kinds[-1], kinds.count("RATIONALE"), again.dfid) == ("RATIONALE", 1, first.dfid)
         assert TEXT.fullmatch(text)
         assert f"{first.justification}: {text}" == again.justification
@@ -236,7 +235,7 @@ def test_each_step_of_a_saga_is_explained_as_a_decision_of_its_own(tmp_path: Pat
         now_ms=lambda: START_MS,
     ) as gate:
         assert "CLOSED" == gate.decide_saga("BOTH", EVENT).answer.state
-    with closing(Store(tmp_path / "gate" / "decisions.db")) as store:
+    with closing(open_record(tmp_path / "gate")) as store:
         explained = store.rows("SELECT dfid FROM ledger WHERE kind = 'RATIONALE' ORDER BY dfid")
         assert explained == store.rows("SELECT dfid FROM execution_log ORDER BY dfid")
         assert (2, ()) == (len(explained), verify(store).faults)
@@ -261,7 +260,7 @@ def test_the_record_of_a_decision_shows_the_rationale_whichever_its_order(
         terms, tickets, Rail(tmp_path / "r.db"), folder=tmp_path / "gate", engine=engine, now_ms=lambda: START_MS
     ) as gate:
         dfid = gate.decide(EVENT).dfid
-    with closing(Store(tmp_path / "gate" / "decisions.db")) as store:
+    with closing(open_record(tmp_path / "gate")) as store:
         assert f"NOT_ELIGIBLE: {text}" == getattr(answer(store, dfid), "justification", None)
     monkeypatch.setenv("SDS_HOME", str(tmp_path))
     audit(dfid, "gate")

@@ -7,7 +7,7 @@ import math
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 
 from sds.engines.opening import open_engine, open_replicas
 from sds.engines.protocol import Engine
-from sds.home import now_ms
+from sds.home import now_ms, open_record
 from sds.kernel import dim, handshake
 from sds.kernel.audit import flow_record, verify
 from sds.kernel.contract import PROPOSAL_SCHEMA
@@ -25,7 +25,7 @@ from sds.kernel.decided import read_decided
 from sds.kernel.errors import ModelError, StoreError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.kernel.proposal import parse_recorded
-from sds.kernel.store import Store
+from sds.kernel.vault import PROMPT, PROPOSAL, Texts, key_for_flow
 from sds.replay import Circumstance, Replay, compare, opener, replay
 from sds.stream import Stream
 from tests import replays
@@ -36,6 +36,7 @@ from tests.samples import as_under
 from tests.scale import scale
 
 EVENTS = scale(4, 40)
+SEALS = tuple(f"table {name} is not what was sealed" for name in ("context_snapshots", "policy_proposals"))
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,7 @@ class Home:
         return self.path / GATE / "decisions.db"
 
     def replay(self, dfid: str, model: Path) -> Replay:
-        with closing(Store(self.record)) as store:
+        with closing(open_record(self.record.parent)) as store:
             return replay(store, dfid, open_it=opener(model, now_ms=now_ms), now_ms=now_ms)
 
 
@@ -74,6 +75,25 @@ def own(home: Home, tmp_path: Path) -> Home:
 def tamper(home: Home, sql: str, *values: object) -> None:
     with closing(sqlite3.connect(home.record)) as db, db:
         db.execute(sql, values)
+
+
+def rewrite(
+    home: Home,
+    dfid: str,
+    *,
+    proposal: Callable[[bytes], bytes] = lambda said: said,
+    prompt: Callable[[Sequence[str]], Sequence[str]] = lambda texts: texts,
+) -> None:
+    """Change the texts of a decision as somebody would who has the kernel's key."""
+    with closing(open_record(home.record.parent)) as store, store.transaction():
+        key, texts = key_for_flow(store, dfid), Texts(store, dfid)
+        said = proposal(
+            texts.data(PROPOSAL, store.value("SELECT proposal FROM policy_proposals WHERE dfid = ?", (dfid,)))
+        )
+        told = prompt(texts.prompt(store.value("SELECT prompt FROM context_snapshots WHERE dfid = ?", (dfid,))))
+        store.run("UPDATE policy_proposals SET proposal = ? WHERE dfid = ?", (key.seal(PROPOSAL, said), dfid))
+        sealed = key.seal_text(PROMPT, json.dumps(told))
+        store.run("UPDATE context_snapshots SET prompt = ? WHERE dfid = ?", (sealed, dfid))
 
 
 def names(found: Replay) -> list[str]:
@@ -158,7 +178,7 @@ def test_the_attempt_that_counted_is_replayed_with_what_it_was_told(
 ) -> None:
     with closing(open_engine(tiny_path(1), now_ms=now_ms)) as engine:
         made = Home(tmp_path, record(tmp_path, engine=Stumbling(engine), events=1))
-    with closing(Store(made.record)) as store:
+    with closing(open_record(made.record.parent)) as store:
         assert "Rejected before: " in "".join(read_decided(store, made.dfids[0]).packet.texts)
     assert made.replay(made.dfids[0], tiny_path(1)).identical
 
@@ -175,13 +195,13 @@ def test_a_replay_changes_nothing(own: Home, tiny_path: Callable[[int], Path]) -
 
 
 def test_what_a_decision_depended_on_is_in_the_sealed_record(own: Home) -> None:
-    with closing(Store(own.record)) as store:
+    with closing(open_record(own.record.parent)) as store:
         facts = read_decided(store, own.dfids[0]).decoding.facts
         assert {"weights", "library", "machine", "threads", "slots", "mode", "prompt", "plan", "rows"} <= facts.keys()
         assert () == verify(store).faults
     tamper(own, "DROP TRIGGER ledger_no_update")
     tamper(own, "UPDATE ledger SET body = replace(body, '\"threads\":1', '\"threads\":2') WHERE dfid = ?", own.dfids[0])
-    with closing(Store(own.record)) as store:
+    with closing(open_record(own.record.parent)) as store:
         assert any("content does not match its hash" in fault for fault in verify(store).faults)
         assert ["ledger entry", "does not match its hash"] == [
             part
@@ -272,7 +292,7 @@ def test_company_in_openvino_leaves_nothing_to_find(tiny_path: Callable[[int], P
 
 
 def test_a_probability_changed_by_one_bit_is_found(own: Home, tiny_path: Callable[[int], Path]) -> None:
-    with closing(Store(own.record)) as store:
+    with closing(open_record(own.record.parent)) as store:
         said = json.loads(flow_record(store, own.dfids[0])["policy_proposals"]["alternatives"])  # type: ignore[index]
     label, share = next(iter(said[0]["probabilities"].items()))
     said[0]["probabilities"][label] = math.nextafter(share, 0.0)
@@ -286,21 +306,17 @@ def test_a_probability_changed_by_one_bit_is_found(own: Home, tiny_path: Callabl
 
 
 def test_changed_proposal_bytes_are_found(own: Home, tiny_path: Callable[[int], Path]) -> None:
-    tamper(own, "UPDATE policy_proposals SET proposal = CAST(proposal || ' ' AS BLOB) WHERE dfid = ?", own.dfids[0])
+    rewrite(own, own.dfids[0], proposal=lambda said: said + b" ")
     found = own.replay(own.dfids[0], tiny_path(1))
-    assert ("table policy_proposals is not what was sealed",) == found.faults
+    assert SEALS == found.faults
     assert found.replayed + b" " == found.recorded
     assert not found.identical
 
 
 def test_a_changed_prompt_is_found_and_named(own: Home, tiny_path: Callable[[int], Path]) -> None:
-    tamper(
-        own,
-        "UPDATE context_snapshots SET prompt = replace(prompt, 'hours late', 'days early') WHERE dfid = ?",
-        own.dfids[0],
-    )
+    rewrite(own, own.dfids[0], prompt=lambda texts: [text.replace("hours late", "days early") for text in texts])
     found = own.replay(own.dfids[0], tiny_path(1))
-    assert ("table context_snapshots is not what was sealed",) == found.faults
+    assert SEALS == found.faults
     assert "prompt" in names(found)
     assert not found.identical
 
@@ -314,6 +330,8 @@ def test_a_changed_prompt_is_found_and_named(own: Home, tiny_path: Callable[[int
         ),
         ("UPDATE context_snapshots SET envelope = '{}'", "the recorded envelope is none"),
         ("UPDATE context_snapshots SET prompt = 'no JSON'", "cannot be read"),
+        ("UPDATE context_snapshots SET prompt = prompt || 'AAAA'", "a text of event `C0` is not what was sealed"),
+        ("UPDATE policy_proposals SET proposal = CAST(proposal || ' ' AS BLOB)", "is not what was sealed"),
         ("UPDATE policy_proposals SET alternatives = '[{}]'", "cannot be read"),
     ],
 )
@@ -381,7 +399,7 @@ def test_a_model_that_cannot_decide_it_again_raises(home: Home, tmp_path: Path) 
 
 
 def test_other_bytes_and_scores_are_told_apart(home: Home) -> None:
-    with closing(Store(home.record)) as store:
+    with closing(open_record(home.record.parent)) as store:
         decided = read_decided(store, home.dfids[0])
     first, *others = decided.decoding.alternatives or ()
     shares = dict(first["probabilities"])  # type: ignore[call-overload]  # a mapping, as it was read

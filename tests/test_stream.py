@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import UserString
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -155,8 +154,7 @@ def test_an_engine_that_listens_is_told_what_was_rejected_and_does_better(world:
     assert 2 == proposer.asked
     assert read[0][:-1] == read[1][:-2]
     assert read[0][-1] == read[1][-1]
-    (prompt,) = world.column("SELECT prompt FROM context_snapshots WHERE dfid = ?", answer.dfid)
-    assert list(read[1]) == json.loads(str(prompt))
+    assert read[1] == world.prompt(answer.dfid)
 
 
 def test_a_session_that_cannot_be_read_ends_with_a_human_and_the_model_is_not_asked_again(world: World) -> None:

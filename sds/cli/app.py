@@ -13,7 +13,21 @@ import typer
 from rich.console import Console
 
 from sds import __version__
-from sds.cli import agents, bench, context, contracts, decide, doctor, escalations, keys, models, record, replay, run
+from sds.cli import (
+    agents,
+    bench,
+    context,
+    contracts,
+    decide,
+    doctor,
+    erase,
+    escalations,
+    keys,
+    models,
+    record,
+    replay,
+    run,
+)
 from sds.cli.common import A_GOOD_EVENT, plain
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.errors import EventError, SdsError, UsageError
@@ -36,6 +50,7 @@ record.add_to(app)
 replay.add_to(app)
 agents.add_to(app)
 escalations.add_to(app)
+erase.add_to(app)
 context.add_to(app)
 keys.add_to(app)
 contracts.add_to(app)

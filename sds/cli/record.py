@@ -320,9 +320,8 @@ def _show(found: dict[str, Any]) -> None:
 
 def _rationale(found: dict[str, Any]) -> dict[str, Any]:
     """Return what the model said of why: with its proposal, or after the decision."""
-    for entry in found["ledger"]:
-        if entry["kind"] == "RATIONALE":
-            return {"after the decision": json.loads(entry["body"])["text"]}
+    if found["rationale"] is not None:
+        return {"after the decision": found["rationale"]}
     proposal = parse_recorded((found["policy_proposals"] or {}).get("proposal", "").encode())
     if not isinstance(proposal, Proposal) or proposal.rationale is None:
         return {}

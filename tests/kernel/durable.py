@@ -6,6 +6,7 @@ The rail's memory (`rail_store.PayoutStore`) honours idempotency keys durably; `
 from __future__ import annotations
 
 import itertools
+import secrets
 import sqlite3
 import threading
 import time
@@ -24,12 +25,14 @@ from sds.kernel.contract import Contract, parse_contract
 from sds.kernel.dispatch import Log
 from sds.kernel.errors import StateError
 from sds.kernel.executor import ExecutionIntent, Executor, Receipt, Signer
+from sds.kernel.keyring import Keyring, Random
 from sds.kernel.ledger import GENESIS, Head
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.kernel.proposal import Proposal, write_proposal
 from sds.kernel.runtime import Kernel
 from sds.kernel.state import StateRead, Value
 from sds.kernel.store import Connect, Store, connect
+from sds.kernel.vault import Texts
 from tests.kernel.faults import Faults
 
 CONTRACT = """
@@ -241,10 +244,21 @@ def witness() -> Witness:
 
 
 class World:
-    """One folder with the kernel's file and the rail's, and everything else a kernel is given."""
+    """One folder with the kernel's file and the rail's, and everything else a kernel is given.
 
-    def __init__(self, folder: Path, *, terms: Contract | None = None, idempotent: bool = True) -> None:
+    `random=bytes` gives zeros: what is sealed is the same each time, for tests that compare whole records.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        terms: Contract | None = None,
+        idempotent: bool = True,
+        random: Random = secrets.token_bytes,
+    ) -> None:
         self.folder, self.contract = folder, terms or usual_contract()
+        self._random = random
         self.clock = Clock()
         self.tickets = Tickets()
         self.rail = Rail(folder / "rail.db", idempotent=idempotent)
@@ -262,6 +276,7 @@ class World:
 
     def open_store(self, how: Connect = connect) -> Store:
         store = Store(self.path, connect=how, witness=witness())
+        store.unlock(Keyring(SIGNER, random=self._random))
         self._open.append(store)
         return store
 
@@ -273,9 +288,11 @@ class World:
         executor: Executor | None = None,
         log: Log | None = None,
     ) -> Kernel:
+        store = store or self.store
+        store.unlock(Keyring(SIGNER, random=self._random))
         return Kernel(
             terms or self.contract,
-            store or self.store,
+            store,
             self.tickets,
             executor or self.rail,
             SIGNER,
@@ -299,6 +316,11 @@ class World:
         """Open an event that nobody has claimed, and decide it."""
         packet = self.packet(name, ticket)
         return self.kernel.decide(packet, propose(packet), Decoding(**measured))  # type: ignore[arg-type]  # by name
+
+    def prompt(self, dfid: object) -> tuple[str, ...]:
+        """Return what the model read for a flow's last attempt, as the record has it."""
+        (stored,) = self.column("SELECT prompt FROM context_snapshots WHERE dfid = ?", dfid)
+        return Texts(self.store, str(dfid)).prompt(str(stored))
 
     def column(self, sql: str, *values: object) -> list[object]:
         return [row[0] for row in self.store.rows(sql, values)]

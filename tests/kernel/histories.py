@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from sds.kernel import artifacts, context_store, recovery, registry, saga, saga_drive
+from sds.kernel import artifacts, context_store, erasure, recovery, registry, saga, saga_drive
 from sds.kernel.answer import Answer
 from sds.kernel.attest import attest
 from sds.kernel.contract import Contract
@@ -150,6 +150,12 @@ class History:
     def sweep(self) -> None:
         context_store.sweep(self.world.store, who="desk", reason="due", now_ms=self.world.clock())
 
+    def erase(self) -> None:
+        """Whatever is not at its end refuses, and changes nothing."""
+        event = self.rng.choice((*EVENTS, *SAGA_EVENTS))
+        with suppress(UsageError):
+            erasure.erase(self.world.store, "claims", event, who="op", reason="asked for", now_ms=self.world.clock())
+
     def halt(self) -> None:
         registry.set_halted(self.world.store, True, by="op", reason="wrong fares", now_ms=self.world.clock())
 
@@ -196,7 +202,7 @@ class History:
         """Something happens that nobody who decides has asked for."""
         often = [self.put_artifact, self.resume, self.resume, self.reactivate, self.reactivate, self.mood, self.later]
         seldom = [self.retire_artifact, self.halt, self.suspend, self.deploy, self.revoke, self.blind, self.outage]
-        act = self.rng.choice([*often, *often, *seldom, self.sweep, self.retire])
+        act = self.rng.choice([*often, *often, *seldom, self.sweep, self.erase, self.retire])
         self.done.append(f"  {act.__name__}")
         with suppress(SdsError):
             act()

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from sds.kernel import artifacts, audit, checkpoints, recovery, registry
+from sds.kernel import artifacts, audit, checkpoints, erasure, recovery, registry
 from sds.kernel.checkpoints import Checkpoint, LedgerKey
 from sds.kernel.human import HumanDesk, Resolution
 from sds.kernel.ledger import GENESIS, Head, entry_hash
@@ -72,6 +72,8 @@ def full_record(folder: Path) -> World:
         artifacts.put(made.store, "fares", text, who="desk", reason=reason, now_ms=made.clock())
     made.clock.advance(1)
     artifacts.sweep(made.store, days_max=0, who="desk", reason="a try", now_ms=made.clock())
+    made.decide(deny, "erased", "T5")
+    erasure.erase(made.store, made.contract.gate, "erased", who="desk", reason="asked for", now_ms=made.clock())
     made.packet("still open", "T5")
     made.kernel.decide(packet := made.packet("open, once rejected", "T6"), nonsense(packet))
     sign(made)
@@ -151,6 +153,7 @@ def rewritten(db: Stranger) -> None:
     db.execute("UPDATE execution_log SET executed_at_ms = executed_at_ms - 3600000")
     db.execute("UPDATE contract_revocations SET revoked_at_ms = revoked_at_ms - 3600000")
     db.execute("UPDATE artifacts SET ended_at_ms = ended_at_ms - 3600000")
+    db.execute("UPDATE erasures SET erased_at_ms = erased_at_ms - 3600000")
 
 
 def resigned(db: Stranger, key: LedgerKey) -> None:

@@ -266,8 +266,7 @@ def test_what_a_decision_proves_stays_after_the_sweep(library: World):
     retire(library)
     library.clock.advance(1000 * DAY_MS)
     sweep(library)
-    (prompt,) = library.column("SELECT prompt FROM context_snapshots WHERE dfid = ?", answer.dfid)
-    assert FARES in str(prompt)
+    assert FARES in str(library.prompt(answer.dfid))
     put(library)
 
 

@@ -165,6 +165,7 @@ def test_without_a_head_the_check_says_what_it_cannot_see(world: World):
 
 def cut_off(db: Stranger, dfid: str) -> None:
     """Undo the last flow everywhere: ledger, tables, counters."""
+    db.execute("DELETE FROM case_keys WHERE event_id = (SELECT event_id FROM events WHERE dfid = ?)", (dfid,))
     db.execute("DELETE FROM ledger WHERE dfid = ?", (dfid,))
     db.execute("DELETE FROM events WHERE dfid = ?", (dfid,))
     for table in ("context_snapshots", "policy_proposals", "dim_validations", "attempts", "decision_flows"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -43,8 +42,7 @@ def test_the_record_holds_what_the_model_read_for_the_final_attempt(world: World
     world.kernel.decide(packet, refund("200.01")(packet))
     second = world.kernel.told(packet)
     answer = world.kernel.decide(second, refund("200.00")(second))
-    (prompt,) = world.column("SELECT prompt FROM context_snapshots WHERE dfid = ?", answer.dfid)
-    assert list(second.texts) == json.loads(str(prompt))
+    assert second.texts == world.prompt(answer.dfid)
     assert () == audit.verify(world.store).faults
 
 

@@ -325,12 +325,14 @@ def test_what_a_human_has_seen_is_the_id_of_a_state(world: World, decision: Deci
 
 def test_a_record_that_was_altered_is_not_acted_on(world: World):
     dfid = escalated(world, refund("40.00"))
-    with world.store.transaction():
-        world.store.run(
-            "UPDATE policy_proposals SET proposal = CAST(replace(CAST(proposal AS TEXT), '40', '90') AS BLOB)"
-        )
-    with pytest.raises(StoreError, match="is not what was written"):
-        resolve(world, dfid, "OVERRIDE")
+    for column, value, why in (
+        ("params", "replace(params, '40', '90')", "the record of flow `.*` is not what was written"),
+        ("proposal", "CAST(proposal || X'00' AS BLOB)", "a text of event `C1` is not what was sealed"),
+    ):
+        with world.store.transaction():
+            world.store.run(f"UPDATE policy_proposals SET {column} = {value}")
+        with pytest.raises(StoreError, match=why):
+            resolve(world, dfid, "OVERRIDE")
     assert [] == world.rail.sent
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -165,11 +166,16 @@ def test_the_join_of_dir_4_2_runs_as_printed(world: World):
     world.decide(deny, "C0")
     packet = world.packet("C1")
     answer = world.kernel.decide(packet, refund()(packet))
+    (trigger,) = world.column("SELECT trigger_event FROM decision_flows WHERE dfid = ?", packet.dfid)
+    assert ("C1", "T1", ["claim_id", "text", "ticket_id"]) == (
+        *(json.loads(str(trigger))[name] for name in ("claim_id", "ticket_id")),
+        list(json.loads(str(trigger))),
+    )
     assert [
         (
             packet.dfid,
             "claims-agent",
-            '{"claim_id":"C1","text":"please","ticket_id":"T1"}',
+            trigger,
             packet.snapshot.id,
             "NOT_TRAVELLED",
             "REFUND_TICKET",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -250,8 +249,7 @@ def test_a_fresh_flow_after_drift_is_told_what_its_parent_met(world: World):
     answer = see_through(world.kernel, world.event(), say)
     assert ("CLOSED", seen[0].dfid) == (answer.state, answer.parent_dfid)
     assert f"{HEAD}\n- REFUND_TICKET 40.00: rejected, STATE_DRIFT_DETECTED\n" == seen[1].texts[2]
-    (prompt,) = world.column("SELECT prompt FROM context_snapshots WHERE dfid = ?", answer.dfid)
-    assert list(seen[1].texts) == json.loads(str(prompt))
+    assert seen[1].texts == world.prompt(answer.dfid)
 
 
 HOSTILE = (
@@ -341,10 +339,8 @@ def test_a_look_back_reads_by_index_however_long_the_record_is(folder: Path, sco
 def test_what_is_remembered_is_in_the_record_and_the_audit_finds_nothing(world: World):
     world.decide(compensate, "one")
     world.decide(deny, "two")
-    (prompt,) = world.column(
-        "SELECT prompt FROM context_snapshots s JOIN decision_flows f ON f.dfid = s.dfid WHERE event_id = 'two'"
-    )
-    assert f"{HEAD}\n- COMPENSATE 250.00: paid\n" == json.loads(str(prompt))[2]
+    (dfid,) = world.column("SELECT dfid FROM decision_flows WHERE event_id = 'two'")
+    assert f"{HEAD}\n- COMPENSATE 250.00: paid\n" == world.prompt(dfid)[2]
     assert () == audit.verify(world.store).faults
 
 

@@ -62,7 +62,7 @@ def contents(store: Store) -> list[object]:
 def opened(folder: Path) -> World:
     for path in folder.iterdir():
         path.unlink()
-    world = World(folder, terms=TERMS)
+    world = World(folder, terms=TERMS, random=bytes)
     world.opened = {name: world.packet(name) for name in ("C1", "C2")}  # type: ignore[attr-defined]
     return world
 

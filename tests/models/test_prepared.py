@@ -12,9 +12,8 @@ import pytest
 
 from sds.engines.config import EngineSpec, open_chain
 from sds.engines.opening import open_backend, open_engine, open_weights
-from sds.home import now_ms
+from sds.home import now_ms, open_record
 from sds.kernel.errors import ModelError
-from sds.kernel.store import Store
 from sds.models import catalog, gguf, llama
 from sds.models.catalog import Prepared, prepared
 from sds.models.llama import LlamaBackend
@@ -97,7 +96,7 @@ def test_what_was_decided_before_it_was_prepared_is_replayed_by_the_file_itself(
     before = record(tmp_path, model=source, events=1)
     monkeypatch.setenv("SDS_CACHE", str(cache.parent))
     after = record(tmp_path, model=source, events=2)[1:]
-    with closing(Store(tmp_path / GATE / "decisions.db")) as store:
+    with closing(open_record(tmp_path / GATE)) as store:
         open_it = opener(source, now_ms=now_ms)
         found = [replay(store, dfid, open_it=open_it, now_ms=now_ms) for dfid in before + after]
     assert [(True, ()), (True, ())] == [(one.identical, one.circumstances) for one in found]

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from sds.engines.opening import open_engine
-from sds.home import now_ms
-from sds.kernel.store import Store
+from sds.home import now_ms, open_record
 from sds.models import catalog, prepare
 from sds.models.catalog import prepared
 from sds.models.integer_library import library
@@ -45,7 +44,7 @@ def test_decisions_run_in_them_and_are_replayed_bit_for_bit(installed: tuple[Pat
     assert engine.model.startswith("tiny-1.gguf as BF16 through integer passes in int16, made from ")
     engine.close()
     for dfid in record(tmp_path, model=source, events=2):
-        with closing(Store(tmp_path / GATE / "decisions.db")) as store:
+        with closing(open_record(tmp_path / GATE)) as store:
             again = replay(store, dfid, open_it=opener(source, now_ms=now_ms), now_ms=now_ms)
         assert (True, ()) == (again.identical, again.circumstances)
 

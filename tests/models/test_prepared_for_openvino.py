@@ -15,8 +15,7 @@ import pytest
 from sds.engines import opening
 from sds.engines.native import NativeEngine
 from sds.engines.opening import library_of_record, open_backend, open_engine, open_weights, runtime_facts
-from sds.home import now_ms
-from sds.kernel.store import Store
+from sds.home import now_ms, open_record
 from sds.models import prepare
 from sds.models.catalog import Prepared, fingerprint, prepared
 from sds.models.llama import LlamaBackend
@@ -227,7 +226,7 @@ def test_where_it_cannot_be_opened_any_more_the_file_itself_runs_in_llama_cpp(in
 
 
 def replayed(home: Path, source: Path, dfid: str) -> Replay:
-    with closing(Store(home / GATE / "decisions.db")) as store:
+    with closing(open_record(home / GATE)) as store:
         return replay(store, dfid, open_it=opener(source, now_ms=now_ms), now_ms=now_ms)
 
 

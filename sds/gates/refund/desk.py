@@ -33,7 +33,7 @@ from sds.kernel.private_files import make_private_file, tighten
 from sds.kernel.runtime import Kernel
 from sds.kernel.state import Fields
 from sds.kernel.store import Store
-from sds.keys import KEY_BYTES
+from sds.keys import KEY_BYTES, read_ring
 from sds.stream import Reasoned
 
 CONTRACT = Path(__file__).with_name("contract.yaml")
@@ -133,6 +133,8 @@ def _store_to_look_at(folder: Path, contract: Contract, opened: ExitStack) -> St
     if places.decisions_path(folder).exists():
         store = places.open_record(folder)
         opened.callback(store.close)
+        if store.locked and places.key_path(folder).exists():
+            read_ring(places.key_path(folder))  # raises what is wrong with it: texts are looked at
         if registry.lookup(store, contract.agent_id) is not None:
             return store
     empty = Store(places.decisions_path(Path(opened.enter_context(TemporaryDirectory()))))

@@ -1,0 +1,34 @@
+"""Cases as versions before schema 3 wrote them: in clear, and recognised by a plain digest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sds.kernel import explanation, intake, record
+from sds.kernel.canonical import digest
+
+
+class _InClear:
+    """What stands where a key is, and seals nothing."""
+
+    def seal(self, column: str, data: bytes) -> bytes:
+        return data
+
+    def seal_text(self, column: str, text: str) -> str:
+        return text
+
+
+@contextmanager
+def writing_in_clear(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let a kernel write what an older version wrote."""
+    with monkeypatch.context() as then:
+        for module in (record, explanation):
+            then.setattr(module, "key_for_flow", lambda store, dfid: _InClear())
+        then.setattr(record, "seal_facts", lambda key, facts: dict(facts))
+        then.setattr(explanation, "SEALED", "text")
+        then.setattr(intake, "_trigger", lambda store, gate, event: event.original or event.body)
+        then.setattr(intake, "_fingerprint", lambda store, event: digest(event.original or event.body))
+        yield
