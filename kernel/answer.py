@@ -54,8 +54,8 @@ class Answer:
 
 
 _SQL = """
-SELECT f.dfid, f.gate, f.event_id, f.state, v.outcome, COALESCE(h.policy_kind, p.policy_kind),
-       COALESCE(h.params, p.params),
+SELECT f.dfid, f.gate, f.event_id, f.state, v.outcome, COALESCE(h.policy_kind, p.policy_kind, NULLIF(e.kind, '')),
+       COALESCE(h.params, p.params, e.params),
        COALESCE(h.justification, p.justification || COALESCE(': ' || json_extract(r.body, '$.text'), '')), v.reason_code,
        v.reasons, f.tag, e.status, e.external_receipt, p.confidence, f.parent_dfid,
        h.decision, h.who

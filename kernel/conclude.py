@@ -13,7 +13,7 @@ from dataclasses import replace
 from sds.kernel import artifacts, binding, breaker, dim, escalation, jit, record, registry, reserve, undecided
 from sds.kernel.canonical import idempotency_key
 from sds.kernel.contract import Contract
-from sds.kernel.dim import Reason
+from sds.kernel.dim import Reason, Verdict
 from sds.kernel.dispatch import Log
 from sds.kernel.errors import UsageError
 from sds.kernel.executor import ExecutionIntent, Signer
@@ -22,28 +22,39 @@ from sds.kernel.governance import Observation
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.proposal import PROPOSAL_BYTES_MAX
 from sds.kernel.record import Attempt
+from sds.kernel.statement import known_keys
 from sds.kernel.store import Store
 
 # What an operator, a deployment, another flow or the load did while the flow was open is not held against the agent.
 _NOT_THE_AGENT = frozenset(
     {"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED", "KERNEL_FAULT", "PROPOSAL_EXPIRED", "RESOURCE_CONTENTION"}
 )
+ALREADY_ORDERED = "ALREADY_ORDERED"
+ORDERED_BEFORE = "this very order is in the record already, under another flow: it was adopted from the outside"
 
 
 class Concluder:
     """Writes the end of attempts for one gate."""
 
     def __init__(
-        self, contract: Contract, store: Store, signer: Signer, *, now_ms: Callable[[], int], log: Log
+        self,
+        contract: Contract,
+        store: Store,
+        signer: Signer,
+        *,
+        doubt: Callable[[], Reason | None],
+        now_ms: Callable[[], int],
+        log: Log,
     ) -> None:
         self._contract, self._store, self._signer = contract, store, signer
         self._contract_hash = contract.hash
-        self._now_ms, self._log = now_ms, log
+        self._doubt, self._now_ms, self._log = doubt, now_ms, log
 
     def conclude(self, attempt: Attempt) -> ExecutionIntent | None:
         """Reserve and write the outcome of one attempt; return the order to send, if any. UsageError: not open."""
         suspended: str | None = None
         intent: ExecutionIntent | None = None
+        doubt = self.doubt(attempt.verdict)  # asks the executor: before the write lock is held
         with self._store.transaction():
             now_ms = self._now_ms()
             created_at_ms, earlier = self._open_flow(attempt.packet)
@@ -53,11 +64,17 @@ class Concluder:
             elif attempt.verdict.outcome == "ESCALATED":
                 suspended = self._escalate(attempt)
             else:
-                intent = self._accept(attempt, created_at_ms)
+                intent = self._accept(attempt, created_at_ms, doubt)
         if suspended:
             facts = {"dfid": attempt.packet.dfid, "agent_id": attempt.packet.agent_id, "reason": suspended}
             self._log("agent.suspended", facts)
         return intent
+
+    def doubt(self, verdict: Verdict) -> Reason | None:
+        """Return why what was accepted may not be ordered yet: the record may not know what has been paid."""
+        spec = self._contract.kinds.get(verdict.proposal.action) if verdict.proposal else None
+        orders = verdict.outcome == "ACCEPTED" and spec is not None and spec.executes
+        return self._doubt() if orders else None
 
     def _open_flow(self, packet: DecisionPacket) -> tuple[int, int]:
         """Return when the flow was opened and how many attempts it had, both from the record."""
@@ -70,9 +87,13 @@ class Concluder:
             raise UsageError(f"flow `{packet.dfid}` is no longer open", reason_code="FLOW_CLOSED", dfid=packet.dfid)
         return int(flow[0]), int(flow[1])
 
-    def _accept(self, attempt: Attempt, created_at_ms: int) -> ExecutionIntent | None:
+    def _accept(self, attempt: Attempt, created_at_ms: int, doubt: Reason | None) -> ExecutionIntent | None:
         report, intent = attempt.report, None
         code = self._revoked(attempt, created_at_ms)
+        if code is None and doubt is not None:
+            rejected = replace(attempt.verdict, outcome="REJECTED", reasons=(doubt,), gate_reached=dim.AFTER_THE_GATES)
+            self._finish(replace(attempt, verdict=rejected), "ABORTED", doubt.code)
+            return None
         if code is None and (report is None or not report.ok or report.observed is None):
             code = (report.code if report else None) or "STATE_DRIFT_DETECTED"
         if code is None and report is not None and report.observed is not None:
@@ -82,6 +103,10 @@ class Concluder:
             else:
                 age_ms = attempt.now_ms - attempt.packet.snapshot.taken_at_ms
                 report, code = replace(report, ok=False, age_ms=age_ms, drift=moved), "STATE_DRIFT_DETECTED"
+        if code == ALREADY_ORDERED:
+            reasons = (Reason(dim.AFTER_THE_GATES, code, ORDERED_BEFORE),)
+            self._escalate(replace(attempt, verdict=replace(attempt.verdict, outcome="ESCALATED", reasons=reasons)))
+            return None
         if code is None:
             self._finish(attempt, "EXECUTING" if intent else "CLOSED", None)
             return intent
@@ -137,11 +162,13 @@ class Concluder:
             return None, EXECUTOR_DOWN
         numbers = dict(verdict.numbers)
         needs = reserve.needs_of(self._contract, kind, numbers)
+        key = idempotency_key(packet.dfid, record.STEP_ID, {"action": kind, **numbers})
+        if known_keys(self._store, [key]):
+            return None, ALREADY_ORDERED
         names = reserve.scopes(self._contract, observed.situation.fields, attempt.now_ms)
         code = reserve.take(self._store, self._contract, packet.dfid, packet.key, needs, observed.epochs, names)
         if code is not None:
             return None, code
-        key = idempotency_key(packet.dfid, record.STEP_ID, {"action": kind, **numbers})
         order = ExecutionIntent(packet.dfid, key, kind, tuple(sorted(numbers.items())), packet.key, observed.version)
         intent = self._signer.signed(order)
         record.write_reservation(self._store, intent, (needs.draws, needs.spends), attempt.now_ms)

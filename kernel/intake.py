@@ -11,9 +11,10 @@ import json
 import unicodedata
 from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sds.kernel import lease, undecided
+from sds.kernel.adopted import adopted_flow
 from sds.kernel.answer import Answer, answer
 from sds.kernel.canonical import canonical, digest, flow_id, one_line
 from sds.kernel.contract import Contract
@@ -117,7 +118,7 @@ def claim(
     """
     body_hash, saga = digest(event.body), mandate.parent if mandate else None
     with store.transaction():
-        known = _known_flow(store, contract, event, body_hash)
+        known = _known_flow(store, contract, event, body_hash) or _take_over(store, contract, event, body_hash)
         if known is None:
             _still_mandated(mandate)
             dfid = flow_id(contract.gate, event.id, body_hash, 0)
@@ -129,10 +130,10 @@ def claim(
             state = undecided.interrupt(store, last, restarts_max=contract.retry.restarts_max, now_ms=now_ms)
             tag = undecided.INTERRUPTED
         if not undecided.is_undecided(state, tag) or (mandate and not child_restarts(store, contract, last, tag)):
-            return _known_answer(store, last)
+            return _known_answer(store, last, event)
         if not anew and not undecided.has_restart(store, last, tag, contract.retry.restarts_max):
             why = f"{restarts + 1} flows have ended without a decision"
-            return _known_answer(store, undecided.hand_over(store, last, tag or state, why, now_ms=now_ms))
+            return _known_answer(store, undecided.hand_over(store, last, tag or state, why, now_ms=now_ms), event)
         _still_mandated(mandate)
         dfid = flow_id(contract.gate, event.id, body_hash, restarts + 1)
         store.run("UPDATE events SET dfid = ? WHERE gate = ? AND event_id = ?", (dfid, contract.gate, event.id))
@@ -150,7 +151,7 @@ def stored_answer(store: Reader, contract: Contract, event: Event) -> Answer | N
     known = _known_flow(store, contract, event, digest(event.body))
     if known is None or known[1] == "ACTIVE" or undecided.is_undecided(known[1], known[2]):
         return None
-    return answer(store, known[0])
+    return _known_answer(store, known[0], event)
 
 
 def recorded_event(store: Reader, contract: Contract, dfid: str) -> Event:
@@ -175,16 +176,27 @@ def _known_flow(store: Reader, contract: Contract, event: Event, body_hash: str)
     return known[1:]
 
 
+def _take_over(store: Store, contract: Contract, event: Event, body_hash: str) -> Row | None:
+    """Let an event that nobody has seen stand for the adopted flow it gives its name to; return that as `_known_flow`."""
+    adopted = adopted_flow(store, contract.gate, event.id, body_hash)
+    if adopted is None:
+        return None
+    dfid, restarts = adopted
+    store.insert("events", gate=contract.gate, event_id=event.id, body_hash=body_hash, dfid=dfid)
+    known = _known_flow(store, contract, event, body_hash)
+    return known and (*known[:3], restarts, *known[4:])
+
+
 def _still_mandated(mandate: Mandate | None) -> None:
     if mandate is not None:
         mandate.check()
 
 
-def _known_answer(store: Store, dfid: str) -> Answer:
+def _known_answer(store: Reader, dfid: str, event: Event) -> Answer:
     found = answer(store, dfid)
     if found is None:
         raise SdsError(f"flow `{dfid}` is not in the record")
-    return found
+    return replace(found, event_id=event.id)  # an adopted flow was written before its event came
 
 
 def begin(

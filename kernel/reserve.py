@@ -180,6 +180,21 @@ def reinstate(store: Store, dfid: str, *, succeeded: bool) -> None:
         store.run("UPDATE spend_totals SET used = used + ? WHERE scope = ?", (amount, name))
 
 
+def count(store: Store, contract: Contract, dfid: str, key: str, needs: Needs, names: list[str], *, kept: bool) -> None:
+    """Count what an order took that was carried out without having been reserved here; `kept`: it stays subtracted."""
+    for path, amount in needs.draws:
+        if amount:
+            name = resource(contract, key, path)
+            store.insert("reservations", dfid=dfid, resource=name, amount=amount, status="settled")
+            store.run(
+                "INSERT INTO resources VALUES (?, 2, ?)"  # taken and settled: two epochs, as for any order
+                " ON CONFLICT DO UPDATE SET epoch = epoch + 2, drawn = drawn + excluded.drawn",
+                (name, amount if kept else 0),
+            )
+    if needs.spends and names:
+        _spend(store, dfid, names, needs.spends)
+
+
 def give_back(store: Store, dfid: str, *, kept: bool) -> None:
     """Return what a settled decision took, because its effect has been undone. `kept`: it was still subtracted."""
     settled = "SELECT resource, amount FROM reservations WHERE dfid = ? AND status = 'settled'"

@@ -34,6 +34,7 @@ from sds.kernel.rules import Rules
 from sds.kernel.snapshot import take_snapshot, well_typed
 from sds.kernel.state import Fields, StateRead, StateSource
 from sds.kernel.store import Store
+from sds.kernel.wholeness import Wholeness
 
 
 def bytes_of(text: str) -> int:
@@ -69,8 +70,9 @@ class Kernel:
         self._contract_hash = contract.hash
         self._shelf, self._count_tokens = Shelf(store, contract.artifacts, count_tokens), count_tokens
         self._mandate: intake.Mandate | None = None  # an agent acts on triggers; a step of a saga, on its saga's
-        self._concluder = Concluder(contract, store, signer, now_ms=now_ms, log=log)
         self.dispatcher = Dispatcher(contract, store, executor, signer, now_ms=now_ms, log=log)
+        self.whole = Wholeness(store, contract.gate, self.dispatcher, now_ms=now_ms)
+        self._concluder = Concluder(contract, store, signer, doubt=self.whole.doubt, now_ms=now_ms, log=log)
         self._safeguards = safeguards_of(contract)
         self._tolerances = jit.tolerances(contract)
         self._effective_ms = int(datetime.fromisoformat(contract.effective_from).replace(tzinfo=UTC).timestamp() * 1000)

@@ -135,6 +135,9 @@ CREATE TABLE executor_breakers (
     gate TEXT PRIMARY KEY, failures INTEGER NOT NULL, opened_at_ms INTEGER, probe_at_ms INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
+-- orders that were taken over from the outside: an unknown event may be that of one
+CREATE INDEX flows_adopted ON decision_flows (gate) WHERE tag = 'ADOPTED';
+
 CREATE TABLE ledger (
     idx INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, kind TEXT NOT NULL, dfid TEXT NOT NULL, body TEXT NOT NULL,
     prev_hash TEXT NOT NULL, entry_hash TEXT NOT NULL
