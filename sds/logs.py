@@ -14,7 +14,7 @@ import structlog
 
 from sds.kernel.errors import StoreError
 
-_WARNINGS = ("security.", "agent.suspended", "engine.down", "rationale.skipped", "recovery.failed")
+_WARNINGS = ("security.", "agent.suspended", "engine.down", "statement.", "rationale.skipped", "recovery.failed")
 
 
 class JsonLog:

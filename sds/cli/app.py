@@ -11,7 +11,20 @@ import typer
 from rich.console import Console
 
 from sds import __version__
-from sds.cli import agents, bench, context, contracts, decide, doctor, escalations, models, record, replay, run
+from sds.cli import (
+    agents,
+    bench,
+    context,
+    contracts,
+    decide,
+    doctor,
+    escalations,
+    models,
+    reconcile,
+    record,
+    replay,
+    run,
+)
 from sds.cli.common import A_GOOD_EVENT
 from sds.kernel.errors import EventError, SdsError, UsageError
 
@@ -30,6 +43,7 @@ app = typer.Typer(
 run.add_to(app)
 decide.add_to(app)
 record.add_to(app)
+reconcile.add_to(app)
 replay.add_to(app)
 agents.add_to(app)
 escalations.add_to(app)
