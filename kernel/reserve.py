@@ -23,7 +23,7 @@ _SETTLES_IN = (
 )
 _LEFT_DRAWN = (
     "SELECT json_extract(body, '$.kept') FROM ledger WHERE dfid = ?"
-    " AND kind IN ('SETTLED', 'RESOLVED', 'CONTRADICTED') ORDER BY idx DESC LIMIT 1"
+    " AND kind IN ('SETTLED', 'RESOLVED', 'CONTRADICTED', 'ADOPTED') ORDER BY idx DESC LIMIT 1"
 )
 
 
