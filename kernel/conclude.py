@@ -13,7 +13,7 @@ from dataclasses import replace
 from sds.kernel import artifacts, binding, breaker, dim, escalation, jit, record, registry, reserve, undecided
 from sds.kernel.canonical import idempotency_key
 from sds.kernel.contract import Contract
-from sds.kernel.dim import Reason, Verdict
+from sds.kernel.dim import Reason
 from sds.kernel.dispatch import Log
 from sds.kernel.errors import UsageError
 from sds.kernel.executor import ExecutionIntent, Signer
@@ -37,24 +37,16 @@ class Concluder:
     """Writes the end of attempts for one gate."""
 
     def __init__(
-        self,
-        contract: Contract,
-        store: Store,
-        signer: Signer,
-        *,
-        doubt: Callable[[], Reason | None],
-        now_ms: Callable[[], int],
-        log: Log,
+        self, contract: Contract, store: Store, signer: Signer, *, now_ms: Callable[[], int], log: Log
     ) -> None:
         self._contract, self._store, self._signer = contract, store, signer
         self._contract_hash = contract.hash
-        self._doubt, self._now_ms, self._log = doubt, now_ms, log
+        self._now_ms, self._log = now_ms, log
 
     def conclude(self, attempt: Attempt) -> ExecutionIntent | None:
         """Reserve and write the outcome of one attempt; return the order to send, if any. UsageError: not open."""
         suspended: str | None = None
         intent: ExecutionIntent | None = None
-        doubt = self.doubt(attempt.verdict)  # asks the executor: before the write lock is held
         with self._store.transaction():
             now_ms = self._now_ms()
             created_at_ms, earlier = self._open_flow(attempt.packet)
@@ -64,17 +56,11 @@ class Concluder:
             elif attempt.verdict.outcome == "ESCALATED":
                 suspended = self._escalate(attempt)
             else:
-                intent = self._accept(attempt, created_at_ms, doubt)
+                intent = self._accept(attempt, created_at_ms)
         if suspended:
             facts = {"dfid": attempt.packet.dfid, "agent_id": attempt.packet.agent_id, "reason": suspended}
             self._log("agent.suspended", facts)
         return intent
-
-    def doubt(self, verdict: Verdict) -> Reason | None:
-        """Return why what was accepted may not be ordered yet: the record may not know what has been paid."""
-        spec = self._contract.kinds.get(verdict.proposal.action) if verdict.proposal else None
-        orders = verdict.outcome == "ACCEPTED" and spec is not None and spec.executes
-        return self._doubt() if orders else None
 
     def _open_flow(self, packet: DecisionPacket) -> tuple[int, int]:
         """Return when the flow was opened and how many attempts it had, both from the record."""
@@ -87,13 +73,9 @@ class Concluder:
             raise UsageError(f"flow `{packet.dfid}` is no longer open", reason_code="FLOW_CLOSED", dfid=packet.dfid)
         return int(flow[0]), int(flow[1])
 
-    def _accept(self, attempt: Attempt, created_at_ms: int, doubt: Reason | None) -> ExecutionIntent | None:
+    def _accept(self, attempt: Attempt, created_at_ms: int) -> ExecutionIntent | None:
         report, intent = attempt.report, None
         code = self._revoked(attempt, created_at_ms)
-        if code is None and doubt is not None:
-            rejected = replace(attempt.verdict, outcome="REJECTED", reasons=(doubt,), gate_reached=dim.AFTER_THE_GATES)
-            self._finish(replace(attempt, verdict=rejected), "ABORTED", doubt.code)
-            return None
         if code is None and (report is None or not report.ok or report.observed is None):
             code = (report.code if report else None) or "STATE_DRIFT_DETECTED"
         if code is None and report is not None and report.observed is not None:

@@ -72,9 +72,7 @@ class HumanDesk:
         self._rules = Rules(self.contract)
         self._safeguards = safeguards_of(self.contract, for_human=True)
         self._policy = jit.tolerances(self.contract)
-        self._concluder = Concluder(
-            self.contract, kernel.store, kernel.signer, doubt=kernel.whole.doubt, now_ms=now_ms, log=log
-        )
+        self._concluder = Concluder(self.contract, kernel.store, kernel.signer, now_ms=now_ms, log=log)
 
     def waiting(self) -> list[Case]:
         """Return what waits for a human, oldest first; what cannot be read is `damaged`."""
@@ -162,13 +160,14 @@ class HumanDesk:
             hint = "settle it where it happened, then end the case with --abort"
             raise UsageError("a difference to the outside cannot be carried out", hint=hint, dfid=case.dfid)
         human_record.refuse_altered(self._store, case.dfid)
+        doubt = self._kernel.whole.doubt()
         look = self.look(case)
         data = self._proposal(case, wanted, look.packet)
         verdict = self._judge(look.packet, data)
         self._refuse_other_numbers(case, wanted, look.packet, verdict)
         what = self._acknowledged(case, wanted, verdict)
         self._refuse_drift(case, wanted, look)
-        if (doubt := self._concluder.doubt(verdict)) is not None:
+        if doubt is not None and verdict.proposal and self.contract.executes(verdict.proposal.action):
             raise WorldError(doubt.message, reason_code=doubt.code, dfid=case.dfid)
         return self._conclude(case, look, data, verdict, self._made(wanted, what, wanted.seen or case.snapshot_id))
 

@@ -18,7 +18,7 @@ from sds.kernel.executor import Receipt
 from sds.kernel.human import HumanDesk, Resolution
 from sds.kernel.human_record import Case, waiting
 from sds.kernel.packet import DecisionPacket
-from sds.kernel.statement import CLOCKS_APART_MS, StatementLine, read_statement
+from sds.kernel.statement import CLOCKS_APART_MS, KEYS_AT_ONCE, StatementLine, compare, read_statement
 from sds.reconciliation import reconcile
 from tests.gates.orders import key_of
 from tests.kernel.authority import AGENT
@@ -362,3 +362,42 @@ class TestAStatementThatIsNone:
         line = StatementLine("k", "settled", 1)
         with pytest.raises(WorldError, match="it has more than 10 lines"):
             read_statement(lambda *_: iter(lambda: line, None), 0, 1)
+
+    def test_nobody_waits_for_one_that_hangs(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sds.kernel.dispatch.STATEMENT_S_MAX", 0.05)
+        over = threading.Event()
+
+        def statement(since_ms: int, until_ms: int) -> Iterator[StatementLine]:
+            over.wait(10)
+            return iter(())
+
+        listing(world).statement = statement  # type: ignore[method-assign]  # what it lists is what is tested
+        with pytest.raises(WorldError, match="the executor's statement cannot be read: it is not there within 0 s"):
+            compared(world)
+        over.set()
+
+
+class TestMany:
+    def test_a_thousand_unknown_orders_are_told_apart_from_those_that_are_known(self, world: World) -> None:
+        rail = listing(world)
+        world.decide(refund())
+        (known,) = rail.statement(0, 10**14)
+        strangers = [StatementLine(key_of(str(n)), "settled", n) for n in range(2 * KEYS_AT_ONCE)]
+        rail.statement = lambda *_: iter([*strangers, known])  # type: ignore[method-assign]  # as above
+
+        found = compare(world.store, "claims", world.kernel.dispatcher.statement, since_ms=0, until_ms=10**14)
+
+        assert {line.key for line in strangers} == {difference.key for difference in found.differences}
+
+    def test_one_comparison_opens_so_many_cases_and_the_next_goes_on(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sds.kernel.statement_cases.CASES_MAX", 2)
+        rail = listing(world)
+        strangers = [StatementLine(key_of(str(n)), "settled", n) for n in range(5)]
+        rail.statement = lambda *_: iter(strangers)  # type: ignore[method-assign]  # as above
+        opened = []
+        for _ in range(4):
+            assert 5 == len(codes(world))
+            opened.append(len(cases(world)))
+        assert [2, 4, 5, 5] == opened
