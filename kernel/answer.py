@@ -55,8 +55,8 @@ class Answer:
 
 
 _SQL = """
-SELECT f.dfid, f.gate, f.event_id, f.state, v.outcome, COALESCE(h.policy_kind, p.policy_kind),
-       COALESCE(h.params, p.params), COALESCE(h.justification, p.justification), v.reason_code, v.reasons,
+SELECT f.dfid, f.gate, f.event_id, f.state, v.outcome, COALESCE(h.policy_kind, p.policy_kind, NULLIF(e.kind, '')),
+       COALESCE(h.params, p.params, e.params), COALESCE(h.justification, p.justification), v.reason_code, v.reasons,
        f.tag, e.status, e.external_receipt, p.confidence, f.parent_dfid, h.decision, h.who,
        CASE WHEN h.justification IS NULL THEN substr(p.proposal, 1, 6) END,
        CASE WHEN h.justification IS NULL THEN r.body END

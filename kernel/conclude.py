@@ -22,12 +22,15 @@ from sds.kernel.governance import Observation
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.proposal import PROPOSAL_BYTES_MAX
 from sds.kernel.record import Attempt
+from sds.kernel.statement import known_keys
 from sds.kernel.store import Store
 
 # What an operator, a deployment, another flow or the load did while the flow was open is not held against the agent.
 _NOT_THE_AGENT = frozenset(
     {"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED", "KERNEL_FAULT", "PROPOSAL_EXPIRED", "RESOURCE_CONTENTION"}
 )
+ALREADY_ORDERED = "ALREADY_ORDERED"
+ORDERED_BEFORE = "this very order is in the record already, under another flow: it was adopted from the outside"
 
 
 class Concluder:
@@ -82,6 +85,10 @@ class Concluder:
             else:
                 age_ms = attempt.now_ms - attempt.packet.snapshot.taken_at_ms
                 report, code = replace(report, ok=False, age_ms=age_ms, drift=moved), "STATE_DRIFT_DETECTED"
+        if code == ALREADY_ORDERED:
+            reasons = (Reason(dim.AFTER_THE_GATES, code, ORDERED_BEFORE),)
+            self._escalate(replace(attempt, verdict=replace(attempt.verdict, outcome="ESCALATED", reasons=reasons)))
+            return None
         if code is None:
             self._finish(attempt, "EXECUTING" if intent else "CLOSED", None)
             return intent
@@ -137,11 +144,13 @@ class Concluder:
             return None, EXECUTOR_DOWN
         numbers = dict(verdict.numbers)
         needs = reserve.needs_of(self._contract, kind, numbers)
+        key = idempotency_key(packet.dfid, record.STEP_ID, {"action": kind, **numbers})
+        if known_keys(self._store, [key]):
+            return None, ALREADY_ORDERED
         names = reserve.scopes(self._contract, observed.situation.fields, attempt.now_ms)
         code = reserve.take(self._store, self._contract, packet.dfid, packet.key, needs, observed.epochs, names)
         if code is not None:
             return None, code
-        key = idempotency_key(packet.dfid, record.STEP_ID, {"action": kind, **numbers})
         order = ExecutionIntent(packet.dfid, key, kind, tuple(sorted(numbers.items())), packet.key, observed.version)
         intent = self._signer.signed(order)
         record.write_reservation(self._store, intent, (needs.draws, needs.spends), attempt.now_ms)

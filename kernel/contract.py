@@ -292,6 +292,10 @@ class Contract(_Strict):
         """How long the rationale written after the decision may be; 0: none is written."""
         return self.rationale.chars_max if self.rationale and self.rationale.order == "after" else 0
 
+    def executes(self, kind: str) -> bool:
+        """Tell whether a decision of this kind is an order; what is no kind of the contract is none."""
+        return kind in self.kinds and self.kinds[kind].executes
+
     @cached_property
     def hash(self) -> str:
         return digest(self.model_dump(mode="json"))

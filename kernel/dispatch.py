@@ -19,11 +19,13 @@ from sds.kernel.contract import Contract
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.executor import ExecutionIntent, Executor, Receipt, Signer, VerifyingExecutor
 from sds.kernel.flow import EXECUTION_FAILED, NOT_SENT, State, walk
+from sds.kernel.statement import StatementLine, unreadable_statement
 from sds.kernel.store import Store
 
 Log = Callable[[str, Mapping[str, object]], None]
 
 RECEIPT_CHARS_MAX = 200
+STATEMENT_S_MAX = 60.0
 DETAIL_CHARS_MAX = 400  # what was raised, and what was found when it was looked up
 
 _STATUS = {
@@ -205,6 +207,17 @@ class Dispatcher:
     @property
     def reverts(self) -> bool:
         return self._executor.reverts
+
+    @property
+    def lists(self) -> bool:
+        return self._executor.lists
+
+    def statement(self, since_ms: int, until_ms: int) -> tuple[StatementLine, ...]:
+        """Return what the executor lists of a time. Raises UsageError where it lists nothing, WorldError: unreadable."""
+        try:
+            return within(STATEMENT_S_MAX, lambda: self._executor.statement(since_ms, until_ms))
+        except LateError:
+            raise unreadable_statement(f"it is not there within {STATEMENT_S_MAX:.0f} s") from None
 
     def revert(self, intent: ExecutionIntent, *, sent_before: bool) -> Receipt:
         """Undo an order that was carried out. Not asked for twice without a look-up between."""

@@ -25,6 +25,7 @@ PARTS = 3_600_000
 NOT_CHARGED = frozenset(
     {
         "AGENT_SUSPENDED",
+        "ALREADY_ORDERED",
         "APPROVAL_REQUIRED",
         "CONTRACT_REVOKED",
         "DEADLINE_EXCEEDED",

@@ -7,6 +7,7 @@ itself idempotent and a `lookup` has just answered that the key is absent.
 from __future__ import annotations
 
 import hmac
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Literal, Protocol, runtime_checkable
@@ -15,7 +16,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sds.kernel.canonical import canonical
-from sds.kernel.errors import ExecutorError
+from sds.kernel.errors import ExecutorError, UsageError
+from sds.kernel.statement import StatementLine, read_statement
 
 Settlement = Literal["settled", "rejected", "unsent", "absent", "unknown"]
 
@@ -95,6 +97,18 @@ class Reverts(Protocol):
         ...
 
 
+@runtime_checkable
+class Lists(Protocol):
+    """An executor that can list what it has been ordered, so that somebody can compare it with the record."""
+
+    def statement(self, since_ms: int, until_ms: int) -> Iterable[StatementLine]:
+        """List every order of this gate that was answered in this time, both ends included, as it stands now.
+
+        One line for each key, refused ones too; times by the outside's own clock, in milliseconds since 1970.
+        """
+        ...
+
+
 class Signer:
     """Signs intents with HMAC-SHA256 under a key that only the kernel holds, at least 32 bytes.
 
@@ -171,6 +185,16 @@ class VerifyingExecutor:
     @property
     def voids(self) -> bool:
         return isinstance(self._executor, Voids)
+
+    @property
+    def lists(self) -> bool:
+        return isinstance(self._executor, Lists)
+
+    def statement(self, since_ms: int, until_ms: int) -> tuple[StatementLine, ...]:
+        """Return what the executor lists. Raises UsageError where it lists nothing at all, WorldError: unreadable."""
+        if not isinstance(self._executor, Lists):
+            raise UsageError("this executor offers no statement", hint="give it `statement(since_ms, until_ms)`")
+        return read_statement(self._executor.statement, since_ms, until_ms)
 
     @property
     def reverts(self) -> bool:

@@ -38,7 +38,8 @@ RESTARTABLE_TAGS = frozenset(
 # For these as often as it takes: what stood in the way was the load, another order or the outside, never the case.
 NOT_DECIDED, EXECUTOR_DOWN, NOT_SENT, RECORD_BEHIND = "NOT_DECIDED", "EXECUTOR_DOWN", "NOT_SENT", "RECORD_BEHIND"
 CONTENTION = "RESOURCE_CONTENTION"
-WAITING_TAGS = frozenset({NOT_DECIDED, CONTENTION, EXECUTOR_DOWN, NOT_SENT, RECORD_BEHIND})
+ADOPTED = "ADOPTED"  # and declined, or taken back: an order that the record did not know
+WAITING_TAGS = frozenset({ADOPTED, NOT_DECIDED, CONTENTION, EXECUTOR_DOWN, NOT_SENT, RECORD_BEHIND})
 UNDECIDED_TAGS = RESTARTABLE_TAGS | WAITING_TAGS
 # What ended ABORTED under one of these is decided: by a human, by what a saga's menu chose, by a step that was denied, by
 # whoever erased the case, which has no text any more to be decided on.

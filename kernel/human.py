@@ -16,7 +16,7 @@ from typing import get_args
 from sds.kernel import binding, dim, human_record, jit, registry, reserve, saga
 from sds.kernel.answer import Answer, answer
 from sds.kernel.bounds import format_literal
-from sds.kernel.conclude import Concluder
+from sds.kernel.conclude import ALREADY_ORDERED, ORDERED_BEFORE, Concluder
 from sds.kernel.dim import Standing, Verdict
 from sds.kernel.dispatch import Log, no_log
 from sds.kernel.envelope import ESCALATE
@@ -156,13 +156,19 @@ class HumanDesk:
         if case.of_saga:
             hint = "end it with --abort; what is still due takes an event of its own"
             raise UsageError("a part of a saga cannot be carried out by itself", hint=hint, dfid=case.dfid)
+        if not case.can_be_carried_out:
+            hint = "settle it where it happened, then end the case with --abort"
+            raise UsageError("a difference to the outside cannot be carried out", hint=hint, dfid=case.dfid)
         human_record.refuse_altered(self._store, case.dfid)
+        doubt = self._kernel.whole.doubt()
         look = self.look(case)
         data = self._proposal(case, wanted, look.packet)
         verdict = self._judge(look.packet, data)
         self._refuse_other_numbers(case, wanted, look.packet, verdict)
         what = self._acknowledged(case, wanted, verdict)
         self._refuse_drift(case, wanted, look)
+        if doubt is not None and verdict.proposal and self.contract.executes(verdict.proposal.action):
+            raise WorldError(doubt.message, reason_code=doubt.code, dfid=case.dfid)
         return self._conclude(case, look, data, verdict, self._made(wanted, what, wanted.seen or case.snapshot_id))
 
     def _proposal(self, case: Case, wanted: Resolution, packet: DecisionPacket) -> bytes:
@@ -250,6 +256,8 @@ class HumanDesk:
             attempt = Attempt(look.packet, data, Decoding(), verdict, now_ms=now_ms)
             self._refuse_withdrawn(case, look, now_ms)
             intent, code = self._concluder.reserve(attempt, look.observed)
+            if code == ALREADY_ORDERED:
+                raise UsageError(ORDERED_BEFORE, reason_code=code, hint="end it with --abort", dfid=case.dfid)
             if code is not None:
                 raise WorldError(
                     f"what this takes is not free now: {code.lower()}",
@@ -332,6 +340,8 @@ def _moved(case: Case, message: str, hint: str) -> WorldError:
 
 def still_valid(kernel: Kernel, intent: ExecutionIntent) -> bool:
     """Tell whether an order in the air would be reserved again now, by the terms of who decided it."""
+    if kernel.whole.doubt() is not None:
+        return False
     if kernel.store.value("SELECT 1 FROM human_decisions WHERE dfid = ?", (intent.dfid,)) is None:
         return kernel.still_valid(intent)
     return HumanDesk(kernel, now_ms=lambda: kernel.now_ms).still_valid(intent)

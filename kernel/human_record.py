@@ -24,6 +24,7 @@ from sds.kernel.proposal import Proposal, parse_recorded
 from sds.kernel.record import SEALED, seal
 from sds.kernel.saga import DIRTY
 from sds.kernel.state import Fields
+from sds.kernel.statement_cases import difference_in
 from sds.kernel.store import Reader, Store
 from sds.kernel.triggers import event_fields
 from sds.kernel.vault import PROPOSAL, TRIGGER, Texts
@@ -81,6 +82,16 @@ class Case:
         return "saga" in self.trigger
 
     @property
+    def difference(self) -> Mapping[str, Any] | None:
+        """What record and outside do not agree on, where that is what the case is about."""
+        return difference_in(self.trigger)
+
+    @property
+    def can_be_carried_out(self) -> bool:
+        """Whether a human may have something done about it here; else they end it, and act where it happened."""
+        return not self.of_saga and self.difference is None
+
+    @property
     def unknown(self) -> bool:
         return self.execution == "UNKNOWN"
 
@@ -93,9 +104,10 @@ class Case:
 
 _HEAD = """
 f.dfid, f.event_id, f.agent_id, f.state,
-CASE WHEN f.state = 'EXECUTING' THEN e.executed_at_ms ELSE v.evaluated_at_ms END, f.created_at_ms"""
+CASE WHEN f.state = 'EXECUTING' THEN e.executed_at_ms ELSE COALESCE(v.evaluated_at_ms, d.at_ms) END, f.created_at_ms"""
 _MORE = """
-f.trigger_event, s.snapshot_id, s.body, p.proposal, COALESCE(e.params, p.params), v.reasons, v.reason_code, p.confidence,
+f.trigger_event, s.snapshot_id, s.body, p.proposal, COALESCE(e.params, p.params), v.reasons,
+COALESCE(v.reason_code, d.body ->> '$.reason_code'), p.confidence,
 p.alternatives, e.kind, e.status, h.decision || ' by ' || h.who, f.tag"""
 _FROM = """
 FROM decision_flows f
@@ -104,6 +116,7 @@ LEFT JOIN policy_proposals p ON p.dfid = f.dfid
 LEFT JOIN dim_validations v ON v.dfid = f.dfid
 LEFT JOIN execution_log e ON e.dfid = f.dfid
 LEFT JOIN human_decisions h ON h.dfid = f.dfid
+LEFT JOIN ledger d ON d.dfid = f.dfid AND d.kind = 'DECIDED'
 WHERE f.gate = ?
 """
 _CASE = f"SELECT {_HEAD}, {_MORE} {_FROM} AND f.dfid = ?"
@@ -172,6 +185,7 @@ def _parsed(store: Reader, row: tuple[Any, ...]) -> Case:
     reasons, reason_code, confidence, alternatives, ordered, execution, resolved, tag = row[11:]
     texts = Texts(store, dfid, shown=True)
     event, snapshot = texts.fields(TRIGGER, _object(trigger)), _object(body or "{}")
+    about = difference_in(event)
     measured = json.loads(alternatives or "[]")
     return Case(
         dfid=dfid,
@@ -180,12 +194,12 @@ def _parsed(store: Reader, row: tuple[Any, ...]) -> Case:
         state=state,
         since_ms=since_ms or opened_ms,
         trigger=event,
-        key=snapshot.get("key") or _key(store, dfid, event),
+        key=snapshot.get("key") or (str(about["resource_key"]) if about else _key(store, dfid, event)),
         snapshot_id=snapshot_id or "",
         fields=dict(snapshot.get("fields", {})),
         said=texts.data(PROPOSAL, said or b""),
         numbers=numbers_of(params),
-        reasons=tuple(f"{code}: {line}" for _, code, line in json.loads(reasons or "[]")),
+        reasons=_difference_words(about) if about else _reasons(reasons),
         reason_code=reason_code,
         confidence=confidence,
         # else in words why there are none
@@ -195,6 +209,17 @@ def _parsed(store: Reader, row: tuple[Any, ...]) -> Case:
         resolved=resolved,
         tag=tag,
     )
+
+
+def _reasons(text: str | None) -> tuple[str, ...]:
+    return tuple(f"{code}: {line}" for _, code, line in json.loads(text or "[]"))
+
+
+def _difference_words(about: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return both sides of a difference, and who ordered what it is about."""
+    ordered = f"flow {about['dfid']}" if about["dfid"] else "a flow that nobody knows"
+    named = f"{about['code']}: key {about['key']}, ordered by {ordered}"
+    return named, f"the record: {about['here']}", f"the outside: {about['outside']}"
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from sds.kernel import lease, undecided, vault
+from sds.kernel.adopted import adopted_flow
 from sds.kernel.answer import Answer, answer
 from sds.kernel.canonical import canonical, digest, flow_id, one_line
 from sds.kernel.contract import Contract
@@ -142,7 +143,7 @@ def claim(
     """
     saga = mandate.parent if mandate else None
     with store.transaction():
-        known = _known_flow(store, contract, event)
+        known = _known_flow(store, contract, event) or _take_over(store, contract, event)
         if known is None:
             _still_mandated(mandate)
             dfid = write_event(store, contract.gate, event, 0)
@@ -153,10 +154,10 @@ def claim(
             state = undecided.interrupt(store, last, restarts_max=contract.retry.restarts_max, now_ms=now_ms)
             tag = undecided.INTERRUPTED
         if not undecided.is_undecided(state, tag) or (mandate and not child_restarts(store, contract, last, tag)):
-            return _known_answer(store, last)
+            return _known_answer(store, last, event)
         if not anew and not undecided.has_restart(store, last, tag, contract.retry.restarts_max):
             why = f"{restarts + 1} flows have ended without a decision"
-            return _known_answer(store, undecided.hand_over(store, last, tag or state, why, now_ms=now_ms))
+            return _known_answer(store, undecided.hand_over(store, last, tag or state, why, now_ms=now_ms), event)
         _still_mandated(mandate)
         dfid = write_event(store, contract.gate, event, restarts + 1)
         begin(store, contract, event, dfid, parent=last, restarts=restarts + 1, now_ms=now_ms, saga=saga)
@@ -173,7 +174,7 @@ def stored_answer(store: Reader, contract: Contract, event: Event) -> Answer | N
     known = _known_flow(store, contract, event)
     if known is None or known[1] == "ACTIVE" or undecided.is_undecided(known[1], known[2]):
         return None
-    return answer(store, known[0])
+    return _known_answer(store, known[0], event)
 
 
 def recorded_event(store: Reader, contract: Contract, dfid: str) -> Event:
@@ -202,8 +203,13 @@ def _known_flow(store: Reader, contract: Contract, event: Event) -> Row | None:
 
 
 def refuse_another(store: Reader, event: Event, fingerprint: str, *, dfid: str) -> None:
-    """Raise EventError when what the record recognises an event by is not that of this body."""
-    if fingerprint != event.fingerprint and not vault.recognises(store, fingerprint, event.original or event.body):
+    """Raise EventError when what the record recognises an event by is not that of this body.
+
+    An adopted flow is recognised by the event's own name: the digest of its masked body.
+    """
+    if fingerprint in (event.fingerprint, digest(event.body)):
+        return
+    if not vault.recognises(store, fingerprint, event.original or event.body):
         raise EventError(f"event `{event.id}` was seen with another body", reason_code="EVENT_CONFLICT", dfid=dfid)
 
 
@@ -234,16 +240,28 @@ def _trigger(store: Store, gate: str, event: Event) -> str:
     )
 
 
+def _take_over(store: Store, contract: Contract, event: Event) -> Row | None:
+    """Let an event that nobody has seen stand for the adopted flow it gives its name to; return that as `_known_flow`."""
+    named = digest(event.body)
+    adopted = adopted_flow(store, contract.gate, event.id, named)
+    if adopted is None:
+        return None
+    dfid, restarts = adopted
+    store.insert("events", gate=contract.gate, event_id=event.id, body_hash=named, dfid=dfid)
+    known = _known_flow(store, contract, event)
+    return known and (*known[:3], restarts, *known[4:])
+
+
 def _still_mandated(mandate: Mandate | None) -> None:
     if mandate is not None:
         mandate.check()
 
 
-def _known_answer(store: Store, dfid: str) -> Answer:
+def _known_answer(store: Reader, dfid: str, event: Event) -> Answer:
     found = answer(store, dfid)
     if found is None:
         raise SdsError(f"flow `{dfid}` is not in the record")
-    return found
+    return replace(found, event_id=event.id)  # an adopted flow was written before its event came
 
 
 def begin(

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sds.kernel import record
+from sds.kernel.adopted import is_named
 from sds.kernel.canonical import digest
 from sds.kernel.errors import NOT_AS_WRITTEN, ContractError
 from sds.kernel.explanation import Explanations
@@ -16,6 +17,7 @@ from sds.kernel.reconcile_books import Artifacts, Erasures, Registry, difference
 from sds.kernel.store import Reader
 from sds.kernel.vault import fingerprint_in
 
+_OF_ORDERS = frozenset({"ADOPTED", "RESERVED", "SETTLED", "UNKNOWN", "VOIDING", "RESOLVED", "CONTRADICTED"})
 _AFTER = {"SUCCESS": "CLOSED", "FAILED": "ABORTED", "UNKNOWN": "EXECUTING"}
 _HELD = {"PENDING": "live", "UNKNOWN": "live", "SUCCESS": "settled", "FAILED": "released", "DIRTY": "settled"}
 _REVERSAL_AFTER = {"": ("PENDING",), "PENDING": ("REVERTED", "REFUSED", "UNKNOWN"), "UNKNOWN": ("REVERTED", "REFUSED")}
@@ -31,6 +33,8 @@ class Tables:
         self._flows: dict[str, tuple[str, str | None]] = {}  # dfid -> state, tag
         self._orders: dict[str, tuple[str, str | None, int | None]] = {}  # dfid -> status, receipt, executed at
         self._decided: set[str] = set()
+        self._differences: set[str] = set()  # cases about the outside's statement: no event stands for them
+        self._adopted: set[str] = set()  # flows made for orders of the outside: known by name, if their event comes
         self._humans: set[str] = set()  # flows that a human has resolved
         self._attested: set[str] = set()  # flows whose order was settled by a human's word
         self._kept: set[str] = set()  # flows whose draws stay subtracted
@@ -65,11 +69,8 @@ class Tables:
             self._fold_decision(idx, dfid, body)
         elif kind == "HUMAN":
             self._fold_human(idx, dfid, body)
-        elif kind == "RESERVED":
-            self._orders[dfid] = "PENDING", None, None
-            self._sealed(idx, dfid, record.RESERVED, body["rows"])
-        elif kind in ("SETTLED", "UNKNOWN", "VOIDING", "RESOLVED", "CONTRADICTED"):
-            self._fold_settlement(at_ms, kind, dfid, body)
+        elif kind in _OF_ORDERS:
+            self._fold_order(idx, at_ms, kind, dfid, body)
         elif kind == "SAGA":
             self._fold_saga(idx, dfid, body)
         elif kind == "REVERSAL":
@@ -82,6 +83,8 @@ class Tables:
     def _fold_decision(self, idx: int, dfid: str, body: Mapping[str, Any]) -> None:
         self._flows[dfid] = body["state"], body["tag"]
         self._decided.add(dfid)
+        if "statement" in body:
+            self._differences.add(dfid)
         self._sealed(idx, dfid, record.SEALED, body["rows"])
         self._registry.decided(body)
         unread = self._artifacts.unknown(body.get("artifacts", ()))
@@ -95,6 +98,26 @@ class Tables:
         self._flows[dfid] = body["state"], body["tag"]
         self._humans.add(dfid)
         self._sealed(idx, dfid, SEALED_HUMAN, body["rows"])
+
+    def _fold_order(self, idx: int, at_ms: int, kind: str, dfid: str, body: Mapping[str, Any]) -> None:
+        if kind == "ADOPTED":
+            self._fold_adoption(idx, dfid, body)
+        elif kind == "RESERVED":
+            self._orders[dfid] = "PENDING", None, None
+            self._sealed(idx, dfid, record.RESERVED, body["rows"])
+        else:
+            self._fold_settlement(at_ms, kind, dfid, body)
+
+    def _fold_adoption(self, idx: int, dfid: str, body: Mapping[str, Any]) -> None:
+        if dfid in self._orders or body["status"] not in ("SUCCESS", "FAILED"):
+            raise ValueError("ordered already, or no end")
+        if dfid not in self._flows:
+            self._adopted.add(dfid)
+        self._orders[dfid] = body["status"], body["reference"] or None, body["at_ms"]
+        self._flows[dfid] = body["state"], body["tag"]
+        if body["kept"]:
+            self._kept.add(dfid)
+        self._sealed(idx, dfid, record.ADOPTED_ROWS, body["rows"])
 
     def _fold_settlement(self, at_ms: int, kind: str, dfid: str, body: Mapping[str, Any]) -> None:
         before = self._orders[dfid][0]
@@ -161,19 +184,25 @@ class Tables:
                 ]
 
     def _compare_events(self) -> None:
-        """Every event points to the last flow of its chain, and is recognised by what that flow's trigger has of it."""
+        """Every event points to the last flow of its chain, and is recognised by what that flow's trigger has of it; or it
+        points to an adopted flow that has its name.
+        """
         flows = self._store.rows("SELECT dfid, gate, event_id, trigger_event, parent_dfid FROM decision_flows")
         superseded = {(flow[4], *flow[1:3]) for flow in flows}  # a saga has children, but of other events
+        apart = self._differences | self._adopted
         wanted: dict[str, tuple[str, str]] = {}
         cases: dict[str, tuple[str, bool]] = {}
         for dfid, gate, event_id, trigger, _ in flows:
             name, fingerprint = f"{gate}/{event_id}", _fingerprint(trigger)
             cases[dfid] = name, fingerprint is not None
-            if (dfid, gate, event_id) not in superseded:
+            if (dfid, gate, event_id) not in superseded and dfid not in apart:
                 if name in wanted:
                     self._found.append(f"event {name}: flows {wanted[name][1]} and {dfid} both stand for it")
                 wanted[name] = (fingerprint or _digest(trigger), dfid)
         rows = self._store.rows("SELECT gate, event_id, body_hash, dfid FROM events")
+        for gate, event_id, body_hash, dfid in rows:
+            if dfid in self._adopted and is_named(dfid, gate, event_id, body_hash):
+                wanted[f"{gate}/{event_id}"] = body_hash, dfid
         self._same("event", ((f"{row[0]}/{row[1]}", row[2:]) for row in rows), wanted)
         self._found += self._erasures.faults(self._store, cases)
 

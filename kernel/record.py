@@ -40,6 +40,7 @@ RESERVED = {
     "reservations": "dfid, resource, amount",
     "spend": "dfid, scope, amount",
 }
+ADOPTED_ROWS = {"decision_flows": SEALED["decision_flows"], **RESERVED}
 SAGA = {"decision_flows": SEALED["decision_flows"], "sagas": "dfid, name, steps, menu"}
 
 _ORDER = "SELECT dfid, idempotency_key, kind, params, resource_key, state_version, signature FROM execution_log"

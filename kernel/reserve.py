@@ -23,7 +23,7 @@ _SETTLES_IN = (
 )
 _LEFT_DRAWN = (
     "SELECT json_extract(body, '$.kept') FROM ledger WHERE dfid = ?"
-    " AND kind IN ('SETTLED', 'RESOLVED', 'CONTRADICTED') ORDER BY idx DESC LIMIT 1"
+    " AND kind IN ('SETTLED', 'RESOLVED', 'CONTRADICTED', 'ADOPTED') ORDER BY idx DESC LIMIT 1"
 )
 
 
@@ -178,6 +178,21 @@ def reinstate(store: Store, dfid: str, *, succeeded: bool) -> None:
     store.run("UPDATE reservations SET status = 'settled' WHERE dfid = ?", (dfid,))
     for name, amount in store.rows("SELECT scope, amount FROM spend WHERE dfid = ?", (dfid,)):
         store.run("UPDATE spend_totals SET used = used + ? WHERE scope = ?", (amount, name))
+
+
+def count(store: Store, contract: Contract, dfid: str, key: str, needs: Needs, names: list[str], *, kept: bool) -> None:
+    """Count what an order took that was carried out without having been reserved here; `kept`: it stays subtracted."""
+    for path, amount in needs.draws:
+        if amount:
+            name = resource(contract, key, path)
+            store.insert("reservations", dfid=dfid, resource=name, amount=amount, status="settled")
+            store.run(
+                "INSERT INTO resources VALUES (?, 2, ?)"  # taken and settled: two epochs, as for any order
+                " ON CONFLICT DO UPDATE SET epoch = epoch + 2, drawn = drawn + excluded.drawn",
+                (name, amount if kept else 0),
+            )
+    if needs.spends and names:
+        _spend(store, dfid, names, needs.spends)
 
 
 def give_back(store: Store, dfid: str, *, kept: bool) -> None:

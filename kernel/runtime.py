@@ -36,6 +36,7 @@ from sds.kernel.snapshot import take_snapshot, well_typed
 from sds.kernel.state import Fields, StateRead, StateSource
 from sds.kernel.store import Store
 from sds.kernel.vault import PROPOSAL, Texts
+from sds.kernel.wholeness import Wholeness
 
 
 def bytes_of(text: str) -> int:
@@ -72,8 +73,9 @@ class Kernel:
         self._contract_hash = contract.hash
         self._shelf, self._count_tokens = Shelf(store, contract.artifacts, count_tokens), count_tokens
         self._mandate: intake.Mandate | None = None  # an agent acts on triggers; a step of a saga, on its saga's
-        self._concluder = Concluder(contract, store, signer, now_ms=now_ms, log=log)
         self.dispatcher = Dispatcher(contract, store, executor, signer, now_ms=now_ms, log=log)
+        self.whole = Wholeness(store, contract.gate, self.dispatcher, now_ms=now_ms)
+        self._concluder = Concluder(contract, store, signer, now_ms=now_ms, log=log)
         self._safeguards = safeguards_of(contract)
         self._tolerances = jit.tolerances(contract)
         self._effective_ms = int(datetime.fromisoformat(contract.effective_from).replace(tzinfo=UTC).timestamp() * 1000)
@@ -257,8 +259,15 @@ class Kernel:
         )
 
     def just_in_time(self, packet: DecisionPacket, verdict: Verdict) -> JitReport:
-        """Read the world again and tell whether an accepted decision still holds. Changes nothing."""
+        """Read the world again and tell whether an accepted decision still holds. Changes nothing.
+
+        Nothing that would be ordered does while the record may not know what has been paid.
+        """
+        doubt = self.whole.doubt() if verdict.proposal and self.contract.executes(verdict.proposal.action) else None
         now_ms = self._now_ms()
+        if doubt is not None:
+            age_ms = now_ms - packet.snapshot.taken_at_ms
+            return JitReport(False, age_ms, objections=(doubt.message,), code=doubt.code)
         seen = self.observe(packet.key, now_ms, dfid=packet.dfid)
         if verdict.proposal is None or not seen.situation.fields:
             return JitReport(False, now_ms - packet.snapshot.taken_at_ms, seen.notes, code="STATE_DRIFT_DETECTED")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sds.kernel import intake, ledger, record, undecided
+from sds.kernel.adopted import is_adopted
 from sds.kernel.answer import Answer, answer
 from sds.kernel.canonical import canonical
 from sds.kernel.contract import Contract, EventSpec, SagaSpec
@@ -189,7 +190,8 @@ def _child(store: Reader, contract: Contract, prefix: str, saga: str, number: in
         " WHERE e.gate = ? AND e.event_id = ?",
         (contract.gate, child_id(prefix, number)),
     )
-    if row is None or mandate_in(row[1]) != (saga, number):  # an outsider's event may have taken the name
+    # an outsider's event may have taken the name; what was adopted stands for no event but the one that is named so
+    if row is None or (mandate_in(row[1]) != (saga, number) and not is_adopted(row[1])):
         return Child(number, kind, None, "NOT_BEGUN")
     found = answer(store, row[0])
     if found is None:

@@ -180,6 +180,9 @@ WHEN NOT EXISTS (SELECT 1 FROM erasures e WHERE e.gate = OLD.gate AND e.event_id
     SELECT RAISE(ABORT, 'the key of a case is destroyed by an erasure: no delete');
 END;
 
+-- orders that were taken over from the outside: an unknown event may be that of one
+CREATE INDEX flows_adopted ON decision_flows (gate) WHERE tag = 'ADOPTED';
+
 CREATE TABLE ledger (
     idx INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, kind TEXT NOT NULL, dfid TEXT NOT NULL, body TEXT NOT NULL,
     prev_hash TEXT NOT NULL, entry_hash TEXT NOT NULL

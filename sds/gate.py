@@ -29,9 +29,11 @@ from sds.kernel.recovery import Recovered
 from sds.kernel.runtime import Kernel
 from sds.kernel.saga import SagaAnswer
 from sds.kernel.state import StateSource
+from sds.kernel.statement import Comparison
 from sds.line import Lines
 from sds.logs import JsonLog
 from sds.rationales import Rationales, check_explains
+from sds.reconciliation import Schedule, adopt, reconcile
 from sds.saga import SagaStream
 from sds.stream import Reasoned, Stream
 
@@ -213,6 +215,26 @@ class Gate:
         for dfid in dirty:
             self._sagas.drive(dfid)
         return replace(found, sagas_ended=found.sagas_ended + len(dirty), sagas_dirty=0)
+
+    def reconcile(self, *, since_ms: int = 0, until_ms: int | None = None) -> Comparison:
+        """Compare the record with what the executor lists, and open a case for every difference that has none yet.
+
+        Without `until_ms`: all there is. Raises UsageError where the executor lists nothing, WorldError: unreadable.
+        """
+        return reconcile(self.kernel, since_ms=since_ms, until_ms=until_ms, now_ms=self._now_ms, log=self._log.write)
+
+    def reconcile_every(self, every_s: float) -> None:
+        """Compare now and again, in a thread that ends with the gate; what is found is logged, and is a case."""
+        self._check_open()
+        every = Schedule(self._kernel, every_s=every_s, now_ms=self._now_ms, log=self._log.write)
+        self.on_close(every.close)
+
+    def adopt(self, *, who: str, reason: str) -> tuple[str, ...]:
+        """Take over every order that the executor lists and this record does not know; return the flows they have.
+
+        Until then a record that was put back from a backup orders nothing.
+        """
+        return adopt(self.kernel, who=who, reason=reason, now_ms=self._now_ms)
 
     def escalations(self) -> list[Case]:
         """Return what waits for a human, oldest first: escalated cases, and orders whose end nobody knows.

@@ -15,7 +15,7 @@ import structlog
 from sds.kernel.errors import StoreError
 from sds.kernel.private_files import make_private_file
 
-_WARNINGS = ("security.", "agent.suspended", "engine.down", "rationale.skipped", "recovery.failed")
+_WARNINGS = ("security.", "agent.suspended", "engine.down", "statement.", "rationale.skipped", "recovery.failed")
 
 
 class JsonLog:

@@ -24,6 +24,7 @@ from sds.cli import (
     escalations,
     keys,
     models,
+    reconcile,
     record,
     replay,
     run,
@@ -47,6 +48,7 @@ app = typer.Typer(
 run.add_to(app)
 decide.add_to(app)
 record.add_to(app)
+reconcile.add_to(app)
 replay.add_to(app)
 agents.add_to(app)
 escalations.add_to(app)

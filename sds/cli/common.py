@@ -45,7 +45,7 @@ def folder_of(gate: str) -> Path:
     """Return the folder of a gate that ships with this package. Raises UsageError."""
     if gate not in GATES:
         if _GATE.fullmatch(gate) and decisions_path(gate_home(gate)).exists():
-            hint = "in your code: Gate.look, Gate.resolve, Gate.recover, Gate.preview"
+            hint = "in your code: Gate.look, Gate.resolve, Gate.recover, Gate.reconcile, Gate.preview"
             raise UsageError(f"`{gate}` is a gate of your own: only your code knows its state and executor", hint=hint)
         raise UsageError(f"there is no gate `{gate}`", hint=f"gates are: {', '.join(GATES)}")
     return gate_home(gate)

@@ -147,7 +147,7 @@ def _commands(terms: Contract, case: Case, look: Look) -> list[str]:
     start, why = f"sds escalations resolve {case.dfid}", '--reason "..."'
     if case.unknown:
         return [f"{start} --settled REFERENCE {why} --acknowledge", f"{start} --rejected {why} --acknowledge"]
-    if case.of_saga:
+    if not case.can_be_carried_out:
         return [f"{start} --abort {why}"]
     seen = f" --seen {look.seen}" if look.moved else ""
     commands, envelope = [], look.packet.envelope
@@ -198,11 +198,10 @@ def _print(terms: Contract, case: Case, look: Look, facts: dict[str, Any]) -> No
         proposal[str(choice.get("choice"))] = ", ".join(f"{label} {p:.3f}" for label, p in shares.items())
     _section(console, "ordered" if case.ordered else "proposed", proposal)
     if facts["commands"]:
-        _section(
-            console,
-            "a human may decide now",
-            {kind.kind: _bounds(terms, kind) for kind in look.packet.envelope.kinds if kind.kind != ESCALATE},
-        )
+        kinds = look.packet.envelope.kinds if case.can_be_carried_out else ()
+        decidable = {kind.kind: _bounds(terms, kind) for kind in kinds if kind.kind != ESCALATE}
+        if decidable:
+            _section(console, "a human may decide now", decidable)
         console.print("type one of")
     for command in facts["commands"]:
         console.print(f"  {command}")

@@ -342,8 +342,9 @@ def _humans(console: Console, found: dict[str, Any]) -> None:
     if human := found["human_decisions"]:
         names = ("decision", "who", "reason", "impact", "seen", "snapshot_id", "proposal")
         _lines(console, "human", {"at": when(human["decided_at_ms"]), **{k: human[k] for k in names}})
-    for by in filter(None, (json.loads(entry["body"]).get("by") for entry in found["ledger"])):
-        _lines(console, "settled by a human's word", by)
+    for entry in found["ledger"]:
+        if by := json.loads(entry["body"]).get("by"):
+            _lines(console, "taken over" if entry["kind"] == "ADOPTED" else "settled by a human's word", by)
 
 
 def _reasons(console: Console, text: str) -> None:

@@ -230,6 +230,8 @@ def _table(report: dict[str, Any], chaos: str | None, console: Console) -> None:
         f"faults in the record: {len(report['record_faults'])}",
         soft_wrap=True,
     )
+    if not report["double_payouts"]:
+        console.print("the rail's statement and the record agree, order by order", soft_wrap=True)
     if chaos:
         console.print(
             f"tickets moved while the model was thinking: {report['moved_tickets']}; of these decisions "

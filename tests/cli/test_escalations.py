@@ -22,7 +22,7 @@ from sds.gate import Gate
 from sds.gates.refund import desk
 from sds.gates.refund.airline import move_ticket
 from sds.gates.refund.rail_client import RailProcess
-from sds.home import decisions_path
+from sds.home import decisions_path, now_ms
 from sds.kernel import audit
 from sds.kernel.answer import Answer
 from sds.kernel.contract import Contract
@@ -113,7 +113,8 @@ def escalated(cli: Cli, kind: str, engine: Says | None = None) -> Answer:
 
 def paid(cli: Cli) -> list[tuple[str, str, int]]:
     with RailProcess(cli.folder / "rail.db") as rail:
-        return [(payment.dfid, payment.kind, payment.amount_minor) for payment in rail.payments()]
+        lines = rail.executor().statement(0, now_ms())
+        return [(line.dfid, line.kind, line.amount_minor or 0) for line in lines if line.outcome != "rejected"]
 
 
 def whole(cli: Cli) -> None:
@@ -214,6 +215,7 @@ def test_an_order_whose_end_nobody_knows_is_listed_and_settled_by_a_humans_word(
     rails: list[RailProcess] = []
     with refund_gate(cli, says("REFUND_TICKET", "NOT_TRAVELLED", amount="3.00"), rails.append) as gate:
         event = payable(gate, "REFUND_TICKET")
+        assert gate.kernel.whole.doubt() is None  # as before any order that is not the first
         rails[0].kill()
         answer = gate.decide(event)
         assert "UNKNOWN" == answer.execution
@@ -235,6 +237,7 @@ def test_an_order_that_cannot_be_recovered_is_counted_and_named(cli: Cli) -> Non
     rails: list[RailProcess] = []
     with refund_gate(cli, says("REFUND_TICKET", "NOT_TRAVELLED", amount="3.00"), rails.append) as gate:
         event = payable(gate, "REFUND_TICKET")
+        assert gate.kernel.whole.doubt() is None  # as before any order that is not the first
         rails[0].kill()
         dfid = gate.decide(event).dfid
         with gate.store.transaction():

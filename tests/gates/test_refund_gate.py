@@ -65,6 +65,7 @@ def test_a_dead_rail_leaves_unknown_and_the_next_start_resolves_it(
 ) -> None:
     opened, rail = gate
     before = rail.payouts()["settled"]
+    assert opened.kernel.whole.doubt() is None  # as before any order that is not the first
     rail.kill()
     claims = undecided(opened, folder)
     answer = next(a for a in map(lambda c: opened.decide(c.event), claims) if a.execution)  # noqa: C417  lazily

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
 from threading import Event, get_ident
@@ -15,11 +15,10 @@ from sds.gates.refund import desk
 from sds.gates.refund import run as refund
 from sds.gates.refund.desk import ensure_world, load_refund_contract, read_queue
 from sds.gates.refund.rail_client import RailProcess
-from sds.gates.refund.rail_store import Payment
 from sds.home import now_ms, open_record
 from sds.kernel import registry
 from sds.kernel.answer import Answer
-from sds.kernel.errors import ExecutorError, UsageError, WorldError
+from sds.kernel.errors import UsageError, WorldError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.kernel.store import Store
 from tests.proposers import Greedy
@@ -155,19 +154,19 @@ def test_the_command_shows_what_was_decided_and_fails_in_one_line(
         cli.run("refund", limit=LIMIT)
 
 
-class Dead(RailProcess):
-    """A rail that has died by the time one asks what it paid."""
-
-    def payments(self) -> Iterator[Payment]:
-        raise ExecutorError("the payment rail does not answer")
-
-
 def test_a_rail_that_died_ends_the_run_with_what_is_unknown_and_its_mend(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk, "RailProcess", Dead)
-    with pytest.raises(WorldError, match="does not answer: what was paid cannot be told") as ended:
-        refund.run(folder, limit=1, engine=Greedy(), chaos=None, on_decided=lambda _: None)
+    rails: list[RailProcess] = []
+
+    class Rail(RailProcess):
+        def start(self) -> None:
+            super().start()
+            rails.append(self)
+
+    monkeypatch.setattr(desk, "RailProcess", Rail)
+    with pytest.raises(WorldError, match=r"does not answer: .*: what was paid cannot be told") as ended:
+        refund.run(folder, limit=1, engine=Greedy(), chaos=None, on_decided=lambda _: rails[0].kill())
 
     assert "0 orders are UNKNOWN: sds recover" == ended.value.hint
 

@@ -12,7 +12,9 @@ HTTP on 127.0.0.1 only, one request a connection, bodies in JSON:
     POST /revert         {"key"}: take back, whole and once, what was paid under this key; rejected when nothing was.
     GET  /revert/KEY     settled: it was taken back | absent: it was not, nor by any request that arrived before | pending
     GET  /payouts        what was paid; /payouts/TICKET_ID for one ticket
-    GET  /payments/N     the next payments after number N, each as it was made; an empty list after the last
+    GET  /statement/SINCE/UNTIL/N
+                         the next orders answered in this time (milliseconds since 1970), after number N, each as it
+                         stands now: settled, rejected or reverted; an empty list after the last
     POST /faults         {"lose_reply","fail","drop_before": 0..1, "delay_ms", "seed"}: from now on, lose replies after
                          the work is done, decline, close the connection before any work, wait before the work
 
@@ -184,8 +186,8 @@ class Handler(BaseHTTPRequestHandler):
         what, _, name = self.path.removeprefix("/").partition("/")
         if what == "payouts":
             self._answer(200, self.server.store.summary(name))
-        elif what == "payments" and name.isascii() and name.isdigit() and len(name) <= NUMBER_DIGITS_MAX:
-            self._answer(200, {"payments": [asdict(payment) for payment in self.server.store.payments(int(name))]})
+        elif what == "statement" and (asked := _numbers(name)) is not None:
+            self._answer(200, {"lines": [asdict(line) for line in self.server.store.statement(*asked)]})
         elif what in {"pay", "revert"} and is_key(name):
             self._look_up(what, name)
         else:
@@ -284,6 +286,15 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+
+def _numbers(path: str) -> tuple[int, int, int] | None:
+    """Return since, until and the number after which to go on; None when they are none."""
+    parts = path.split("/")
+    if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) <= NUMBER_DIGITS_MAX for p in parts):
+        return None
+    since_ms, until_ms, after = map(int, parts)
+    return since_ms, until_ms, after
 
 
 def _stop_with_input(server: RailServer) -> None:

@@ -25,8 +25,9 @@ from typing import Any, Self
 import sds
 from sds.kernel.errors import ExecutorError, StateError
 from sds.kernel.executor import ExecutionIntent, Receipt
+from sds.kernel.statement import StatementLine
 
-from .rail_store import Payment
+from .rail_store import Line
 
 REPLY_BYTES_MAX = 64 * 1024
 READY_S = 15.0
@@ -112,25 +113,8 @@ class RailProcess:
         """Return what the rail has paid: `settled`, `rejected`, `paid_minor`, `by_kind`, `dfids_paid_twice`, ..."""
         return self._control("GET", f"/payouts/{ticket_id}" if ticket_id else "/payouts", None)
 
-    def payments(self) -> Iterator[Payment]:
-        """Yield every payment the rail has made, in order. Raises ExecutorError."""
-        after = 0
-        while page := self._control("GET", f"/payments/{after}", None).get("payments"):
-            for made in page:
-                payment = Payment(**made)
-                if payment.number <= after:
-                    raise ExecutorError("the payment rail tells of a payment twice")
-                after = payment.number
-                yield payment
-
     def _control(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
-        try:
-            code, data = _exchange(self.port, method, path, body, CONTROL_S)
-        except _NO_ANSWER as error:
-            raise ExecutorError(f"the payment rail does not answer: {error}") from error
-        if code != 200:
-            raise ExecutorError(f"the payment rail refused: {data.get('detail', code)}")
-        return data
+        return _told(self.port, method, path, body)
 
 
 class RailExecutor:
@@ -181,12 +165,48 @@ class RailExecutor:
         """Ask whether what was paid under `key` has been taken back."""
         return self._ask("GET", f"/revert/{key}", None, key, deadline_s)
 
+    def statement(self, since_ms: int, until_ms: int) -> Iterator[StatementLine]:
+        """Yield every order the rail answered in this time, in order, as it stands now. Raises ExecutorError."""
+        after = 0
+        while page := _told(self._port, "GET", f"/statement/{since_ms}/{until_ms}/{after}", None).get("lines"):
+            for told in page:
+                line = Line(**told)
+                if line.number <= after:
+                    raise ExecutorError("the payment rail tells of an order twice")
+                after = line.number
+                yield _statement_line(line)
+
     def _ask(self, method: str, path: str, body: Mapping[str, object] | None, key: str, deadline_s: float) -> Receipt:
         try:
             code, data = _exchange(self._port, method, path, body, deadline_s)
         except _NO_ANSWER as error:
             return Receipt("unknown", detail=f"no answer from the rail: {type(error).__name__}")
         return _receipt(path, code, data, key)
+
+
+def _statement_line(line: Line) -> StatementLine:
+    return StatementLine(
+        key=line.key,
+        outcome=line.status,  # type: ignore[arg-type]  # whoever reads a statement checks every line of it
+        at_ms=line.at_ms,
+        amount_minor=line.amount_minor,
+        reference=line.reference,
+        dfid=line.dfid,
+        kind=line.kind,
+        params={"amount": line.amount_minor},
+        resource_key=line.ticket_id,
+    )
+
+
+def _told(port: int, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
+    """Ask what is no order; return the answer. Raises ExecutorError when there is none."""
+    try:
+        code, data = _exchange(port, method, path, body, CONTROL_S)
+    except _NO_ANSWER as error:
+        raise ExecutorError(f"the payment rail does not answer: {error}") from error
+    if code != 200:
+        raise ExecutorError(f"the payment rail refused: {data.get('detail', code)}")
+    return data
 
 
 def _receipt(path: str, code: int, data: Mapping[str, Any], key: str) -> Receipt:

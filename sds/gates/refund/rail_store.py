@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 
 AMOUNT_MINOR_MAX = 100_000_000
-PAGE_PAYMENTS = 100
+PAGE_LINES = 100
 BUSY_S = 5.0
 
 _SCHEMA = f"""
@@ -71,10 +71,9 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Payment:
-    """One payment that was made. `number` counts everything the rail has answered, in order.
-
-    `reversed_minor`: what was taken back of it; nothing, or all.
+class Line:
+    """One order in a statement: settled, rejected, or reverted: paid and taken back whole. `number` counts what the rail
+    has answered, in order; `at_ms`: when it did.
     """
 
     number: int
@@ -83,7 +82,9 @@ class Payment:
     ticket_id: str
     kind: str
     amount_minor: int
-    reversed_minor: int = 0
+    status: str
+    at_ms: int
+    reference: str
 
 
 def is_key(text: object) -> bool:
@@ -193,16 +194,21 @@ class PayoutStore:
     def _is_void(self, key: str) -> bool:
         return self._db.execute("SELECT 1 FROM voided WHERE key = ?", (key,)).fetchone() is not None
 
-    def payments(self, after: int) -> list[Payment]:
-        """Return the next `PAGE_PAYMENTS` payments with a number above `after`; fewer are the last."""
+    def statement(self, since_ms: int, until_ms: int, after: int) -> list[Line]:
+        """Return the next `PAGE_LINES` orders answered in this time with a number above `after`, as they stand now.
+
+        A key that was made void before any order came with it is no order.
+        """
         with self._lock:
             rows = self._db.execute(
-                "SELECT p.number, p.key, dfid, ticket_id, kind, p.amount_minor, coalesce(r.amount_minor, 0)"
+                "SELECT p.number, p.key, dfid, ticket_id, kind, p.amount_minor,"
+                " CASE WHEN r.key IS NULL THEN status ELSE 'reverted' END, answered_at_ms,"
+                " CASE status WHEN 'settled' THEN printf('PAY-%08d', p.number) ELSE '' END"
                 " FROM payouts p LEFT JOIN reversals r ON r.key = p.key"
-                " WHERE status = 'settled' AND p.number > ? ORDER BY p.number LIMIT ?",
-                (after, PAGE_PAYMENTS),
+                " WHERE answered_at_ms BETWEEN ? AND ? AND p.number > ? ORDER BY p.number LIMIT ?",
+                (since_ms, until_ms, after, PAGE_LINES),
             ).fetchall()
-        return [Payment(*row) for row in rows]
+        return [Line(*row) for row in rows]
 
     def summary(self, ticket_id: str = "") -> dict[str, object]:
         """Count what was paid, for one ticket or (empty) for all, and what should never have been paid twice."""

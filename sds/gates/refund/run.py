@@ -22,21 +22,20 @@ import numpy as np
 
 from sds.engines.protocol import Engine
 from sds.gate import Gate
-from sds.gates.refund import books
 from sds.gates.refund.adjudication import expected_action
 from sds.gates.refund.airline import move_ticket
 from sds.gates.refund.desk import QueuedClaim, airline_path, ensure_world, load_refund_contract, open_refund, read_queue
 from sds.gates.refund.rail_client import RailProcess
-from sds.gates.refund.rail_store import Payment
 from sds.gates.refund.source import TicketSource
 from sds.home import decisions_path, now_ms, open_record, public_keys_of, refuse_lost
 from sds.kernel import audit, binding, registry
 from sds.kernel.agent_record import agent_record
 from sds.kernel.answer import Answer
-from sds.kernel.errors import ExecutorError, UsageError, WorldError
+from sds.kernel.errors import UsageError, WorldError
 from sds.kernel.intake import settled_events
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.proposal import Proposal, parse_proposal
+from sds.kernel.statement import CLOCKS_APART_MS, StatementLine
 from sds.kernel.store import Reader, Store
 
 MOVED_EVERY = 2  # of the proposals that would pay, and of the others
@@ -116,9 +115,9 @@ def run(
             decided.append(found)
             on_decided(found[0])
         stopped = queue.stopped
-        payments = payments_of(rails[0], gate.store)
-        wrong = list(books.faults(payments, gate.store, lambda ticket: fare_of(source, ticket)))
         source.close()
+        payments = payments_of(gate)
+        wrong = wrongly_paid(gate, rails[0])
         ours = [one for one in decided if not _elsewhere(one[0], watch)]
         report = _report(
             gate.engine.model,
@@ -133,14 +132,24 @@ def run(
         return report | (_chaos_report(watch, gate.store, payments, ours) if chaos else {})
 
 
-def payments_of(rail: RailProcess, record: Reader) -> list[Payment]:
+def payments_of(gate: Gate) -> list[StatementLine]:
     """Return all that the rail has paid. Raises WorldError, with how to learn what became of orders, when it is dead."""
     try:
-        return list(rail.payments())
-    except ExecutorError as error:
-        unknown = record.value("SELECT count(*) FROM execution_log WHERE status IN ('PENDING', 'UNKNOWN')")
+        lines = gate.kernel.dispatcher.statement(0, now_ms() + CLOCKS_APART_MS)
+    except WorldError as error:
+        unknown = gate.store.value("SELECT count(*) FROM execution_log WHERE status IN ('PENDING', 'UNKNOWN')")
         hint = f"{unknown} orders are UNKNOWN: sds recover"
         raise WorldError(f"{error}: what was paid cannot be told", hint=hint) from error
+    return [line for line in lines if line.outcome != "rejected"]
+
+
+def wrongly_paid(gate: Gate, rail: RailProcess) -> list[str]:
+    """Return one line for every difference between record and rail, each a case by now, and for what the rail itself
+    counts as paid twice.
+    """
+    counts = rail.payouts()
+    twice = [f"{counts[name]} {name}" for name in ("dfids_paid_twice", "tickets_paid_twice_in_kind") if counts[name]]
+    return [*(difference.words for difference in gate.reconcile().differences), *twice]
 
 
 def _elsewhere(answer: Answer, watch: Watch) -> bool:
@@ -236,7 +245,7 @@ def _report(
     model: str,
     decided: list[Decided],
     watch: Watch,
-    payments: list[Payment],
+    payments: list[StatementLine],
     wrong: list[str],
     faults: Iterable[str],
 ) -> dict[str, Any]:
@@ -251,7 +260,7 @@ def _report(
         "out_of_envelope": watch.out_of_envelope,
         "double_payouts": len(wrong),
         "double_payout_faults": wrong[:FAULTS_SHOWN],
-        "paid_minor": sum(payment.amount_minor for payment in payments if payment.dfid in dfids),
+        "paid_minor": sum(payment.amount_minor or 0 for payment in payments if payment.dfid in dfids),
         "agreement": round(agreed / len(decided), 4) if decided else None,
         "agreement_always_paying": round(by_thumb / len(decided), 4) if decided else None,
         "latency_ms": percentiles([ms for _, ms, _ in decided]),
@@ -259,7 +268,9 @@ def _report(
     }
 
 
-def _chaos_report(watch: Watch, record: Reader, payments: list[Payment], decided: list[Decided]) -> dict[str, int]:
+def _chaos_report(
+    watch: Watch, record: Reader, payments: list[StatementLine], decided: list[Decided]
+) -> dict[str, int]:
     """Count by flow: of those moved, only what drift ended, or what was paid all the same, says anything.
 
     What was paid on a second look, after the ticket had moved, is neither: it is counted on its own.
@@ -276,12 +287,6 @@ def _chaos_report(watch: Watch, record: Reader, payments: list[Payment], decided
         ),
         "unmoved_paid": sum(a.dfid in paid and not watch.claims.get(a.event_id, False) for a, _, _ in decided),
     }
-
-
-def fare_of(source: TicketSource, ticket_id: str) -> int | None:
-    read = source.read(ticket_id)
-    fare = read.fields.get("ticket.fare_minor") if read else None
-    return fare if isinstance(fare, int) else None
 
 
 def _action(answer: Answer) -> str | None:

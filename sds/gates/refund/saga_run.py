@@ -16,18 +16,16 @@ from typing import Any
 
 from sds.engines.protocol import Engine
 from sds.gate import Gate
-from sds.gates.refund import books
-from sds.gates.refund.desk import airline_path, ensure_world, open_refund, read_queue
+from sds.gates.refund.desk import ensure_world, open_refund, read_queue
 from sds.gates.refund.rail_client import RailProcess
-from sds.gates.refund.rail_store import Payment
-from sds.gates.refund.run import FAULTS_SHOWN, fare_of, payments_of, percentiles, refuse_stopped
-from sds.gates.refund.source import TicketSource
+from sds.gates.refund.run import FAULTS_SHOWN, payments_of, percentiles, refuse_stopped, wrongly_paid
 from sds.home import public_keys_of
 from sds.kernel import audit
 from sds.kernel.errors import UsageError
 from sds.kernel.intake import settled_events
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.saga import COMPENSATED, DIRTY, SagaAnswer, spec_of
+from sds.kernel.statement import StatementLine
 
 SECOND, COMPENSATION = "/2", "/compensation"
 
@@ -73,7 +71,7 @@ def run(
             answer = gate.decide_saga(saga, claim)
             decided.append((answer, (perf_counter() - began) * 1000))
             on_decided(answer)
-        return _report(gate, folder, decided, payments_of(rails[0], gate.store)) | {
+        return _report(gate, folder, decided, payments_of(gate), wrongly_paid(gate, rails[0])) | {
             "saga": saga,
             "out_of_envelope": watch.out_of_envelope,
         }
@@ -88,24 +86,26 @@ def _claims(gate: Gate, folder: Path, first: str) -> Iterator[dict[str, str]]:
 
 
 def _report(
-    gate: Gate, folder: Path, decided: list[tuple[SagaAnswer, float]], payments: list[Payment]
+    gate: Gate,
+    folder: Path,
+    decided: list[tuple[SagaAnswer, float]],
+    payments: list[StatementLine],
+    wrong: list[str],
 ) -> dict[str, Any]:
     answers = [answer for answer, _ in decided]
-    source = TicketSource(airline_path(folder))
-    wrong = list(books.faults(payments, gate.store, lambda ticket: fare_of(source, ticket)))
-    source.close()
     ours = {step.dfid: answer for answer in answers for step in answer.steps if step is not None}
     paid = [payment for payment in payments if payment.dfid in ours]
-    standing = [p for p in paid if not p.reversed_minor and ours[p.dfid].answer.tag == COMPENSATED]
+    taken_back = [payment.amount_minor or 0 for payment in paid if payment.outcome == "reverted"]
+    standing = [p for p in paid if p.outcome == "settled" and ours[p.dfid].answer.tag == COMPENSATED]
     return {
         "model": gate.engine.model,
         "decisions": len(decided),
         "outcomes": dict(Counter(outcome(answer) for answer in answers)),
         "dirty": sum(answer.compensation is not None for answer in answers),
         "compensations": dict(Counter(a.compensation for a in answers if a.compensation is not None)),
-        "paid_minor": sum(payment.amount_minor for payment in paid),
-        "reversed_minor": sum(payment.reversed_minor for payment in paid),
-        "reversals": sum(payment.reversed_minor > 0 for payment in paid),
+        "paid_minor": sum(payment.amount_minor or 0 for payment in paid),
+        "reversed_minor": sum(taken_back),
+        "reversals": len(taken_back),
         "compensated_but_paid": len(standing),
         "double_payouts": len(wrong),
         "double_payout_faults": wrong[:FAULTS_SHOWN],

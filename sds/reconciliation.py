@@ -1,0 +1,91 @@
+"""Comparing a gate's record with its executor's statement: once, on a schedule, and taking over what the record lacks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from sds.kernel import adoption
+from sds.kernel.dispatch import Log, no_log
+from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.runtime import Kernel
+from sds.kernel.statement import CLOCKS_APART_MS, Comparison, compare
+from sds.kernel.statement_cases import open_cases
+
+EVERY_S_MIN = 1.0
+STOP_S = 5.0
+
+
+def reconcile(
+    kernel: Kernel, *, since_ms: int = 0, until_ms: int | None = None, now_ms: Callable[[], int], log: Log = no_log
+) -> Comparison:
+    """Compare what was ordered in a time with what the outside lists, and open a case for each difference, once.
+
+    Raises UsageError where the executor offers no statement, WorldError where it cannot be read.
+    """
+    found = _compared(kernel, since_ms, until_ms, now_ms())
+    opened = open_cases(kernel.store, kernel.contract, found.differences, now_ms=now_ms())
+    facts = {"orders": found.orders, "lines": found.lines, "in_the_air": found.in_the_air}
+    log("reconcile.compared", {**facts, "differences": len(found.differences), "cases": len(opened)})
+    for dfid in opened:
+        log("statement.differs", {"dfid": dfid})
+    return found
+
+
+def _compared(kernel: Kernel, since_ms: int, until_ms: int | None, now_ms: int) -> Comparison:
+    until_ms = now_ms + CLOCKS_APART_MS if until_ms is None else until_ms
+    gate, statement = kernel.contract.gate, kernel.dispatcher.statement
+    return compare(kernel.store, gate, statement, since_ms=since_ms, until_ms=until_ms)
+
+
+def adopt(
+    kernel: Kernel,
+    *,
+    since_ms: int = 0,
+    until_ms: int | None = None,
+    who: str,
+    reason: str,
+    now_ms: Callable[[], int],
+) -> tuple[str, ...]:
+    """Take over every order of a time that the outside has and the record does not know; return the flows they have."""
+    found = _compared(kernel, since_ms, until_ms, now_ms())
+    return adoption.adopt(kernel, found.differences, who=who, reason=reason, now_ms=now_ms())
+
+
+class Schedule:
+    """Compares every `every_s` seconds in a thread of its own: first everything, then what is newer than the last time.
+
+    Whatever fails is logged, and tried again the next time.
+    """
+
+    def __init__(self, kernel: Kernel, *, every_s: float, now_ms: Callable[[], int], log: Log) -> None:
+        if not every_s >= EVERY_S_MIN:
+            raise UsageError(f"`{every_s}` seconds is no time between two comparisons", hint=f"at least {EVERY_S_MIN}")
+        if not kernel.dispatcher.lists:
+            raise UsageError("this executor offers no statement", hint="give it `statement(since_ms, until_ms)`")
+        self._kernel, self._every_s, self._now_ms, self._log = kernel, every_s, now_ms, log
+        self._closed = threading.Event()
+        self._compared_ms = 0
+        self._worker = threading.Thread(target=self._work, name="sds-reconcile", daemon=True)  # an executor may hang
+        self._worker.start()
+
+    def close(self) -> None:
+        """Compare no more; wait for what is being compared for at most STOP_S seconds."""
+        self._closed.set()
+        self._worker.join(STOP_S)
+
+    def _work(self) -> None:
+        while not self._closed.is_set():
+            self._compare()
+            self._closed.wait(self._every_s)
+
+    def _compare(self) -> None:
+        began_ms = self._now_ms()
+        try:
+            since_ms = max(0, self._compared_ms - CLOCKS_APART_MS)
+            reconcile(self._kernel, since_ms=since_ms, now_ms=self._now_ms, log=self._log)
+            self._compared_ms = began_ms
+        except SdsError as error:
+            self._log("statement.unreadable", {"reason": error.reason_code})
+        except Exception as error:  # noqa: BLE001  a clock or a log may fail, and the next comparison may not
+            self._log("statement.unreadable", {"reason": type(error).__name__})

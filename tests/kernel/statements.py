@@ -1,0 +1,116 @@
+"""A rail that lists what it was ordered, honestly or not, and a record that is put back from a backup."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from sds.gates.refund.rail_store import Line, Order, PayoutStore
+from sds.kernel import registry
+from sds.kernel.executor import ExecutionIntent, Receipt
+from sds.kernel.statement import Comparison, StatementLine
+from sds.reconciliation import reconcile
+from tests.kernel.durable import START_MS, Rail, World
+from tests.kernel.faults import Faults
+
+Told = Callable[[StatementLine], StatementLine]
+
+
+class ListingRail(Rail):
+    """A rail that also lists. `tells` makes of each line what it says; `while_listing` is what happens meanwhile."""
+
+    def __init__(self, path: Path, *, faults: Faults | None = None) -> None:
+        super().__init__(path, faults=faults)
+        self.tells: Told = lambda line: line
+        self.while_listing: Callable[[], object] = lambda: None
+        self.listed = 0
+
+    def statement(self, since_ms: int, until_ms: int) -> Iterator[StatementLine]:
+        self.listed += 1
+        after = 0
+        while page := self._memory.statement(since_ms, until_ms, after):
+            yield from (self.tells(_line(line)) for line in page)
+            after = page[-1].number
+        self.while_listing()
+
+
+def _line(line: Line) -> StatementLine:
+    return StatementLine(
+        line.key,
+        line.status,  # type: ignore[arg-type]  # settled, rejected or reverted
+        line.at_ms,
+        line.amount_minor,
+        line.reference,
+        line.dfid,
+        line.kind,
+        {"amount": line.amount_minor},
+        line.ticket_id,
+    )
+
+
+def forgetful(line: StatementLine) -> StatementLine:
+    """Keep of an order only what a bank statement has."""
+    return StatementLine(line.key, line.outcome, line.at_ms, line.amount_minor, line.reference)
+
+
+class Liar(ListingRail):
+    """A rail whose receipts say `says`, whatever it does: it pays all the same, `amount` where one is given, or nothing."""
+
+    def __init__(self, path: Path, says: Receipt, *, pays: bool = True, amount: int | None = None) -> None:
+        super().__init__(path)
+        self.says, self.pays, self.amount = says, pays, amount
+
+    def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
+        if self.pays:
+            params = intent.params if self.amount is None else (("amount", self.amount),)
+            super().dispatch(replace(intent, params=params), key, deadline_s)
+        return self.says
+
+    def lookup(self, key: str, deadline_s: float) -> Receipt:
+        return self.says
+
+
+def listing(world: World, rail: ListingRail | None = None) -> ListingRail:
+    """Give a world a rail that lists, and a kernel that orders there."""
+    made = rail or ListingRail(world.folder / "rail.db")
+    world.rail = made
+    world.kernel = world.open_kernel()
+    return made
+
+
+def compared(world: World, *, since_ms: int = 0, until_ms: int | None = None) -> Comparison:
+    return reconcile(world.kernel, since_ms=since_ms, until_ms=until_ms, now_ms=world.clock)
+
+
+def codes(world: World) -> list[str]:
+    return [difference.code for difference in compared(world).differences]
+
+
+def backup(world: World) -> bytes:
+    """Return the record as it is now."""
+    kept = world.folder / "backup.db"
+    with closing(sqlite3.connect(world.path)) as db, closing(sqlite3.connect(kept)) as copy:
+        db.backup(copy)
+    data = kept.read_bytes()
+    kept.unlink()
+    return data
+
+
+def restore(world: World, data: bytes | None) -> None:
+    """Put a record back, or begin a fresh one where there is none, and open it."""
+    world.close()
+    for end in ("", "-wal", "-shm"):
+        world.path.with_name(world.path.name + end).unlink(missing_ok=True)
+    if data is not None:
+        world.path.write_bytes(data)
+    world.store = world.open_store()
+    registry.register(world.store, world.contract, by="registry", now_ms=world.clock())
+    world.kernel = world.open_kernel()
+
+
+def paid_elsewhere(folder: Path, key: str, amount: int) -> None:
+    """Have somebody else order at the rail."""
+    PayoutStore(folder / "rail.db", lambda: START_MS).pay(Order(key, "GOODWILL", amount, "T1", "somebody-else"))
