@@ -31,6 +31,7 @@ SLOW = frozenset({
     "test_at_most_once", "test_crash", "test_damaged_record", "test_dim_fuzz", "test_histories", "test_human_crash",
     "test_registry_crash", "test_saga_crash",
 })  # fmt: skip
+CORE = frozenset({"test_runtime", "test_recovery", "test_audit_tables"})  # all that is decided and recorded
 MUTANT_S_MAX = 600
 TEST_S_MAX = 60
 SHOWN_CHARS_MAX = 160
@@ -153,14 +154,16 @@ def meaning(code: str) -> str | None:
 
 
 def chosen_tests(file: str, root: Path, *, near: bool) -> list[str]:
-    """Return the quick tests of the kernel, those called after the module first, then those that name it, then (unless
+    """Return the quick tests of the kernel, those called after the module first, then those that import it, then the core, then (unless
     `near`) all others.
     """
     name, folder = Path(file).stem, root / "tests" / "kernel"
     quick = sorted(path for path in folder.glob("test_*.py") if path.stem not in SLOW)
     own = [path for path in quick if path.stem.startswith(f"test_{name}")]
-    naming = [path for path in quick if re.search(rf"\b{name}\b", path.read_text(encoding="utf-8"))]
-    chosen = dict.fromkeys([*own, *naming, *([] if near else quick)])
+    imported = rf"from sds\.kernel(\.{name} import | import ([^\n(]*|\([^)]*)\b{name}\b)"
+    naming = [path for path in quick if re.search(imported, path.read_text(encoding="utf-8"))]
+    core = [path for path in quick if path.stem in CORE]
+    chosen = dict.fromkeys([*own, *naming, *core, *([] if near else quick)])
     return [str(path.relative_to(root)) for path in chosen]
 
 
@@ -222,7 +225,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sample", type=int, default=40, help="how many mutants")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--near", action="store_true", help="only with the tests that name the module: a first look")
+    parser.add_argument("--near", action="store_true", help="only with the tests that import the module: a first look")
     parser.add_argument("files", nargs="*", help="kernel/dim.py and so on; without any, all of kernel/")
     asked = parser.parse_args()
     files = asked.files or sorted(str(path.relative_to(ROOT)) for path in (ROOT / "kernel").glob("*.py"))

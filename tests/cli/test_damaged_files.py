@@ -159,6 +159,7 @@ def commands(dfid: str) -> list[list[str]]:
     return [
         ["flows", "--limit", "100"],
         ["flows", "--json"],
+        ["flows", "--undecided"],
         ["audit", dfid],
         ["audit", dfid, "--json"],
         ["ledger", "head"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from sds.kernel.jit import JitReport
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.recovery import orders_in_the_air
 from sds.kernel.runtime import Kernel
+from sds.kernel.store import Row
 from tests.kernel.durable import (
     FARE_MINOR,
     Propose,
@@ -223,6 +224,24 @@ def test_the_limit_is_asked_again_inside_the_reserving_transaction(tight: World)
     answer = tight.kernel.decide(packet, refund("30.00")(packet))
     assert ("ABORTED", 1) == (answer.state, len(tight.rail.paid()))
     assert answer.tag in ("SPEND_LIMIT_EXCEEDED", "STATE_DRIFT_DETECTED")
+
+
+@pytest.mark.parametrize(("spends", "code"), [(5_000, None), (5_001, "SPEND_LIMIT_EXCEEDED")])
+def test_the_reserving_transaction_itself_holds_the_spend_limits(tight: World, spends: int, code: str | None):
+    """After the last check others may have spent, on other keys: what is reserved is compared once more."""
+    store, terms = tight.store, tight.contract
+    names = reserve.scopes(terms, tight.kernel.preview(tight.event()).snapshot.fields, tight.clock())
+    epochs = reserve.read_draws(store, terms, "T1").epochs
+    refused, spent = None, list[Row]()
+    with suppress(_UndoneError), store.transaction():
+        refused = reserve.take(store, terms, "a flow", "T1", reserve.Needs((), spends), epochs, names)
+        spent = store.rows("SELECT scope, amount FROM spend WHERE dfid = 'a flow' ORDER BY scope")
+        raise _UndoneError
+    assert (code, [] if code else [(name, spends) for name in sorted(names)]) == (refused, spent)
+
+
+class _UndoneError(Exception):
+    """Nothing of it stays: the ledger knows of no such flow."""
 
 
 def _spend_once(world: World, kernel: Kernel, packet: DecisionPacket, key: str) -> None:

@@ -260,6 +260,25 @@ def test_a_fresh_file_that_another_holds_too_long_is_given_up(folder: Path, monk
     Store(path).close()
 
 
+def test_a_fresh_file_that_another_holds_for_a_moment_is_waited_for(folder: Path):
+    """SQLite itself does not wait there, and says BUSY, or an extended code of it, at once."""
+    refused = iter([sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_RECOVERY])
+
+    class Busy(sqlite3.Connection):
+        def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+            if "journal_mode" in sql and (code := next(refused, 0)):
+                error = sqlite3.OperationalError("database is locked")
+                error.sqlite_errorcode = code
+                raise error
+            return super().execute(sql, *values)
+
+    def connect_busy(path: Path) -> sqlite3.Connection:
+        return sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=Busy)
+
+    Store(folder / "k.db", connect=connect_busy).close()
+    assert 0 == next(refused, 0)
+
+
 def test_several_processes_may_make_the_same_store_at_once(folder: Path):
     program = "import pathlib, sys; from sds.kernel.store import Store; Store(pathlib.Path(sys.argv[1])).close()"
     command = [sys.executable, "-c", program, folder / "k.db"]
