@@ -50,7 +50,7 @@ def cli(
 
 
 def decide(folder: Path, events: list[dict[str, str]]) -> list[Answer]:
-    with desk.open_refund(folder, engine=Greedy()) as gate:  # type: ignore[arg-type]  # any proposer
+    with desk.open_refund(folder, engine=Greedy()) as gate:
         return [gate.decide(event) for event in events]
 
 
