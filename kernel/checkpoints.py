@@ -87,7 +87,7 @@ def read_all(store: Reader) -> list[Checkpoint]:
 
 
 def newest(store: Reader) -> Checkpoint | None:
-    row = store.row(f"SELECT {COLUMNS} FROM checkpoints ORDER BY idx DESC LIMIT 1")
+    row = store.row(f"SELECT {COLUMNS} FROM checkpoints WHERE idx = (SELECT max(idx) FROM checkpoints)")
     return Checkpoint(*row) if row else None
 
 

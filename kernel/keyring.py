@@ -11,19 +11,27 @@ import secrets
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from hashlib import sha256
+from typing import Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from sds.kernel.canonical import canonical
 from sds.kernel.errors import StoreError
-from sds.kernel.executor import Signer
 
 KEY_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
 TEXT_MARK, DATA_MARK = "enc1:", b"\x00enc1:"
 _WRAPPING, _RECOGNISING = "sds/case-key/1", "sds/event/1"  # what the kernel's key is derived for
 
 Random = Callable[[int], bytes]
+
+
+class DerivesKeys(Protocol):
+    """Holds the kernel's keys: see `executor.Signer`."""
+
+    def derived(self, purpose: str) -> tuple[bytes, ...]:
+        """Return a key of 32 bytes for a purpose of each key that it holds, the one in use first."""
+        ...
 
 
 def is_sealed(data: bytes) -> bool:
@@ -82,9 +90,9 @@ class CaseKey:
 class Keyring:
     """What is derived of the kernel's key, and of those it had before: to wrap the keys of cases, to recognise events."""
 
-    def __init__(self, signer: Signer, *, random: Random = secrets.token_bytes) -> None:
-        self._wrapping = tuple(AESGCM(key) for key in signer.derived(_WRAPPING))
-        self._recognising = signer.derived(_RECOGNISING)
+    def __init__(self, keys: DerivesKeys, *, random: Random = secrets.token_bytes) -> None:
+        self._wrapping = tuple(AESGCM(key) for key in keys.derived(_WRAPPING))
+        self._recognising = keys.derived(_RECOGNISING)
         self._random = random
 
     def __repr__(self) -> str:

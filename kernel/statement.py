@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from sds.kernel.bounds import MAGNITUDE_MAX
-from sds.kernel.canonical import canonical, digest, in_words, one_line
+from sds.kernel.canonical import canonical, in_words, one_line
 from sds.kernel.errors import SdsError, WorldError
 from sds.kernel.store import Reader
 
@@ -323,7 +323,3 @@ def _still_so(record: Reader, gate: str, found: list[Difference], before: list[O
         if was is None or (now is not None and _order(now) == was):
             kept.append(difference)
     return tuple(kept)
-
-
-def difference_digest(difference: Difference) -> str:
-    return digest(difference.as_data())

@@ -38,7 +38,7 @@ from sds.home import (
 )
 from sds.kernel import breaker, registry
 from sds.kernel.canonical import one_line
-from sds.kernel.errors import ContractError, SdsError, StoreError, UsageError
+from sds.kernel.errors import ContractError, SdsError, StoreError, UsageError, WorldError
 from sds.kernel.private_files import OTHERS
 from sds.kernel.store import UPGRADABLE, Reader, Store, expected_schema
 from sds.keys import PUBLIC_FILE
@@ -83,6 +83,7 @@ def doctor(
         ("store", _store),
         ("flights", _flights),
         ("contract", _contract),
+        ("outside", _outside),
     )
     failed = 0
     for name, check in checks:
@@ -210,3 +211,20 @@ def _contract() -> str:
                 f"refund {contract.version} could not be put in force: {refused.message}", hint=refused.hint
             )
     return f"refund {contract.version}, checksum matches, owner {contract.owner}"
+
+
+def _outside() -> str:
+    """Raise when the record of the refund gate knows less than its rail lists: it was put back, or begun anew."""
+    from sds.gates.refund import desk  # noqa: PLC0415
+
+    contract, folder = desk.load_refund_contract(), gate_home("refund")
+    if not (decisions_path(folder).exists() and key_path(folder).exists()):
+        return "nothing was ordered yet"
+    with closing(_reader(decisions_path(folder))) as opened:
+        if opened.value("SELECT 1 FROM agents WHERE agent_id = ?", (contract.agent_id,)) is None:
+            return "nothing was ordered yet"
+    with desk.recovery_kernel(folder) as kernel:
+        doubt = kernel.whole.doubt()
+    if doubt is not None:
+        raise WorldError(doubt.message, reason_code=doubt.code)
+    return "the record of refund knows every order that its rail lists"

@@ -155,7 +155,7 @@ def test_recover_says_what_it_found(shell: Shell, report: Any) -> None:
 
 def test_doctor_checks_model_mask_store_data_and_contract(shell: Shell, report: Any) -> None:
     lines = shell.ok("doctor").splitlines()
-    assert ["versions", "model and mask", "store", "flights", "contract"] == [
+    assert ["versions", "model and mask", "store", "flights", "contract", "outside"] == [
         line.removeprefix("ok    ").partition(":")[0] for line in lines
     ]
 
@@ -188,7 +188,8 @@ def test_logs_are_json_with_dfid_and_without_personal_data(shell: Shell, report:
     text = (shell.home / "refund" / "log.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     assert all({"event", "timestamp", "level"} <= line.keys() for line in lines)
-    assert all("dfid" in line or line["event"].startswith("engine.") for line in lines)  # an engine is of no one flow
+    of_no_flow = ("engine.", "reconcile.")
+    assert all("dfid" in line or line["event"].startswith(of_no_flow) for line in lines)
     assert not [claim for claim in queue if claim["claim_text"] in text]
     assert "cust-" not in text
 

@@ -50,7 +50,7 @@ def cli(
 
 
 def decide(folder: Path, events: list[dict[str, str]]) -> list[Answer]:
-    with desk.open_refund(folder, engine=Greedy()) as gate:  # type: ignore[arg-type]  # any proposer
+    with desk.open_refund(folder, engine=Greedy()) as gate:
         return [gate.decide(event) for event in events]
 
 
@@ -104,6 +104,7 @@ def test_after_a_restored_backup_nothing_is_paid_until_the_rest_is_taken_over_an
     refused = decide(cli.folder, claims)
     assert {"RECORD_BEHIND"} == {answer.tag for answer in refused if answer.retryable}
     assert before == paid(cli)
+    assert "FAIL  outside: the outside has " in cli("doctor", "--model", "README.md")[1]
     code, out, _ = cli("reconcile", "refund")
     assert 1 == code
     lost = out.count("ORDER_UNKNOWN")
@@ -115,6 +116,7 @@ def test_after_a_restored_backup_nothing_is_paid_until_the_rest_is_taken_over_an
         f"{before} orders in the record, {before} outside, 0 in the air: 0 differences",
     ] == told
     assert [] == differences(cli)
+    assert "ok    outside: the record of refund knows every order" in cli("doctor", "--model", "README.md")[1]
     again = decide(cli.folder, claims)
     assert before == paid(cli)
     assert before == sum(answer.execution == "SUCCESS" for answer in again)

@@ -16,7 +16,7 @@ from sds.gate import Gate
 from sds.gates.refund.desk import ensure_world, load_refund_contract, open_refund, read_queue
 from sds.gates.refund.rail_client import RailProcess
 from sds.gates.refund.rail_store import Order, PayoutStore
-from sds.gates.refund.run import wrongly_paid
+from sds.gates.refund.run import payments_of, wrongly_paid
 from sds.gates.refund.saga_run import Watch
 from sds.home import now_ms
 from sds.kernel import audit
@@ -56,7 +56,7 @@ class Desk:
         return self.gate.decide_saga(SAGA, next(self.claims()))
 
     def faults(self) -> list[str]:
-        return [*wrongly_paid(self.gate, self.rail), *audit.verify(self.gate.store).faults]
+        return [*wrongly_paid(self.gate, payments_of(self.gate)), *audit.verify(self.gate.store).faults]
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +213,7 @@ def test_a_reversal_that_only_the_record_knows_is_a_case_and_so_is_one_that_only
     desk.rail.misbehave()
     second = desk.gate.decide({**next(desk.claims()), "claim_id": "paid, and taken back outside"})
     assert first is not None
-    keys = dict(desk.gate.store.rows("SELECT dfid, idempotency_key FROM execution_log"))
+    keys: dict[str, str] = dict(desk.gate.store.rows("SELECT dfid, idempotency_key FROM execution_log"))
     with closing(sqlite3.connect(desk.folder / "rail.db")) as db, db:
         assert 1 == db.execute("DELETE FROM reversals WHERE key = ?", (keys[first.dfid],)).rowcount
     assert "settled" == desk.rail.executor().revert(keys[second.dfid], SOON_S).status

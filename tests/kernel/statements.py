@@ -10,12 +10,14 @@ from pathlib import Path
 
 from sds.gates.refund.rail_store import Line, Order, PayoutStore
 from sds.kernel import registry
+from sds.kernel.answer import Answer
 from sds.kernel.executor import ExecutionIntent, Receipt
 from sds.kernel.statement import Comparison, StatementLine
-from sds.reconciliation import reconcile
-from tests.kernel.durable import START_MS, Rail, World
+from sds.reconciliation import adopt, reconcile
+from tests.kernel.durable import START_MS, Propose, Rail, World, compensate, goodwill, refund, see_through
 from tests.kernel.faults import Faults
 
+CASES: tuple[Propose, ...] = (refund("40.00"), compensate, goodwill("3.00"), refund("7.25"))
 Told = Callable[[StatementLine], StatementLine]
 
 
@@ -114,3 +116,13 @@ def restore(world: World, data: bytes | None) -> None:
 def paid_elsewhere(folder: Path, key: str, amount: int) -> None:
     """Have somebody else order at the rail."""
     PayoutStore(folder / "rail.db", lambda: START_MS).pay(Order(key, "GOODWILL", amount, "T1", "somebody-else"))
+
+
+def decided(world: World, number: int, propose: Propose | None = None) -> Answer:
+    """Bring one event to its end, decided as it is decided whenever it comes."""
+    propose = propose or CASES[number % len(CASES)]
+    return see_through(world.kernel, world.event(f"C{number}", f"T{number}"), propose)
+
+
+def adopted(world: World) -> tuple[str, ...]:
+    return adopt(world.kernel, who="ada", reason="the disk was lost", now_ms=world.clock)

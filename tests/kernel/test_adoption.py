@@ -6,7 +6,6 @@ The events come again after it, as they would: from a queue that does not know w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,37 +14,38 @@ import pytest
 from sds.kernel import audit
 from sds.kernel.answer import Answer
 from sds.kernel.canonical import digest, flow_id
-from sds.kernel.errors import SdsError, UsageError, WorldError
-from sds.kernel.executor import Receipt
+from sds.kernel.errors import UsageError, WorldError
 from sds.kernel.human import HumanDesk, Resolution
 from sds.kernel.human_record import waiting
 from sds.kernel.intake import settled_events
 from sds.kernel.packet import DecisionPacket
 from sds.kernel.statement import StatementLine
-from sds.kernel.store import Store
-from sds.reconciliation import adopt
 from tests.kernel.authority import halt
 from tests.kernel.durable import (
     PaysOnly,
-    Propose,
     World,
-    compensate,
     counters,
     deny,
     escalate,
-    goodwill,
     refund,
-    see_through,
 )
-from tests.kernel.faults import Crash, Faults, failing
 from tests.kernel.orders import left_hanging, recovered
 from tests.kernel.sagas import REVERT, Script, executions, parent, reversed_at, run, terms
-from tests.kernel.statements import ListingRail, backup, codes, compared, forgetful, listing, paid_elsewhere, restore
-from tests.kernel.tampering import found_after
+from tests.kernel.statements import (
+    ListingRail,
+    adopted,
+    backup,
+    codes,
+    compared,
+    decided,
+    forgetful,
+    listing,
+    paid_elsewhere,
+    restore,
+)
 
 DECISIONS = 12
 LOST = 8
-CASES: tuple[Propose, ...] = (refund("40.00"), compensate, goodwill("3.00"), refund("7.25"))
 
 
 @pytest.fixture
@@ -56,16 +56,6 @@ def world(folder: Path) -> Iterator[World]:
     yield made
     assert () == audit.verify(made.store).faults
     made.close()
-
-
-def decided(world: World, number: int, propose: Propose | None = None) -> Answer:
-    """Bring one event to its end, decided as it is decided whenever it comes."""
-    propose = propose or CASES[number % len(CASES)]
-    return see_through(world.kernel, world.event(f"C{number}", f"T{number}"), propose)
-
-
-def adopted(world: World) -> tuple[str, ...]:
-    return adopt(world.kernel, who="ada", reason="the disk was lost", now_ms=world.clock)
 
 
 def lose(world: World, kept: int) -> tuple[list[Answer], list[tuple[str, int]]]:
@@ -357,81 +347,3 @@ def test_a_step_that_was_taken_over_can_be_taken_back(world: World) -> None:
     found = run(world.kernel, world, Script(step_2=deny, compensation=REVERT))
     assert ("ABORTED", "COMPENSATED", "REVERT") == parent(found)
     assert 1 == len(reversed_at(world.folder))
-
-
-class TestTheEntry:
-    @pytest.fixture
-    def dfid(self, world: World) -> str:
-        listing(world)
-        world.decide(refund(), "C1", "T1")
-        restore(world, None)
-        (dfid,) = adopted(world)
-        return dfid
-
-    def test_it_says_who_and_why(self, world: World, dfid: str) -> None:
-        (by,) = world.column("SELECT body -> '$.by' FROM ledger WHERE kind = 'ADOPTED' AND dfid = ?", dfid)
-        assert '{"reason":"the disk was lost","who":"ada"}' == by
-
-    @pytest.mark.parametrize(
-        "sql",
-        [
-            "UPDATE execution_log SET status = 'FAILED'",
-            "UPDATE execution_log SET params = '{\"amount\":1}'",
-            "UPDATE execution_log SET external_receipt = 'another'",
-            "UPDATE decision_flows SET trigger_event = '{}'",
-            "UPDATE decision_flows SET tag = NULL",
-            "UPDATE reservations SET amount = 1",
-            "UPDATE resources SET drawn = 0",
-            "UPDATE spend_totals SET used = 0",
-            "DELETE FROM execution_log",
-            "INSERT INTO events SELECT gate, 'C7', 'body', dfid FROM decision_flows",
-        ],
-    )
-    def test_any_alteration_is_found(self, world: World, dfid: str, sql: str) -> None:
-        assert found_after(world, (sql, ()))
-
-    def test_an_event_that_is_bound_to_it_by_another_name_is_found(self, world: World, dfid: str) -> None:
-        decided(world, 1)
-        assert found_after(world, ("UPDATE events SET event_id = 'C7'", ()))
-
-    @pytest.mark.parametrize(("who", "reason"), [("", "why"), ("ada", " "), ("", "")])
-    def test_nobody_takes_over_without_a_name_and_a_reason(
-        self, world: World, dfid: str, who: str, reason: str
-    ) -> None:
-        with pytest.raises(UsageError, match="is needed, for the record"):
-            adopt(world.kernel, who=who, reason=reason, now_ms=world.clock)
-
-
-def test_stopped_at_any_step_each_order_is_taken_over_whole_or_not_at_all(world: World) -> None:
-    listing(world)
-    for number in range(3):
-        decided(world, number)
-    restore(world, None)
-    fresh = backup(world)
-    whole = False
-    for at in range(1, 2000):
-        faults = Faults()
-        store = Store(world.path, connect=failing(faults))
-        faults.at = len(faults.steps) + at
-        with suppress(Crash, SdsError):
-            adopt(world.open_kernel(store), who="ada", reason="why", now_ms=world.clock)
-            whole = True
-        faults.bury()
-        assert () == audit.verify(world.store).faults
-        if whole:
-            break
-        adopted(world)
-        assert [] == codes(world)
-        restore(world, fresh)
-    assert whole
-
-
-def test_the_outside_decides_what_an_order_came_to(world: World) -> None:
-    """A stranger's order with facts of no kind of ours is known by its key, and draws nothing."""
-    listing(world)
-    paid_elsewhere(world.folder, "e" * 64, 500)
-    (dfid,) = adopted(world)
-    assert "somebody-else" == dfid
-    assert ["SUCCESS"] == world.column("SELECT status FROM execution_log")
-    assert [""] == world.column("SELECT signature FROM execution_log")
-    assert Receipt("settled", "PAY-00000001") == world.rail.lookup("e" * 64, 1.0)

@@ -25,7 +25,6 @@ from sds.gate import Gate
 from sds.gates.refund.adjudication import expected_action
 from sds.gates.refund.airline import move_ticket
 from sds.gates.refund.desk import QueuedClaim, airline_path, ensure_world, load_refund_contract, open_refund, read_queue
-from sds.gates.refund.rail_client import RailProcess
 from sds.gates.refund.source import TicketSource
 from sds.home import decisions_path, now_ms, open_record, public_keys_of, refuse_lost
 from sds.kernel import audit, binding, registry
@@ -40,6 +39,7 @@ from sds.kernel.store import Reader, Store
 
 MOVED_EVERY = 2  # of the proposals that would pay, and of the others
 PAYS = frozenset({"COMPENSATE", "REFUND_TICKET", "VOUCHER"})
+AT_MOST_ONCE = frozenset({"COMPENSATE", "VOUCHER"})  # for a ticket; several refunds are honest, up to its fare
 FAULTS_SHOWN = 10
 HINTS = {"SUSPENDED": "sds agents reactivate {} --reason ...", "ESCALATED": "sds escalations list"}
 THUMB = ("COMPENSATE", "REFUND_TICKET", "VOUCHER", "DENY", "ESCALATE")
@@ -101,8 +101,7 @@ def run(
     ensure_world(folder)
     rng = Random(limit) if chaos else None  # noqa: S311  reproducible chaos, not a secret
     watch = Watch(airline_path(folder), rng)
-    rails: list[RailProcess] = []
-    with open_refund(folder, engine=engine, on_reasoned=watch.reasoned, with_rail=rails.append) as gate:
+    with open_refund(folder, engine=engine, on_reasoned=watch.reasoned) as gate:
         source = TicketSource(airline_path(folder))
         refuse_stopped(gate)
         known = settled_events(gate.store, gate.contract)
@@ -117,7 +116,7 @@ def run(
         stopped = queue.stopped
         source.close()
         payments = payments_of(gate)
-        wrong = wrongly_paid(gate, rails[0])
+        wrong = wrongly_paid(gate, payments)
         ours = [one for one in decided if not _elsewhere(one[0], watch)]
         report = _report(
             gate.engine.model,
@@ -143,12 +142,12 @@ def payments_of(gate: Gate) -> list[StatementLine]:
     return [line for line in lines if line.outcome != "rejected"]
 
 
-def wrongly_paid(gate: Gate, rail: RailProcess) -> list[str]:
-    """Return one line for every difference between record and rail, each a case by now, and for what the rail itself
-    counts as paid twice.
+def wrongly_paid(gate: Gate, payments: Iterable[StatementLine]) -> list[str]:
+    """Return one line for every difference between record and rail, each a case by now, and for every ticket that was paid
+    twice what it may be paid once.
     """
-    counts = rail.payouts()
-    twice = [f"{counts[name]} {name}" for name in ("dfids_paid_twice", "tickets_paid_twice_in_kind") if counts[name]]
+    kinds = Counter((p.resource_key, p.kind) for p in payments if p.kind in AT_MOST_ONCE and p.outcome == "settled")
+    twice = [f"ticket {ticket}: {kind} {count} times" for (ticket, kind), count in kinds.items() if count > 1]
     return [*(difference.words for difference in gate.reconcile().differences), *twice]
 
 

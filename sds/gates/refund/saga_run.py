@@ -71,7 +71,8 @@ def run(
             answer = gate.decide_saga(saga, claim)
             decided.append((answer, (perf_counter() - began) * 1000))
             on_decided(answer)
-        return _report(gate, folder, decided, payments_of(gate), wrongly_paid(gate, rails[0])) | {
+        payments = payments_of(gate)
+        return _report(gate, folder, decided, payments, wrongly_paid(gate, payments)) | {
             "saga": saga,
             "out_of_envelope": watch.out_of_envelope,
         }
