@@ -139,6 +139,20 @@ def test_without_recovery_the_same_event_takes_the_saga_up_where_it_stands(world
     assert ["2"] == script.asked
 
 
+def test_a_step_that_is_a_humans_takes_its_saga_with_it_though_the_saga_itself_may_begin_afresh(world: World):
+    """Begun afresh, the saga would be carried out beside a case that waits for a human."""
+    for _ in range(world.contract.retry.restarts_max + 1):
+        with pytest.raises(KeyboardInterrupt):
+            run(world.kernel, world, interrupted_after(world, 0))
+        world.clock.advance(LEASE_MS)
+    script = Script()
+    found = run(world.kernel, world, script)
+    assert ("ESCALATED", "INTERRUPTED", None) == parent(found)
+    assert ([], []) == (script.asked, world.rail.paid())
+    assert "ESCALATED" == (found.steps[0] and found.steps[0].state)
+    assert [0] == world.column("SELECT restarts FROM decision_flows WHERE dfid = ?", found.answer.dfid)
+
+
 @pytest.mark.parametrize("step_ms", [20_000, 30_000])
 def test_recovery_beside_a_driver_leaves_its_saga_alone_however_many_steps_it_has(world: World, step_ms: int):
     """Each step takes its time to decide and the rail its own; recovery comes while it is at work and in the pause."""

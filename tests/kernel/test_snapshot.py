@@ -8,7 +8,7 @@ from hashlib import sha256
 import pytest
 
 from sds.kernel.rules import Rules
-from sds.kernel.snapshot import Snapshot, parse_type, show, take_snapshot
+from sds.kernel.snapshot import STRING_CHARS_MAX, Snapshot, parse_type, show, take_snapshot
 from sds.kernel.state import Fields, Value
 from tests.kernel import world
 
@@ -54,12 +54,19 @@ def test_an_undeclared_field_does_not_reach_the_snapshot():
         ("account.left", 10**30),
         ("account.owner", "\udfff"),
         ("account.owner", 1),
+        ("account.owner", "x" * (STRING_CHARS_MAX + 1)),
+        ("account.owner", "x" * (STRING_CHARS_MAX * 2)),
         ("claim.due", 1),
         ("claim.minutes", 1.5),
     ],
 )
 def test_a_mistyped_field_does_not_reach_the_snapshot_either(path: str, value: Value):
     assert path not in taken({**world.FIELDS, path: value}).fields
+
+
+def test_a_text_may_be_as_long_as_that_and_no_longer():
+    longest = "x" * STRING_CHARS_MAX
+    assert longest == taken({**world.FIELDS, "account.owner": longest}).fields["account.owner"]
 
 
 @pytest.mark.parametrize(
