@@ -24,7 +24,7 @@ from sds.models.llama_batch import TokenBatch
 from sds.models.llama_cells import SPARE_SEQUENCES, Cells, Span, Stretch
 from sds.models.protocol import FORKS_MAX, BackendError, ChatFrame, Row, shared_sections
 from sds.models.sections import Kept
-from sds.models.words import model_frame, tokens_of
+from sds.models.words import Words, model_frame, tokens_of
 
 CONTEXT_TOKENS = 4096
 BATCH_TOKENS = 512
@@ -114,6 +114,10 @@ class LlamaBackend:
 
     def piece(self, token: int) -> bytes:
         return self._vocabulary.piece(token)
+
+    @property
+    def words(self) -> Words:
+        return self._vocabulary
 
     def frame(self) -> ChatFrame:
         self._ready()

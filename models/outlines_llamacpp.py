@@ -52,16 +52,16 @@ class DrivenLlama:
             )
         except (ValueError, OSError, MemoryError) as error:
             raise BackendError(f"`{path}` is damaged or of a kind this llama.cpp does not know") from error
-        self._words = Vocabulary(lib.llama_model_get_vocab(self._llama.model))
-        self.end_token = self._words.eos
+        self.words = Vocabulary(lib.llama_model_get_vocab(self._llama.model))
+        self.end_token = self.words.eos
         self.outlines_model = outlines.from_llamacpp(self._llama, chat_mode=False)
         self.limits: dict[str, Any] = {"temperature": 0.0, "repeat_penalty": 1.0}
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]:
-        return tokens_of(self._words, text, special=special)
+        return tokens_of(self.words, text, special=special)
 
     def frame(self) -> ChatFrame:
-        return model_frame(chat_template(self._llama.model), self._words)
+        return model_frame(chat_template(self._llama.model), self.words)
 
     def hold(self, prompt: list[int]) -> None:
         self._llama.held = prompt
@@ -70,5 +70,5 @@ class DrivenLlama:
         return nullcontext()
 
     def close(self) -> None:
-        self._words.release()
+        self.words.release()
         self._llama.close()

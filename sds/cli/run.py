@@ -24,6 +24,7 @@ from sds.cli.engines import (
     EnginesPath,
     LibraryName,
     ModeName,
+    check_asked,
     opened_engine,
 )
 from sds.home import decisions_path, now_ms
@@ -96,11 +97,13 @@ def run(
     from sds.gates.refund import run as refund  # noqa: PLC0415  the gate's libraries load when they are needed
     from sds.gates.refund.desk import load_refund_contract  # noqa: PLC0415
 
+    contract = load_refund_contract()
     if saga is not None:
-        spec_of(load_refund_contract(), saga)
+        spec_of(contract, saga)
     _may_begin(folder, anew=reset)
     if saga is not None:
         with opened_engine(model, engines, brief=limit < MANY, **options) as decides:
+            check_asked(decides, contract)
             _begin(folder, anew=reset)
             sagas.show(folder, saga, limit, decides, fail_second=chaos == "fail-second", as_json=as_json)
         return
@@ -119,6 +122,7 @@ def run(
 
         try:
             with opened_engine(model, engines, brief=limit < MANY, parallel=parallel, **options) as decides:
+                check_asked(decides, contract)
                 _begin(folder, anew=reset)
                 report = refund.run(
                     folder,
