@@ -76,6 +76,8 @@ class FallbackEngine:
         """Raise ModelError where the last link cannot decide under a contract; any other that cannot is down."""
         self._contracts[contract.hash] = contract
         for link in self._links:
+            if link.engine is None:
+                continue
             try:
                 self._check(link.engine)
             except ModelError as error:
@@ -157,9 +159,9 @@ class FallbackEngine:
         assert link.engine is not None  # noqa: S101  it is open
         return link.engine.propose(packet, tokens_max=tokens_max)
 
-    def _check(self, engine: Engine | None) -> None:
-        for contract in tuple(self._contracts.values()):
-            if isinstance(engine, Checks):
+    def _check(self, engine: Engine) -> None:
+        if isinstance(engine, Checks):
+            for contract in tuple(self._contracts.values()):
                 engine.check(contract)
 
     def _opened(self, link: Link) -> Engine:
