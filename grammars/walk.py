@@ -174,16 +174,19 @@ class Walk:
             raise _refused()
 
     def leading(self, text: bytes) -> list[int]:
-        """Return the tokens that may come next and with which `text` begins, every token of a spelling; of free text, whose
-        tokens are most of a vocabulary, what the tokenizer makes of it and of its first character. For after `forced()`.
+        """Return the tokens with which `text` may go on here, every token of a spelling. For after `forced()`.
+
+        Of free text, whose tokens are most of a vocabulary, what the tokenizer makes of it and of its first character; `take`
+        may refuse these.
         """
         if self.finished or not text:
             return []
-        tokens = self.fork().tokens
-        if self._text is not None:
+        if self._text is None:
+            tokens = self.fork().tokens.tolist()
+        else:
             made = (self._spelling.words.tokenize(text[:size], special=False)[:1] for size in (1, LEADING_BYTES_MAX))
-            tokens = np.intersect1d(tokens, [*chain.from_iterable(made), *self._text.then.children])
-        return [token for token in tokens.tolist() if text.startswith(self._spelling.piece(token) or b"\0")]
+            tokens = list(dict.fromkeys([*chain.from_iterable(made), *self._text.then.children]))
+        return [token for token in tokens if text.startswith(self._spelling.piece(token) or b"\0")]
 
     def towards(self, literal: str) -> tuple[int, ...]:
         """Return the tokens that write what is left of this number; nothing where it is none that may be written here, or

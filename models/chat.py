@@ -106,9 +106,14 @@ class _Rendering:
         return None
 
     def _answer(self, texts: list[dict[str, str]], switch: Switch, frame: ChatFrame) -> str | None:
-        """Return what stands between the user's text and a past answer, if all before is as in `frame`."""
-        past = self._rendered([*texts, {"role": "assistant", "content": _ANSWER}], switch, speaks=False)
-        if past.count(_ANSWER) != 1 or (cut := _cut(past.partition(_ANSWER)[0])) is None:
+        """Return what stands between the user's text and a past answer, if all before is as in `frame`; None also where the
+        template writes every role alike.
+        """
+        past, more = (
+            self._rendered([*texts, {"role": role, "content": _ANSWER}], switch, speaks=False)
+            for role in ("assistant", "user")
+        )
+        if past == more or past.count(_ANSWER) != 1 or (cut := _cut(past.partition(_ANSWER)[0])) is None:
             return None
         same = (cut.before_system, cut.between) == (frame.before_system, frame.between)
         return cut.after_user if same else None

@@ -21,6 +21,7 @@ from sds.models.vocabulary import Vocabulary
 from sds.models.words import readable
 
 VALUE_BYTES_MAX = 256
+UNFIT_HINT = "use a model that writes text"
 _GGUF_MAGIC = b"GGUF"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import llama_cpp as lib
 
 from sds.models.checks import check_slots
-from sds.models.gguf import Weights, is_one_state, unfit
+from sds.models.gguf import UNFIT_HINT, Weights, is_one_state, unfit
 from sds.models.llama_cells import SPARE_SEQUENCES
 from sds.models.protocol import FORKS_MAX, BackendError
 
@@ -24,7 +24,7 @@ def check_cache(slots: int, n_ctx: int) -> None:
 def check_fit(weights: Weights, slots: int) -> None:
     """Refuse a model that writes no decision, or none beside others."""
     if why := unfit(weights.model):
-        raise BackendError(why, hint="use a model that writes text")
+        raise BackendError(why, hint=UNFIT_HINT)
     if slots > 1 and is_one_state(weights.model):
         raise BackendError(
             "a model whose memory is one state decides one case at a time",

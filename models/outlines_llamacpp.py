@@ -11,7 +11,7 @@ from typing import Any
 import llama_cpp as lib
 import outlines
 
-from sds.models.gguf import chat_template, gguf_fingerprint
+from sds.models.gguf import UNFIT_HINT, chat_template, gguf_fingerprint, trained_context, unfit
 from sds.models.protocol import BackendError, ChatFrame
 from sds.models.vocabulary import Vocabulary
 from sds.models.words import model_frame, tokens_of
@@ -44,7 +44,6 @@ class DrivenLlama:
     def __init__(self, path: Path, *, n_ctx: int, threads: int | None) -> None:
         logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
         self.name, self.fingerprint = path.name, gguf_fingerprint(path)
-        self.context_tokens_max = n_ctx
         count = threads or os.cpu_count() or 1
         try:
             self._llama = _TokenPrompt(
@@ -52,6 +51,10 @@ class DrivenLlama:
             )
         except (ValueError, OSError, MemoryError) as error:
             raise BackendError(f"`{path}` is damaged or of a kind this llama.cpp does not know") from error
+        if why := unfit(self._llama.model):
+            self._llama.close()
+            raise BackendError(why, hint=UNFIT_HINT)
+        self.context_tokens_max = trained_context(self._llama.model, n_ctx)
         self.words = Vocabulary(lib.llama_model_get_vocab(self._llama.model))
         self.end_token = self.words.eos
         self.outlines_model = outlines.from_llamacpp(self._llama, chat_mode=False)

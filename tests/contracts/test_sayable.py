@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.contracts.sayable import Question, check_model, widest_envelope
+from sds.contracts.sayable import Question, check_model, question_of, widest_envelope
 from sds.gates.refund.desk import load_refund_contract
 from sds.grammars import emit_regex
 from sds.kernel.contract import Contract
@@ -24,7 +24,7 @@ from tests.hostile import Vocabulary, tiny_checkpoint
 from tests.scale import scale, seeded
 from tests.small_models import sentencepiece_gguf
 
-NAMES = ["template", "bytes", "spelling", "mask", "decisions", "context", "evidence"]
+NAMES = ["model", "template", "bytes", "spelling", "mask", "decisions", "context", "evidence"]
 CONTEXT_TOKENS = 4096
 
 
@@ -35,7 +35,7 @@ def asked(path: Path, contract: Contract | None = None, context: int = CONTEXT_T
 
 
 def question(model: Inspected, contract: Contract | None = None, context: int = CONTEXT_TOKENS) -> Question:
-    return Question(contract or load_refund_contract(), model.card, model.words, context)
+    return question_of(contract or load_refund_contract(), model, context)
 
 
 def refused(found: Question) -> dict[str, str]:
