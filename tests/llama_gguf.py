@@ -165,6 +165,8 @@ def _settings(sizes: Sizes) -> dict[str, float | str | list[int]]:
 def _add(writer: gguf.GGUFWriter, name: str, value: float | str | list[int]) -> None:
     if isinstance(value, list):
         writer.add_array(name, value)
+    elif isinstance(value, bool):
+        writer.add_bool(name, value)
     elif isinstance(value, str):
         writer.add_string(name, value)
     elif isinstance(value, float):

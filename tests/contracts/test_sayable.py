@@ -164,6 +164,36 @@ def test_a_template_without_a_turn_is_a_no(tmp_path: Path, vocabulary: Vocabular
         assert {"template": "the chat template does not show each text exactly once"} == refused(found)
 
 
+THINKS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + (
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% if enable_thinking is false %}</think>{% endif %}{% endif %}"
+)
+
+
+def test_how_the_model_is_kept_from_thinking_first_is_told(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    words = copy.copy(vocabulary)
+    words.chat_template = THINKS
+    with asked(tiny_checkpoint(tmp_path / "m.gguf", words, 1)) as found:
+        reasons = {check.name: check.reason for check in check_model(found) if check.ok}
+    assert "the model's own; thinking is off by the template's own `enable_thinking=False`" == reasons["template"]
+
+
+def test_a_template_that_leaves_the_model_in_a_thought_is_a_no(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    words = copy.copy(vocabulary)
+    words.chat_template = vocabulary.chat_template + "Here are my reasoning steps:\n"
+    with asked(tiny_checkpoint(tmp_path / "m.gguf", words, 1)) as found:
+        reason = refused(found)["template"]
+    assert "the chat template has the model think first, and nobody can tell how a thought ends" == reason
+
+
+def test_two_tokens_of_one_spelling_are_no_hindrance() -> None:
+    """As in Baichuan's vocabulary: the tokenizer writes with the one, the other comes last."""
+    with inspect_model(embedded_model()) as model:
+        last = model.words.size - 1
+        for byte in (b"0", b"D", b'"'):
+            found = twisted(model, spell=lambda real, token, byte=byte: byte if token == last else real.spelling(token))
+            assert {} == refused(found)
+
+
 def test_turns_marked_by_plain_text_are_told(tmp_path: Path, vocabulary: Vocabulary) -> None:
     words = copy.copy(vocabulary)
     words.chat_template = "{% for m in messages %}### {{ m.role }}\n{{ m.content }}\n{% endfor %}"
