@@ -28,6 +28,11 @@ class Switch:
     variables: Mapping[str, object]
     word: str = ""
 
+    @property
+    def said(self) -> str:
+        """What a template that knows the switch has in its source."""
+        return next(iter(self.variables), self.word)
+
 
 SWITCHES = (
     Switch("enable_thinking=False", {"enable_thinking": False}),
@@ -78,7 +83,7 @@ def _switched(rendering: _Rendering, turn: Turn, template: str) -> ChatFrame | N
     if left is False:
         return None
     for switch in SWITCHES:
-        other = rendering.turn(switch)
+        other = rendering.turn(switch) if switch.said in template else None
         if other is None or other.frame.after_user == turn.frame.after_user:
             continue
         off = thinks(other.frame.after_user)

@@ -328,10 +328,10 @@ class LlamaBackend:
         """Append a section to what the slot holds: as it is kept, or read. A state that comes `last` is not worth its room."""
         prompt = self._prompts[slot]
         sections, start, end = (*prompt.sections, section), prompt.position, prompt.position + len(section)
-        if not self._one_state and (stretch := self._kept.get(sections)) is not None:
-            if self._cells.put(prompt.sequence, start, end, stretch):
-                prompt.position = end
-                return
+        kept = None if self._one_state else self._kept.get(sections)
+        if kept is not None and self._cells.put(prompt.sequence, start, end, kept):
+            prompt.position = end
+            return
         self._decode([Row(slot, section, 0)])
         if self._one_state and last:
             return

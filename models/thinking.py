@@ -19,7 +19,7 @@ _MARK = re.compile(
     re.IGNORECASE,
 )
 _MARK_IN_SPACE = re.compile(rf"\s*(?:{_MARK.pattern})\s*", re.IGNORECASE)
-_CLOSES = re.compile(r"^[<\[]\|?/|^<[|｜](?:end|close)|^<channel\||^<\|channel\|>final", re.IGNORECASE)
+_CLOSES = re.compile(r"^[<\[]\|?/|^<[|\uff5c](?:end|close)|^<channel\||^<\|channel\|>final", re.IGNORECASE)
 _SPOKEN = re.compile(rf"(?<!/no)(?<!/no_){_WORD}", re.IGNORECASE)
 _TAG = re.compile(r"^([<\[])([^/].*)$", re.DOTALL)
 
@@ -87,7 +87,7 @@ def _close_of(mark: str) -> str:
         return mark.replace("open", "close", 1)
     if mark.startswith("<|channel>"):
         return "<channel|>"
-    if re.match(r"<[|｜](?:start|begin)", mark, re.IGNORECASE):
+    if re.match(r"<[|\uff5c](?:start|begin)", mark, re.IGNORECASE):
         return mark.replace("START", "END").replace("start", "end").replace("begin", "end")
     return _TAG.sub(r"\1/\2", mark)
 

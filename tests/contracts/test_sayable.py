@@ -164,8 +164,10 @@ def test_a_template_without_a_turn_is_a_no(tmp_path: Path, vocabulary: Vocabular
         assert {"template": "the chat template does not show each text exactly once"} == refused(found)
 
 
-THINKS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + (
-    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% if enable_thinking is false %}</think>{% endif %}{% endif %}"
+THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n"
+    "{% if enable_thinking is false %}</think>{% endif %}{% endif %}"
 )
 
 
