@@ -97,7 +97,7 @@ class Gate:
                 self._log.write("engine.notice", {"notice": notice})
             check_explains(self.contract, self.engine)
             if isinstance(self.engine, Checks):
-                self.engine.check(self.contract)
+                self.engine.check_contract(self.contract)
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
             self._kernel = Kernel(
                 self.contract,

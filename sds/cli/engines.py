@@ -83,7 +83,7 @@ def opened_engine(
 def check_asked(engine: Engine, contract: Contract) -> None:
     """Raise ModelError where an engine cannot decide under a contract: before the first event is claimed."""
     if isinstance(engine, Checks):
-        engine.check(contract)
+        engine.check_contract(contract)
 
 
 def _open(model: Path | None, engines: Path | None, given: dict[str, Any], *, brief: bool) -> Engine:

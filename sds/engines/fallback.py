@@ -72,7 +72,7 @@ class FallbackEngine:
         """The models in the order in which they are asked; the one that answered is in each decision's record."""
         return " > ".join(link.engine.model if link.engine else f"{link.name} (down)" for link in self._links)
 
-    def check(self, contract: Contract) -> None:
+    def check_contract(self, contract: Contract) -> None:
         """Raise ModelError where the last link cannot decide under a contract; any other that cannot is down."""
         self._contracts[contract.hash] = contract
         for link in self._links:
@@ -162,7 +162,7 @@ class FallbackEngine:
     def _check(self, engine: Engine) -> None:
         if isinstance(engine, Checks):
             for contract in tuple(self._contracts.values()):
-                engine.check(contract)
+                engine.check_contract(contract)
 
     def _opened(self, link: Link) -> Engine:
         engine = link.open()

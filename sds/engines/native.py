@@ -92,7 +92,7 @@ class NativeEngine:
         """How many decisions share its passes."""
         return self._backend.slots
 
-    def check(self, contract: Contract) -> None:
+    def check_contract(self, contract: Contract) -> None:
         with self._turn(self._now_ms() + COUNT_MS_MAX):
             if contract.hash not in self._fits and isinstance(self._backend, Speaks):
                 refuse_unsayable(contract, self._backend, self.model)

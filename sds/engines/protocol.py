@@ -40,5 +40,5 @@ class Explains(Protocol):
 class Checks(Protocol):
     """What an engine has besides, whose model is here: it can be asked before the first event what it cannot decide."""
 
-    def check(self, contract: Contract) -> None:
+    def check_contract(self, contract: Contract) -> None:
         """Raise ModelError where `sds models check` says no. Cheap: a contract is looked at once."""

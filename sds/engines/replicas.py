@@ -30,8 +30,8 @@ class Replicas:
     def model(self) -> str:
         return self._engines[0].model
 
-    def check(self, contract: Contract) -> None:
-        self._engines[0].check(contract)
+    def check_contract(self, contract: Contract) -> None:
+        self._engines[0].check_contract(contract)
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
         asked_ms, until_ms = self._now_ms(), packet.expires_at_ms

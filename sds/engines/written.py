@@ -55,7 +55,7 @@ class WrittenEngine:
     def model(self) -> str:
         return f"{self._name}/{self._writer.name}"
 
-    def check(self, contract: Contract) -> None:
+    def check_contract(self, contract: Contract) -> None:
         """Raise ModelError where the model is here and `sds models check` says no of it; a server's words are out of reach."""
         with self._lock:
             if contract.hash not in self._fits and isinstance(self._writer, Speaks):

@@ -164,9 +164,9 @@ def test_every_check_is_walked_here_or_is_the_proof_at_start_up() -> None:
 
 def test_a_contract_is_looked_at_once_by_each_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(open_engine(None, now_ms=now_ms)) as engine:
-        engine.check(load_refund_contract())
+        engine.check_contract(load_refund_contract())
         monkeypatch.setattr(sayable, "_made", None)
-        engine.check(load_refund_contract())
+        engine.check_contract(load_refund_contract())
 
 
 class Refusing(Greedy):
@@ -174,7 +174,7 @@ class Refusing(Greedy):
         super().__init__()
         self.closed = 0
 
-    def check(self, contract: object) -> None:
+    def check_contract(self, contract: object) -> None:
         raise ModelError("cannot decide under this contract")
 
     def close(self) -> None:
@@ -189,7 +189,7 @@ def chain(*engines: Engine) -> FallbackEngine:
 def test_a_chain_goes_on_without_a_link_that_is_refused_and_not_without_its_last() -> None:
     refusing = Refusing()
     engine = chain(refusing, Greedy())
-    engine.check(load_refund_contract())
+    engine.check_contract(load_refund_contract())
     assert ("e0 (down) > greedy", 1) == (engine.model, refusing.closed)
     with pytest.raises(ModelError, match="cannot decide under this contract"):
-        chain(Greedy(), Refusing()).check(load_refund_contract())
+        chain(Greedy(), Refusing()).check_contract(load_refund_contract())
