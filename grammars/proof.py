@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from sds.grammars.plan import Planner
 from sds.grammars.spelling import Words
@@ -30,23 +30,21 @@ def prove_alive(words: Words) -> None:
         _follow_wish(planner.walk(proof, _NO_REF), words, decisions, wish)
 
 
-def follow(walk: Walk, data: bytes, tokens: Mapping[bytes, int]) -> bytes:
+def follow(walk: Walk, data: bytes) -> bytes:
     """Write `data` as far as the language goes along, and return what was written.
 
-    `tokens`: a token for each spelling that may be used. Where several continue `data`, the longest is tried first.
+    Where several tokens continue `data`, the longest is tried first.
     """
-    longest, best, open_ = max(map(len, tokens), default=0), b"", [walk]
+    best, open_ = b"", [walk]
     for _ in range(FOLLOW_TURNS_MAX):
         if not open_ or best == data:
             break
         at = open_.pop()
         at.forced()
-        if not data.startswith(at.data):
-            continue
-        best = max(best, at.data, key=len)
-        left = data[len(at.data) :]
-        spelled = (tokens.get(left[:size]) for size in range(1, min(longest, len(left)) + 1))
-        open_ += filter(None, (_taken(at, token) for token in spelled if token is not None))
+        if data.startswith(at.data):
+            best = max(best, at.data, key=len)
+            taken = (_taken(at, token) for token in at.leading(data[len(at.data) :]))
+            open_ += sorted(filter(None, taken), key=lambda after: len(after.data))
     return best
 
 

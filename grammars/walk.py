@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from sds.kernel.envelope import Bound, DecisionEnvelope
 from sds.kernel.errors import LanguageError
 
 MASK_FAILED = "MASK_FAILED"
+LEADING_BYTES_MAX = 32  # of a text, of which only the first token is wanted
 _BEFORE_REF = b'","context_ref":"'
 _DIGITS = re.compile(r"[0-9]*\.?[0-9]+")
 
@@ -170,6 +172,21 @@ class Walk:
             self._step(self._node, token)
         else:
             raise _refused()
+
+    def leading(self, text: bytes) -> list[int]:
+        """Return the tokens with which `text` may go on here, every token of a spelling. For after `forced()`.
+
+        Of free text, whose tokens are most of a vocabulary, what the tokenizer makes of it and of its first character; `take`
+        may refuse these.
+        """
+        if self.finished or not text:
+            return []
+        if self._text is None:
+            tokens = self.fork().tokens.tolist()
+        else:
+            made = (self._spelling.words.tokenize(text[:size], special=False)[:1] for size in (1, LEADING_BYTES_MAX))
+            tokens = list(dict.fromkeys([*chain.from_iterable(made), *self._text.then.children]))
+        return [token for token in tokens if text.startswith(self._spelling.piece(token) or b"\0")]
 
     def towards(self, literal: str) -> tuple[int, ...]:
         """Return the tokens that write what is left of this number; nothing where it is none that may be written here, or

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from ctypes import create_string_buffer
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -19,6 +20,8 @@ from sds.models.protocol import FOLDER_HINT, BackendError
 from sds.models.vocabulary import Vocabulary
 from sds.models.words import readable
 
+VALUE_BYTES_MAX = 256
+UNFIT_HINT = "use a model that writes text"
 _GGUF_MAGIC = b"GGUF"
 
 
@@ -96,6 +99,34 @@ def load_gguf(path: Path, *, vocab_only: bool = False, device: str = "cpu") -> t
     except BaseException:
         lib.llama_model_free(model)
         raise
+
+
+def unfit(model: lib.llama_model_p) -> str:
+    """Return why a model writes no decision, whatever its words; empty: it may. Its weights need not be loaded."""
+    if lib.llama_model_is_diffusion(model):
+        return "a diffusion model does not write from left to right"
+    if lib.llama_model_has_encoder(model) or not lib.llama_model_has_decoder(model):
+        return "a model with an encoder is not asked here"
+    if metadata(model, f"{metadata(model, 'general.architecture')}.attention.causal") == "false":
+        return "an embedding model writes nothing"
+    return ""
+
+
+def is_one_state(model: lib.llama_model_p) -> bool:
+    """Tell whether what a model has read is one state, of all positions at once, in part at least (Mamba, RWKV, hybrids)."""
+    return bool(lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model))
+
+
+def trained_context(model: lib.llama_model_p, context_tokens: int) -> int:
+    """Return how many of `context_tokens` a model was trained for."""
+    trained = int(lib.llama_model_n_ctx_train(model))
+    return min(context_tokens, trained) if trained > 0 else context_tokens
+
+
+def metadata(model: lib.llama_model_p, key: str) -> str:
+    buffer = create_string_buffer(VALUE_BYTES_MAX)
+    length = lib.llama_model_meta_val_str(model, key.encode(), buffer, VALUE_BYTES_MAX)
+    return buffer.value.decode("utf-8", "replace") if length >= 0 else ""
 
 
 def chat_template(model: lib.llama_model_p) -> str | None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import create_string_buffer
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import llama_cpp as lib
 
-from sds.models.gguf import chat_template, gguf_fingerprint, load_gguf
+from sds.models.gguf import chat_template, gguf_fingerprint, load_gguf, metadata, unfit
 from sds.models.protocol import BackendError, ChatFrame, extra_hint
 from sds.models.safetensors_header import read_weights
 from sds.models.words import Words, model_frame, tokens_of
@@ -21,7 +21,6 @@ from sds.models.words import Words, model_frame, tokens_of
 GGUF, FOLDER = "GGUF", "checkpoint folder"
 METADATA_BYTES_MAX = 1 << 26
 TOKENIZER_BYTES_MAX = 1 << 28
-VALUE_BYTES_MAX = 256
 DIGITS_MAX = 18  # of a number that is told, not computed with
 CONFIG_BYTES_MAX = 1 << 20
 NOT_SAID = "not said"
@@ -31,7 +30,8 @@ _WHOLE = "name the GGUF file of a whole model: no adapter, no projector, no late
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """`context_tokens`, `layers`: 0 where it does not say (context: trained for). `turn`: None where the template has no turn.
+    """`context_tokens`, `layers`: 0 where it does not say (context: trained for). `turn`: None where the template has no turn
+    in which the model answers, `turn_refused` says why. `unfit`: why it decides nothing, whatever its words.
 
     `sha256`: of the GGUF file, or of the folder's safetensors files end to end, by name.
     """
@@ -50,6 +50,8 @@ class ModelCard:
     has_chat_template: bool
     turn: ChatFrame | None
     splits_digits: bool
+    turn_refused: str = ""
+    unfit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +85,13 @@ def inspect_model(path: Path) -> Iterator[Inspected]:
 
 
 def _gguf(path: Path, sha256: str, model: lib.llama_model_p, words: Words) -> Inspected:
-    said = _metadata(model)
+    said = partial(metadata, model)
     architecture = said("general.architecture") or NOT_SAID
     if not words.size or said("tokenizer.ggml.model") in {"", "no_vocab", "none"}:
         raise BackendError(f"`{path}` has no vocabulary", hint=_WHOLE)
     file_type = said("general.file_type")
     template = chat_template(model)
+    turn, turn_refused = _turn(template, words)
     card = ModelCard(
         name=path.name,
         form=GGUF,
@@ -102,8 +105,10 @@ def _gguf(path: Path, sha256: str, model: lib.llama_model_p, words: Words) -> In
         file_bytes=path.stat().st_size,
         sha256=sha256,
         has_chat_template=template is not None,
-        turn=_turn(template, words),
+        turn=turn,
         splits_digits=splits_digits(words),
+        turn_refused=turn_refused,
+        unfit=unfit(model),
     )
     return Inspected(card, words)
 
@@ -119,6 +124,7 @@ def _folder(path: Path) -> Inspected:
         raise BackendError(f"`{path}/config.json` names no vocab_size")
     weights = read_weights(path)
     words, template, kind = _folder_words(path, size)
+    turn, turn_refused = _turn(template, words)
     names = config.get("architectures")
     card = ModelCard(
         name=path.resolve().name,
@@ -133,8 +139,9 @@ def _folder(path: Path) -> Inspected:
         file_bytes=weights.bytes,
         sha256=weights.sha256,
         has_chat_template=template is not None,
-        turn=_turn(template, words),
+        turn=turn,
         splits_digits=splits_digits(words),
+        turn_refused=turn_refused,
     )
     return Inspected(card, words)
 
@@ -181,21 +188,12 @@ def splits_digits(words: Words) -> bool:
     )
 
 
-def _turn(template: str | None, words: Words) -> ChatFrame | None:
+def _turn(template: str | None, words: Words) -> tuple[ChatFrame | None, str]:
+    """Return the frame of the model's template, or why there is none."""
     try:
-        return model_frame(template, words)
-    except BackendError:
-        return None
-
-
-def _metadata(model: lib.llama_model_p) -> Callable[[str], str]:
-    buffer = create_string_buffer(VALUE_BYTES_MAX)
-
-    def said(key: str) -> str:
-        length = lib.llama_model_meta_val_str(model, key.encode(), buffer, VALUE_BYTES_MAX)
-        return buffer.value.decode("utf-8", "replace") if length >= 0 else ""
-
-    return said
+        return model_frame(template, words), ""
+    except BackendError as error:
+        return None, str(error)
 
 
 def _file_types() -> dict[int, str]:

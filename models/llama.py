@@ -11,20 +11,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import llama_cpp as lib
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.models.checks import check_fits, check_known, check_rows, check_slots
-from sds.models.gguf import Weights, chat_template, gguf_fingerprint, identity
+from sds.models.checks import check_fits, check_known, check_rows
+from sds.models.gguf import (
+    Weights,
+    chat_template,
+    gguf_fingerprint,
+    identity,
+    is_one_state,
+    trained_context,
+)
 from sds.models.llama_batch import TokenBatch
-from sds.models.llama_cells import SPARE_SEQUENCES, Cells, Span, Stretch
+from sds.models.llama_cells import Cells, Stretch
+from sds.models.llama_context import check_cache, check_fit, new_context
+from sds.models.llama_prompt import Prompt
 from sds.models.protocol import FORKS_MAX, BackendError, ChatFrame, Row, shared_sections
 from sds.models.sections import Kept
-from sds.models.words import model_frame, tokens_of
+from sds.models.words import Words, model_frame, tokens_of
 
 CONTEXT_TOKENS = 4096
 BATCH_TOKENS = 512
@@ -32,25 +40,6 @@ SHARED_PASS_TOKENS_MAX = 63  # with several slots: from 64 on llama.cpp attends 
 FORK_TOKENS_MAX = 2048  # of all forks together, beyond what the slots hold; with many slots:
 SLOT_FORK_TOKENS_MAX = 256  # for each
 SLOT_WEAR_CELLS, WEAR_CELLS_MIN = 256, 2048  # between two rests: every pass looks at all cells that are taken
-CACHE_TOKENS_MAX = 1 << 17  # of all slots together: every one can be full at once
-
-
-@dataclass(slots=True)
-class _Prompt:
-    """What one sequence of the cache holds, `spans`: its sections' cells. `own`: what a fork holds beyond its slot,
-    a part for each time it was written to, tokens by the part's number: forks of a fork share the parts it had.
-    """
-
-    sequence: int
-    origin: int
-    sections: list[tuple[int, ...]] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
-    position: int = 0
-    own: dict[int, int] = field(default_factory=dict)
-
-    def keep(self, sections: int) -> None:
-        del self.sections[sections:], self.spans[sections:]
-        self.position = sum(map(len, self.sections))
 
 
 class LlamaBackend:
@@ -76,17 +65,27 @@ class LlamaBackend:
         `fingerprint`: of the file, where it was just looked at. `weights`: of the file, where they are loaded already,
         on the device where they lie.
         """
-        _check_cache(slots, n_ctx)
+        check_cache(slots, n_ctx)
         self.name = path.name
         seen = identity(path)
         self.fingerprint = fingerprint or gguf_fingerprint(path)
-        self.context_tokens_max = n_ctx
         self.slots = slots
-        self.pass_tokens_max = min(n_batch, n_ctx) if slots == 1 else min(max(n_batch, 2), SHARED_PASS_TOKENS_MAX)
         self._path, self._weights = path, weights.hold() if weights else Weights(path, device=device)
-        if identity(path) != seen:
+        try:
+            if identity(path) != seen:
+                raise BackendError(f"`{path}` was changed while it was opened", hint="open it again")
+            self._make(n_ctx, n_batch, threads or os.cpu_count() or 1)
+        except BaseException:
             self._weights.release()
-            raise BackendError(f"`{path}` was changed while it was opened", hint="open it again")
+            raise
+        self._open = True
+
+    def _make(self, n_ctx: int, n_batch: int, threads: int) -> None:
+        """Make context and cache over the weights, of no more than the model was trained for."""
+        slots = self.slots
+        check_fit(self._weights, slots)
+        self.context_tokens_max = n_ctx = trained_context(self._weights.model, n_ctx)
+        self.pass_tokens_max = min(n_batch, n_ctx) if slots == 1 else min(max(n_batch, 2), SHARED_PASS_TOKENS_MAX)
         self._vocabulary = self._weights.vocabulary()
         self.vocab_size = self._vocabulary.size
         self._layers = lib.llama_model_n_layer(self._weights.model)
@@ -94,26 +93,27 @@ class LlamaBackend:
         self._fork_tokens_max = max(FORK_TOKENS_MAX, slots * SLOT_FORK_TOKENS_MAX)
         wear_max = max(WEAR_CELLS_MIN, slots * SLOT_WEAR_CELLS) if slots > 1 else 0
         room = slots * n_ctx + self._fork_tokens_max + (n_ctx + wear_max if slots > 1 else 0)
-        self._context = _context(self._weights, room, self.pass_tokens_max, slots, threads or os.cpu_count() or 1)
+        self._context = new_context(self._weights, room, self.pass_tokens_max, slots, threads)
         self._cells = Cells(self._context, room, sequences=slots + FORKS_MAX, wear_max=wear_max, keep_max=n_ctx)
         self._batch = TokenBatch(room + 1)
         self._kept: Kept[Stretch] = Kept()
-        self._divisible = not (  # a state is of all positions at once
-            lib.llama_model_is_recurrent(self._weights.model) or lib.llama_model_is_hybrid(self._weights.model)
-        )
-        self._prompts: dict[int, _Prompt] = {}
+        self._one_state = is_one_state(self._weights.model)
+        self._prompts: dict[int, Prompt] = {}
         self._free: list[int] = []
         self._next_fork = slots
         self._parts = 0
-        self._empty()
-        self._open = True
         self._frame: ChatFrame | None = None
+        self._empty()
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]:
         return tokens_of(self._vocabulary, text, special=special)
 
     def piece(self, token: int) -> bytes:
         return self._vocabulary.piece(token)
+
+    @property
+    def words(self) -> Words:
+        return self._vocabulary
 
     def frame(self) -> ChatFrame:
         self._ready()
@@ -155,15 +155,17 @@ class LlamaBackend:
         prompt = self._slot(slot)  # a rest that failed leaves another one
         self._keep(prompt, wanted)
         self._kept.use(prompt.sections)
-        for section in wanted[len(prompt.sections) :]:
+        for number, section in enumerate(wanted[len(prompt.sections) :], start=len(prompt.sections) + 1):
             start, _ = self._cells.take(0)
             if section:
-                self._append(slot, section)
+                self._append(slot, section, last=number == len(wanted))
             prompt.sections.append(section)
             prompt.spans.append((start, start + len(section)))
 
     def keeps(self, sections: Sequence[Sequence[int]]) -> bool:
         wanted = [tuple(section) for section in sections]
+        if self._one_state:
+            return self._prompts[0].is_all(wanted) or self._kept.get(wanted) is not None
         held = max(shared_sections(wanted, self._prompts[slot].sections) for slot in range(self.slots))
         return self._kept.holds(wanted, behind=held)
 
@@ -188,7 +190,7 @@ class LlamaBackend:
         if not self._free:
             raise BackendError(f"more than {FORKS_MAX} forks at once", hint="drop some, or score fewer alternatives")
         fork, self._next_fork = self._next_fork, self._next_fork + 1
-        made = _Prompt(self._free.pop(), source.origin, position=source.position, own=dict(source.own))
+        made = Prompt(self._free.pop(), source.origin, position=source.position, own=dict(source.own))
         self._cells.share(source.sequence, made.sequence, -1)
         self._prompts[fork] = made
         return fork
@@ -252,13 +254,13 @@ class LlamaBackend:
         if not self._open:
             raise BackendError("the model is closed")
 
-    def _prompt(self, slot: int) -> _Prompt:
+    def _prompt(self, slot: int) -> Prompt:
         prompt = self._prompts.get(slot)
         if prompt is None:
             raise BackendError(f"there is no slot {slot}")
         return prompt
 
-    def _slot(self, slot: int) -> _Prompt:
+    def _slot(self, slot: int) -> Prompt:
         if not 0 <= slot < self.slots:
             raise BackendError(f"there is no slot {slot}")
         return self._prompts[slot]
@@ -286,13 +288,17 @@ class LlamaBackend:
         if ahead > self._fork_tokens_max:
             raise BackendError(f"forks hold {ahead} tokens of their own, at most {self._fork_tokens_max}")
 
-    def _keep(self, prompt: _Prompt, wanted: list[tuple[int, ...]]) -> None:
+    def _keep(self, prompt: Prompt, wanted: list[tuple[int, ...]]) -> None:
         """Cut `prompt` back to the leading sections it shares with `wanted`, or copy more of them from another slot."""
         for fork in [fork for fork, made in self._prompts.items() if made.origin == prompt.origin]:
             if fork >= self.slots:
                 self.drop(fork)
-        others = [self._prompts[slot] for slot in range(self.slots)]
-        donor = max([prompt, *others], key=lambda held: shared_sections(wanted, held.sections))
+        if self._one_state:
+            self._keep_state(prompt, wanted)
+            return
+        every = [prompt, *(self._prompts[slot] for slot in range(self.slots))]
+        whole = (held for held in every if self._cells.whole(held.sequence))
+        donor = max(whole, key=lambda held: shared_sections(wanted, held.sections), default=Prompt(-1, -1))
         prompt.sections = wanted[: shared_sections(wanted, donor.sections)]
         prompt.spans = donor.spans[: len(prompt.sections)]
         prompt.position = sum(map(len, prompt.sections))
@@ -304,15 +310,32 @@ class LlamaBackend:
         if donor is not prompt and prompt.position:
             self._cells.share(donor.sequence, prompt.sequence, prompt.position)
 
-    def _append(self, slot: int, section: tuple[int, ...]) -> None:
-        """Append a section to what the slot holds: as it is kept, or read."""
+    def _keep_state(self, prompt: Prompt, wanted: list[tuple[int, ...]]) -> None:
+        """Keep the state of `prompt` where all that it has read begins `wanted`; else go on from the longest beginning whose
+        state is kept, for a state cannot be cut back.
+        """
+        if prompt.is_all(wanted[: len(prompt.sections)]):
+            return
+        self._cells.cut(prompt.sequence, 0)
+        prompt.keep(0)
+        for count in range(len(wanted), 0, -1):
+            state = self._kept.get(wanted[:count])
+            if state is not None and self._cells.put(prompt.sequence, 0, sum(map(len, wanted[:count])), state):
+                prompt.restore(wanted[:count])
+                return
+
+    def _append(self, slot: int, section: tuple[int, ...], *, last: bool) -> None:
+        """Append a section to what the slot holds: as it is kept, or read. A state that comes `last` is not worth its room."""
         prompt = self._prompts[slot]
         sections, start, end = (*prompt.sections, section), prompt.position, prompt.position + len(section)
-        if (stretch := self._kept.get(sections)) is not None and self._cells.put(prompt.sequence, start, end, stretch):
+        kept = None if self._one_state else self._kept.get(sections)
+        if kept is not None and self._cells.put(prompt.sequence, start, end, kept):
             prompt.position = end
             return
         self._decode([Row(slot, section, 0)])
-        if self._divisible and (stretch := self._cells.taken(prompt.sequence, start, end)) is not None:
+        if self._one_state and last:
+            return
+        if (stretch := self._cells.taken(prompt.sequence, 0 if self._one_state else start, end)) is not None:
             self._kept.put(sections, stretch, len(stretch))
 
     def _decode(self, rows: Sequence[Row], *, hidden: bool = False) -> NDArray[np.float32]:
@@ -366,30 +389,5 @@ class LlamaBackend:
 
     def _empty(self) -> None:
         self._poisoned = False
-        self._prompts = {slot: _Prompt(slot, slot) for slot in range(self.slots)}
+        self._prompts = {slot: Prompt(slot, slot) for slot in range(self.slots)}
         self._free = list(range(self.slots, self.slots + FORKS_MAX))
-
-
-def _check_cache(slots: int, n_ctx: int) -> None:
-    check_slots(slots)
-    if slots * n_ctx > CACHE_TOKENS_MAX:
-        raise BackendError(
-            f"{slots} slots of {n_ctx} tokens are more than a cache of {CACHE_TOKENS_MAX}",
-            hint="ask for fewer slots or a smaller context",
-        )
-
-
-def _context(weights: Weights, cells: int, n_batch: int, slots: int, threads: int) -> lib.llama_context_p:
-    params = lib.llama_context_default_params()
-    params.n_ctx, params.n_batch, params.n_ubatch = cells, n_batch, n_batch
-    params.n_threads = params.n_threads_batch = threads
-    params.n_seq_max = slots + FORKS_MAX + SPARE_SEQUENCES
-    params.n_outputs_max = max(n_batch, params.n_seq_max)  # llama.cpp ends the process over fewer than one a sequence
-    params.kv_unified = True
-    params.offload_kqv = params.op_offload = weights.on_card  # a build for a card would use it for some passes else
-    params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if slots > 1 else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    context: lib.llama_context_p | None = lib.llama_init_from_model(weights.model, params)
-    if context is None:
-        weights.release()
-        raise BackendError(f"no memory for a cache of {cells} tokens", hint="load the model with a smaller context")
-    return context

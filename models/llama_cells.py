@@ -52,6 +52,12 @@ class Cells:
         """Return the next position of the sequence that keeps a lone token company."""
         return int(lib.llama_memory_seq_pos_max(self._memory, self.beside)) + 1
 
+    def whole(self, sequence: int) -> bool:
+        """Tell whether a sequence holds all that it read. A sliding window lets llama.cpp use cells again that lie behind it,
+        which a sequence that is cut back would look at.
+        """
+        return int(lib.llama_memory_seq_pos_min(self._memory, sequence)) <= 0
+
     def share(self, source: int, target: int, position: int) -> None:
         """Let `target`, which is empty, hold what `source` holds before `position`; -1: all."""
         lib.llama_memory_seq_cp(self._memory, source, target, 0, position)

@@ -11,7 +11,7 @@ from typing import Any
 import llama_cpp as lib
 import outlines
 
-from sds.models.gguf import chat_template, gguf_fingerprint
+from sds.models.gguf import UNFIT_HINT, chat_template, gguf_fingerprint, trained_context, unfit
 from sds.models.protocol import BackendError, ChatFrame
 from sds.models.vocabulary import Vocabulary
 from sds.models.words import model_frame, tokens_of
@@ -44,7 +44,6 @@ class DrivenLlama:
     def __init__(self, path: Path, *, n_ctx: int, threads: int | None) -> None:
         logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
         self.name, self.fingerprint = path.name, gguf_fingerprint(path)
-        self.context_tokens_max = n_ctx
         count = threads or os.cpu_count() or 1
         try:
             self._llama = _TokenPrompt(
@@ -52,16 +51,20 @@ class DrivenLlama:
             )
         except (ValueError, OSError, MemoryError) as error:
             raise BackendError(f"`{path}` is damaged or of a kind this llama.cpp does not know") from error
-        self._words = Vocabulary(lib.llama_model_get_vocab(self._llama.model))
-        self.end_token = self._words.eos
+        if why := unfit(self._llama.model):
+            self._llama.close()
+            raise BackendError(why, hint=UNFIT_HINT)
+        self.context_tokens_max = trained_context(self._llama.model, n_ctx)
+        self.words = Vocabulary(lib.llama_model_get_vocab(self._llama.model))
+        self.end_token = self.words.eos
         self.outlines_model = outlines.from_llamacpp(self._llama, chat_mode=False)
         self.limits: dict[str, Any] = {"temperature": 0.0, "repeat_penalty": 1.0}
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]:
-        return tokens_of(self._words, text, special=special)
+        return tokens_of(self.words, text, special=special)
 
     def frame(self) -> ChatFrame:
-        return model_frame(chat_template(self._llama.model), self._words)
+        return model_frame(chat_template(self._llama.model), self.words)
 
     def hold(self, prompt: list[int]) -> None:
         self._llama.held = prompt
@@ -70,5 +73,5 @@ class DrivenLlama:
         return nullcontext()
 
     def close(self) -> None:
-        self._words.release()
+        self.words.release()
         self._llama.close()

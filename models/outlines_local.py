@@ -18,6 +18,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from sds.models.protocol import ENDINGS, BackendError, ChatFrame, Dtype, extra_hint
+from sds.models.words import Words
 from sds.models.writer import Form, Grammar, Processing, Written
 
 OUTLINES_HINT = extra_hint("outlines")
@@ -39,6 +40,9 @@ class Driven(Protocol):
     end_token: int
     limits: dict[str, Any]
     tokens_name: str
+
+    @property
+    def words(self) -> Words: ...
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]: ...
 
@@ -81,6 +85,17 @@ class OutlinesWriter:
         if not guard.calls:
             raise BackendError("the model was run without its mask")
         return Written(text.encode("utf-8", "replace"), len(prompt) + guard.calls)
+
+    @property
+    def words(self) -> Words:
+        return self._driven.words
+
+    @property
+    def context_tokens_max(self) -> int:
+        return self._driven.context_tokens_max
+
+    def frame(self) -> ChatFrame:
+        return self._driven.frame()
 
     def count_tokens(self, text: str) -> int:
         return len(self._driven.tokenize(text.encode("utf-8", "replace"), special=False))

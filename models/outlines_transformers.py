@@ -52,7 +52,7 @@ class DrivenTransformers:
         self._backend = HfBackend(path, device=device, dtype=dtype, n_ctx=n_ctx, threads=threads)
         self.name, self.fingerprint = self._backend.name, self._backend.fingerprint
         self.context_tokens_max = self._backend.context_tokens_max
-        self.end_token = self._backend.end_token
+        self.end_token, self.words = self._backend.end_token, self._backend.words
         where = {"pretrained_model_name_or_path": path} if path.is_dir() else _gguf(path)
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(**where, local_files_only=True, trust_remote_code=False)

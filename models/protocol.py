@@ -45,11 +45,15 @@ def extra_hint(extra: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChatFrame:
-    """The control text around one turn: `before_system` system `between` user `after_user`, then the model speaks."""
+    """The control text around one turn: `before_system` system `between` user `after_user`, then the model answers.
+
+    `thinking`: how it came about that it answers, where its template has it think first.
+    """
 
     before_system: str
     between: str
     after_user: str
+    thinking: str = ""
 
 
 PLAIN_FRAME = ChatFrame("", "\n\n", "\n")

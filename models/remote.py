@@ -5,7 +5,8 @@
     ollama, lmstudio, openai JSON Schema through Outlines' OpenAI model; `form="gbnf"` sends GBNF to a server that reads it
 
 Every request goes through `models.bounded_http`: one exchange, no retry, no redirect, no proxy, a deadline and a limit
-on bytes. A server applies its own chat template: whether a text that spells a control token becomes one is up to it.
+on bytes. A server applies its own chat template: whether a text that spells a control token becomes one is up to it, and
+so is whether the model thinks first, which it is told not to have it do where it has a parameter for that.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ FORMS: dict[Server, Form] = {
     "openai": "json_schema",
 }
 SEED = 0  # greedy all the same; some servers draw even then
+# A template that has the model think first would have the decision written as a thought. What a template does not know it
+# passes over.
+_NO_THOUGHTS = {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
 # Greedy means no penalty on what was said before: some servers have one unless told, others read it with the weights.
-_PLAIN: dict[Server, dict[str, float]] = {
-    "llama-server": {"repeat_penalty": 1.0},
-    "vllm": {"repetition_penalty": 1.0},
-    "sglang": {"repetition_penalty": 1.0},
+_PLAIN: dict[Server, dict[str, Any]] = {
+    "llama-server": {"repeat_penalty": 1.0, **_NO_THOUGHTS},
+    "vllm": {"repetition_penalty": 1.0, **_NO_THOUGHTS},
+    "sglang": {"repetition_penalty": 1.0, **_NO_THOUGHTS},
+    "ollama": {"reasoning_effort": "none"},
 }
 
 Ask = Callable[[str, str, Grammar, int], str]

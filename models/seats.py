@@ -117,6 +117,10 @@ class SeatedBackend(ABC):
     def piece(self, token: int) -> bytes:
         return b"" if self._words.is_control(token) else self._words.spelling(token)
 
+    @property
+    def words(self) -> Words:
+        return self._words
+
     def frame(self) -> ChatFrame:
         self._ready()
         if self._frame is None:

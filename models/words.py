@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Protocol
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 from sds.models.chat import chat_frame
 from sds.models.protocol import BackendError, ChatFrame
@@ -41,6 +42,19 @@ class Words(Protocol):
 
     def release(self) -> None:
         """Refuse every further use: the memory behind it is about to go."""
+
+
+@runtime_checkable
+class Speaks(Protocol):
+    """What of a loaded model is asked before a decision is: its words, its frame, its context. `frame` raises BackendError."""
+
+    @property
+    def words(self) -> Words: ...
+
+    @property
+    def context_tokens_max(self) -> int: ...
+
+    def frame(self) -> ChatFrame: ...
 
 
 def tokens_of(words: Words, text: bytes, *, special: bool) -> list[int]:
@@ -98,5 +112,5 @@ def model_frame(template: str | None, words: Words) -> ChatFrame:
     bos, eos = (readable(words.spelling(t), "a control token") if t >= 0 else "" for t in (words.bos, words.eos))
     frame = chat_frame(template, bos=bos, eos=eos)
     if words.adds_bos and not frame.before_system.startswith(bos):
-        return ChatFrame(bos + frame.before_system, frame.between, frame.after_user)
+        return replace(frame, before_system=bos + frame.before_system)
     return frame

@@ -14,7 +14,7 @@ from typing import Self
 from sds import home as places
 from sds.engines.fallback import FallbackEngine
 from sds.engines.opening import open_engine
-from sds.engines.protocol import Engine, Explains
+from sds.engines.protocol import Checks, Engine, Explains
 from sds.escalations import Resolve, resolve
 from sds.kernel import erasure, intake, monitor, recovery, registry, saga_drive, undecided
 from sds.kernel.answer import Answer
@@ -101,6 +101,8 @@ class Gate:
             for notice in getattr(self.engine, "notices", ()):
                 self._log.write("engine.notice", {"notice": notice})
             check_explains(self.contract, self.engine)
+            if isinstance(self.engine, Checks):
+                self.engine.check_contract(self.contract)
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
             self._kernel = Kernel(
                 self.contract,

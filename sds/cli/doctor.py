@@ -22,6 +22,7 @@ from sds.cli.engines import (
     EngineKind,
     EnginesPath,
     LibraryName,
+    check_asked,
     opened_engine,
 )
 from sds.engines.protocol import Engine
@@ -30,6 +31,7 @@ from sds.home import (
     decisions_path,
     gate_home,
     home,
+    key_path,
     now_ms,
     public_keys_of,
     refuse_altered,
@@ -108,7 +110,10 @@ def _versions() -> str:
 
 
 def _model(opened: AbstractContextManager[Engine]) -> str:
+    from sds.gates.refund.desk import load_refund_contract  # noqa: PLC0415
+
     with opened as engine:
+        check_asked(engine, load_refund_contract())
         return f"{engine.model} answers, and was proved to be constrained"
 
 

@@ -11,8 +11,9 @@ import typer
 from pydantic import ValidationError
 
 from sds.cli.common import existing, named_model
-from sds.engines.protocol import Engine
+from sds.engines.protocol import Checks, Engine
 from sds.home import now_ms
+from sds.kernel.contract import Contract
 from sds.kernel.contract_types import ContradictionError, say
 from sds.kernel.errors import UsageError
 from sds.models.protocol import Dtype, Library
@@ -77,6 +78,12 @@ def opened_engine(
         yield engine
     finally:
         engine.close()
+
+
+def check_asked(engine: Engine, contract: Contract) -> None:
+    """Raise ModelError where an engine cannot decide under a contract: before the first event is claimed."""
+    if isinstance(engine, Checks):
+        engine.check_contract(contract)
 
 
 def _open(model: Path | None, engines: Path | None, given: dict[str, Any], *, brief: bool) -> Engine:

@@ -99,12 +99,12 @@ def check(path: PathArgument, contract: ContractFile = None, as_json: JsonFlag =
     Example: sds models check /models/mine.gguf --contract contract.yaml
     """
     asked = _contract(contract)
-    from sds.contracts.sayable import Question, check_model  # noqa: PLC0415
+    from sds.contracts.sayable import check_model, question_of  # noqa: PLC0415
     from sds.models.inspect import inspect_model  # noqa: PLC0415
     from sds.models.llama import CONTEXT_TOKENS  # noqa: PLC0415
 
     with named_model(path), inspect_model(existing(path)) as model:
-        checks = check_model(Question(asked, model.card, model.words, CONTEXT_TOKENS))
+        checks = check_model(question_of(asked, model, CONTEXT_TOKENS))
     failed = sum(not check.ok for check in checks)
     if as_json:
         print_json({
@@ -237,7 +237,7 @@ def _contract(path: Path | None) -> Contract:
 
 def _shown(card: Mapping[str, Any]) -> dict[str, object]:
     turn = card["turn"]
-    looks = "{before_system}SYSTEM{between}USER{after_user}".format_map(turn) if turn else "the template has no turn"
+    looks = "{before_system}SYSTEM{between}USER{after_user}".format_map(turn) if turn else card["turn_refused"]
     return {
         "name": card["name"],
         "form": card["form"],
@@ -251,6 +251,8 @@ def _shown(card: Mapping[str, Any]) -> dict[str, object]:
         "splits digits": "one by one" if card["splits_digits"] else "no",
         "chat template": "yes" if card["has_chat_template"] else "no",
         "turn": looks.encode("unicode_escape").decode(),
+        **({"thinking": turn["thinking"]} if turn and turn["thinking"] else {}),
+        **({"decides": f"nothing: {card['unfit']}"} if card["unfit"] else {}),
         "size": f"{card['file_bytes']:,} bytes",
         "sha256": card["sha256"],
         **({"prepared": " | ".join(card["prepared"])} if card["prepared"] else {}),

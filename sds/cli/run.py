@@ -24,20 +24,31 @@ from sds.cli.engines import (
     EnginesPath,
     LibraryName,
     ModeName,
+    check_asked,
     opened_engine,
 )
 from sds.home import decisions_path, now_ms, open_record
 from sds.kernel import registry
 from sds.kernel.answer import Answer
 from sds.kernel.bounds import format_literal
-from sds.kernel.errors import SdsError, StoreError, UsageError, WorldError
+from sds.kernel.errors import ModelError, SdsError, StoreError, UsageError, WorldError
 from sds.kernel.saga import spec_of
 from sds.kernel.store import Store
 
 LIMIT_DEFAULT = 50
 PARALLEL_MAX = 64
 MANY = 1_000  # for fewer, opening what makes each of them a little quicker takes longer than it saves
-ROWS = ("compensated", "refunded", "vouchers", "denied", "escalated", "aborted_on_drift", "aborted", "unknown")
+ROWS = (
+    "compensated",
+    "refunded",
+    "vouchers",
+    "denied",
+    "escalated",
+    "aborted_on_drift",
+    "aborted",
+    "waiting",
+    "unknown",
+)
 NOT_FITTED = "The model is not fitted to this task yet and judges poorly; what is shown here is that it cannot do harm."
 
 
@@ -96,11 +107,13 @@ def run(
     from sds.gates.refund import run as refund  # noqa: PLC0415  the gate's libraries load when they are needed
     from sds.gates.refund.desk import load_refund_contract  # noqa: PLC0415
 
+    contract = load_refund_contract()
     if saga is not None:
-        spec_of(load_refund_contract(), saga)
+        spec_of(contract, saga)
     _may_begin(folder, anew=reset)
     if saga is not None:
         with opened_engine(model, engines, brief=limit < MANY, **options) as decides:
+            check_asked(decides, contract)
             _begin(folder, anew=reset)
             sagas.show(folder, saga, limit, decides, fail_second=chaos == "fail-second", as_json=as_json)
         return
@@ -119,6 +132,7 @@ def run(
 
         try:
             with opened_engine(model, engines, brief=limit < MANY, parallel=parallel, **options) as decides:
+                check_asked(decides, contract)
                 _begin(folder, anew=reset)
                 report = refund.run(
                     folder,
@@ -209,15 +223,22 @@ def _table(report: dict[str, Any], chaos: str | None, console: Console) -> None:
             table.add_row(name.replace("_", " "), str(report["outcomes"].get(name, 0)))
     console.print(f"{counted(report['decisions'], 'claim')}, decided by {report['model']}", soft_wrap=True)
     console.print(table)
+    if report.get("model_failed"):
+        why = ", ".join(f"{code} {count}" for code, count in sorted(report["model_failed"].items()))
+        failed = f"{sum(report['model_failed'].values())} of {counted(report['decisions'], 'claim')}"
+        console.print(f"not decided by the model, and a human's now: {failed} ({why})", soft_wrap=True)
+    if report.get("waiting"):
+        waiting = f"{report['waiting']} of {counted(report['decisions'], 'claim')}"
+        console.print(f"not decided yet, and waiting (sds flows --undecided): {waiting}", soft_wrap=True)
     if report.get("decided_elsewhere"):
         by_others = counted(report["decided_elsewhere"], "claim")
         console.print(f"decided meanwhile by another process, and not counted here: {by_others}", soft_wrap=True)
-    if not report["decisions"]:
+    if not report["decided_by_model"]:
         return
     latency = report["latency_ms"]
     console.print(
         f"decision latency, trigger to durable receipt: p50 {latency['p50']} ms, p95 {latency['p95']} ms, "
-        f"p99 {latency['p99']} ms (N = {report['decisions']})",
+        f"p99 {latency['p99']} ms (N = {report['decided_by_model']})",
         soft_wrap=True,
     )
     console.print(f"money paid: {format_literal(report['paid_minor'], 2)} EUR", soft_wrap=True)
@@ -249,6 +270,10 @@ def _judge(report: dict[str, Any], chaos: str | None) -> None:
     if broken:
         shown = [*report["double_payout_faults"][:1], *report["record_faults"][:1]]
         raise SdsError(f"a promise was broken: {', '.join(broken + shown)}", reason_code="PROMISE_BROKEN")
+    if report["decisions"] and not report["decided_by_model"]:
+        codes = ", ".join(sorted(report["model_failed"])) or "all of them wait"
+        none = f"none of {counted(report['decisions'], 'claim')} was decided by {report['model']}: {codes}"
+        raise ModelError(none, hint="sds doctor, with the same options, and `sds models check PATH`")
     if chaos and not (report["moved_tickets_that_would_have_paid"] and report["unmoved_paid"]):
         missing = (
             "ticket left alone was" if report["moved_tickets_that_would_have_paid"] else "moved ticket would have been"

@@ -11,7 +11,7 @@ from rich.table import Table
 from sds.cli.common import counted, print_json
 from sds.engines.protocol import Engine
 from sds.kernel.bounds import format_literal
-from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.errors import ModelError, SdsError, UsageError
 from sds.kernel.saga import SagaAnswer
 
 ROWS = ("complete", "nothing_done", "escalated", "compensated", "dirty_with_a_human")
@@ -75,5 +75,8 @@ def _judge(report: dict[str, Any], *, fail_second: bool) -> None:
     if broken:
         shown = [*report["double_payout_faults"][:1], *report["record_faults"][:1]]
         raise SdsError(f"a promise was broken: {', '.join(broken + shown)}", reason_code="PROMISE_BROKEN")
+    if not report["decided_by_model"]:
+        none = f"none of {counted(report['decisions'], 'claim')} was decided by {report['model']}"
+        raise ModelError(none, hint="sds doctor, with the same options, and `sds models check PATH`")
     if fail_second and not report["dirty"]:
         raise UsageError("no claim was half settled, so this run proves nothing", hint="raise --limit")

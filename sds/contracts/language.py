@@ -77,13 +77,13 @@ def model_findings(contract: Contract, reached: Mapping[str, Sequence[Fields]], 
     """Return what this model cannot say or hold. Raises BackendError."""
     cases = [case for case in cases_of(contract, reached) if _language_or_why(case.envelope)[0] is not None]
     unsaid: dict[tuple[str, str], Finding] = {}
-    longest, speaker = 0, _speaker(backend)
+    longest, planner = 0, _planner(backend)
     for case in cases:
         for proposal in _proposals(case.envelope):
             data = write_proposal(proposal)
             longest = max(longest, len(backend.tokenize(data, special=False)))
             key = (proposal.action, proposal.reason_code)
-            if key not in unsaid and not (speaker and _can_be_said(case.envelope, proposal, data, speaker)):
+            if key not in unsaid and not (planner and _can_be_said(case.envelope, proposal, data, planner)):
                 unsaid[key] = _unsayable(contract, proposal, data, backend)
     return [*unsaid.values(), *_room(contract, cases, backend, longest)]
 
@@ -107,28 +107,20 @@ def _proposals(envelope: DecisionEnvelope) -> Iterator[Proposal]:
                 yield Proposal(kind.kind, params, reason, _NO_REF, rationale)
 
 
-def _can_be_said(envelope: DecisionEnvelope, proposal: Proposal, data: bytes, speaker: _Speaker) -> bool:
+def _can_be_said(envelope: DecisionEnvelope, proposal: Proposal, data: bytes, planner: Planner) -> bool:
     """Tell whether a walk that is open to this kind with this reason alone can write `data`."""
     kinds = (replace(kind, reasons=(proposal.reason_code,)) for kind in envelope.kinds if kind.kind == proposal.action)
     try:
-        walk = speaker.planner.walk(DecisionEnvelope(tuple(kinds), envelope.rationale_chars_max), proposal.context_ref)
-        return follow(walk, data, speaker.tokens) == data
+        walk = planner.walk(DecisionEnvelope(tuple(kinds), envelope.rationale_chars_max), proposal.context_ref)
+        return follow(walk, data) == data
     except LanguageError:
         return False
 
 
-@dataclass(frozen=True)
-class _Speaker:
-    """What a model can say: its plans, and a token for each spelling."""
-
-    planner: Planner
-    tokens: Mapping[bytes, int]
-
-
-def _speaker(backend: Backend) -> _Speaker | None:
+def _planner(backend: Backend) -> Planner | None:
     """Return None where not even a digit can be said."""
     try:
-        return _Speaker(Planner(backend), {backend.piece(token): token for token in range(backend.vocab_size)})
+        return Planner(backend)
     except LanguageError:
         return None
 

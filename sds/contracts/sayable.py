@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
+from typing import TYPE_CHECKING
 
 from sds.grammars.language import Choice, Language, Literal, Node, Number, language
 from sds.grammars.numbers import number_regex
@@ -26,8 +27,11 @@ from sds.kernel.proposal import Proposal, write_proposal
 from sds.kernel.rules import Rules
 from sds.kernel.snapshot import STRING_CHARS_MAX, FieldSpec, level, take_snapshot
 from sds.kernel.state import Value
-from sds.models.inspect import ModelCard
-from sds.models.words import Spoken, Words, tokens_of
+from sds.models.protocol import BackendError, ChatFrame
+from sds.models.words import Speaks, Spoken, Words, tokens_of
+
+if TYPE_CHECKING:
+    from sds.models.inspect import Inspected
 
 NUMBER_CHARS_MAX = 2000
 CONTROL_EACH = 32
@@ -48,12 +52,17 @@ class Check:
 
 @dataclass(frozen=True)
 class Question:
-    """One contract put to one model. `context_tokens_max`: what a backend gives any model at most."""
+    """One contract put to one model. `frame`: None, where `refused` says why. `context_tokens_max`: what there is for a
+    prompt and its decision. `templated`: whether the frame is the model's own. `unfit`: why it decides nothing at all.
+    """
 
     contract: Contract
-    card: ModelCard
     words: Words
+    frame: ChatFrame | None
     context_tokens_max: int
+    refused: str = ""
+    templated: bool = True
+    unfit: str = ""
 
     @cached_property
     def said(self) -> Language:
@@ -63,18 +72,52 @@ class Question:
     def sentences(self) -> tuple[bytes, ...]:
         return tuple(dict.fromkeys(_samples(self.said.envelope, Random(0))))  # noqa: S311  a fixed choice, no secret
 
-    @cached_property
-    def pieces(self) -> dict[bytes, int]:
-        """Every spelling that a decision may be made of, and a token that has it."""
-        every = (token for token in range(self.words.size) if not self.words.is_control(token))
-        return {self.words.spelling(token): token for token in every}
-
     def content(self, text: bytes) -> list[int]:
         return tokens_of(self.words, text, special=False)
+
+    def spells(self, byte: bytes) -> bool:
+        """Tell whether a token that no text is forbidden spells this byte alone."""
+        made = self.content(byte)
+        return (len(made) == 1 and self.words.spelling(made[0]) == byte) or byte in self._every_spelling
+
+    @cached_property
+    def _every_spelling(self) -> frozenset[bytes]:
+        every = (token for token in range(self.words.size) if not self.words.is_control(token))
+        return frozenset(map(self.words.spelling, every))
+
+
+def question_of(contract: Contract, model: Inspected, context_tokens_max: int) -> Question:
+    """Ask a model whose weights are not loaded. `context_tokens_max`: what a backend gives any model at most."""
+    card = model.card
+    return Question(
+        contract,
+        model.words,
+        card.turn,
+        min(card.context_tokens or context_tokens_max, context_tokens_max),
+        card.turn_refused,
+        card.has_chat_template,
+        card.unfit,
+    )
 
 
 def check_model(question: Question) -> tuple[Check, ...]:
     return tuple(_made(name, check, question) for name, check in _CHECKS.items())
+
+
+def refuse_unsayable(contract: Contract, model: Speaks, name: str) -> None:
+    """Raise ModelError where `check_model` says no of a loaded model whose mask was proved when it was opened."""
+    try:
+        frame, refused = model.frame(), ""
+    except BackendError as error:
+        frame, refused = None, str(error)
+    question = Question(contract, model.words, frame, model.context_tokens_max, refused)
+    for check_name, check in _CHECKS.items():
+        found = Check(check_name, ok=True, reason="") if check is _alive else _made(check_name, check, question)
+        if not found.ok:
+            raise ModelError(
+                f"`{name}` cannot decide under `{contract.gate}` {contract.version}: {found.name}: {found.reason}",
+                hint="`sds models check` tells all that is wrong; use another model",
+            )
 
 
 def _made(name: str, check: Callable[[Question], str], question: Question) -> Check:
@@ -84,15 +127,22 @@ def _made(name: str, check: Callable[[Question], str], question: Question) -> Ch
         return Check(name, ok=False, reason=one_line(error, REASON_CHARS_MAX))
 
 
+def _fit(question: Question) -> str:
+    if question.unfit:
+        raise ModelError(question.unfit)
+    return "it writes from left to right"
+
+
 def _template(question: Question) -> str:
-    if question.card.turn is None:
-        raise ModelError("the chat template does not show each text exactly once")
-    return "the model's own" if question.card.has_chat_template else "none, so the texts are given as they are"
+    if question.frame is None:
+        raise ModelError(question.refused)
+    own = "the model's own" if question.templated else "none, so the texts are given as they are"
+    return f"{own}; {question.frame.thinking}" if question.frame.thinking else own
 
 
 def _bytes(question: Question) -> str:
     needed = sorted(set(_bytes_of(question.said.root)))
-    missing = [byte for byte in needed if bytes([byte]) not in question.pieces]
+    missing = [byte for byte in needed if not question.spells(bytes([byte]))]
     if missing:
         raise ModelError(f"{len(missing)} of {len(needed)} bytes have no token of their own, first `{chr(missing[0])}`")
     return f"all {len(needed)} bytes that a decision can need have a token of their own"
@@ -114,7 +164,7 @@ def _alive(question: Question) -> str:
 def _decisions(question: Question) -> str:
     planner = Planner(Spoken(question.words))
     for sentence in question.sentences:
-        written = follow(planner.walk(question.said.envelope, _CONTEXT_REF), sentence, question.pieces)
+        written = follow(planner.walk(question.said.envelope, _CONTEXT_REF), sentence)
         if written != sentence:
             raise ModelError(f"`{_example(sentence)}` cannot be said beyond `{_example(written[-EXAMPLE_CHARS_MAX:])}`")
     kinds = len(question.said.envelope.kinds)
@@ -122,7 +172,7 @@ def _decisions(question: Question) -> str:
 
 
 def _context(question: Question) -> str:
-    limit = min(question.card.context_tokens or question.context_tokens_max, question.context_tokens_max)
+    limit = question.context_tokens_max
     budget = question.contract.budget.tokens_max
     needed = sum(_tokens_needed(question))
     if budget < min(needed, limit):
@@ -140,7 +190,7 @@ def _tokens_needed(question: Question) -> Iterator[int]:
     """Yield what each part of a prompt, and the answer, can need at most; of foreign text, a token a character."""
     contract, rules = question.contract, Rules(question.contract)
     longest = take_snapshot(rules.fields, "", {spec.path: _longest(spec, contract) for spec in rules.fields}, "", 0)
-    frame = question.card.turn
+    frame = question.frame
     yield len(question.content(static_text(contract).encode()))
     for text in case_texts(contract, rules, longest, question.said.envelope):
         yield len(question.content(text.encode()))
@@ -157,7 +207,7 @@ def _tokens_needed(question: Question) -> Iterator[int]:
 
 def _evidence(question: Question) -> str:
     """Put every control token and the marks of a turn into claims: all of it must stay text."""
-    words, frame = question.words, question.card.turn
+    words, frame = question.words, question.frame
     control = [token for token in range(words.size) if words.is_control(token)]
     marks = [text.encode() for text in (frame.before_system, frame.between, frame.after_user) if text] if frame else []
     spelled = [*marks, *filter(None, map(words.spelling, control))]
@@ -172,6 +222,7 @@ def _evidence(question: Question) -> str:
 
 
 _CHECKS: dict[str, Callable[[Question], str]] = {
+    "model": _fit,
     "template": _template,
     "bytes": _bytes,
     "spelling": _spelling,

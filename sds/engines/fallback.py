@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from sds.engines.protocol import Engine
+from sds.engines.protocol import Checks, Engine
 from sds.engines.waiting import NoTurnError
 from sds.engines.written import WrittenEngine
+from sds.kernel.contract import Contract
 from sds.kernel.errors import LanguageError, ModelError, SdsError, UsageError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.models.protocol import ENDINGS
@@ -59,6 +60,7 @@ class FallbackEngine:
         self._links, self._now_ms, self.log = tuple(links), now_ms, log
         self._lock, self._closed = threading.Lock(), False
         self.notices: tuple[str, ...] = ()
+        self._contracts: dict[str, Contract] = {}  # by hash
         with ExitStack() as opened:
             for link in self._links:
                 self._start(link, last=link is self._links[-1])
@@ -69,6 +71,21 @@ class FallbackEngine:
     def model(self) -> str:
         """The models in the order in which they are asked; the one that answered is in each decision's record."""
         return " > ".join(link.engine.model if link.engine else f"{link.name} (down)" for link in self._links)
+
+    def check_contract(self, contract: Contract) -> None:
+        """Raise ModelError where the last link cannot decide under a contract; any other that cannot is down."""
+        self._contracts[contract.hash] = contract
+        for link in self._links:
+            if link.engine is None:
+                continue
+            try:
+                self._check(link.engine)
+            except ModelError as error:
+                if link is self._links[-1]:
+                    raise
+                _close(link)
+                link.engine = None
+                self._fell(link, error, dfid=None)
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
         found: SdsError = ModelError("every engine is down")
@@ -136,11 +153,25 @@ class FallbackEngine:
 
     def _ask(self, link: Link, packet: DecisionPacket, tokens_max: int, *, probe: bool) -> tuple[bytes, Decoding]:
         if link.engine is None:
-            self._keep(link, link.open())
+            self._keep(link, self._opened(link))
         elif probe and isinstance(link.engine, WrittenEngine):  # what came back may be another server
             link.engine.prove(packet.expires_at_ms)
         assert link.engine is not None  # noqa: S101  it is open
         return link.engine.propose(packet, tokens_max=tokens_max)
+
+    def _check(self, engine: Engine) -> None:
+        if isinstance(engine, Checks):
+            for contract in tuple(self._contracts.values()):
+                engine.check_contract(contract)
+
+    def _opened(self, link: Link) -> Engine:
+        engine = link.open()
+        try:
+            self._check(engine)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
 
     def _keep(self, link: Link, opened: Engine) -> None:
         """Raises ModelError where the chain was closed meanwhile; nobody would close the engine later."""

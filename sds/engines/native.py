@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from sds.ahead import numbers_shown
+from sds.contracts.sayable import refuse_unsayable
 from sds.decoder import FORKS_MAX, FORKS_MIN, Deciding, Decoded, Mode, deciding, decode
 from sds.engines.batching import CLOSE_S_MAX, Batcher
 from sds.engines.explaining import Explaining, Turns, explaining, lead_of, run_between
@@ -28,11 +29,13 @@ from sds.engines.waiting import NoTurnError, after_waiting
 from sds.grammars.plan import Planner, Walk
 from sds.grammars.proof import prove_alive
 from sds.grammars.text import TextTokens
+from sds.kernel.contract import Contract
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.models.noise import shape_noise
 from sds.models.protocol import FORKS_MAX as BACKEND_FORKS_MAX
 from sds.models.protocol import SLOTS_MAX, Backend, BackendError, Replicable, prompt_sections
+from sds.models.words import Speaks
 from sds.stops import BACKEND_FAILED, TOKEN_BUDGET_EXCEEDED, stopping
 
 SLOTS_EXACT_MAX = BACKEND_FORKS_MAX // FORKS_MIN
@@ -62,8 +65,10 @@ class NativeEngine:
         self._backend, self._now_ms, self._mode = backend, now_ms, mode
         self._turns, self._words, self._closed = Turns(), threading.Lock(), False
         self._text: TextTokens | None = None
+        self._fits = set[str]()  # hashes of contracts
         with telling():
             prove_alive(backend)
+            self.notices = thinking_notices(backend)
             self._noise = shape_noise(backend) if noise_logp_max is None else noise_logp_max
         if not 0.0 <= self._noise < inf:  # less than none, or no number, would guard nothing
             raise ModelError(f"the noise of company is `{self._noise}`, no log-probability")
@@ -86,6 +91,12 @@ class NativeEngine:
     def slots(self) -> int:
         """How many decisions share its passes."""
         return self._backend.slots
+
+    def check_contract(self, contract: Contract) -> None:
+        with self._turn(self._now_ms() + COUNT_MS_MAX):
+            if contract.hash not in self._fits and isinstance(self._backend, Speaks):
+                refuse_unsayable(contract, self._backend, self.model)
+            self._fits.add(contract.hash)
 
     def beside(self, *, threads: int) -> NativeEngine:
         """Return another engine over the same weights, of as many slots, for `threads` of its own. Raises ModelError, UsageError."""
@@ -235,6 +246,15 @@ class NativeEngine:
             return
         with suppress(NoTurnError), self._turns.decision(CLOSE_S_MAX):  # else it keeps its model until the process ends
             self._backend.close()
+
+
+def thinking_notices(model: object) -> tuple[str, ...]:
+    """Return how the model is kept from thinking first, where its template has it do so; where it has no frame, nothing."""
+    if not isinstance(model, Speaks):
+        return ()
+    with suppress(BackendError):
+        return (how,) if (how := model.frame().thinking) else ()
+    return ()
 
 
 @contextmanager

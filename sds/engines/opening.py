@@ -287,7 +287,7 @@ def _open(
     except BaseException:  # a chain opens it again and again: weights nobody drives may not stay in memory
         opened.backend.close()
         raise
-    engine.notices = opened.notices
+    engine.notices = opened.notices + engine.notices
     return engine
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+from sds.kernel.contract import Contract
 from sds.kernel.packet import DecisionPacket, Decoding
 
 
@@ -33,3 +34,11 @@ class Explains(Protocol):
         Called in a thread of its own while other packets are decided, which it may not hold up for more than one pass
         of the model. `deadline_ms`: absolute. Raises ModelError.
         """
+
+
+@runtime_checkable
+class Checks(Protocol):
+    """What an engine has besides, whose model is here: it can be asked before the first event what it cannot decide."""
+
+    def check_contract(self, contract: Contract) -> None:
+        """Raise ModelError where `sds models check` says no. Cheap: a contract is looked at once."""

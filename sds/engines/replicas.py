@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 
 from sds.engines.native import COUNT_MS_MAX, NativeEngine
 from sds.engines.waiting import Lending, after_waiting
+from sds.kernel.contract import Contract
 from sds.kernel.packet import DecisionPacket, Decoding
 
 REPLICAS_MAX = 64
@@ -28,6 +29,9 @@ class Replicas:
     @property
     def model(self) -> str:
         return self._engines[0].model
+
+    def check_contract(self, contract: Contract) -> None:
+        self._engines[0].check_contract(contract)
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
         asked_ms, until_ms = self._now_ms(), packet.expires_at_ms

@@ -11,15 +11,19 @@ import threading
 from collections.abc import Callable
 from time import perf_counter
 
+from sds.contracts.sayable import refuse_unsayable
+from sds.engines.native import thinking_notices
 from sds.engines.waiting import NoTurnError, after_waiting
 from sds.grammars import emit_gbnf, emit_json_schema, emit_regex
 from sds.grammars.language import Language, language
 from sds.grammars.nodes import Choice, Literal, Node, Number, Text
+from sds.kernel.contract import Contract
 from sds.kernel.envelope import envelope_of, format_literal
 from sds.kernel.errors import ModelError
 from sds.kernel.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.proposal import PROPOSAL_BYTES_MAX
 from sds.models.protocol import BackendError
+from sds.models.words import Speaks
 from sds.models.writer import Form, Grammar, Writer, Written
 from sds.stops import BACKEND_FAILED, DEADLINE_EXCEEDED, TOKEN_BUDGET_EXCEEDED
 
@@ -43,11 +47,20 @@ class WrittenEngine:
         """`nonce`: returns 64 hexadecimal digits no model could guess, others for each proof."""
         self._name, self._writer, self._nonce, self._now_ms = name, writer, nonce, now_ms
         self._lock = threading.Lock()
+        self._fits = set[str]()  # hashes of contracts
+        self.notices = thinking_notices(writer)
         self.prove(self._now_ms() + proof_timeout_ms)
 
     @property
     def model(self) -> str:
         return f"{self._name}/{self._writer.name}"
+
+    def check_contract(self, contract: Contract) -> None:
+        """Raise ModelError where the model is here and `sds models check` says no of it; a server's words are out of reach."""
+        with self._lock:
+            if contract.hash not in self._fits and isinstance(self._writer, Speaks):
+                refuse_unsayable(contract, self._writer, self.model)
+            self._fits.add(contract.hash)
 
     def prove(self, deadline_ms: int) -> None:
         """Ask for a sentence the model would never say, under a grammar that permits nothing else.

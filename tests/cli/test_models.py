@@ -14,7 +14,7 @@ from tests.cli.conftest import Shell
 from tests.models.preparing import OPENVINO_WINS, flip, in_openvino, preparation
 from tests.small_models import sentencepiece_gguf
 
-CHECKS = ["template", "bytes", "spelling", "mask", "decisions", "context", "evidence"]
+CHECKS = ["model", "template", "bytes", "spelling", "mask", "decisions", "context", "evidence"]
 
 
 def test_the_embedded_model_and_ones_own_are_listed(

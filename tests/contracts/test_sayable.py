@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.contracts.sayable import Question, check_model, widest_envelope
+from sds.contracts.sayable import Question, check_model, question_of, widest_envelope
 from sds.gates.refund.desk import load_refund_contract
 from sds.grammars import emit_regex
 from sds.kernel.contract import Contract
@@ -24,7 +24,7 @@ from tests.hostile import Vocabulary, tiny_checkpoint
 from tests.scale import scale, seeded
 from tests.small_models import sentencepiece_gguf
 
-NAMES = ["template", "bytes", "spelling", "mask", "decisions", "context", "evidence"]
+NAMES = ["model", "template", "bytes", "spelling", "mask", "decisions", "context", "evidence"]
 CONTEXT_TOKENS = 4096
 
 
@@ -35,7 +35,7 @@ def asked(path: Path, contract: Contract | None = None, context: int = CONTEXT_T
 
 
 def question(model: Inspected, contract: Contract | None = None, context: int = CONTEXT_TOKENS) -> Question:
-    return Question(contract or load_refund_contract(), model.card, model.words, context)
+    return question_of(contract or load_refund_contract(), model, context)
 
 
 def refused(found: Question) -> dict[str, str]:
@@ -162,6 +162,38 @@ def test_a_template_without_a_turn_is_a_no(tmp_path: Path, vocabulary: Vocabular
     words.chat_template = "nothing of yours"
     with asked(tiny_checkpoint(tmp_path / "m.gguf", words, 1)) as found:
         assert {"template": "the chat template does not show each text exactly once"} == refused(found)
+
+
+THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n"
+    "{% if enable_thinking is false %}</think>{% endif %}{% endif %}"
+)
+
+
+def test_how_the_model_is_kept_from_thinking_first_is_told(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    words = copy.copy(vocabulary)
+    words.chat_template = THINKS
+    with asked(tiny_checkpoint(tmp_path / "m.gguf", words, 1)) as found:
+        reasons = {check.name: check.reason for check in check_model(found) if check.ok}
+    assert "the model's own; thinking is off by the template's own `enable_thinking=False`" == reasons["template"]
+
+
+def test_a_template_that_leaves_the_model_in_a_thought_is_a_no(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    words = copy.copy(vocabulary)
+    words.chat_template = vocabulary.chat_template + "Here are my reasoning steps:\n"
+    with asked(tiny_checkpoint(tmp_path / "m.gguf", words, 1)) as found:
+        reason = refused(found)["template"]
+    assert "the chat template has the model think first, and nobody can tell how a thought ends" == reason
+
+
+def test_two_tokens_of_one_spelling_are_no_hindrance() -> None:
+    """As in Baichuan's vocabulary: the tokenizer writes with the one, the other comes last."""
+    with inspect_model(embedded_model()) as model:
+        last = model.words.size - 1
+        for byte in (b"0", b"D", b'"'):
+            found = twisted(model, spell=lambda real, token, byte=byte: byte if token == last else real.spelling(token))
+            assert {} == refused(found)
 
 
 def test_turns_marked_by_plain_text_are_told(tmp_path: Path, vocabulary: Vocabulary) -> None:

@@ -185,7 +185,7 @@ def timed(folder: Path, engine: WrittenEngine) -> tuple[float, tuple[str, str | 
     return took, (answer.state, answer.reason_code, answer.execution)
 
 
-def test_each_kind_of_server_is_sent_the_exact_language_in_its_own_parameter() -> None:
+def test_each_kind_of_server_is_sent_the_exact_language_in_its_own_parameter_and_told_not_to_think() -> None:
     said = refund_language()
     regex, gbnf, schema = emit_regex.emit(said), emit_gbnf.to_gbnf(said), emit_json_schema.emit(said)
     sent = {kind: _sent(kind) for kind in FORMS}
@@ -198,6 +198,9 @@ def test_each_kind_of_server_is_sent_the_exact_language_in_its_own_parameter() -
     assert gbnf == _sent("openai", "gbnf")["grammar"]
     assert [1.0, 1.0] == [body["repeat_penalty"] for body in (sent["llama-server"], _sent("openai", "gbnf"))]
     assert [1.0, 1.0] == [sent[kind]["repetition_penalty"] for kind in ("vllm", "sglang")]
+    off = {"enable_thinking": False, "thinking": False}
+    assert [off, off, off] == [sent[kind]["chat_template_kwargs"] for kind in ("llama-server", "vllm", "sglang")]
+    assert "none" == sent["ollama"]["reasoning_effort"]
     for kind in FORMS:
         options = sent[kind]["parameters"] if kind == "tgi" else sent[kind]
         assert (0, 40) == (options.get("temperature", 0), options.get("max_tokens", options.get("max_new_tokens")))  # type: ignore[attr-defined]  # a mapping

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from sds.cli import run as cli
+from sds.engines.protocol import Engine
+from sds.engines.waiting import NoTurnError
 from sds.gates.refund import desk
 from sds.gates.refund import run as refund
 from sds.gates.refund.desk import ensure_world, load_refund_contract, read_queue
@@ -18,7 +20,7 @@ from sds.gates.refund.rail_client import RailProcess
 from sds.home import now_ms, open_record
 from sds.kernel import registry
 from sds.kernel.answer import Answer
-from sds.kernel.errors import UsageError, WorldError
+from sds.kernel.errors import ModelError, UsageError, WorldError
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.kernel.store import Store
 from tests.proposers import Greedy
@@ -169,6 +171,75 @@ def test_a_rail_that_died_ends_the_run_with_what_is_unknown_and_its_mend(
         refund.run(folder, limit=1, engine=Greedy(), chaos=None, on_decided=lambda _: rails[0].kill())
 
     assert "0 orders are UNKNOWN: sds recover" == ended.value.hint
+
+
+class Fails(Greedy):
+    """Decides every `nth` claim, and fails on all others; 0: on all."""
+
+    def __init__(self, nth: int) -> None:
+        super().__init__()
+        self._nth = nth
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        data, decoding = super().propose(packet, tokens_max=tokens_max)
+        if self._nth and self.asked % self._nth == 0:
+            return data, decoding
+        raise ModelError("the logits are no numbers", reason_code="LOGITS_INVALID")
+
+
+def plain_run(folder: Path, engine: Engine, limit: int) -> dict[str, Any]:
+    return refund.run(folder, limit=limit, engine=engine, chaos=None, on_decided=lambda _: None)
+
+
+def test_a_claim_that_the_model_failed_on_is_counted_as_that_and_improves_no_figure(folder: Path) -> None:
+    report = plain_run(folder, Fails(2), 8)
+    assert (8, 4, 0, 0) == tuple(report[n] for n in ("decisions", "decided_by_model", "waiting", "decided_elsewhere"))
+    assert {"LOGITS_INVALID": 4} == report["model_failed"]
+    assert 4 <= report["outcomes"]["escalated"]
+    assert report["agreement"] <= 0.5  # of all 8: a failure agrees with nothing, not even where a human is right
+    assert [] == report["record_faults"]
+
+
+def test_a_run_stops_when_the_model_fails_again_and_again(folder: Path) -> None:
+    report = plain_run(folder, Fails(0), 20)
+    assert (refund.FAILURES_MAX, 0, {"LOGITS_INVALID": refund.FAILURES_MAX}) == tuple(
+        report[name] for name in ("decisions", "decided_by_model", "model_failed")
+    )
+    assert (0.0, {}) == (report["agreement"], report["latency_ms"])
+    assert "the model failed 5 times in a row, the last time with LOGITS_INVALID" == report["stopped"][0]
+
+
+def test_a_run_in_which_the_model_decided_nothing_fails(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "opened_engine", lambda *_, **__: nullcontext(Fails(0)))
+    with pytest.raises(ModelError, match="none of 3 claims was decided by greedy: LOGITS_INVALID"):
+        cli.run("refund", limit=3)
+    said = capsys.readouterr().out
+    assert "not decided by the model, and a human's now: 3 of 3 claims (LOGITS_INVALID 3)" in said
+    assert "decided meanwhile by another process" not in said
+    with pytest.raises(ModelError, match="was decided by greedy"):
+        cli.run("refund", limit=1, saga="REFUND_WITH_VOUCHER")
+
+
+class Late(Greedy):
+    """Has a turn for every second claim only."""
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        data, decoding = super().propose(packet, tokens_max=tokens_max)
+        if self.asked % 2:
+            raise NoTurnError("another decision holds the engine")
+        return data, decoding
+
+
+def test_a_claim_that_had_no_turn_waits_and_is_counted_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "opened_engine", lambda *_, **__: nullcontext(Late()))
+    cli.run("refund", limit=4)
+    said = capsys.readouterr().out
+    assert "not decided yet, and waiting (sds flows --undecided): 2 of 4 claims" in said
+    assert "(N = 2)" in said
 
 
 def test_what_another_process_decided_meanwhile_is_counted_apart(folder: Path) -> None:

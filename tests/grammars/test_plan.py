@@ -75,7 +75,7 @@ def test_no_walk_leaves_the_mask_and_every_walk_ends_in_the_language(words: Toke
 
 def test_what_the_mask_permits_besides_is_another_spelling_only(words: Tokens) -> None:
     """Leave the walk at a token that the mask alone permits, let the mask finish: a walk writes these bytes, too."""
-    planner, tokenizer, pieces = Planner(words), llguidance_tokenizer(words), words.pieces()
+    planner, tokenizer = Planner(words), llguidance_tokenizer(words)
     left = 0
     for rng, envelope in pool(20260812, scale(40, 1000)):
         mask, walk = Mask(tokenizer, language(envelope, CONTEXT_REF)), planner.walk(envelope, CONTEXT_REF)
@@ -97,7 +97,7 @@ def test_what_the_mask_permits_besides_is_another_spelling_only(words: Tokens) -
             if here and token in open_.tolist():
                 walk.take(token)
         assert envelope.contains(written)
-        assert written == follow(planner.walk(envelope, CONTEXT_REF), written, pieces), envelope
+        assert written == follow(planner.walk(envelope, CONTEXT_REF), written), envelope
     assert left
 
 
@@ -193,7 +193,7 @@ def test_every_text_that_the_form_permits_can_be_written(words: Tokens) -> None:
     start = walked(Planner(words).walk(envelope, CONTEXT_REF), lambda _: 0).data
     data = start.replace(b'"rationale":""', f'"rationale":"{every}"'.encode())
     assert data != start
-    assert data == follow(Planner(words).walk(envelope, CONTEXT_REF), data, words.pieces())
+    assert data == follow(Planner(words).walk(envelope, CONTEXT_REF), data)
 
 
 def test_a_planner_keeps_few_plans_and_forgets_none_of_the_language(embedded: Tokens) -> None:

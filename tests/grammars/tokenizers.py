@@ -40,9 +40,6 @@ class Tokens(Spoken):
     def is_control(self, token: int) -> bool:
         return self._words.is_control(token)
 
-    def pieces(self) -> dict[bytes, int]:
-        return {self.piece(token): token for token in range(self.size) if self.piece(token)}
-
 
 class Scraps:
     """Every byte, some longer scraps, and one control token; a text is cut greedily, the longest scrap first."""

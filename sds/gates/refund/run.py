@@ -41,6 +41,8 @@ MOVED_EVERY = 2  # of the proposals that would pay, and of the others
 PAYS = frozenset({"COMPENSATE", "REFUND_TICKET", "VOUCHER"})
 AT_MOST_ONCE = frozenset({"COMPENSATE", "VOUCHER"})  # for a ticket; several refunds are honest, up to its fare
 FAULTS_SHOWN = 10
+DRIFTED = "STATE_DRIFT_DETECTED"
+FAILURES_MAX = 5  # of the model, one after the other: what comes next would fail, too, and each is a human's
 HINTS = {"SUSPENDED": "sds agents reactivate {} --reason ...", "ESCALATED": "sds escalations list"}
 THUMB = ("COMPENSATE", "REFUND_TICKET", "VOUCHER", "DENY", "ESCALATE")
 OUTCOMES = {"COMPENSATE": "compensated", "REFUND_TICKET": "refunded", "VOUCHER": "vouchers", "DENY": "denied"}
@@ -152,8 +154,18 @@ def wrongly_paid(gate: Gate, payments: Iterable[StatementLine]) -> list[str]:
 
 
 def _elsewhere(answer: Answer, watch: Watch) -> bool:
-    """Whether another process decided it meanwhile: a proposal was judged, and none was made here."""
-    return answer.outcome is not None and answer.dfid not in watch.thumb
+    """Whether another process decided it meanwhile: there is a proposal, and none was made here."""
+    return answer.action is not None and answer.dfid not in watch.thumb
+
+
+def _waits(answer: Answer) -> bool:
+    """Whether nobody has decided it and it may be decided later; what drift ended was decided, on what no longer holds."""
+    return answer.retryable and answer.tag != DRIFTED
+
+
+def _undecided(answer: Answer) -> bool:
+    """Whether no model decided it: it waits, or it is a human's for want of a proposal."""
+    return _waits(answer) or answer.action is None
 
 
 class _Queue:
@@ -163,6 +175,7 @@ class _Queue:
 
     def __init__(self, gate: Gate, source: TicketSource) -> None:
         self._gate, self._source = gate, source
+        self._failures = 0  # in a row
         self.stopped: tuple[str, str] | None = None
 
     def worked_through(self, claims: list[QueuedClaim], parallel: int) -> Iterator[Decided]:
@@ -185,6 +198,10 @@ class _Queue:
         expected = _expected(self._source, claim)
         began = perf_counter()
         answer = self._gate.decide(claim.event)
+        self._failures = self._failures + 1 if _undecided(answer) and not _waits(answer) else 0
+        if self._failures >= FAILURES_MAX:
+            why = f"the model failed {FAILURES_MAX} times in a row, the last time with {answer.reason_code}"
+            self.stopped = self.stopped or (why, "sds doctor --model PATH")
         return answer, (perf_counter() - began) * 1000, expected
 
 
@@ -249,12 +266,17 @@ def _report(
     faults: Iterable[str],
 ) -> dict[str, Any]:
     answers = [answer for answer, _, _ in decided]
+    waiting = sum(map(_waits, answers))
+    failed = [answer for answer in answers if _undecided(answer) and not _waits(answer)]
     agreed = sum(_action(answer) == expected for answer, _, expected in decided)
     by_thumb = sum(watch.thumb.get(answer.dfid) == expected for answer, _, expected in decided)
     dfids = {answer.dfid for answer in answers}
     return {
         "model": model,
         "decisions": len(decided),
+        "decided_by_model": len(decided) - waiting - len(failed),
+        "model_failed": dict(Counter(str(answer.reason_code) for answer in failed)),
+        "waiting": waiting,
         "outcomes": dict(Counter(outcome(answer) for answer in answers)),
         "out_of_envelope": watch.out_of_envelope,
         "double_payouts": len(wrong),
@@ -262,7 +284,7 @@ def _report(
         "paid_minor": sum(payment.amount_minor or 0 for payment in payments if payment.dfid in dfids),
         "agreement": round(agreed / len(decided), 4) if decided else None,
         "agreement_always_paying": round(by_thumb / len(decided), 4) if decided else None,
-        "latency_ms": percentiles([ms for _, ms, _ in decided]),
+        "latency_ms": percentiles([ms for answer, ms, _ in decided if not _undecided(answer)]),
         "record_faults": list(faults),
     }
 
@@ -289,18 +311,22 @@ def _chaos_report(
 
 
 def _action(answer: Answer) -> str | None:
+    if _undecided(answer):  # a human's for want of an answer: nobody chose that
+        return None
     return "ESCALATE" if answer.state == "ESCALATED" else answer.action if answer.outcome == "ACCEPTED" else None
 
 
 def outcome(answer: Answer) -> str:
     """Name what became of a claim, as the table shows it."""
+    if _waits(answer):
+        return "waiting"
     if answer.state == "ESCALATED":
         return "escalated"
     if answer.execution in ("UNKNOWN", "DIRTY"):
         return "unknown"
     if answer.state == "CLOSED":
         return OUTCOMES.get(answer.action or "", "other")
-    return "aborted_on_drift" if answer.tag == "STATE_DRIFT_DETECTED" else "aborted"
+    return "aborted_on_drift" if answer.tag == DRIFTED else "aborted"
 
 
 def percentiles(values: list[float]) -> dict[str, float]:

@@ -101,6 +101,7 @@ def _report(
     return {
         "model": gate.engine.model,
         "decisions": len(decided),
+        "decided_by_model": sum(any(step and step.action for step in answer.steps) for answer in answers),
         "outcomes": dict(Counter(outcome(answer) for answer in answers)),
         "dirty": sum(answer.compensation is not None for answer in answers),
         "compensations": dict(Counter(a.compensation for a in answers if a.compensation is not None)),
