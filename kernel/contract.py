@@ -13,11 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from sds.kernel.bounds import MAGNITUDE_MAX, SCALE_MAX
 from sds.kernel.canonical import digest, sha256_hex
 from sds.kernel.contract_checks import CHECKS, check_sagas
+from sds.kernel.contract_form import Section
 from sds.kernel.contract_types import (
     AgentId,
     Amount,
@@ -44,11 +45,7 @@ KINDS_MAX = 16
 FIELDS_MAX = 64
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class EventSpec(_Strict):
+class EventSpec(Section):
     """Which fields of a trigger carry its identity, the state it is about, and untrusted text."""
 
     id: Name
@@ -57,7 +54,7 @@ class EventSpec(_Strict):
     evidence_chars_max: int = Field(default=400, ge=1, le=4000)
 
 
-class ParamSpec(_Strict):
+class ParamSpec(Section):
     """A number the model chooses: expressions give its bounds in minor units, `scale` its decimals."""
 
     lo: Expression
@@ -67,14 +64,14 @@ class ParamSpec(_Strict):
     residue: Amount = 0
 
 
-class FillSpec(_Strict):
+class FillSpec(Section):
     """A number a rule fixes: never said by the model, filled in by the kernel. Minor units."""
 
     value: Expression
     scale: int = Field(default=0, ge=0, le=SCALE_MAX)
 
 
-class KindSpec(_Strict):
+class KindSpec(Section):
     """One decision kind. `draws`: snapshot field -> parameter name or a fixed integer taken from it.
 
     `spends`: the parameter or fill that counts against the spend limits. A kind with neither has no side effect.
@@ -107,7 +104,7 @@ class KindSpec(_Strict):
         return (self.params.get(name) or self.fills[name]).scale
 
 
-class DriftSpec(_Strict):
+class DriftSpec(Section):
     """How far one field may move between reasoning and execution; exactly one of the two. `strict`: not at all."""
 
     abs: Amount | None = None
@@ -133,14 +130,14 @@ class DriftSpec(_Strict):
         return self
 
 
-class DriftPolicy(_Strict):
+class DriftPolicy(Section):
     """Fields not named may not move at all. `age_ms_max` is the oldest snapshot that may be acted on."""
 
     age_ms_max: Millis = 30_000
     fields: dict[FieldPath, DriftSpec] = Field(default_factory=dict)
 
 
-class SpendLimit(_Strict):
+class SpendLimit(Section):
     """At most `max_minor` in one window (UTC hour or day), for everything or for each value of `per`."""
 
     name: Name
@@ -149,7 +146,7 @@ class SpendLimit(_Strict):
     per: FieldPath | None = None
 
 
-class EscalationSpec(_Strict):
+class EscalationSpec(Section):
     """When a human must decide. `confidence_min_pct`: lowest measured probability of the chosen action.
 
     `per_hour`: how many escalations an agent has at most, as a token bucket of that size that fills up in an hour;
@@ -164,7 +161,7 @@ class EscalationSpec(_Strict):
     pauses_agent: bool = False
 
 
-class HumanSpec(_Strict):
+class HumanSpec(Section):
     """What a human may decide about an escalated case. Whatever is left out is as the agent has it.
 
     `kinds` replaces whole kinds, or adds some; `authority` empty: the agent's and every kind named here.
@@ -175,7 +172,7 @@ class HumanSpec(_Strict):
     kinds: dict[Code, KindSpec] = Field(default_factory=dict, max_length=KINDS_MAX)
 
 
-class MemorySpec(_Strict):
+class MemorySpec(Section):
     """What the model is told of earlier decisions (DIR 3.2a): the last about the same key, or of the whole agent.
 
     `tokens_max`: all of them together, in tokens of the model that decides. `days_max`: after that they are forgotten.
@@ -187,7 +184,7 @@ class MemorySpec(_Strict):
     scope: Literal["key", "agent"] = "key"
 
 
-class ArtifactSpec(_Strict):
+class ArtifactSpec(Section):
     """Reference texts that the model reads with the contract (DIR 3.4), by name, within a token budget."""
 
     names: tuple[Name, ...] = Field(default=(), max_length=8)
@@ -198,20 +195,20 @@ Compensation = Literal["REVERT", "CLOSE_ALL", "ALERT_HUMAN"]
 MENU: tuple[Compensation, ...] = ("REVERT", "CLOSE_ALL", "ALERT_HUMAN")
 
 
-class SagaSpec(_Strict):
+class SagaSpec(Section):
     """One intent in several steps, each a child flow of its own (DIR 4.8), and the menu for when a later one fails."""
 
     steps: tuple[Code, ...] = Field(min_length=2, max_length=8)
     compensation: tuple[Compensation, ...] = Field(default=MENU, min_length=1, max_length=3)
 
 
-class RetrySpec(_Strict):
+class RetrySpec(Section):
     attempts_max: int = Field(default=3, ge=1, le=10)
     restarts_max: int = Field(default=3, ge=0, le=10)
     rejections_to_suspend: int = Field(default=10, ge=1, le=1_000_000)
 
 
-class BudgetSpec(_Strict):
+class BudgetSpec(Section):
     """Per flow: tokens read and written by the model, and the time from trigger to proposal."""
 
     tokens_max: int = Field(default=4096, ge=64, le=1_000_000)
@@ -219,7 +216,7 @@ class BudgetSpec(_Strict):
     dispatch_ms_max: Millis = 5_000
 
 
-class AggregateThresholds(_Strict):
+class AggregateThresholds(Section):
     """Post-execution governance (DIR 4.6): over the last `window` decisions, how often the agent may pay, and how
     much on average. Beyond it the agent is suspended until an operator reactivates it.
     """
@@ -229,15 +226,15 @@ class AggregateThresholds(_Strict):
     paid_mean_minor_max: Amount | None = None
 
 
-class RationaleSpec(_Strict):
+class RationaleSpec(Section):
     """When the model says why: `before` it decides, as part of the proposal, or `after`, when all has been done."""
 
     order: Literal["before", "after"]
     chars_max: int = Field(ge=1, le=RATIONALE_CHARS_MAX)
 
 
-class Contract(_Strict):
-    """A whole responsibility contract. Its `hash` covers every field."""
+class Contract(Section):
+    """A whole responsibility contract. Its `hash` covers everything it says, in the form of `contract_form`."""
 
     gate: Name
     agent_id: AgentId
