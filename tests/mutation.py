@@ -118,7 +118,12 @@ def without_statements(source: str) -> Iterator[tuple[int, str, Without]]:
 
 
 class _Bare(ast.NodeTransformer):
-    """Takes out what no run depends on: annotations, docstrings, and how an argument must be passed."""
+    """Takes out what no run depends on: annotations, docstrings, how an argument must be passed, `frozen` and `slots`."""
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        self.generic_visit(node)
+        node.decorator_list = [each for each in node.decorator_list if not isinstance(each, ast.Call)]
+        return node
 
     def visit_arguments(self, node: ast.arguments) -> ast.arguments:
         self.generic_visit(node)

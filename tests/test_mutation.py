@@ -23,6 +23,11 @@ def test_what_changes_no_run_is_no_mutant(old: str, new: str) -> None:
     assert meaning(SOURCE) == meaning(SOURCE.replace(old, new))
 
 
+def test_whether_data_may_change_is_what_mypy_holds() -> None:
+    source = "@dataclass(frozen=True, slots=True)\nclass A:\n    pass"
+    assert meaning(source) == meaning(source.replace("frozen=True", "frozen=False"))
+
+
 @pytest.mark.parametrize(("old", "new"), [(">", ">="), ("True", "False"), ("raise ValueError", "pass")])
 def test_what_changes_a_run_is_one(old: str, new: str) -> None:
     assert meaning(SOURCE) != meaning(SOURCE.replace(old, new))
