@@ -35,12 +35,12 @@ def test_what_changes_a_run_is_one(old: str, new: str) -> None:
 
 
 def test_a_change_is_named_without_its_line() -> None:
-    change = Mutant("kernel/x.py", 3, "", SOURCE.replace("amount > left", "amount >= left")).change(SOURCE)
+    change = Mutant("kernel/x.py", 3, "", SOURCE, SOURCE.replace("amount > left", "amount >= left")).change
     assert "kernel/x.py: `if amount > left:` -> `if amount >= left:`" == change
 
 
 def test_each_statement_is_left_out_once() -> None:
-    left_out = {Mutant("x.py", line, how, make()).change(SOURCE) for line, how, make in without_statements(SOURCE)}
+    left_out = {Mutant("x.py", line, how, SOURCE, make()).change for line, how, make in without_statements(SOURCE)}
     assert {
         'x.py: `"""Tell whether it fits."""` -> `pass`',
         "x.py: `if amount > left: raise ValueError` -> `pass`",
