@@ -148,7 +148,7 @@ def envelope_from_data(data: Any, sha256: str) -> DecisionEnvelope:
         made = DecisionEnvelope(tuple(map(_kind_from_data, data["kinds"])), int(data["rationale_chars_max"]))
         if made.hash == sha256 == digest(data):
             return made
-    except (KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise StoreError("the recorded envelope is none") from error
     raise StoreError("the recorded envelope is not the one with the recorded hash")
 

@@ -44,11 +44,13 @@ class Mutant:
     file: str
     line: int
     how: str
+    source: str
     code: str
 
-    def change(self, source: str) -> str:
-        """Return the change in one line, as `docs/mutations.md` names it: the same wherever the lines move to."""
-        lines = list(unified_diff(source.splitlines(), self.code.splitlines(), lineterm="", n=0))[2:]
+    @property
+    def change(self) -> str:
+        """The change in one line, as `docs/mutations.md` names it: the same wherever the lines move to."""
+        lines = list(unified_diff(self.source.splitlines(), self.code.splitlines(), lineterm="", n=0))[2:]
         was, now = (" ".join(line[1:].strip() for line in lines if line[0] == sign) for sign in "-+")
         return f"{self.file}: `{was[:SHOWN_CHARS_MAX]}` -> `{now[:SHOWN_CHARS_MAX]}`"
 
@@ -61,7 +63,7 @@ def mutants(file: str, source: str, rng: Random) -> Iterator[Mutant]:
     for line, how, make in makers:
         code = make()
         if code is not None and meaning(code) not in (meant, None):
-            yield Mutant(file, line, how, code)
+            yield Mutant(file, line, how, source, code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,12 @@ def without_statements(source: str) -> Iterator[tuple[int, str, Without]]:
 
 
 class _Bare(ast.NodeTransformer):
-    """Takes out what no run depends on: annotations, docstrings, and how an argument must be passed."""
+    """Takes out what no run depends on: annotations, docstrings, how an argument must be passed, `frozen` and `slots`."""
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        self.generic_visit(node)
+        node.decorator_list = [each for each in node.decorator_list if not isinstance(each, ast.Call)]
+        return node
 
     def visit_arguments(self, node: ast.arguments) -> ast.arguments:
         self.generic_visit(node)
@@ -210,15 +217,14 @@ def drawn(files: list[str], sample: int, rng: Random) -> Iterator[Mutant]:
             yield mutant
 
 
-def judged(copy: Path, mutants: Iterable[Mutant], *, near: bool) -> Iterator[tuple[str, Mutant, str]]:
-    """Yield (what became of it, mutant, its change) for each."""
+def judged(copy: Path, mutants: Iterable[Mutant], *, near: bool) -> Iterator[tuple[str, Mutant]]:
+    """Yield what became of each mutant."""
     listed = KNOWN.read_text(encoding="utf-8")
     for mutant in mutants:
-        change = mutant.change((ROOT / mutant.file).read_text(encoding="utf-8"))
         if not survives(copy, mutant, near=near):
-            yield "killed", mutant, change
+            yield "killed", mutant
         else:
-            yield "listed" if change in listed else "SURVIVED", mutant, change
+            yield "listed" if mutant.change in listed else "SURVIVED", mutant
 
 
 def main() -> None:
@@ -234,10 +240,10 @@ def main() -> None:
         copy = copied(Path(name))
         if not pass_on(copy, {test for file in files for test in chosen_tests(file, copy, near=asked.near)}):
             sys.exit("error: the tests fail without any mutant")
-        for became, mutant, change in judged(copy, drawn(files, asked.sample, Random(asked.seed)), near=asked.near):
+        for became, mutant in judged(copy, drawn(files, asked.sample, Random(asked.seed)), near=asked.near):
             counts[became] += 1
-            unlisted += [change] if became == "SURVIVED" else []
-            print(f"{became:8}  {mutant.how:32}  line {mutant.line}  {change}", flush=True)
+            unlisted += [mutant.change] if became == "SURVIVED" else []
+            print(f"{became:8}  {mutant.how:32}  line {mutant.line}  {mutant.change}", flush=True)
     minutes = round((time.monotonic() - began) / 60, 1)
     print(json.dumps({"seed": asked.seed, **counts, "unlisted": unlisted, "minutes": minutes}))
     sys.exit(bool(unlisted))

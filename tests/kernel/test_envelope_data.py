@@ -33,6 +33,16 @@ def test_any_changed_number_of_a_bound_is_refused(number: int) -> None:
         envelope_from_data(data, envelope.hash)
 
 
+@pytest.mark.parametrize("numbers", [[2, 1, 1, 0, 2], [1, 4, 5, 0, 2], [float("inf"), 1, 1, 0, 2]])
+def test_a_bound_that_holds_no_value_is_refused(numbers: list[int]) -> None:
+    envelope = refund_envelope()
+    data: Any = json.loads(json.dumps(envelope.as_data()))
+    kind = next(kind for kind in data["kinds"] if kind["params"])
+    kind["params"][0][1:] = numbers
+    with pytest.raises(StoreError, match="the recorded envelope is none"):
+        envelope_from_data(data, envelope.hash)
+
+
 @pytest.mark.parametrize(
     "data", [None, [], {}, {"kinds": [{}], "rationale_chars_max": 0}, {"kinds": 1, "rationale_chars_max": 0}, "text"]
 )

@@ -32,6 +32,11 @@ def test_what_is_written_is_read_back(proposal: Proposal):
     assert proposal == parse_proposal(write_proposal(proposal))
 
 
+def test_a_long_rationale_is_read():
+    whole = Proposal("PAY", (), "OWED", REF, "x" * 60_000)
+    assert whole == parse_proposal(write_proposal(whole))
+
+
 @given(
     st.binary(max_size=300)
     | st.builds(

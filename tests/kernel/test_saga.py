@@ -47,6 +47,9 @@ DIRTY = "PARTIAL_SUCCESS_DIRTY"
 REFUND_MINOR = 10_000  # half of the fare, as `most` asks for
 
 
+OUTCOME = "SELECT body ->> '$.outcome' FROM ledger WHERE dfid = ? AND kind = 'DECIDED'"
+
+
 @pytest.fixture
 def world(folder: Path) -> Iterator[World]:
     made = World(folder, terms=terms())
@@ -63,6 +66,7 @@ def test_a_saga_whose_steps_all_succeed_is_closed_and_each_step_is_a_child_of_it
         (step.event_id, step.parent_dfid) for step in found.steps if step
     ]
     assert [("REFUND_TICKET", REFUND_MINOR), ("COMPENSATE", COMPENSATION_MINOR)] == [p[2:] for p in world.rail.paid()]
+    assert ["ACCEPTED"] == world.column(OUTCOME, found.answer.dfid)
     kinds = ["SAGA", "DECIDED"]
     assert kinds == world.column("SELECT kind FROM ledger WHERE dfid = ? ORDER BY idx", found.answer.dfid)
 
@@ -83,6 +87,7 @@ def test_when_the_first_step_comes_to_nothing_the_saga_ends_without_compensation
     script = Script(step_1=SAYS[said])
     found = run(world.kernel, world, script)
     assert (state, tag, None) == parent(found)
+    assert [state] == world.column(OUTCOME, found.answer.dfid)
     assert {"1"} == set(script.asked)
     assert [] == world.rail.paid()
 
