@@ -32,7 +32,6 @@ from sds.home import (
     decisions_path,
     gate_home,
     home,
-    key_path,
     now_ms,
     public_keys_of,
     refuse_altered,
