@@ -74,7 +74,8 @@ class Kernel:
         self._shelf, self._count_tokens = Shelf(store, contract.artifacts, count_tokens), count_tokens
         self._mandate: intake.Mandate | None = None  # an agent acts on triggers; a step of a saga, on its saga's
         self.dispatcher = Dispatcher(contract, store, executor, signer, now_ms=now_ms, log=log)
-        self.whole = Wholeness(store, contract.gate, self.dispatcher, now_ms=now_ms)
+        listing = self.dispatcher.statement if self.dispatcher.lists else None
+        self.whole = Wholeness(store, contract.gate, listing, now_ms=now_ms)
         self._concluder = Concluder(contract, store, signer, now_ms=now_ms, log=log)
         self._safeguards = safeguards_of(contract)
         self._tolerances = jit.tolerances(contract)

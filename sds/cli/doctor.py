@@ -7,6 +7,7 @@ import sqlite3
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,7 +32,6 @@ from sds.home import (
     decisions_path,
     gate_home,
     home,
-    key_path,
     now_ms,
     public_keys_of,
     refuse_altered,
@@ -42,7 +42,9 @@ from sds.kernel import breaker, registry
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import ContractError, SdsError, StoreError, UsageError, WorldError
 from sds.kernel.private_files import OTHERS
+from sds.kernel.statement import read_statement
 from sds.kernel.store import UPGRADABLE, Reader, Store, expected_schema
+from sds.kernel.wholeness import Wholeness
 from sds.keys import PUBLIC_FILE
 
 _DAMAGED = "keep the file as it is and put a copy back"
@@ -220,16 +222,14 @@ def _contract() -> str:
 
 def _outside() -> str:
     """Raise when the record of the refund gate knows less than its rail lists: it was put back, or begun anew."""
-    from sds.gates.refund import desk  # noqa: PLC0415
+    from sds.gates.refund.rail_client import RailProcess  # noqa: PLC0415
 
-    contract, folder = desk.load_refund_contract(), gate_home("refund")
-    if not (decisions_path(folder).exists() and key_path(folder).exists()):
+    folder = gate_home("refund")
+    if not (decisions_path(folder).exists() and (folder / "rail.db").exists()):
         return "nothing was ordered yet"
-    with closing(_reader(decisions_path(folder))) as opened:
-        if opened.value("SELECT 1 FROM agents WHERE agent_id = ?", (contract.agent_id,)) is None:
-            return "nothing was ordered yet"
-    with desk.recovery_kernel(folder) as kernel:
-        doubt = kernel.whole.doubt()
+    with closing(_reader(decisions_path(folder))) as record, RailProcess(folder / "rail.db") as rail:
+        listing = partial(read_statement, rail.executor().statement)
+        doubt = Wholeness(record, "refund", listing, now_ms=now_ms).doubt()
     if doubt is not None:
         raise WorldError(doubt.message, reason_code=doubt.code)
     return "the record of refund knows every order that its rail lists"
