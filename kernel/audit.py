@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sds.kernel import ledger
+from sds.kernel import clock, ledger
 from sds.kernel.answer import answer
 from sds.kernel.errors import StoreError
 from sds.kernel.ledger import Head
@@ -22,12 +22,17 @@ FAULTS_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`faults` is empty when all is well. `blind` says what this check could not have seen."""
+    """`faults` is empty when all is well. `blind` says what this check could not have seen.
+
+    `notes`: what is whole and yet worth a look. That a clock was set back is no fault: the ledger says truly what the
+    clock said, and no entry can be mended afterwards.
+    """
 
     head: Head
     entries: int
     faults: tuple[str, ...]
     blind: str | None
+    notes: tuple[str, ...] = ()
 
 
 def verify(store: Store, expected: Head | None = None) -> Report:
@@ -37,6 +42,7 @@ def verify(store: Store, expected: Head | None = None) -> Report:
     """
     faults: list[str] = []
     entries: list[Row] = []
+    stepped: list[clock.Step] = []
     head = Head(0, ledger.GENESIS)
     with store.frozen() as reader:
         try:
@@ -47,11 +53,13 @@ def verify(store: Store, expected: Head | None = None) -> Report:
             if expected is not None:
                 faults += _against_head(entries, expected, head)
             if not chain:
-                faults += Tables(reader).faults(entries)
+                stepped += clock.steps_of(entries)
+                faults += [*Tables(reader).faults(entries), *clock.faults(reader, stepped)]
         except StoreError as error:
             faults.append(f"database: {error}")
     blind = None if expected else "without --head: entries cut off at the end, or a ledger rewritten as a whole"
-    return Report(head, len(entries), tuple(faults[:FAULTS_MAX]), blind)
+    notes = tuple(str(step) for step in stepped[:FAULTS_MAX])
+    return Report(head, len(entries), tuple(faults[:FAULTS_MAX]), blind, notes)
 
 
 def _database(reader: Reader) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sds.kernel import artifacts, binding, dim, escalation, jit, record, registry, reserve
+from sds.kernel import artifacts, binding, dim, escalation, jit, record, registry, reserve, spend
 from sds.kernel.canonical import idempotency_key
 from sds.kernel.contract import Contract
 from sds.kernel.dim import Reason
@@ -116,8 +116,8 @@ class Concluder:
             return None, None
         numbers = dict(verdict.numbers)
         needs = reserve.needs_of(self._contract, kind, numbers)
-        names = reserve.scopes(self._contract, observed.situation.fields, attempt.now_ms)
-        code = reserve.take(self._store, self._contract, packet.dfid, packet.key, needs, observed.epochs, names)
+        spending = spend.scopes(self._contract, observed.situation.fields, attempt.now_ms)
+        code = reserve.take(self._store, self._contract, packet.dfid, packet.key, needs, observed.epochs, spending)
         if code is not None:
             return None, code
         key = idempotency_key(packet.dfid, record.STEP_ID, {"action": kind, **numbers})

@@ -23,6 +23,12 @@ BUSY_POLL_MS = 5
 SCHEMA_VERSION = "3"
 UPGRADABLE = ("1", "2")  # versions that lack nothing but tables
 
+# What the trigger `clock_was_set_back` would have written of the entries that were there before it.
+_OLDER_CLOCK_STEPS = (
+    "INSERT INTO clock_steps SELECT b.idx, a.at_ms, b.at_ms FROM ledger a JOIN ledger b ON b.idx = a.idx + 1"
+    " WHERE b.at_ms < a.at_ms - 60000 AND b.idx NOT IN (SELECT idx FROM clock_steps)"
+)
+
 _UNSTORABLE = (OverflowError, UnicodeEncodeError)  # a number beyond 64 bits, text that has no UTF-8
 
 _WRITE, _RESTORE = "is it in a folder that you may write?", "restore it from a backup, or use another folder"
@@ -168,6 +174,7 @@ class Store(Reader):
         for name, statement in expected_schema().items():
             if name not in found:
                 self._db.execute(statement)
+        self._db.execute(_OLDER_CLOCK_STEPS)
         self._db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (SCHEMA_VERSION,))
 
     def _create(self) -> None:

@@ -122,12 +122,11 @@ def verify(
     with closing(open_store(gate)) as store:
         report = auditing.verify(store, expected)
     if as_json:
-        print_json(
-            {"entries": report.entries, "head": str(report.head), "faults": report.faults, "blind": report.blind}
-        )
+        known = {"entries": report.entries, "head": str(report.head), "faults": report.faults, "blind": report.blind}
+        print_json({**known, "notes": report.notes})
     else:
-        for fault in report.faults:
-            typer.echo(fault)
+        for line in (*report.faults, *report.notes):
+            typer.echo(line)
         typer.echo(f"{report.entries} entries, {counted(len(report.faults), 'fault')}, head {report.head}")
         if report.blind:
             typer.echo(f"cannot be seen {report.blind}")

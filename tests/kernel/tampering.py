@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from sds.kernel import artifacts, audit, recovery, registry
+from sds.kernel.clock import BACK_MS
 from sds.kernel.human import HumanDesk, Resolution
 from sds.kernel.ledger import Head
 from tests.kernel.authority import halt, reactivate, suspend
@@ -29,7 +30,8 @@ from tests.kernel.sagas import REVERT, Script, run, terms
 
 
 def full_record(folder: Path) -> World:
-    """Return a record with one of everything: paid, refused, unknown, denied, escalated, aborted, restarted, open, a saga."""
+    """Return a record with one of everything: paid, refused, unknown, denied, escalated, aborted, restarted, open, a saga,
+    a clock set back."""
     made = World(folder, terms=terms())
     for number in range(2, 9):
         made.tickets.put(f"T{number}", mood="angry")
@@ -68,6 +70,9 @@ def full_record(folder: Path) -> World:
         artifacts.put(made.store, "fares", text, who="desk", reason=reason, now_ms=made.clock())
     made.clock.advance(1)
     artifacts.sweep(made.store, days_max=0, who="desk", reason="a try", now_ms=made.clock())
+    made.clock.advance(-2 * BACK_MS)
+    made.decide(escalate, "by a clock set back", "T6")
+    made.clock.advance(2 * BACK_MS)
     made.packet("still open", "T5")
     made.kernel.decide(packet := made.packet("open, once rejected", "T6"), nonsense(packet))
     assert () == audit.verify(made.store).faults

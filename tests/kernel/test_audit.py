@@ -102,7 +102,7 @@ def test_an_entry_put_before_the_first_is_found(world: World, idx: int):
 )
 def test_an_appended_entry_that_this_program_does_not_write_is_found(world: World, kind: str, body: str):
     last = head(world.store)
-    row = (last.idx + 1, 1, kind, "x", body, last.entry_hash)
+    row = (last.idx + 1, world.clock(), kind, "x", body, last.entry_hash)
     found = found_after(
         world, ("INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, entry_hash(*row[:5], last.entry_hash)))
     )
@@ -113,12 +113,12 @@ def test_an_order_settled_twice_is_found(world: World):
     last = head(world.store)
     (dfid,) = world.column("SELECT dfid FROM execution_log WHERE status = 'SUCCESS' LIMIT 1")
     body = '{"detail":"","kept":true,"reference":"","status":"FAILED"}'
-    row = (last.idx + 1, 1, "RESOLVED", dfid, body, last.entry_hash)
+    row = (last.idx + 1, world.clock(), "RESOLVED", dfid, body, last.entry_hash)
     found = found_after(
         world,
         (
             "INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (*row, entry_hash(last.idx + 1, 1, "RESOLVED", str(dfid), body, last.entry_hash)),
+            (*row, entry_hash(last.idx + 1, world.clock(), "RESOLVED", str(dfid), body, last.entry_hash)),
         ),
     )
     assert (f"entry {last.idx + 1}: not an entry this program writes",) == found
@@ -202,6 +202,7 @@ def rewritten(db: Stranger) -> None:
     db.execute("UPDATE execution_log SET executed_at_ms = executed_at_ms - 3600000")
     db.execute("UPDATE contract_revocations SET revoked_at_ms = revoked_at_ms - 3600000")
     db.execute("UPDATE artifacts SET ended_at_ms = ended_at_ms - 3600000")
+    db.execute("UPDATE clock_steps SET was_ms = was_ms - 3600000, now_ms = now_ms - 3600000")
 
 
 def test_a_ledger_rewritten_as_a_whole_is_seen_only_with_a_head(world: World):
@@ -270,7 +271,7 @@ def test_a_flow_that_never_was_has_no_record(world: World):
 def test_an_announcement_to_void_what_is_settled_is_found(world: World):
     last = head(world.store)
     (dfid,) = world.column("SELECT dfid FROM execution_log WHERE status = 'SUCCESS' LIMIT 1")
-    row = (last.idx + 1, 1, "VOIDING", str(dfid), "{}", last.entry_hash)
+    row = (last.idx + 1, world.clock(), "VOIDING", str(dfid), "{}", last.entry_hash)
     found = found_after(
         world, ("INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, entry_hash(*row[:5], last.entry_hash)))
     )
