@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sds.kernel import human_record, intake, ledger, record, reserve, undecided
+from sds.kernel import human_record, intake, ledger, record, reserve, spend, undecided
 from sds.kernel.canonical import canonical, digest, flow_id, idempotency_key
 from sds.kernel.contract import Contract, KindSpec
 from sds.kernel.executor import ExecutionIntent
@@ -38,7 +38,7 @@ class _Order:
     line: StatementLine
     settled: bool
     needs: Needs
-    scopes: list[str]
+    spending: spend.Scopes | None
     kept: bool
 
     @property
@@ -87,9 +87,9 @@ def _ready(contract: Contract, line: StatementLine, fields: Fields) -> _Order:
     spec = terms.kinds.get(line.kind)
     numbers = _numbers(spec, line) if spec else None
     if not settled or spec is None or numbers is None or not line.resource_key:
-        return _Order(line, settled, nothing, [], kept)
+        return _Order(line, settled, nothing, None, kept)
     needs = reserve.needs_of(terms, line.kind, numbers)
-    return _Order(line, settled, needs, reserve.scopes(contract, fields, line.at_ms), kept)
+    return _Order(line, settled, needs, spend.scopes(contract, fields, line.at_ms), kept)
 
 
 def _numbers(spec: KindSpec, line: StatementLine) -> dict[str, int] | None:
@@ -137,7 +137,7 @@ def _write(kernel: Kernel, dfid: str, order: _Order, by: Mapping[str, str], now_
         executed_at_ms=line.at_ms,
     )
     if order.settled:
-        reserve.count(store, kernel.contract, dfid, line.resource_key, order.needs, order.scopes, kept=order.kept)
+        reserve.count(store, kernel.contract, dfid, line.resource_key, order.needs, order.spending, kept=order.kept)
     # past the table of `flow.walk`: what the outside has done is done, whatever this record made of the flow
     store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (order.state, ADOPTED, dfid))
     body: dict[str, Any] = {

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from sds.kernel import checkpoints, ledger
+from sds.kernel import checkpoints, clock, ledger
 from sds.kernel.answer import answer
 from sds.kernel.canonical import canonical, one_line
 from sds.kernel.checkpoints import Checkpoint, PublicKeys
@@ -29,6 +29,9 @@ FAULT_CHARS_MAX = 1_000
 class Report:
     """`faults` is empty when all is well. `blind` says what this check could not have seen. `signed` is the entry of the
     newest checkpoint, None where there is none.
+
+    `notes`: what is whole and yet worth a look. That a clock was set back is no fault: the ledger says truly what the
+    clock said, and no entry can be mended afterwards.
     """
 
     head: Head
@@ -36,6 +39,7 @@ class Report:
     faults: tuple[str, ...]
     blind: str | None
     signed: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 def verify(store: Store, expected: Head | Checkpoint | None = None, public: PublicKeys | None = None) -> Report:
@@ -46,6 +50,7 @@ def verify(store: Store, expected: Head | Checkpoint | None = None, public: Publ
     faults: list[str] = []
     entries: list[Row] = []
     signed: list[Checkpoint] = []
+    stepped: list[clock.Step] = []
     head = Head(0, ledger.GENESIS)
     with store.frozen() as reader:
         try:
@@ -58,7 +63,8 @@ def verify(store: Store, expected: Head | Checkpoint | None = None, public: Publ
             if expected is not None:
                 faults += _against_head(entries, expected, head, public)
             if not chain:
-                faults += Tables(reader).faults(entries)
+                stepped += clock.steps_of(entries)
+                faults += [*Tables(reader).faults(entries), *clock.faults(reader, stepped)]
         except StoreError as error:
             faults.append(f"database: {error}")
         except NOT_AS_WRITTEN as error:  # columns of other types than their tables declare
@@ -66,7 +72,8 @@ def verify(store: Store, expected: Head | Checkpoint | None = None, public: Publ
     told = tuple(one_line(fault, FAULT_CHARS_MAX) for fault in faults[:FAULTS_MAX])
     last = signed[-1].idx if signed else None
     blind = None if expected else _blind(head, last, public)
-    return Report(head, len(entries), told, blind, last)
+    notes = tuple(str(step) for step in stepped[:FAULTS_MAX])
+    return Report(head, len(entries), told, blind, last, notes)
 
 
 def _blind(head: Head, signed: int | None, public: PublicKeys | None) -> str:

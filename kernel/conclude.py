@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sds.kernel import artifacts, binding, breaker, dim, escalation, jit, record, registry, reserve, undecided
+from sds.kernel import artifacts, binding, breaker, dim, escalation, jit, record, registry, reserve, spend, undecided
 from sds.kernel.canonical import idempotency_key
 from sds.kernel.contract import Contract
 from sds.kernel.dim import Reason
@@ -147,8 +147,8 @@ class Concluder:
         key = idempotency_key(packet.dfid, record.STEP_ID, {"action": kind, **numbers})
         if known_keys(self._store, [key]):
             return None, ALREADY_ORDERED
-        names = reserve.scopes(self._contract, observed.situation.fields, attempt.now_ms)
-        code = reserve.take(self._store, self._contract, packet.dfid, packet.key, needs, observed.epochs, names)
+        spending = spend.scopes(self._contract, observed.situation.fields, attempt.now_ms)
+        code = reserve.take(self._store, self._contract, packet.dfid, packet.key, needs, observed.epochs, spending)
         if code is not None:
             return None, code
         order = ExecutionIntent(packet.dfid, key, kind, tuple(sorted(numbers.items())), packet.key, observed.version)

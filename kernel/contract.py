@@ -34,6 +34,7 @@ from sds.kernel.contract_types import (
     Name,
     SemVer,
     Shown,
+    TimeZone,
     say_first,
 )
 from sds.kernel.envelope import RATIONALE_CHARS_MAX
@@ -138,12 +139,23 @@ class DriftPolicy(Section):
 
 
 class SpendLimit(Section):
-    """At most `max_minor` in one window (UTC hour or day), for everything or for each value of `per`."""
+    """At most `max_minor` in one window, for everything or for each value of `per`.
+
+    A window is an hour or a day of UTC, or of `timezone`; `sliding`, it is the last 60 minutes or 24 hours.
+    """
 
     name: Name
     window: Literal["hour", "day"]
     max_minor: Amount
     per: FieldPath | None = None
+    timezone: TimeZone | None = None
+    sliding: bool = False
+
+    @model_validator(mode="after")
+    def _begins_once(self) -> SpendLimit:
+        if self.sliding and self.timezone is not None:
+            raise ContradictionError(("timezone",), "a sliding window is the same in every time zone: leave it out")
+        return self
 
 
 class EscalationSpec(Section):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import date
 from difflib import get_close_matches
 from typing import Annotated, Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -18,13 +19,17 @@ LEVELS_MAX = 16
 _WORD = re.compile("[ -~]{1,32}")
 
 
+def shown(value: str) -> str:
+    """Return the beginning of a user's text, in printable characters."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value[:40])
+
+
 def text_of(form: str, words: str) -> AfterValidator:
     """Return a check that a text has a form, saying in plain words what that form is."""
 
     def check(value: str) -> str:
         if not re.fullmatch(form, value):
-            shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value[:40])
-            raise ValueError(f"`{shown}` is not {words}")
+            raise ValueError(f"`{shown(value)}` is not {words}")
         return value
 
     return AfterValidator(check)
@@ -95,6 +100,18 @@ def _number_fault(least: object, before: Sequence[object]) -> str:
     return f"must be more than {lower[-1]}, the number before it" if lower and least <= lower[-1] else ""
 
 
+def _zone(value: str) -> str:
+    """A name of the IANA database; one like `localtime` would be another zone on every machine."""
+    try:
+        if not re.fullmatch(r"[A-Z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*", value):
+            raise ValueError(value)
+        ZoneInfo(value)
+    except (ValueError, OSError, ZoneInfoNotFoundError):
+        alike = get_close_matches(value, available_timezones(), n=1) or ["Europe/Berlin"]
+        raise ValueError(f"`{shown(value)}` is no time zone of the IANA database: write one like {alike[0]}") from None
+    return value
+
+
 Code = Annotated[str, text_of("[A-Z][A-Z0-9_]{0,63}", "a code IN_CAPITALS")]
 Name = Annotated[str, text_of("[a-z][a-z0-9_]{0,63}", "a name in_lower_case")]
 FieldPath = Annotated[
@@ -103,6 +120,7 @@ FieldPath = Annotated[
 SemVer = Annotated[str, text_of(r"[0-9]{1,9}\.[0-9]{1,9}\.[0-9]{1,9}", "a version like 1.0.0")]
 Date = Annotated[str, text_of("[0-9]{4}-[0-9]{2}-[0-9]{2}", "a date like 2026-01-31"), AfterValidator(_date)]
 AgentId = Annotated[str, text_of("[a-z0-9][a-z0-9_.-]{0,63}", "an id of lower-case letters, digits, `_`, `.` and `-`")]
+TimeZone = Annotated[str, Field(max_length=64), AfterValidator(_zone)]
 Label = Annotated[str, text_of(r"[ -~]{1,64}", "a label of 1 to 64 printable ASCII characters")]
 Shown = Annotated[tuple[tuple[FieldPath, Label], ...], BeforeValidator(_shown)]
 Levels = Annotated[tuple[str | int, ...], BeforeValidator(_levels)]
@@ -132,6 +150,7 @@ _WORDS = {
     "extra_forbidden": "is not a known field",
     "string_type": "must be text",
     "int_type": "must be a whole number",
+    "bool_type": "must be true or false",
     "dict_type": "must be a mapping",
     "model_type": "must be a mapping",
     "tuple_type": "must be a list",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from sds.kernel import binding, dim, human_record, jit, registry, reserve, saga
+from sds.kernel import binding, dim, human_record, jit, registry, reserve, saga, spend
 from sds.kernel.answer import Answer, answer
 from sds.kernel.bounds import format_literal
 from sds.kernel.conclude import ALREADY_ORDERED, ORDERED_BEFORE, Concluder
@@ -314,7 +314,7 @@ class HumanDesk:
         if isinstance(proposal, str) or look.packet.snapshot.version != intent.state_version:
             return False
         fields, at_ms = look.observed.situation.fields, look.packet.created_at_ms
-        if not reserve.in_window(self._store, self.contract, intent.dfid, fields, at_ms):
+        if not spend.still_counted(self._store, self.contract, intent.dfid, fields, at_ms):
             return False
         kind = look.packet.envelope.kind(proposal.action)
         if kind is None or look.packet.envelope.objections(proposal):

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
-from sds.kernel.canonical import digest
+from sds.kernel import spend
 from sds.kernel.contract import Contract
 from sds.kernel.errors import StoreError
-from sds.kernel.state import Fields
 from sds.kernel.store import Store
 
 # A human's order is under the contract that was in force when they decided, every other under its flow's.
@@ -84,71 +82,41 @@ def _numeric(declared: str) -> bool:
     return not declared.startswith(("bool", "string", "enum"))
 
 
-def scopes(contract: Contract, fields: Fields, now_ms: int) -> list[str]:
-    """Name the counter of every spend limit: gate, limit, UTC hour or day, and a hash of what it is counted for."""
-    now = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat()
-    return [
-        f"{contract.gate}/{limit.name}/{now[:13] if limit.window == 'hour' else now[:10]}/"
-        f"{digest(fields.get(limit.per, '?'))[:16] if limit.per else '*'}"
-        for limit in contract.spend
-    ]
-
-
-def spend_left(store: Store, contract: Contract, names: list[str], own: Mapping[str, int] | None = None) -> int | None:
-    """Return what is left under the tightest limit, in minor units; None when there is no limit.
-
-    `own`: what one order in the air has itself taken of each counter, not to be counted against it.
-    """
-    if not names:
-        return None
-    used: dict[str, int] = dict(
-        store.rows(f"SELECT scope, used FROM spend_totals WHERE scope IN ({_marks(names)})", tuple(names))
-    )
-    used = {name: taken - (own or {}).get(name, 0) for name, taken in used.items()}
-    left = (limit.max_minor - used.get(name, 0) for limit, name in zip(contract.spend, names, strict=True))
-    return max(0, min(left))
-
-
 def _marks(names: Iterable[str]) -> str:
     return ", ".join("?" for _ in names)
 
 
 def take(
-    store: Store, contract: Contract, dfid: str, key: str, needs: Needs, epochs: Mapping[str, int], names: list[str]
+    store: Store,
+    contract: Contract,
+    dfid: str,
+    key: str,
+    needs: Needs,
+    epochs: Mapping[str, int],
+    spending: spend.Scopes,
 ) -> str | None:
     """Reserve everything, or change nothing and return the reason code.
 
     `epochs` are those read just before the live state that was checked: had anything of this key been reserved or
-    settled since, even another field, that check would not hold. `names` are the spend counters of this moment
-    (`scopes`). Taking nothing of a resource leaves it alone.
+    settled since, even another field, that check would not hold. `spending`: the spend counters of this moment. Taking nothing of a resource leaves it alone.
     """
     now = read_draws(store, contract, key)
     if now.epochs != epochs or any(path in now.held for path, _ in needs.draws):
         return "RESOURCE_CONTENTION"
-    left = spend_left(store, contract, names)
+    left = spend.left(store, contract, spending)
     if needs.spends and left is not None and needs.spends > left:
         return "SPEND_LIMIT_EXCEEDED"
     for path, amount in needs.draws:
         if amount:
             _draw(store, dfid, resource(contract, key, path), amount)
-    if needs.spends and names:
-        _spend(store, dfid, names, needs.spends)
+    if needs.spends and spending.names:
+        spend.add(store, dfid, spending, needs.spends)
     return None
 
 
-def own(store: Store, dfid: str) -> tuple[dict[str, int], dict[str, int]]:
-    """Return what one order in the air holds itself: (resource -> amount, spend counter -> amount)."""
-    drawn = store.rows("SELECT resource, amount FROM reservations WHERE dfid = ? AND status = 'live'", (dfid,))
-    return dict(drawn), dict(store.rows("SELECT scope, amount FROM spend WHERE dfid = ?", (dfid,)))
-
-
-def in_window(store: Store, contract: Contract, dfid: str, fields: Fields, now_ms: int) -> bool:
-    """Tell whether one order in the air is counted where it would be counted if it were reserved now.
-
-    Once its hour or day is over it is not: what is sent now would be paid beyond the limits of now.
-    """
-    _, spent = own(store, dfid)
-    return not spent or spent.keys() == set(scopes(contract, fields, now_ms))
+def own(store: Store, dfid: str) -> dict[str, int]:
+    """Return what one order in the air holds itself of each resource."""
+    return dict(store.rows("SELECT resource, amount FROM reservations WHERE dfid = ? AND status = 'live'", (dfid,)))
 
 
 def stays_drawn(store: Store, dfid: str) -> bool:
@@ -180,7 +148,9 @@ def reinstate(store: Store, dfid: str, *, succeeded: bool) -> None:
         store.run("UPDATE spend_totals SET used = used + ? WHERE scope = ?", (amount, name))
 
 
-def count(store: Store, contract: Contract, dfid: str, key: str, needs: Needs, names: list[str], *, kept: bool) -> None:
+def count(
+    store: Store, contract: Contract, dfid: str, key: str, needs: Needs, spending: spend.Scopes | None, *, kept: bool
+) -> None:
     """Count what an order took that was carried out without having been reserved here; `kept`: it stays subtracted."""
     for path, amount in needs.draws:
         if amount:
@@ -191,8 +161,8 @@ def count(store: Store, contract: Contract, dfid: str, key: str, needs: Needs, n
                 " ON CONFLICT DO UPDATE SET epoch = epoch + 2, drawn = drawn + excluded.drawn",
                 (name, amount if kept else 0),
             )
-    if needs.spends and names:
-        _spend(store, dfid, names, needs.spends)
+    if needs.spends and spending is not None and spending.names:
+        spend.add(store, dfid, spending, needs.spends)
 
 
 def give_back(store: Store, dfid: str, *, kept: bool) -> None:
@@ -213,16 +183,6 @@ def _draw(store: Store, dfid: str, name: str, amount: int) -> None:
         " ON CONFLICT DO UPDATE SET epoch = epoch + 1, drawn = drawn + excluded.drawn",
         (name, amount),
     )
-
-
-def _spend(store: Store, dfid: str, names: list[str], amount: int) -> None:
-    rows = ", ".join("(?, ?)" for _ in names)
-    store.run(
-        f"INSERT INTO spend_totals VALUES {rows} ON CONFLICT DO UPDATE SET used = used + excluded.used",
-        tuple(value for name in names for value in (name, amount)),
-    )
-    rows = ", ".join("(?, ?, ?)" for _ in names)
-    store.run(f"INSERT INTO spend VALUES {rows}", tuple(value for name in names for value in (dfid, name, amount)))
 
 
 def settle(store: Store, dfid: str, *, succeeded: bool, kept: bool) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from sds.kernel import binding, context_store, dim, intake, jit, record, registry, reserve
+from sds.kernel import binding, context_store, dim, intake, jit, record, registry, reserve, spend
 from sds.kernel.answer import Answer, answer
 from sds.kernel.artifacts import CountTokens, Shelf, read_by
 from sds.kernel.canonical import in_words, one_line
@@ -154,7 +154,7 @@ class Kernel:
         reserves. `dfid`: the flow it is for; without one, one that would be created now. `without`: an order in the air, looked at as if it had taken nothing.
         """
         draws = reserve.read_draws(self.store, self.contract, key)
-        own_draws, own_spend = reserve.own(self.store, without) if without else ({}, {})
+        own_draws = reserve.own(self.store, without) if without else {}
         read, notes = self._read(key)
         fields: dict[str, bool | int | str] = {}
         if read is not None:
@@ -163,7 +163,7 @@ class Kernel:
             wrong = self.rules.faults(net)
             fields = well_typed(self.rules.fields, net) if wrong else net
             notes += wrong
-        names = reserve.scopes(self.contract, fields, now_ms)
+        spending = spend.scopes(self.contract, fields, now_ms)
         artifacts, faults = self._shelf.read()
         known = registry.lookup(self.store, self.contract.agent_id)
         bound = binding.of_flow(self.store, dfid) or binding.of_agent(self.store, self.contract.agent_id)
@@ -172,7 +172,7 @@ class Kernel:
             agent_active=known is not None and known.active and bound.contract_hash == self._contract_hash,
             in_effect=now_ms >= self._effective_ms,
             halted=known is not None and known.halted,
-            spend_left=reserve.spend_left(self.store, self.contract, names, own_spend),
+            spend_left=spend.left(self.store, self.contract, spending, without=without),
             artifacts=artifacts,
             context_whole=not faults,
         )
@@ -301,7 +301,7 @@ class Kernel:
             return False
         if read_by(self.store, intent.dfid) != tuple(a.reference for a in seen.situation.artifacts):
             return False
-        if not reserve.in_window(self.store, self.contract, intent.dfid, seen.situation.fields, now_ms):
+        if not spend.still_counted(self.store, self.contract, intent.dfid, seen.situation.fields, now_ms):
             return False
         envelope = self.envelope(seen.situation)
         kind = envelope.kind(proposal.action)

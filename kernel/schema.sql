@@ -183,6 +183,15 @@ END;
 -- orders that were taken over from the outside: an unknown event may be that of one
 CREATE INDEX flows_adopted ON decision_flows (gate) WHERE tag = 'ADOPTED';
 
+-- clock: every ledger entry whose time is more than a minute before that of the last one, so that no window of a spend
+-- limit opens anew; and what is asked of orders by time, and of the minutes of sliding windows
+
+CREATE TABLE clock_steps (
+    idx INTEGER PRIMARY KEY, was_ms INTEGER NOT NULL, now_ms INTEGER NOT NULL
+) STRICT;
+CREATE INDEX orders_by_time ON execution_log (reserved_at_ms);
+CREATE INDEX spend_by_minute ON spend (scope, amount) WHERE instr(scope, '/~/') > 0;
+
 CREATE TABLE ledger (
     idx INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, kind TEXT NOT NULL, dfid TEXT NOT NULL, body TEXT NOT NULL,
     prev_hash TEXT NOT NULL, entry_hash TEXT NOT NULL
@@ -203,4 +212,8 @@ CREATE TRIGGER ledger_next BEFORE INSERT ON ledger BEGIN
     <> COALESCE((SELECT entry_hash FROM ledger ORDER BY idx DESC LIMIT 1), printf('%064d', 0));
     SELECT RAISE(ABORT, 'the ledger is append-only: this flow is decided')
     WHERE NEW.kind = 'DECIDED' AND EXISTS (SELECT 1 FROM ledger WHERE dfid = NEW.dfid AND kind = 'DECIDED');
+END;
+CREATE TRIGGER clock_was_set_back AFTER INSERT ON ledger
+WHEN NEW.at_ms < (SELECT at_ms FROM ledger WHERE idx = NEW.idx - 1) - 60000 BEGIN
+    INSERT INTO clock_steps SELECT NEW.idx, at_ms, NEW.at_ms FROM ledger WHERE idx = NEW.idx - 1;
 END;

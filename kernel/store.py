@@ -29,6 +29,12 @@ UPGRADABLE = ("1", "2")  # versions that lack nothing but tables
 
 # A file that is damaged in its schema makes messages and names that are no text: Python cannot decode them.
 _REFUSED = (sqlite3.Error, UnicodeDecodeError)
+# What the trigger `clock_was_set_back` would have written of the entries that were there before it.
+_OLDER_CLOCK_STEPS = (
+    "INSERT INTO clock_steps SELECT b.idx, a.at_ms, b.at_ms FROM ledger a JOIN ledger b ON b.idx = a.idx + 1"
+    " WHERE b.at_ms < a.at_ms - 60000 AND b.idx NOT IN (SELECT idx FROM clock_steps)"
+)
+
 _UNSTORABLE = (OverflowError, UnicodeEncodeError)  # a number beyond 64 bits, text that has no UTF-8
 
 _KEY = "put `kernel.key` back beside the record: from a backup, readable by you alone"
@@ -222,6 +228,7 @@ class Store(Reader):
         for name, statement in expected_schema().items():
             if name not in found:
                 self._db.execute(statement)
+        self._db.execute(_OLDER_CLOCK_STEPS)
         self._db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (SCHEMA_VERSION,))
 
     def _create(self) -> None:

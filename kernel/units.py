@@ -8,10 +8,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from sds.kernel import spend
 from sds.kernel.contract import Contract
 from sds.kernel.expressions import INT
 from sds.kernel.handshake import Refusal
-from sds.kernel.reserve import scopes
 from sds.kernel.snapshot import parse_type
 from sds.kernel.store import Reader
 
@@ -37,7 +37,7 @@ def refusal(store: Reader, contract: Contract, now_ms: int) -> Refusal | None:
                 f" {counted[counter]} decimals",
                 "keep the field's type; in other units it is a field of another name, from which nothing is drawn yet",
             )
-        if path not in contract.snapshot and _spent(store, contract, now_ms):
+        if path not in contract.snapshot and spend.anything_counted(store, contract, now_ms):
             return Refusal(
                 f"what is spent in this hour or day was counted with {_said(counted[counter])} decimals, and this"
                 " contract spends with others",
@@ -104,9 +104,3 @@ def _said(decimals: int | None) -> str:
 
 def _drawn(store: Reader, counter: str) -> bool:
     return store.row("SELECT 1 FROM resources WHERE drawn > 0 AND resource GLOB ?", (counter,)) is not None
-
-
-def _spent(store: Reader, contract: Contract, now_ms: int) -> bool:
-    """Tell whether a counter of this moment holds anything, whatever it is counted for."""
-    windows = [f"{name.rpartition('/')[0]}/*" for name in scopes(contract, {}, now_ms)]
-    return any(store.row("SELECT 1 FROM spend_totals WHERE used > 0 AND scope GLOB ?", (name,)) for name in windows)

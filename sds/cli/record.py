@@ -144,7 +144,8 @@ def verify(
         report = auditing.verify(store, expected, known[0] if known else None)
     if as_json:
         facts = {"entries": report.entries, "head": str(report.head), "faults": report.faults, "blind": report.blind}
-        print_json(facts | {"signed": report.signed, "public_key": str(known[1]) if known else None})
+        facts |= {"signed": report.signed, "public_key": str(known[1]) if known else None, "notes": report.notes}
+        print_json(facts)
     else:
         _show_report(report, known[1] if known else None)
     if report.faults:
@@ -152,7 +153,7 @@ def verify(
 
 
 def _show_report(report: auditing.Report, public_key: Path | None) -> None:
-    for fault in report.faults:
+    for fault in (*report.faults, *report.notes):
         typer.echo(fault)
     typer.echo(f"{report.entries} entries, {counted(len(report.faults), 'fault')}, head {report.head}")
     signed = "no entry is signed" if report.signed is None else f"signed up to entry {report.signed}"

@@ -179,8 +179,15 @@ def _drift(a: DriftSpec, b: DriftSpec) -> Direction:
 
 
 def _spend(a: SpendLimit, b: SpendLimit) -> Direction:
+    """Across the end of a calendar window twice the limit fits into its length, which a sliding one does not permit; and
+    an hour or day of another zone begins within one that has been counted in the old.
+    """
     wider = (
-        b.max_minor > a.max_minor or (a.window, b.window) == ("day", "hour") or (b.per is not None and b.per != a.per)
+        b.max_minor > a.max_minor
+        or (a.window, b.window) == ("day", "hour")
+        or (b.per is not None and b.per != a.per)
+        or (a.sliding and not b.sliding)
+        or (not b.sliding and a.timezone != b.timezone)
     )
     return "wider" if wider else "narrower"
 

@@ -100,6 +100,8 @@ def test_the_verdict_says_that_it_rests_on_a_search():
         ((SPEND, SPEND.replace("100000", "90000")), "spend.day", "narrower", "wider"),
         ((SPEND, SPEND.replace("window: day", "window: hour")), "spend.day", "wider", "narrower"),
         ((SPEND, SPEND.replace("max_minor", "per: account.owner, max_minor")), "spend.day", "wider", "narrower"),
+        ((SPEND, SPEND.replace("max_minor", "sliding: true, max_minor")), "spend.day", "narrower", "wider"),
+        ((SPEND, SPEND.replace("max_minor", "timezone: Asia/Tokyo, max_minor")), "spend.day", "wider", "wider"),
         ((SPEND, ""), "spend.day", "wider", "narrower"),
         ((SPEND, f"{SPEND}drift: {{age_ms_max: 9}}\n"), "drift.age_ms_max", "narrower", "wider"),
         (

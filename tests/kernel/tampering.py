@@ -11,6 +11,7 @@ from typing import Any
 
 from sds.kernel import artifacts, audit, checkpoints, erasure, recovery, registry
 from sds.kernel.checkpoints import Checkpoint, LedgerKey
+from sds.kernel.clock import BACK_MS
 from sds.kernel.human import HumanDesk, Resolution
 from sds.kernel.ledger import GENESIS, Head, entry_hash
 from tests.kernel.authority import halt, reactivate, suspend
@@ -32,7 +33,8 @@ from tests.kernel.sagas import REVERT, Script, run, terms
 
 
 def full_record(folder: Path) -> World:
-    """Return a record with one of everything: paid, refused, unknown, denied, escalated, aborted, restarted, open, a saga."""
+    """Return a record with one of everything: paid, refused, unknown, denied, escalated, aborted, restarted, open, a saga,
+    a clock set back."""
     made = World(folder, terms=terms())
     for number in range(2, 9):
         made.tickets.put(f"T{number}", mood="angry")
@@ -74,6 +76,9 @@ def full_record(folder: Path) -> World:
     artifacts.sweep(made.store, days_max=0, who="desk", reason="a try", now_ms=made.clock())
     made.decide(deny, "erased", "T5")
     erasure.erase(made.store, made.contract.gate, "erased", who="desk", reason="asked for", now_ms=made.clock())
+    made.clock.advance(-2 * BACK_MS)
+    made.decide(escalate, "by a clock set back", "T6")
+    made.clock.advance(2 * BACK_MS)
     made.packet("still open", "T5")
     made.kernel.decide(packet := made.packet("open, once rejected", "T6"), nonsense(packet))
     sign(made)
@@ -154,6 +159,7 @@ def rewritten(db: Stranger) -> None:
     db.execute("UPDATE contract_revocations SET revoked_at_ms = revoked_at_ms - 3600000")
     db.execute("UPDATE artifacts SET ended_at_ms = ended_at_ms - 3600000")
     db.execute("UPDATE erasures SET erased_at_ms = erased_at_ms - 3600000")
+    db.execute("UPDATE clock_steps SET was_ms = was_ms - 3600000, now_ms = now_ms - 3600000")
 
 
 def resigned(db: Stranger, key: LedgerKey) -> None:

@@ -102,7 +102,7 @@ def test_an_entry_put_before_the_first_is_found(world: World, idx: int):
 )
 def test_an_appended_entry_that_this_program_does_not_write_is_found(world: World, kind: str, body: str):
     last = head(world.store)
-    row = (last.idx + 1, 1, kind, "x", body, last.entry_hash)
+    row = (last.idx + 1, world.clock(), kind, "x", body, last.entry_hash)
     found = found_after(
         world, ("INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, entry_hash(*row[:5], last.entry_hash)))
     )
@@ -112,7 +112,7 @@ def test_an_appended_entry_that_this_program_does_not_write_is_found(world: Worl
 def after_entry(world: World, kind: str, dfid: object, body: str) -> tuple[str, ...]:
     """Return what is found once an entry is added that is chained as it should be."""
     last = head(world.store)
-    row = (last.idx + 1, 1, kind, str(dfid), body, last.entry_hash)
+    row = (last.idx + 1, world.clock(), kind, str(dfid), body, last.entry_hash)
     added = (*row, entry_hash(*row[:5], last.entry_hash))
     found = found_after(world, ("INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?)", added))
     return tuple(line.replace(f"entry {last.idx + 1}", "the entry") for line in found)
@@ -263,7 +263,7 @@ def test_a_flow_that_never_was_has_no_record(world: World):
 def test_an_announcement_to_void_what_is_settled_is_found(world: World):
     last = head(world.store)
     (dfid,) = world.column("SELECT dfid FROM execution_log WHERE status = 'SUCCESS' LIMIT 1")
-    row = (last.idx + 1, 1, "VOIDING", str(dfid), "{}", last.entry_hash)
+    row = (last.idx + 1, world.clock(), "VOIDING", str(dfid), "{}", last.entry_hash)
     found = found_after(
         world, ("INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, entry_hash(*row[:5], last.entry_hash)))
     )

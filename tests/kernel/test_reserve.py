@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel import audit, registry, reserve
+from sds.kernel import audit, registry, reserve, spend
 from sds.kernel.canonical import digest
 from sds.kernel.contract import Contract
 from sds.kernel.dim import Verdict
@@ -187,12 +187,11 @@ def test_an_exhausted_limit_leaves_only_the_human(tight: World):
 
 
 def test_windows_are_utc_hours_and_days(tight: World):
-    assert "2013-12-02T16" in reserve.scopes(tight.contract, {}, tight.clock())[0]
-    assert [
+    assert (
         "claims/hour/2013-12-02T16/*",
         "claims/day/2013-12-02/*",
         f"claims/customer/2013-12-02/{digest('?')[:16]}",
-    ] == (reserve.scopes(tight.contract, {}, tight.clock()))
+    ) == spend.scopes(tight.contract, {}, tight.clock()).names
     tight.decide(refund("50.00"), "C1", "T1")
     tight.clock.advance(HOUR_MS)
     assert None is highest(tight, "C2", "T1")
@@ -230,14 +229,14 @@ def test_the_limit_is_asked_again_inside_the_reserving_transaction(tight: World)
 def test_the_reserving_transaction_itself_holds_the_spend_limits(tight: World, spends: int, code: str | None):
     """After the last check others may have spent, on other keys: what is reserved is compared once more."""
     store, terms = tight.store, tight.contract
-    names = reserve.scopes(terms, tight.kernel.preview(tight.event()).snapshot.fields, tight.clock())
+    now = spend.scopes(terms, tight.kernel.preview(tight.event()).snapshot.fields, tight.clock())
     epochs = reserve.read_draws(store, terms, "T1").epochs
-    refused, spent = None, list[Row]()
+    refused, taken = None, list[Row]()
     with suppress(_UndoneError), store.transaction():
-        refused = reserve.take(store, terms, "a flow", "T1", reserve.Needs((), spends), epochs, names)
-        spent = store.rows("SELECT scope, amount FROM spend WHERE dfid = 'a flow' ORDER BY scope")
+        refused = reserve.take(store, terms, "a flow", "T1", reserve.Needs((), spends), epochs, now)
+        taken = store.rows("SELECT scope, amount FROM spend WHERE dfid = 'a flow' ORDER BY scope")
         raise _UndoneError
-    assert (code, [] if code else [(name, spends) for name in sorted(names)]) == (refused, spent)
+    assert (code, [] if code else [(name, spends) for name in sorted(now.names)]) == (refused, taken)
 
 
 class _UndoneError(Exception):
