@@ -10,6 +10,7 @@ import pytest
 
 from sds.kernel import audit, escalation, undecided
 from sds.kernel.answer import Answer
+from sds.kernel.canonical import idempotency_key
 from sds.kernel.errors import UsageError
 from sds.kernel.executor import ExecutionIntent, Receipt
 from sds.kernel.flow import RESTARTABLE_TAGS, WAITING_TAGS
@@ -289,6 +290,32 @@ def test_a_record_put_back_sends_the_same_key_for_the_same_event(folder: Path):
         assert paid == world.rail.paid()
         again.store.close()
     world.close()
+
+
+def test_a_record_copied_in_the_middle_of_a_decision_sends_the_same_key_too(folder: Path):
+    """There the flow is found interrupted, and a fresh one sends what that one had sent."""
+    world = World(folder)
+    packet = world.packet()
+    world.store.run("VACUUM INTO ?", (str(folder / "again.db"),))
+    assert "SUCCESS" == world.kernel.decide(packet, refund()(packet)).execution
+    world.clock.advance(LEASE_MS + 1)
+    again = Again(world, folder / "again.db")
+    answer = again.decide("C1", "T1")
+    assert ("SUCCESS", packet.dfid) == (answer.execution, answer.parent_dfid)
+    assert (1, 1) == (len(set(world.rail.sent)), len(world.rail.paid()))
+    again.store.close()
+    world.close()
+
+
+def test_a_fresh_key_is_for_what_came_to_nothing_outside_not_for_what_only_waited(world: World):
+    for _ in range(3):
+        no_turn(world)
+    world.rail.misfortunes = ["refuse"]
+    assert "SUCCESS" == see_through(world.kernel, world.event(), refund()).execution
+    first, again = world.rail.sent
+    names = world.column("SELECT dfid FROM decision_flows ORDER BY restarts")
+    order = {"action": "REFUND_TICKET", "amount": 4_000}
+    assert [idempotency_key(str(names[n]), "execute", order) for n in (0, 4)] == [first, again]
 
 
 class Again:

@@ -1,0 +1,1 @@
+def attack(folder, rng): return []
