@@ -6,8 +6,11 @@ import os
 import pickle
 import signal
 import traceback
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TypeVar
+
+AT_ONCE = 4
 
 T = TypeVar("T")
 
@@ -39,11 +42,14 @@ def in_child(work: Callable[[], T]) -> T:
     return result
 
 
-def in_children(works: list[Callable[[], T]]) -> list[T]:
-    """Do all at once, each in a child of its own; return what each returns."""
-    begun = [_begin(work) for work in works]
-    results = [_end(child, reading) for child, reading in begun]
-    return results
+def in_children(works: Sequence[Callable[[], T]], at_once: int = AT_ONCE) -> list[T]:
+    """Do all, each in a child of its own, some at once; return what each returns, in their order."""
+    begun, results = deque[tuple[int, int]](), list[T]()
+    for work in works:
+        begun.append(_begin(work))
+        if len(begun) == at_once:
+            results.append(_end(*begun.popleft()))
+    return results + [_end(*child) for child in begun]
 
 
 def _begin(work: Callable[[], object]) -> tuple[int, int]:

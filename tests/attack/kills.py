@@ -93,10 +93,10 @@ def _settled(bed: Testbed) -> list[Figure]:
         found: Counter[str] = fates(gate)
         interrupted = gate.store.value("SELECT count(*) FROM decision_flows WHERE tag = 'INTERRUPTED'")
         resolved = gate.store.value("SELECT count(*) FROM ledger WHERE kind = 'RESOLVED'")
-        looked_up = gate.store.value("SELECT count(*) FROM ledger WHERE kind = 'VOIDING'")
+        voided = gate.store.value("SELECT count(*) FROM ledger WHERE kind = 'VOIDING'")
         return [
             told("flows interrupted", interrupted),
-            told("orders voided", looked_up),
+            told("orders voided", voided),
             told("orders resolved late", resolved),
             told("events for a human", found["human"]),
             every("events decided, or a human's", found["decided"] + found["human"], len(events)),

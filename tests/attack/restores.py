@@ -17,8 +17,8 @@ from sds import Gate
 from sds.kernel.executor import ExecutionIntent, Receipt
 from tests.scale import scale
 
-from .figures import Figure, every, none, told
-from .forks import in_child
+from .figures import Figure, none, told
+from .forks import in_children
 from .outside import Bank
 from .testbed import Testbed, fates, faults, settle
 
@@ -89,7 +89,7 @@ class WatchedBank(Bank):
 
 def attack(folder: Path, rng: Random) -> list[Figure]:
     backups = scale(24, 100)
-    found = [in_child(partial(_one, folder / str(n), n, Random(rng.random()))) for n in range(backups)]
+    found = in_children([partial(_one, folder / str(n), n, Random(rng.random())) for n in range(backups)])
     twice, undecided, disagreements, wrong = (sum(column) for column in zip(*found, strict=True))
     return [
         told("backups put back", backups),

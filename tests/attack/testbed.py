@@ -14,6 +14,7 @@ from sds.kernel.answer import Answer
 from sds.kernel.contract import Contract, parse_contract
 from sds.kernel.envelope import DENY, ESCALATE, format_literal
 from sds.kernel.executor import Executor
+from sds.kernel.flow import DECIDED_TAGS
 from sds.kernel.packet import DecisionPacket, Decoding
 from sds.kernel.proposal import Proposal, write_proposal
 from sds.kernel.state import StateSource
@@ -101,6 +102,7 @@ class Testbed:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.terms = folder, terms or contract()
         self.clock = Clock()
+        self.broken: list[str] = []  # what was raised and is not ours
         self.accounts = Accounts(folder / "accounts.db")
         self.bank = Bank(folder / "bank.db", idempotent=idempotent)
 
@@ -169,7 +171,7 @@ def fate(gate: Gate, event_id: str, humans: frozenset[str]) -> str:
         return "human"
     if waits:
         return "waits"
-    return "decided" if state == "CLOSED" or not undecided.is_undecided(state, tag) and state == "ABORTED" else "lost"
+    return "decided" if state == "CLOSED" or (state == "ABORTED" and tag in DECIDED_TAGS) else "lost"
 
 
 def humans_of(gate: Gate) -> frozenset[str]:
