@@ -59,7 +59,7 @@ def _round(folder: Path, processes: int, rng: Random) -> list[Figure]:
 
 def _send(bed: Testbed, claims: list[int]) -> int:
     """Send all at once, each in a thread of its own; return how many were not decided."""
-    bank = SlowBank(bed.folder / "bank.db")
+    bank = SlowBank(bed.folder / "bank.db", bed.clock)
     with bed.gate(executor=bank) as gate, ThreadPoolExecutor(len(claims)) as pool:
 
         def one(number: int) -> bool:

@@ -21,9 +21,11 @@ from .figures import Figure, none, told
 from .forks import in_children
 from .hostile import Answering, Declining, Hanging, Raising
 from .outside import Bank
-from .testbed import Testbed, contract, fates, faults, humans_of, settle
+from .testbed import Testbed, contract, fates, faults, settle
 
 DISPATCH_MS = 200
+BROKEN = ("paid twice", "untold", "no case", "not decided", "slow", "faults")
+_NONE = ("", "", 0)
 ANYTHING = 12  # events for an executor that does one thing after the other
 DECIDED_IN_S = 10.0  # a hang is 0.4 s, twice what is waited for; five tries and a busy machine
 HOUR_MS = 3_600_000
@@ -103,23 +105,24 @@ KINDS: Mapping[str, Kind] = {
 
 def attack(folder: Path, rng: Random) -> list[Figure]:
     each = scale(3, 24)
-    total = dict.fromkeys(("events", "paid twice", "unseen", "not decided", "slow", "faults", "lied about"), 0)
+    total = dict.fromkeys(
+        ("events", "differences", "paid twice", "untold", "no case", "not decided", "slow", "faults"), 0
+    )
     works = [
         partial(_one, folder / str(n), kind, ANYTHING if kind.anything else each, Random(rng.random()))
         for n, kind in enumerate(KINDS.values())
     ]
     for name, found in zip(KINDS, in_children(works), strict=True):
-        broken = {
-            what: found[what] for what in ("paid twice", "unseen", "not decided", "slow", "faults") if found[what]
-        }
+        broken = {what: found[what] for what in BROKEN if found[what]}
         if broken:
             print(f"  {name}: {broken}")
         total = {what: count + found[what] for what, count in total.items()}
     return [
         told(f"events with {len(KINDS)} kinds of executors", total["events"]),
-        told("payments that only a statement can tell of, as the bank lies", total["lied about"]),
+        told("differences by the bank's statement", total["differences"]),
         none("paid twice by the kernel's own doing", total["paid twice"]),
-        none("keys of which bank and record say otherwise and nobody is told", total["unseen"]),
+        none("differences nobody is told of before, of banks that admit them", total["untold"]),
+        none("differences that are no case, of any bank, once compared", total["no case"]),
         none("neither decided nor a human's, once all is well", total["not decided"]),
         none(f"that took longer than {DECIDED_IN_S:.0f} s", total["slow"]),
         none("faults of the record", total["faults"]),
@@ -127,7 +130,7 @@ def attack(folder: Path, rng: Random) -> list[Figure]:
 
 
 def _one(folder: Path, kind: Kind, each: int, rng: Random) -> dict[str, int]:
-    bed = Testbed(folder, terms=contract(ttl_ms=2_000, dispatch_ms=DISPATCH_MS), idempotent=kind.idempotent)
+    bed = Testbed(folder, terms=contract(ttl_ms=2_000, dispatch_ms=DISPATCH_MS), idempotent=kind.idempotent, lists=True)
     bed.open_accounts(range(each))
     bad = kind.make(bed.bank)
     with bed.gate(executor=bad) as gate:  # type: ignore[arg-type]  # that is what is attacked
@@ -140,13 +143,16 @@ def _one(folder: Path, kind: Kind, each: int, rng: Random) -> dict[str, int]:
             gate.recover()
             for number in range(each):
                 settle(gate, bed.event(number))
-        found, twice, unseen = fates(gate), bed.paid_twice(), _unseen(bed, gate)
+        found = fates(gate)
+    with bed.gate() as gate:
+        untold, differences = _untold(bed, gate), len(gate.reconcile().differences)
         return {
             "events": each,
             "slow": slow,
-            "paid twice": 0 if kind.lies else twice,
-            "unseen": 0 if kind.lies else unseen,
-            "lied about": unseen if kind.lies else 0,
+            "paid twice": 0 if kind.lies else bed.paid_twice(),
+            "differences": differences,
+            "untold": 0 if kind.lies else untold,
+            "no case": _untold(bed, gate),
             "not decided": each - found["decided"] - found["human"],
             "faults": faults(gate),
         }
@@ -161,12 +167,18 @@ def _takes_s(gate: Gate, bed: Testbed, number: int) -> float:
     return time.monotonic() - began
 
 
-def _unseen(bed: Testbed, gate: Gate) -> int:
+def _untold(bed: Testbed, gate: Gate) -> int:
     """Count the keys of which the bank's file and the record say otherwise, and about which no human is asked."""
-    sql = "SELECT e.idempotency_key, e.dfid, e.status FROM execution_log e"
-    humans, record = humans_of(gate), {key: (dfid, status) for key, dfid, status in gate.store.rows(sql)}
+    sql = "SELECT e.idempotency_key, e.dfid, e.status, e.params ->> '$.amount' FROM execution_log e"
+    record = {key: (dfid, status, amount) for key, dfid, status, amount in gate.store.rows(sql)}
     paid = {key: amount for key, _, amount in bed.bank.paid()}
-    odd = {key for key in record.keys() | paid.keys() if (record.get(key, ("", ""))[1] == "SUCCESS") != (key in paid)}
-    sql = "SELECT e.idempotency_key, p.params ->> '$.amount' FROM execution_log e JOIN policy_proposals p USING (dfid)"
-    odd |= {key for key, amount in gate.store.rows(sql) if key in paid and paid[key] != amount}
-    return sum(record.get(key, ("", ""))[0] not in humans for key in odd)
+    odd = {
+        key
+        for key in record.keys() | paid.keys()
+        if (record.get(key, _NONE)[1] == "SUCCESS") != (key in paid) or paid.get(key, 0) not in (0, record[key][2])
+    }
+    cases = gate.escalations()
+    asked = {case.dfid for case in cases} | {
+        case.trigger["statement"]["key"] for case in cases if "statement" in case.trigger
+    }
+    return sum(key not in asked and record.get(key, _NONE)[0] not in asked for key in odd)

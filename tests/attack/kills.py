@@ -27,8 +27,8 @@ LOOKS = 20  # how often the record is verified while the others go on
 class SlowBank(Bank):
     """Takes up to some milliseconds before and after it has paid: long enough to be killed in between."""
 
-    def __init__(self, path: Path, rng: Random) -> None:
-        super().__init__(path)
+    def __init__(self, bed: Testbed, rng: Random) -> None:
+        super().__init__(bed.folder / "bank.db", bed.clock)
         self._rng = rng
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
@@ -62,7 +62,7 @@ def _begin(bed: Testbed, first: int, rng: Random) -> int:
 
 
 def _work(bed: Testbed, first: int, rng: Random) -> None:
-    with bed.gate(executor=SlowBank(bed.folder / "bank.db", rng)) as gate:
+    with bed.gate(executor=SlowBank(bed, rng)) as gate:
         while True:
             try:
                 if rng.random() < RECOVERIES:

@@ -1,14 +1,16 @@
-"""What is not ours: accounts and a bank, each in a file of its own, opened anew for every call, by whatever process."""
+"""What is not ours: accounts and banks, each in a file of its own, opened anew for every call, by whatever process."""
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from sds.kernel.executor import ExecutionIntent, Receipt
 from sds.kernel.state import StateRead
+from sds.kernel.statement import StatementLine
 
 BUSY_S = 30.0
 
@@ -45,13 +47,13 @@ class Accounts:
 class Bank:
     """An honest executor. Idempotent: it pays once for a key; otherwise every order that comes in is paid."""
 
-    def __init__(self, path: Path, *, idempotent: bool = True) -> None:
+    def __init__(self, path: Path, now_ms: Callable[[], int], *, idempotent: bool = True) -> None:
         self.idempotent = idempotent
-        self._path = path
+        self._path, self._now_ms = path, now_ms
         with file_at(path) as db:
             db.execute(
                 "CREATE TABLE IF NOT EXISTS orders (number INTEGER PRIMARY KEY, key TEXT, dfid TEXT, kind TEXT,"
-                " account TEXT, amount INTEGER, status TEXT)"
+                " account TEXT, params TEXT, amount INTEGER, status TEXT, at_ms INTEGER)"
             )
             db.execute("CREATE INDEX IF NOT EXISTS keys ON orders (key)")
 
@@ -64,8 +66,18 @@ class Bank:
             if known.status == "rejected" or (known.status == "settled" and self.idempotent):
                 return known
             db.execute(
-                "INSERT INTO orders (key, dfid, kind, account, amount, status) VALUES (?, ?, ?, ?, ?, ?)",
-                (key, intent.dfid, intent.kind, intent.resource_key, amount_minor, status),
+                "INSERT INTO orders (key, dfid, kind, account, params, amount, status, at_ms)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    key,
+                    intent.dfid,
+                    intent.kind,
+                    intent.resource_key,
+                    json.dumps(dict(intent.params)),
+                    amount_minor,
+                    status,
+                    self._now_ms(),
+                ),
             )
             return self._known(db, key)
 
@@ -76,7 +88,7 @@ class Bank:
     def void(self, key: str, deadline_s: float) -> Receipt:
         with file_at(self._path) as db:
             if self._known(db, key).status == "absent":
-                db.execute("INSERT INTO orders (key, status) VALUES (?, 'rejected')", (key,))
+                db.execute("INSERT INTO orders (key, status, at_ms) VALUES (?, 'rejected', ?)", (key, self._now_ms()))
             return self._known(db, key)
 
     @staticmethod
@@ -90,3 +102,16 @@ class Bank:
             return db.execute(
                 "SELECT key, account, amount FROM orders WHERE status = 'settled' ORDER BY number"
             ).fetchall()
+
+
+class ListingBank(Bank):
+    """A bank that lists what it was ordered, besides."""
+
+    def statement(self, since_ms: int, until_ms: int) -> Iterator[StatementLine]:
+        sql = (
+            "SELECT key, status, at_ms, amount, 'PAY-' || number, coalesce(dfid, ''), coalesce(kind, ''),"
+            " coalesce(params, '{}'), coalesce(account, '') FROM orders WHERE at_ms BETWEEN ? AND ? ORDER BY number"
+        )
+        with closing(sqlite3.connect(self._path, timeout=BUSY_S)) as db:
+            for *head, params, account in db.execute(sql, (since_ms, until_ms)).fetchall():
+                yield StatementLine(*head, json.loads(params), account)

@@ -20,7 +20,7 @@ from sds.kernel.proposal import Proposal, write_proposal
 from sds.kernel.state import StateSource
 from sds.stream import Reasoned
 
-from .outside import Accounts, Bank
+from .outside import Accounts, Bank, ListingBank
 
 BALANCE_MINOR = 100_000_000
 CONTRACT = """
@@ -78,8 +78,7 @@ class Teller:
         return self.said(packet), Decoding(self.model, 0.9)
 
     def said(self, packet: DecisionPacket) -> bytes:
-        asked = re.search(r"pay (\d+)", packet.texts[-1])
-        pay, amount = packet.envelope.kind("PAY"), int(asked[1]) if asked else 0
+        pay, amount = packet.envelope.kind("PAY"), self.amount_minor(packet)
         if pay is not None and 1 <= amount <= dict(pay.params)["amount"].hi:
             made = Proposal("PAY", (("amount", format_literal(amount, 2)),), "OWED", packet.snapshot.id)
         else:
@@ -87,6 +86,10 @@ class Teller:
             assert kind is not None
             made = Proposal(kind.kind, (), kind.reasons[0], packet.snapshot.id)
         return write_proposal(made)
+
+    def amount_minor(self, packet: DecisionPacket) -> int:
+        asked = re.search(r"pay (\d+)", packet.texts[-1])
+        return int(asked[1]) if asked else 0
 
     def count_tokens(self, text: str) -> int:
         return len(text.encode())
@@ -98,13 +101,15 @@ class Teller:
 class Testbed:
     """A folder with the gate's own (`gate/`) and, beside it, the files of the bank and of the accounts."""
 
-    def __init__(self, folder: Path, *, terms: Contract | None = None, idempotent: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *, terms: Contract | None = None, idempotent: bool = True, lists: bool = False
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.terms = folder, terms or contract()
         self.clock = Clock()
         self.broken: list[str] = []  # what was raised and is not ours
         self.accounts = Accounts(folder / "accounts.db")
-        self.bank = Bank(folder / "bank.db", idempotent=idempotent)
+        self.bank = (ListingBank if lists else Bank)(folder / "bank.db", self.clock, idempotent=idempotent)
 
     @property
     def own(self) -> Path:
@@ -140,6 +145,10 @@ class Testbed:
     def paid_twice(self) -> int:
         """Count the payments beyond the first of each event, by account and amount: of the bank's own file."""
         return sum(times - 1 for times in Counter(paid[1:] for paid in self.bank.paid()).values())
+
+    def accounts_paid_twice(self) -> int:
+        """Count so by account alone, where each event has one of its own: whatever was decided the second time."""
+        return sum(times - 1 for times in Counter(paid[1] for paid in self.bank.paid()).values())
 
     def disagreements(self, gate: Gate) -> int:
         """Count the keys that only the bank has paid, or that only the record calls paid."""
