@@ -14,6 +14,10 @@ class LateError(Exception):
     """The call did not come back in time. It goes on; what it returns is handed to `late`."""
 
 
+class EndingError(Exception):
+    """What the call raised is meant to end a program, or a task, and has ended only the thread it was in."""
+
+
 class _Call(Generic[T]):
     """One call in a thread of its own. Whoever comes second, the result or the end of waiting, finds the other."""
 
@@ -44,6 +48,8 @@ class _Call(Generic[T]):
             if self._abandoned:
                 raise LateError from None
             came = self._came.get()
+        if isinstance(came, BaseException) and not isinstance(came, Exception):
+            raise EndingError(type(came).__name__).with_traceback(came.__traceback__) from came
         if isinstance(came, BaseException):
             raise came
         return came
@@ -52,6 +58,7 @@ class _Call(Generic[T]):
 def within(timeout_s: float, work: Callable[[], T], *, late: Callable[[T], None] = lambda _result: None) -> T:
     """Return what `work` returns, or raise what it raises, within `timeout_s` seconds; else raise LateError.
 
+    An end that was raised there (SystemExit, a cancelled task) is EndingError here: whoever waits is not meant by it.
     A thread that hangs stays behind, as a daemon, and calls `late` with the result should there be one.
     """
     call = _Call(work, late)

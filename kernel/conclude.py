@@ -144,7 +144,8 @@ class Concluder:
             return None, EXECUTOR_DOWN
         numbers = dict(verdict.numbers)
         needs = reserve.needs_of(self._contract, kind, numbers)
-        key = idempotency_key(packet.dfid, record.STEP_ID, {"action": kind, **numbers})
+        named_by = undecided.named_by(self._store, packet.dfid)
+        key = idempotency_key(named_by, record.STEP_ID, {"action": kind, **numbers})
         if known_keys(self._store, [key]):
             return None, ALREADY_ORDERED
         spending = spend.scopes(self._contract, observed.situation.fields, attempt.now_ms)

@@ -89,7 +89,9 @@ class Dispatcher:
             self._log("executor.up" if answered else "executor.down", {"gate": self._gate})
 
     def _send(self, intent: ExecutionIntent) -> Receipt:
-        """Send an order once. What is not told for certain is looked up; so is a refusal, before it is asked again."""
+        """Send an order once. What is not told for certain is looked up; so is that nothing was done, before it is asked
+        again.
+        """
 
         def send() -> Receipt:
             return _cleaned(self._executor.dispatch(intent, intent.idempotency_key, self._deadline_s))
@@ -102,11 +104,11 @@ class Dispatcher:
             return Receipt("unknown", detail=f"the executor did not answer within {facts['waited_ms']} ms")
         except Exception as error:  # noqa: BLE001  whatever it raises, it may have acted
             receipt = Receipt("unknown", detail=self._failed(intent, "the executor failed", error))
-        if receipt.status in ("settled", "unsent"):
+        if receipt.status == "settled":
             return receipt
         known = self._lookup(intent)
-        if receipt.status == "rejected":
-            told_otherwise = "declined, and carried out by its own look-up"
+        if receipt.status in ("rejected", "unsent"):
+            told_otherwise = f"told to be {receipt.status}, and carried out by its own look-up"
             return replace(known, status="unknown", detail=told_otherwise) if known.status == "settled" else receipt
         found = f"looked up: {known.status}{': ' if known.detail else ''}{known.detail}"
         return (

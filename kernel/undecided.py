@@ -31,6 +31,17 @@ WITH RECURSIVE chain(dfid, parent, gate, event_id, tag) AS (
 SELECT count(*) FROM chain WHERE tag IN ({", ".join(f"'{tag}'" for tag in sorted(RESTARTABLE_TAGS))})
 """
 
+# The flow itself, and those before it of the same event, back to the last one that had an order.
+_WITHOUT_ORDER = """
+WITH RECURSIVE chain(dfid, parent, gate, event_id, back) AS (
+    SELECT dfid, parent_dfid, gate, event_id, 0 FROM decision_flows WHERE dfid = ?
+    UNION ALL
+    SELECT f.dfid, f.parent_dfid, f.gate, f.event_id, c.back + 1 FROM chain c
+    JOIN decision_flows f ON f.dfid = c.parent AND f.gate = c.gate AND f.event_id = c.event_id
+    WHERE NOT EXISTS (SELECT 1 FROM execution_log e WHERE e.dfid = f.dfid)
+)
+SELECT dfid FROM chain ORDER BY back DESC LIMIT 1
+"""
 
 # Of `decision_flows f`: the last flow of its event, which nobody has decided and no human is asked about.
 WAITS = (
@@ -54,6 +65,15 @@ def has_restart(store: Reader, dfid: str, tag: str | None, restarts_max: int) ->
     if restarts >= restarts_max and tag in RESTARTABLE_TAGS:
         restarts = int(store.value(_CHAIN, (dfid,)))
     return may_restart(tag, restarts, restarts_max)
+
+
+def named_by(store: Reader, dfid: str) -> str:
+    """Return the flow whose id goes into the idempotency key of this flow's order: the first since the event's last order.
+
+    So the key counts what came to nothing outside, not how often a flow began here. A record that was copied in the middle
+    of a decision and put back finds that flow interrupted, and its fresh one sends the key that was sent then.
+    """
+    return str(store.value(_WITHOUT_ORDER, (dfid,)) or dfid)
 
 
 def interrupt(store: Store, dfid: str, *, restarts_max: int, now_ms: int) -> State:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from asyncio import CancelledError
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +89,27 @@ def test_what_comes_back_in_time_is_returned_and_what_is_raised_is_raised():
     assert 7 == within(5, lambda: 7)
     with pytest.raises(ZeroDivisionError):
         within(5, lambda: 1 // 0)
+
+
+@pytest.mark.parametrize(
+    "end", [SystemExit(3), KeyboardInterrupt(), CancelledError()], ids=lambda end: type(end).__name__
+)
+def test_an_end_that_an_executor_raises_is_unknown_like_anything_else_and_ends_nobody_who_waits(
+    world: World, end: BaseException
+):
+    class Ends:
+        idempotent = True
+
+        def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
+            raise end
+
+        def lookup(self, key: str, deadline_s: float) -> Receipt:
+            raise end
+
+    world.kernel = world.open_kernel(executor=Ends())
+    assert ("EXECUTING", "UNKNOWN") == ((answer := world.decide(refund())).state, answer.execution)
+    (detail,) = world.column("SELECT body ->> '$.detail' FROM ledger WHERE kind = 'UNKNOWN'")
+    assert f"EndingError: {type(end).__name__}" in str(detail)
 
 
 def test_what_is_late_is_handed_over_once():

@@ -10,6 +10,7 @@ import pytest
 
 from sds.kernel import audit, escalation, undecided
 from sds.kernel.answer import Answer
+from sds.kernel.canonical import idempotency_key
 from sds.kernel.errors import UsageError
 from sds.kernel.executor import ExecutionIntent, Receipt
 from sds.kernel.flow import RESTARTABLE_TAGS, WAITING_TAGS
@@ -166,23 +167,25 @@ def test_a_declined_order_is_asked_again_and_then_goes_through(world: World):
 
 
 class Liar:
-    """Pays, and says that it declined."""
+    """Pays, and says that it did not."""
 
     idempotent = True
 
-    def __init__(self) -> None:
+    def __init__(self, says: str) -> None:
+        self._says = says
         self.paid: list[str] = []
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
         self.paid.append(key)
-        return Receipt("rejected", detail="insufficient funds")
+        return Receipt(self._says, detail="insufficient funds")  # type: ignore[arg-type]  # rejected or unsent
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:
         return Receipt("settled", "PAY-1") if key in self.paid else Receipt("absent")
 
 
-def test_who_declines_and_has_paid_by_its_own_look_up_is_not_asked_again(world: World):
-    liar = Liar()
+@pytest.mark.parametrize("says", ["rejected", "unsent"])
+def test_who_says_that_it_did_not_pay_and_has_paid_by_its_own_look_up_is_not_asked_again(world: World, says: str):
+    liar = Liar(says)
     world.kernel = world.open_kernel(executor=liar)
     answer = see_through(world.kernel, world.event(), refund())
     assert ("UNKNOWN", 1, [answer.dfid]) == (answer.execution, len(liar.paid), cases(world))
@@ -289,6 +292,32 @@ def test_a_record_put_back_sends_the_same_key_for_the_same_event(folder: Path):
         assert paid == world.rail.paid()
         again.store.close()
     world.close()
+
+
+def test_a_record_copied_in_the_middle_of_a_decision_sends_the_same_key_too(folder: Path):
+    """There the flow is found interrupted, and a fresh one sends what that one had sent."""
+    world = World(folder)
+    packet = world.packet()
+    world.store.run("VACUUM INTO ?", (str(folder / "again.db"),))
+    assert "SUCCESS" == world.kernel.decide(packet, refund()(packet)).execution
+    world.clock.advance(LEASE_MS + 1)
+    again = Again(world, folder / "again.db")
+    answer = again.decide("C1", "T1")
+    assert ("SUCCESS", packet.dfid) == (answer.execution, answer.parent_dfid)
+    assert (1, 1) == (len(set(world.rail.sent)), len(world.rail.paid()))
+    again.store.close()
+    world.close()
+
+
+def test_a_fresh_key_is_for_what_came_to_nothing_outside_not_for_what_only_waited(world: World):
+    for _ in range(3):
+        no_turn(world)
+    world.rail.misfortunes = ["refuse"]
+    assert "SUCCESS" == see_through(world.kernel, world.event(), refund()).execution
+    first, again = world.rail.sent
+    names = world.column("SELECT dfid FROM decision_flows ORDER BY restarts")
+    order = {"action": "REFUND_TICKET", "amount": 4_000}
+    assert [idempotency_key(str(names[n]), "execute", order) for n in (0, 4)] == [first, again]
 
 
 class Again:

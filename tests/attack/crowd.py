@@ -1,0 +1,77 @@
+"""Claims at once on one account, of threads and of processes: all that fit are paid, and none beyond."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from sds.kernel.errors import SdsError
+from sds.kernel.executor import ExecutionIntent, Receipt
+from tests.scale import scale
+
+from .figures import Figure, every, none
+from .forks import in_child, in_children
+from .outside import Bank
+from .testbed import Testbed, contract, faults, settle
+
+CLAIMS = 64
+BALANCE_MINOR = 41_000  # for some forty of them
+BANK_S = 0.005
+
+
+class SlowBank(Bank):
+    def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
+        time.sleep(BANK_S)
+        return super().dispatch(intent, key, deadline_s)
+
+
+def attack(folder: Path, rng: Random) -> list[Figure]:
+    rounds = scale(1, 5)
+    found = []
+    for number in range(rounds):
+        for processes in (1, 2):
+            found += _round(folder / f"{number}-{processes}", processes, rng)
+    return found
+
+
+def _round(folder: Path, processes: int, rng: Random) -> list[Figure]:
+    bed = Testbed(folder, terms=contract(ttl_ms=60_000))
+    bed.accounts.put("A", BALANCE_MINOR)
+    in_child(lambda: bed.gate().close())
+    claims = rng.sample(range(CLAIMS), CLAIMS)
+    undecided = sum(in_children([partial(_send, bed, claims[n::processes]) for n in range(processes)]))
+    paid = [amount for _, _, amount in bed.bank.paid()]
+    left = BALANCE_MINOR - sum(paid)
+    unpaid = sorted({1_000 + number for number in claims} - set(paid))
+    fit = len(paid) + (bool(unpaid) and left >= unpaid[0])
+    name = f"claims of {CLAIMS} at once on one account, {processes} process{'es' if processes > 1 else ''}"
+    return [
+        every(f"paid of those that fit, {name}", len(paid), fit),
+        none(f"paid beyond the balance, {processes}", max(0, -left)),
+        none(f"paid twice, {processes}", bed.paid_twice()),
+        none(f"not decided, {processes}", undecided),
+        none(f"faults of the record, {processes}", in_child(partial(_faults, bed))),
+    ]
+
+
+def _send(bed: Testbed, claims: list[int]) -> int:
+    """Send all at once, each in a thread of its own; return how many were not decided."""
+    bank = SlowBank(bed.folder / "bank.db", bed.clock)
+    with bed.gate(executor=bank) as gate, ThreadPoolExecutor(len(claims)) as pool:
+
+        def one(number: int) -> bool:
+            try:
+                return settle(gate, bed.event(number, account="A")).state == "CLOSED"
+            except SdsError as error:
+                print(f"  {error}")
+                return False
+
+        return list(pool.map(one, claims)).count(False)
+
+
+def _faults(bed: Testbed) -> int:
+    with bed.gate() as gate:
+        return faults(gate)

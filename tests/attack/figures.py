@@ -1,0 +1,35 @@
+"""What a part of the attack has found, as figures: each with what it must be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """`must`: what `value` must be, None where nothing is promised of it."""
+
+    name: str
+    value: int
+    must: int | None = None
+
+    @property
+    def holds(self) -> bool:
+        return self.must is None or self.value == self.must
+
+    @property
+    def line(self) -> str:
+        wanted = "" if self.must is None else f" of {self.must}" if self.must else ""
+        return f"  {self.value}{wanted} {self.name}{'' if self.holds else '   <-- DOES NOT HOLD'}"
+
+
+def told(name: str, value: int) -> Figure:
+    return Figure(name, value)
+
+
+def none(name: str, value: int) -> Figure:
+    return Figure(name, value, 0)
+
+
+def every(name: str, value: int, of: int) -> Figure:
+    return Figure(name, value, of)

@@ -1,0 +1,38 @@
+"""The attack from outside holds, at CI size: `python -m tests.attack` is the same by hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.attack.__main__ import PARTS
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_figure_of_the_attack_holds(part: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.attack", part], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+    )
+    print(done.stdout, done.stderr)
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert (0, True) == (done.returncode, said["holds"])
+    assert said["parts"][part]["figures"]
+
+
+def test_a_part_that_is_not_there_is_refused_in_plain_words() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.attack", "peace"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (2, "") == (done.returncode, done.stdout)
+    assert done.stderr.startswith("error: there is no part `peace`; parts are: restores, ")
