@@ -53,7 +53,7 @@ FAULTS: dict[str, tuple[str, Make]] = {
     ),
     "embeds": ("model", lambda at, _: llama_gguf(at, settings={"attention.causal": False})),
     "lacks a byte": ("bytes", lambda at, words: tiny_checkpoint(at, without(words, "_"), 1)),
-    "cannot say it": ("decisions", lambda at, words: tiny_checkpoint(at, without(words, "{"), 1)),
+    "cannot say it": ("decisions", lambda at, words: tiny_checkpoint(at, without(words, "_"), 1)),
     "is short": ("context", lambda at, _: sentencepiece_gguf(at, context=512)),
 }
 
@@ -82,7 +82,7 @@ def test_what_models_check_calls_no_is_refused_before_the_first_event(
     with pytest.raises(ModelError, match="checks say no"):
         models.check(path)
     assert f"no  {check}: " in capsys.readouterr().out
-    with pytest.raises(SdsError, match="1 of 5 checks failed"):
+    with pytest.raises(SdsError, match=r"1 of [0-9]+ checks failed"):
         doctor.doctor(model=path)
     assert "FAIL  model and mask: " in capsys.readouterr().out
     with pytest.raises(SdsError):
