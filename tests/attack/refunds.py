@@ -32,12 +32,13 @@ def attack(folder: Path, rng: Random) -> list[Figure]:
     backups = scale(4, 20)
     works = [partial(_one, folder, n, rng.sample(events, CLAIMS), Random(rng.random())) for n in range(backups)]
     found = in_children(works)
-    twice, paid, lost, wrong = (sum(column) for column in zip(*found, strict=True))
+    twice, paid, lost, apart, wrong = (sum(column) for column in zip(*found, strict=True))
     return [
         told("backups put back", backups),
         told("payments", paid),
         none("paid twice", twice),
         none("claims neither decided nor a human's", lost),
+        none("differences between rail and record", apart),
         none("faults of the record", wrong),
     ]
 
@@ -52,8 +53,8 @@ def _opened(folder: Path, own: Path, rail: RailProcess, clock: Clock, backup: Ba
             yield gate
 
 
-def _one(folder: Path, number: int, claims: list[dict[str, str]], rng: Random) -> tuple[int, int, int, int]:
-    """Put one backup back; return what was paid twice, payments, claims that are lost, and faults."""
+def _one(folder: Path, number: int, claims: list[dict[str, str]], rng: Random) -> tuple[int, ...]:
+    """Put one backup back; return what was paid twice, payments, claims that are lost, differences, and faults."""
     own, clock = folder / f"gate{number}", Clock()
     how, moment = COPIES[number % len(COPIES)], MOMENTS[number // len(COPIES) % len(MOMENTS)]
     backup = Backup(own, folder / f"copy{number}", how, moment)
@@ -68,14 +69,13 @@ def _one(folder: Path, number: int, claims: list[dict[str, str]], rng: Random) -
         backup.put_back()
         clock.ahead_ms += LEASE_MS
         with _opened(folder, own, rail, clock) as gate:
+            gate.adopt(
+                who="ada", reason="put back from a backup"
+            )  # the rail lists its orders: until then none goes out
             for event in rng.sample(claims, CLAIMS):
                 settle(gate, event)
-            gate.recover()  # this rail refuses a key that comes with another flow's name: then it is looked up
+            gate.recover()
             found, paid = fates(gate), rail.payouts()
             lost = CLAIMS - found["decided"] - found["human"]
             twice = paid["tickets_paid_twice_in_kind"] + paid["dfids_paid_twice"]
-            return twice, paid["settled"], lost, faults(gate) + _at_odds(gate, paid["settled"])
-
-
-def _at_odds(gate: Gate, settled: int) -> int:
-    return abs(settled - gate.store.value("SELECT count(*) FROM execution_log WHERE status = 'SUCCESS'"))
+            return twice, paid["settled"], lost, len(gate.reconcile().differences), faults(gate)
