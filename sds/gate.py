@@ -30,7 +30,7 @@ from sds.kernel.runtime import Kernel
 from sds.kernel.saga import SagaAnswer
 from sds.kernel.state import StateSource
 from sds.kernel.statement import Comparison
-from sds.line import Lines
+from sds.key_locks import KeyLocks
 from sds.logs import JsonLog
 from sds.rationales import Rationales, check_explains
 from sds.reconciliation import Schedule, adopt, reconcile
@@ -114,7 +114,7 @@ class Gate:
                 log=self._log.write,
                 count_tokens=self.engine.count_tokens,
             )
-            on_decided, lines = self._explained(opened), Lines()
+            on_decided, locks = self._explained(opened), KeyLocks()
             self._stream = Stream(
                 self._kernel,
                 self.engine,
@@ -122,7 +122,7 @@ class Gate:
                 sleep=time.sleep,
                 on_reasoned=on_reasoned,
                 on_decided=on_decided,
-                lines=lines,
+                locks=locks,
             )
             self._sagas = SagaStream(
                 self._kernel,
@@ -131,7 +131,7 @@ class Gate:
                 sleep=time.sleep,
                 on_reasoned=on_reasoned,
                 on_decided=on_decided,
-                lines=lines,
+                locks=locks,
             )
             self._closing = opened.pop_all()
 

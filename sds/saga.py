@@ -14,7 +14,7 @@ from sds.kernel.answer import Answer
 from sds.kernel.intake import Event
 from sds.kernel.runtime import Kernel
 from sds.kernel.saga import SagaAnswer
-from sds.line import Lines
+from sds.key_locks import KeyLocks
 from sds.stream import Reasoned, Stream
 
 
@@ -30,10 +30,10 @@ class SagaStream:
         sleep: Callable[[float], None],
         on_reasoned: Reasoned | None = None,
         on_decided: Reasoned | None = None,
-        lines: Lines | None = None,
+        locks: KeyLocks | None = None,
     ) -> None:
         self._kernel, self._engine = kernel, engine
-        self._now_ms, self._sleep, self._lines = now_ms, sleep, lines
+        self._now_ms, self._sleep, self._locks = now_ms, sleep, locks
         self._on_reasoned, self._on_decided = on_reasoned, on_decided
 
     def decide(self, name: str, event: Event) -> SagaAnswer:
@@ -54,6 +54,6 @@ class SagaStream:
             sleep=self._sleep,
             on_reasoned=self._on_reasoned,
             on_decided=self._on_decided,
-            lines=self._lines,
+            locks=self._locks,
         )
         return stream.decide(event)

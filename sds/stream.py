@@ -22,7 +22,7 @@ from sds.kernel.intake import Event
 from sds.kernel.packet import NOT_ASKED, DecisionPacket
 from sds.kernel.record import refuse_unkeepable
 from sds.kernel.runtime import Kernel
-from sds.line import Lines
+from sds.key_locks import KeyLocks
 from sds.models.protocol import ENDINGS
 
 POLL_S = 0.005
@@ -39,7 +39,7 @@ class Stream:
     """Runs events through one kernel and one engine. Safe in several threads.
 
     `on_reasoned` is called between reasoning and execution: where the world moves while a model thinks. `on_decided` is
-    called once a proposal was not refused and all that followed from it is done; whoever asked waits for it. `lines`: in
+    called once a proposal was not refused and all that followed from it is done; whoever asked waits for it. `locks`: in
     which callers wait for their key, shared by all streams of a gate.
     """
 
@@ -52,12 +52,12 @@ class Stream:
         sleep: Callable[[float], None],
         on_reasoned: Reasoned | None = None,
         on_decided: Reasoned | None = None,
-        lines: Lines | None = None,
+        locks: KeyLocks | None = None,
     ) -> None:
         self._kernel, self._engine = kernel, engine
         self._now_ms, self._sleep = now_ms, sleep
         self._on_reasoned, self._on_decided = on_reasoned, on_decided
-        self._lines = lines or Lines()
+        self._locks = locks or KeyLocks()
         self._draws = any(kind.draws for kind in kernel.contract.kinds.values())
 
     def decide(self, event: Event, *, anew: bool = False) -> Answer:
@@ -69,7 +69,7 @@ class Stream:
         wait_ms = budget.ttl_ms + budget.dispatch_ms_max
         give_up_ms = self._now_ms() + wait_ms
         # of decisions that draw on one key each finds the state moved by the one before: they are made one by one
-        turn = self._lines.turn(event.key, wait_ms / 1000) if self._draws else nullcontext()
+        turn = self._locks.turn(event.key, wait_ms / 1000) if self._draws else nullcontext()
         try:
             with turn:
                 return self._decide(event, give_up_ms, anew=anew)

@@ -16,6 +16,7 @@ from sds.home import now_ms
 from sds.kernel.contract import Contract
 from sds.kernel.contract_types import ContradictionError, say
 from sds.kernel.errors import UsageError
+from sds.kernel.yaml_lines import Lines
 from sds.models.protocol import Dtype, Library
 from sds.models.writer import Processing
 
@@ -103,7 +104,9 @@ def _open(model: Path | None, engines: Path | None, given: dict[str, Any], *, br
     try:
         spec = EngineSpec(name=kind, kind=kind, model=None if model is None else str(model), **given)
     except ValidationError as error:
-        _, message = say(error.errors()[0], {(): 0})
+        nowhere = Lines()
+        nowhere[()] = 0  # options stand on no line
+        _, message = say(error.errors()[0], nowhere)
         raise UsageError(message, hint=_mend(error.errors()[0], kind)) from error
     return open_engine_of(spec, now_ms=now_ms, brief=brief)
 

@@ -16,7 +16,7 @@ from sds.kernel.executor import ExecutionIntent, Receipt
 from sds.kernel.flow import WAITING_TAGS
 from sds.kernel.human_record import waiting
 from sds.kernel.packet import DecisionPacket
-from sds.line import Lines
+from sds.key_locks import KeyLocks
 from sds.stream import Stream
 from tests.kernel.authority import AGENT, status
 from tests.kernel.durable import World, compensate, contract, if_permitted, refund, together
@@ -76,7 +76,7 @@ def test_of_more_than_there_is_money_for_all_that_fit_are_paid(world: World):
 
 def test_two_streams_as_two_processes_wait_for_each_other(world: World):
     world.kernel = world.open_kernel(executor=SlowRail(world, 0.1))
-    streams = [stream(world, Says(refund("40.00"))) for _ in range(4)]  # each with lines of its own
+    streams = [stream(world, Says(refund("40.00"))) for _ in range(4)]  # each with locks of its own
     answers = together(4, lambda n: streams[n].decide(world.event(f"C{n}")))
     assert ["SUCCESS"] * 4 == [answer.execution for answer in answers if isinstance(answer, Answer)]
 
@@ -85,11 +85,11 @@ def test_who_gets_no_turn_with_the_key_until_the_deadline_waits_and_says_so(tmp_
     world = World(
         tmp_path, terms=contract(("ttl_ms: 30000, dispatch_ms_max: 5000", "ttl_ms: 100, dispatch_ms_max: 100"))
     )
-    lines, held, done = Lines(), threading.Event(), threading.Event()
-    asked = Stream(world.kernel, Says(refund()), now_ms=world.clock, sleep=time.sleep, lines=lines)
+    locks, held, done = KeyLocks(), threading.Event(), threading.Event()
+    asked = Stream(world.kernel, Says(refund()), now_ms=world.clock, sleep=time.sleep, locks=locks)
 
     def hold() -> None:
-        with lines.turn("T1", 1):
+        with locks.turn("T1", 1):
             held.set()
             done.wait(20)
 
@@ -119,32 +119,32 @@ def test_an_order_that_nobody_knows_the_end_of_is_not_waited_for(world: World):
 
 
 def test_a_line_is_first_come_first_served_and_leaves_nothing_behind():
-    lines, order = Lines(), list[int]()
-    with lines.turn("a", 1):
+    locks, order = KeyLocks(), list[int]()
+    with locks.turn("a", 1):
         threads = []
         for number in range(5):
-            thread = threading.Thread(target=lambda number=number: _stand(lines, order, number))
+            thread = threading.Thread(target=lambda number=number: _stand(locks, order, number))
             thread.start()
             threads.append(thread)
-            while _asking(lines) < 2 + number:
+            while _asking(locks) < 2 + number:
                 time.sleep(0.001)
-        with pytest.raises(NoTurnError), lines.turn("a", 0.01):
+        with pytest.raises(NoTurnError), locks.turn("a", 0.01):
             pass
-        with lines.turn("b", 0.01):  # another key is another line
+        with locks.turn("b", 0.01):  # another key is another line
             pass
     for thread in threads:
         thread.join()
     assert [0, 1, 2, 3, 4] == order
-    assert {} == lines._lines
+    assert {} == locks._locks
 
 
-def _stand(lines: Lines, order: list[int], number: int) -> None:
-    with lines.turn("a", 20):
+def _stand(locks: KeyLocks, order: list[int], number: int) -> None:
+    with locks.turn("a", 20):
         order.append(number)
 
 
-def _asking(lines: Lines) -> int:
-    return len(lines._lines["a"][1])
+def _asking(locks: KeyLocks) -> int:
+    return len(locks._locks["a"][1])
 
 
 # Overload

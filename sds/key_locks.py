@@ -1,0 +1,32 @@
+"""A fair lock for each key: of decisions that draw on the same account only one is made at a time, in order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sds.engines.waiting import Lending
+
+
+class KeyLocks:
+    """First come first served among the callers in this process. What another process holds shows when it is reserved."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._locks: dict[str, tuple[Lending[None], list[None]]] = {}  # key -> its one turn, and who asks for it
+
+    @contextmanager
+    def turn(self, key: str, wait_s: float) -> Iterator[None]:
+        """Hold the key for a block. Raises NoTurnError when it does not become free within `wait_s` seconds."""
+        with self._guard:
+            lock, asking = self._locks.setdefault(key, (Lending(None), []))
+            asking.append(None)
+        try:
+            with lock.lent(wait_s, "another decision on the same key has not ended in time"):
+                yield
+        finally:
+            with self._guard:
+                asking.pop()
+                if not asking:
+                    del self._locks[key]
