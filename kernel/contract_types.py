@@ -14,6 +14,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from sds.kernel.bounds import MAGNITUDE_MAX
 from sds.kernel.yaml_lines import Lines
 
+NOT_TEXT = "must be text"
+NOT_DRAWN = "must be the name of a number, or a whole number"
 MILLIS_MAX = 24 * 3600 * 1000
 LEVELS_MAX = 16
 _WORD = re.compile("[ -~]{1,32}")
@@ -52,7 +54,7 @@ def _expression(value: object) -> object:
 
 def _drawn(value: object) -> object:
     if type(value) not in (int, str):
-        raise ValueError("must be the name of a number, or a whole number")
+        raise ValueError(NOT_DRAWN)
     return value
 
 
@@ -61,6 +63,9 @@ def _shown(value: object) -> object:
     if value == {}:
         raise ValueError("names no field: left out, all are shown")
     if isinstance(value, dict):
+        for path, label in value.items():
+            if not isinstance(label, str):
+                raise ContradictionError((path,), NOT_TEXT)
         return tuple(value.items())
     if isinstance(value, tuple | list):
         pairs = ((item, item) if isinstance(item, str) else item for item in value)
@@ -84,9 +89,9 @@ def _levels(value: object) -> object:
 
 
 def _word_fault(word: object, before: Sequence[object]) -> str:
-    if isinstance(word, bool):
-        return "is true or false to YAML: put the word in quotes"
-    if not isinstance(word, str) or not _WORD.fullmatch(word):
+    if not isinstance(word, str):
+        return NOT_TEXT
+    if not _WORD.fullmatch(word):
         return "is not a word of 1 to 32 printable ASCII characters"
     return f"`{word}` is the word of another level" if word in before else ""
 
@@ -127,7 +132,7 @@ Levels = Annotated[tuple[str | int, ...], BeforeValidator(_levels)]
 FieldType = Annotated[
     str,
     text_of(
-        r"bool|int|string|timestamp|fixed\([0-6]\)|enum\([a-z0-9_]+(, ?[a-z0-9_]+)*\)",
+        r"bool|int|string|timestamp|fixed\([0-6]\)|enum\([A-Za-z0-9_]+(, ?[A-Za-z0-9_]+)*\)",
         "one of bool, int, string, timestamp, fixed(0) to fixed(6), enum(a, b)",
     ),
 ]
@@ -148,7 +153,7 @@ class ContradictionError(ValueError):
 _WORDS = {
     "missing": "is missing",
     "extra_forbidden": "is not a known field",
-    "string_type": "must be text",
+    "string_type": NOT_TEXT,
     "int_type": "must be a whole number",
     "bool_type": "must be true or false",
     "dict_type": "must be a mapping",
@@ -197,5 +202,7 @@ def say(error: Any, lines: Lines) -> tuple[int, str]:
     known = loc
     while known not in lines:
         known = known[:-1]
+    if message in (NOT_TEXT, NOT_DRAWN) and known in lines.misread:
+        message = f"{message}: {lines.misread[known]}"
     where = (*known, loc[-1]) if error["type"] == "missing" else known
     return lines[known], f"{'.'.join(map(str, where))}: {message}" if where else message

@@ -17,7 +17,15 @@ FILE_BYTES_MAX = 64 * 1024
 DEPTH_MAX = 16
 
 Path = tuple[str | int, ...]
-Lines = dict[Path, int]
+
+
+class Lines(dict[Path, int]):
+    """The line of every path; `misread`: what stands where plain text was read as a truth value or a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.misread: dict[Path, str] = {}
+
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,18})")
 
@@ -37,7 +45,7 @@ def load_with_lines(text: str, name: str) -> tuple[Any, Lines]:
         raise ContractError(f"{name}:{line}: not YAML: character {error.character:#06x} is not allowed") from error
     if root is None:
         raise ContractError(f"{name}:1: the file is empty")
-    lines: Lines = {}
+    lines = Lines()
     return _build(root, (), lines, name), lines
 
 
@@ -59,7 +67,16 @@ def _build(node: yaml.Node, path: Path, lines: Lines, name: str) -> Any:
         return _mapping(node, path, lines, name)
     if isinstance(node, yaml.SequenceNode):
         return [_build(item, (*path, index), lines, name) for index, item in enumerate(node.value)]
-    return _scalar(str(node.tag), str(node.value), f"{name}:{lines[path]}")
+    where = f"{name}:{lines[path]}: {'.'.join(map(str, path))}".removesuffix(": ")
+    value = _scalar(str(node.tag), str(node.value), where)
+    if not isinstance(value, str):
+        lines.misread[path] = reading(str(node.value), "a truth value" if isinstance(value, bool) else "a number")
+    return value
+
+
+def reading(text: str, kind: str) -> str:
+    """Say what YAML made of an unquoted text, and how to write the text."""
+    return f'YAML reads `{text[:40]}` as {kind}: write "{text[:40]}"'
 
 
 def _mapping(node: yaml.MappingNode, path: Path, lines: Lines, name: str) -> dict[str, Any]:
@@ -83,7 +100,10 @@ def _scalar(tag: str, text: str, where: str) -> bool | int | str:
     if kind == "int" and _INTEGER.fullmatch(text):
         return int(text)
     if kind in ("int", "float", "null"):
-        raise ContractError(f"{where}: `{text[:40] or 'null'}` is neither text nor a plain whole number")
+        mend = f': text is written "{text}"' if text else ": leave the line out"
+        raise ContractError(
+            f"{where}: `{text[:40] or 'null'}` is neither text nor a plain whole number{mend if len(text) <= 40 else ''}"
+        )
     if kind not in ("str", "timestamp", "value", "merge"):
         raise ContractError(f"{where}: `{kind[:40]}` is a YAML tag: put the text in quotes")
     return text

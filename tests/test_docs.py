@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
-from sds.kernel import contract
+from sds.kernel import contract, contract_types, expressions, yaml_lines
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,3 +46,41 @@ def test_every_promise_names_a_test_that_exists() -> None:
     named = set(re.findall(r"`(tests/[^`]*\.py)`", page))
     assert len(named) > 20
     assert set() == {name for name in named if not (ROOT / name).exists()}
+
+
+def _limits(schema: Any, types: Any, at: str) -> Iterator[str]:
+    """Yield a row for each limit that the loader's own types have below `at`."""
+    for each in schema.get("anyOf", ()):
+        yield from _limits(each, types, at)
+    if "$ref" in schema:
+        yield from _limits(types[schema["$ref"].rsplit("/")[-1]], types, at)
+    least, most = (
+        next((schema[key] for key in _KEYWORDS if key in schema and key.startswith(end)), None)
+        for end in ("min", "max")
+    )
+    if (least, most) != (None, None):
+        yield f"| `{at}` | {'' if least is None else least} | {'' if most is None else most} |"
+    for name, inner in schema.get("properties", {}).items():
+        yield from _limits(inner, types, f"{at}.{name}".lstrip("."))
+    if isinstance(inner := schema.get("additionalProperties"), dict):
+        yield from _limits(inner, types, f"{at}.*")
+    if isinstance(inner := schema.get("items"), dict):
+        yield from _limits(inner, types, f"{at}[]")
+
+
+_KEYWORDS = tuple(f"{end}{what}" for end in ("min", "max") for what in ("imum", "Items", "Properties", "Length"))
+
+
+def test_the_contract_page_has_every_limit_that_the_loader_enforces() -> None:
+    schema = contract.Contract.model_json_schema()
+    page = (ROOT / "docs" / "contract.md").read_text(encoding="utf-8")
+    rows = [row for row in _limits(schema, schema["$defs"], "") if not row.startswith("| `human.kinds.")]
+    told = page.partition("## Limits")[2].partition("## Checking")[0]
+    assert "| `kinds.*.reasons` | 1 | 32 |" in rows
+    assert rows == [line for line in told.splitlines() if line.startswith("| `")]
+    words = " ".join(told.split())
+    assert f"at most {yaml_lines.FILE_BYTES_MAX} bytes and is nested at most {yaml_lines.DEPTH_MAX} deep" in words
+    assert (
+        f"at most {expressions.EXPRESSION_CHARS_MAX} characters and is nested at most {expressions.DEPTH_MAX}" in words
+    )
+    assert f"at most {contract_types.LEVELS_MAX} words" in words

@@ -10,10 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sds.contracts.finding import Finding, in_words
+from sds.contracts.intervals import Ints, of, propagate
+from sds.contracts.probe import calm_envelope, space_of
 from sds.grammars import emit_regex
 from sds.grammars.language import Language, language
+from sds.grammars.numbers import number_regex
 from sds.grammars.plan import Planner
 from sds.grammars.proof import follow
+from sds.kernel.bounds import Bound, bound
 from sds.kernel.contract import Contract
 from sds.kernel.envelope import DecisionEnvelope, KindBound, format_literal
 from sds.kernel.errors import LanguageError
@@ -22,9 +26,11 @@ from sds.kernel.proposal import Proposal, write_proposal
 from sds.kernel.rules import Rules
 from sds.kernel.snapshot import STRING_CHARS_MAX, take_snapshot
 from sds.kernel.state import Fields
+from sds.kernel.yaml_lines import Path
 from sds.models.protocol import Backend, prompt_sections
 
 ENVELOPES_MAX = 12
+_NARROW = "narrow the bounds, or take a step that divides a power of ten"
 _NO_REF = "0" * 64
 
 
@@ -38,10 +44,10 @@ class _Case:
 
 def cases_of(contract: Contract, reached: Mapping[str, Sequence[Fields]]) -> list[_Case]:
     """Choose envelopes to look at: for each kind the one with the most values, then the first ones."""
-    rules = Rules(contract)
+    space = space_of(contract)
     chosen: dict[str, _Case] = {}
     for kind, snapshots in reached.items():
-        cases = [_Case(fields, rules.envelope(fields)) for fields in snapshots]
+        cases = [_Case(fields, calm_envelope(space, fields)) for fields in snapshots]
         widest = max(cases, key=lambda case: _size(case.envelope.kind(kind)), default=None)
         for case in [*([widest] if widest else []), *cases[:2]]:
             chosen.setdefault(case.envelope.hash, case)
@@ -53,15 +59,49 @@ def _size(kind: KindBound | None) -> int:
 
 
 def language_findings(contract: Contract, reached: Mapping[str, Sequence[Fields]]) -> list[Finding]:
-    """Return where an envelope has no language within the limits; no model is asked."""
-    found = []
+    """Return where an envelope has no language within the limits; no model is asked.
+
+    What is proven holds for every snapshot; the rest was found on one, which is shown, once for each place.
+    """
+    found = {finding.path: finding for finding in _unsayable_numbers(contract)}
     for case in cases_of(contract, reached):
         said, why = _language_or_why(case.envelope)
         if said is None:
             words = f"no language can be made when {in_words(case.fields)}: {why}"
-            hint = "narrow the bounds, or take a step that divides the scale evenly"
-            found.append(Finding("language-too-large", "error", ("kinds",), words, hint, dict(case.fields)))
-    return found
+            at = _too_long(case.envelope)
+            found.setdefault(at, Finding("language-too-large", "error", at, words, _NARROW, dict(case.fields)))
+    return list(found.values())
+
+
+def _unsayable_numbers(contract: Contract) -> Iterator[Finding]:
+    """Yield the numbers whose one bound, whatever the snapshot, has no language: nothing narrows it before it is said."""
+    space = space_of(contract)
+    for kind, spec in ((name, contract.kinds[name]) for name in sorted({*contract.authority})):
+        env = propagate(space.permitting(kind), space.whole)
+        for name, param in spec.params.items() if env is not None else ():
+            ends = [of(space.bound(kind, name, end), env or {}) for end in ("lo", "hi")]
+            numbers = [end.lo for end in ends if isinstance(end, Ints) and end.lo == end.hi]
+            narrowed = name in spec.draws.values() or (spec.spends == name and contract.spend)
+            if narrowed or len(numbers) < len(ends):
+                continue
+            allowed = bound(*numbers, step=param.step, residue=param.residue, scale=param.scale)
+            if allowed is not None and (why := _number_fault(allowed)):
+                words = f"`{kind}` cannot be decided whatever the snapshot (proven by intervals): `{name}`: {why}"
+                yield Finding("language-too-large", "error", ("kinds", kind, "params", name), words, _NARROW)
+
+
+def _too_long(envelope: DecisionEnvelope) -> Path:
+    """Return the place of the first number that has no language of its own, or that of all kinds together."""
+    named = ((kind.kind, name) for kind in envelope.kinds for name, allowed in kind.params if _number_fault(allowed))
+    return next((("kinds", kind, "params", name) for kind, name in named), ("kinds",))
+
+
+def _number_fault(allowed: Bound) -> str:
+    try:
+        number_regex(allowed)
+    except LanguageError as error:
+        return str(error)
+    return ""
 
 
 def _language_or_why(envelope: DecisionEnvelope) -> tuple[Language | None, str]:

@@ -34,6 +34,7 @@ from sds.kernel.state import Fields
 
 RANDOM_SNAPSHOTS = 600
 SOLVES = 6
+WIDE = tuple(10**digits for digits in (7, 9, 12, 14))
 _Key = tuple[str, Path]
 
 
@@ -284,6 +285,8 @@ def _aims(look: _Look) -> Iterator[list[Constraint]]:
             if numbers.step > 1:
                 gap = Tree("chain", (hi, lo), "-")
                 yield [*permitting, (Tree("<", (gap, Tree("literal", value=numbers.step))), True)]
+                for wide in WIDE:  # such ranges may need a longer language than an engine can be given
+                    yield [*permitting, (Tree(">=", (gap, Tree("literal", value=wide))), True)]
         for path, drawn in spec.draws.items():
             yield [*permitting, (Tree(">", (_drawn(look.space, kind, drawn), Tree("path", value=path))), True)]
     for checked in look.places.values():

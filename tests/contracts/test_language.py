@@ -58,9 +58,37 @@ def test_a_step_without_a_short_language_is_an_error_with_its_snapshot() -> None
     broken = world.contract((DAYS, "days: {lo: 1, hi: 900000000000, step: 7919}"))
     found = language_findings(broken, lint(broken, Random(1), random_snapshots=50).reached)
     assert ("error", "language-too-large") in rules(found)
-    assert "no language can be made when" in found[0].message
+    assert [("kinds", "TALK", "params", "days")] == [finding.path for finding in found]
+    assert "`TALK` cannot be decided whatever the snapshot (proven by intervals)" in found[0].message
     mended = world.contract((DAYS, "days: {lo: 1, hi: 900000000000, step: 1000}"))
     assert [] == language_findings(mended, lint(mended, Random(1), random_snapshots=50).reached)
+
+
+PAY = "amount: {lo: 1, hi: account.left, scale: 2}"
+MOST = 10**15
+
+
+def about_language(*edits: tuple[str, str]) -> list[Finding]:
+    contract = world.contract(*edits)
+    return language_findings(contract, lint(contract, Random(1), random_snapshots=50).reached)
+
+
+@pytest.mark.parametrize("hi", ["account.left", f"{MOST}", f"'claim.due ? {MOST} : 5'"])
+def test_what_only_some_snapshots_make_too_long_is_shown_on_one_and_not_called_proven(hi: str) -> None:
+    """What is drawn or spent is narrowed by what is there: even a constant bound is not the one in force."""
+    wide = (PAY, f"amount: {{lo: 1, hi: {hi}, scale: 2, step: 997}}")
+    assert [] == about_language(wide)  # the limit of the day keeps it short
+    [finding] = about_language(wide, ("max_minor: 100000", f"max_minor: {MOST}"))
+    assert ("kinds", "PAY", "params", "amount") == finding.path
+    assert "no language can be made when" in finding.message
+    assert "an expression of more than 65536 characters" in finding.message
+    assert "proven" not in finding.message
+    assert finding.example is not None
+
+
+def test_a_condition_that_the_kind_implies_is_part_of_the_proof() -> None:
+    [finding] = about_language((DAYS, f"days: {{lo: 1, hi: 'claim.due ? {MOST} : 5', step: 997}}"))
+    assert "proven by intervals" in finding.message
 
 
 @pytest.mark.parametrize(

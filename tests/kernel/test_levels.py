@@ -60,9 +60,9 @@ def test_levels_may_be_two_to_sixteen_words_of_printable_ascii(words: str):
         ("[short, 15]", ": must be two or more words with a whole number between each two"),
         ("[short, 15, long, 20]", ": must be two or more words with a whole number between each two"),
         (f"[{many(17)}]", ": must have 16 or fewer words"),
-        ("[15, 20, long]", ".0: is not a word of 1 to 32 printable ASCII characters"),
-        ("[no, 20, long]", ".0: is true or false to YAML: put the word in quotes"),
-        ("[[short], 20, long]", ".0: is not a word of 1 to 32 printable ASCII characters"),
+        ("[15, 20, long]", '.0: must be text: YAML reads `15` as a number: write "15"'),
+        ("[no, 20, long]", '.0: must be text: YAML reads `no` as a truth value: write "no"'),
+        ("[[short], 20, long]", ".0: must be text"),
         ("[short, 15, '']", ".2: is not a word of 1 to 32 printable ASCII characters"),
         (f"[short, 15, {'x' * 33}]", ".2: is not a word of 1 to 32 printable ASCII characters"),
         ('[short, 15, "lo\\nng"]', ".2: is not a word of 1 to 32 printable ASCII characters"),
@@ -86,7 +86,8 @@ def test_levels_that_are_not_of_their_form_are_refused_with_the_place(words: str
 
 def test_a_number_with_a_fraction_is_refused_as_everywhere():
     said = fault(levels("claim.minutes", "[short, 1.5, long]"))
-    assert "till.yaml:18: `1.5` is neither text nor a plain whole number" == said
+    known = "levels.claim.minutes.1: `1.5` is neither text nor a plain whole number"
+    assert f'till.yaml:18: {known}: text is written "1.5"' == said
 
 
 @pytest.mark.parametrize(
