@@ -12,7 +12,7 @@ from sds.kernel.errors import SdsError
 from sds.kernel.executor import ExecutionIntent, Receipt
 from tests.scale import scale
 
-from .figures import Figure, every, none
+from .figures import Figure, added, every, none
 from .forks import in_child, in_children
 from .outside import Bank
 from .testbed import Testbed, contract, faults, settle
@@ -29,12 +29,11 @@ class SlowBank(Bank):
 
 
 def attack(folder: Path, rng: Random) -> list[Figure]:
-    rounds = scale(1, 5)
-    found = []
-    for number in range(rounds):
-        for processes in (1, 2):
-            found += _round(folder / f"{number}-{processes}", processes, rng)
-    return found
+    return [
+        figure
+        for processes in (1, 2)
+        for figure in added([_round(folder / f"{n}-{processes}", processes, rng) for n in range(scale(1, 5))])
+    ]
 
 
 def _round(folder: Path, processes: int, rng: Random) -> list[Figure]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -33,3 +34,13 @@ def none(name: str, value: int) -> Figure:
 
 def every(name: str, value: int, of: int) -> Figure:
     return Figure(name, value, of)
+
+
+def added(rounds: Sequence[Sequence[Figure]]) -> list[Figure]:
+    """Add up the figures of several rounds, which have the same names in the same order."""
+    return [
+        Figure(
+            same[0].name, sum(f.value for f in same), None if same[0].must is None else sum(f.must or 0 for f in same)
+        )
+        for same in zip(*rounds, strict=True)
+    ]
