@@ -54,8 +54,7 @@ def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
     interrupted, errors = _interrupt_orphans(kernel, now_ms)
     for intent in orders_in_the_air(kernel, now_ms):
         try:
-            still_valid = partial(human.still_valid, mandated(kernel, intent.dfid))
-            counts[kernel.dispatcher.resolve(intent, still_valid)] += 1
+            counts[_resolve(kernel, intent)] += 1
         except Exception as error:  # noqa: BLE001  whatever is wrong with one order, the next is looked up all the same
             errors.append(_failed(kernel, intent.dfid, error))
     ended, dirty, failed = saga_drive.recover(kernel, now_ms=now_ms)
@@ -64,6 +63,18 @@ def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
     return Recovered(
         interrupted, counts["SUCCESS"], counts["FAILED"], counts["UNKNOWN"], leased, ended, dirty, tuple(errors)
     )
+
+
+def recover_order(kernel: Kernel, dfid: str, *, now_ms: int) -> bool:
+    """Learn what became of a flow's order if its sender is gone; return whether there was one to ask about."""
+    found = [intent for intent in orders_in_the_air(kernel, now_ms) if intent.dfid == dfid]
+    for intent in found:
+        _resolve(kernel, intent)
+    return bool(found)
+
+
+def _resolve(kernel: Kernel, intent: ExecutionIntent) -> str:
+    return kernel.dispatcher.resolve(intent, partial(human.still_valid, mandated(kernel, intent.dfid)))
 
 
 def _failed(kernel: Kernel, dfid: str, error: Exception) -> str:

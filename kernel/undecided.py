@@ -43,10 +43,12 @@ WITH RECURSIVE chain(dfid, parent, gate, event_id, back) AS (
 SELECT dfid FROM chain ORDER BY back DESC LIMIT 1
 """
 
-# Of `decision_flows f`: the last flow of its event, which nobody has decided and no human is asked about.
+# Of `decision_flows f`: the last flow of its event, which nobody has decided and no human is asked about, or whose order
+# nobody has answered yet.
 WAITS = (
     "((f.state = 'ABORTED' AND (f.tag IS NULL OR f.tag NOT IN"
-    f" ({', '.join(repr(tag) for tag in sorted(DECIDED_TAGS))}))) OR f.state = 'ACTIVE')"
+    f" ({', '.join(repr(tag) for tag in sorted(DECIDED_TAGS))}))) OR f.state = 'ACTIVE' OR (f.state = 'EXECUTING'"
+    " AND EXISTS (SELECT 1 FROM execution_log o WHERE o.dfid = f.dfid AND o.status = 'PENDING')))"
     " AND EXISTS (SELECT 1 FROM events e WHERE e.dfid = f.dfid)"
 )
 

@@ -21,6 +21,7 @@ from sds.kernel.flow import CONTENTION, EXECUTION_FAILED, WAITING_TAGS
 from sds.kernel.intake import Event
 from sds.kernel.packet import NOT_ASKED, DecisionPacket
 from sds.kernel.record import refuse_unkeepable
+from sds.kernel.recovery import recover_order
 from sds.kernel.runtime import Kernel
 from sds.key_locks import KeyLocks
 from sds.models.protocol import ENDINGS
@@ -86,11 +87,18 @@ class Stream:
                 self._pause(answer, tries)
             elif not opened.pending:
                 return opened
-            elif self._now_ms() > give_up_ms:
-                raise _busy(event, opened)
             else:
-                self._sleep(POLL_S)
+                self._wait_for(opened, event, tries, give_up_ms)
         raise AssertionError  # count() has no end
+
+    def _wait_for(self, known: Answer, event: Event, tries: int, give_up_ms: int) -> None:
+        """Wait a little for who is at work on an event; an order whose sender is gone is looked up instead."""
+        late = self._now_ms() > give_up_ms
+        if (late or not tries) and recover_order(self._kernel, known.dfid, now_ms=self._now_ms()):
+            return
+        if late:
+            raise _busy(event, known)
+        self._sleep(POLL_S)
 
     def _not_decided(self, event: Event, why: str, *, anew: bool) -> Answer:
         """Write down that the event waits: its key was held by others for all the time it had."""

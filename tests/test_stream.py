@@ -17,7 +17,8 @@ from sds.kernel.packet import DecisionPacket, Decoding
 from sds.models.llama import LlamaBackend
 from sds.stream import Reasoned, Stream
 from tests.hostile import Panic
-from tests.kernel.durable import START_MS, Rail, Tickets, World, compensate, contract, deny, refund, together
+from tests.kernel.durable import LEASE_MS, START_MS, Rail, Tickets, World, compensate, contract, deny, refund, together
+from tests.kernel.orders import left_hanging
 from tests.proposers import Says
 
 
@@ -217,6 +218,16 @@ def test_a_world_that_never_stands_still_is_a_humans_after_the_restarts_of_the_c
     assert ("ESCALATED", "STATE_DRIFT_DETECTED") == (answer.state, answer.tag)
     assert 1 + world.contract.retry.restarts_max == proposer.asked
     assert [] == world.rail.paid()
+
+
+@pytest.mark.parametrize("paid", [True, False])
+def test_an_order_whose_sender_is_gone_is_looked_up_when_its_event_comes_again(world: World, paid: bool) -> None:
+    left_hanging(world, paid=paid, name="C1")
+    world.clock.advance(LEASE_MS)
+    proposer = Says(refund())
+    answer = decide(world, proposer)
+    assert ("CLOSED", "SUCCESS", 0) == (answer.state, answer.execution, proposer.asked)
+    assert 1 == len(world.rail.paid())
 
 
 def test_an_event_that_stays_busy_elsewhere_is_a_typed_refusal(world: World) -> None:
