@@ -15,7 +15,7 @@ from sds.kernel.executor import ExecutionIntent, Receipt
 from sds.kernel.human import HumanDesk, Resolution
 from sds.kernel.lease import runs
 from sds.kernel.recovery import Recovered
-from tests.kernel.durable import LEASE_MS, PaysOnly, Rail, World, refund, see_through
+from tests.kernel.durable import LEASE_MS, World, refund, see_through
 from tests.kernel.humans import TERMS, escalated
 from tests.kernel.orders import left_hanging, recovered
 from tests.kernel.sagas import terms
@@ -24,15 +24,9 @@ YEAR_MS = 365 * 24 * 3600 * 1000
 WANTED = Resolution("OVERRIDE", "ada", "looked into it", acknowledged=True)
 
 
-class Dies(PaysOnly):
-    """A rail that the process does not live to hear of."""
-
-    def __init__(self, rail: Rail) -> None:
-        super().__init__(rail)
-        self.dispatch = self._die
-
-    def _die(self, *_: object) -> Receipt:
-        raise KeyboardInterrupt
+def dies(*_: object, **__: object) -> str:
+    """End the process on its way to the rail."""
+    raise KeyboardInterrupt
 
 
 @pytest.fixture
@@ -122,8 +116,10 @@ def test_a_humans_order_of_a_clock_that_was_ahead_is_voided(folder: Path):
     world = World(folder, terms=TERMS)
     world.clock.advance(YEAR_MS)
     dfid = escalated(world, refund("40.00"))
+    kernel = world.open_kernel()
+    kernel.dispatcher.carry_out = dies  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        HumanDesk(world.open_kernel(executor=Dies(world.rail)), now_ms=world.clock).resolve(dfid, WANTED)
+        HumanDesk(kernel, now_ms=world.clock).resolve(dfid, WANTED)
     assert Recovered(leased=1) == recovered(world)
     world.clock.advance(-YEAR_MS)
     assert Recovered(failed=1) == recovered(world)
