@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sds.home import decisions_path, now_ms, open_record
-from sds.kernel import audit, registry
+from sds.kernel import audit, breaker, registry
 from sds.kernel.registry import lookup
 from tests.cli.conftest import Shell
 from tests.kernel.durable import contract
@@ -44,6 +44,7 @@ def test_an_agent_is_shown_with_owner_contract_state_budget_and_history(sds: She
         "agent: claims-agent",
         "gate: claims",
         "owner: desk@example.org",
+        "executor: answers",
         "rejections in a row: 0",
         "escalations left: 1000000 of 1000000 an hour",
         "  superseded  registered ",
@@ -77,6 +78,17 @@ def test_a_halt_is_seen_wherever_its_agent_is(sds: Shell) -> None:
     assert (
         "halted" not in sds.ok("agents", "list", *HERE) + sds.ok("agents", "show", AGENT, *HERE).partition("history")[0]
     )
+
+
+def test_an_executor_that_does_not_answer_is_seen_by_agents_show_and_doctor(sds: Shell) -> None:
+    with closing(open_record(sds.home / "claims")) as store:
+        for _ in range(breaker.FAILURES_MAX):
+            with store.transaction():
+                breaker.unanswered(store, "claims", now_ms())
+    shown = sds.ok("agents", "show", AGENT, *HERE)
+    assert "executor: does not answer, 3 orders in a row, since 20" in shown
+    assert {"failures": 3} == {"failures": sds.json("agents", "show", AGENT, "--json", *HERE)["breaker"]["failures"]}
+    assert "; the executor of claims does not answer, 3 orders in a row, since 20" in sds("doctor").stdout
 
 
 def test_retiring_is_for_good(sds: Shell) -> None:
