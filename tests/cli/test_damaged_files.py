@@ -17,10 +17,11 @@ from sds.cli import app as cli
 from sds.cli.common import read_event_text
 from sds.engines.config import load_engines
 from sds.gates.refund.desk import CONTRACT, load_refund_contract, read_queue
-from sds.home import read_key
 from sds.kernel.contract import load_contract
 from sds.kernel.errors import SdsError
 from sds.kernel.intake import parse_event
+from sds.kernel.ledger import GENESIS, Head
+from sds.keys import ledger_key, order_keys, read_ring
 from sds.models.catalog import GgufLibrary, Machine, Measured, Record, Source, read_record
 from sds.models.protocol import BackendError
 from tests.kernel.damage import cells, damage, damaged
@@ -70,12 +71,21 @@ def read_event(path: Path) -> None:
     parse_event(TERMS, path.read_bytes())
 
 
+def _keys() -> bytes:
+    """Return a file of keys as a gate makes it."""
+    with TemporaryDirectory() as folder:
+        order_keys(Path(folder), now_ms=1)
+        ledger_key(Path(folder), Head(0, GENESIS), now_ms=2)
+        return (Path(folder) / "kernel.key").read_bytes()
+
+
 READ: dict[str, tuple[bytes, Callable[[Path], object]]] = {
     "event": (EVENT, read_event),
     "contract": (CONTRACT.read_bytes(), load_contract),
     "engines": (ENGINES, load_engines),
     "prepared": (PREPARED.model_dump_json().encode(), read_record),
-    "kernel.key": (bytes(range(32)), read_key),
+    "kernel.key": (_keys(), read_ring),
+    "an older kernel.key": (bytes(range(32)), read_ring),
     "claims.jsonl": (CLAIM * 3, lambda path: read_queue(path.parent)),
 }
 
