@@ -26,16 +26,15 @@ def waiting(shell: Shell, report: Any) -> str:
 
 
 def test_what_waits_is_listed_and_decided_anew(shell: Shell, waiting: str) -> None:
-    (listed,) = shell.ok("flows", "--undecided").splitlines()
-    assert f"  {waiting}  " in listed
+    (listed,) = [line for line in shell.ok("flows", "--undecided").splitlines() if f"  {waiting}  " in line]
     assert listed.endswith("  ABORTED  -  NOT_DECIDED  retryable")
-    (told,) = shell.json("flows", "--undecided", "--json")
-    assert (waiting, True, "QUEUE_FULL") == (told["dfid"], told["retryable"], told["reason_code"])
+    (told,) = [flow for flow in shell.json("flows", "--undecided", "--json") if flow["dfid"] == waiting]
+    assert (True, "QUEUE_FULL") == (told["retryable"], told["reason_code"])
     assert [] == [case for case in shell.json("escalations", "list", "--json") if case["dfid"] == waiting]
     answer = shell.json("retry", waiting[:13])
     assert (waiting, False) == (answer["parent_dfid"], answer["retryable"])
     assert answer["state"] in {"CLOSED", "ESCALATED"}
-    assert "" == shell.ok("flows", "--undecided")
+    assert waiting not in shell.ok("flows", "--undecided")
     assert "CLOSED" in {row["state"] for row in shell.json("flows", "--state", "CLOSED", "--json")}
     refused = shell("retry", waiting)
     assert (2, f"error: flow `{waiting}` has been followed by `{answer['dfid']}`") == (
