@@ -14,7 +14,7 @@ from sds.cli import common
 from sds.cli import run as runs
 from sds.home import decisions_path, key_path
 from sds.kernel import registry
-from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.errors import ModelError, SdsError, UsageError
 from sds.kernel.store import Store
 from tests.cli.conftest import ROOT, Shell
 
@@ -90,6 +90,10 @@ def test_a_reset_of_a_damaged_record_is_left_to_the_operator(folder: Path) -> No
 
 
 GOOD = {
+    "model": "a model",
+    "decisions": 4,
+    "decided_by_model": 4,
+    "model_failed": {},
     "out_of_envelope": 0,
     "double_payouts": 0,
     "double_payout_faults": [],
@@ -106,6 +110,7 @@ GOOD = {
         ({"moved_tickets_that_would_have_paid": 0}, UsageError, "no moved ticket would have been paid, so this run"),
         ({"unmoved_paid": 0}, UsageError, "no ticket left alone was paid, so this run proves nothing"),
         ({"moved_tickets_paid": 1}, SdsError, "a promise was broken: moved_tickets_paid"),
+        ({"decided_by_model": 0, "model_failed": {"LOGITS_INVALID": 4}}, ModelError, "none of 4 claims was decided by"),
         ({"double_payouts": 1, "double_payout_faults": ["event E: paid 2 times"]}, SdsError, "event E: paid 2 times"),
     ],
 )
