@@ -19,6 +19,7 @@ COPIED_AT_ONCE = 20  # times all templates, in one transaction
 ID_COLUMNS = frozenset({"dfid", "event_id", "idempotency_key", "resource", "resource_key", "scope"})
 TABLES = (
     "events",
+    "case_keys",
     "decision_flows",
     "context_snapshots",
     "policy_proposals",
@@ -40,7 +41,7 @@ def make_record(path: Path, entries: int) -> int:
         db.execute("PRAGMA synchronous=OFF")  # a power cut would cost a benchmark, not a decision
         for table in TABLES:
             db.execute(f"CREATE TEMP TABLE template_{table} AS SELECT * FROM {table}")
-        written = db.execute("SELECT at_ms, kind, dfid, body FROM ledger WHERE dfid LIKE 'flow-%'").fetchall()
+        written = db.execute("SELECT at_ms, kind, dfid, body FROM ledger WHERE dfid <> ''").fetchall()
         (held,) = db.execute("SELECT MAX(idx) FROM ledger").fetchone()
         copies = max(0, -(-(entries - held) // len(written)))
         for start in range(0, copies, COPIED_AT_ONCE):
