@@ -73,8 +73,9 @@ class Dispatcher:
         if self._now_ms() > until_ms:
             return self.settle(intent, Receipt("unknown", detail="not sent: the order came too late"))
         receipt = self._send(intent)
+        status = self.settle(intent, receipt)  # first of all: what is known of an order is not lost to anything else
         self._tell_breaker(answered=receipt.status in ("settled", "rejected", "absent"))
-        return self.settle(intent, receipt)
+        return status
 
     def _tell_breaker(self, *, answered: bool) -> None:
         """Count what says that the executor is down, or up again (`breaker`)."""

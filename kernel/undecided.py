@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from sds.kernel import ledger
 from sds.kernel.canonical import canonical, flow_id, one_line
+from sds.kernel.dim import AFTER_THE_GATES
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow import DECIDED_TAGS, RESTARTABLE_TAGS, State, may_restart, walk
 from sds.kernel.record import SEALED, seal
 from sds.kernel.store import Reader, Row, Store
 
-AFTER_THE_GATES = 6
 REASON_CHARS_MAX = 300
 INTERRUPTED = "INTERRUPTED"
 
