@@ -18,7 +18,7 @@ help:
 
 install: $(TESTABLE)
 
-$(READY): pyproject.toml constraints.txt data.txt hatch_build.py $(wildcard models/passes/*.cc models/passes/*.h)
+$(READY): pyproject.toml constraints.txt data.txt hatch_build.py $(wildcard models/int8/native/*.cc models/int8/native/*.h)
 	@test -d sds/kernel || { echo "error: sds/kernel is no link: git config core.symlinks true && git checkout -- sds"; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 2; }
 	@command -v c++ >/dev/null || { echo "error: a C++ compiler is needed, for llama.cpp and the integer passes (Debian: apt-get install g++)"; exit 2; }
@@ -34,14 +34,14 @@ $(READY): pyproject.toml constraints.txt data.txt hatch_build.py $(wildcard mode
 $(TESTABLE): $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[hf,outlines]' --group dev
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt xgrammar apache-tvm-ffi
-	$(BIN)/python -m pip install --quiet --no-deps --ignore-requires-python --upgrade --target .peers/dir-core --requirement benchmarks/peers-dir-core.txt
+	$(BIN)/python -m pip install --quiet --no-deps --ignore-requires-python --upgrade --target .peers/dir-core --requirement benchmarks/peer/requirements/dir-core.txt
 	@touch $(TESTABLE)
 
 # What `sds bench peers` compares with, besides what the tests install.
 peers: $(TESTABLE)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[peers]'
 	for peer in guidance openvino; do \
-	  $(BIN)/python -m pip install --quiet --no-deps --upgrade --target .peers/$$peer --requirement benchmarks/peers-$$peer.txt || exit; \
+	  $(BIN)/python -m pip install --quiet --no-deps --upgrade --target .peers/$$peer --requirement benchmarks/peer/requirements/$$peer.txt || exit; \
 	done
 
 demo: $(READY)

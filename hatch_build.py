@@ -1,4 +1,4 @@
-"""Compiles the passes in `models/passes` when the package is built or installed, once for each kind of processor.
+"""Compiles the passes in `models/int8/native` when the package is built or installed, once for each kind of processor.
 
 Without a C++ compiler, or for another processor, the package goes without: llama.cpp and OpenVINO run the models then.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).parent
-FOLDER = ROOT / "models" / "passes"
+FOLDER = ROOT / "models" / "int8" / "native"
 LINKS = ("kernel", "grammars", "models", "benchmarks")
 KINDS = {
     "avx2": ["-mavx2", "-mfma"],
@@ -44,7 +44,7 @@ class Hook(BuildHookInterface[Any]):
                 print(f"note: integer passes for {kind} are not compiled: {why}", file=sys.stderr)  # noqa: T201
                 made.unlink(missing_ok=True)
                 continue
-            build_data["artifacts"].append(f"models/passes/{made.name}")
+            build_data["artifacts"].append(f"models/int8/native/{made.name}")
             build_data["pure_python"], build_data["infer_tag"] = False, True
 
 
@@ -55,10 +55,10 @@ def _check_links() -> None:
 
 
 def _digest_of_sources() -> str:
-    """Return the SHA-256 of the sources, as `models/catalog.py` makes it; of no sources there is none."""
+    """Return the SHA-256 of the sources, as `models/catalog/catalog.py` makes it; of no sources there is none."""
     sources = sorted([*FOLDER.glob("*.cc"), *FOLDER.glob("*.h")])
     if not sources:
-        sys.exit("error: models/passes holds no sources; build from a whole checkout or sdist")
+        sys.exit("error: models/int8/native holds no sources; build from a whole checkout or sdist")
     digest = hashlib.sha256()
     for source in sources:
         digest.update(source.read_bytes())

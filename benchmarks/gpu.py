@@ -23,17 +23,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from sds.benchmarks.floor import Recorded
-from sds.benchmarks.measuring import Parser, Report, Say, existing, machine, main, summary, versions, whole_number
-from sds.benchmarks.packets import EARLIER, digits_packets, fixed_packets
+from sds.benchmarks.lib.floor import Recorded
+from sds.benchmarks.lib.measuring import Parser, Report, Say, existing, machine, main, summary, versions, whole_number
+from sds.benchmarks.lib.packets import EARLIER, digits_packets, fixed_packets
 from sds.benchmarks.throughput import TOKENS_MAX, best_of_ours, in_rounds, mixed_packets, ways_of_ours
+from sds.decoding.errors import CHOICE_TOO_CLOSE
+from sds.engines.factory import open_backend
 from sds.engines.native import NativeEngine
-from sds.engines.opening import open_backend
-from sds.home import now_ms
-from sds.kernel.packet import DecisionPacket
-from sds.models.catalog import embedded_model
+from sds.host.paths import now_ms
+from sds.kernel.decision.packet import DecisionPacket
+from sds.models.catalog.catalog import embedded_model
 from sds.models.protocol import SLOTS_MAX, Backend
-from sds.stops import CHOICE_TOO_CLOSE
 
 AT_ONCE = (1, 2, 4, 8, 16, 32, 64)
 N, N_MAX = 30, 500
@@ -108,7 +108,7 @@ def run(folder: Path, model: Path, device: str, n: int, decisions: int, at_once:
     """Measure on any device of torch's: on a card for its figures, on the CPU for its tests."""
     opener = partial(open_backend, model, library="transformers", device=device, dtype="bf16")
     with closing(cast("Any", opener())) as backend:
-        from sds.models.hf_load import device_of  # noqa: PLC0415  torch is there, or nothing would have been opened
+        from sds.models.transformers_.loading import device_of  # noqa: PLC0415  torch is there, or nothing would have been opened
 
         name, weights = _name(device_of(device)), backend.fingerprint
         least = floor(backend, device_of(device))

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.benchmarks.measuring import (
+from sds.benchmarks.lib.measuring import (
     Parser,
     Report,
     Say,
@@ -46,14 +46,15 @@ from sds.benchmarks.measuring import (
     versions,
     whole_number,
 )
-from sds.grammars import emit_gbnf, emit_lark, emit_regex
+from sds.grammars import regex
+from sds.grammars.emit import gbnf, lark
 from sds.grammars.language import Language, language
-from sds.grammars.plan import Planner
-from sds.kernel.bounds import bound
-from sds.kernel.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
-from sds.models.catalog import embedded_model
-from sds.models.inspect import inspect_model
-from sds.models.words import Spoken, Words
+from sds.grammars.tokens.compiler import Planner
+from sds.kernel.envelope.bounds import bound
+from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
+from sds.models.catalog.catalog import embedded_model
+from sds.models.catalog.inspect import inspect_model
+from sds.models.tokenizer.tokenizer import Spoken, Words
 
 N, N_MAX = 400, 100_000
 BARE_N = 2_000
@@ -123,12 +124,12 @@ class LlGuidance:
     def __init__(self, words: Words) -> None:
         from llguidance import LLMatcher  # noqa: PLC0415  needs an extra; only where it is measured
 
-        from sds.benchmarks.llguidance_tokenizer import llguidance_tokenizer  # noqa: PLC0415
+        from sds.benchmarks.peer.llguidance_tokenizer import llguidance_tokenizer  # noqa: PLC0415
 
         self._matcher_of, self._tokenizer, self._size = LLMatcher, llguidance_tokenizer(words), words.size
 
     def text(self, said: Language) -> str:
-        return emit_lark.emit(said)
+        return lark.emit(said)
 
     def begin(self, text: str) -> None:
         self._matcher = self._matcher_of(self._tokenizer, self._matcher_of.grammar_from_lark(text), log_level=0)
@@ -158,7 +159,7 @@ class XGrammar:
         self.name = f"xgrammar ({form})"
 
     def text(self, said: Language) -> str:
-        return emit_gbnf.to_gbnf(said) if self._form == "GBNF" else emit_regex.emit(said)
+        return gbnf.to_gbnf(said) if self._form == "GBNF" else regex.emit(said)
 
     def begin(self, text: str) -> None:
         make = self._compiler.compile_grammar if self._form == "GBNF" else self._compiler.compile_regex
@@ -189,7 +190,7 @@ class OutlinesCore:
         self._mask = np.full(-(-words.size // 32), -1, dtype=np.int32)
 
     def text(self, said: Language) -> str:
-        return emit_regex.emit(said)
+        return regex.emit(said)
 
     def begin(self, text: str) -> None:
         self._guide = self._guide_of(self._index_of(text, self._vocabulary))

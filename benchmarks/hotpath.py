@@ -33,17 +33,17 @@ from typing import Any, cast
 
 import numpy as np
 
-from sds.benchmarks.floor import Device, Recorded, device
-from sds.benchmarks.measuring import Parser, Report, Say, existing, machine, main, summary, versions, whole_number
-from sds.benchmarks.packets import EARLIER, REFUND, narrow_to_denial, narrow_to_digits
-from sds.benchmarks.weights import Weights, add_weights, weights_of
+from sds.benchmarks.lib.floor import Device, Recorded, device
+from sds.benchmarks.lib.measuring import Parser, Report, Say, existing, machine, main, summary, versions, whole_number
+from sds.benchmarks.lib.packets import EARLIER, REFUND, narrow_to_denial, narrow_to_digits
+from sds.benchmarks.lib.weights import Weights, add_weights, weights_of
 from sds.engines.native import NativeEngine
 from sds.gate import Gate
-from sds.gates.refund import desk
-from sds.home import now_ms
-from sds.kernel.envelope import DENY
-from sds.kernel.packet import DecisionPacket
-from sds.kernel.proposal import Proposal, parse_proposal
+from sds.gates.refund import gate as desk
+from sds.host.paths import now_ms
+from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.envelope.envelope import DENY
+from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.models.protocol import Backend
 
 N = 30

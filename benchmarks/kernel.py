@@ -29,9 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sds.benchmarks.cedar import Ask, cases, cedar, ours
-from sds.benchmarks.contenders import OVERLAYS
-from sds.benchmarks.measuring import (
+from sds.benchmarks.lib.measuring import (
     Parser,
     Report,
     Say,
@@ -43,18 +41,23 @@ from sds.benchmarks.measuring import (
     versions,
     whole_number,
 )
-from sds.benchmarks.peer_process import PeerProcess
-from sds.gates.refund.desk import load_refund_contract
-from sds.kernel import dim, intake, jit, registry, store
-from sds.kernel.checkpoints import LedgerKey, Witness
-from sds.kernel.contract import Contract
-from sds.kernel.dim import Standing
-from sds.kernel.executor import ExecutionIntent, Receipt, Signer
-from sds.kernel.ledger import GENESIS, Head
-from sds.kernel.packet import DecisionPacket, Decoding
-from sds.kernel.proposal import Proposal, write_proposal
-from sds.kernel.runtime import Kernel
-from sds.kernel.state import StateRead, StateSource, Value
+from sds.benchmarks.peer.cedar import Ask, cases, cedar, ours
+from sds.benchmarks.peer.contenders import OVERLAYS
+from sds.benchmarks.peer.process import PeerProcess
+from sds.gates.refund.gate import load_refund_contract
+from sds.kernel.contract.schema import Contract
+from sds.kernel.decision import dim, jit
+from sds.kernel.decision.dim import Standing
+from sds.kernel.decision.packet import DecisionPacket, Decoding
+from sds.kernel.envelope.proposal import Proposal, write_proposal
+from sds.kernel.envelope.state import StateRead, StateSource, Value
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt, Signer
+from sds.kernel.flow import intake
+from sds.kernel.flow.kernel import Kernel
+from sds.kernel.registry import registry
+from sds.kernel.storage import store
+from sds.kernel.storage.checkpoints import LedgerKey, Witness
+from sds.kernel.storage.ledger import GENESIS, Head
 
 WARM_UP = 200
 N, N_MAX = 2_000, 100_000
@@ -81,7 +84,7 @@ DRIFT_CENTS = 100  # how far the fare may move
 ONE_ROW = "INSERT INTO one (value) VALUES ('x')"
 DIR_CORE_DECISIONS_MAX = 300  # of some 10 ms each
 DIR_CORE_TIMEOUT_S = 300.0
-DIR_CORE = "sds.benchmarks.peer_drivers.dir_core"
+DIR_CORE = "sds.benchmarks.peer.drivers.dir_core"
 DRIFT_FIELDS = ("flight.cancelled", "flight.arr_delay_min", "weather.condition", "ticket.fare_minor", "flight.dest")
 
 

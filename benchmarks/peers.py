@@ -36,8 +36,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from sds.benchmarks.contenders import OVERLAYS, PEERS, Contender, ours_with
-from sds.benchmarks.measuring import (
+from sds.benchmarks.lib.measuring import (
     Parser,
     Report,
     Say,
@@ -48,23 +47,24 @@ from sds.benchmarks.measuring import (
     versions,
     whole_number,
 )
-from sds.benchmarks.packets import (
+from sds.benchmarks.lib.packets import (
     EARLIER,
     REFUND,
     digits_packets,
     fixed_packets,
     recurring,
 )
-from sds.benchmarks.peer_process import PeerProcess
-from sds.benchmarks.peer_tally import KINDS, Tally, Task, action_of, speedups
-from sds.benchmarks.predicting import TIMEOUT_S, predict
-from sds.benchmarks.weights import Vocabulary, Weights, add_weights, vocabulary, weights_of
-from sds.engines.opening import cores
-from sds.engines.written import END_TOKENS, grammar_of
-from sds.grammars import emit_gbnf
+from sds.benchmarks.lib.predicting import TIMEOUT_S, predict
+from sds.benchmarks.lib.weights import Vocabulary, Weights, add_weights, vocabulary, weights_of
+from sds.benchmarks.peer.contenders import OVERLAYS, PEERS, Contender, ours_with
+from sds.benchmarks.peer.process import PeerProcess
+from sds.benchmarks.peer.tally import KINDS, Tally, Task, action_of, speedups
+from sds.engines.factory import cores
+from sds.engines.text import END_TOKENS, grammar_of
+from sds.grammars.emit import gbnf
 from sds.grammars.language import language
+from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import UsageError
-from sds.kernel.packet import DecisionPacket
 from sds.models.protocol import prompt_sections
 
 WARM_UP = 2
@@ -117,7 +117,7 @@ def _request(packet: DecisionPacket, words: Vocabulary) -> dict[str, Any]:
         "tokens_kept": sum(map(len, sections[:-1])),
         "text": f"{frame.before_system}{static}{frame.between}{recurs}{told}{frame.after_user}",
         "regex": grammar.text,
-        "gbnf": emit_gbnf.to_gbnf(said),
+        "gbnf": gbnf.to_gbnf(said),
         "tokens_max": grammar.bytes_max + END_TOKENS,
     }
 

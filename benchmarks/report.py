@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-from sds.benchmarks import report_tables, targets
-from sds.benchmarks.measuring import Parser, Report, Say, main, write_whole
-from sds.benchmarks.report_tables import SECTIONS, table
-from sds.benchmarks.targets import Judged, Target
+from sds.benchmarks.lib.measuring import Parser, Report, Say, main, write_whole
+from sds.benchmarks.page import tables, targets
+from sds.benchmarks.page.tables import SECTIONS, table
+from sds.benchmarks.page.targets import Judged, Target
 from sds.kernel.errors import UsageError
 
 RESULTS, PAGE = Path("benchmarks/results"), Path("benchmarks/report.md")
@@ -31,7 +31,7 @@ BIAS = """This benchmark is ours, and so is what it praises. What that means for
   chosen. Engines made for free text or any grammar do more than it asks, and are not measured at what they are made for.
 - Every peer is given the exact language of each packet, its best mode as far as we found it, a prompt laid out for its
   cache, and a process of its own; but we know our own engine better. Whoever finds a better mode: it is a file in
-  `benchmarks/peer_drivers/`.
+  `benchmarks/peer/drivers/`.
 - Weights, library and data type are those that `sds models prepare` found quickest for ours on this machine. Peers run the
   same file, in the library that each is made for: those on transformers in the quicker of two data types, OpenVINO GenAI
   with the same weights as F16. On a processor without BF16 that file is not llama.cpp's quickest. Where ours multiplies in
@@ -190,7 +190,7 @@ def _run(asked: argparse.Namespace, _say: Say) -> Report:
         "benchmark": "report",
         "page": str(asked.page),
         "plots": sorted(plots),
-        "missing": [name for name in report_tables.SECTIONS if name not in results],
+        "missing": [name for name in tables.SECTIONS if name not in results],
         "targets": [
             {"figure": target.figure, "question": target.question, "target": target.said, "measured": found.value}
             | {"reached": found.reached}

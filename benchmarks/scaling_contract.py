@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from sds.benchmarks.kernel import open_kernel, pure_verdict
-from sds.benchmarks.measuring import Say, summary, timed_us
-from sds.grammars.plan import Planner, Words
-from sds.kernel import intake
-from sds.kernel.contract import Contract
-from sds.kernel.envelope import DENY, DecisionEnvelope
-from sds.kernel.state import StateRead
+from sds.benchmarks.lib.measuring import Say, summary, timed_us
+from sds.grammars.tokens.compiler import Planner, Words
+from sds.kernel.contract.schema import Contract
+from sds.kernel.envelope.envelope import DENY, DecisionEnvelope
+from sds.kernel.envelope.state import StateRead
+from sds.kernel.flow import intake
 
 FORKS_MAX = 64
 HI_MINOR = 50_000

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any, cast
 
-from sds.benchmarks.floor import Device, Recorded, device
-from sds.benchmarks.measuring import Say, summary
-from sds.benchmarks.weights import Weights
-from sds.decoder import Mode, decode
-from sds.grammars.plan import Planner
-from sds.kernel.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
+from sds.benchmarks.lib.floor import Device, Recorded, device
+from sds.benchmarks.lib.measuring import Say, summary
+from sds.benchmarks.lib.weights import Weights
+from sds.decoding.decoder import Mode, decode
+from sds.grammars.tokens.compiler import Planner
+from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from sds.models.protocol import Backend, prompt_sections
 
 CASE_TOKENS = 100

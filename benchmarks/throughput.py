@@ -37,22 +37,22 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from sds.benchmarks.contenders import OVERLAYS, PEERS, Contender
-from sds.benchmarks.floor import Device, device
-from sds.benchmarks.measuring import Parser, Report, Say, machine, main, names, versions, whole_number
-from sds.benchmarks.packets import EARLIER, digits_packets, fixed_packets, permits
-from sds.benchmarks.peer_process import PeerProcess
-from sds.benchmarks.peer_tally import Task
+from sds.benchmarks.lib.floor import Device, device
+from sds.benchmarks.lib.measuring import Parser, Report, Say, machine, main, names, versions, whole_number
+from sds.benchmarks.lib.packets import EARLIER, digits_packets, fixed_packets, permits
+from sds.benchmarks.lib.predicting import TIMEOUT_S
+from sds.benchmarks.lib.weights import Weights, add_weights, vocabulary, weights_of
+from sds.benchmarks.peer.contenders import OVERLAYS, PEERS, Contender
+from sds.benchmarks.peer.process import PeerProcess
+from sds.benchmarks.peer.tally import Task
 from sds.benchmarks.peers import tasks_of
-from sds.benchmarks.predicting import TIMEOUT_S
-from sds.benchmarks.weights import Weights, add_weights, vocabulary, weights_of
-from sds.engines.opening import cores, open_engine, open_replicas
+from sds.decoding.errors import CHOICE_TOO_CLOSE
+from sds.engines.factory import cores, open_engine, open_replicas
 from sds.engines.protocol import Engine
-from sds.home import now_ms
+from sds.host.paths import now_ms
+from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import ModelError, UsageError
-from sds.kernel.packet import DecisionPacket
 from sds.models.protocol import SLOTS_MAX
-from sds.stops import CHOICE_TOO_CLOSE
 
 AT_ONCE = (1, 2, 4, 8, 16)
 N = 32

@@ -15,9 +15,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sds.grammars import emit_regex
+from sds.grammars import regex
 from sds.grammars.nodes import Choice, Literal, Node, Number, Option, Text
-from sds.kernel.envelope import Bound, DecisionEnvelope, KindBound, format_literal
+from sds.kernel.envelope.envelope import Bound, DecisionEnvelope, KindBound, format_literal
 from sds.kernel.errors import LanguageError
 
 __all__ = ["Choice", "Language", "Literal", "Node", "Number", "Option", "Text", "language"]
@@ -43,7 +43,7 @@ class Language:
     @property
     def hash(self) -> str:
         """SHA-256 of the form and the regular expression, 64 hexadecimal digits."""
-        return hashlib.sha256(f"{FORM}\n{emit_regex.emit(self)}".encode()).hexdigest()
+        return hashlib.sha256(f"{FORM}\n{regex.emit(self)}".encode()).hexdigest()
 
 
 def language(envelope: DecisionEnvelope, context_ref: str) -> Language:

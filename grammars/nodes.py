@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from sds.kernel.envelope import Bound
+from sds.kernel.envelope.envelope import Bound
 
 
 @dataclass(frozen=True, slots=True)

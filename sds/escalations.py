@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from sds.kernel.answer import Answer
-from sds.kernel.attest import attest
-from sds.kernel.dispatch import Log, no_log
-from sds.kernel.executor import Receipt
-from sds.kernel.human import HumanDesk, Resolution
-from sds.kernel.runtime import Kernel
+from sds.kernel.executor.protocol import Receipt
+from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.dispatch import Log, no_log
+from sds.kernel.flow.kernel import Kernel
+from sds.kernel.human.attestation import attest
+from sds.kernel.human.review import HumanDesk, Resolution
 
 Resolve = Literal["OVERRIDE", "MODIFY", "ABORT", "SETTLED", "REJECTED"]
 

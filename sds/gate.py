@@ -11,31 +11,34 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from sds import home as places
+from sds.engines.factory import open_engine
 from sds.engines.fallback import FallbackEngine
-from sds.engines.opening import open_engine
 from sds.engines.protocol import Checks, Engine, Explains
 from sds.escalations import Resolve, resolve
-from sds.kernel import erasure, intake, monitor, recovery, registry, saga_drive, undecided
-from sds.kernel.answer import Answer
-from sds.kernel.contract import Contract, load_contract
-from sds.kernel.erasure import Erased
+from sds.host import paths as places
+from sds.host.log import JsonLog
+from sds.kernel.contract.schema import Contract, load_contract
+from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.envelope.state import StateSource
 from sds.kernel.errors import SdsError, UsageError
-from sds.kernel.executor import Executor
-from sds.kernel.human import HumanDesk, Look
-from sds.kernel.human_record import Case
-from sds.kernel.packet import DecisionPacket
-from sds.kernel.recovery import Recovered
-from sds.kernel.runtime import Kernel
-from sds.kernel.saga import SagaAnswer
-from sds.kernel.state import StateSource
-from sds.kernel.statement import Comparison
+from sds.kernel.executor.protocol import Executor
+from sds.kernel.executor.statement import Comparison
+from sds.kernel.flow import intake, undecided
+from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.kernel import Kernel
+from sds.kernel.human.cases import Case
+from sds.kernel.human.review import HumanDesk, Look
+from sds.kernel.operations import erasure, recovery
+from sds.kernel.operations.erasure import Erased
+from sds.kernel.operations.recovery import Recovered
+from sds.kernel.registry import monitor, registry
+from sds.kernel.saga import driver
+from sds.kernel.saga.state import SagaAnswer
 from sds.key_locks import KeyLocks
-from sds.logs import JsonLog
-from sds.rationales import Rationales, check_explains
+from sds.pipeline import Reasoned, Stream
+from sds.rationale.worker import Rationales, check_explains
 from sds.reconciliation import Schedule, adopt, reconcile
-from sds.saga import SagaStream
-from sds.stream import Reasoned, Stream
+from sds.sagas import SagaStream
 
 
 def _check_parts(contract: object, source: object, executor: object, engine: object) -> None:
@@ -49,7 +52,7 @@ def _check_parts(contract: object, source: object, executor: object, engine: obj
         raise UsageError("the executor is no object with `idempotent` (bool), `dispatch` and `lookup`")
     asked = all(callable(getattr(engine, name, None)) for name in ("propose", "count_tokens", "close"))
     if engine is not None and (isinstance(engine, type) or not asked):
-        hint = "sds.engines.opening.open_engine opens one; `model` names a file or a folder of weights"
+        hint = "sds.engines.factory.open_engine opens one; `model` names a file or a folder of weights"
         raise UsageError("the engine is no object with `propose`, `count_tokens` and `close`", hint=hint)
 
 
@@ -150,7 +153,7 @@ class Gate:
         """Open a gate that ships with this package; `refund` brings its airline and its payment rail."""
         if name not in places.GATES:
             raise UsageError(f"there is no gate `{name}`", hint=f"gates are: {', '.join(places.GATES)}")
-        from sds.gates.refund.desk import open_refund  # noqa: PLC0415  a gate's world is loaded when it is opened
+        from sds.gates.refund.gate import open_refund  # noqa: PLC0415  a gate's world is loaded when it is opened
 
         return open_refund(folder or places.gate_home(name), model=model, engine=engine)
 
@@ -213,7 +216,7 @@ class Gate:
     def recover(self) -> Recovered:
         """End what a crash left open, resolve every order in the air by its key, have what is dirty compensated."""
         found = recovery.recover(self.kernel, now_ms=self._now_ms())
-        dirty = saga_drive.waiting(self.kernel, now_ms=self._now_ms())
+        dirty = driver.waiting(self.kernel, now_ms=self._now_ms())
         for dfid in dirty:
             self._sagas.drive(dfid)
         return replace(found, sagas_ended=found.sagas_ended + len(dirty), sagas_dirty=0)

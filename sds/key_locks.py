@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sds.engines.waiting import Lending
+from sds.engines.queueing import Lending
 
 
 class KeyLocks:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from sds.kernel import adoption
-from sds.kernel.dispatch import Log, no_log
 from sds.kernel.errors import SdsError, UsageError
-from sds.kernel.runtime import Kernel
-from sds.kernel.statement import CLOCKS_APART_MS, Comparison, compare
-from sds.kernel.statement_cases import open_cases
+from sds.kernel.executor.statement import CLOCKS_APART_MS, Comparison, compare
+from sds.kernel.flow.dispatch import Log, no_log
+from sds.kernel.flow.kernel import Kernel
+from sds.kernel.operations import adoption
+from sds.kernel.operations.statement_cases import open_cases
 
 EVERY_S_MIN = 1.0
 STOP_S = 5.0

@@ -14,18 +14,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from sds.decoder import Mode
+from sds.decoding.decoder import Mode
+from sds.decoding.probabilities import JOINT
+from sds.engines.factory import cores, library_of_record, open_engine
 from sds.engines.native import telling
-from sds.engines.opening import cores, library_of_record, open_engine
 from sds.engines.protocol import Engine
-from sds.kernel.contract import PROPOSAL_SCHEMA
-from sds.kernel.decided import Decided, read_decided
+from sds.kernel.audit.stored_decision import Decided, read_decided
+from sds.kernel.contract.schema import PROPOSAL_SCHEMA
+from sds.kernel.decision.packet import NOT_ASKED, Decoding
+from sds.kernel.envelope.proposal import Proposal, parse_recorded
 from sds.kernel.errors import UsageError
-from sds.kernel.packet import NOT_ASKED, Decoding
-from sds.kernel.proposal import Proposal, parse_recorded
-from sds.kernel.store import Store
+from sds.kernel.storage.store import Store
 from sds.models.protocol import SLOTS_MAX
-from sds.tally import JOINT
 
 NOT_REPLAYABLE = "NOT_REPLAYABLE"
 REPLAY_MS_MAX = 10 * 60_000
@@ -142,7 +142,7 @@ def _slots(facts: Mapping[str, Any]) -> int:
 
 def _is(model: Path | None, weights: object) -> bool:
     """Is this file itself what decided? Then what was prepared of it, perhaps since, is not what is replayed."""
-    from sds.models.catalog import embedded_model, fingerprint  # noqa: PLC0415  a library is loaded for it
+    from sds.models.catalog.catalog import embedded_model, fingerprint  # noqa: PLC0415  a library is loaded for it
 
     with telling():
         path = model or embedded_model()

@@ -13,7 +13,7 @@ import numpy as np
 from gguf.quants import quantize
 from numpy.typing import NDArray
 
-from sds.grammars.plan import Walk
+from sds.grammars.tokens.compiler import Walk
 from sds.models.protocol import Backend, ChatFrame, Row
 
 LAYERS, WIDTH, HEADS, HEADS_KV, FEED_FORWARD = 2, 64, 2, 1, 128

@@ -9,10 +9,10 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from sds.grammars.language import Language, language
-from sds.kernel.bounds import bound
-from sds.kernel.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
-from sds.models.catalog import embedded_model
-from sds.models.llama import LlamaBackend
+from sds.kernel.envelope.bounds import bound
+from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
+from sds.models.catalog.catalog import embedded_model
+from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend
 from tests.hostile import Vocabulary, tiny_checkpoint
 
@@ -67,7 +67,7 @@ def tiny_folder(tiny_path: Callable[[int], Path], tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="session")
 def tiny_hf(tiny_folder: Callable[[int], Path]) -> Iterator[Backend]:
-    from sds.models.hf import HfBackend
+    from sds.models.transformers_.backend import HfBackend
 
     backend = HfBackend(tiny_folder(1), threads=TINY_THREADS)
     yield backend
@@ -76,7 +76,7 @@ def tiny_hf(tiny_folder: Callable[[int], Path]) -> Iterator[Backend]:
 
 @pytest.fixture(scope="session")
 def tiny_vino(tiny_path: Callable[[int], Path]) -> Iterator[Backend]:
-    from sds.models.openvino import OpenvinoBackend
+    from sds.models.openvino_.backend import OpenvinoBackend
 
     backend = OpenvinoBackend(tiny_path(1), dtype="fp32", threads=TINY_THREADS, lengths=())
     yield backend
@@ -85,7 +85,7 @@ def tiny_vino(tiny_path: Callable[[int], Path]) -> Iterator[Backend]:
 
 @pytest.fixture(scope="session")
 def tiny_int(tiny_path: Callable[[int], Path]) -> Iterator[Backend]:
-    from sds.models.integer import IntegerBackend
+    from sds.models.int8.backend import IntegerBackend
 
     backend = IntegerBackend(tiny_path(1), threads=TINY_THREADS)
     yield backend
@@ -101,17 +101,17 @@ def opened(request: pytest.FixtureRequest) -> Iterator[Callable[..., Backend]]:
         if request.param == "llama":
             backend: Backend = LlamaBackend(request.getfixturevalue("tiny_path")(seed), threads=TINY_THREADS, **options)
         elif request.param == "openvino":
-            from sds.models.openvino import OpenvinoBackend
+            from sds.models.openvino_.backend import OpenvinoBackend
 
             path = request.getfixturevalue("tiny_path")(seed)
             backend = OpenvinoBackend(path, dtype="fp32", threads=TINY_THREADS, lengths=(), **options)
         elif request.param == "integer":
-            from sds.models.integer import IntegerBackend
+            from sds.models.int8.backend import IntegerBackend
 
             path = request.getfixturevalue("tiny_path")(seed)
             backend = IntegerBackend(path, threads=TINY_THREADS, **options)
         else:
-            from sds.models.hf import HfBackend
+            from sds.models.transformers_.backend import HfBackend
 
             backend = HfBackend(request.getfixturevalue("tiny_folder")(seed), threads=TINY_THREADS, **options)
         backends.append(backend)
@@ -132,7 +132,7 @@ def own_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def own_hf(own_checkpoint: Path) -> Iterator[Backend]:
-    from sds.models.hf import HfBackend
+    from sds.models.transformers_.backend import HfBackend
 
     backend = HfBackend(own_checkpoint, threads=TINY_THREADS)
     yield backend
@@ -142,7 +142,7 @@ def own_hf(own_checkpoint: Path) -> Iterator[Backend]:
 @pytest.fixture(scope="session")
 def own_vino(own_gguf: Path) -> Iterator[Backend]:
     """Return the embedded model's weights in half precision, as `own_hf` has them, through OpenVINO."""
-    from sds.models.openvino import OpenvinoBackend
+    from sds.models.openvino_.backend import OpenvinoBackend
 
     backend = OpenvinoBackend(own_gguf, dtype="fp32", threads=TINY_THREADS, lengths=())
     yield backend
@@ -152,7 +152,7 @@ def own_vino(own_gguf: Path) -> Iterator[Backend]:
 @pytest.fixture(scope="session")
 def own_int(own_gguf: Path) -> Iterator[Backend]:
     """Return the embedded model's weights through the integer passes, as `sds models prepare` may keep them."""
-    from sds.models.integer import IntegerBackend
+    from sds.models.int8.backend import IntegerBackend
 
     backend = IntegerBackend(own_gguf, threads=TINY_THREADS)
     yield backend

@@ -31,7 +31,7 @@ SLOW = frozenset({
     "test_at_most_once", "test_crash", "test_damaged_record", "test_dim_fuzz", "test_histories", "test_human_crash",
     "test_registry_crash", "test_saga_crash",
 })  # fmt: skip
-CORE = frozenset({"test_runtime", "test_recovery", "test_audit_tables"})  # all that is decided and recorded
+CORE = frozenset({"test_kernel", "test_recovery", "test_audit_tables"})  # all that is decided and recorded
 MUTANT_S_MAX = 600
 TEST_S_MAX = 60
 SHOWN_CHARS_MAX = 160
@@ -165,9 +165,9 @@ def chosen_tests(file: str, root: Path, *, near: bool) -> list[str]:
     `near`) all others.
     """
     name, folder = Path(file).stem, root / "tests" / "kernel"
-    quick = sorted(path for path in folder.glob("test_*.py") if path.stem not in SLOW)
+    quick = sorted(path for path in folder.rglob("test_*.py") if path.stem not in SLOW)
     own = [path for path in quick if path.stem.startswith(f"test_{name}")]
-    imported = rf"from sds\.kernel(\.{name} import | import ([^\n(]*|\([^)]*)\b{name}\b)"
+    imported = rf"from sds\.kernel(\.\w+)*(\.{name} import | import ([^\n(]*|\([^)]*)\b{name}\b)"
     naming = [path for path in quick if re.search(imported, path.read_text(encoding="utf-8"))]
     core = [path for path in quick if path.stem in CORE]
     chosen = dict.fromkeys([*own, *naming, *core, *([] if near else quick)])
@@ -232,9 +232,9 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=40, help="how many mutants")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--near", action="store_true", help="only with the tests that import the module: a first look")
-    parser.add_argument("files", nargs="*", help="kernel/dim.py and so on; without any, all of kernel/")
+    parser.add_argument("files", nargs="*", help="kernel/decision/dim.py and so on; without any, all of kernel/")
     asked = parser.parse_args()
-    files = asked.files or sorted(str(path.relative_to(ROOT)) for path in (ROOT / "kernel").glob("*.py"))
+    files = asked.files or sorted(str(path.relative_to(ROOT)) for path in (ROOT / "kernel").rglob("*.py"))
     began, counts, unlisted = time.monotonic(), Counter[str](), list[str]()
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         copy = copied(Path(name))

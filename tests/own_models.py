@@ -20,7 +20,7 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.models.catalog import embedded_model
+from sds.models.catalog.catalog import embedded_model
 
 try:
     from safetensors.numpy import save_file

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from sds.benchmarks.peer_drivers.serving import Peer, Request, Said, serve
+from sds.benchmarks.peer.drivers.serving import Peer, Request, Said, serve
 
 
 def beyond_its_bounds(request: Request) -> Said:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sds.kernel.envelope import DENY, ESCALATE, format_literal
-from sds.kernel.packet import DecisionPacket, Decoding
-from sds.kernel.proposal import Proposal, write_proposal
+from sds.kernel.decision.packet import DecisionPacket, Decoding
+from sds.kernel.envelope.envelope import DENY, ESCALATE, format_literal
+from sds.kernel.envelope.proposal import Proposal, write_proposal
 from tests.kernel.durable import Propose
 
 SURE = Decoding("says", 0.9)

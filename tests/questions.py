@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
-from sds.benchmarks import measuring
+from sds.benchmarks.lib import measuring
 
 
 def asked(module: ModuleType, *arguments: str) -> tuple[dict[str, Any], list[str]]:

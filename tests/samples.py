@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from sds.kernel.bounds import MAGNITUDE_MAX, Bound, format_literal
-from sds.kernel.envelope import DecisionEnvelope
-from sds.kernel.proposal import Proposal, write_proposal
+from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, format_literal
+from sds.kernel.envelope.envelope import DecisionEnvelope
+from sds.kernel.envelope.proposal import Proposal, write_proposal
 from tests.strategies import KINDS, PARAMS, REASONS
 
 TEXT = "".join(chr(c) for c in range(32, 127) if chr(c) not in '"\\')

@@ -11,7 +11,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from sds.kernel import contract, contract_types, expressions, yaml_lines
+from sds.kernel.contract import expressions, yaml_lines
+from sds.kernel.contract import schema as contract
+from sds.kernel.contract import types as contract_types
 
 ROOT = Path(__file__).parents[1]
 

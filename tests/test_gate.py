@@ -12,10 +12,10 @@ import pytest
 from sds.cli.common import open_store
 from sds.engines.native import NativeEngine
 from sds.gate import Gate
-from sds.home import now_ms
-from sds.kernel import registry
+from sds.host.paths import now_ms
 from sds.kernel.errors import StoreError, TransitionError, UsageError
-from sds.models.llama import LlamaBackend
+from sds.kernel.registry import registry
+from sds.models.llamacpp.backend import LlamaBackend
 from tests.kernel.durable import Rail, Tickets, contract
 
 

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from sds.engines.waiting import NoTurnError
-from sds.kernel import audit, escalation, undecided
-from sds.kernel.answer import Answer
-from sds.kernel.executor import ExecutionIntent, Receipt
-from sds.kernel.flow import WAITING_TAGS
-from sds.kernel.human_record import waiting
-from sds.kernel.packet import DecisionPacket
+from sds.engines.queueing import NoTurnError
+from sds.kernel.audit import verify
+from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt
+from sds.kernel.flow import escalation_budget, undecided
+from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import WAITING_TAGS
+from sds.kernel.human.cases import waiting
 from sds.key_locks import KeyLocks
-from sds.stream import Stream
+from sds.pipeline import Stream
 from tests.kernel.authority import AGENT, status
 from tests.kernel.durable import World, compensate, contract, if_permitted, refund, together
 from tests.proposers import Says
@@ -27,7 +28,7 @@ from tests.proposers import Says
 def world(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path)
     yield made
-    assert () == audit.verify(made.store).faults
+    assert () == verify.verify(made.store).faults
     made.close()
 
 
@@ -195,7 +196,7 @@ def test_an_overload_is_no_escalation_suspends_nobody_and_everything_is_decided_
     together(10, worker)
     assert refused
     assert ("ACTIVE", []) == (status(world), waiting(world.store, world.contract))
-    assert 3 == escalation.left(world.store, AGENT, 3, world.clock())
+    assert 3 == escalation_budget.left(world.store, AGENT, 3, world.clock())
     assert [0] == world.column(f"SELECT count(*) FROM decision_flows f WHERE {undecided.WAITS}")
     assert 200 == len(world.rail.paid())
     world.close()

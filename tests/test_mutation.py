@@ -50,7 +50,7 @@ def test_each_statement_is_left_out_once() -> None:
 
 
 def test_the_tests_of_a_module_come_first() -> None:
-    near, quick = (chosen_tests("kernel/jit.py", ROOT, near=near) for near in (True, False))
-    assert "tests/kernel/test_jit.py" == near[0]
+    near, quick = (chosen_tests("kernel/decision/jit.py", ROOT, near=near) for near in (True, False))
+    assert "tests/kernel/decision/test_jit.py" == near[0]
     assert near == quick[: len(near)]
-    assert "tests/kernel/test_crash.py" not in quick
+    assert "tests/kernel/flow/test_crash.py" not in quick

@@ -15,19 +15,20 @@ from typing import Any
 
 import pytest
 
-from sds.engines.opening import open_engine, open_replicas
+from sds.engines.factory import open_engine, open_replicas
 from sds.engines.protocol import Engine
-from sds.home import now_ms, open_record
-from sds.kernel import dim, handshake
-from sds.kernel.audit import flow_record, verify
-from sds.kernel.contract import PROPOSAL_SCHEMA
-from sds.kernel.decided import read_decided
+from sds.host.paths import now_ms, open_record
+from sds.kernel.audit.stored_decision import read_decided
+from sds.kernel.audit.verify import flow_record, verify
+from sds.kernel.contract import compatibility
+from sds.kernel.contract.schema import PROPOSAL_SCHEMA
+from sds.kernel.decision import dim
+from sds.kernel.decision.packet import DecisionPacket, Decoding
+from sds.kernel.envelope.proposal import parse_recorded
 from sds.kernel.errors import ModelError, StoreError, UsageError
-from sds.kernel.packet import DecisionPacket, Decoding
-from sds.kernel.proposal import parse_recorded
-from sds.kernel.vault import PROMPT, PROPOSAL, Texts, key_for_flow
+from sds.kernel.storage.vault import PROMPT, PROPOSAL, Texts, key_for_flow
+from sds.pipeline import Stream
 from sds.replay import Circumstance, Replay, compare, opener, replay
-from sds.stream import Stream
 from tests import replays
 from tests.kernel.durable import Propose, World, contract, deny
 from tests.proposers import Says
@@ -142,7 +143,7 @@ def test_what_was_written_under_an_older_proposal_schema_differs_by_its_form(
     tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: str
 ) -> None:
     with monkeypatch.context() as then, closing(open_engine(tiny_path(1), now_ms=now_ms)) as engine:
-        then.setattr(handshake, "PROPOSAL_SCHEMA", schema)
+        then.setattr(compatibility, "PROPOSAL_SCHEMA", schema)
         then.setattr(dim, "parse_proposal", parse_recorded)
         then.setattr(replays, "contract", lambda: contract(more=f"proposal_schema: {schema}\n"))
         made = Home(tmp_path, record(tmp_path, engine=Older(engine, schema), events=EVENTS))
@@ -248,14 +249,14 @@ def test_a_decision_is_replayed_with_its_threads_and_where_there_are_fewer_that_
 def test_a_decision_on_a_card_is_replayed_on_one_and_another_card_is_named(
     tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sds.models.cards.cards", lambda: ("any", "mine"))
+    monkeypatch.setattr("sds.models.llamacpp.gpus.cards", lambda: ("any", "mine"))
     with closing(open_engine(tiny_path(1), now_ms=now_ms, device="cuda:1")) as engine:
         made = Home(tmp_path, record(tmp_path, engine=engine, events=1))
     found = made.replay(made.dfids[0], tiny_path(1))
     assert (True, ()) == (found.identical, found.circumstances)
-    monkeypatch.setattr("sds.models.cards.cards", lambda: ("any", "another"))
+    monkeypatch.setattr("sds.models.llamacpp.gpus.cards", lambda: ("any", "another"))
     assert (Circumstance("card", "mine", "another"),) == made.replay(made.dfids[0], tiny_path(1)).circumstances
-    monkeypatch.setattr("sds.models.cards.cards", lambda: ("any",))
+    monkeypatch.setattr("sds.models.llamacpp.gpus.cards", lambda: ("any",))
     with pytest.raises(ModelError, match="sees no card 1 here"):
         made.replay(made.dfids[0], tiny_path(1))
 

@@ -16,7 +16,7 @@ import pytest
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 
-from sds.models.catalog import passes_sources
+from sds.models.catalog.catalog import passes_sources
 
 ROOT = Path(__file__).parents[1]
 LINKS = ("kernel", "grammars", "models", "benchmarks")
@@ -25,12 +25,12 @@ PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
 USERS_SCRIPT = """
 import models, kernel, grammars, benchmarks
-import sds.models.protocol, sds.kernel.runtime, sds.grammars.language, sds.benchmarks, sds.cli.app
+import sds.models.protocol, sds.kernel.flow.kernel, sds.grammars.language, sds.benchmarks, sds.cli.app
 from pathlib import Path
-from sds.gates.refund.desk import load_refund_contract
-from sds.kernel.store import Store
-from sds.models.catalog import PASSES, passes_sources
-from sds.models.integer_library import PassesLibrary
+from sds.gates.refund.gate import load_refund_contract
+from sds.kernel.storage.store import Store
+from sds.models.catalog.catalog import PASSES, passes_sources
+from sds.models.int8.library import PassesLibrary
 Store(Path('probe.db')).close()
 for compiled in PASSES.glob('*.so'):
     PassesLibrary(compiled)  # refuses one that was not compiled of the sources beside it
@@ -112,7 +112,7 @@ def test_the_wheel_does_not_collide_with_a_users_own_modules(site: Path, tmp_pat
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="integer passes are not written for it")
 def test_the_wheel_of_an_sdist_holds_integer_passes(site: Path) -> None:
-    compiled = sorted(path.name for path in (site / "sds" / "models" / "passes").glob("*.so"))
+    compiled = sorted(path.name for path in (site / "sds" / "models" / "int8" / "native").glob("*.so"))
     assert ["passes-avx2.so", "passes-avx512vnni.so"] == compiled
 
 
@@ -140,9 +140,9 @@ def test_a_wheel_needs_no_links(plain: Path, wheel: Path) -> None:
 
 
 def test_a_wheel_is_not_made_without_the_sources_of_the_passes(plain: Path) -> None:
-    shutil.rmtree(plain / "models" / "passes")
+    shutil.rmtree(plain / "models" / "int8" / "native")
     done = run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", cwd=plain)
-    assert (1, "error: models/passes holds no sources; build from a whole checkout or sdist\n") == (
+    assert (1, "error: models/int8/native holds no sources; build from a whole checkout or sdist\n") == (
         done.returncode,
         done.stderr,
     )
@@ -156,7 +156,7 @@ def test_importing_sds_loads_neither_model_nor_kernel() -> None:
 
 def test_what_decides_loads_no_llguidance() -> None:
     """It is an extra: Outlines' backend, and the tests' second opinion."""
-    code = "import sys, sds.gate, sds.engines.opening, sds.models.llama, sds.contracts.sayable, sds.contracts.language"
-    shown = f"{code}; print('sds.grammars.walk' in sys.modules, 'llguidance' in sys.modules)"
+    code = "import sys, sds.gate, sds.engines.factory, sds.models.llamacpp.backend, sds.engines.expressible, sds.lint.language"
+    shown = f"{code}; print('sds.grammars.tokens.matcher' in sys.modules, 'llguidance' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, cwd=ROOT, check=True)
     assert "True False\n" == done.stdout

@@ -13,23 +13,10 @@ import typer
 from rich.console import Console
 
 from sds import __version__
-from sds.cli import (
-    agents,
-    bench,
-    context,
-    contracts,
-    decide,
-    doctor,
-    erase,
-    escalations,
-    keys,
-    models,
-    reconcile,
-    record,
-    replay,
-    run,
-)
 from sds.cli.common import A_GOOD_EVENT, plain
+from sds.cli.decisions import decide, escalations, run
+from sds.cli.records import erase, keys, reconcile, record, replay
+from sds.cli.setup import agents, bench, context, contracts, doctor, models
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.errors import EventError, SdsError, UsageError
 

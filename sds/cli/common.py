@@ -15,11 +15,11 @@ from typing import Annotated, Any
 
 import typer
 
-from sds.home import GATES, decisions_path, gate_home, home, key_path, open_record
+from sds.host.paths import GATES, decisions_path, gate_home, home, key_path, open_record
 from sds.kernel.errors import NOT_AS_WRITTEN, EventError, ModelError, UsageError
+from sds.kernel.flow.intake import EVENT_BYTES_MAX, in_utf8
 from sds.kernel.identifiers import is_seen
-from sds.kernel.intake import EVENT_BYTES_MAX, in_utf8
-from sds.kernel.store import Store
+from sds.kernel.storage.store import Store
 from sds.models.protocol import BackendError
 
 A_GOOD_EVENT = "sds events refund --limit 1 > event.json; sds ... --event event.json"

@@ -12,13 +12,13 @@ from pydantic import ValidationError
 
 from sds.cli.common import existing, named_model
 from sds.engines.protocol import Checks, Engine
-from sds.home import now_ms
-from sds.kernel.contract import Contract
-from sds.kernel.contract_types import ContradictionError, say
+from sds.host.paths import now_ms
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.types import ContradictionError, say
+from sds.kernel.contract.yaml_lines import Lines
 from sds.kernel.errors import UsageError
-from sds.kernel.yaml_lines import Lines
 from sds.models.protocol import Dtype, Library
-from sds.models.writer import Processing
+from sds.models.text.protocol import Processing
 
 EngineKind = Annotated[
     Literal["native", "outlines"] | None,
@@ -89,7 +89,7 @@ def check_asked(engine: Engine, contract: Contract) -> None:
 
 def _open(model: Path | None, engines: Path | None, given: dict[str, Any], *, brief: bool) -> Engine:
     from sds.engines.config import EngineSpec, load_engines, open_chain, open_engine_of  # noqa: PLC0415  loads libraries
-    from sds.engines.opening import open_engine  # noqa: PLC0415
+    from sds.engines.factory import open_engine  # noqa: PLC0415
 
     if engines is not None:
         if model is not None or given:

@@ -15,19 +15,19 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sds.decoder import Mode
+from sds.decoding.decoder import Mode
+from sds.engines.factory import _threads, open_engine, open_parallel, open_replicas
 from sds.engines.fallback import LINKS_MAX, FallbackEngine, Link
 from sds.engines.native import SLOTS_EXACT_MAX
-from sds.engines.opening import _threads, open_engine, open_parallel, open_replicas
 from sds.engines.protocol import Engine
 from sds.engines.replicas import REPLICAS_MAX
-from sds.engines.written import WrittenEngine
-from sds.kernel.contract_types import ContradictionError, say_first, text_of
+from sds.engines.text import WrittenEngine
+from sds.kernel.contract.types import ContradictionError, say_first, text_of
+from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, Lines, load_with_lines
 from sds.kernel.errors import LanguageError, ModelError, UsageError
-from sds.kernel.yaml_lines import FILE_BYTES_MAX, Lines, load_with_lines
-from sds.models.bounded_http import Address
 from sds.models.protocol import INT8_REST, SLOTS_MAX, BackendError, Dtype, Library
-from sds.models.writer import Processing, Server
+from sds.models.text.http import Address
+from sds.models.text.protocol import Processing, Server
 
 Kind = Literal["native", "outlines", "llama-server", "vllm", "sglang", "tgi", "ollama", "lmstudio", "openai"]
 TIMEOUT_MS, COOL_DOWN_MS = 10_000, 5_000
@@ -256,14 +256,14 @@ def _native(spec: EngineSpec, now_ms: Callable[[], int], *, brief: bool) -> Engi
 
 
 def _remote(spec: EngineSpec, api_key: str) -> Any:
-    from sds.models.remote import RemoteWriter  # noqa: PLC0415
+    from sds.models.text.servers import RemoteWriter  # noqa: PLC0415
 
     return RemoteWriter(spec.kind, url=spec.url or "", model=spec.model or "", form=spec.form, api_key=api_key)  # type: ignore[arg-type]  # a remote kind, by `_REMOTE`
 
 
 def _outlines(spec: EngineSpec) -> Any:
-    from sds.models import outlines_local as local  # noqa: PLC0415
-    from sds.models.catalog import embedded_model  # noqa: PLC0415
+    from sds.models.catalog.catalog import embedded_model  # noqa: PLC0415
+    from sds.models.text import outlines as local  # noqa: PLC0415
 
     model = Path(spec.model) if spec.model else embedded_model()
     library = spec.library or ("transformers" if model.is_dir() else "llamacpp")

@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
+from sds.decoding.errors import CHOICE_TOO_CLOSE, TOKEN_BUDGET_EXCEEDED
 from sds.engines.protocol import Checks, Engine
-from sds.engines.waiting import NoTurnError
-from sds.engines.written import WrittenEngine
-from sds.kernel.contract import Contract
+from sds.engines.queueing import NoTurnError
+from sds.engines.text import WrittenEngine
+from sds.kernel.contract.schema import Contract
+from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import LanguageError, ModelError, SdsError, UsageError
-from sds.kernel.packet import DecisionPacket, Decoding
 from sds.models.protocol import ENDINGS
-from sds.stops import CHOICE_TOO_CLOSE, TOKEN_BUDGET_EXCEEDED
 
 LINKS_MAX = 8
 COOL_DOWN_MS_MAX = 10 * 60_000

@@ -20,23 +20,23 @@ from typing import Any
 
 import numpy as np
 
-from sds.ahead import numbers_shown
-from sds.contracts.sayable import refuse_unsayable
-from sds.decoder import FORKS_MAX, FORKS_MIN, Deciding, Decoded, Mode, deciding, decode
-from sds.engines.batching import CLOSE_S_MAX, Batcher
-from sds.engines.explaining import Explaining, Turns, explaining, lead_of, run_between
-from sds.engines.waiting import NoTurnError, after_waiting
-from sds.grammars.plan import Planner, Walk
-from sds.grammars.proof import prove_alive
-from sds.grammars.text import TextTokens
-from sds.kernel.contract import Contract
+from sds.decoding.decoder import FORKS_MAX, FORKS_MIN, Deciding, Decoded, Mode, deciding, decode
+from sds.decoding.errors import BACKEND_FAILED, TOKEN_BUDGET_EXCEEDED, stopping
+from sds.decoding.lookahead import numbers_shown
+from sds.engines.expressible import refuse_unsayable
+from sds.engines.queueing import NoTurnError, after_waiting
+from sds.engines.scheduler import CLOSE_S_MAX, Batcher
+from sds.grammars.tokens.compiler import Planner, Walk
+from sds.grammars.tokens.selftest import prove_alive
+from sds.grammars.tokens.text import TextTokens
+from sds.kernel.contract.schema import Contract
+from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.errors import ModelError, UsageError
-from sds.kernel.packet import NOT_ASKED, DecisionPacket, Decoding
-from sds.models.noise import shape_noise
+from sds.models.catalog.batch_variance import shape_noise
 from sds.models.protocol import FORKS_MAX as BACKEND_FORKS_MAX
 from sds.models.protocol import SLOTS_MAX, Backend, BackendError, Replicable, prompt_sections
-from sds.models.words import Speaks
-from sds.stops import BACKEND_FAILED, TOKEN_BUDGET_EXCEEDED, stopping
+from sds.models.tokenizer.tokenizer import Speaks
+from sds.rationale.writing import Explaining, Turns, explaining, lead_of, run_between
 
 SLOTS_EXACT_MAX = BACKEND_FORKS_MAX // FORKS_MIN
 TEXTS_MAX = 512  # of which the tokens are kept

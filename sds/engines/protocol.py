@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from sds.kernel.contract import Contract
-from sds.kernel.packet import DecisionPacket, Decoding
+from sds.kernel.contract.schema import Contract
+from sds.kernel.decision.packet import DecisionPacket, Decoding
 
 
 class Engine(Protocol):

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from sds.engines.native import COUNT_MS_MAX, NativeEngine
-from sds.engines.waiting import Lending, after_waiting
-from sds.kernel.contract import Contract
-from sds.kernel.packet import DecisionPacket, Decoding
+from sds.engines.queueing import Lending, after_waiting
+from sds.kernel.contract.schema import Contract
+from sds.kernel.decision.packet import DecisionPacket, Decoding
 
 REPLICAS_MAX = 64
 

@@ -14,7 +14,7 @@ from random import Random
 
 from sds import Gate
 from sds.kernel.errors import SdsError
-from sds.kernel.executor import ExecutionIntent, Receipt
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from tests.scale import scale
 
 from .figures import Figure, none, told

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import cycle
 from typing import Any
 
-from sds.engines.waiting import NoTurnError
+from sds.engines.queueing import NoTurnError
+from sds.kernel.decision.packet import DecisionPacket, Decoding
+from sds.kernel.envelope.state import StateRead
 from sds.kernel.errors import ModelError, StateError
-from sds.kernel.executor import ExecutionIntent, Receipt
-from sds.kernel.packet import DecisionPacket, Decoding
-from sds.kernel.state import StateRead
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 
 from .outside import Bank
 from .testbed import Teller, Testbed

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from sds.kernel.errors import SdsError
-from sds.kernel.executor import ExecutionIntent, Receipt
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from tests.scale import scale
 
 from .figures import Figure, every, none, told

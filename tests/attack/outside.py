@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from sds.kernel.executor import ExecutionIntent, Receipt
-from sds.kernel.state import StateRead
-from sds.kernel.statement import StatementLine
+from sds.kernel.envelope.state import StateRead
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt
+from sds.kernel.executor.statement import StatementLine
 
 BUSY_S = 30.0
 

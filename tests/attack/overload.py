@@ -12,10 +12,10 @@ from pathlib import Path
 from random import Random
 
 from sds import Gate
-from sds.engines.batching import Batcher
-from sds.kernel.answer import Answer
-from sds.kernel.packet import DecisionPacket, Decoding
-from sds.kernel.registry import agents
+from sds.engines.scheduler import Batcher
+from sds.kernel.decision.packet import DecisionPacket, Decoding
+from sds.kernel.flow.answer import Answer
+from sds.kernel.registry.registry import agents
 from sds.models.protocol import Row
 from tests.engines.batches import make
 from tests.engines.hashing import HashBackend, Logits

@@ -17,8 +17,8 @@ from pathlib import Path
 from random import Random
 
 from sds import Gate
+from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import SdsError
-from sds.kernel.packet import DecisionPacket
 from tests.scale import scale
 
 from .figures import Figure, none, told

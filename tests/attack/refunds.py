@@ -9,8 +9,8 @@ from pathlib import Path
 from random import Random
 
 from sds import Gate
-from sds.gates.refund.desk import airline_path, ensure_world, load_refund_contract, read_queue
-from sds.gates.refund.rail_client import RailProcess
+from sds.gates.refund.gate import airline_path, ensure_world, load_refund_contract, read_queue
+from sds.gates.refund.rail.client import RailProcess
 from sds.gates.refund.source import TicketSource
 from tests.proposers import Greedy
 from tests.scale import scale

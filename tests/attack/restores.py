@@ -16,9 +16,9 @@ from pathlib import Path
 from random import Random
 
 from sds import Gate
-from sds.engines.waiting import NoTurnError
-from sds.kernel.executor import ExecutionIntent, Receipt
-from sds.kernel.packet import DecisionPacket, Decoding
+from sds.engines.queueing import NoTurnError
+from sds.kernel.decision.packet import DecisionPacket, Decoding
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from tests.scale import scale
 
 from .figures import Figure, none, told

@@ -9,16 +9,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from sds import Gate
-from sds.kernel import audit, undecided
-from sds.kernel.answer import Answer
-from sds.kernel.contract import Contract, parse_contract
-from sds.kernel.envelope import DENY, ESCALATE, format_literal
-from sds.kernel.executor import Executor
-from sds.kernel.flow import DECIDED_TAGS
-from sds.kernel.packet import DecisionPacket, Decoding
-from sds.kernel.proposal import Proposal, write_proposal
-from sds.kernel.state import StateSource
-from sds.stream import Reasoned
+from sds.kernel.audit import verify
+from sds.kernel.contract.schema import Contract, parse_contract
+from sds.kernel.decision.packet import DecisionPacket, Decoding
+from sds.kernel.envelope.envelope import DENY, ESCALATE, format_literal
+from sds.kernel.envelope.proposal import Proposal, write_proposal
+from sds.kernel.envelope.state import StateSource
+from sds.kernel.executor.protocol import Executor
+from sds.kernel.flow import undecided
+from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import DECIDED_TAGS
+from sds.pipeline import Reasoned
 
 from .outside import Accounts, Bank, ListingBank
 
@@ -195,7 +196,7 @@ def fates(gate: Gate) -> Counter[str]:
 
 def faults(gate: Gate) -> int:
     """Count what is wrong with the record; say what."""
-    found = audit.verify(gate.store).faults
+    found = verify.verify(gate.store).faults
     for fault in found:
         print(f"  fault: {fault}")
     return len(found)

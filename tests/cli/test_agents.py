@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sds.home import decisions_path, now_ms, open_record
-from sds.kernel import audit, breaker, registry
-from sds.kernel.registry import lookup
+from sds.host.paths import decisions_path, now_ms, open_record
+from sds.kernel.audit import verify
+from sds.kernel.executor import breaker
+from sds.kernel.registry import registry
+from sds.kernel.registry.registry import lookup
 from tests.cli.conftest import Shell
 from tests.kernel.durable import contract
 
@@ -28,12 +30,12 @@ def sds(tmp_path: Path) -> Iterator[Shell]:
         registry.register(store, newer, by="operator", who="Ada\x1b[2J", reason="plainer\nmission", now_ms=now_ms())
     yield Shell(tmp_path)
     with closing(open_record(tmp_path / "claims")) as store:
-        assert () == audit.verify(store).faults
+        assert () == verify.verify(store).faults
 
 
 def status(sds: Shell) -> str:
-    assert decisions_path(sds.home / "claims").exists()
-    with closing(open_record(sds.home / "claims")) as store:
+    assert decisions_path(sds.host.paths / "claims").exists()
+    with closing(open_record(sds.host.paths / "claims")) as store:
         return lookup(store, AGENT).status  # type: ignore[union-attr]
 
 
@@ -81,7 +83,7 @@ def test_a_halt_is_seen_wherever_its_agent_is(sds: Shell) -> None:
 
 
 def test_an_executor_that_does_not_answer_is_seen_by_agents_show_and_doctor(sds: Shell) -> None:
-    with closing(open_record(sds.home / "claims")) as store:
+    with closing(open_record(sds.host.paths / "claims")) as store:
         for _ in range(breaker.FAILURES_MAX):
             with store.transaction():
                 breaker.unanswered(store, "claims", now_ms())

@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from sds.home import decisions_path
+from sds.host.paths import decisions_path
 from tests.cli.conftest import Shell
 from tests.scale import scale
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sds import home
-from sds.kernel import artifacts
-from sds.kernel.artifacts import ARTIFACT_BYTES_MAX, DAY_MS
+from sds.host import paths
+from sds.kernel.context import artifacts
+from sds.kernel.context.artifacts import ARTIFACT_BYTES_MAX, DAY_MS
 from tests.cli.conftest import Shell
 
 pytestmark = pytest.mark.xdist_group("cli")
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("cli")
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     """A home with an empty record."""
     monkeypatch.setenv("SDS_HOME", str(tmp_path))
-    home.open_record(home.gate_home("refund")).close()
+    paths.open_record(paths.gate_home("refund")).close()
     return Shell(tmp_path)
 
 
@@ -39,8 +39,8 @@ def test_an_artifact_is_put_replaced_listed_and_retired(desk: Shell, tmp_path: P
 
 
 def test_a_sweep_says_what_it_removed_and_the_record_still_verifies(desk: Shell) -> None:
-    with closing(home.open_record(home.gate_home("refund"))) as store:
-        past_ms = home.now_ms() - 1000 * DAY_MS
+    with closing(paths.open_record(paths.gate_home("refund"))) as store:
+        past_ms = paths.now_ms() - 1000 * DAY_MS
         artifacts.put(store, "fares", "Fares are net.", who="desk", reason="r", now_ms=past_ms)
         artifacts.retire(store, "fares", who="desk", reason="r", now_ms=past_ms)
     assert ["1 removed", "0 removed"] == [

@@ -16,13 +16,13 @@ import pytest
 from sds.cli import app as cli
 from sds.cli.common import read_event_text
 from sds.engines.config import load_engines
-from sds.gates.refund.desk import CONTRACT, load_refund_contract, read_queue
-from sds.kernel.contract import load_contract
+from sds.gates.refund.gate import CONTRACT, load_refund_contract, read_queue
+from sds.host.keys import ledger_key, order_keys, read_ring
+from sds.kernel.contract.schema import load_contract
 from sds.kernel.errors import SdsError
-from sds.kernel.intake import parse_event
-from sds.kernel.ledger import GENESIS, Head
-from sds.keys import ledger_key, order_keys, read_ring
-from sds.models.catalog import GgufLibrary, Machine, Measured, Record, Source, read_record
+from sds.kernel.flow.intake import parse_event
+from sds.kernel.storage.ledger import GENESIS, Head
+from sds.models.catalog.catalog import GgufLibrary, Machine, Measured, Record, Source, read_record
 from sds.models.protocol import BackendError
 from tests.kernel.damage import cells, damage, damaged
 from tests.kernel.tampering import full_record
@@ -219,7 +219,7 @@ def test_what_nobody_foresaw_is_said_in_one_line_with_its_place(
     def broken(*_: object) -> None:
         raise TypeError("neither\nthis nor that")
 
-    monkeypatch.setattr("sds.kernel.registry.agents", broken)
+    monkeypatch.setattr("sds.kernel.registry.registry.agents", broken)
     assert 1 == cli._run(["agents", "list", "--gate", "claims"])
     first, mend = capsys.readouterr().err.splitlines()
     assert first.startswith("error: the command failed: TypeError at agents.py:")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.home import key_path
+from sds.host.paths import key_path
 from tests.cli.conftest import Shell
 from tests.replays import GATE, record
 

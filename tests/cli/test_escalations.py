@@ -19,16 +19,16 @@ import pytest
 from sds.cli import app
 from sds.cli.common import operator
 from sds.gate import Gate
-from sds.gates.refund import desk
-from sds.gates.refund.airline import move_ticket
-from sds.gates.refund.rail_client import RailProcess
-from sds.home import decisions_path, now_ms
-from sds.kernel import audit
-from sds.kernel.answer import Answer
-from sds.kernel.contract import Contract
+from sds.gates.refund import gate as desk
+from sds.gates.refund.rail.client import RailProcess
+from sds.gates.refund.world.airline import move_ticket
+from sds.host.paths import decisions_path, now_ms
+from sds.kernel.audit import verify
+from sds.kernel.contract.schema import Contract
+from sds.kernel.decision.packet import Decoding
 from sds.kernel.errors import UsageError
-from sds.kernel.packet import Decoding
-from sds.kernel.store import Store
+from sds.kernel.flow.answer import Answer
+from sds.kernel.storage.store import Store
 from tests.cli.conftest import Shell
 from tests.kernel.durable import proposal
 from tests.proposers import Says
@@ -119,7 +119,7 @@ def paid(cli: Cli) -> list[tuple[str, str, int]]:
 
 def whole(cli: Cli) -> None:
     with closing(Store(decisions_path(cli.folder))) as store:
-        assert () == audit.verify(store).faults
+        assert () == verify.verify(store).faults
 
 
 def test_a_case_is_listed_shown_and_resolved_by_the_command_that_show_prints(cli: Cli) -> None:

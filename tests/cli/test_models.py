@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sds.models import prepare
-from sds.models.catalog import embedded_model
+from sds.models.catalog import prepare
+from sds.models.catalog.catalog import embedded_model
 from tests.cli.conftest import Shell
-from tests.models.preparing import OPENVINO_WINS, flip, in_openvino, preparation
+from tests.models.catalog.preparing import OPENVINO_WINS, flip, in_openvino, preparation
 from tests.small_models import sentencepiece_gguf
 
 CHECKS = ["model", "template", "bytes", "spelling", "mask", "decisions", "context", "evidence"]

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from sds.cli.common import operator
-from sds.gates.refund import desk
-from sds.gates.refund.desk import read_queue
-from sds.gates.refund.rail_store import Order, PayoutStore
-from sds.home import decisions_path, now_ms
-from sds.kernel import audit
-from sds.kernel.answer import Answer
-from sds.kernel.store import Store
+from sds.gates.refund import gate as desk
+from sds.gates.refund.gate import read_queue
+from sds.gates.refund.rail.store import Order, PayoutStore
+from sds.host.paths import decisions_path, now_ms
+from sds.kernel.audit import verify
+from sds.kernel.flow.answer import Answer
+from sds.kernel.storage.store import Store
 from tests.cli.test_escalations import CLAIMS, Cli
 from tests.gates.orders import key_of
 from tests.proposers import Greedy
@@ -46,7 +46,7 @@ def cli(
     monkeypatch.setenv("COLUMNS", "200")
     yield Cli(capsys, monkeypatch, folder)
     with closing(Store(decisions_path(folder))) as store:
-        assert () == audit.verify(store).faults
+        assert () == verify.verify(store).faults
 
 
 def decide(folder: Path, events: list[dict[str, str]]) -> list[Answer]:

@@ -10,22 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from sds.cli import decide, doctor, models, run
-from sds.contracts import sayable
-from sds.contracts.sayable import refuse_unsayable
+from sds.cli.decisions import decide, run
+from sds.cli.setup import doctor, models
+from sds.engines import expressible
+from sds.engines.expressible import refuse_unsayable
+from sds.engines.factory import open_engine
 from sds.engines.fallback import FallbackEngine, Link
-from sds.engines.opening import open_engine
 from sds.engines.protocol import Engine
 from sds.gate import Gate
-from sds.gates.refund import desk
-from sds.gates.refund.desk import load_refund_contract, read_queue
-from sds.home import decisions_path, now_ms, open_record
+from sds.gates.refund import gate
+from sds.gates.refund.gate import load_refund_contract, read_queue
+from sds.host.paths import decisions_path, now_ms, open_record
 from sds.kernel.errors import ModelError, SdsError
-from sds.models.catalog import embedded_model
-from sds.models.inspect import Inspected, inspect_model
+from sds.models.catalog.catalog import embedded_model
+from sds.models.catalog.inspect import Inspected, inspect_model
 from sds.models.protocol import ChatFrame
-from sds.models.words import Words
-from tests.contracts.test_sayable import Twisted, without
+from sds.models.tokenizer.tokenizer import Words
+from tests.engines.test_expressible import Twisted, without
 from tests.hostile import Vocabulary, tiny_checkpoint
 from tests.llama_gguf import llama_gguf
 from tests.proposers import Greedy
@@ -63,7 +64,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SDS_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("SDS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("SDS_THREADS", "1")
-    desk.ensure_world(tmp_path / "home" / "refund", claims=40)
+    gate.ensure_world(tmp_path / "home" / "refund", claims=40)
     return tmp_path / "home" / "refund"
 
 
@@ -159,13 +160,13 @@ def test_words_that_models_check_calls_no_are_refused_by_every_engine(check: str
 
 def test_every_check_is_walked_here_or_is_the_proof_at_start_up() -> None:
     walked = {check for check, _ in FAULTS.values()} | {"spelling", "evidence"}
-    assert set(sayable._CHECKS) == walked | {"mask"}
+    assert set(expressible._CHECKS) == walked | {"mask"}
 
 
 def test_a_contract_is_looked_at_once_by_each_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(open_engine(None, now_ms=now_ms)) as engine:
         engine.check_contract(load_refund_contract())
-        monkeypatch.setattr(sayable, "_made", None)
+        monkeypatch.setattr(expressible, "_made", None)
         engine.check_contract(load_refund_contract())
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.cli.replay import _lines
+from sds.cli.records.replay import _lines
 from sds.replay import Circumstance, Parting, Replay
 from tests.cli.conftest import Shell
 from tests.replays import GATE, record

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from sds.gate import Gate
-from sds.gates.refund.desk import airline_path, ensure_world, load_refund_contract, read_queue
-from sds.gates.refund.rail_client import RailProcess
+from sds.gates.refund.gate import airline_path, ensure_world, load_refund_contract, read_queue
+from sds.gates.refund.rail.client import RailProcess
 from sds.gates.refund.source import TicketSource
-from sds.home import now_ms
-from sds.kernel.packet import DecisionPacket, Decoding
+from sds.host.paths import now_ms
+from sds.kernel.decision.packet import DecisionPacket, Decoding
 from tests.cli.conftest import Shell
 from tests.gates.test_saga_gate import SAGA, STEPS
 from tests.proposers import Greedy

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sds.gates.refund.desk import recovery_kernel
-from sds.kernel.intake import read_event
-from sds.kernel.packet import DecisionPacket
+from sds.gates.refund.gate import recovery_kernel
+from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.flow.intake import read_event
 from tests.cli.conftest import Shell
 
 pytestmark = pytest.mark.xdist_group("cli")

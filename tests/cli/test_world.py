@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from sds.cli import common
-from sds.cli import run as runs
-from sds.home import decisions_path, key_path
-from sds.kernel import registry
+from sds.cli.decisions import run as runs
+from sds.host.paths import decisions_path, key_path
 from sds.kernel.errors import ModelError, SdsError, UsageError
-from sds.kernel.store import Store
+from sds.kernel.registry import registry
+from sds.kernel.storage.store import Store
 from tests.cli.conftest import ROOT, Shell
 
 ORDER = "INSERT INTO execution_log VALUES ('d', 'k', 's', 'VOUCHER', '{}', 'T', '1', 'sig', 0, ?, NULL, NULL)"

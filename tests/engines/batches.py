@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
-from sds.engines.batching import Batcher, Pending
+from sds.engines.scheduler import Batcher, Pending
 from sds.models.protocol import Row
 from tests.engines.hashing import HashBackend, Logits, writing
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from sds.engines.batching import Batcher
 from sds.engines.protocol import Engine
-from sds.kernel.answer import Answer
-from sds.stream import Stream
+from sds.engines.scheduler import Batcher
+from sds.kernel.flow.answer import Answer
+from sds.pipeline import Stream
 from tests.engines.hashing import HashBackend
 from tests.engines.servers import LlamaServer
 from tests.kernel.durable import START_MS, World

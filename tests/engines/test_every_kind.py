@@ -12,15 +12,15 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from sds.decoding.errors import DEADLINE_EXCEEDED
 from sds.engines.config import EngineSpec, Kind, open_engine_of
 from sds.engines.native import NativeEngine
 from sds.engines.protocol import Engine
-from sds.grammars.walk import Walk
-from sds.kernel.answer import Answer
+from sds.grammars.tokens.matcher import Walk
 from sds.kernel.errors import ModelError
-from sds.models.outlines_local import Guard, OutlinesWriter
-from sds.models.remote import FORMS
-from sds.stops import DEADLINE_EXCEEDED
+from sds.kernel.flow.answer import Answer
+from sds.models.text.outlines import Guard, OutlinesWriter
+from sds.models.text.servers import FORMS
 from tests.engines.conftest import decide, running_ms
 from tests.engines.servers import completion, free_port, hang, misbehaving, reply
 from tests.engines.test_outlines import Idle
@@ -95,9 +95,9 @@ def test_a_local_engine_whose_mask_is_dead_does_not_open(
 
 def closings(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Return a list that grows by each model that is closed."""
-    from sds.models.llama import LlamaBackend
-    from sds.models.outlines_llamacpp import DrivenLlama
-    from sds.models.seats import SeatedBackend
+    from sds.models.cache.prefix_caching import SeatedBackend
+    from sds.models.llamacpp.backend import LlamaBackend
+    from sds.models.text.outlines_llamacpp import DrivenLlama
 
     closed: list[object] = []
 

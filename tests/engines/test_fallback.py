@@ -12,13 +12,13 @@ import pytest
 from sds.engines.fallback import COOL_DOWN_MS_MAX, LINKS_MAX, FallbackEngine, Link
 from sds.engines.native import NativeEngine
 from sds.engines.protocol import Engine
-from sds.engines.written import WrittenEngine
+from sds.engines.text import WrittenEngine
 from sds.gate import Gate
+from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import LanguageError, ModelError, UsageError
-from sds.kernel.packet import DecisionPacket, Decoding
-from sds.models.llama import LlamaBackend
+from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Row
-from sds.models.remote import RemoteWriter
+from sds.models.text.servers import RemoteWriter
 from tests.engines.conftest import decide, running_ms
 from tests.engines.servers import LlamaServer, completion, free_port, hang, misbehaving, reply
 from tests.hostile import Panic

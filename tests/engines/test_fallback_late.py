@@ -8,8 +8,8 @@ import pytest
 
 from sds.engines.fallback import FallbackEngine, Link
 from sds.engines.protocol import Engine
+from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import ModelError
-from sds.kernel.packet import DecisionPacket, Decoding
 from tests.engines.test_fallback import Scripted, answered, chain, opens, still
 from tests.kernel.durable import World
 

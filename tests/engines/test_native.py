@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from sds.benchmarks.packets import digits_packets
-from sds.decoder import Mode
+from sds.benchmarks.lib.packets import digits_packets
+from sds.decoding.decoder import Mode
 from sds.engines import native
+from sds.engines.factory import open_engine, runtime_facts
 from sds.engines.fallback import FallbackEngine, Link
 from sds.engines.native import NativeEngine, check_slots
-from sds.engines.opening import open_engine, runtime_facts
-from sds.kernel import audit
-from sds.kernel.decided import read_decided
+from sds.kernel.audit import verify
+from sds.kernel.audit.stored_decision import read_decided
+from sds.kernel.decision.packet import EVIDENCE, DecisionPacket
 from sds.kernel.errors import ModelError, UsageError
-from sds.kernel.packet import EVIDENCE, DecisionPacket
-from sds.models.llama import LlamaBackend
+from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend
 from tests.engines.conftest import decide, running_ms
 from tests.kernel.durable import START_MS, World
@@ -141,7 +141,7 @@ def test_the_ledger_keeps_what_a_replay_has_to_have_the_same(
     assert 64 == len(str(read_decided(world.store, answer.dfid).decoding.facts["prompt"]))  # sealed in the ledger
     assert ("exact", slots, 0.0, 1) == tuple(facts[name] for name in ("mode", "slots", "noise_logp_max", "threads"))
     assert facts["library"].startswith("llama-cpp-python 0.")
-    assert () == audit.verify(world.store).faults
+    assert () == verify.verify(world.store).faults
 
 
 def test_a_prompt_that_is_too_long_disturbs_nobody(world: World, tiny_path: Callable[[int], Path]) -> None:
@@ -170,7 +170,7 @@ def test_more_at_once_than_a_backend_can_is_refused(slots: int, mode: Mode, most
 
 def test_what_runs_a_checkpoint_is_told_with_device_and_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: f"card of {device}")
-    monkeypatch.setattr("sds.models.cards.cards", lambda: ("one", "two"))
+    monkeypatch.setattr("sds.models.llamacpp.gpus.cards", lambda: ("one", "two"))
     facts = runtime_facts("transformers", device="cuda:0", dtype="bf16")
     assert ("cuda:0", "card of cuda:0", "bf16") == (facts["device"], facts["card"], facts["dtype"])
     assert str(facts["library"]).startswith("transformers 5.")

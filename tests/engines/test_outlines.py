@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sds.engines.written import WrittenEngine, grammar_of
+from sds.engines.text import WrittenEngine, grammar_of
 from sds.grammars.language import language
-from sds.kernel.envelope import envelope_of
+from sds.kernel.envelope.envelope import envelope_of
+from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.kernel.errors import ModelError
-from sds.kernel.proposal import Proposal, parse_proposal
-from sds.models.outlines_local import (
+from sds.models.protocol import BackendError
+from sds.models.text.outlines import (
     CORE_FREE_CHARS_MAX,
     CORE_REGEX_CHARS_MAX,
     Driven,
@@ -26,8 +27,7 @@ from sds.models.outlines_local import (
     drive_llamacpp,
     drive_transformers,
 )
-from sds.models.protocol import BackendError
-from sds.models.writer import Grammar, Processing
+from sds.models.text.protocol import Grammar, Processing
 from tests.engines.conftest import decide, running_ms
 from tests.kernel.durable import World
 from tests.model_fixtures import CONTEXT_REF, refund_envelope, refund_language

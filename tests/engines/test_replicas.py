@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 
-from sds.decoder import Mode
+from sds.decoding.decoder import Mode
 from sds.engines import native
+from sds.engines.factory import open_engine, open_parallel, open_replicas
 from sds.engines.native import SLOTS_EXACT_MAX, NativeEngine
-from sds.engines.opening import open_engine, open_parallel, open_replicas
 from sds.engines.protocol import Explains
+from sds.engines.queueing import NoTurnError
 from sds.engines.replicas import Replicas
-from sds.engines.waiting import NoTurnError
 from sds.kernel.errors import ModelError, UsageError
-from sds.models import gguf, integer_library
-from sds.models.llama import LlamaBackend
+from sds.models.int8 import library as integer_library
+from sds.models.llamacpp import weights
+from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import BackendError, Dtype
 from tests.engines.conftest import running_ms
 from tests.engines.test_native import packets
@@ -109,8 +110,8 @@ def test_counting_tokens_and_closing_wait_for_a_busy_model_only_so_long(
 def test_the_weights_are_in_memory_once(
     tiny_path: Callable[[int], Path], engine: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded, really = list[Any](), gguf.load_gguf
-    monkeypatch.setattr(gguf, "load_gguf", lambda *path, **how: loaded.append(path) or really(*path, **how))
+    loaded, really = list[Any](), weights.load_gguf
+    monkeypatch.setattr(weights, "load_gguf", lambda *path, **how: loaded.append(path) or really(*path, **how))
     with closing(open_replicas(tiny_path(1), replicas=4, now_ms=running_ms)) as opened:
         assert 1 == len(loaded)
         assert engine.model == opened.model
@@ -211,9 +212,9 @@ def test_company_in_openvino_leaves_no_trace_in_a_decision(
     slots: int, mode: Mode, dtype: Dtype, world: World, tiny_path: Callable[[int], Path]
 ) -> None:
     pytest.importorskip("openvino")
-    from sds.models import openvino_dtypes
+    from sds.models.openvino_ import dtypes
 
-    if dtype == "bf16" and not openvino_dtypes.computes_in_bf16():
+    if dtype == "bf16" and not dtypes.computes_in_bf16():
         pytest.skip("no BF16 in this processor")
     asked = packets(world, scale(20, 300))
     how: dict[str, Any] = {"now_ms": running_ms, "library": "openvino", "dtype": dtype, "mode": mode}
@@ -244,8 +245,8 @@ def test_on_a_card_llama_cpp_decides_several_at_once_in_shared_passes(
     tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There the weights are read once for all; and what was prepared for the processor is not looked for."""
-    monkeypatch.setattr("sds.models.cards.cards", lambda: ("An Own Card",))
-    monkeypatch.setattr("sds.engines.opening.open_weights", pytest.fail)
+    monkeypatch.setattr("sds.models.llamacpp.gpus.cards", lambda: ("An Own Card",))
+    monkeypatch.setattr("sds.engines.factory.open_weights", pytest.fail)
     with closing(open_parallel(tiny_path(1), parallel=3, now_ms=running_ms, device="cuda")) as opened:
         assert isinstance(opened, NativeEngine)
         assert (3, "cuda", "An Own Card") == (opened.slots, opened._facts["device"], opened._facts["card"])
@@ -270,7 +271,7 @@ def test_openvino_and_transformers_decide_several_at_once_in_shared_passes(
 def test_a_file_that_changes_while_it_is_opened_is_refused(
     tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, really = tmp_path / "mine.gguf", gguf.load_gguf
+    path, really = tmp_path / "mine.gguf", weights.load_gguf
     path.write_bytes(tiny_path(1).read_bytes())
 
     def replaced(file: Path, **how: Any) -> Any:
@@ -278,6 +279,6 @@ def test_a_file_that_changes_while_it_is_opened_is_refused(
         path.write_bytes(tiny_path(1).read_bytes() + b"\0")
         return loaded
 
-    monkeypatch.setattr(gguf, "load_gguf", replaced)
+    monkeypatch.setattr(weights, "load_gguf", replaced)
     with pytest.raises(BackendError, match="was changed while it was opened"):
         LlamaBackend(path, threads=1)

@@ -15,20 +15,20 @@ from pathlib import Path
 
 import pytest
 
-from sds.benchmarks.packets import real_packets
-from sds.decoder import ACTION_CHOICE
+from sds.benchmarks.lib.packets import real_packets
+from sds.decoding.decoder import ACTION_CHOICE
 from sds.engines.native import NativeEngine
 from sds.engines.protocol import Engine
-from sds.engines.written import WrittenEngine
+from sds.engines.text import WrittenEngine
 from sds.grammars.language import language
-from sds.grammars.plan import Planner
-from sds.kernel.packet import DecisionPacket
-from sds.kernel.proposal import Proposal, parse_proposal
-from sds.models.llama import LlamaBackend
-from sds.models.outlines_local import OutlinesWriter, drive_llamacpp
+from sds.grammars.tokens.compiler import Planner
+from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.envelope.proposal import Proposal, parse_proposal
+from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import prompt_sections
-from sds.models.remote import RemoteWriter
-from tests.decoder.reference import greedy_action, looking, normalised
+from sds.models.text.outlines import OutlinesWriter, drive_llamacpp
+from sds.models.text.servers import RemoteWriter
+from tests.decoding.reference import greedy_action, looking, normalised
 from tests.engines.conftest import running_ms
 from tests.engines.servers import LlamaServer
 from tests.kernel.durable import World

@@ -10,17 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from sds.engines.written import END_TOKENS, WrittenEngine, grammar_of
-from sds.grammars import emit_gbnf, emit_json_schema, emit_regex
+from sds.engines.text import END_TOKENS, WrittenEngine, grammar_of
+from sds.grammars import regex as emit_regex
+from sds.grammars.emit import gbnf as emit_gbnf
+from sds.grammars.emit import json_schema
 from sds.grammars.language import language
-from sds.kernel.envelope import envelope_of
+from sds.kernel.decision.packet import ALTERNATIVES_UNAVAILABLE
+from sds.kernel.envelope.envelope import envelope_of
+from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.kernel.errors import ModelError
-from sds.kernel.packet import ALTERNATIVES_UNAVAILABLE
-from sds.kernel.proposal import Proposal, parse_proposal
-from sds.models.bounded_http import BODY_BYTES_MAX, Address
 from sds.models.protocol import BackendError
-from sds.models.remote import FORMS, RemoteWriter
-from sds.models.writer import Form, Server
+from sds.models.text.http import BODY_BYTES_MAX, Address
+from sds.models.text.protocol import Form, Server
+from sds.models.text.servers import FORMS, RemoteWriter
 from tests.engines.conftest import decide, running_ms
 from tests.engines.servers import FAULTS, LlamaServer, Misdeed, body_of, completion, free_port, hang, misbehaving, reply
 from tests.kernel.durable import World, contract, deny
@@ -187,7 +189,7 @@ def timed(folder: Path, engine: WrittenEngine) -> tuple[float, tuple[str, str | 
 
 def test_each_kind_of_server_is_sent_the_exact_language_in_its_own_parameter_and_told_not_to_think() -> None:
     said = refund_language()
-    regex, gbnf, schema = emit_regex.emit(said), emit_gbnf.to_gbnf(said), emit_json_schema.emit(said)
+    regex, gbnf, schema = emit_regex.emit(said), emit_gbnf.to_gbnf(said), json_schema.emit(said)
     sent = {kind: _sent(kind) for kind in FORMS}
     assert gbnf == sent["llama-server"]["grammar"]
     assert {"regex": f"({regex})"} == sent["vllm"]["structured_outputs"]

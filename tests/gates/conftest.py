@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sds.gates.refund.rail_client import RailProcess
+from sds.gates.refund.rail.client import RailProcess
 
 
 @pytest.fixture(scope="module")

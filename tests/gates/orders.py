@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import socket
 
-from sds.gates.refund.rail_client import RailExecutor
-from sds.kernel.executor import ExecutionIntent, Receipt
+from sds.gates.refund.rail.client import RailExecutor
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 
 SOON_S = 5.0
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from sds.gates.refund.adjudication import expected_action
-from sds.gates.refund.claims import Cause
-from sds.kernel.state import Value
+from sds.gates.refund.world.claims import Cause
+from sds.kernel.envelope.state import Value
 
 ORDINARY: dict[str, Value] = {
     "flight.due": True,

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from sds.gates.refund.rail import BODY_BYTES_MAX
-from sds.gates.refund.rail_client import RailExecutor, RailProcess
+from sds.gates.refund.rail.client import RailExecutor, RailProcess
+from sds.gates.refund.rail.server import BODY_BYTES_MAX
 from sds.kernel.errors import ExecutorError
-from sds.kernel.executor import ExecutionIntent, Receipt
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from tests.gates.orders import SOON_S, intent_for, key_of, pay, post, raw
 
 
@@ -189,7 +189,7 @@ class TestProcess:
 
     def test_the_rail_ends_with_its_parent(self, tmp_path: Path) -> None:
         script = (
-            "import sys, time; from pathlib import Path; from sds.gates.refund.rail_client import RailProcess\n"
+            "import sys, time; from pathlib import Path; from sds.gates.refund.rail.client import RailProcess\n"
             f"rail = RailProcess(Path({str(tmp_path / 'rail.db')!r})); rail.start(); print(rail.port, flush=True)\n"
             "time.sleep(60)"
         )

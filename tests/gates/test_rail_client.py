@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from sds.gates.refund.rail_client import RailExecutor, RailProcess
+from sds.gates.refund.rail.client import RailExecutor, RailProcess
 from sds.kernel.errors import StateError
-from sds.kernel.executor import ExecutionIntent
+from sds.kernel.executor.protocol import ExecutionIntent
 from tests.gates.orders import SOON_S, key_of, pay
 
 

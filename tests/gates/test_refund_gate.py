@@ -10,15 +10,15 @@ import pytest
 
 from sds.engines.native import NativeEngine
 from sds.gate import Gate
-from sds.gates.refund.desk import QueuedClaim, ensure_world, open_refund, read_queue
-from sds.gates.refund.rail_client import RailProcess
+from sds.gates.refund.gate import QueuedClaim, ensure_world, open_refund, read_queue
+from sds.gates.refund.rail.client import RailProcess
 from sds.gates.refund.run import outcome
-from sds.home import now_ms
-from sds.kernel import audit
-from sds.kernel.answer import Answer
+from sds.host.paths import now_ms
+from sds.kernel.audit import verify
+from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import EventError, UsageError
-from sds.kernel.packet import DecisionPacket
-from sds.models.llama import LlamaBackend
+from sds.kernel.flow.answer import Answer
+from sds.models.llamacpp.backend import LlamaBackend
 from tests.proposers import Greedy
 
 CLAIMS = 120
@@ -56,7 +56,7 @@ def test_whatever_the_rail_does_nothing_is_paid_twice_and_recovery_settles_the_r
     assert (0, 0) == (paid["dfids_paid_twice"], paid["tickets_paid_twice_in_kind"])
     successes = opened.store.value("SELECT count(*) FROM execution_log WHERE status = 'SUCCESS'")
     assert successes == paid["settled"] > 0
-    assert () == audit.verify(opened.store).faults
+    assert () == verify.verify(opened.store).faults
     assert len(answers) == len({answer.dfid for answer in answers})
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel.bounds import Bound
-from sds.kernel.contract import load_contract
-from sds.kernel.envelope import ESCALATE_ONLY, DecisionEnvelope
-from sds.kernel.governance import Situation, envelope_in_force, safeguards_of
-from sds.kernel.rules import Rules
-from sds.kernel.state import Value
+from sds.kernel.contract.compiler import Rules
+from sds.kernel.contract.schema import load_contract
+from sds.kernel.decision.safeguards import Situation, envelope_in_force, safeguards_of
+from sds.kernel.envelope.bounds import Bound
+from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope
+from sds.kernel.envelope.state import Value
 
 CONTRACT = load_contract(Path(__file__).parents[2] / "sds" / "gates" / "refund" / "contract.yaml")
 RULES = Rules(CONTRACT)

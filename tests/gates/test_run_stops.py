@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from sds.cli import run as cli
+from sds.cli.decisions import run as cli
 from sds.engines.protocol import Engine
-from sds.engines.waiting import NoTurnError
-from sds.gates.refund import desk
+from sds.engines.queueing import NoTurnError
+from sds.gates.refund import gate
 from sds.gates.refund import run as refund
-from sds.gates.refund.desk import ensure_world, load_refund_contract, read_queue
-from sds.gates.refund.rail_client import RailProcess
-from sds.home import now_ms, open_record
-from sds.kernel import registry
-from sds.kernel.answer import Answer
+from sds.gates.refund.gate import ensure_world, load_refund_contract, read_queue
+from sds.gates.refund.rail.client import RailProcess
+from sds.host.paths import now_ms, open_record
+from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import ModelError, UsageError, WorldError
-from sds.kernel.packet import DecisionPacket, Decoding
-from sds.kernel.store import Store
+from sds.kernel.flow.answer import Answer
+from sds.kernel.registry import registry
+from sds.kernel.storage.store import Store
 from tests.proposers import Greedy
 
 AGENT = "refund-agent"
@@ -166,7 +166,7 @@ def test_a_rail_that_died_ends_the_run_with_what_is_unknown_and_its_mend(
             super().start()
             rails.append(self)
 
-    monkeypatch.setattr(desk, "RailProcess", Rail)
+    monkeypatch.setattr(gate, "RailProcess", Rail)
     with pytest.raises(WorldError, match=r"does not answer: .*: what was paid cannot be told") as ended:
         refund.run(folder, limit=1, engine=Greedy(), chaos=None, on_decided=lambda _: rails[0].kill())
 

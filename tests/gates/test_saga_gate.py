@@ -13,17 +13,17 @@ import pytest
 
 from sds.engines.native import NativeEngine
 from sds.gate import Gate
-from sds.gates.refund.desk import ensure_world, load_refund_contract, open_refund, read_queue
-from sds.gates.refund.rail_client import RailProcess
-from sds.gates.refund.rail_store import Order, PayoutStore
+from sds.gates.refund.gate import ensure_world, load_refund_contract, open_refund, read_queue
+from sds.gates.refund.rail.client import RailProcess
+from sds.gates.refund.rail.store import Order, PayoutStore
 from sds.gates.refund.run import payments_of, wrongly_paid
 from sds.gates.refund.saga_run import Watch
-from sds.home import now_ms
-from sds.kernel import audit
-from sds.kernel.executor import Receipt
-from sds.kernel.rules import Rules
-from sds.kernel.saga import SagaAnswer
-from sds.models.llama import LlamaBackend
+from sds.host.paths import now_ms
+from sds.kernel.audit import verify
+from sds.kernel.contract.compiler import Rules
+from sds.kernel.executor.protocol import Receipt
+from sds.kernel.saga.state import SagaAnswer
+from sds.models.llamacpp.backend import LlamaBackend
 from tests.gates.orders import SOON_S, key_of, pay, post
 from tests.gates.test_refund_policy import ON_TIME
 from tests.proposers import Greedy
@@ -56,7 +56,7 @@ class Desk:
         return self.gate.decide_saga(SAGA, next(self.claims()))
 
     def faults(self) -> list[str]:
-        return [*wrongly_paid(self.gate, payments_of(self.gate)), *audit.verify(self.gate.store).faults]
+        return [*wrongly_paid(self.gate, payments_of(self.gate)), *verify.verify(self.gate.store).faults]
 
 
 @pytest.fixture(scope="module")
@@ -137,10 +137,10 @@ def test_the_embedded_model_chooses_from_the_menu_and_from_nothing_else(folder: 
     assert 0 == desk.watch.out_of_envelope
     assert found.compensation in ("REVERT", "CLOSE_ALL", "ALERT_HUMAN")
     assert found.chosen is not None
-    said = audit.flow_record(desk.gate.store, found.chosen.dfid)
+    said = verify.flow_record(desk.gate.store, found.chosen.dfid)
     assert said is not None
     assert desk.gate.engine.model == said["policy_proposals"]["model"]
-    assert "PARTIAL_SUCCESS_DIRTY" in str(audit.flow_record(desk.gate.store, found.answer.dfid))
+    assert "PARTIAL_SUCCESS_DIRTY" in str(verify.flow_record(desk.gate.store, found.answer.dfid))
     desk.rail.misbehave()
     assert [] == desk.faults()
     desk.gate.close()

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from sds.gates.refund.airline import move_ticket, write_airline
-from sds.gates.refund.flights import Flight
 from sds.gates.refund.source import TicketSource
-from sds.gates.refund.tickets import AS_OF_AT, Ticket, World
+from sds.gates.refund.world.airline import move_ticket, write_airline
+from sds.gates.refund.world.flights import Flight
+from sds.gates.refund.world.tickets import AS_OF_AT, Ticket, World
+from sds.kernel.envelope.state import Value
 from sds.kernel.errors import StateError
-from sds.kernel.state import Value
 
 LATE = Flight("AA1-JFK-1", "AA", 1, "JFK", "MIA", 1_360_000_000, 190, 200, 1_752_576, "snow")
 

@@ -13,16 +13,16 @@ from random import Random
 
 import pytest
 
-from sds.gates.refund.desk import airline_path, ensure_world, open_refund, read_queue, recovery_kernel
-from sds.gates.refund.rail_client import RailProcess
-from sds.gates.refund.rail_store import PAGE_LINES, Line, Order, PayoutStore
+from sds.gates.refund.gate import airline_path, ensure_world, open_refund, read_queue, recovery_kernel
+from sds.gates.refund.rail.client import RailProcess
+from sds.gates.refund.rail.store import PAGE_LINES, Line, Order, PayoutStore
 from sds.gates.refund.run import Watch, _chaos_report, payments_of, wrongly_paid
 from sds.gates.refund.source import TicketSource
-from sds.home import decisions_path, now_ms
-from sds.kernel.answer import Answer
+from sds.host.paths import decisions_path, now_ms
 from sds.kernel.errors import ExecutorError
-from sds.kernel.human_record import waiting
-from sds.kernel.statement import StatementLine
+from sds.kernel.executor.statement import StatementLine
+from sds.kernel.flow.answer import Answer
+from sds.kernel.human.cases import waiting
 from sds.reconciliation import reconcile
 from tests.gates.orders import key_of, raw
 from tests.proposers import Greedy

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sds.gates.refund.rail_client import RailExecutor, RailProcess
-from sds.gates.refund.rail_store import Order, PayoutStore
-from sds.kernel.executor import Receipt
+from sds.gates.refund.rail.client import RailExecutor, RailProcess
+from sds.gates.refund.rail.store import Order, PayoutStore
+from sds.kernel.executor.protocol import Receipt
 from tests.gates.orders import SOON_S, key_of, pay, post
 
 VOID = Receipt("rejected", detail="the key was made void")

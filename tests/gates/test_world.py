@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from sds.gates.refund.adjudication import expected_action
-from sds.gates.refund.airline import write_airline
-from sds.gates.refund.claims import SEVERE, TEXT_CHARS_MAX, Cause
-from sds.gates.refund.flights import CONDITIONS, EVERY_FLIGHT, Flight, condition, load_flights, metres
 from sds.gates.refund.source import TicketSource
-from sds.gates.refund.tickets import AS_OF_AT, World, is_due, make_world
+from sds.gates.refund.world.airline import write_airline
+from sds.gates.refund.world.claims import SEVERE, TEXT_CHARS_MAX, Cause
+from sds.gates.refund.world.flights import CONDITIONS, EVERY_FLIGHT, Flight, condition, load_flights, metres
+from sds.gates.refund.world.tickets import AS_OF_AT, World, is_due, make_world
 from sds.kernel.errors import StateError
 from tests.scale import scale
 

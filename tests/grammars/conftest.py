@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sds.models.catalog import embedded_model
+from sds.models.catalog.catalog import embedded_model
 from tests.grammars.tokenizers import Tokens, in_threes, joined, of_gguf
 from tests.small_models import sentencepiece_gguf
 

@@ -10,7 +10,7 @@ from random import Random
 
 import llama_cpp as lib
 
-from sds.models.vocabulary import Vocabulary
+from sds.models.llamacpp.tokenizer import Vocabulary
 
 PIECE_BYTES_MAX = 16
 

@@ -13,17 +13,17 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from sds.benchmarks.llguidance_tokenizer import llguidance_tokenizer
-from sds.grammars import emit_lark
-from sds.grammars.walk import MASK_FAILED
+from sds.benchmarks.peer.llguidance_tokenizer import llguidance_tokenizer
+from sds.grammars.emit import lark
+from sds.grammars.tokens.matcher import MASK_FAILED
 from sds.kernel.errors import LanguageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sds.grammars.language import Language
-    from sds.models.hf import HfBackend
-    from sds.models.llama import LlamaBackend
+    from sds.models.llamacpp.backend import LlamaBackend
+    from sds.models.transformers_.backend import HfBackend
 
 _T = TypeVar("_T")
 
@@ -34,7 +34,7 @@ class Mask:
     def __init__(self, tokenizer: LLTokenizer, language: Language) -> None:
         self._vocab_size = tokenizer.vocab_size
         self._end_tokens = np.array(tokenizer.eos_tokens, dtype=np.intp)
-        grammar = LLMatcher.grammar_from_lark(emit_lark.emit(language))
+        grammar = LLMatcher.grammar_from_lark(lark.emit(language))
         self._matcher = LLMatcher(tokenizer, grammar, log_level=0)
         self._refuse_error()
 

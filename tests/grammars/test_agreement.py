@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from sds.grammars import emit_json_schema, emit_lark, emit_regex
+from sds.grammars import regex
+from sds.grammars.emit import json_schema, lark
 from sds.grammars.language import language
-from sds.kernel.bounds import Bound, bound, format_literal
-from sds.kernel.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.bounds import Bound, bound, format_literal
+from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.errors import LanguageError
-from sds.kernel.proposal import Proposal, write_proposal
 from tests.grammars.byte_matcher import ByteMatcher
 from tests.model_fixtures import CONTEXT_REF
 from tests.samples import inside, mutated, near
@@ -39,7 +40,7 @@ def test_the_kernel_and_the_expression_agree_both_ways() -> None:
     tail = f',"context_ref":"{CONTEXT_REF}"}}'.encode()
     while asked < scale(20_000, 400_000):
         envelope = random_envelope(rng.randint)
-        matches = re.compile(emit_regex.emit(language(envelope, CONTEXT_REF)).encode()).fullmatch
+        matches = re.compile(regex.emit(language(envelope, CONTEXT_REF)).encode()).fullmatch
         for data in samples(rng, envelope, SAMPLES_EACH):
             asked += 1
             permitted = envelope.contains(data) and data.endswith(tail)
@@ -52,8 +53,8 @@ def test_the_kernel_and_the_expression_agree_both_ways() -> None:
 @given(envelopes(), st.integers(0, 2**32))
 def test_the_expression_and_lark_accept_the_same_bytes(envelope: DecisionEnvelope, seed: int) -> None:
     said = language(envelope, CONTEXT_REF)
-    matches = re.compile(emit_regex.emit(said).encode()).fullmatch
-    matcher = ByteMatcher(emit_lark.emit(said))
+    matches = re.compile(regex.emit(said).encode()).fullmatch
+    matcher = ByteMatcher(lark.emit(said))
     for data in samples(Random(seed), envelope, 20):
         assert bool(matches(data)) == matcher.accepts(data), data
 
@@ -62,8 +63,8 @@ def test_the_expression_and_lark_accept_the_same_bytes(envelope: DecisionEnvelop
 @given(envelopes(), st.integers(0, 2**32))
 def test_the_schema_accepts_the_same_values(envelope: DecisionEnvelope, seed: int) -> None:
     rng, said = Random(seed), language(writable(envelope), CONTEXT_REF)
-    matches = re.compile(emit_regex.emit(said)).fullmatch
-    schema = json.loads(json.dumps(emit_json_schema.emit(said)), parse_float=Decimal)
+    matches = re.compile(regex.emit(said)).fullmatch
+    schema = json.loads(json.dumps(json_schema.emit(said)), parse_float=Decimal)
     Draft202012Validator.check_schema(schema)
     validator = Draft202012Validator(schema)
     for draw in (inside, near) * 5:
@@ -99,7 +100,7 @@ def writable(envelope: DecisionEnvelope) -> DecisionEnvelope:
 
 
 def sayable(allowed: Bound) -> Bound:
-    if not allowed.residue or len(allowed) <= emit_json_schema.ENUM_VALUES_MAX:
+    if not allowed.residue or len(allowed) <= json_schema.ENUM_VALUES_MAX:
         return allowed
     return bound(allowed.lo, allowed.hi, step=allowed.step, scale=allowed.scale) or Bound(0, 0, 1, 0, allowed.scale)
 
@@ -124,7 +125,7 @@ def test_a_residue_no_schema_can_say_is_refused_and_not_widened() -> None:
     assert allowed is not None
     envelope = envelope_of([KindBound("PAY", ("OK",), (("amount", allowed),)), KindBound(DENY, ("NO",))])
     with pytest.raises(LanguageError, match=r"`amount` has no JSON Schema: more than 4096 values with a residue"):
-        emit_json_schema.emit(language(envelope, CONTEXT_REF))
+        json_schema.emit(language(envelope, CONTEXT_REF))
 
 
 def test_every_number_of_the_schema_is_exact_as_text() -> None:
@@ -132,5 +133,5 @@ def test_every_number_of_the_schema_is_exact_as_text() -> None:
     for _ in range(scale(2000, 20_000)):
         places = rng.randint(0, 6)
         minor = rng.randint(-(10**15), 10**15)
-        text = json.dumps(emit_json_schema._decimal(minor, places))
+        text = json.dumps(json_schema._decimal(minor, places))
         assert Decimal(minor).scaleb(-places) == Decimal(text)

@@ -17,14 +17,15 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from sds.grammars import emit_json_schema, emit_lark, emit_regex
-from sds.grammars.emit_gbnf import GBNF_CHARS_MAX, REPEAT_MAX, to_gbnf
+from sds.grammars import regex
+from sds.grammars.emit import json_schema, lark
+from sds.grammars.emit.gbnf import GBNF_CHARS_MAX, REPEAT_MAX, to_gbnf
 from sds.grammars.language import Language, language
-from sds.kernel.bounds import bound, format_literal
-from sds.kernel.envelope import DENY, KindBound, envelope_of
+from sds.kernel.envelope.bounds import bound, format_literal
+from sds.kernel.envelope.envelope import DENY, KindBound, envelope_of
+from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.errors import LanguageError
-from sds.kernel.proposal import Proposal, write_proposal
-from sds.models.catalog import embedded_model
+from sds.models.catalog.catalog import embedded_model
 from tests.grammars.byte_matcher import ByteMatcher
 from tests.grammars.gbnf_matcher import GbnfMatcher, GbnfVocabulary
 from tests.model_fixtures import CONTEXT_REF
@@ -112,18 +113,18 @@ def permits(said: Language, data: bytes) -> bool:
 
 
 def regex_judge(said: Language) -> Judge:
-    matches = re.compile(emit_regex.emit(said).encode()).fullmatch
+    matches = re.compile(regex.emit(said).encode()).fullmatch
     return lambda data: bool(matches(data))
 
 
 def lark_judge(said: Language) -> Judge:
-    return ByteMatcher(emit_lark.emit(said)).accepts_quickly
+    return ByteMatcher(lark.emit(said)).accepts_quickly
 
 
 def schema_judge(said: Language) -> Judge | None:
     """Return the schema as a judge of JSON texts, or None where this language has no schema."""
     try:
-        schema = json.loads(json.dumps(emit_json_schema.emit(said)), parse_float=Decimal)
+        schema = json.loads(json.dumps(json_schema.emit(said)), parse_float=Decimal)
     except LanguageError:
         return None
     validator = Draft202012Validator(schema)

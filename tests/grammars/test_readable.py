@@ -10,10 +10,11 @@ from decimal import Decimal
 import pytest
 from jsonschema import Draft202012Validator
 
-from sds.grammars import emit_json_schema, emit_lark, emit_regex
+from sds.grammars import regex
+from sds.grammars.emit import json_schema, lark
 from sds.grammars.language import Language, language
-from sds.kernel.bounds import Bound, bound
-from sds.kernel.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.bounds import Bound, bound
+from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
 from tests.grammars.byte_matcher import ByteMatcher
 
 CONTEXT = "c0ffee" * 10 + "0123"
@@ -142,8 +143,8 @@ def said(example: Example) -> Language:
 
 @pytest.mark.parametrize("example", CASES)
 def test_the_expression_and_the_mask_accept_what_is_listed_and_nothing_else(example: Example) -> None:
-    matches = re.compile(emit_regex.emit(said(example))).fullmatch
-    matcher = ByteMatcher(emit_lark.emit(said(example)))
+    matches = re.compile(regex.emit(said(example))).fullmatch
+    matcher = ByteMatcher(lark.emit(said(example)))
     for short in (*example.accepted, *example.rejected, *example.same_value):
         text = proposal(example, short)
         expected = short in example.accepted
@@ -154,7 +155,7 @@ def test_the_expression_and_the_mask_accept_what_is_listed_and_nothing_else(exam
 
 @pytest.mark.parametrize("example", CASES)
 def test_the_schema_accepts_the_listed_values_however_they_are_written(example: Example) -> None:
-    schema = json.loads(json.dumps(emit_json_schema.emit(said(example))), parse_float=Decimal)
+    schema = json.loads(json.dumps(json_schema.emit(said(example))), parse_float=Decimal)
     Draft202012Validator.check_schema(schema)
     validator = Draft202012Validator(schema)
     for short in (*example.accepted, *example.rejected, *example.same_value):
@@ -169,7 +170,7 @@ def test_the_schema_accepts_the_listed_values_however_they_are_written(example: 
 def test_another_context_is_another_language() -> None:
     mine, other = (language(ESCALATE_ONLY, digit * 64) for digit in "ab")
     assert mine.hash != other.hash
-    assert not re.fullmatch(emit_regex.emit(mine), proposal(EXAMPLES[0], ESCALATION))
+    assert not re.fullmatch(regex.emit(mine), proposal(EXAMPLES[0], ESCALATION))
 
 
 def test_equal_envelopes_have_one_language_whose_hash_is_pinned() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sds.grammars.spelling import Spelling
-from sds.grammars.text import TextTokens
+from sds.grammars.tokens.text import TextTokens
+from sds.grammars.tokens.tokenizer import Spelling
 from sds.kernel.errors import LanguageError
 from tests.grammars.tokenizers import Scraps, Tokens, of_gguf
 from tests.scale import scale, seeded

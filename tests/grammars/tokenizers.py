@@ -9,8 +9,8 @@ from pathlib import Path
 
 import llama_cpp
 
-from sds.models.gguf import load_gguf
-from sds.models.words import Spoken, Words
+from sds.models.llamacpp.weights import load_gguf
+from sds.models.tokenizer.tokenizer import Spoken, Words
 
 _SCRAPS = (
     *('","', '":"', '":', '":-', '{"', '":{"', '":{},"', '},"', "},", ',"', '"}', "_code", "_ref", "action", "params"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from random import Random
 
-from sds.grammars.plan import Fork, Walk
-from sds.kernel.bounds import Bound, bound
-from sds.kernel.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
+from sds.grammars.tokens.compiler import Fork, Walk
+from sds.kernel.envelope.bounds import Bound, bound
+from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
 from tests.scale import seeded
 from tests.strategies import random_envelope
 

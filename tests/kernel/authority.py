@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sds.kernel import registry
+from sds.kernel.registry import registry
 from tests.kernel.durable import World, contract
 
 AGENT = "claims-agent"

@@ -6,10 +6,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from sds.kernel import audit
-from sds.kernel.answer import Answer
-from sds.kernel.runtime import Kernel
-from sds.kernel.store import Store
+from sds.kernel.audit import verify
+from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.kernel import Kernel
+from sds.kernel.storage.store import Store
 from tests.kernel.durable import World, counters, witness
 from tests.kernel.faults import Crash, Faults, failing
 
@@ -60,7 +60,7 @@ def check(world: World, store: Store, answer: Answer) -> None:
     assert [dfid for dfid, *_ in paid] == settled, "the rail and the record disagree"
     assert not answer.pending
     assert (answer.execution == "SUCCESS") == bool(paid)
-    assert () == audit.verify(store).faults
+    assert () == verify.verify(store).faults
     if answer.execution != "UNKNOWN":
         assert [] == store.rows("SELECT * FROM reservations WHERE status = 'live'")
         spent = sum(amount for *_, amount in paid)

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from sds.kernel import ledger
+from sds.kernel.storage import ledger
 
 VALUES: tuple[Any, ...] = (
     *(

@@ -1,6 +1,6 @@
 """A kernel over a real store file, a source over real data, and a payment rail with a file of its own.
 
-The rail's memory (`rail_store.PayoutStore`) honours idempotency keys durably; `Rail` puts misfortune before it.
+The rail's memory (`rail.store.PayoutStore`) honours idempotency keys durably; `Rail` puts misfortune before it.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from sds.gates.refund.rail_store import Answer as RailAnswer
-from sds.gates.refund.rail_store import Order, PayoutStore
-from sds.kernel import intake, registry
-from sds.kernel.answer import Answer
-from sds.kernel.checkpoints import LedgerKey, Witness
-from sds.kernel.contract import Contract, parse_contract
-from sds.kernel.dispatch import Log
+from sds.gates.refund.rail.store import Answer as RailAnswer
+from sds.gates.refund.rail.store import Order, PayoutStore
+from sds.kernel.contract.schema import Contract, parse_contract
+from sds.kernel.decision.packet import DecisionPacket, Decoding
+from sds.kernel.envelope.proposal import Proposal, write_proposal
+from sds.kernel.envelope.state import StateRead, Value
 from sds.kernel.errors import StateError
-from sds.kernel.executor import ExecutionIntent, Executor, Receipt, Signer
-from sds.kernel.keyring import Keyring, Random
-from sds.kernel.ledger import GENESIS, Head
-from sds.kernel.packet import DecisionPacket, Decoding
-from sds.kernel.proposal import Proposal, write_proposal
-from sds.kernel.runtime import Kernel
-from sds.kernel.state import StateRead, Value
-from sds.kernel.store import Connect, Store, connect
-from sds.kernel.vault import Texts
+from sds.kernel.executor.protocol import ExecutionIntent, Executor, Receipt, Signer
+from sds.kernel.flow import intake
+from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.dispatch import Log
+from sds.kernel.flow.kernel import Kernel
+from sds.kernel.registry import registry
+from sds.kernel.storage.checkpoints import LedgerKey, Witness
+from sds.kernel.storage.keyring import Keyring, Random
+from sds.kernel.storage.ledger import GENESIS, Head
+from sds.kernel.storage.store import Connect, Store, connect
+from sds.kernel.storage.vault import Texts
 from tests.kernel.faults import Faults
 
 CONTRACT = """
@@ -239,7 +240,7 @@ def _receipt(found: RailAnswer) -> Receipt:
 
 
 def witness() -> Witness:
-    """Sign the ledger as `sds.home` has it done: the key is there, whoever opens the store."""
+    """Sign the ledger as `sds.host.paths` has it done: the key is there, whoever opens the store."""
     return Witness(lambda _: LedgerKey(SEED, PUBLIC.since), Clock())
 
 

@@ -9,17 +9,21 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from sds.kernel import artifacts, context_store, erasure, recovery, registry, saga, saga_drive
-from sds.kernel.answer import Answer
-from sds.kernel.attest import attest
-from sds.kernel.contract import Contract
+from sds.kernel.context import artifacts, memory
+from sds.kernel.contract.schema import Contract
+from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import SdsError, UsageError
-from sds.kernel.executor import ExecutionIntent, Receipt
-from sds.kernel.human import HumanDesk, Resolution
-from sds.kernel.intake import Event, read_event
-from sds.kernel.packet import DecisionPacket, Decoding
-from sds.kernel.runtime import Kernel
-from sds.kernel.store import Store
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt
+from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.intake import Event, read_event
+from sds.kernel.flow.kernel import Kernel
+from sds.kernel.human.attestation import attest
+from sds.kernel.human.review import HumanDesk, Resolution
+from sds.kernel.operations import erasure, recovery
+from sds.kernel.registry import registry
+from sds.kernel.saga import driver
+from sds.kernel.saga import state as saga
+from sds.kernel.storage.store import Store
 from tests.kernel.authority import AGENT
 from tests.kernel.durable import (
     COMPENSATION_MINOR,
@@ -148,7 +152,7 @@ class History:
         artifacts.retire(self.world.store, "tariff", who="desk", reason="old", now_ms=self.world.clock())
 
     def sweep(self) -> None:
-        context_store.sweep(self.world.store, who="desk", reason="due", now_ms=self.world.clock())
+        memory.sweep(self.world.store, who="desk", reason="due", now_ms=self.world.clock())
 
     def erase(self) -> None:
         """Whatever is not at its end refuses, and changes nothing."""
@@ -270,13 +274,13 @@ class History:
         name = self.rng.choice(["BOTH", "ALL", "NO_UNDOING"])
         event = self.event(kernel.contract, self.rng.choice(SAGA_EVENTS))
         dfid = saga.claim(store, kernel.contract, name, event, now_ms=clock())
-        saga_drive.drive(kernel, dfid, self.ask, now_ms=clock)
+        driver.drive(kernel, dfid, self.ask, now_ms=clock)
 
     def recover(self, store: Store) -> None:
         kernel, clock = self.kernel(store), self.world.clock
         recovery.recover(kernel, now_ms=clock())
-        for dfid in saga_drive.waiting(kernel, now_ms=clock()):
-            saga_drive.drive(kernel, dfid, self.ask, now_ms=clock)
+        for dfid in driver.waiting(kernel, now_ms=clock()):
+            driver.drive(kernel, dfid, self.ask, now_ms=clock)
 
     def human(self, store: Store) -> None:
         """Somebody takes a case; somebody else may have taken it before, or wants it, too."""
@@ -363,5 +367,5 @@ class History:
         for _ in range(3):
             self.world.clock.advance(HOUR_MS)
             recovery.recover(kernel, now_ms=self.world.clock())
-            for dfid in saga_drive.waiting(kernel, now_ms=self.world.clock()):
-                saga_drive.drive(kernel, dfid, self.ask, now_ms=self.world.clock)
+            for dfid in driver.waiting(kernel, now_ms=self.world.clock()):
+                driver.drive(kernel, dfid, self.ask, now_ms=self.world.clock)

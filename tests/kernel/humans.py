@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from sds.kernel import ledger
-from sds.kernel.answer import Answer
+from sds.kernel.decision.packet import Decoding
 from sds.kernel.errors import SdsError, UsageError, WorldError
-from sds.kernel.executor import Receipt
-from sds.kernel.human import HumanDesk, Resolution
-from sds.kernel.human_record import Decision
-from sds.kernel.packet import Decoding
-from sds.kernel.store import Store
+from sds.kernel.executor.protocol import Receipt
+from sds.kernel.flow.answer import Answer
+from sds.kernel.human.cases import Decision
+from sds.kernel.human.review import HumanDesk, Resolution
+from sds.kernel.storage import ledger
+from sds.kernel.storage.store import Store
 from tests.kernel.durable import Propose, World, contract, escalate, refund
 
 ALWAYS = (

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from sds.kernel import explanation, intake, record
 from sds.kernel.canonical import digest
+from sds.kernel.context import rationale
+from sds.kernel.flow import decision_record, intake
 
 
 class _InClear:
@@ -25,10 +26,10 @@ class _InClear:
 def writing_in_clear(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let a kernel write what an older version wrote."""
     with monkeypatch.context() as then:
-        for module in (record, explanation):
+        for module in (decision_record, rationale):
             then.setattr(module, "key_for_flow", lambda store, dfid: _InClear())
-        then.setattr(record, "seal_facts", lambda key, facts: dict(facts))
-        then.setattr(explanation, "SEALED", "text")
+        then.setattr(decision_record, "seal_facts", lambda key, facts: dict(facts))
+        then.setattr(rationale, "SEALED", "text")
         then.setattr(intake, "_trigger", lambda store, gate, event: event.original or event.body)
         then.setattr(intake, "_fingerprint", lambda store, event: digest(event.original or event.body))
         yield

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sds.kernel.executor import ExecutionIntent
-from sds.kernel.recovery import Recovered, recover
+from sds.kernel.executor.protocol import ExecutionIntent
+from sds.kernel.operations.recovery import Recovered, recover
 from tests.kernel.durable import World, refund
 
 

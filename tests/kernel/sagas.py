@@ -6,16 +6,17 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from sds.kernel import saga, saga_drive
-from sds.kernel.answer import Answer
-from sds.kernel.contract import Contract
-from sds.kernel.envelope import format_literal
+from sds.kernel.contract.schema import Contract
+from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.envelope.envelope import format_literal
+from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.errors import UsageError
-from sds.kernel.intake import Event
-from sds.kernel.packet import DecisionPacket
-from sds.kernel.proposal import Proposal, write_proposal
-from sds.kernel.runtime import Kernel
-from sds.kernel.saga import SagaAnswer
+from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.intake import Event
+from sds.kernel.flow.kernel import Kernel
+from sds.kernel.saga import driver
+from sds.kernel.saga import state as saga
+from sds.kernel.saga.state import SagaAnswer
 from tests.kernel.durable import (
     Propose,
     World,
@@ -84,7 +85,7 @@ def run(kernel: Kernel, world: World, script: Propose, name: str = "BOTH", event
                     raise
 
     dfid = saga.claim(kernel.store, kernel.contract, name, world.event(event), now_ms=world.clock())
-    return saga_drive.drive(kernel, dfid, ask, now_ms=world.clock)
+    return driver.drive(kernel, dfid, ask, now_ms=world.clock)
 
 
 def reversed_at(folder: Path) -> list[tuple[str, int]]:

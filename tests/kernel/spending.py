@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-from sds.kernel import audit
-from sds.kernel.answer import Answer
-from sds.kernel.contract import Contract
+from sds.kernel.audit import verify
+from sds.kernel.contract.schema import Contract
+from sds.kernel.flow.answer import Answer
 from tests.kernel.durable import CONTRACT, World, contract, escalate, refund
 
 MAX_MINOR = 10_000
@@ -59,6 +59,6 @@ def till(folder: Path, limit: str) -> Iterator[Till]:
     made = Till(folder, limit)
     try:
         yield made
-        assert () == audit.verify(made.store).faults
+        assert () == verify.verify(made.store).faults
     finally:
         made.close()

@@ -8,11 +8,11 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from sds.gates.refund.rail_store import Line, Order, PayoutStore
-from sds.kernel import registry
-from sds.kernel.answer import Answer
-from sds.kernel.executor import ExecutionIntent, Receipt
-from sds.kernel.statement import Comparison, StatementLine
+from sds.gates.refund.rail.store import Line, Order, PayoutStore
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt
+from sds.kernel.executor.statement import Comparison, StatementLine
+from sds.kernel.flow.answer import Answer
+from sds.kernel.registry import registry
 from sds.reconciliation import adopt, reconcile
 from tests.kernel.durable import START_MS, Propose, Rail, World, compensate, goodwill, refund, see_through
 from tests.kernel.faults import Faults

@@ -9,11 +9,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from sds.kernel import artifacts, audit, checkpoints, erasure, recovery, registry
-from sds.kernel.checkpoints import Checkpoint, LedgerKey
-from sds.kernel.clock import BACK_MS
-from sds.kernel.human import HumanDesk, Resolution
-from sds.kernel.ledger import GENESIS, Head, entry_hash
+from sds.kernel.audit import verify
+from sds.kernel.context import artifacts
+from sds.kernel.human.review import HumanDesk, Resolution
+from sds.kernel.operations import erasure, recovery
+from sds.kernel.registry import registry
+from sds.kernel.storage import checkpoints
+from sds.kernel.storage.checkpoints import Checkpoint, LedgerKey
+from sds.kernel.storage.clock import BACK_MS
+from sds.kernel.storage.ledger import GENESIS, Head, entry_hash
 from tests.kernel.authority import halt, reactivate, suspend
 from tests.kernel.durable import (
     LEASE_MS,
@@ -94,7 +98,7 @@ def sign(world: World) -> Checkpoint:
 
 
 def faults(world: World, expected: Head | Checkpoint | None = None) -> tuple[str, ...]:
-    return audit.verify(world.store, expected, PUBLIC).faults
+    return verify.verify(world.store, expected, PUBLIC).faults
 
 
 class Stranger:

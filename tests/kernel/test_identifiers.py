@@ -8,11 +8,11 @@ import unicodedata
 
 import pytest
 
-from sds.kernel import registry
 from sds.kernel.errors import EventError
-from sds.kernel.human import HumanDesk, Resolution
+from sds.kernel.flow.intake import read_event
+from sds.kernel.human.review import HumanDesk, Resolution
 from sds.kernel.identifiers import ID_CHARS_MAX, check_identifier, is_seen, person
-from sds.kernel.intake import read_event
+from sds.kernel.registry import registry
 from tests.kernel.durable import World, escalate, refund, see_through
 
 PRINTABLE = f"`id` is not 1 to {ID_CHARS_MAX} printable characters"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from sds.kernel.contract import Contract, parse_contract
-from sds.kernel.dim import Standing
-from sds.kernel.executor import ExecutionIntent, Receipt
-from sds.kernel.governance import Situation, envelope_in_force, safeguards_of
-from sds.kernel.packet import DecisionPacket, compile_packet
-from sds.kernel.proposal import Proposal, write_proposal
-from sds.kernel.rules import Rules
-from sds.kernel.snapshot import take_snapshot
-from sds.kernel.state import Fields, StateRead, Value
+from sds.kernel.contract.compiler import Rules
+from sds.kernel.contract.schema import Contract, parse_contract
+from sds.kernel.contract.snapshot import take_snapshot
+from sds.kernel.decision.dim import Standing
+from sds.kernel.decision.packet import DecisionPacket, compile_packet
+from sds.kernel.decision.safeguards import Situation, envelope_in_force, safeguards_of
+from sds.kernel.envelope.proposal import Proposal, write_proposal
+from sds.kernel.envelope.state import Fields, StateRead, Value
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 
 NOW_MS = 1_700_000_000_000
 CONTRACT = """\

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sds.models import prepare
-from sds.models.catalog import Prepared
+from sds.models.catalog import prepare
+from sds.models.catalog.catalog import Prepared
 from tests.model_fixtures import TINY_THREADS
-from tests.models.integer_libraries import plain, precision
-from tests.models.preparing import OPENVINO_WINS, preparation
+from tests.models.catalog.preparing import OPENVINO_WINS, preparation
+from tests.models.int8.libraries import plain, precision
 
 if TYPE_CHECKING:
-    from sds.models.hf import HfBackend
+    from sds.models.transformers_.backend import HfBackend
 
 __all__ = ["plain", "precision"]  # fixtures
 
@@ -27,7 +27,7 @@ SLIDING = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sl
 
 @pytest.fixture(scope="session")
 def several(tiny_folder: Callable[[int], Path]) -> Iterator[HfBackend]:
-    from sds.models.hf import HfBackend
+    from sds.models.transformers_.backend import HfBackend
 
     backend = HfBackend(tiny_folder(1), threads=TINY_THREADS, slots=SLOTS)
     yield backend
@@ -37,7 +37,7 @@ def several(tiny_folder: Callable[[int], Path]) -> Iterator[HfBackend]:
 @pytest.fixture
 def own_caches(tiny_folder: Callable[[int], Path], tmp_path: Path) -> Iterator[HfBackend]:
     """Return a model whose windows forget: one row a call."""
-    from sds.models.hf import HfBackend
+    from sds.models.transformers_.backend import HfBackend
 
     folder = Path(shutil.copytree(tiny_folder(1), tmp_path / "checkpoint"))
     edit(folder, **SLIDING)

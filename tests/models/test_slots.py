@@ -13,10 +13,10 @@ import pytest
 from gguf import GGMLQuantizationType as Weights
 from numpy.typing import NDArray
 
-from sds.models.llama import FORK_TOKENS_MAX, SHARED_PASS_TOKENS_MAX, WEAR_CELLS_MIN, LlamaBackend
-from sds.models.llama_batch import TokenBatch
+from sds.models.cache.prefix_cache import Kept
+from sds.models.llamacpp.backend import FORK_TOKENS_MAX, SHARED_PASS_TOKENS_MAX, WEAR_CELLS_MIN, LlamaBackend
+from sds.models.llamacpp.batch import TokenBatch
 from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, Row
-from sds.models.sections import Kept
 from tests.hostile import Vocabulary, tiny_checkpoint
 from tests.model_fixtures import TINY_THREADS
 from tests.models.test_backends import sections_of

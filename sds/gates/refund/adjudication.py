@@ -14,9 +14,8 @@
 
 from __future__ import annotations
 
-from sds.kernel.state import Fields
-
-from .claims import SEVERE, Cause
+from sds.gates.refund.world.claims import SEVERE, Cause
+from sds.kernel.envelope.state import Fields
 
 COMPENSATE_DELAY_MIN = 180
 REFUND_DELAY_MIN = 300

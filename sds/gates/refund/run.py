@@ -23,19 +23,20 @@ import numpy as np
 from sds.engines.protocol import Engine
 from sds.gate import Gate
 from sds.gates.refund.adjudication import expected_action
-from sds.gates.refund.airline import move_ticket
-from sds.gates.refund.desk import QueuedClaim, airline_path, ensure_world, load_refund_contract, open_refund, read_queue
+from sds.gates.refund.gate import QueuedClaim, airline_path, ensure_world, load_refund_contract, open_refund, read_queue
 from sds.gates.refund.source import TicketSource
-from sds.home import decisions_path, now_ms, open_record, public_keys_of, refuse_lost
-from sds.kernel import audit, binding, registry
-from sds.kernel.agent_record import agent_record
-from sds.kernel.answer import Answer
+from sds.gates.refund.world.airline import move_ticket
+from sds.host.paths import decisions_path, now_ms, open_record, public_keys_of, refuse_lost
+from sds.kernel.audit import verify
+from sds.kernel.audit.agent_history import agent_record
+from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.kernel.errors import UsageError, WorldError
-from sds.kernel.intake import settled_events
-from sds.kernel.packet import DecisionPacket
-from sds.kernel.proposal import Proposal, parse_proposal
-from sds.kernel.statement import CLOCKS_APART_MS, StatementLine
-from sds.kernel.store import Reader, Store
+from sds.kernel.executor.statement import CLOCKS_APART_MS, StatementLine
+from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.intake import settled_events
+from sds.kernel.registry import contract_versions, registry
+from sds.kernel.storage.store import Reader, Store
 
 MOVED_EVERY = 2  # of the proposals that would pay, and of the others
 PAYS = frozenset({"COMPENSATE", "REFUND_TICKET", "VOUCHER"})
@@ -126,7 +127,7 @@ def run(
             watch,
             payments,
             wrong,
-            audit.verify(gate.store, public=public_keys_of(folder)).faults,
+            verify.verify(gate.store, public=public_keys_of(folder)).faults,
         )
         report["decided_elsewhere"] = len(decided) - len(ours)
         report["stopped"] = stopped
@@ -233,7 +234,7 @@ def _stopped(gate: Gate) -> tuple[str, str] | None:
     agent_id = gate.contract.agent_id
     if paused := _paused(gate.store, agent_id):
         return paused
-    if binding.of_agent(gate.store, agent_id).contract_hash != gate.contract.hash:
+    if contract_versions.of_agent(gate.store, agent_id).contract_hash != gate.contract.hash:
         return f"agent `{agent_id}` is no longer under this contract", f"sds agents show {agent_id}"
     return None
 

@@ -16,16 +16,16 @@ from typing import Any
 
 from sds.engines.protocol import Engine
 from sds.gate import Gate
-from sds.gates.refund.desk import ensure_world, open_refund, read_queue
-from sds.gates.refund.rail_client import RailProcess
+from sds.gates.refund.gate import ensure_world, open_refund, read_queue
+from sds.gates.refund.rail.client import RailProcess
 from sds.gates.refund.run import FAULTS_SHOWN, payments_of, percentiles, refuse_stopped, wrongly_paid
-from sds.home import public_keys_of
-from sds.kernel import audit
+from sds.host.paths import public_keys_of
+from sds.kernel.audit import verify
+from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import UsageError
-from sds.kernel.intake import settled_events
-from sds.kernel.packet import DecisionPacket
-from sds.kernel.saga import COMPENSATED, DIRTY, SagaAnswer, spec_of
-from sds.kernel.statement import StatementLine
+from sds.kernel.executor.statement import StatementLine
+from sds.kernel.flow.intake import settled_events
+from sds.kernel.saga.state import COMPENSATED, DIRTY, SagaAnswer, spec_of
 
 SECOND, COMPENSATION = "/2", "/compensation"
 
@@ -112,7 +112,7 @@ def _report(
         "double_payouts": len(wrong),
         "double_payout_faults": wrong[:FAULTS_SHOWN],
         "latency_ms": percentiles([ms for _, ms in decided]),
-        "record_faults": list(audit.verify(gate.store, public=public_keys_of(folder)).faults),
+        "record_faults": list(verify.verify(gate.store, public=public_keys_of(folder)).faults),
         "dfids": [answer.answer.dfid for answer in answers],
     }
 

@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sds.gates.refund.world.airline import BUSY_S
+from sds.kernel.envelope.state import StateRead, Value
 from sds.kernel.errors import StateError
-from sds.kernel.state import StateRead, Value
-
-from .airline import BUSY_S
 
 IDLE_CONNECTIONS_MAX = 64
 _TICKET_ID = re.compile(r"[A-Za-z0-9-]{1,64}")

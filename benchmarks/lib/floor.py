@@ -1,0 +1,158 @@
+"""The least that a decision's passes must cost: predicted from the device's own rates, and measured bare.
+
+A pass reads every weight once and does two operations for each weight and token; it cannot be faster than the slower of
+the two. `device()` measures both rates: memory with numpy; arithmetic in the type that the products are made in, with numpy
+for 32-bit floats, else with one large product in the library itself, for numpy knows no other. So the prediction knows of the library
+only what it multiplies in; of llama.cpp, whose types differ from file to file, not even that: 32-bit floats are a guess
+there, no bound. The bare floor is the passes themselves, run again without anything around them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sds.benchmarks.lib.weights import Weights
+from sds.engines.factory import cores
+from sds.models.protocol import INT8_REST, Backend, Dtype, Row
+
+COPY_BYTES = 1 << 28
+MATRIX = 1536
+REPEATS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Rates of this machine: bytes a second read from memory, operations a second `in_` a data type."""
+
+    bytes_per_s: float
+    ops_per_s: float
+    in_: Dtype
+
+    def pass_ms(self, weights_bytes: int, parameters: int, tokens: int) -> float:
+        """Return the least time of one pass over `tokens` tokens."""
+        return 1000 * max(weights_bytes / self.bytes_per_s, 2 * parameters * tokens / self.ops_per_s)
+
+
+def device(weights: Weights) -> Device:
+    """Measure memory, and arithmetic as these weights are multiplied: the best of a few tries each."""
+    source = np.ones(COPY_BYTES // 8)
+    read_s = min(_seconds(source.sum) for _ in range(REPEATS))
+    matrix = np.ones((MATRIX, MATRIX), np.float32)
+    dtype = weights.multiplies_in
+    if weights.library == "integer":
+        from sds.models.int8.library import product as whole  # noqa: PLC0415  what was compiled, only if it is asked for
+
+        _, multiply_s = whole(matrix, matrix, in_bytes=dtype == "int8", threads=cores(), repeats=REPEATS)
+        return Device(COPY_BYTES / read_s, 2 * MATRIX**3 / multiply_s, dtype)
+    product = partial(np.matmul, matrix, matrix) if dtype == "fp32" else _product(matrix, dtype)
+    product()
+    multiply_s = min(_seconds(product) for _ in range(REPEATS))
+    return Device(COPY_BYTES / read_s, 2 * MATRIX**3 / multiply_s, dtype)
+
+
+def _product(matrix: np.ndarray, dtype: Dtype) -> Callable[[], object]:
+    """Return what multiplies a matrix by itself in OpenVINO, as its backend does in this data type."""
+    import openvino as ov  # noqa: PLC0415  only with the extra `openvino`
+    import openvino.opset13 as ops  # noqa: PLC0415
+
+    from sds.models.openvino_.int8 import rounded, rounded_matrix  # noqa: PLC0415
+
+    given = ops.parameter(list(matrix.shape), ov.Type.f32)
+    in_int8 = dtype in INT8_REST
+    factors = (rounded(given), rounded_matrix(matrix)) if in_int8 else (given, ops.constant(matrix))
+    rest = INT8_REST.get(dtype, dtype)
+    settings = {
+        "INFERENCE_NUM_THREADS": cores(),
+        "NUM_STREAMS": 1,
+        "INFERENCE_PRECISION_HINT": "bf16" if rest == "bf16" else "f32",
+        "ENABLE_CPU_PINNING": False,
+    }
+    model = ov.Model([ops.matmul(*factors, False, True)], [given], "product")
+    request = ov.Core().compile_model(model, "CPU", settings).create_infer_request()
+    request.set_input_tensor(0, ov.Tensor(matrix))
+    return partial(_inferred, request, matrix)
+
+
+def _inferred(request: Any, _matrix: np.ndarray) -> None:
+    """`_matrix`: a tensor does not keep its array."""
+    request.infer()
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+class Recorded:
+    """A backend that notes what was run since `clear()`; all else is the backend's own.
+
+    `kept`: whether the sections that the last prompt began with had been read before.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.sections: list[Sequence[int]] = []
+        self.kept = False
+        # rows of a pass; a fork (of which slot, its own); one dropped
+        self._noted: list[list[Row] | tuple[int, int] | int] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.backend, name)
+
+    def clear(self) -> None:
+        self._noted = []
+
+    def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
+        self.sections = list(sections)
+        self.kept = self.backend.keeps(sections)
+        self.backend.begin(sections, slot=slot)
+
+    def fork(self, slot: int) -> int:
+        made = self.backend.fork(slot)
+        self._noted.append((slot, made))
+        return made
+
+    def drop(self, fork: int) -> None:
+        self._noted.append(fork)
+        self.backend.drop(fork)
+
+    def run(self, rows: Sequence[Row]) -> list[np.ndarray]:
+        self._noted.append([Row(row.slot, list(row.tokens), row.outputs) for row in rows])
+        return self.backend.run(rows)
+
+    @property
+    def passes(self) -> list[list[Row]]:
+        return [noted for noted in self._noted if isinstance(noted, list)]
+
+    @property
+    def tokens(self) -> list[int]:
+        """How many tokens each pass had to read: of forks, which go on from one place, what they share counts once."""
+        return [
+            len({tuple(row.tokens[: n + 1]) for row in rows for n in range(len(row.tokens))}) for rows in self.passes
+        ]
+
+    def bare_ms(self) -> float:
+        """Run the noted passes once more, and nothing else; return what they took."""
+        self.backend.begin(self.sections)
+        forks = dict[int, int]()
+        took_s = 0.0
+        for noted in self._noted:
+            if isinstance(noted, tuple):
+                forks[noted[1]] = self.backend.fork(forks.get(noted[0], noted[0]))
+            elif isinstance(noted, int):
+                self.backend.drop(forks.pop(noted))
+            else:
+                rows = [Row(forks.get(row.slot, row.slot), row.tokens, row.outputs) for row in noted]
+                began = time.perf_counter()
+                self.backend.run(rows)
+                took_s += time.perf_counter() - began
+        for fork in forks.values():
+            self.backend.drop(fork)
+        return 1000 * took_s

@@ -1,0 +1,105 @@
+"""Packets of the refund gate over real flights, as an engine gets them, and those that fix what is decided."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from sds.gates.refund import gate
+from sds.kernel.decision.packet import FORM, DecisionPacket, case_texts
+from sds.kernel.envelope.bounds import bound
+from sds.kernel.envelope.envelope import DENY, KindBound, envelope_of, meet
+from sds.kernel.envelope.proposal import Proposal, parse_proposal
+from sds.kernel.flow.intake import read_event
+from sds.kernel.flow.kernel import Kernel
+
+REFUND = "REFUND_TICKET"
+REFUND_FORM = '{"action":"REFUND_TICKET","params":{"amount":50.00},"reason":"NOT_TRAVELLED"}'
+NUMBER, AMOUNT = re.compile(r"[0-9]+(?:\.[0-9]+)?"), re.compile(rb'"amount":([0-9.]+)')
+EARLIER = 64  # what a gate at work has decided before it is measured: by then most of what recurs was read
+DIGITS_LO_MINOR, DIGITS_HI_MINOR = 1_000, 9_999  # 10.00 to 99.99: every amount has four digits
+
+
+def recurring(packet: DecisionPacket) -> tuple[str, ...]:
+    """Return the texts that an engine may have read before: the contract's, and the words that recur."""
+    return packet.sections[:2]
+
+
+def permits(packet: DecisionPacket, data: bytes) -> bool:
+    """Tell whether bytes are a decision about this packet within its envelope."""
+    proposal = parse_proposal(data)
+    known = isinstance(proposal, Proposal) and proposal.context_ref == packet.snapshot.id
+    return known and packet.envelope.contains(data)
+
+
+def amount_is_shown(packet: DecisionPacket, data: bytes) -> bool:
+    """Tell whether the decision's amount is a number that its prompt shows, as it stands."""
+    shown = {number for text in packet.texts for number in NUMBER.findall(text)}
+    return any(amount.decode() in shown for amount in AMOUNT.findall(data))
+
+
+def real_packets(folder: Path, count: int) -> list[DecisionPacket]:
+    """Return the first `count` packets in which the model has a choice."""
+    with _previews(folder) as (_, packets):
+        return list(islice((packet for packet in packets if len(packet.envelope.kinds) > 1), count))
+
+
+def fixed_packets(folder: Path, count: int) -> list[DecisionPacket]:
+    """Return packets with three kinds and more than one reason, and not one free digit: the kernel fills the amount."""
+    with _previews(folder) as (_, packets):
+        return list(islice((p for p in packets if len(p.envelope.kinds) > 2 and not _has_numbers(p)), count))
+
+
+def digits_packets(folder: Path, count: int) -> list[DecisionPacket]:
+    """Return packets that permit a refund of a four-digit amount, a denial or an escalation; no two bounds in a row are equal."""
+    with _previews(folder) as (kernel, packets):
+        narrowed = (narrow_to_digits(kernel, packet, number) for number, packet in enumerate(packets))
+        return list(islice((packet for packet in narrowed if packet is not None), count))
+
+
+def narrow_to_digits(kernel: Kernel, packet: DecisionPacket, number: int) -> DecisionPacket | None:
+    """Narrow as a safeguard would, to refunds of 10.00 to 99.99 and a little less, as `number` has it.
+
+    Its prompt leads to a refund, so that a model that knows nothing of refunds writes digits, whoever drives it: another
+    mission, and a form that shows an amount.
+    """
+    amount = bound(DIGITS_LO_MINOR + number % 97, DIGITS_HI_MINOR - number % 89, scale=2)
+    refund = packet.envelope.kind(REFUND)
+    if refund is None or amount is None or refund.params[0][1].hi < DIGITS_HI_MINOR:
+        return None
+    narrowed = _narrowed(kernel, packet, replace(refund, params=(("amount", amount),)))
+    _, _, rest = narrowed.texts[0].partition("Kinds of decision")
+    led = f"You refund the tickets of passengers.\nKinds of decision{rest.replace(FORM, REFUND_FORM)}"
+    return replace(narrowed, texts=(led, *narrowed.texts[1:]))
+
+
+def narrow_to_denial(kernel: Kernel, packet: DecisionPacket, number: int) -> DecisionPacket | None:  # noqa: ARG001
+    """Narrow as a safeguard would, to a denial or an escalation."""
+    return _narrowed(kernel, packet) if packet.envelope.kind(DENY) else None
+
+
+def _narrowed(kernel: Kernel, packet: DecisionPacket, *kinds: KindBound) -> DecisionPacket:
+    """The model reads the narrower permission."""
+    denial = [kind for kind in packet.envelope.kinds if kind.kind == DENY]
+    envelope = meet(packet.envelope, envelope_of([*denial, *kinds]))
+    static, _, *rest = packet.texts
+    _, before = case_texts(kernel.contract, kernel.rules, packet.snapshot, packet.envelope)
+    recurring, numbers = case_texts(kernel.contract, kernel.rules, packet.snapshot, envelope)
+    kept = [text for text in rest if text != before]
+    told = [*kept[:-1], numbers, kept[-1]] if numbers else kept  # a preview has no feedback: evidence follows
+    return replace(packet, envelope=envelope, texts=(static, recurring, *told))
+
+
+@contextmanager
+def _previews(folder: Path) -> Iterator[tuple[Kernel, Iterator[DecisionPacket]]]:
+    with gate.preview_kernel(folder) as kernel:
+        events = (read_event(kernel.contract, queued.event) for queued in gate.read_queue(folder))
+        yield kernel, map(kernel.preview, events)
+
+
+def _has_numbers(packet: DecisionPacket) -> bool:
+    return any(kind.params for kind in packet.envelope.kinds)

@@ -1,0 +1,81 @@
+"""Who is compared in `sds bench peers` and `sds bench throughput`, and how each is started."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from sds.benchmarks.lib.weights import Weights
+from sds.benchmarks.peer.process import PeerProcess
+from sds.engines.factory import usual_dtype
+from sds.models.catalog.catalog import GgufLibrary
+from sds.models.protocol import INT8_REST, Dtype
+
+START_TIMEOUT_S = 300.0
+OVERLAYS = Path(".peers")
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One engine: the module that drives it and what that is told. `overlay`: whose other versions it needs.
+
+    `keeps_many`: it keeps more of past prompts than the beginning of the last.
+    """
+
+    name: str
+    module: str
+    options: tuple[str, ...] = ()
+    overlay: str = ""
+    keeps_many: bool = False
+
+    @property
+    def is_ours(self) -> bool:
+        """Ours is given the packet itself, and makes of it what the others are handed."""
+        return self.module == _OURS
+
+    def start(self, opened: ExitStack, model: Path, threads: int, *, log: Path, overlays: Path) -> PeerProcess:
+        """Start a process of its own and wait until its model is loaded; `opened` ends it."""
+        arguments = [str(model), str(threads), *self.options]
+        overlay = overlays / self.overlay if self.overlay else None
+        process = PeerProcess(self.module, arguments, log=log, overlay=overlay, timeout_s=START_TIMEOUT_S)
+        opened.callback(process.close)
+        return process
+
+
+_DRIVERS = "sds.benchmarks.peer.drivers"
+_OURS = f"{_DRIVERS}.ours"
+PEERS = (
+    Contender("guidance-llamacpp", f"{_DRIVERS}.guidance_llamacpp", overlay="guidance"),
+    Contender("openvino-genai", f"{_DRIVERS}.openvino_genai", overlay="openvino", keeps_many=True),
+    Contender("llamacpp-grammar", f"{_DRIVERS}.llamacpp_grammar"),
+    Contender("llamacpp-server", f"{_DRIVERS}.llamacpp_server"),
+    Contender("outlines-llamacpp", f"{_DRIVERS}.outlines_llamacpp", ("outlines_core",)),
+    Contender("outlines-llamacpp-llguidance", f"{_DRIVERS}.outlines_llamacpp", ("llguidance",)),
+    Contender("outlines-transformers", f"{_DRIVERS}.on_transformers", ("outlines_core",)),
+    Contender("outlines-transformers-llguidance", f"{_DRIVERS}.on_transformers", ("llguidance",)),
+    Contender("xgrammar-transformers", f"{_DRIVERS}.on_transformers", ("xgrammar",)),
+    Contender("lm-format-enforcer-transformers", f"{_DRIVERS}.on_transformers", ("lm-format-enforcer",)),
+)
+
+
+def ours_with(weights: Weights) -> tuple[Contender, Contender, Contender]:
+    """Return ours as it runs, ours in numbers that are not rounded to int8, as a peer's are not, and ours on llama.cpp,
+    which most peers run on. Where these are the same, so are the contenders.
+    """
+    ours = alike = _ours("ours", weights.library, weights.dtype)
+    on_llamacpp = _ours("ours-llamacpp", "llamacpp", None)
+    if weights.library == "integer" and not find_spec("openvino"):
+        alike = on_llamacpp
+    elif weights.library == "integer":
+        dtype = usual_dtype("openvino")
+        alike = _ours(f"ours-{dtype}", "openvino", dtype)
+    elif weights.dtype in INT8_REST:
+        dtype = INT8_REST[weights.dtype]
+        alike = _ours(f"ours-{dtype}", weights.library, dtype)
+    return ours, alike, alike if weights.library == "llamacpp" else on_llamacpp
+
+
+def _ours(name: str, library: GgufLibrary, dtype: Dtype | None) -> Contender:
+    return Contender(name, _OURS, (library, dtype) if dtype else (library,), keeps_many=True)

@@ -1,0 +1,65 @@
+"""Ours: the native engine on one slot, from the packet to the proposal's bytes. It is told which library runs the model,
+and in which data type.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import cast, get_args
+
+from sds.benchmarks.lib.floor import Recorded
+from sds.benchmarks.peer.drivers.serving import Peer, Request, Said, serve, timed
+from sds.engines.factory import open_backend
+from sds.engines.native import NativeEngine
+from sds.models.catalog.catalog import GgufLibrary
+from sds.models.protocol import Backend, Dtype
+
+DISTRIBUTIONS: dict[GgufLibrary, str] = {
+    "llamacpp": "llama_cpp_python",
+    "openvino": "openvino",
+    "integer": "sovereign-decision-stream",
+}
+PASSES = 5  # of one shape, of which the quickest counts: what the hardware charges
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def open_peer(model: Path, threads: int, options: list[str]) -> Peer:
+    (library,) = (name for name in DISTRIBUTIONS if name in options)
+    dtype = next((name for name in get_args(Dtype) if name in options), None)
+    backend = open_backend(model, library=library, dtype=dtype, threads=threads)
+    recorded = Recorded(backend)
+    engine, shaped = (NativeEngine(cast("Backend", of), now_ms=now_ms) for of in (backend, recorded))
+
+    def decide(request: Request) -> Said:
+        if "pass_tokens" in request:
+            return Said("", facts={"pass_ms": _pass_ms(backend, request["tokens"], request["pass_tokens"])})
+        packet = pickle.loads(base64.b64decode(request["packet"]))  # noqa: S301  from the benchmark that started us
+        fresh = replace(packet, expires_at_ms=now_ms() + request["timeout_ms"])
+        recorded.clear()
+        data, decoding = (shaped if request["shape"] else engine).propose(fresh, tokens_max=request["tokens_max"])
+        return Said(data.decode(), facts={"passes": decoding.passes, "tokens_of_passes": recorded.tokens})
+
+    return Peer(decide, ("sovereign-decision-stream", DISTRIBUTIONS[library]))
+
+
+def _pass_ms(backend: Backend, tokens: list[int], pass_tokens: int) -> float:
+    """Return what one pass of so many tokens costs behind the rest of `tokens`."""
+    cut = len(tokens) - pass_tokens
+    return min(_one_pass(backend, tokens[:cut], tokens[cut:]) for _ in range(PASSES))
+
+
+def _one_pass(backend: Backend, before: list[int], tokens: list[int]) -> float:
+    backend.begin([before])
+    _, ms = timed(lambda: backend.step(tokens))
+    return ms
+
+
+if __name__ == "__main__":
+    serve(open_peer)

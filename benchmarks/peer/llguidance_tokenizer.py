@@ -1,0 +1,27 @@
+"""A model's vocabulary as llguidance reads it: for the benchmark beside it, and for the tests' second opinion."""
+
+from __future__ import annotations
+
+from llguidance import LLTokenizer, TokenizerWrapper
+
+from sds.models.tokenizer.tokenizer import Words, tokens_of
+
+
+def llguidance_tokenizer(words: Words) -> LLTokenizer:
+    """Build the tokenizer; takes a quarter of a second."""
+    return LLTokenizer(TokenizerWrapper(_Spellings(words)))
+
+
+class _Spellings:
+    """What llguidance asks of a tokenizer: the bytes of every token, and how text is written."""
+
+    def __init__(self, words: Words) -> None:
+        every = range(words.size)
+        self.eos_token_id = words.eos
+        self.bos_token_id = None
+        self.tokens = [words.spelling(token) for token in every]
+        self.special_token_ids = [token for token in every if words.is_control(token)]
+        self._words = words
+
+    def __call__(self, text: bytes) -> list[int]:
+        return tokens_of(self._words, text, special=False)

@@ -1,0 +1,81 @@
+"""The language as GBNF, llama.cpp's grammar: what its sampler and its server are given. The root rule is `root`.
+
+llama.cpp expands every count into that many rules, refuses a count of 2,000 in some versions, and in others reads any
+larger one as *unbounded* without a word. So no count here exceeds REPEAT_MAX: a longer text is a chain of blocks, where
+the length alone decides which alternative is meant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from sds.grammars.nodes import Choice, Literal, Node, Number, Text
+from sds.grammars.number_regex import number_regex
+from sds.kernel.errors import LanguageError
+
+if TYPE_CHECKING:
+    from sds.grammars.language import Language
+
+GBNF_CHARS_MAX = 262_144
+REPEAT_MAX = 100
+TEXT_CLASS = r"[ !#-\[\]-~]"
+# What `numbers` writes: classes with their counts, groups, and between them digits, the sign and the point.
+_NUMBER_PART = re.compile(r"(?P<same>\[[0-9-]+\](?:\{[0-9]+\})?|[|)])|(?P<open>\(\?:)|(?P<text>(?:[-0-9]|\\\.)+)")
+
+
+def to_gbnf(language: Language) -> str:
+    """Return the grammar. Raises LanguageError beyond GBNF_CHARS_MAX, or where a number has no expression."""
+    text = dict[str, str]()
+    root = _sequence(language.root, text)
+    grammar = "\n".join([f"root ::= {root}", *(f"{name} ::= {rule}" for name, rule in text.items()), ""])
+    if len(grammar) > GBNF_CHARS_MAX:
+        raise LanguageError(f"the language needs a grammar of more than {GBNF_CHARS_MAX} characters")
+    return grammar
+
+
+def _sequence(nodes: Iterable[Node], text: dict[str, str]) -> str:
+    return " ".join(_node(node, text) for node in nodes)
+
+
+def _node(node: Node, text: dict[str, str]) -> str:
+    """Return the node as an expression; the rules that a text needs are put into `text`."""
+    if isinstance(node, Literal):
+        return _quoted(node.text.decode("ascii"))
+    if isinstance(node, Choice):
+        return f"({' | '.join(_sequence(option.then, text) for option in node.options)})"
+    if isinstance(node, Number):
+        return " ".join(_number(number_regex(node.bound)))
+    text.update(_text_rules(node))
+    return f"text-{node.chars_max}"
+
+
+def _number(regex: str) -> Iterator[str]:
+    at = 0
+    while at < len(regex):
+        part = _NUMBER_PART.match(regex, at)
+        if part is None:
+            raise LanguageError(f"`{regex[at : at + 20]}` of a number has no GBNF", reason_code="LANGUAGE_INVALID")
+        at = part.end()
+        if part["same"]:
+            yield part["same"]
+        else:
+            yield "(" if part["open"] else _quoted(part["text"].replace("\\", ""))
+
+
+def _text_rules(text: Text) -> Iterator[tuple[str, str]]:
+    """Yield rules of which `text-N` is at most N characters: fewer than a block, or a block and what may follow it."""
+    left = text.chars_max
+    if left > REPEAT_MAX:
+        yield "text-block", f"{TEXT_CLASS}{{{REPEAT_MAX}}}"
+        yield "text-short", f"{TEXT_CLASS}{{0,{REPEAT_MAX - 1}}}"
+    while left > REPEAT_MAX:
+        yield f"text-{left}", f"text-short | text-block text-{left - REPEAT_MAX}"
+        left -= REPEAT_MAX
+    yield f"text-{left}", f"{TEXT_CLASS}{{0,{left}}}"
+
+
+def _quoted(plain: str) -> str:
+    escaped = plain.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

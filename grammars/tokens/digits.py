@@ -1,0 +1,98 @@
+"""Which characters may follow the beginning of a number: integer arithmetic on its bound, no expression and no table.
+
+A literal is read as its digits, without sign and point: `1.5` of `1.50` is 15 with one digit to come, so it leads to the
+values 150..159. Before the point nobody knows how many digits follow, and every length is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from sds.kernel.envelope.bounds import Bound, format_literal
+
+DIGITS = "0123456789"
+_TENS: tuple[int, ...] = tuple(10**n for n in range(24))
+
+
+class Written(NamedTuple):
+    """The part of a literal that stands: its digits as one integer, how many of them are whole, how many decimals
+    (-1: no point yet).
+    """
+
+    digits: int = 0
+    whole: int = 0
+    decimals: int = -1
+    closed: bool = False  # a run shorter than the tokenizer's: no digit follows it
+
+
+START = Written()
+
+
+class Literals:
+    """The literals of one sign of a bound, without the sign."""
+
+    __slots__ = ("_hi", "_lo", "_residue", "_scale", "_step")
+
+    def __init__(self, allowed: Bound, *, negative: bool) -> None:
+        if negative:
+            self._lo, self._hi, self._residue = max(1, -allowed.hi), -allowed.lo, -allowed.residue % allowed.step
+        else:
+            self._lo, self._hi, self._residue = max(0, allowed.lo), allowed.hi, allowed.residue
+        self._step, self._scale = allowed.step, allowed.scale
+
+    def after(self, written: Written, char: str) -> Written | None:
+        """Return what stands after one more digit or the point; None where no value of the bound begins so."""
+        digits, whole, decimals, _ = written
+        if char == ".":
+            pointed = Written(digits, whole, 0)
+            return pointed if decimals < 0 < whole and self._scale and self._reaches(digits, self._scale) else None
+        digits = digits * 10 + ord(char) - 48
+        if decimals >= 0:
+            left = self._scale - decimals - 1
+            return Written(digits, whole, decimals + 1) if left >= 0 and self._reaches(digits, left) else None
+        if whole and digits < 10:  # a leading zero
+            return None
+        return Written(digits, whole + 1, -1) if self._grows(digits) else None
+
+    def ends(self, written: Written) -> bool:
+        """Tell whether what stands is a value of the bound."""
+        if self._scale:
+            return written.decimals == self._scale
+        return bool(written.whole) and self._reaches(written.digits, 0)
+
+    def chunks(self, written: Written, size: int) -> Iterator[tuple[str, Written]]:
+        """Yield the runs of `size` digits that may come next, and shorter ones where the point or the end may follow."""
+        for char in "" if written.closed else DIGITS:
+            after = self.after(written, char)
+            if after is None:
+                continue
+            if size == 1:
+                yield char, after
+            else:
+                if self.ends(after) or self.after(after, ".") is not None:
+                    yield char, after._replace(closed=True)
+                for more, last in self.chunks(after, size - 1):
+                    yield char + more, last
+
+    def _grows(self, digits: int) -> bool:
+        if not digits:
+            return self._reaches(0, self._scale)
+        for left in range(self._scale, len(_TENS)):
+            if digits * _TENS[left] > self._hi:
+                return False
+            if self._reaches(digits, left):
+                return True
+        return False
+
+    def _reaches(self, digits: int, left: int) -> bool:
+        """Tell whether a value begins with these digits and has `left` more."""
+        lo, hi = digits * _TENS[left], (digits + 1) * _TENS[left] - 1
+        lo, hi = max(lo, self._lo), min(hi, self._hi)
+        return lo + (self._residue - lo) % self._step <= hi
+
+
+def every_literal(allowed: Bound) -> tuple[str, ...]:
+    """Return the literals of a bound in the order of their values."""
+    first = allowed.lo + (allowed.residue - allowed.lo) % allowed.step
+    return tuple(format_literal(value, allowed.scale) for value in range(first, allowed.hi + 1, allowed.step))

@@ -1,0 +1,40 @@
+"""The language of a bounded text alone, token by token: `TEXT"}`, what stands after `"rationale":"` when nothing follows.
+
+It needs no plan: a token is permitted by the characters it has and by those that are left.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sds.grammars.tokens.matcher import MASK_FAILED
+from sds.grammars.tokens.tokenizer import Spelling
+from sds.kernel.errors import LanguageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class TextTokens:
+    """Which tokens of one vocabulary may go on with a text. Looks through all of it once; holds nothing of a text.
+
+    Raises LanguageError where no token ends a text.
+    """
+
+    def __init__(self, spelling: Spelling) -> None:
+        self._spelling, self._end = spelling, spelling.fixed(b'"}', before=b"a")[0]
+        self._chars = spelling.text_chars
+
+    def allowed(self, chars_left: int) -> NDArray[np.intp]:
+        """Return the tokens that may come next: what ends the text, then what goes on with it."""
+        return np.append(np.array([self._end], np.intp), self._spelling.text(chars_left))
+
+    def read(self, token: int) -> tuple[str, bool]:
+        """Return the characters a permitted token adds, and whether it ends the text."""
+        if token == self._end:
+            return "", True
+        if token not in self._chars:
+            raise LanguageError("the token is not one of a text", reason_code=MASK_FAILED)
+        return self._spelling.piece(token).decode(), False

@@ -1,0 +1,118 @@
+"""How a model's own tokenizer spells: fixed text, digits, free text. Asked once for each tokenizer.
+
+A tokenizer that cuts digits one by one, or in twos or threes from the left, is followed exactly. With any other, digits
+are written one by one: every number can still be said, though not always as that tokenizer would spell it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sds.grammars.regex import TEXT_CLASS
+from sds.kernel.errors import LanguageError
+
+LANGUAGE_UNSPEAKABLE = "LANGUAGE_UNSPEAKABLE"
+CHUNK_DIGITS_MAX = 3
+_TEXT = re.compile(f"{TEXT_CLASS}+".encode())
+# Numbers on which a tokenizer shows how it cuts digits.
+_NUMBERS = ("1", "12", "123", "1234", "12345", "1234567", "1000", "2024", "99999999", "100000", "31415926535")
+
+
+class Words(Protocol):
+    """What a plan needs of a tokenizer; every backend has it."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def tokenize(self, text: bytes, *, special: bool) -> list[int]: ...
+
+    def piece(self, token: int) -> bytes: ...
+
+
+class Spelling:
+    """The spelling of one tokenizer. `digits`: the token of every run of digits it writes at once, and of the point.
+
+    `chunk`: how many digits such a run has; a shorter one is the last before the point or the end. Raises LanguageError
+    where a digit has no token of its own.
+    """
+
+    def __init__(self, words: Words) -> None:
+        self.words = words
+        self._pieces: dict[int, bytes] = {}  # of the tokens met so far, at most the vocabulary
+        self.chunk = next((size for size in range(CHUNK_DIGITS_MAX, 1, -1) if _cuts(words, size)), 1)
+        runs = [f"{n:0{width}}" for width in range(1, self.chunk + 1) for n in range(10**width)]
+        self.digits = {run: self._one(run) for run in (*runs, ".")}
+
+    def fixed(self, text: bytes, *, before: bytes = b"", after: bytes = b"") -> tuple[int, ...]:
+        """Return the tokens of `text` as it is spelled between `before` and `after`.
+
+        Where a token reaches across an edge the text is spelled alone. Raises LanguageError when no tokens spell it.
+        """
+        for left, right in ((before, after), (b"", b"")):
+            tokens = self.words.tokenize(left + text + right, special=False)
+            pieces = [self.piece(token) for token in tokens]
+            edges = list(accumulate(map(len, pieces), initial=0))
+            first, last = len(left), len(left) + len(text)
+            if first in edges and last in edges:
+                within = slice(edges.index(first), edges.index(last))
+                if b"".join(pieces[within]) == text:
+                    return tuple(tokens[within])
+        shown = text.decode("ascii", "replace")
+        raise LanguageError(f"no tokens of the model spell `{shown}`", reason_code=LANGUAGE_UNSPEAKABLE)
+
+    def piece(self, token: int) -> bytes:
+        found = self._pieces.get(token)
+        if found is None:
+            found = self._pieces[token] = self.words.piece(token)
+        return found
+
+    def number(self, unsigned: str) -> Iterator[int]:
+        """Yield the tokens of a literal without its sign, or of what is left of one after some runs."""
+        for i, part in enumerate(unsigned.split(".")):
+            if i:
+                yield self.digits["."]
+            for at in range(0, len(part), self.chunk):
+                yield self.digits[part[at : at + self.chunk]]
+
+    def text(self, chars_max: int) -> NDArray[np.intp]:
+        """Return the tokens of at most so many characters, all of them characters of free text."""
+        tokens, lengths = self._text
+        return tokens[: np.searchsorted(lengths, chars_max, side="right")]
+
+    @cached_property
+    def _text(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """The tokens of free text, the shortest first, and their lengths."""
+        pieces = (self.words.piece(token) for token in range(self.words.vocab_size))
+        lengths = np.array([len(piece) if _TEXT.fullmatch(piece) else 0 for piece in pieces], dtype=np.intp)
+        order = np.argsort(lengths, kind="stable")
+        order = order[np.searchsorted(lengths[order], 1) :]
+        return order, lengths[order]
+
+    @cached_property
+    def text_chars(self) -> dict[int, int]:
+        """How many characters each token of free text has."""
+        tokens, lengths = self._text
+        return dict(zip(tokens.tolist(), lengths.tolist(), strict=True))
+
+    def _one(self, text: str) -> int:
+        tokens = self.fixed(text.encode())
+        if len(tokens) != 1:
+            raise LanguageError(f"no token of the model spells `{text}`", reason_code=LANGUAGE_UNSPEAKABLE)
+        return tokens[0]
+
+
+def _cuts(words: Words, size: int) -> bool:
+    """Tell whether digits are cut into runs of `size` from the left."""
+    every = (f"{n:0{size}}" for n in range(10**size))
+    for number in (*_NUMBERS, *every):
+        pieces = [words.piece(token) for token in words.tokenize(number.encode(), special=False)]
+        if pieces != [number[at : at + size].encode() for at in range(0, len(number), size)]:
+            return False
+    return True

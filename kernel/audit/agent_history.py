@@ -1,0 +1,144 @@
+"""Everything the record knows of one agent: who answers for it, where it stands since when and why, what it was under.
+
+Read from the ledger, where every entry has who, when and why; only what is now is read from the tables.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sds.kernel.contract.schema import EscalationSpec
+from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
+from sds.kernel.executor import breaker
+from sds.kernel.executor.breaker import Breaker
+from sds.kernel.flow import escalation_budget
+from sds.kernel.registry.registry import Registration, lookup
+from sds.kernel.storage.store import Reader, Store
+
+HISTORY_MAX = 100  # moves and contracts that are read back, the latest
+
+Standing = Literal["in force", "superseded", "revoked"]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One move of the agent. `by` is the role, `who` its name where one was given; `was` empty: not recorded."""
+
+    at_ms: int
+    was: str
+    status: str
+    by: str
+    who: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A contract the agent had. `revoked_*` are empty unless it was revoked."""
+
+    version: str
+    contract_hash: str
+    standing: Standing
+    registered_at_ms: int
+    by: str
+    who: str
+    reason: str
+    revoked_at_ms: int | None
+    revoked_who: str
+    revoked_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """Who halted everything, when (milliseconds since 1970) and why."""
+
+    at_ms: int
+    who: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRecord:
+    """One agent. Moves and contracts oldest first. `escalations_left` of `escalations_per_hour`. `halt`: where it is halted."""
+
+    agent: Registration
+    gate: str
+    owner: str
+    version: str
+    mission: str
+    escalations_left: int
+    escalations_per_hour: int
+    contracts: tuple[Held, ...]
+    moves: tuple[Move, ...]
+    halt: Halt | None = None
+    breaker: Breaker = field(default_factory=Breaker)
+
+
+def agent_record(store: Store, agent_id: str, *, now_ms: int) -> AgentRecord | None:
+    """Return what is known of an agent, None when there is none of this name. Raises StoreError: it cannot be read."""
+    agent = lookup(store, agent_id)
+    body = store.value("SELECT body FROM contracts WHERE hash = ?", (agent.contract_hash,)) if agent else None
+    if agent is None or body is None:
+        return None
+    try:
+        return _record(store, agent, body, now_ms)
+    except NOT_AS_WRITTEN as error:
+        raise StoreError(f"the record of agent `{agent_id}` cannot be read", hint="sds ledger verify") from error
+
+
+def _record(store: Store, agent: Registration, body: str, now_ms: int) -> AgentRecord:
+    terms, agent_id = json.loads(body), agent.agent_id
+    per_hour = int(terms.get("escalation", {}).get("per_hour", EscalationSpec().per_hour))
+    return AgentRecord(
+        agent=agent,
+        gate=terms["gate"],
+        owner=terms["owner"],
+        version=terms["version"],
+        mission=terms["mission"],
+        escalations_left=escalation_budget.left(store, agent_id, per_hour, now_ms),
+        escalations_per_hour=per_hour,
+        contracts=tuple(_held(store, at_ms, entry, agent) for at_ms, entry in _entries(store, "CONTRACT", agent_id)),
+        moves=tuple(_move(at_ms, entry) for at_ms, entry in _entries(store, "AGENT", agent_id)),
+        halt=_halt(store) if agent.halted else None,
+        breaker=breaker.read(store, terms["gate"]),
+    )
+
+
+def _halt(store: Reader) -> Halt | None:
+    row = store.row("SELECT at_ms, body FROM ledger WHERE dfid = '' AND kind = 'HALT' ORDER BY idx DESC LIMIT 1")
+    body = json.loads(row[1]) if row else {}
+    return Halt(row[0], body["by"], body["reason"]) if row else None
+
+
+def _entries(store: Reader, kind: str, agent_id: str) -> list[tuple[int, dict[str, Any]]]:
+    rows = store.rows(
+        "SELECT at_ms, body FROM ledger WHERE kind = ? AND json_extract(body, '$.agent_id') = ?"
+        " ORDER BY idx DESC LIMIT ?",
+        (kind, agent_id, HISTORY_MAX),
+    )
+    return [(at_ms, json.loads(body)) for at_ms, body in reversed(rows)]
+
+
+def _move(at_ms: int, entry: dict[str, Any]) -> Move:
+    return Move(
+        at_ms, entry.get("was", ""), entry["status"], entry["by"], entry.get("who", ""), entry.get("reason", "")
+    )
+
+
+def _held(store: Reader, at_ms: int, entry: dict[str, Any], agent: Registration) -> Held:
+    revoked = store.row(
+        "SELECT revoked_at_ms, who, reason FROM contract_revocations WHERE contract_hash = ?", (entry["hash"],)
+    )
+    standing: Standing = "in force" if entry["hash"] == agent.contract_hash else "superseded"
+    return Held(
+        entry["version"],
+        entry["hash"],
+        "revoked" if revoked else standing,
+        at_ms,
+        entry["by"],
+        entry.get("who", ""),
+        entry.get("reason", ""),
+        *(revoked or (None, "", "")),
+    )

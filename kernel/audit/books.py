@@ -1,0 +1,158 @@
+"""The parts of the ledger that stand apart from single flows, each folded into what its tables must say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sds.kernel.canonical import sha256_hex
+from sds.kernel.storage import ledger
+from sds.kernel.storage.store import Reader
+
+_ANY = ""  # the key of a flow that is still open: nothing is sealed yet
+_REVOKED = "SELECT contract_hash, who, reason, revoked_at_ms FROM contract_revocations"
+_BUDGETS = "SELECT agent_id, parts, at_ms FROM escalation_budgets"
+
+
+def differences(what: str, rows: Iterable[tuple[Any, ...]], wanted: Mapping[Any, Any]) -> list[str]:
+    """Compare (name, value) rows with what the ledger says."""
+    now = dict(rows)
+    return [
+        f"{what} {name}: the table says {now.get(name)}, the ledger {wanted.get(name)}"
+        for name in sorted({*now, *wanted}, key=str)
+        if now.get(name) != wanted.get(name)
+    ]
+
+
+class Registry:
+    """Agents, contracts, revocations, escalation budgets, the halt. Raises what a malformed entry raises."""
+
+    KINDS = frozenset({"CONTRACT", "AGENT", "REVOKED", "REFUSED", "HALT", "RESUME", "OPERATOR"})
+
+    def __init__(self) -> None:
+        self._agents: dict[str, list[str]] = {}  # agent -> gate, contract, status
+        self._contracts: dict[str, str] = {}  # hash -> digest of its row
+        self._revoked: dict[str, tuple[str, str, int]] = {}  # contract -> who, why, when
+        self._budgets: dict[str, tuple[int, int]] = {}  # agent -> parts, when
+        self._halted = False
+
+    def fold(self, at_ms: int, kind: str, body: Mapping[str, Any]) -> None:
+        if kind == "CONTRACT":
+            self._contracts[body["hash"]] = body["row"]
+            known = self._agents.setdefault(body["agent_id"], ["", "", "ACTIVE"])
+            known[:2] = body["gate"], body["hash"]
+        elif kind == "AGENT":
+            self._agents[body["agent_id"]][2] = body["status"]
+            if (body.get("was"), body["status"]) == ("SUSPENDED", "ACTIVE"):
+                self._budgets.pop(body["agent_id"], None)
+        elif kind == "REVOKED":
+            self._revoked[body["hash"]] = body["who"], body["reason"], at_ms
+        elif kind in ("HALT", "RESUME"):
+            self._halted = kind == "HALT"
+
+    def decided(self, body: Mapping[str, Any]) -> None:
+        """Take what an escalation left of its agent's budget."""
+        if "escalations" in body:
+            parts, spent_at_ms = body["escalations"]
+            self._budgets[body["agent_id"]] = parts, spent_at_ms
+
+    def faults(self, store: Reader) -> list[str]:
+        agents = store.rows("SELECT agent_id, gate, contract_hash, status FROM agents")
+        contracts = store.rows("SELECT * FROM contracts")
+        return [
+            *differences("agent", ((row[0], list(row[1:])) for row in agents), self._agents),
+            *differences("contract", ((row[0], ledger.rows_digest([row])) for row in contracts), self._contracts),
+            *differences("revocation of contract", _by_name(store, _REVOKED), self._revoked),
+            *differences("escalation budget of", _by_name(store, _BUDGETS), self._budgets),
+            *([] if store.halted == self._halted else ["halted: the table and the ledger differ"]),
+        ]
+
+
+class Artifacts:
+    """Reference texts: which versions were ever in force, since when no longer, and which are swept."""
+
+    KINDS = frozenset({"ARTIFACT", "RETENTION"})
+
+    def __init__(self) -> None:
+        self._versions: dict[str, list[str | int | None]] = {}  # name/version -> digest, of its text, ended at
+
+    def fold(self, at_ms: int, kind: str, body: Mapping[str, Any]) -> None:
+        if kind == "RETENTION":
+            for name, version in body["artifacts"]:
+                self._versions[f"{name}/{version}"][1] = None
+            return
+        name, version = body["name"], int(body["version"])
+        if body["act"] == "retire":
+            self._versions[f"{name}/{version}"][2] = at_ms
+            return
+        last = self._versions.get(f"{name}/{version - 1}")
+        if last is not None and last[2] is None:
+            last[2] = at_ms
+        self._versions[f"{name}/{version}"] = [body["sha256"], body["sha256"], None]
+
+    def unknown(self, read: Iterable[tuple[str, int, str]]) -> list[str]:
+        """Return what a decision says it read and cannot have: only what had been put by then can be read."""
+        named = ((f"{name}/{version}", sha256) for name, version, sha256 in read)
+        return [name for name, sha256 in named if self._versions.get(name, [""])[0] != sha256]
+
+    def faults(self, store: Reader) -> list[str]:
+        rows = store.rows("SELECT name, version, sha256, text, ended_at_ms FROM artifacts")
+        return differences(
+            "artifact",
+            (
+                (f"{name}/{version}", [sha256, None if text is None else _text_digest(text), ended])
+                for name, version, sha256, text, ended in rows
+            ),
+            self._versions,
+        )
+
+
+class Erasures:
+    """Which cases were erased, and that there is a key for every other that needs one, the one that it had."""
+
+    KINDS = frozenset({"ERASED"})
+
+    def __init__(self) -> None:
+        self._erased: dict[str, tuple[str, str, int]] = {}  # gate/event -> who, why, when
+        self._keys: dict[str, str] = {}  # dfid -> digest of the key of its case
+
+    def fold(self, at_ms: int, _kind: str, body: Mapping[str, Any]) -> None:
+        for event_id in body["events"]:
+            self._erased[f"{body['gate']}/{event_id}"] = body["who"], body["reason"], at_ms
+
+    def sealed(self, dfid: str, key: str) -> None:
+        """Take what a flow's seals say of the key that its texts lie under."""
+        self._keys[dfid] = key
+
+    def faults(self, store: Reader, flows: Mapping[str, tuple[str, bool]]) -> list[str]:
+        """Compare the tables with the ledger. `flows`: dfid -> gate/event, whether its trigger is sealed."""
+        erasures = store.rows("SELECT gate || '/' || event_id, who, reason, erased_at_ms FROM erasures")
+        rows = store.rows("SELECT gate || '/' || event_id, wrapped FROM case_keys")
+        keys: dict[str, str] = {name: sha256_hex(wrapped) for name, wrapped in rows}
+        wanted: dict[str, set[str]] = {name: set() for name, _ in flows.values()}
+        for dfid, (name, sealed) in flows.items():
+            if sealed or dfid in self._keys:
+                wanted[name].add(self._keys.get(dfid, _ANY))
+        found = ((name, self._fault(name, keys.get(name), wanted.get(name))) for name in sorted({*keys, *wanted}))
+        return [
+            *differences("erasure", ((row[0], row[1:]) for row in erasures), self._erased),
+            *(f"key of case {name}: {why}" for name, why in found if why),
+        ]
+
+    def _fault(self, name: str, key: str | None, wanted: set[str] | None) -> str:
+        """Return what is wrong with the key of a case. `wanted`: what its flows say of it; None: there is no flow."""
+        if wanted is None:
+            return "there is no such case"
+        if name in self._erased:
+            return "it is there, and the case was erased" if key else ""
+        if wanted and key is None:
+            return "gone, and nobody erased it"
+        return "not the one that its texts lie under" if wanted - {key, _ANY} else ""
+
+
+def _by_name(store: Reader, sql: str) -> Iterable[tuple[str, tuple[Any, ...]]]:
+    return ((row[0], row[1:]) for row in store.rows(sql))
+
+
+def _text_digest(text: str) -> str:
+    return sha256_hex(text.encode("utf-8", "surrogateescape"))

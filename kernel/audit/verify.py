@@ -1,0 +1,174 @@
+"""Checking the record: the ledger against itself, the tables against the ledger, and one flow read back whole.
+
+What this cannot see: without a head kept elsewhere, that the newest entries were cut off; without public keys, that
+everything was written anew from the start by someone who computes the hashes, too. Never sealed: flows that are still
+open, and the count of an agent's rejections in a row.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from sds.kernel.audit.tables import Tables
+from sds.kernel.canonical import canonical, one_line
+from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
+from sds.kernel.flow.answer import answer
+from sds.kernel.storage import checkpoints, clock, ledger
+from sds.kernel.storage.checkpoints import Checkpoint, PublicKeys
+from sds.kernel.storage.ledger import Head
+from sds.kernel.storage.store import Reader, Row, Store, expected_schema
+from sds.kernel.storage.vault import ATTEMPT, PROPOSAL, TRIGGER, Texts
+
+FAULTS_MAX = 100
+FAULT_CHARS_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`faults` is empty when all is well. `blind` says what this check could not have seen. `signed` is the entry of the
+    newest checkpoint, None where there is none.
+
+    `notes`: what is whole and yet worth a look. That a clock was set back is no fault: the ledger says truly what the
+    clock said, and no entry can be mended afterwards.
+    """
+
+    head: Head
+    entries: int
+    faults: tuple[str, ...]
+    blind: str | None
+    signed: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def verify(store: Store, expected: Head | Checkpoint | None = None, public: PublicKeys | None = None) -> Report:
+    """Verify chain, tables, checkpoints and, when `expected` is given, that the ledger still contains that head.
+
+    `public`: whose checkpoints they have to be. It reads one moment of the file, while others go on writing.
+    """
+    faults: list[str] = []
+    entries: list[Row] = []
+    signed: list[Checkpoint] = []
+    stepped: list[clock.Step] = []
+    head = Head(0, ledger.GENESIS)
+    with store.frozen() as reader:
+        try:
+            faults += _database(reader)
+            entries = reader.rows(f"SELECT {ledger.COLUMNS} FROM ledger ORDER BY idx")
+            chain, head = ledger.verify_chain(entries)
+            faults += chain
+            signed = checkpoints.read_all(reader)
+            faults += checkpoints.faults(signed, {entry[0]: entry[6] for entry in entries}, head, public)
+            if expected is not None:
+                faults += _against_head(entries, expected, head, public)
+            if not chain:
+                stepped += clock.steps_of(entries)
+                faults += [*Tables(reader).faults(entries), *clock.faults(reader, stepped)]
+        except StoreError as error:
+            faults.append(f"database: {error}")
+        except NOT_AS_WRITTEN as error:  # columns of other types than their tables declare
+            faults.append(f"database: the rows cannot be compared: {one_line(error, 200)}")
+    told = tuple(one_line(fault, FAULT_CHARS_MAX) for fault in faults[:FAULTS_MAX])
+    last = signed[-1].idx if signed else None
+    blind = None if expected else _blind(head, last, public)
+    notes = tuple(str(step) for step in stepped[:FAULTS_MAX])
+    return Report(head, len(entries), told, blind, last, notes)
+
+
+def _blind(head: Head, signed: int | None, public: PublicKeys | None) -> str:
+    """Return what cannot be seen without a head kept elsewhere."""
+    if public is None:
+        return "without --head or --public-key: entries cut off at the end, or a ledger rewritten as a whole"
+    last = public.since.idx if signed is None else signed
+    others = f", or others in the place of the {head.idx - last} after entry {last}" if head.idx > last else ""
+    return f"without --head: entries cut off at the end{others}"
+
+
+def _database(reader: Reader) -> list[str]:
+    now, wanted, checked = reader.schema, expected_schema(), reader.rows("PRAGMA integrity_check")
+    return [
+        *(f"database: {line}" for (text,) in checked for line in text.splitlines() if line != "ok"),
+        *(f"schema: `{name}` is not as it was made" for name in sorted(wanted) if now.get(name) != wanted[name]),
+        *(f"schema: `{name}` does not belong here" for name in sorted(now.keys() - wanted.keys())),
+    ]
+
+
+def _against_head(entries: list[Row], expected: Head | Checkpoint, head: Head, public: PublicKeys | None) -> list[str]:
+    if isinstance(expected, Checkpoint) and (wrong := checkpoints.forged(expected, "the head kept", public)):
+        return [wrong]
+    if expected.idx > head.idx:
+        return [f"entry {head.idx + 1}: missing (the ledger ends at {head.idx}, the head kept says {expected.idx})"]
+    stored = next((entry[6] for entry in entries if entry[0] == expected.idx), ledger.GENESIS)
+    return [] if stored == expected.entry_hash else [f"entry {expected.idx}: not the entry the head names"]
+
+
+def flow_record(store: Store, dfid: str) -> dict[str, Any] | None:
+    """Return everything the record holds of one flow: the causal chain of DIR 4.2, ledger entries included.
+
+    Texts are in clear; of an erased case `[erased]` stands for each, of a record without the kernel's key `[sealed]`.
+    """
+    flow = _one(store, "decision_flows", dfid)
+    if flow is None:
+        return None
+    tables = ("context_snapshots", "policy_proposals", "dim_validations", "human_decisions", "execution_log")
+    return {
+        "decision_flows": flow,
+        **{table: _one(store, table, dfid) for table in tables},
+        "attempts": _many(store, "attempts", dfid),
+        "rationale": _rationale(store, dfid),
+        "reservations": _many(store, "reservations", dfid),
+        "saga": _one(store, "sagas", dfid),
+        "children": _children(store, dfid, flow["event_id"]),
+        "reversals": _many(store, "saga_reversals", dfid) or _many(store, "saga_reversals", dfid, by="saga"),
+        "ledger": _many(store, "ledger", dfid),
+    }
+
+
+def _children(store: Reader, dfid: str, event_id: str) -> list[dict[str, Any]]:
+    """Return the flows that were opened for this one, each with its latest attempt: a restart is no child."""
+    rows = store.rows(
+        "SELECT DISTINCT e.dfid FROM decision_flows f JOIN events e ON e.gate = f.gate AND e.event_id = f.event_id"
+        " WHERE f.parent_dfid = ? AND f.event_id <> ? ORDER BY f.created_at_ms, f.rowid",
+        (dfid, event_id),
+    )
+    found = (answer(store, row[0]) for row in rows)
+    names = ("dfid", "event_id", "state", "tag", "action", "params", "execution", "reference")
+    return [{name: getattr(child, name) for name in names} for child in found if child is not None]
+
+
+def _rationale(store: Reader, dfid: str) -> str | None:
+    """Return what was said of why after the decision."""
+    entry = store.value("SELECT body FROM ledger WHERE dfid = ? AND kind = 'RATIONALE'", (dfid,))
+    return None if entry is None else Texts(store, dfid, shown=True).rationale(json.loads(entry))
+
+
+def _many(store: Reader, table: str, dfid: str, *, by: str = "dfid") -> list[dict[str, Any]]:
+    columns = [row[1] for row in store.rows(f"PRAGMA table_info({table})")]
+    rows = store.rows(f"SELECT * FROM {table} WHERE {by} = ?", (dfid,))
+    texts = Texts(store, dfid, shown=True)
+    return [_in_clear(texts, table, dict(zip(columns, row, strict=True))) for row in rows]
+
+
+def _in_clear(texts: Texts, table: str, row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with its texts opened, and its bytes as text."""
+    if table == "decision_flows":
+        row["trigger_event"] = canonical(texts.fields(TRIGGER, json.loads(row["trigger_event"]))).decode()
+    elif table == "context_snapshots":
+        row["prompt"] = canonical(texts.prompt(row["prompt"])).decode()
+    elif table == "policy_proposals":
+        if row["justification"] is not None:
+            row["justification"] = texts.justification(row["justification"], row["proposal"])
+        row["proposal"] = texts.data(PROPOSAL, row["proposal"])
+    elif table == "attempts":
+        row["proposal"] = texts.data(ATTEMPT, row["proposal"])
+    return {name: _text(value) for name, value in row.items()}
+
+
+def _one(store: Reader, table: str, dfid: str) -> dict[str, Any] | None:
+    found = _many(store, table, dfid)
+    return found[0] if found else None
+
+
+def _text(value: Any) -> Any:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value

@@ -1,0 +1,206 @@
+"""Reference texts that a model reads with its contract (DIR 3.4): named, versioned, put there by an operator.
+
+A name has at most one version in force. Who put or retired which, when and why, is in the ledger with the text's
+SHA-256; the text itself is in the table until it is no longer in force and retention has swept it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from sds.kernel.canonical import in_words, one_line, sha256_hex
+from sds.kernel.contract.schema import ArtifactSpec
+from sds.kernel.errors import UsageError
+from sds.kernel.identifiers import person
+from sds.kernel.registry.registry import REASON_CHARS_MAX
+from sds.kernel.storage import ledger
+from sds.kernel.storage.store import Reader, Store
+
+ARTIFACT_BYTES_MAX = 64 * 1024
+SWEEP_MAX = 1_000
+DAY_MS = 24 * 3600 * 1000
+
+CountTokens = Callable[[str], int]
+
+_NAME = re.compile("[a-z][a-z0-9_]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """One version of a reference text, as the model reads it."""
+
+    name: str
+    version: int
+    sha256: str
+    text: str
+
+    @property
+    def reference(self) -> tuple[str, int, str]:
+        """What the record says of it: name, version, SHA-256."""
+        return self.name, self.version, self.sha256
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What the store knows of one version. `ended_at_ms`: since when it is no longer in force; None: it is."""
+
+    name: str
+    version: int
+    sha256: str
+    ended_at_ms: int | None
+    swept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What one sweep removed. `more`: there is more of it than one sweep takes."""
+
+    artifacts: int
+    more: bool
+
+
+def put(store: Store, name: str, text: str, *, who: str, reason: str, now_ms: int) -> Artifact:
+    """Put a text in force under a name, in place of its last version; the same text again changes nothing.
+
+    Raises UsageError for a name, a text or a reason that is none.
+    """
+    _check(name, text)
+    digest = sha256_hex(text.encode())
+    with store.transaction():
+        last = store.row("SELECT version, sha256, ended_at_ms FROM artifacts WHERE name = ? ORDER BY 1 DESC", (name,))
+        if last is not None and last[1:] == (digest, None):
+            return Artifact(name, last[0], digest, text)
+        version = last[0] + 1 if last else 1
+        _end(store, name, now_ms)
+        store.insert("artifacts", name=name, version=version, sha256=digest, text=text)
+        _write(store, "put", (name, version, digest), who, reason, now_ms)
+    return Artifact(name, version, digest, text)
+
+
+def retire(store: Store, name: str, *, who: str, reason: str, now_ms: int) -> None:
+    """Take a name out of force: a contract that names it escalates from then on. UsageError: it is not in force."""
+    with store.transaction():
+        found = store.row("SELECT version, sha256 FROM artifacts WHERE name = ? AND ended_at_ms IS NULL", (name,))
+        if found is None:
+            raise UsageError(f"there is no artifact `{name}` in force", hint="sds artifacts list")
+        _end(store, name, now_ms)
+        _write(store, "retire", (name, *found), who, reason, now_ms)
+
+
+def listed(store: Reader) -> list[Listed]:
+    """Return every version there is or was, by name, newest last."""
+    rows = store.rows("SELECT name, version, sha256, ended_at_ms, text IS NULL FROM artifacts ORDER BY name, version")
+    return [Listed(name, version, digest, ended, bool(swept)) for name, version, digest, ended, swept in rows]
+
+
+def sweep(store: Store, *, days_max: int, who: str, reason: str, now_ms: int) -> Swept:
+    """Remove the texts that have been out of force for longer than `days_max` days; what the record proves stays."""
+    before_ms = now_ms - days_max * DAY_MS
+    with store.transaction():
+        past = store.rows(
+            "SELECT name, version FROM artifacts WHERE text IS NOT NULL AND ended_at_ms < ? ORDER BY 1, 2 LIMIT ?",
+            (before_ms, SWEEP_MAX + 1),
+        )
+        taken = past[:SWEEP_MAX]
+        for key in taken:
+            store.run("UPDATE artifacts SET text = NULL WHERE name = ? AND version = ?", key)
+        body = {"artifacts": taken, "count": len(taken), "before_ms": before_ms}
+        ledger.append(store, now_ms, "RETENTION", "", body | _by(who, reason))
+    return Swept(len(taken), more=len(past) > SWEEP_MAX)
+
+
+class Shelf:
+    """The artifacts that one contract names. Its tokens are counted once for each set of versions."""
+
+    def __init__(self, store: Reader, spec: ArtifactSpec, count_tokens: CountTokens) -> None:
+        self._store, self._spec, self._count = store, spec, count_tokens
+        self._names = tuple(dict.fromkeys(spec.names))
+        self._counted: tuple[tuple[Artifact, ...], int] = ((), 0)
+
+    def read(self) -> tuple[tuple[Artifact, ...], tuple[str, ...]]:
+        """Return the texts in force in the contract's order, or none of them and why not."""
+        if not self._names:
+            return (), ()
+        try:
+            found, faults = self._in_force()
+            tokens = self._tokens(found)
+        except Exception as error:  # noqa: BLE001  a foreign tokenizer may fail in any way; without the texts, a human decides
+            return (), (one_line(f"the artifacts cannot be read: {in_words(error)}", 200),)
+        if tokens > self._spec.tokens_max:
+            faults = (*faults, f"the artifacts are {tokens} tokens long, more than {self._spec.tokens_max}")
+        return (() if faults else found), faults
+
+    def _in_force(self) -> tuple[tuple[Artifact, ...], tuple[str, ...]]:
+        names = self._names
+        rows = self._store.rows(
+            "SELECT name, version, sha256, text FROM artifacts WHERE ended_at_ms IS NULL"
+            f" AND name IN ({', '.join('?' * len(names))})",
+            names,
+        )
+        kept = {row[0]: Artifact(*row) for row in rows}
+        faults = [f"artifact `{name}` is missing" for name in names if name not in kept]
+        faults += [f"artifact `{a.name}` was altered" for a in kept.values() if sha256_hex(a.text.encode()) != a.sha256]
+        return tuple(kept[name] for name in names if name in kept), tuple(faults)
+
+    def _tokens(self, found: tuple[Artifact, ...]) -> int:
+        if self._counted[0] != found:
+            self._counted = found, counted(self._count, shown(found))
+        return self._counted[1]
+
+
+def in_force(store: Reader, artifacts: Iterable[Artifact]) -> bool:
+    """Tell whether exactly these versions are still the ones in force."""
+    sql = "SELECT 1 FROM artifacts WHERE name = ? AND version = ? AND sha256 = ? AND ended_at_ms IS NULL"
+    return all(store.row(sql, artifact.reference) is not None for artifact in artifacts)
+
+
+def read_by(store: Reader, dfid: str) -> tuple[tuple[str, int, str], ...]:
+    """Return the references of what a decided flow read, from the ledger."""
+    text = store.value("SELECT body -> '$.artifacts' FROM ledger WHERE dfid = ? AND kind = 'DECIDED'", (dfid,))
+    return tuple((name, version, sha256) for name, version, sha256 in json.loads(text or "[]"))
+
+
+def shown(artifacts: tuple[Artifact, ...]) -> str:
+    """Return artifacts as the model reads them; no artifacts, no text."""
+    return "".join(f"Reference {artifact.name}:\n{artifact.text.strip()}\n" for artifact in artifacts)
+
+
+def counted(count_tokens: CountTokens, text: str) -> int:
+    """Return how long a text is. Raises ValueError when what counts gives no count."""
+    tokens = count_tokens(text)
+    if type(tokens) is not int or tokens < 0:
+        raise ValueError("the tokenizer gave no count")
+    return tokens
+
+
+def _check(name: str, text: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"`{one_line(name, 64)}` is not a name in_lower_case")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise UsageError("the artifact is not text that can be stored as UTF-8") from error
+    if not text.strip() or size > ARTIFACT_BYTES_MAX:
+        raise UsageError(f"the artifact is not 1 to {ARTIFACT_BYTES_MAX} bytes of text")
+    if not all(c.isprintable() or c in "\n\t" for c in text):
+        raise UsageError("the artifact has characters that cannot be printed")
+
+
+def _end(store: Store, name: str, now_ms: int) -> None:
+    store.run("UPDATE artifacts SET ended_at_ms = ? WHERE name = ? AND ended_at_ms IS NULL", (now_ms, name))
+
+
+def _write(store: Store, act: str, of: tuple[str, int, str], who: str, reason: str, now_ms: int) -> None:
+    name, version, digest = of
+    body = {"act": act, "name": name, "version": version, "sha256": digest}
+    ledger.append(store, now_ms, "ARTIFACT", "", body | _by(who, reason))
+
+
+def _by(who: str, reason: str) -> dict[str, str]:
+    why = one_line(reason, REASON_CHARS_MAX)
+    if not why:
+        raise UsageError("a reason is needed")
+    return {"who": person(who, REASON_CHARS_MAX), "reason": why}

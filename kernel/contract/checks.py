@@ -1,0 +1,104 @@
+"""What the fields of a contract must say together. Each check raises ContradictionError with the path of the one to mend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sds.kernel.contract.expressions import INT
+from sds.kernel.contract.snapshot import parse_type
+from sds.kernel.contract.types import ContradictionError
+from sds.kernel.envelope.envelope import DENY, ESCALATE
+
+if TYPE_CHECKING:
+    from sds.kernel.contract.schema import Contract
+
+PROPOSAL_FIELDS = frozenset({"action", "params", "reason", "reason_code", "rationale", "context_ref"})
+
+
+def check_kinds(contract: Contract) -> None:
+    kinds = contract.kinds
+    if DENY not in kinds:
+        raise ContradictionError(("kinds",), "DENY is missing: every contract lets its agent say no")
+    if ESCALATE in kinds:
+        raise ContradictionError(("kinds", ESCALATE), "is always there and is not declared")
+    deny = kinds[DENY]
+    if deny.params or deny.fills or deny.executes or deny.when != "true":
+        raise ContradictionError(("kinds", DENY), "takes only reasons")
+    for path, codes in ((("authority",), contract.authority), (("escalation", "always"), contract.escalation.always)):
+        for index, code in enumerate(codes):
+            if code not in kinds:
+                raise ContradictionError((*path, index), f"`{code}` is not one of the kinds")
+
+
+def check_sagas(contract: Contract) -> None:
+    from sds.kernel.contract.schema import MENU  # noqa: PLC0415  the menu's names are part of a contract's form
+
+    for field in ("id", "key", "evidence"):
+        if getattr(contract.event, field) == "saga":
+            raise ContradictionError(("event", field), "`saga` is the kernel's own field, in the parts of a saga")
+    for name, saga in contract.sagas.items():
+        if name in contract.kinds:
+            raise ContradictionError(("sagas", name), "is the name of a kind")
+        for kind in (*contract.kinds, *contract.human.kinds):
+            if kind in MENU:
+                raise ContradictionError(("kinds", kind), "is what a saga's menu calls a way to compensate")
+        for index, step in enumerate(saga.steps):
+            if step not in contract.kinds or not contract.kinds[step].executes:
+                raise ContradictionError(("sagas", name, "steps", index), f"`{step}` is no kind with a side effect")
+        if "ALERT_HUMAN" not in saga.compensation:
+            raise ContradictionError(("sagas", name, "compensation"), "ALERT_HUMAN is missing: a human is always there")
+
+
+def check_paths(contract: Contract) -> None:
+    """Every path that is named is a declared field."""
+    named: list[tuple[tuple[str | int, ...], str]] = [(("show", path), path) for path, _ in contract.show]
+    named += [(("levels", path), path) for path in contract.levels]
+    named += [(("drift", "fields", path), path) for path in contract.drift.fields]
+    named += [(("spend", i, "per"), limit.per) for i, limit in enumerate(contract.spend) if limit.per]
+    named += [(("kinds", name, "draws", path), path) for name, kind in contract.kinds.items() for path in kind.draws]
+    for at, path in named:
+        if path not in contract.snapshot:
+            raise ContradictionError(at, f"`{path}` is not a declared snapshot field")
+
+
+def check_levels(contract: Contract) -> None:
+    """What has levels is a number, and one that the model reads: words nobody reads are a mistake."""
+    shown = dict(contract.show) or contract.snapshot
+    for path in contract.levels:
+        if parse_type(path, contract.snapshot[path]).kind != INT:
+            raise ContradictionError(("levels", path), "is not a number and has no levels")
+        if path not in shown:
+            raise ContradictionError(("levels", path), "is not shown to the model")
+
+
+def check_names(contract: Contract) -> None:
+    """What the model chooses of a parameter is recorded under its name, and must not pass for another choice."""
+    for name, kind in contract.kinds.items():
+        for param in PROPOSAL_FIELDS.intersection(kind.params):
+            raise ContradictionError(("kinds", name, "params", param), "is the name of a field of every proposal")
+
+
+def check_numbers(contract: Contract) -> None:
+    """What is drawn, spent or may drift is a number, and numbers that are set against each other share a scale."""
+    fields = {path: parse_type(path, text) for path, text in contract.snapshot.items()}
+    for path, rule in contract.drift.fields.items():
+        if rule.moves and fields[path].kind != INT:
+            raise ContradictionError(("drift", "fields", path), "is not a number and can only be strict")
+    names = [limit.name for limit in contract.spend]
+    for index, limit in enumerate(names):
+        if limit in names[:index]:  # two limits of one name would share a counter
+            raise ContradictionError(("spend", index, "name"), f"`{limit}` is the name of another limit")
+    spent: set[int] = set()
+    for name, kind in contract.kinds.items():
+        for path, drawn in kind.draws.items():
+            if fields[path].kind != INT:
+                raise ContradictionError(("kinds", name, "draws", path), "is not a number and cannot be drawn from")
+            if isinstance(drawn, str) and kind.scale(drawn) != fields[path].scale:
+                raise ContradictionError(("kinds", name, "draws", path), f"has another scale than `{drawn}`")
+        spent |= {kind.scale(kind.spends)} if kind.spends else set()
+        if len(spent) > 1:
+            raise ContradictionError(("kinds", name, "spends"), "has another scale than what other kinds spend")
+
+
+# What a human's own terms are held to as well.
+CHECKS = (check_kinds, check_paths, check_levels, check_names, check_numbers)

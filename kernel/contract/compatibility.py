@@ -1,0 +1,66 @@
+"""The handshake (DIR 3.5): may this contract take its agent into service in this runtime? Pure; a refusal is a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sds.kernel.contract.schema import PROPOSAL_SCHEMA, Contract
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the registry has on the contract's gate or agent: the contract it would replace. `revoked`: its hash if so."""
+
+    agent_id: str
+    gate: str
+    status: str
+    contract_hash: str
+    version: str
+    revoked: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    message: str
+    hint: str = ""
+
+
+def semver(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+def refusal(contract: Contract, known: list[Known]) -> Refusal | None:
+    """Return why this contract cannot be registered, or None."""
+    return _schema(contract) or next((why for each in known if (why := _against(contract, each))), None)
+
+
+def _schema(contract: Contract) -> Refusal | None:
+    """Same major, and no newer minor: what a newer form may say, this runtime could not judge."""
+    wanted, ours = semver(contract.proposal_schema), semver(PROPOSAL_SCHEMA)
+    if wanted[0] == ours[0] and wanted[1] <= ours[1]:
+        return None
+    return Refusal(
+        f"the contract is written for proposal schema `{contract.proposal_schema}`, this runtime speaks"
+        f" `{PROPOSAL_SCHEMA}`",
+        "use a runtime of that schema, or write the contract for this one",
+    )
+
+
+def _against(contract: Contract, known: Known) -> Refusal | None:
+    if (known.gate, known.agent_id) != (contract.gate, contract.agent_id):
+        return Refusal(
+            f"agent `{contract.agent_id}` cannot serve gate `{contract.gate}`: agent `{known.agent_id}` serves"
+            f" `{known.gate}`"
+        )
+    if known.contract_hash == contract.hash:
+        if known.revoked:
+            return Refusal(f"version `{known.version}` was revoked", "register a higher version")
+        return None
+    if known.status == "RETIRED":
+        return Refusal(f"agent `{known.agent_id}` is retired", "give the successor a gate and a name of its own")
+    if semver(known.version) >= semver(contract.version):
+        return Refusal(
+            f"version `{contract.version}` differs from and does not exceed the registered `{known.version}`",
+            "raise the contract's version",
+        )
+    return None

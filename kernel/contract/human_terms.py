@@ -1,0 +1,80 @@
+"""The terms a human decides an escalated case under, and what is of HIGH impact (DIR 4.7). Pure.
+
+They are the agent's contract with what its section `human` replaces, and are checked like any other contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from sds.kernel.contract.schema import KINDS_MAX, Contract, HumanSpec
+from sds.kernel.contract.types import ContradictionError
+
+Impact = Literal["LOW", "HIGH"]
+
+
+def human_contract(contract: Contract) -> Contract:
+    """Return the contract a human decides under. It escalates nothing, and no rationale is asked for: who decides
+    says why, for the record.
+    """
+    return contract.model_copy(update=_changes(contract))
+
+
+def _changes(contract: Contract) -> dict[str, Any]:
+    human = contract.human
+    kinds = {name: kind for name, kind in contract.kinds.items() if name not in human.kinds}
+    return {
+        "kinds": kinds | human.kinds,  # the human's come last, so that a contradiction is reported where it was made
+        "authority": human.authority or tuple(dict.fromkeys((*contract.authority, *human.kinds))),
+        "when": contract.when if human.when is None else human.when,
+        "escalation": contract.escalation.model_copy(update={"always": (), "confidence_min_pct": 0}),
+        "human": HumanSpec(),
+        "rationale": None,
+        "sagas": {},
+    }
+
+
+def check_human(contract: Contract, checks: Iterable[Callable[[Contract], None]]) -> None:
+    """Hold a contract's human section to the checks of the contract itself. Raises ContradictionError."""
+    if contract.human == HumanSpec():
+        return
+    changes = _changes(contract)
+    if len(changes["kinds"]) > KINDS_MAX:
+        raise ContradictionError(("human", "kinds"), f"with the agent's these are more than {KINDS_MAX} kinds")
+    _check_spends(contract)
+    for index, code in enumerate(contract.human.authority):
+        if code not in changes["kinds"]:
+            raise ContradictionError(("human", "authority", index), f"`{code}` is not one of the kinds")
+    whole = BaseModel.model_copy(contract, update=changes)  # unvalidated: what is wrong with it is asked next
+    for check in checks:
+        try:
+            check(whole)
+        except ContradictionError as error:
+            raise ContradictionError(("human", *error.path), str(error)) from None
+
+
+def _check_spends(contract: Contract) -> None:
+    """What a human's kinds spend is counted where the agent's is, those that they replace included."""
+    spent = {kind.scale(kind.spends) for kind in contract.kinds.values() if kind.spends}
+    for name, kind in contract.human.kinds.items():
+        if kind.spends and spent - {kind.scale(kind.spends)}:
+            where = ("human", "kinds", name, "spends")
+            raise ContradictionError(where, "has another scale than what other kinds spend, the agent's among them")
+
+
+def impact(contract: Contract, action: str, numbers: Mapping[str, int]) -> Impact:
+    """Return what a decision means outside: HIGH when it cannot be undone or its amount is large.
+
+    A number that is not known is as large as any, and so is a kind that is not.
+    """
+    spec = contract.kinds.get(action)
+    if spec is None:
+        return "HIGH"
+    limit = contract.escalation.impact_high_minor
+    named = [spec.spends, *spec.draws.values()]
+    if limit is not None and any(numbers.get(name, limit) >= limit for name in named if isinstance(name, str)):
+        return "HIGH"
+    return spec.impact or ("HIGH" if spec.executes else "LOW")

@@ -1,0 +1,148 @@
+"""Safeguards: each is a narrowing `(full, situation) -> DecisionEnvelope`, and none can widen.
+
+`full` is always the contract's own envelope, never another safeguard's output; what is in force is the meet of
+all of them. A safeguard that raises leaves `ESCALATE_ONLY`. A limit that leaves a kind nothing escalates rather
+than drops the kind: running out of budget must not read as a denial of the claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sds.kernel.context.artifacts import Artifact
+from sds.kernel.contract.schema import Contract
+from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, bound
+from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of, meet
+from sds.kernel.envelope.state import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Everything besides the contract that an envelope depends on.
+
+    `fields`: state net of what is reserved. `spend_left`: minor units left under the tightest limit, None without
+    one. `agent_active`: the registry has the agent active, and the flow is under the contract of this kernel. `halted`: by an operator.
+    `context_whole`: memory and artifacts, the reference texts, could be read and are within their limits.
+    """
+
+    fields: Fields
+    agent_active: bool
+    in_effect: bool
+    halted: bool
+    spend_left: int | None
+    context_whole: bool
+    artifacts: tuple[Artifact, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One look at the world. `version` is the source's, `epochs` those of the resources behind the fields, read
+    before the state; `contract_hash` is of the contract the flow is under, empty when that is revoked; `notes` say
+    why only the human is left.
+    """
+
+    situation: Situation
+    version: str
+    epochs: Mapping[str, int]
+    contract_hash: str
+    notes: tuple[str, ...] = ()
+
+
+Safeguard = Callable[[DecisionEnvelope, Situation], DecisionEnvelope]
+
+
+def envelope_in_force(
+    full: DecisionEnvelope, situation: Situation, safeguards: tuple[Safeguard, ...]
+) -> DecisionEnvelope:
+    """Return the meet of the contract's envelope and every safeguard's."""
+    try:
+        return meet(full, *(narrow(full, situation) for narrow in safeguards))
+    except Exception:  # noqa: BLE001  fail closed: a broken safeguard leaves only the human
+        return ESCALATE_ONLY
+
+
+def safeguards_of(contract: Contract, *, for_human: bool = False) -> tuple[Safeguard, ...]:
+    """Return the safeguards every contract is under. For a human a used-up limit drops the kind: they can tell it from
+    a denial, and there is nobody to escalate to.
+    """
+
+    def draws(full: DecisionEnvelope, situation: Situation) -> DecisionEnvelope:
+        """No kind takes more from a field than is there."""
+        return _narrowed(full, [_within_draws(contract, kind, situation.fields) for kind in full.kinds])
+
+    def spend(full: DecisionEnvelope, situation: Situation) -> DecisionEnvelope:
+        """No kind spends more than is left, or less than nothing; one with nothing left escalates."""
+        left = MAGNITUDE_MAX if situation.spend_left is None else situation.spend_left
+        kinds = [_within_spend(contract, kind, left) for kind in full.kinds]
+        return ESCALATE_ONLY if None in kinds and not for_human else _narrowed(full, kinds)
+
+    return (standing, draws, spend)
+
+
+def _narrowed(full: DecisionEnvelope, kinds: list[KindBound | None]) -> DecisionEnvelope:
+    """Return the envelope of these kinds, in the order of `full`'s; `full` itself when none was narrowed."""
+    if all(kind is was for kind, was in zip(kinds, full.kinds, strict=True)):
+        return full
+    return envelope_of((kind for kind in kinds if kind is not None), full.rationale_chars_max)
+
+
+def standing(full: DecisionEnvelope, situation: Situation) -> DecisionEnvelope:
+    """Leave only the human while the system is halted, the agent not active or its contract not in effect, and where
+    the model could not be told all it must know.
+    """
+    able = situation.agent_active and situation.in_effect and situation.context_whole
+    return full if able and not situation.halted else ESCALATE_ONLY
+
+
+def standing_notes(situation: Situation) -> list[str]:
+    """Say in words what `standing` objects to."""
+    found = [] if situation.agent_active else ["the agent is not active under this contract"]
+    found += [] if situation.in_effect else ["the contract is not in effect yet"]
+    return [*found, "an operator has halted the system"] if situation.halted else found
+
+
+def _within_draws(contract: Contract, kind: KindBound, fields: Fields) -> KindBound | None:
+    spec = contract.kinds.get(kind.kind)
+    for path, drawn in (spec.draws if spec else {}).items():
+        left = fields.get(path)
+        if type(left) is not int:
+            return None
+        narrowed = _at_most(kind, drawn, left)
+        if narrowed is None:
+            return None
+        kind = narrowed
+    return kind
+
+
+def _within_spend(contract: Contract, kind: KindBound, left: int) -> KindBound | None:
+    spec = contract.kinds.get(kind.kind)
+    return kind if spec is None or spec.spends is None else _at_most(kind, spec.spends, left)
+
+
+def _at_most(kind: KindBound, name: str | int, limit: int) -> KindBound | None:
+    """Narrow one number of a kind to 0..`limit` minor units; None when nothing is left of it.
+
+    Never below zero: to draw or spend less than nothing would give to others what was never there.
+    """
+    if isinstance(name, int):
+        return kind if name <= limit else None
+    for fill, value, _ in kind.fills:
+        if fill == name:
+            return kind if 0 <= value <= limit else None
+    params: list[tuple[str, Bound]] = []
+    for param, allowed in kind.params:
+        if param == name and allowed.lo >= 0 and allowed.hi <= limit:
+            return kind
+        narrowed = _between(allowed, 0, limit) if param == name else allowed
+        if narrowed is None:
+            return None
+        params.append((param, narrowed))
+    return KindBound(kind.kind, kind.reasons, tuple(params), kind.fills)
+
+
+def _between(allowed: Bound, lo: int, hi: int) -> Bound | None:
+    if lo <= allowed.lo and allowed.hi <= hi:
+        return allowed
+    lo, hi = max(lo, allowed.lo), min(hi, allowed.hi)
+    return bound(lo, hi, step=allowed.step, residue=allowed.residue, scale=allowed.scale) if lo <= hi else None

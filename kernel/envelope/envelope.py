@@ -1,0 +1,205 @@
+"""The decision envelope: what may be decided now. Pure data, finite, hashable.
+
+Laws, each stated as a property in `tests/kernel/envelope/test_envelope_laws.py`:
+
+- `meet` is commutative, associative, idempotent, and never allows more than either side.
+- `ESCALATE` is in every envelope, without parameters and with one fixed reason; `meet` never touches it.
+- `DENY` is in every envelope but the bottom, `ESCALATE_ONLY`.
+- Equal sets of decisions have equal hashes.
+
+A decision is a kind, a reason and numbers. The rationale is a comment on it, with a form of its own: at most so many
+characters where the envelope bounds one, and none at all where that bound is 0. `meet` takes the smaller bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+from sds.kernel.canonical import digest
+from sds.kernel.envelope.bounds import Bound, bound, format_literal, parse_literal
+from sds.kernel.envelope.bounds import meet as meet_bounds
+from sds.kernel.envelope.proposal import Proposal, parse_proposal
+from sds.kernel.errors import StoreError
+
+__all__ = [
+    "DENY",
+    "ESCALATE",
+    "ESCALATE_ONLY",
+    "Bound",
+    "DecisionEnvelope",
+    "KindBound",
+    "envelope_from_data",
+    "envelope_of",
+    "format_literal",
+    "meet",
+]
+
+ESCALATE = "ESCALATE"
+DENY = "DENY"
+ESCALATE_REASON = "HUMAN_REVIEW"
+RATIONALE_CHARS_MAX = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class KindBound:
+    """What one decision kind may carry.
+
+    `params`: what the model chooses, in the order it is written. `fills`: what the kernel fixes itself (minor
+    units, with scale); never part of the language. `reasons`: sorted reason codes, at least one.
+    """
+
+    kind: str
+    reasons: tuple[str, ...]
+    params: tuple[tuple[str, Bound], ...] = ()
+    fills: tuple[tuple[str, int, int], ...] = ()
+
+
+_ESCALATE_BOUND = KindBound(ESCALATE, (ESCALATE_REASON,))
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionEnvelope:
+    """The permitted decision kinds, sorted by name, and the longest rationale in characters (0: none is written).
+
+    Build one with `envelope_of()`, which keeps the laws; the constructor does not.
+    """
+
+    kinds: tuple[KindBound, ...]
+    rationale_chars_max: int = 0
+
+    def kind(self, name: str) -> KindBound | None:
+        return next((k for k in self.kinds if k.kind == name), None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(k.kind for k in self.kinds)
+
+    def objections(self, proposal: Proposal) -> list[tuple[str, str]]:
+        """Return every way in which `proposal` lies outside, as (code, message); empty when it is inside."""
+        permitted = self.kind(proposal.action)
+        if permitted is None:
+            found = [("RBAC_DENIED", f"`{proposal.action}` is not permitted now")]
+        else:
+            found = _objections(permitted, proposal)
+        if (proposal.rationale is None) != (self.rationale_chars_max == 0):
+            found.append(("SCHEMA_INVALID", "a rationale is written exactly when the envelope bounds one"))
+        elif proposal.rationale is not None and len(proposal.rationale) > self.rationale_chars_max:
+            found.append(("SCHEMA_INVALID", f"the rationale is longer than {self.rationale_chars_max} characters"))
+        return found
+
+    def contains(self, data: bytes) -> bool:
+        """Tell whether these proposal bytes are a decision of this envelope (any context reference)."""
+        proposal = parse_proposal(data)
+        return isinstance(proposal, Proposal) and not self.objections(proposal)
+
+    def as_data(self) -> dict[str, object]:
+        """Return the envelope as JSON data: bounds in minor units, kinds and reasons sorted."""
+        return {
+            "kinds": [
+                {
+                    "kind": k.kind,
+                    "reasons": list(k.reasons),
+                    "params": [[n, b.lo, b.hi, b.step, b.residue, b.scale] for n, b in k.params],
+                    "fills": [list(f) for f in k.fills],
+                }
+                for k in self.kinds
+            ],
+            "rationale_chars_max": self.rationale_chars_max,
+        }
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the canonical form, 64 hexadecimal digits."""
+        return digest(self.as_data())
+
+
+def _objections(permitted: KindBound, proposal: Proposal) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    if proposal.reason_code not in permitted.reasons:
+        found.append(("SCHEMA_INVALID", f"`{proposal.reason_code}` is not a reason of `{proposal.action}`"))
+    if tuple(name for name, _ in proposal.params) != tuple(name for name, _ in permitted.params):
+        found.append(("SCHEMA_INVALID", f"`{proposal.action}` does not take these parameters"))
+        return found
+    for (name, text), (_, allowed) in zip(proposal.params, permitted.params, strict=True):
+        value = parse_literal(text, allowed.scale)
+        if value is None:
+            found.append(("SCHEMA_INVALID", f"`{name}` is not a number with {allowed.scale} decimals"))
+        elif value not in allowed:
+            found.append(("RBAC_DENIED", f"`{name}` is outside its bounds"))
+    return found
+
+
+def envelope_of(kinds: Iterable[KindBound], rationale_chars_max: int = 0) -> DecisionEnvelope:
+    """Build an envelope that keeps the laws: sorted, `ESCALATE` always in, nothing else without `DENY`."""
+    rationale = max(0, min(rationale_chars_max, RATIONALE_CHARS_MAX))
+    chosen = {k.kind: _sorted(k) for k in kinds if k.reasons}
+    if DENY not in chosen:
+        chosen = {}
+    chosen[ESCALATE] = _ESCALATE_BOUND
+    return DecisionEnvelope(tuple(chosen[name] for name in sorted(chosen)), rationale)
+
+
+def envelope_from_data(data: Any, sha256: str) -> DecisionEnvelope:
+    """Return the envelope that `as_data` told, and whose hash this is. Raises StoreError when it is not that one."""
+    try:
+        made = DecisionEnvelope(tuple(map(_kind_from_data, data["kinds"])), int(data["rationale_chars_max"]))
+        if made.hash == sha256 == digest(data):
+            return made
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+        raise StoreError("the recorded envelope is none") from error
+    raise StoreError("the recorded envelope is not the one with the recorded hash")
+
+
+def _kind_from_data(data: Any) -> KindBound:
+    return KindBound(
+        str(data["kind"]),
+        tuple(map(str, data["reasons"])),
+        tuple((str(name), _bound_from_data(*numbers)) for name, *numbers in data["params"]),
+        tuple((str(name), int(value), int(scale)) for name, value, scale in data["fills"]),
+    )
+
+
+def _bound_from_data(lo: int, hi: int, step: int, residue: int, scale: int) -> Bound:
+    made = bound(int(lo), int(hi), step=int(step), residue=int(residue), scale=int(scale))
+    if made is None:
+        raise ValueError("a bound that holds no value")
+    return made
+
+
+def _sorted(kind: KindBound) -> KindBound:
+    reasons = tuple(sorted(set(kind.reasons)))
+    return kind if reasons == kind.reasons else replace(kind, reasons=reasons)
+
+
+ESCALATE_ONLY = envelope_of(())
+
+
+def meet(*envelopes: DecisionEnvelope) -> DecisionEnvelope:
+    """Return what every given envelope permits. At least one is needed."""
+    return reduce(_meet_two, envelopes)
+
+
+def _meet_two(a: DecisionEnvelope, b: DecisionEnvelope) -> DecisionEnvelope:
+    if a is b or a == b:
+        return a
+    both = (_meet_kinds(k, other) for k in a.kinds if (other := b.kind(k.kind)) is not None)
+    return envelope_of((k for k in both if k is not None), min(a.rationale_chars_max, b.rationale_chars_max))
+
+
+def _meet_kinds(a: KindBound, b: KindBound) -> KindBound | None:
+    if a == b:
+        return a
+    same_shape = [n for n, _ in a.params] == [n for n, _ in b.params] and a.fills == b.fills
+    reasons = tuple(r for r in a.reasons if r in b.reasons)
+    if not same_shape or not reasons:
+        return None
+    params: list[tuple[str, Bound]] = []
+    for (name, left), (_, right) in zip(a.params, b.params, strict=True):
+        narrowed = meet_bounds(left, right)
+        if narrowed is None:
+            return None
+        params.append((name, narrowed))
+    return KindBound(a.kind, reasons, tuple(params), a.fills)

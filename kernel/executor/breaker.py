@@ -1,0 +1,80 @@
+"""The circuit breaker of a gate's executor: after a few orders in a row that it did not answer, none is sent.
+
+    closed  orders go out
+    open    nothing new is reserved, and events wait; every `PROBE_MS` one order is let through, as a probe
+    closed  again as soon as the executor answers anything definite, the probe or recovery
+
+The state is a row of the record, so every process of a gate sees the same. It is no part of what the ledger proves.
+All that writes here runs inside the caller's transaction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sds.kernel.storage.store import Reader, Store
+
+FAILURES_MAX = 3
+PROBE_MS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """`failures` in a row; `opened_at_ms`: since when it is open, None while it is closed; `probe_at_ms`: when the next
+    order may try.
+    """
+
+    failures: int = 0
+    opened_at_ms: int | None = None
+    probe_at_ms: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self.opened_at_ms is not None
+
+    @property
+    def text(self) -> str:
+        """Say on one line how it stands."""
+        if self.opened_at_ms is not None:
+            since = datetime.fromtimestamp(self.opened_at_ms / 1000, UTC).isoformat(timespec="seconds")
+            return f"does not answer, {self.failures} orders in a row, since {since}: events wait, a probe is sent"
+        return f"did not answer {self.failures} orders in a row" if self.failures else "answers"
+
+
+def read(store: Reader, gate: str) -> Breaker:
+    row = store.row("SELECT failures, opened_at_ms, probe_at_ms FROM executor_breakers WHERE gate = ?", (gate,))
+    return Breaker(*row) if row else Breaker()
+
+
+def lets_through(store: Store, gate: str, now_ms: int) -> bool:
+    """Tell whether an order may be reserved now. While the breaker is open, one may every `PROBE_MS`: the probe.
+
+    A clock that was set back waits no longer for it than that.
+    """
+    now = read(store, gate)
+    if not now.is_open:
+        return True
+    if now_ms < now.probe_at_ms <= now_ms + PROBE_MS:
+        return False
+    store.run("UPDATE executor_breakers SET probe_at_ms = ? WHERE gate = ?", (now_ms + PROBE_MS, gate))
+    return True
+
+
+def answered(store: Store, gate: str) -> bool:
+    """Count nothing any more: the executor has answered. Return whether that has closed the breaker."""
+    was = read(store, gate)
+    if was.failures:
+        store.run("DELETE FROM executor_breakers WHERE gate = ?", (gate,))
+    return was.is_open
+
+
+def unanswered(store: Store, gate: str, now_ms: int) -> bool:
+    """Count an order that the executor did not answer. Return whether that has opened the breaker."""
+    was = read(store, gate)
+    failures = was.failures + 1
+    opens = not was.is_open and failures >= FAILURES_MAX
+    since_ms = now_ms if opens else was.opened_at_ms
+    probe_ms = now_ms + PROBE_MS if since_ms is not None else 0
+    store.run("INSERT OR REPLACE INTO executor_breakers VALUES (?, ?, ?, ?)", (gate, failures, since_ms, probe_ms))
+    return opens

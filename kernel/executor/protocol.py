@@ -1,0 +1,211 @@
+"""What leaves the kernel, and the protocol of whatever carries it out.
+
+The order is reserve (durable), dispatch, settle. An executor is called at most once for a key, unless it declares
+itself idempotent and a `lookup` has just answered that the key is absent.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Literal, Protocol, runtime_checkable
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from sds.kernel.canonical import canonical
+from sds.kernel.errors import ExecutorError, UsageError
+from sds.kernel.executor.statement import StatementLine, read_statement
+
+Settlement = Literal["settled", "rejected", "unsent", "absent", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionIntent:
+    """A validated, signed order (DIR 3.3a). `params` are integers in minor units, kernel-filled values included.
+
+    `resource_key` is the key the state was read by, `state_version` the version of it the kernel judged: an
+    executor that owns that state refuses when it no longer holds.
+    """
+
+    dfid: str
+    idempotency_key: str
+    kind: str
+    params: tuple[tuple[str, int], ...]
+    resource_key: str
+    state_version: str
+    signature: str = ""
+
+    def signed_bytes(self) -> bytes:
+        return canonical(
+            [self.dfid, self.idempotency_key, self.kind, dict(self.params), self.resource_key, self.state_version]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The outside world's answer. `reference` is its own id of the effect; `detail` one line for the record.
+
+    `rejected`: it was refused and never has an effect; the kernel asks again with a fresh order, then a human. `unsent`:
+    it certainly never left this machine; the event waits. Whatever an executor raises is neither: it may have acted.
+    """
+
+    status: Settlement
+    reference: str = ""
+    detail: str = ""
+
+
+class Executor(Protocol):
+    """Carries out an intent. `idempotent`: sending the same key twice is known to have one effect at most."""
+
+    idempotent: bool
+
+    def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
+        """Carry it out within `deadline_s` seconds. Anything not known for certain is `unknown`, never a guess.
+
+        Called in a thread of its own. Who is not back in time is not waited for: the order is UNKNOWN until the answer
+        comes, or is looked up.
+        """
+        ...
+
+    def lookup(self, key: str, deadline_s: float) -> Receipt:
+        """Tell what became of `key`. `absent` only if it is certain that nothing was done."""
+        ...
+
+
+@runtime_checkable
+class Voids(Protocol):
+    """An executor that can also make certain that a key never has an effect. Recovery uses it instead of waiting."""
+
+    def void(self, key: str, deadline_s: float) -> Receipt:
+        """Void `key`: `rejected` once it is void, `settled` when it has happened already, else `unknown`."""
+        ...
+
+
+@runtime_checkable
+class Reverts(Protocol):
+    """An executor that can take back what it has carried out: at most once for a key, whole, however often it is asked."""
+
+    def revert(self, key: str, deadline_s: float) -> Receipt:
+        """Undo what was carried out under `key`: `settled` once it is undone, `rejected` if it never will be."""
+        ...
+
+    def reverted(self, key: str, deadline_s: float) -> Receipt:
+        """Tell whether `key` was undone: `settled`, or `absent` only if it is certain that it was not."""
+        ...
+
+
+@runtime_checkable
+class Lists(Protocol):
+    """An executor that can list what it has been ordered, so that somebody can compare it with the record."""
+
+    def statement(self, since_ms: int, until_ms: int) -> Iterable[StatementLine]:
+        """List every order of this gate that was answered in this time, both ends included, as it stands now.
+
+        One line for each key, refused ones too; times by the outside's own clock, in milliseconds since 1970.
+        """
+        ...
+
+
+class Signer:
+    """Signs intents with HMAC-SHA256 under a key that only the kernel holds, at least 32 bytes.
+
+    What was signed with one of the `older` keys is still verified.
+    """
+
+    def __init__(self, key: bytes, *older: bytes) -> None:
+        if min(len(each) for each in (key, *older)) < 32:
+            raise ExecutorError("the kernel's signing key is shorter than 32 bytes")
+        self._keys = (key, *older)
+
+    def __repr__(self) -> str:
+        return "Signer(key=***)"
+
+    def derived(self, purpose: str) -> tuple[bytes, ...]:
+        """Return a key of 32 bytes for another purpose (HKDF-SHA256, RFC 5869) of each key, the one that signs first."""
+        return tuple(_derived(key, purpose) for key in self._keys)
+
+    def sign(self, data: bytes) -> str:
+        return _mac(self._keys[0], data)
+
+    def signed(self, intent: ExecutionIntent) -> ExecutionIntent:
+        return replace(intent, signature=self.sign(intent.signed_bytes()))
+
+    def verify(self, intent: ExecutionIntent) -> bool:
+        """Tell whether this kernel signed exactly this intent; anything that cannot be signed, it did not."""
+        try:
+            data, signature = intent.signed_bytes(), intent.signature.encode()
+        except (TypeError, ValueError):
+            return False
+        return any(hmac.compare_digest(_mac(key, data).encode(), signature) for key in self._keys)
+
+
+def _mac(key: bytes, data: bytes) -> str:
+    return hmac.new(key, data, sha256).hexdigest()
+
+
+def _derived(key: bytes, purpose: str) -> bytes:
+    return HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=purpose.encode()).derive(key)
+
+
+class NoExecutor:
+    """Carries out nothing: for looking at what could be decided."""
+
+    idempotent = False
+
+    def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:  # noqa: ARG002
+        return Receipt("unsent", detail="this kernel has no executor")
+
+    def lookup(self, key: str, deadline_s: float) -> Receipt:  # noqa: ARG002
+        return Receipt("unknown")
+
+
+class VerifyingExecutor:
+    """Stands before every executor and lets only intents with the kernel's own signature through."""
+
+    def __init__(self, executor: Executor, signer: Signer) -> None:
+        self._executor, self._signer = executor, signer
+        self.idempotent = executor.idempotent
+
+    def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
+        if not self._signer.verify(intent) or key != intent.idempotency_key:
+            return Receipt("rejected", detail="the intent does not carry the kernel's signature; nothing was sent")
+        return self._executor.dispatch(intent, key, deadline_s)
+
+    def lookup(self, key: str, deadline_s: float) -> Receipt:
+        return self._executor.lookup(key, deadline_s)
+
+    def void(self, key: str, deadline_s: float) -> Receipt:
+        if not isinstance(self._executor, Voids):
+            return Receipt("unknown", detail="absent, and this executor cannot void it")
+        return self._executor.void(key, deadline_s)
+
+    @property
+    def voids(self) -> bool:
+        return isinstance(self._executor, Voids)
+
+    @property
+    def lists(self) -> bool:
+        return isinstance(self._executor, Lists)
+
+    def statement(self, since_ms: int, until_ms: int) -> tuple[StatementLine, ...]:
+        """Return what the executor lists. Raises UsageError where it lists nothing at all, WorldError: unreadable."""
+        if not isinstance(self._executor, Lists):
+            raise UsageError("this executor offers no statement", hint="give it `statement(since_ms, until_ms)`")
+        return read_statement(self._executor.statement, since_ms, until_ms)
+
+    @property
+    def reverts(self) -> bool:
+        return isinstance(self._executor, Reverts)
+
+    def revert(self, intent: ExecutionIntent, deadline_s: float) -> Receipt:
+        if not self._signer.verify(intent) or not isinstance(self._executor, Reverts):
+            return Receipt("rejected", detail="the order cannot be reverted")
+        return self._executor.revert(intent.idempotency_key, deadline_s)
+
+    def reverted(self, intent: ExecutionIntent, deadline_s: float) -> Receipt:
+        if not self._signer.verify(intent) or not isinstance(self._executor, Reverts):
+            return Receipt("unknown", detail="the order cannot be looked up")
+        return self._executor.reverted(intent.idempotency_key, deadline_s)

@@ -1,0 +1,325 @@
+"""What the outside says it did, against what the record says was ordered: every difference, and nothing changed.
+
+The record is read first, then the statement, then the record once more: an order is durable before it is sent, so what
+the outside has by then the record knows, and what the record called settled before, the outside must have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from sds.kernel.canonical import canonical, in_words, one_line
+from sds.kernel.envelope.bounds import MAGNITUDE_MAX
+from sds.kernel.errors import SdsError, WorldError
+from sds.kernel.storage.store import Reader
+
+Outcome = Literal["settled", "rejected", "reverted"]
+
+LINES_MAX = 1_000_000
+TEXT_CHARS_MAX = 200
+AT_MS_MAX = 253_402_300_799_999  # the end of the year 9999
+NUMBERS_MAX = 32
+CLOCKS_APART_MS = 24 * 3_600_000  # how far the outside's clock may be from ours; asked for beyond both ends of a period
+KEYS_AT_ONCE = 500
+
+_ORDERS = """
+SELECT e.dfid, f.event_id, e.idempotency_key, e.kind, e.params, e.resource_key, e.status, e.reserved_at_ms,
+       e.executed_at_ms, r.status, json_extract(l.body, '$.needs[1]')
+FROM execution_log e JOIN decision_flows f ON f.dfid = e.dfid LEFT JOIN saga_reversals r ON r.dfid = e.dfid
+LEFT JOIN ledger l ON l.dfid = e.dfid AND l.kind IN ('RESERVED', 'ADOPTED') WHERE f.gate = ?
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StatementLine:
+    """One order as the outside has it: `reverted` was settled and is taken back whole. `at_ms`: when it was answered there.
+
+    `amount_minor`: the money that moved. The rest is what the order carried, where the outside keeps it: without `dfid`
+    its event is not recognised in a record that has lost the order, without the others nothing is counted as drawn.
+    """
+
+    key: str
+    outcome: Outcome
+    at_ms: int
+    amount_minor: int | None = None
+    reference: str = ""
+    dfid: str = ""
+    kind: str = ""
+    params: Mapping[str, int] = field(default_factory=dict)
+    resource_key: str = ""
+
+    def as_data(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"params": dict(self.params)}
+
+
+def read_statement(
+    listing: Callable[[int, int], Iterable[object]], since_ms: int, until_ms: int
+) -> tuple[StatementLine, ...]:
+    """Read a statement whole. Raises WorldError, STATEMENT_UNREADABLE, whatever else the executor raises or returns."""
+    lines: list[StatementLine] = []
+    try:
+        for line in listing(since_ms, until_ms):
+            lines.append(_checked(line))
+            if len(lines) > LINES_MAX:
+                raise unreadable_statement(f"it has more than {LINES_MAX} lines", hint="ask for a shorter time")
+    except SdsError as error:
+        if error.reason_code == "STATEMENT_UNREADABLE":
+            raise
+        raise unreadable_statement(str(error), hint=error.hint) from error
+    except Exception as error:
+        raise unreadable_statement(f"{type(error).__name__}: {in_words(error)}") from error
+    return tuple(lines)
+
+
+def unreadable_statement(why: str, *, hint: str = "") -> WorldError:
+    """Return what is raised where a statement cannot be had, or is none."""
+    message = one_line(f"the executor's statement cannot be read: {why}", TEXT_CHARS_MAX)
+    return WorldError(message, reason_code="STATEMENT_UNREADABLE", hint=hint)
+
+
+def _checked(line: object) -> StatementLine:
+    """Return a line as the record can keep it: what an executor returns is foreign. Raises WorldError."""
+    if not isinstance(line, StatementLine):
+        raise unreadable_statement("what it lists is no StatementLine")
+    texts = (line.key, line.reference, line.dfid, line.kind, line.resource_key)
+    if not all(isinstance(text, str) and len(text) <= TEXT_CHARS_MAX and text.isprintable() for text in texts):
+        raise unreadable_statement("a text in it is none, is not printable or is too long")
+    if not line.key or line.outcome not in get_args(Outcome):
+        raise unreadable_statement(f"key `{line.key}` has no outcome that is known: `{line.outcome}`")
+    params = line.params
+    if not isinstance(params, Mapping) or len(params) > NUMBERS_MAX or not all(isinstance(n, str) for n in params):
+        raise unreadable_statement(f"the params of key `{line.key}` are none")
+    amounts = () if line.amount_minor is None else (line.amount_minor,)
+    if not all(_whole(number) for number in (line.at_ms, *amounts, *params.values())):
+        raise unreadable_statement(f"a number of key `{line.key}` is no whole number of a size that can be kept")
+    if not 0 <= line.at_ms <= AT_MS_MAX:
+        raise unreadable_statement(f"the time of key `{line.key}` is none")
+    canonical(line.as_data())  # lone surrogates are in no printable text, but in a parameter's name
+    return line
+
+
+def _whole(number: object) -> bool:
+    return type(number) is int and -MAGNITUDE_MAX <= number <= MAGNITUDE_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One order as the record has it. `spends`: what it counts against spend limits, in minor units, 0 for nothing."""
+
+    dfid: str
+    event_id: str
+    key: str
+    kind: str
+    params: Mapping[str, int]
+    resource_key: str
+    status: str
+    reserved_at_ms: int
+    executed_at_ms: int | None
+    reversal: str | None
+    spends: int
+
+    @property
+    def in_the_air(self) -> bool:
+        """Whether nobody can say yet what became of it: that is recovery's to find out."""
+        return self.status in ("PENDING", "UNKNOWN") or self.reversal in ("PENDING", "UNKNOWN")
+
+    @property
+    def words(self) -> str:
+        undone = f", {self.reversal.lower()}" if self.reversal else ""
+        return f"{self.status}{undone}: {_order_words(self.kind, self.params, self.resource_key)}"
+
+    def moved(self, amount_minor: int) -> bool:
+        """Tell whether this is what it was to move: what it spends, or one of its numbers where it spends nothing."""
+        if self.spends:
+            return amount_minor == self.spends
+        return not self.params or amount_minor in self.params.values()
+
+
+def _order_words(kind: str, params: Mapping[str, int], resource_key: str) -> str:
+    numbers = "".join(f" {name} {number}" for name, number in sorted(params.items()))
+    return f"{kind or 'an order'}{numbers}{f' on {resource_key}' if resource_key else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where record and outside are not at one about one key. `here` and `outside`: what each says, in words.
+
+    `dfid`: the flow that ordered it, empty where nobody knows. `line`: what the outside has, None for nothing.
+    """
+
+    code: str
+    key: str
+    dfid: str
+    resource_key: str
+    here: str
+    outside: str
+    line: StatementLine | None = None
+
+    @property
+    def words(self) -> str:
+        return f"{self.code}: key {self.key[:12]}: record: {self.here}; outside: {self.outside}"
+
+    def as_data(self) -> dict[str, str]:
+        """Return what tells this difference from any other, for ever: no time, and no reference."""
+        names = ("code", "key", "dfid", "resource_key", "here", "outside")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a comparison found. `in_the_air`: orders and reversals whose end recovery has to find out first."""
+
+    differences: tuple[Difference, ...]
+    orders: int
+    lines: int
+    in_the_air: int
+
+
+def compare(
+    record: Reader,
+    gate: str,
+    statement: Callable[[int, int], tuple[StatementLine, ...]],
+    *,
+    since_ms: int,
+    until_ms: int,
+) -> Comparison:
+    """Compare what was reserved in a period with what the outside lists of it. Changes nothing.
+
+    An order at either end of the period is judged by the record's own times: who was reserved before it, or settled
+    after it, is no difference. Raises WorldError where the statement cannot be read.
+    """
+    orders = read_orders(record, gate, since_ms, until_ms)
+    lines = statement(max(0, since_ms - CLOCKS_APART_MS), until_ms + CLOCKS_APART_MS)
+    listed: defaultdict[str, list[StatementLine]] = defaultdict(list)
+    for line in lines:
+        listed[line.key].append(line)
+    known = known_keys(record, listed)
+    found = [
+        _unknown(those) for key, those in listed.items() if key not in known and since_ms <= those[0].at_ms <= until_ms
+    ]
+    judged = [order for order in orders if not order.in_the_air]
+    found += [made for order in judged if (made := _judge(order, listed.get(order.key, ()), until_ms))]
+    found += _paid_again(judged, listed, {difference.key for difference in found})
+    return Comparison(_still_so(record, gate, found, orders), len(orders), len(lines), len(orders) - len(judged))
+
+
+def read_orders(record: Reader, gate: str, since_ms: int, until_ms: int) -> list[Order]:
+    """Return a gate's orders that were reserved in a period, oldest first."""
+    sql = f"{_ORDERS} AND e.reserved_at_ms BETWEEN ? AND ? ORDER BY e.reserved_at_ms, e.dfid"
+    return [_order(row) for row in record.rows(sql, (gate, since_ms, until_ms))]
+
+
+def _order(row: tuple[Any, ...]) -> Order:
+    dfid, event_id, key, kind, params, resource_key, status, reserved_at_ms, executed_at_ms, reversal, spends = row
+    try:
+        numbers = dict(json.loads(params))
+    except (
+        TypeError,
+        ValueError,
+        RecursionError,
+    ):  # altered beyond reading: then it is another order than the outside's
+        numbers = {}
+    times = reserved_at_ms, executed_at_ms
+    return Order(dfid, event_id, key, kind, numbers, resource_key, status, *times, reversal, int(spends or 0))
+
+
+def known_keys(record: Reader, keys: Iterable[str]) -> set[str]:
+    """Return which of these keys the record has an order for, of whatever gate."""
+    wanted, known = list(keys), set[str]()
+    for start in range(0, len(wanted), KEYS_AT_ONCE):
+        some = tuple(wanted[start : start + KEYS_AT_ONCE])
+        marks = ", ".join("?" * len(some))
+        sql = f"SELECT idempotency_key FROM execution_log WHERE idempotency_key IN ({marks})"
+        known.update(row[0] for row in record.rows(sql, some))
+    return known
+
+
+def _unknown(lines: list[StatementLine]) -> Difference:
+    first = lines[0]
+    return Difference(
+        "ORDER_UNKNOWN", first.key, first.dfid, first.resource_key, "no such order", _outside(lines), first
+    )
+
+
+def _outside(lines: Iterable[StatementLine]) -> str:
+    return "; ".join(_line_words(line) for line in lines) or "nothing"
+
+
+def _line_words(line: StatementLine) -> str:
+    amount = "" if line.amount_minor is None else f" {line.amount_minor}"
+    return f"{line.outcome}{amount}: {_order_words(line.kind, line.params, line.resource_key)}"
+
+
+def _judge(order: Order, lines: Iterable[StatementLine], until_ms: int) -> Difference | None:
+    """Return the first thing about one order that the two do not agree on."""
+    lines = tuple(lines)
+    code = _at_odds(order, lines, until_ms)
+    if code is None:
+        return None
+    line = lines[0] if lines else None
+    return Difference(code, order.key, order.dfid, order.resource_key, order.words, _outside(lines), line)
+
+
+def _at_odds(order: Order, lines: tuple[StatementLine, ...], until_ms: int) -> str | None:
+    if not lines:
+        in_time = order.executed_at_ms is not None and order.executed_at_ms <= until_ms
+        return "NOT_CARRIED_OUT" if order.status == "SUCCESS" and in_time else None
+    if len(lines) > 1:
+        return "CARRIED_OUT_TWICE"
+    (line,) = lines
+    return _other_end(order, line.outcome) or _other_order(order, line)
+
+
+def _other_end(order: Order, outcome: str) -> str | None:
+    """Compare how it ended. What is DIRTY is known to be contradicted already; what was taken back whole is as if it had
+    not been: that a refused order was paid and taken back moved nothing.
+    """
+    if order.status == "FAILED":
+        return "CARRIED_OUT_OUTSIDE" if outcome == "settled" else None
+    if order.status == "DIRTY":
+        return None
+    if outcome == "rejected":
+        return "REJECTED_OUTSIDE"
+    if (outcome == "reverted") == (order.reversal == "REVERTED"):
+        return None
+    return "REVERSED_OUTSIDE" if outcome == "reverted" else "NOT_REVERSED"
+
+
+def _other_order(order: Order, line: StatementLine) -> str | None:
+    """Compare what was ordered, as far as the outside says what that was."""
+    if line.outcome != "rejected" and line.amount_minor is not None and not order.moved(line.amount_minor):
+        return "AMOUNT_DIFFERS"
+    said = (line.dfid, line.kind, dict(line.params), line.resource_key)
+    here = (order.dfid, order.kind, dict(order.params), order.resource_key)
+    return "ORDER_DIFFERS" if any(a and a != b for a, b in zip(said, here, strict=True)) else None
+
+
+def _paid_again(
+    orders: Iterable[Order], listed: Mapping[str, list[StatementLine]], told: set[str]
+) -> Iterable[Difference]:
+    """Yield every further order that stands for an event of which one stands already."""
+    first: dict[str, Order] = {}
+    for order in orders:
+        stands = [line for line in listed.get(order.key, ()) if line.outcome == "settled"]
+        if not stands or first.setdefault(order.event_id, order) is order or order.key in told:
+            continue
+        here = f"{order.words}, after {first[order.event_id].words} of the same event"
+        yield Difference(
+            "EVENT_CARRIED_OUT_TWICE", order.key, order.dfid, order.resource_key, here, _outside(stands), stands[0]
+        )
+
+
+def _still_so(record: Reader, gate: str, found: list[Difference], before: list[Order]) -> tuple[Difference, ...]:
+    """Leave out what has moved while it was compared, say by a reversal: the next comparison sees it whole."""
+    then = {order.key: order for order in before}
+    kept = []
+    for difference in found:
+        was = then.get(difference.key)
+        now = record.row(f"{_ORDERS} AND e.idempotency_key = ?", (gate, difference.key)) if was else None
+        if was is None or (now is not None and _order(now) == was):
+            kept.append(difference)
+    return tuple(kept)

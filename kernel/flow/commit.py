@@ -1,0 +1,222 @@
+"""The end of one attempt, in one durable transaction: reject, escalate, close, or reserve and hand out the order.
+
+Whatever can have changed since the proposal was judged is asked again inside the transaction: is the flow still open
+and in time, the agent active, the contract in force, nothing halted, the snapshot young enough (reading the state again and
+waiting for the write lock took time), and nothing of this key reserved or settled since the just-in-time check looked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from sds.kernel.canonical import idempotency_key
+from sds.kernel.context import artifacts
+from sds.kernel.contract.schema import Contract
+from sds.kernel.decision import dim, jit
+from sds.kernel.decision.dim import Reason
+from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.decision.safeguards import Observation
+from sds.kernel.envelope.proposal import PROPOSAL_BYTES_MAX
+from sds.kernel.errors import UsageError
+from sds.kernel.executor import breaker
+from sds.kernel.executor.protocol import ExecutionIntent, Signer
+from sds.kernel.executor.statement import known_keys
+from sds.kernel.flow import decision_record, escalation_budget, undecided
+from sds.kernel.flow.decision_record import Attempt
+from sds.kernel.flow.dispatch import Log
+from sds.kernel.flow.states import CONTENTION, EXECUTOR_DOWN, NOT_DECIDED, State, walk
+from sds.kernel.registry import contract_versions, registry, reservations, spend
+from sds.kernel.storage.store import Store
+
+# What an operator, a deployment, another flow or the load did while the flow was open is not held against the agent.
+_NOT_THE_AGENT = frozenset(
+    {"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED", "KERNEL_FAULT", "PROPOSAL_EXPIRED", "RESOURCE_CONTENTION"}
+)
+ALREADY_ORDERED = "ALREADY_ORDERED"
+ORDERED_BEFORE = "this very order is in the record already, under another flow: it was adopted from the outside"
+
+
+class Concluder:
+    """Writes the end of attempts for one gate."""
+
+    def __init__(
+        self, contract: Contract, store: Store, signer: Signer, *, now_ms: Callable[[], int], log: Log
+    ) -> None:
+        self._contract, self._store, self._signer = contract, store, signer
+        self._contract_hash = contract.hash
+        self._now_ms, self._log = now_ms, log
+
+    def conclude(self, attempt: Attempt) -> ExecutionIntent | None:
+        """Reserve and write the outcome of one attempt; return the order to send, if any. UsageError: not open."""
+        suspended: str | None = None
+        intent: ExecutionIntent | None = None
+        with self._store.transaction():
+            now_ms = self._now_ms()
+            created_at_ms, earlier = self._open_flow(attempt.packet)
+            attempt = replace(attempt, number=earlier + 1, now_ms=now_ms)
+            if attempt.verdict.outcome == "REJECTED":
+                suspended = self._reject(attempt)
+            elif attempt.verdict.outcome == "ESCALATED":
+                suspended = self._escalate(attempt)
+            else:
+                intent = self._accept(attempt, created_at_ms)
+        if suspended:
+            facts = {"dfid": attempt.packet.dfid, "agent_id": attempt.packet.agent_id, "reason": suspended}
+            self._log("agent.suspended", facts)
+        return intent
+
+    def _open_flow(self, packet: DecisionPacket) -> tuple[int, int]:
+        """Return when the flow was opened and how many attempts it had, both from the record."""
+        flow = self._store.row(
+            "SELECT f.created_at_ms, (SELECT count(*) FROM attempts a WHERE a.dfid = f.dfid) FROM decision_flows f"
+            " WHERE f.dfid = ? AND f.state = 'ACTIVE'",
+            (packet.dfid,),
+        )
+        if flow is None:
+            raise UsageError(f"flow `{packet.dfid}` is no longer open", reason_code="FLOW_CLOSED", dfid=packet.dfid)
+        return int(flow[0]), int(flow[1])
+
+    def _accept(self, attempt: Attempt, created_at_ms: int) -> ExecutionIntent | None:
+        report, intent = attempt.report, None
+        code = self._revoked(attempt, created_at_ms)
+        if code is None and (report is None or not report.ok or report.observed is None):
+            code = (report.code if report else None) or "STATE_DRIFT_DETECTED"
+        if code is None and report is not None and report.observed is not None:
+            moved = self._moved(attempt, report.observed)
+            if not moved:
+                intent, code = self.reserve(attempt, report.observed)
+            else:
+                age_ms = attempt.now_ms - attempt.packet.snapshot.taken_at_ms
+                report, code = replace(report, ok=False, age_ms=age_ms, drift=moved), "STATE_DRIFT_DETECTED"
+        if code == ALREADY_ORDERED:
+            reasons = (Reason(dim.AFTER_THE_GATES, code, ORDERED_BEFORE),)
+            self._escalate(replace(attempt, verdict=replace(attempt.verdict, outcome="ESCALATED", reasons=reasons)))
+            return None
+        if code is None:
+            self._finish(attempt, "EXECUTING" if intent else "CLOSED", None)
+            return intent
+        why = "; ".join((*report.drift, *report.objections)) if report else ""
+        reasons = (Reason(dim.AFTER_THE_GATES, code, why or code.lower()),)
+        rejected = replace(attempt.verdict, outcome="REJECTED", reasons=reasons, gate_reached=dim.AFTER_THE_GATES)
+        self._undecided(replace(attempt, verdict=rejected, report=report), code)
+        return None
+
+    def not_decided(self, attempt: Attempt) -> None:
+        """End a flow that got no turn: it waits, is shown to no human and charged to nobody. UsageError: not open."""
+        with self._store.transaction():
+            _, earlier = self._open_flow(attempt.packet)
+            self._finish(replace(attempt, number=earlier + 1, now_ms=self._now_ms()), "ABORTED", NOT_DECIDED)
+
+    def _undecided(self, attempt: Attempt, tag: str) -> None:
+        """End a flow that nobody has decided: its event may have a fresh one, or else it is a human's."""
+        if undecided.has_restart(self._store, attempt.packet.dfid, tag, self._contract.retry.restarts_max):
+            self._finish(attempt, "ABORTED", tag)
+            return
+        verdict = attempt.verdict
+        if all(reason.code != tag for reason in verdict.reasons):
+            why = Reason(dim.AFTER_THE_GATES, tag, f"attempt {attempt.number} was the last")
+            verdict = replace(verdict, reasons=(*verdict.reasons, why))
+        self._finish(replace(attempt, verdict=verdict), "ESCALATED", tag)
+
+    def _revoked(self, attempt: Attempt, created_at_ms: int) -> str | None:
+        """Tell whether authority has been withdrawn, or has run out, since."""
+        known = registry.lookup(self._store, self._contract.agent_id)
+        if known is None or not known.active:
+            return "AGENT_SUSPENDED"
+        if known.halted:
+            return "HALTED"
+        bound = contract_versions.of_flow(self._store, attempt.packet.dfid)
+        if bound is None or not bound.contract_hash == self._contract_hash == attempt.packet.contract_hash:
+            return "CONTRACT_REVOKED"
+        return "PROPOSAL_EXPIRED" if attempt.now_ms > created_at_ms + self._contract.budget.ttl_ms else None
+
+    def _moved(self, attempt: Attempt, observed: Observation) -> tuple[str, ...]:
+        """Name what the just-in-time check could not see yet: an age that was reached since, an artifact put since."""
+        if not jit.in_age(self._contract, attempt.packet, attempt.now_ms):
+            return (jit.SNAPSHOT_AGE,)
+        return () if artifacts.in_force(self._store, observed.situation.artifacts) else ("artifacts",)
+
+    def reserve(self, attempt: Attempt, observed: Observation) -> tuple[ExecutionIntent | None, str | None]:
+        """Reserve what an accepted decision takes, in the caller's transaction: (the signed order, why not)."""
+        packet, verdict = attempt.packet, attempt.verdict
+        kind = verdict.proposal.action if verdict.proposal else ""
+        spec = self._contract.kinds.get(kind)
+        if spec is None or not spec.executes:  # a choice from a saga's menu is no kind: what follows is the saga's
+            return None, None
+        if not breaker.lets_through(self._store, self._contract.gate, attempt.now_ms):
+            return None, EXECUTOR_DOWN
+        numbers = dict(verdict.numbers)
+        needs = reservations.needs_of(self._contract, kind, numbers)
+        named_by = undecided.named_by(self._store, packet.dfid)
+        key = idempotency_key(named_by, decision_record.STEP_ID, {"action": kind, **numbers})
+        if known_keys(self._store, [key]):
+            return None, ALREADY_ORDERED
+        spending = spend.scopes(self._contract, observed.situation.fields, attempt.now_ms)
+        code = reservations.take(self._store, self._contract, packet.dfid, packet.key, needs, observed.epochs, spending)
+        if code is not None:
+            return None, code
+        order = ExecutionIntent(packet.dfid, key, kind, tuple(sorted(numbers.items())), packet.key, observed.version)
+        intent = self._signer.signed(order)
+        decision_record.write_reservation(self._store, intent, (needs.draws, needs.spends), attempt.now_ms)
+        return intent, None
+
+    def _reject(self, attempt: Attempt) -> str | None:
+        """Keep the attempt and let the flow go on, or end it when the limit is reached or nothing can help.
+
+        Return why the agent was suspended for it, if it was.
+        """
+        attempt = replace(attempt, data=attempt.data[:PROPOSAL_BYTES_MAX])
+        verdict = attempt.verdict
+        if verdict.contended:
+            self._undecided(attempt, verdict.reason_code or CONTENTION)
+            return None
+        if verdict.final or attempt.number >= self._contract.retry.attempts_max:
+            ends = (reason.code for reason in verdict.reasons if reason.code in dim.FINAL_CODES)
+            self._undecided(attempt, next(ends, "REASONING_EXHAUSTION"))
+        else:
+            decision_record.write_attempt(self._store, attempt)
+        return self._count_rejection(attempt)
+
+    def _count_rejection(self, attempt: Attempt) -> str | None:
+        """Suspend an agent that is rejected too often in a row, or that acts for another mission (DIR 3.5a)."""
+        agent_id, reasons = attempt.packet.agent_id, attempt.verdict.reasons
+        if any(reason.code in _NOT_THE_AGENT for reason in reasons):
+            return None
+        self._store.run("UPDATE agents SET rejections = rejections + 1 WHERE agent_id = ?", (agent_id,))
+        known = registry.lookup(self._store, agent_id)
+        if known is None or not known.active:
+            return None
+        dissonant = any(reason.code == "MISSION_DISSONANCE" for reason in reasons)
+        if not dissonant and known.rejections < self._contract.retry.rejections_to_suspend:
+            return None
+        why = "MISSION_DISSONANCE" if dissonant else f"{known.rejections} rejections in a row"
+        registry.move(self._store, agent_id, "SUSPENDED", by="runtime", reason=why, now_ms=attempt.now_ms)
+        return why
+
+    def _escalate(self, attempt: Attempt) -> str | None:
+        """Hand the case to a human and charge it to the agent; return why the agent was suspended, if it was."""
+        packet, verdict = attempt.packet, attempt.verdict
+        charged = escalation_budget.charge(self._store, self._contract, packet, verdict, attempt.now_ms)
+        self._finish(attempt, "ESCALATED", verdict.reason_code, charged.spent)
+        if charged.moves_to is None:
+            return None
+        status, why = charged.moves_to
+        registry.move(
+            self._store, packet.agent_id, status, by="runtime", reason=why, now_ms=attempt.now_ms, case=packet.dfid
+        )
+        return why if status == "SUSPENDED" else None
+
+    def _finish(
+        self, attempt: Attempt, state: State, tag: str | None, spent: escalation_budget.Level | None = None
+    ) -> None:
+        dfid, verdict = attempt.packet.dfid, attempt.verdict
+        passed: tuple[State, ...] = ("ACCEPTED",) if state in ("EXECUTING", "CLOSED") else ()
+        more = {"escalations": [spent.parts, spent.at_ms]} if spent else {}
+        end = walk("ACTIVE", "VALIDATING", *passed, state)
+        decision_record.write_decision(self._store, attempt, state=end, tag=tag, more=more)
+        self._store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, tag, dfid))
+        if verdict.outcome == "ACCEPTED":
+            self._store.run(
+                "UPDATE agents SET rejections = 0 WHERE agent_id = ? AND rejections > 0", (attempt.packet.agent_id,)
+            )

@@ -1,0 +1,241 @@
+"""The durable verdict: everything one decision rests on, written in the caller's one transaction, and sealed.
+
+The DECIDED entry of the ledger carries a digest of every row written here; `audit.verify` computes them again. Texts
+are sealed before they are written (`kernel.vault`), so the digests are of ciphertexts: they hold when a key is destroyed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sds.kernel.canonical import canonical, sha256_hex
+from sds.kernel.decision.dim import Verdict
+from sds.kernel.decision.jit import JitReport
+from sds.kernel.decision.packet import ALTERNATIVES_UNAVAILABLE, DecisionPacket, Decoding
+from sds.kernel.envelope.bounds import MAGNITUDE_MAX
+from sds.kernel.errors import ModelError
+from sds.kernel.executor.protocol import ExecutionIntent
+from sds.kernel.storage import ledger
+from sds.kernel.storage.keyring import CaseKey
+from sds.kernel.storage.store import Reader, Row, Store
+from sds.kernel.storage.vault import ATTEMPT, JUSTIFICATION, PROMPT, PROPOSAL, key_digest, key_for_flow, seal_facts
+
+STEP_ID = "execute"
+
+CASE_KEY = "case_keys"  # among the seals of a flow: the digest of its case's wrapped key
+
+# Immutable columns of each sealed table, by flow. What may still change is derived from the ledger instead.
+SEALED = {
+    "decision_flows": "dfid, agent_id, trigger_event, parent_dfid, gate, event_id, contract_hash, restarts, created_at_ms, lease_until_ms",
+    "context_snapshots": "*",
+    "policy_proposals": "*",
+    "dim_validations": "*",
+    "attempts": "*",
+}
+RESERVED = {
+    "execution_log": "dfid, idempotency_key, step_id, kind, params, resource_key, state_version, signature, reserved_at_ms",
+    "reservations": "dfid, resource, amount",
+    "spend": "dfid, scope, amount",
+}
+ADOPTED_ROWS = {"decision_flows": SEALED["decision_flows"], **RESERVED}
+SAGA = {"decision_flows": SEALED["decision_flows"], "sagas": "dfid, name, steps, menu"}
+
+_ORDER = "SELECT dfid, idempotency_key, kind, params, resource_key, state_version, signature FROM execution_log"
+
+
+def seal(store: Reader, dfid: str, tables: Mapping[str, str]) -> dict[str, str]:
+    """Return one digest for each table: of all rows of this flow, in key order; and of the key of its case, if it has one."""
+    seals: dict[str, str] = {}
+    if "decision_flows" in tables and (key := key_digest(store, dfid)):
+        seals[CASE_KEY] = key
+    for table, columns in tables.items():
+        rows = store.rows(f"SELECT {columns} FROM {table} WHERE dfid = ? ORDER BY 1, 2", (dfid,))
+        seals[table] = ledger.rows_digest(rows)
+    return seals
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One proposal for one packet, and what was found about it. `report` is None unless it was accepted."""
+
+    packet: DecisionPacket
+    data: bytes
+    decoding: Decoding
+    verdict: Verdict
+    report: JitReport | None = None
+    number: int = 1
+    now_ms: int = 0
+
+
+def refuse_unkeepable(data: object, decoding: object) -> None:
+    """Raise ModelError unless the record can keep what an engine returned: its proposal and what it measured.
+
+    An engine is foreign: what nothing but the record objected to would leave the flow without an end.
+    """
+    if not isinstance(data, bytes) or not isinstance(decoding, Decoding):
+        raise ModelError("the engine did not return bytes and what it measured")
+    confidence = 0.0 if decoding.confidence is None else decoding.confidence
+    counted = _number(decoding.tokens, int) and _number(decoding.passes, int)
+    if not counted or not _number(confidence, float) or not _number(decoding.duration_ms, float):
+        raise ModelError("the engine measured what is no number, or none of a size that can be kept")
+    try:
+        str.encode(decoding.model)
+        canonical((decoding.alternatives, decoding.facts))
+    except Exception as error:
+        raise ModelError(f"the engine measured what cannot be kept: {type(error).__name__}") from error
+
+
+def _number(value: object, kind: type[int | float]) -> bool:
+    """Tell whether this is a number of a kind, whole ones included, and within the limits, which NaN is not."""
+    return isinstance(value, (int, kind)) and -MAGNITUDE_MAX <= value <= MAGNITUDE_MAX
+
+
+def write_attempt(store: Store, attempt: Attempt) -> None:
+    """Keep a rejected attempt; the flow goes on."""
+    store.insert(
+        "attempts",
+        dfid=attempt.packet.dfid,
+        attempt_number=attempt.number,
+        proposal=key_for_flow(store, attempt.packet.dfid).seal(ATTEMPT, attempt.data),
+        reasons=_reasons(attempt.verdict),
+        tokens=attempt.decoding.tokens,
+        evaluated_at_ms=attempt.now_ms,
+    )
+
+
+def write_decision(
+    store: Store, attempt: Attempt, *, state: str, tag: str | None, more: Mapping[str, Any] | None = None
+) -> None:
+    """Write snapshot, proposal and verdict of a flow's final attempt, and its one DECIDED entry with `more` in it."""
+    packet, verdict, report = attempt.packet, attempt.verdict, attempt.report
+    key = key_for_flow(store, packet.dfid)
+    proposal = key.seal(PROPOSAL, attempt.data)
+    envelope = canonical(packet.envelope.as_data())
+    envelope_hash = sha256_hex(envelope)
+    store.insert(
+        "context_snapshots",
+        dfid=packet.dfid,
+        snapshot_id=packet.snapshot.id,
+        body=packet.snapshot.body.decode(),
+        envelope_hash=envelope_hash,
+        envelope=envelope.decode(),
+        prompt=key.seal_text(PROMPT, canonical(packet.texts).decode()),
+        security=canonical(packet.security).decode(),
+        taken_at_ms=packet.snapshot.taken_at_ms,
+    )
+    _write_proposal(store, packet, proposal, attempt.decoding, verdict, key)
+    store.insert(
+        "dim_validations",
+        dfid=packet.dfid,
+        outcome=verdict.outcome,
+        gate_reached=verdict.gate_reached,
+        reason_code=verdict.reason_code,
+        reasons=_reasons(verdict),
+        drift=canonical(_drift(report)).decode() if report else None,
+        attempt_number=attempt.number,
+        evaluated_at_ms=attempt.now_ms,
+    )
+    body: dict[str, Any] = {
+        "outcome": verdict.outcome,
+        "state": state,
+        "tag": tag,
+        "action": verdict.proposal.action if verdict.proposal else None,
+        "params": dict(verdict.numbers),
+        "reason_code": verdict.reason_code,
+        "agent_id": packet.agent_id,
+        "contract_hash": packet.contract_hash,
+        "snapshot_id": packet.snapshot.id,
+        "envelope_hash": envelope_hash,
+        "proposal_sha256": sha256_hex(proposal),
+        "rows": seal(store, packet.dfid, SEALED),
+    }
+    if packet.situation.artifacts:
+        body["artifacts"] = [artifact.reference for artifact in packet.situation.artifacts]
+    if attempt.decoding.facts:
+        body["decoding"] = seal_facts(key, attempt.decoding.facts)
+    ledger.append(store, attempt.now_ms, "DECIDED", packet.dfid, body | dict(more or {}))
+
+
+def _write_proposal(
+    store: Store, packet: DecisionPacket, data: bytes, decoding: Decoding, verdict: Verdict, key: CaseKey
+) -> None:
+    proposal = verdict.proposal
+    rationale = key.seal_text(JUSTIFICATION, proposal.rationale) if proposal and proposal.rationale else ""
+    said = [proposal.reason_code, rationale] if proposal else []
+    alternatives = ALTERNATIVES_UNAVAILABLE if decoding.alternatives is None else decoding.alternatives
+    store.insert(
+        "policy_proposals",
+        dfid=packet.dfid,
+        agent_id=packet.agent_id,
+        policy_kind=proposal.action if proposal else None,
+        params=canonical(dict(verdict.numbers)).decode(),
+        context_ref=proposal.context_ref if proposal else None,
+        justification=": ".join(part for part in said if part) or None,
+        confidence=decoding.confidence,
+        proposal=data,
+        model=decoding.model,
+        alternatives=canonical(alternatives).decode(),
+        tokens=decoding.tokens,
+        passes=decoding.passes,
+        duration_ms=decoding.duration_ms,
+    )
+
+
+def write_reservation(store: Store, intent: ExecutionIntent, needs: Row, now_ms: int) -> None:
+    """Write the order that is about to be sent, and its RESERVED entry."""
+    store.insert(
+        "execution_log",
+        dfid=intent.dfid,
+        idempotency_key=intent.idempotency_key,
+        step_id=STEP_ID,
+        kind=intent.kind,
+        params=canonical(dict(intent.params)).decode(),
+        resource_key=intent.resource_key,
+        state_version=intent.state_version,
+        signature=intent.signature,
+        reserved_at_ms=now_ms,
+        status="PENDING",
+    )
+    body = {"idempotency_key": intent.idempotency_key, "kind": intent.kind, "params": dict(intent.params)}
+    ledger.append(
+        store, now_ms, "RESERVED", intent.dfid, {**body, "needs": needs, "rows": seal(store, intent.dfid, RESERVED)}
+    )
+
+
+def reserved_at_ms(store: Reader, dfid: str) -> int:
+    """Return when a flow's order was reserved, by the clock inside that transaction."""
+    return int(store.value("SELECT reserved_at_ms FROM execution_log WHERE dfid = ?", (dfid,)))
+
+
+def read_order(store: Reader, dfid: str) -> ExecutionIntent | None:
+    """Return a flow's order as it stands in the record; whoever acts on it verifies its signature first."""
+    row = store.row(f"{_ORDER} WHERE dfid = ?", (dfid,))
+    if row is None:
+        return None
+    dfid, key, kind, params, resource_key, version, signature = row
+    return ExecutionIntent(dfid, key, kind, _numbers(params), resource_key, version, signature)
+
+
+def _numbers(text: str) -> tuple[tuple[str, int], ...]:
+    """Return an order's numbers; none when the row was altered beyond reading, which its signature then shows."""
+    try:
+        return tuple(sorted(json.loads(text).items()))
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        return ()
+
+
+def _reasons(verdict: Verdict) -> str:
+    return canonical([[r.gate, r.code, r.message] for r in verdict.reasons]).decode()
+
+
+def _drift(report: JitReport) -> dict[str, object]:
+    return {
+        "ok": report.ok,
+        "age_ms": report.age_ms,
+        "drift": report.drift,
+        "objections": report.objections,
+        "code": report.code,
+    }

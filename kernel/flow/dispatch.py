@@ -1,0 +1,345 @@
+"""Sending an order and learning what became of it. Never twice, unless the executor has promised that is safe.
+
+The order is already durable when it comes here. Only a definite answer settles it; anything else is looked up
+once and then stays UNKNOWN, with everything it reserved, until recovery or a human resolves it. Whatever an executor
+raises is no definite answer, and nobody waits for one longer than `dispatch_ms_max`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import PurePath
+from traceback import extract_tb
+
+from sds.kernel.canonical import in_words, one_line
+from sds.kernel.contract.schema import Contract
+from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.executor import breaker
+from sds.kernel.executor.deadline import LateError, within
+from sds.kernel.executor.protocol import ExecutionIntent, Executor, Receipt, Signer, VerifyingExecutor
+from sds.kernel.executor.statement import StatementLine, unreadable_statement
+from sds.kernel.flow import undecided
+from sds.kernel.flow.states import EXECUTION_FAILED, NOT_SENT, State, walk
+from sds.kernel.registry import reservations
+from sds.kernel.storage import ledger
+from sds.kernel.storage.store import Store
+
+Log = Callable[[str, Mapping[str, object]], None]
+
+RECEIPT_CHARS_MAX = 200
+STATEMENT_S_MAX = 60.0
+DETAIL_CHARS_MAX = 400  # what was raised, and what was found when it was looked up
+
+_STATUS = {
+    "settled": "SUCCESS",
+    "rejected": "FAILED",
+    "unsent": "FAILED",
+    "absent": "UNKNOWN",
+    "unknown": "UNKNOWN",
+}
+# Whether an order was settled by a human's word, and has not been undone since.
+_ATTESTED = (
+    "SELECT 1 FROM ledger l WHERE l.dfid = ? AND l.kind = 'RESOLVED' AND json_type(l.body, '$.by') IS NOT NULL"
+    " AND NOT EXISTS (SELECT 1 FROM saga_reversals r WHERE r.dfid = l.dfid AND r.status = 'REVERTED')"
+)
+
+
+def no_log(event: str, facts: Mapping[str, object]) -> None:
+    """Drop log events."""
+
+
+class Dispatcher:
+    """Carries out reserved orders of one gate through its executor."""
+
+    def __init__(
+        self,
+        contract: Contract,
+        store: Store,
+        executor: Executor,
+        signer: Signer,
+        *,
+        now_ms: Callable[[], int],
+        log: Log,
+    ) -> None:
+        self._store, self._signer = store, signer
+        self._gate, self._restarts_max = contract.gate, contract.retry.restarts_max
+        self._executor = VerifyingExecutor(executor, signer)
+        self._now_ms, self._log = now_ms, log
+        self._deadline_s = contract.budget.dispatch_ms_max / 1000
+
+    def carry_out(self, intent: ExecutionIntent, *, until_ms: int) -> str:
+        """Send an order that has just been reserved, and record what became of it.
+
+        Past `until_ms` it is not sent any more: its lease may have ended, and recovery may be at work on it.
+        """
+        if self._now_ms() > until_ms:
+            return self.settle(intent, Receipt("unknown", detail="not sent: the order came too late"))
+        receipt = self._send(intent)
+        status = self.settle(intent, receipt)  # first of all: what is known of an order is not lost to anything else
+        self._tell_breaker(answered=receipt.status in ("settled", "rejected", "absent"))
+        return status
+
+    def _tell_breaker(self, *, answered: bool) -> None:
+        """Count what says that the executor is down, or up again (`breaker`)."""
+        if answered and not breaker.read(self._store, self._gate).failures:
+            return
+        with self._store.transaction():
+            if answered:
+                changed = breaker.answered(self._store, self._gate)
+            else:
+                changed = breaker.unanswered(self._store, self._gate, self._now_ms())
+        if changed:
+            self._log("executor.up" if answered else "executor.down", {"gate": self._gate})
+
+    def _send(self, intent: ExecutionIntent) -> Receipt:
+        """Send an order once. What is not told for certain is looked up; so is that nothing was done, before it is asked
+        again.
+        """
+
+        def send() -> Receipt:
+            return _cleaned(self._executor.dispatch(intent, intent.idempotency_key, self._deadline_s))
+
+        try:
+            receipt = within(self._deadline_s, send, late=lambda receipt: self._came_late(intent, receipt))
+        except LateError:
+            facts = {"dfid": intent.dfid, "waited_ms": round(self._deadline_s * 1000)}
+            self._log("executor.late", facts)
+            return Receipt("unknown", detail=f"the executor did not answer within {facts['waited_ms']} ms")
+        except Exception as error:  # noqa: BLE001  whatever it raises, it may have acted
+            receipt = Receipt("unknown", detail=self._failed(intent, "the executor failed", error))
+        if receipt.status == "settled":
+            return receipt
+        known = self._lookup(intent)
+        if receipt.status in ("rejected", "unsent"):
+            told_otherwise = f"told to be {receipt.status}, and carried out by its own look-up"
+            return replace(known, status="unknown", detail=told_otherwise) if known.status == "settled" else receipt
+        found = f"looked up: {known.status}{': ' if known.detail else ''}{known.detail}"
+        return (
+            replace(known, detail=one_line(f"{receipt.detail}; {found}", DETAIL_CHARS_MAX)) if receipt.detail else known
+        )
+
+    def _came_late(self, intent: ExecutionIntent, receipt: Receipt) -> None:
+        """Take the answer to an order that is recorded as UNKNOWN by now: once, whoever else settles it meanwhile."""
+        try:
+            if receipt.status in ("settled", "rejected"):
+                self.settle(intent, receipt)
+                self._tell_breaker(answered=True)
+        except Exception as error:  # noqa: BLE001  nobody waits here; recovery looks the order up again
+            self._log("executor.late_answer_lost", {"dfid": intent.dfid, "error": type(error).__name__})
+
+    def _asked(self, intent: ExecutionIntent, what: str, ask: Callable[[], Receipt]) -> Receipt:
+        """Ask the executor something that it may answer or not: not knowing is an answer, too."""
+        try:
+            return within(self._deadline_s, lambda: _cleaned(ask()))
+        except LateError:
+            return Receipt("unknown", detail=f"{what} failed: no answer within {round(self._deadline_s * 1000)} ms")
+        except Exception as error:  # noqa: BLE001  as above
+            return Receipt("unknown", detail=self._failed(intent, f"{what} failed", error))
+
+    def _failed(self, intent: ExecutionIntent, what: str, error: Exception) -> str:
+        """Say what was raised, and where; log it."""
+        frames = extract_tb(error.__traceback__)
+        place = f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
+        said = one_line(f"{type(error).__name__}: {in_words(error)}", RECEIPT_CHARS_MAX)
+        self._log("executor.failed", {"dfid": intent.dfid, "what": what, "error": said, "place": place})
+        return one_line(f"{what}: {said} ({place})", DETAIL_CHARS_MAX)
+
+    def _lookup(self, intent: ExecutionIntent) -> Receipt:
+        ask = self._executor.lookup
+        return self._asked(intent, "the look-up", lambda: ask(intent.idempotency_key, self._deadline_s))
+
+    def resolve(self, intent: ExecutionIntent, still_valid: Callable[[ExecutionIntent], bool]) -> str:
+        """Learn what became of an order whose sender is gone, by its key.
+
+        An order that is certainly absent is sent again if the executor is idempotent and the order would be reserved
+        again now; otherwise it is voided, and its event may have a fresh flow. Here only what the executor has on
+        record under the key settles anything: the sender may be late rather than gone.
+
+        An order read back from the record with anything altered is neither looked up nor sent: its key may be
+        another's. It stays UNKNOWN, and keeps what it reserved, until a human resolves it.
+        """
+        if not self._signer.verify(intent):
+            self._log("security.order_altered", {"dfid": intent.dfid})
+            return self.settle(intent, Receipt("unknown", detail="the order does not carry the kernel's signature"))
+        receipt = self._lookup(intent)
+        if receipt.status != "absent":
+            return self.settle(intent, receipt)
+        if self._executor.idempotent and still_valid(intent):
+            sent = self._send(intent)
+            return self.settle(intent, sent if sent.status == "settled" else self._lookup(intent))
+        self._announce_void(intent)
+        return self.settle(intent, self._void(intent))
+
+    def _announce_void(self, intent: ExecutionIntent) -> None:
+        """Write down that an order is about to be voided: afterwards the executor only says that it is rejected, and
+        whoever reads that, after a crash, too, has to know that nobody decided it.
+        """
+        if not self.voids:
+            return
+        with self._store.transaction():
+            status = self._store.value("SELECT status FROM execution_log WHERE dfid = ?", (intent.dfid,))
+            if status in ("PENDING", "UNKNOWN") and not self._announced(intent):
+                body = {"idempotency_key": intent.idempotency_key}
+                ledger.append(self._store, self._now_ms(), "VOIDING", intent.dfid, body)
+
+    def _announced(self, intent: ExecutionIntent) -> bool:
+        sql = "SELECT 1 FROM ledger WHERE dfid = ? AND kind = 'VOIDING'"
+        return self._store.value(sql, (intent.dfid,)) is not None
+
+    def attest(self, intent: ExecutionIntent, said: Receipt, *, by: Mapping[str, object]) -> str:
+        """Settle an UNKNOWN order as a human found it outside; `by` says who and why, for the ledger.
+
+        The executor is asked first, and a definite answer of its own wins. Raises UsageError when it is certain that
+        nothing was done and the human says that something was. An altered order is not looked up: see `resolve`.
+        """
+        known = self._lookup(intent) if self._signer.verify(intent) else Receipt("unknown")
+        if known.status == "absent" and said.status == "settled":
+            raise UsageError("the executor is certain that nothing was done", hint="sds recover", dfid=intent.dfid)
+        if known.status == "absent":
+            known = self._void(intent)
+        if known.status in ("settled", "rejected"):
+            return self.settle(intent, known)
+        return self.settle(intent, _cleaned(said), by=by)
+
+    def _void(self, intent: ExecutionIntent) -> Receipt:
+        ask = self._executor.void
+        return self._asked(intent, "voiding", lambda: ask(intent.idempotency_key, self._deadline_s))
+
+    @property
+    def voids(self) -> bool:
+        return self._executor.voids
+
+    @property
+    def reverts(self) -> bool:
+        return self._executor.reverts
+
+    @property
+    def lists(self) -> bool:
+        return self._executor.lists
+
+    def statement(self, since_ms: int, until_ms: int) -> tuple[StatementLine, ...]:
+        """Return what the executor lists of a time. Raises UsageError where it lists nothing, WorldError: unreadable."""
+        try:
+            return within(STATEMENT_S_MAX, lambda: self._executor.statement(since_ms, until_ms))
+        except LateError:
+            raise unreadable_statement(f"it is not there within {STATEMENT_S_MAX:.0f} s") from None
+
+    def revert(self, intent: ExecutionIntent, *, sent_before: bool) -> Receipt:
+        """Undo an order that was carried out. Not asked for twice without a look-up between."""
+        if sent_before and (known := self.reverted(intent)).status != "absent":
+            return known
+        ask = self._executor.revert
+        receipt = self._asked(intent, "taking it back", lambda: ask(intent, self._deadline_s))
+        return receipt if receipt.status in ("settled", "rejected") else self.reverted(intent)
+
+    def reverted(self, intent: ExecutionIntent) -> Receipt:
+        """Look up whether an order was undone."""
+        ask = self._executor.reverted
+        return self._asked(intent, "the look-up", lambda: ask(intent, self._deadline_s))
+
+    def settle(
+        self,
+        intent: ExecutionIntent,
+        receipt: Receipt,
+        *,
+        by: Mapping[str, object] | None = None,
+    ) -> str:
+        """Record what became of an order; return the execution status. Settling it the same way twice changes nothing.
+
+        An order that was settled as FAILED and turns out to have been carried out becomes DIRTY: what it took is
+        taken again, and a human must look at it. So does one that a human has said to be settled, when the executor
+        itself says that it was rejected. `by`: the human whose word it is.
+        """
+        status = _STATUS[receipt.status]
+        with self._store.transaction():
+            was = self._store.value("SELECT status FROM execution_log WHERE dfid = ?", (intent.dfid,))
+            if was is None:
+                raise StoreError("an order is not in the record", dfid=intent.dfid)
+            if by is None and self._contradicts(intent, str(was), status):
+                status = self._write_dirty(intent, receipt, str(was))
+            elif was in ("PENDING", "UNKNOWN") and was != status:
+                self._write(intent, receipt, status, str(was), by)
+            else:
+                return str(was)
+        event = "security.settlement_contradicted" if status == "DIRTY" else "flow.settled"
+        self._log(event, {"dfid": intent.dfid, "status": status})
+        return status
+
+    def _contradicts(self, intent: ExecutionIntent, was: str, status: str) -> bool:
+        """Tell whether the executor's own answer is not what an order was settled as; of two of its own the first holds.
+
+        What was undone is undone, whichever of the two is true.
+        """
+        if (was, status) == ("FAILED", "SUCCESS"):
+            return True
+        return (was, status) == ("SUCCESS", "FAILED") and self._store.value(_ATTESTED, (intent.dfid,)) is not None
+
+    def _write_dirty(self, intent: ExecutionIntent, receipt: Receipt, was: str) -> str:
+        now_ms = self._now_ms()
+        reservations.reinstate(self._store, intent.dfid, succeeded=was == "SUCCESS")
+        self._write_status(intent, receipt, "DIRTY", now_ms)
+        self._store.run("UPDATE decision_flows SET tag = 'DIRTY' WHERE dfid = ?", (intent.dfid,))
+        body = {
+            "status": "DIRTY",
+            "reference": receipt.reference,
+            "detail": receipt.detail,
+            "kept": True,
+            "tag": "DIRTY",
+        }
+        ledger.append(self._store, now_ms, "CONTRADICTED", intent.dfid, body)
+        return "DIRTY"
+
+    def _write_status(self, intent: ExecutionIntent, receipt: Receipt, status: str, now_ms: int) -> None:
+        self._store.run(
+            "UPDATE execution_log SET status = ?, external_receipt = ?, executed_at_ms = ? WHERE dfid = ?",
+            (status, receipt.reference or None, now_ms, intent.dfid),
+        )
+
+    def _write(
+        self,
+        intent: ExecutionIntent,
+        receipt: Receipt,
+        status: str,
+        was: str,
+        by: Mapping[str, object] | None,
+    ) -> None:
+        now_ms = self._now_ms()
+        self._write_status(intent, receipt, status, now_ms)
+        tag = self._failure_tag(intent, receipt, by) if status == "FAILED" else None
+        kept = reservations.stays_drawn(self._store, intent.dfid)
+        kind = "UNKNOWN" if status == "UNKNOWN" else "RESOLVED" if was == "UNKNOWN" else "SETTLED"
+        if status != "UNKNOWN":
+            succeeded = status == "SUCCESS"
+            reservations.settle(self._store, intent.dfid, succeeded=succeeded, kept=kept)
+            end: State = walk("EXECUTING", "CLOSED" if succeeded else "ABORTED")
+            self._store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (end, tag, intent.dfid))
+        body = {"status": status, "reference": receipt.reference, "detail": receipt.detail, "kept": kept, "tag": tag}
+        ledger.append(self._store, now_ms, kind, intent.dfid, body | ({"by": dict(by)} if by else {}))
+        if tag is not None and self._is_a_humans(intent.dfid, tag):
+            why = f"the order came to nothing: {receipt.detail or status.lower()}"
+            undecided.hand_over(self._store, intent.dfid, tag, why, now_ms=now_ms)
+
+    def _failure_tag(self, intent: ExecutionIntent, receipt: Receipt, by: Mapping[str, object] | None) -> str:
+        if receipt.status == "unsent":
+            return NOT_SENT
+        return undecided.INTERRUPTED if by is None and self._announced(intent) else EXECUTION_FAILED
+
+    def _is_a_humans(self, dfid: str, tag: str) -> bool:
+        """Tell whether nobody asks again what an order came to nothing for: not of a saga's step, which the saga takes
+        back; of a human's own decision at once.
+        """
+        if undecided.is_child(self._store, dfid):
+            return False
+        if self._store.value("SELECT 1 FROM human_decisions WHERE dfid = ?", (dfid,)) is not None:
+            return True
+        return not undecided.has_restart(self._store, dfid, tag, self._restarts_max)
+
+
+def _cleaned(receipt: Receipt) -> Receipt:
+    """Return a receipt as the record can keep it. Raises when it is none: what an executor returns is foreign."""
+    if receipt.status not in _STATUS:
+        raise ValueError(f"`{receipt.status}` is not a settlement")
+    return Receipt(
+        receipt.status, one_line(receipt.reference, RECEIPT_CHARS_MAX), one_line(receipt.detail, DETAIL_CHARS_MAX)
+    )

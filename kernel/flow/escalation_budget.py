@@ -1,0 +1,92 @@
+"""The escalation budget (DIR 4.7): a token bucket for each agent, so that humans are asked and not flooded.
+
+A full bucket holds `escalation.per_hour` escalations and an empty one is full again after an hour. When one more
+comes than it holds, the agent is suspended. DIR would abort that flow in silence; here it is escalated all the same: a
+case that nobody sees is a refusal that nobody decided. The last level stands in the DECIDED entry that spent it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sds.kernel.contract.schema import Contract
+from sds.kernel.decision.dim import Verdict
+from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.registry import contract_versions, registry
+from sds.kernel.storage.store import Reader, Store
+
+EXHAUSTED = "escalation budget exhausted"
+
+# What an escalation takes. Every millisecond gives back `per_hour` such parts: integers, and nothing is rounded.
+PARTS = 3_600_000
+
+# Escalations that are not the agent's doing: an operator's, a deployment's, the contract's own rules, the load. What is
+# not named here counts, and so does whatever else a model or its server comes to fail with.
+NOT_CHARGED = frozenset(
+    {
+        "AGENT_SUSPENDED",
+        "ALREADY_ORDERED",
+        "APPROVAL_REQUIRED",
+        "CONTRACT_REVOKED",
+        "DEADLINE_EXCEEDED",
+        "ESCALATED_BY_RULE",
+        "HALTED",
+        "LANGUAGE_TOO_LARGE",
+        "TOKEN_BUDGET_EXCEEDED",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How full a bucket was, in parts, and when."""
+
+    parts: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What an escalation costs its agent: `spent` is the level after it, `moves_to` the agent's next status and why."""
+
+    spent: Level | None = None
+    moves_to: tuple[registry.Status, str] | None = None
+
+
+def level(store: Reader, agent_id: str, per_hour: int, now_ms: int) -> Level:
+    """Return how full the agent's bucket is now. A clock that went back gives nothing twice."""
+    found = store.row("SELECT parts, at_ms FROM escalation_budgets WHERE agent_id = ?", (agent_id,))
+    if found is None:
+        return Level(per_hour * PARTS, now_ms)
+    parts, at_ms = found
+    return Level(min(per_hour * PARTS, parts + per_hour * max(0, now_ms - at_ms)), max(at_ms, now_ms))
+
+
+def left(store: Reader, agent_id: str, per_hour: int, now_ms: int) -> int:
+    """Return how many escalations the agent has left now."""
+    return level(store, agent_id, per_hour, now_ms).parts // PARTS
+
+
+def charge(store: Store, contract: Contract, packet: DecisionPacket, verdict: Verdict, now_ms: int) -> Charge:
+    """Spend what an escalation costs, inside the caller's transaction, which writes `spent` down with it."""
+    agent = registry.lookup(store, packet.agent_id)
+    bound = contract_versions.of_flow(store, packet.dfid)
+    under = bound is not None and bound.contract_hash == contract.hash
+    if agent is None or not agent.active or agent.halted or not under:
+        return Charge()
+    spent = None
+    if _charged(packet, verdict):
+        now = level(store, agent.agent_id, contract.escalation.per_hour, now_ms)
+        if now.parts < PARTS:
+            return Charge(moves_to=("SUSPENDED", EXHAUSTED))
+        spent = Level(now.parts - PARTS, now.at_ms)
+        store.run(
+            "INSERT OR REPLACE INTO escalation_budgets VALUES (?, ?, ?)", (agent.agent_id, spent.parts, spent.at_ms)
+        )
+    why = f"waits for a human: {verdict.reason_code}"
+    return Charge(spent, ("ESCALATED", why) if contract.escalation.pauses_agent else None)
+
+
+def _charged(packet: DecisionPacket, verdict: Verdict) -> bool:
+    """Whether it was the agent's doing: had the envelope left only the human, there was nothing else it could do."""
+    return not packet.notes and verdict.reason_code not in NOT_CHARGED

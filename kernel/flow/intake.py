@@ -1,0 +1,305 @@
+"""From a trigger to a flow: one flow for each `(gate, event_id)`, claimed before anything is decided.
+
+The same event again gives the stored answer; the same identity with another body is refused. A flow whose holder
+died is taken over when its lease ends, and one that ended without a decision is started afresh, each as a child of the
+last, until that is a human's (`undecided`). A flow's id follows from what it decides (`canonical.flow_id`).
+"""
+
+from __future__ import annotations
+
+import json
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from sds.kernel.canonical import canonical, digest, flow_id, one_line
+from sds.kernel.contract.schema import Contract
+from sds.kernel.errors import EventError, SdsError, UsageError
+from sds.kernel.flow import lease, undecided
+from sds.kernel.flow.adopted import adopted_flow
+from sds.kernel.flow.answer import Answer, answer
+from sds.kernel.flow.states import EXECUTION_FAILED, walk
+from sds.kernel.identifiers import check_identifier
+from sds.kernel.storage import vault
+from sds.kernel.storage.masking import mask
+from sds.kernel.storage.store import Reader, Row, Store
+
+NAME_CHARS_MAX = 64
+EVENT_BYTES_MAX = 64 * 1024
+SAVE_AS = "save it as UTF-8 without a byte order mark"
+_MARKS_OF_UTF_16 = (BOM_UTF16_LE, BOM_UTF16_BE)  # that of UTF-32 begins with the one or with NUL
+_BOUND = (
+    "SELECT COALESCE((SELECT contract_hash FROM decision_flows WHERE dfid = ?),"
+    " (SELECT contract_hash FROM agents WHERE agent_id = ?))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A validated trigger. `evidence` is untrusted text, masked; `body` the canonical JSON of the whole event with it.
+
+    `text_field`: the evidence's name in it, "" where there is none. `original`: the body as it came, where that is another.
+    `fingerprint`: what the record recognises it by, of an event that was read back from there.
+    """
+
+    id: str
+    key: str
+    evidence: str
+    body: str
+    text_field: str = ""
+    original: str = field(default="", repr=False)
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to decide one flow until the lease ends."""
+
+    dfid: str
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Mandate:
+    """Why a flow is opened that no trigger asked for. `check` raises, in the claiming transaction, if it no longer may be."""
+
+    parent: str
+    check: Callable[[], None]
+
+
+def read_event(contract: Contract, data: object) -> Event:
+    """Validate a trigger: a JSON object with exactly the fields the contract names. Raises EventError."""
+    if not isinstance(data, Mapping):
+        raise EventError("an event is a JSON object")
+    spec = contract.event
+    named = [name for name in (spec.id, spec.key, spec.evidence) if name]
+    for name in named:
+        if not isinstance(data.get(name), str):
+            raise EventError(f"the event has no text `{name}`", hint=f"an event has the fields {', '.join(named)}")
+    extra = sorted(str(name) for name in data if name not in named)
+    if extra:
+        raise EventError(
+            f"the event has an unknown field `{one_line(extra[0], NAME_CHARS_MAX)}`",
+            hint=f"fields are {', '.join(named)}",
+        )
+    for name in (spec.id, spec.key):  # an event is recognised by the one, what is drawn is counted by the other
+        check_identifier(name, data[name])
+    try:
+        body = canonical(dict(data)).decode()
+    except (TypeError, ValueError) as error:
+        raise EventError("the event is not text that can be stored as UTF-8") from error
+    if len(body.encode()) > EVENT_BYTES_MAX:
+        raise EventError(f"the event is larger than {EVENT_BYTES_MAX} bytes")
+    return masked(Event(data[spec.id], data[spec.key], data.get(spec.evidence, ""), body, spec.evidence or ""))
+
+
+def masked(event: Event) -> Event:
+    """Return the event as it may be read and kept: without the card numbers, IBANs and API tokens in its evidence."""
+    evidence = mask(event.evidence)
+    if evidence == event.evidence:
+        return event
+    body = canonical({**json.loads(event.body), event.text_field: evidence}).decode()
+    return replace(event, evidence=evidence, body=body, original=event.original or event.body)
+
+
+def parse_event(contract: Contract, text: str | bytes) -> Event:
+    """Validate a trigger given as JSON text. Raises EventError."""
+    if len(text) > EVENT_BYTES_MAX:
+        raise EventError(f"the event is larger than {EVENT_BYTES_MAX} bytes")
+    text = in_utf8(text) if isinstance(text, bytes) else text
+    if text[:1] == "\ufeff":
+        raise EventError("the event begins with a byte order mark", hint=SAVE_AS)
+    try:
+        data = json.loads(text, object_pairs_hook=once)
+    except (ValueError, RecursionError) as error:
+        raise EventError(f"the event is not JSON: {error}") from error
+    return read_event(contract, data)
+
+
+def in_utf8(raw: bytes) -> str:
+    """Return the text of an event, which is UTF-8 and nothing else. Raises EventError."""
+    if raw[:2] in _MARKS_OF_UTF_16 or 0 in raw[:4]:  # what begins JSON is ASCII, and no NUL
+        raise EventError("the event is UTF-16 or UTF-32, not UTF-8", hint=SAVE_AS)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise EventError(f"the event is not UTF-8 at byte {error.start}", hint=SAVE_AS) from error
+
+
+def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Build an object whose every name is given once: the last of two must not win in silence."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is given twice")
+    return found
+
+
+def claim(
+    store: Store, contract: Contract, event: Event, *, now_ms: int, mandate: Mandate | None = None, anew: bool = False
+) -> Claim | Answer:
+    """Claim the event's flow, or return what is known of it.
+
+    A pending Answer means that another holder is at work. `anew`: an operator asks for a fresh flow although the
+    contract permits no more. Raises EventError when the identity is known with another body.
+    """
+    saga = mandate.parent if mandate else None
+    with store.transaction():
+        known = _known_flow(store, contract, event) or _take_over(store, contract, event)
+        if known is None:
+            _still_mandated(mandate)
+            dfid = write_event(store, contract.gate, event, 0)
+            begin(store, contract, event, dfid, parent=saga, restarts=0, now_ms=now_ms, saga=saga)
+            return Claim(dfid, event)
+        last, state, tag, restarts, created_ms, lease_ms = known
+        if state == "ACTIVE" and not lease.runs(created_ms, lease_ms, now_ms):
+            state = undecided.interrupt(store, last, restarts_max=contract.retry.restarts_max, now_ms=now_ms)
+            tag = undecided.INTERRUPTED
+        if not undecided.is_undecided(state, tag) or (mandate and not child_restarts(store, contract, last, tag)):
+            return _known_answer(store, last, event)
+        if not anew and not undecided.has_restart(store, last, tag, contract.retry.restarts_max):
+            why = f"{restarts + 1} flows have ended without a decision"
+            return _known_answer(store, undecided.hand_over(store, last, tag or state, why, now_ms=now_ms), event)
+        _still_mandated(mandate)
+        dfid = write_event(store, contract.gate, event, restarts + 1)
+        begin(store, contract, event, dfid, parent=last, restarts=restarts + 1, now_ms=now_ms, saga=saga)
+    return Claim(dfid, event)
+
+
+def child_restarts(store: Reader, contract: Contract, dfid: str, tag: str | None) -> bool:
+    """Tell whether a child of a saga is tried again: what the executor declined, the saga takes back."""
+    return tag != EXECUTION_FAILED and undecided.has_restart(store, dfid, tag, contract.retry.restarts_max)
+
+
+def stored_answer(store: Reader, contract: Contract, event: Event) -> Answer | None:
+    """Return the answer of an event that needs no (further) deciding, or None. Raises EventError as `claim` does."""
+    known = _known_flow(store, contract, event)
+    if known is None or known[1] == "ACTIVE" or undecided.is_undecided(known[1], known[2]):
+        return None
+    return _known_answer(store, known[0], event)
+
+
+def recorded_event(store: Reader, contract: Contract, dfid: str) -> Event:
+    """Return the trigger of a flow as it was recorded. Raises UsageError or EventError when there is none to be had,
+    ErasedError when its text was erased.
+    """
+    row = store.row("SELECT trigger_event FROM decision_flows WHERE dfid = ? AND gate = ?", (dfid, contract.gate))
+    if row is None:
+        raise UsageError(f"there is no flow `{dfid}` of gate `{contract.gate}`", hint="sds flows")
+    event = read_event(contract, vault.Texts(store, dfid).fields(vault.TRIGGER, json.loads(row[0])))
+    fingerprint = vault.fingerprint_in(row[0])
+    return event if fingerprint is None else replace(event, fingerprint=fingerprint)
+
+
+def _known_flow(store: Reader, contract: Contract, event: Event) -> Row | None:
+    """Return the last flow of an event: its id, state, tag, restarts, when it was created, until when it is leased."""
+    known = store.row(
+        "SELECT e.body_hash, f.dfid, f.state, f.tag, f.restarts, f.created_at_ms, f.lease_until_ms"
+        " FROM events e JOIN decision_flows f ON f.dfid = e.dfid WHERE e.gate = ? AND e.event_id = ?",
+        (contract.gate, event.id),
+    )
+    if known is None:
+        return None
+    refuse_another(store, event, known[0], dfid=known[1])
+    return known[1:]
+
+
+def refuse_another(store: Reader, event: Event, fingerprint: str, *, dfid: str) -> None:
+    """Raise EventError when what the record recognises an event by is not that of this body.
+
+    An adopted flow is recognised by the event's own name: the digest of its masked body.
+    """
+    if fingerprint in (event.fingerprint, digest(event.body)):
+        return
+    if not vault.recognises(store, fingerprint, event.original or event.body):
+        raise EventError(f"event `{event.id}` was seen with another body", reason_code="EVENT_CONFLICT", dfid=dfid)
+
+
+def write_event(store: Store, gate: str, event: Event, restarts: int) -> str:
+    """Write down, inside the caller's transaction, which flow stands for an event, and what that is recognised by.
+
+    Return the flow's id: it follows from the masked body, for a record that lost its key makes the same one again.
+    """
+    dfid = flow_id(gate, event.id, digest(event.body), restarts)
+    values = (gate, event.id, _fingerprint(store, event), dfid)
+    store.run("INSERT OR REPLACE INTO events (gate, event_id, body_hash, dfid) VALUES (?, ?, ?, ?)", values)
+    return dfid
+
+
+def _fingerprint(store: Reader, event: Event) -> str:
+    """Return what an event is recognised by: where it holds a text, a keyed hash of what came, before it was masked."""
+    if not event.text_field:
+        return digest(event.body)
+    return event.fingerprint or store.keyring.fingerprints(event.original or event.body)[0]
+
+
+def _trigger(store: Store, gate: str, event: Event) -> str:
+    """Return the event as the record keeps it: the evidence sealed, everything else in clear."""
+    if not event.text_field:
+        return event.body
+    return vault.seal_trigger(
+        vault.key_for_case(store, gate, event.id), event.body, event.text_field, _fingerprint(store, event)
+    )
+
+
+def _take_over(store: Store, contract: Contract, event: Event) -> Row | None:
+    """Let an event that nobody has seen stand for the adopted flow it gives its name to; return that as `_known_flow`."""
+    named = digest(event.body)
+    adopted = adopted_flow(store, contract.gate, event.id, named)
+    if adopted is None:
+        return None
+    dfid, restarts = adopted
+    store.insert("events", gate=contract.gate, event_id=event.id, body_hash=named, dfid=dfid)
+    known = _known_flow(store, contract, event)
+    return known and (*known[:3], restarts, *known[4:])
+
+
+def _still_mandated(mandate: Mandate | None) -> None:
+    if mandate is not None:
+        mandate.check()
+
+
+def _known_answer(store: Reader, dfid: str, event: Event) -> Answer:
+    found = answer(store, dfid)
+    if found is None:
+        raise SdsError(f"flow `{dfid}` is not in the record")
+    return replace(found, event_id=event.id)  # an adopted flow was written before its event came
+
+
+def begin(
+    store: Store,
+    contract: Contract,
+    event: Event,
+    dfid: str,
+    *,
+    parent: str | None,
+    restarts: int,
+    now_ms: int,
+    saga: str | None = None,
+) -> None:
+    """Write a fresh flow inside the caller's transaction.
+
+    A child of a saga is under its saga's contract; every other flow under the one that is registered now.
+    """
+    store.insert(
+        "decision_flows",
+        dfid=dfid,
+        agent_id=contract.agent_id,
+        trigger_event=_trigger(store, contract.gate, event),
+        parent_dfid=parent,
+        gate=contract.gate,
+        event_id=event.id,
+        contract_hash=store.value(_BOUND, (saga, contract.agent_id)),
+        restarts=restarts,
+        created_at_ms=now_ms,
+        state=walk("CREATED", "ACTIVE"),
+        lease_until_ms=now_ms + contract.budget.ttl_ms + contract.budget.dispatch_ms_max,
+    )
+
+
+def settled_events(store: Reader, contract: Contract) -> frozenset[str]:
+    """Return the events of a gate that need no (further) deciding: an event whose flow may start afresh is not."""
+    rows = store.rows(
+        "SELECT e.event_id, f.state, f.tag FROM events e JOIN decision_flows f ON f.dfid = e.dfid WHERE e.gate = ?",
+        (contract.gate,),
+    )
+    return frozenset(name for name, state, tag in rows if not undecided.is_undecided(state, tag))

@@ -1,0 +1,173 @@
+"""Flows that ended and nobody has decided the case: may its event have a fresh flow, or is it a human's now.
+
+    waits      ABORTED under a tag of `flow.UNDECIDED_TAGS`: the event, sent again, gets a fresh flow
+    a human's  ESCALATED, once the fresh flows that the contract permits are used up; charged to no agent
+
+A flow has one order at most. Where that one came to nothing and a human is to decide, a successor is written, with the
+snapshot and the proposal of the flow it follows. All that writes here runs inside the caller's transaction.
+"""
+
+from __future__ import annotations
+
+from sds.kernel.canonical import canonical, flow_id, one_line
+from sds.kernel.decision.dim import AFTER_THE_GATES
+from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.flow.decision_record import SEALED, seal
+from sds.kernel.flow.states import DECIDED_TAGS, RESTARTABLE_TAGS, State, may_restart, walk
+from sds.kernel.storage import ledger
+from sds.kernel.storage.store import Reader, Row, Store
+
+REASON_CHARS_MAX = 300
+INTERRUPTED = "INTERRUPTED"
+
+_COPIED = ("context_snapshots", "policy_proposals")  # both begin with the dfid
+_CHAIN = f"""
+WITH RECURSIVE chain(dfid, parent, gate, event_id, tag) AS (
+    SELECT dfid, parent_dfid, gate, event_id, NULL FROM decision_flows WHERE dfid = ?
+    UNION ALL
+    SELECT f.dfid, f.parent_dfid, f.gate, f.event_id, f.tag FROM chain c
+    JOIN decision_flows f ON f.dfid = c.parent AND f.gate = c.gate AND f.event_id = c.event_id
+)
+SELECT count(*) FROM chain WHERE tag IN ({", ".join(f"'{tag}'" for tag in sorted(RESTARTABLE_TAGS))})
+"""
+
+# The flow itself, and those before it of the same event, back to the last one that had an order.
+_WITHOUT_ORDER = """
+WITH RECURSIVE chain(dfid, parent, gate, event_id, back) AS (
+    SELECT dfid, parent_dfid, gate, event_id, 0 FROM decision_flows WHERE dfid = ?
+    UNION ALL
+    SELECT f.dfid, f.parent_dfid, f.gate, f.event_id, c.back + 1 FROM chain c
+    JOIN decision_flows f ON f.dfid = c.parent AND f.gate = c.gate AND f.event_id = c.event_id
+    WHERE NOT EXISTS (SELECT 1 FROM execution_log e WHERE e.dfid = f.dfid)
+)
+SELECT dfid FROM chain ORDER BY back DESC LIMIT 1
+"""
+
+# Of `decision_flows f`: the last flow of its event, which nobody has decided and no human is asked about, or whose order
+# nobody has answered yet.
+WAITS = (
+    "((f.state = 'ABORTED' AND (f.tag IS NULL OR f.tag NOT IN"
+    f" ({', '.join(repr(tag) for tag in sorted(DECIDED_TAGS))}))) OR f.state = 'ACTIVE' OR (f.state = 'EXECUTING'"
+    " AND EXISTS (SELECT 1 FROM execution_log o WHERE o.dfid = f.dfid AND o.status = 'PENDING')))"
+    " AND EXISTS (SELECT 1 FROM events e WHERE e.dfid = f.dfid)"
+)
+
+
+def is_undecided(state: str, tag: str | None) -> bool:
+    """Tell whether a flow has ended and nobody has decided its case, nor waits for a human to."""
+    return state == "ABORTED" and tag not in DECIDED_TAGS
+
+
+def has_restart(store: Reader, dfid: str, tag: str | None, restarts_max: int) -> bool:
+    """Tell whether the event of a flow that ends, or ended, for `tag` may have a fresh one.
+
+    What only waited (`flow.WAITING_TAGS`) does not count against the limit.
+    """
+    restarts = int(store.value("SELECT restarts FROM decision_flows WHERE dfid = ?", (dfid,)) or 0)
+    if restarts >= restarts_max and tag in RESTARTABLE_TAGS:
+        restarts = int(store.value(_CHAIN, (dfid,)))
+    return may_restart(tag, restarts, restarts_max)
+
+
+def named_by(store: Reader, dfid: str) -> str:
+    """Return the flow whose id goes into the idempotency key of this flow's order: the first since the event's last order.
+
+    So the key counts what came to nothing outside, not how often a flow began here. A record that was copied in the middle
+    of a decision and put back finds that flow interrupted, and its fresh one sends the key that was sent then.
+    """
+    return str(store.value(_WITHOUT_ORDER, (dfid,)) or dfid)
+
+
+def interrupt(store: Store, dfid: str, *, restarts_max: int, now_ms: int) -> State:
+    """End an ACTIVE flow whose holder is gone; nothing was reserved for it. Return ABORTED, or ESCALATED: no fresh flow."""
+    again = has_restart(store, dfid, INTERRUPTED, restarts_max)
+    state = walk("ACTIVE", "ABORTED") if again else walk("ACTIVE", "VALIDATING", "ESCALATED")
+    store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, INTERRUPTED, dfid))
+    _write_end(store, dfid, state, INTERRUPTED, "who was deciding it is gone", now_ms)
+    return state
+
+
+def is_child(store: Reader, dfid: str) -> bool:
+    """Tell whether a flow is a step of a saga, or its choice from the menu: what follows is the saga's."""
+    sql = "SELECT json_type(trigger_event, '$.saga') FROM decision_flows WHERE dfid = ? AND json_valid(trigger_event)"
+    return bool(store.value(sql, (dfid,)) == "array")
+
+
+def hand_over(store: Store, dfid: str, tag: str, why: str, *, now_ms: int) -> str:
+    """Give the event of a flow that has ended a successor that waits for a human; return its dfid."""
+    flow = store.row(
+        "SELECT agent_id, trigger_event, gate, event_id, contract_hash, restarts FROM decision_flows WHERE dfid = ?",
+        (dfid,),
+    )
+    if flow is None:
+        raise StoreError(f"flow `{dfid}` is not in the record", dfid=dfid)
+    agent_id, trigger, gate, event_id, contract_hash, restarts = flow
+    successor = flow_id(gate, event_id, dfid, restarts + 1)
+    store.insert(
+        "decision_flows",
+        dfid=successor,
+        agent_id=agent_id,
+        trigger_event=trigger,
+        parent_dfid=dfid,
+        gate=gate,
+        event_id=event_id,
+        contract_hash=contract_hash,
+        restarts=restarts + 1,
+        created_at_ms=now_ms,
+        state=walk("CREATED", "ACTIVE", "VALIDATING", "ESCALATED"),
+        tag=tag,
+        lease_until_ms=now_ms,
+    )
+    store.run(
+        "UPDATE events SET dfid = ? WHERE gate = ? AND event_id = ? AND dfid = ?", (successor, gate, event_id, dfid)
+    )
+    for table in _COPIED:
+        _copy(store, table, dfid, successor)
+    _write_end(store, successor, "ESCALATED", tag, why, now_ms)
+    return successor
+
+
+def _copy(store: Store, table: str, dfid: str, successor: str) -> None:
+    row: Row | None = store.row(f"SELECT * FROM {table} WHERE dfid = ?", (dfid,))
+    if row is not None:
+        marks = ", ".join("?" * len(row))
+        store.run(f"INSERT INTO {table} VALUES ({marks})", (successor, *row[1:]))
+
+
+def _write_end(store: Store, dfid: str, state: State, tag: str, why: str, now_ms: int) -> None:
+    """Write why a flow ended without the five gates, and its one DECIDED entry."""
+    attempts = int(store.value("SELECT count(*) FROM attempts WHERE dfid = ?", (dfid,)))
+    store.insert(
+        "dim_validations",
+        dfid=dfid,
+        outcome="ESCALATED" if state == "ESCALATED" else "REJECTED",
+        gate_reached=AFTER_THE_GATES,
+        reason_code=tag,
+        reasons=canonical([[AFTER_THE_GATES, tag, one_line(why, REASON_CHARS_MAX)]]).decode(),
+        attempt_number=attempts + 1,
+        evaluated_at_ms=now_ms,
+    )
+    body = {"outcome": state, "state": state, "tag": tag, "reason_code": tag, "rows": seal(store, dfid, SEALED)}
+    ledger.append(store, now_ms, "DECIDED", dfid, body)
+
+
+def refuse_unless_undecided(store: Reader, dfid: str) -> None:
+    """Raise UsageError unless nobody has decided the case of this flow and it may be decided anew."""
+    row = store.row(
+        "SELECT f.state, f.tag, e.dfid FROM decision_flows f LEFT JOIN events e"
+        " ON e.gate = f.gate AND e.event_id = f.event_id WHERE f.dfid = ?",
+        (dfid,),
+    )
+    if row is None:
+        raise UsageError(f"there is no flow `{dfid}` in the record", hint="sds flows --undecided", dfid=dfid)
+    state, tag, latest = row
+    if latest not in (None, dfid):
+        raise UsageError(f"flow `{dfid}` has been followed by `{latest}`", hint=f"sds audit {latest}", dfid=dfid)
+    if state == "ESCALATED":
+        raise UsageError(f"flow `{dfid}` waits for a human", hint=f"sds escalations show {dfid}", dfid=dfid)
+    if not is_undecided(state, tag):
+        raise UsageError(
+            f"flow `{dfid}` is {state}: there is nothing to decide anew", hint="sds flows --undecided", dfid=dfid
+        )
+    if is_child(store, dfid) or store.value("SELECT 1 FROM sagas WHERE dfid = ?", (dfid,)) is not None:
+        raise UsageError(f"flow `{dfid}` belongs to a saga", hint="send the saga's event again", dfid=dfid)

@@ -1,0 +1,320 @@
+"""What waits for a human, and what humans have decided, as the record holds it.
+
+A flow has one DECIDED entry, and that is the agent's. What a human makes of it is one row of `human_decisions` and
+one HUMAN entry, which seals that row; the order that may follow is reserved and settled like any other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sds.kernel.canonical import canonical, sha256_hex
+from sds.kernel.contract.human_terms import Impact, human_contract, impact
+from sds.kernel.contract.schema import Contract
+from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.envelope.envelope import ESCALATE
+from sds.kernel.envelope.proposal import Proposal, parse_recorded
+from sds.kernel.envelope.state import Fields
+from sds.kernel.errors import NOT_AS_WRITTEN, StoreError, UsageError, unreadable
+from sds.kernel.flow.answer import numbers_of
+from sds.kernel.flow.decision_record import SEALED, seal
+from sds.kernel.flow.states import State
+from sds.kernel.flow.triggers import event_fields
+from sds.kernel.operations.statement_cases import difference_in
+from sds.kernel.registry.contract_texts import recorded_contract
+from sds.kernel.saga.state import DIRTY
+from sds.kernel.storage import ledger
+from sds.kernel.storage.store import Reader, Store
+from sds.kernel.storage.vault import PROPOSAL, TRIGGER, Texts
+
+Decision = Literal["OVERRIDE", "MODIFY", "ABORT"]
+
+ABORT_TAG = "HUMAN_ABORTED"
+SEALED_HUMAN = {"human_decisions": "*"}
+WAITING_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A flow as a human finds it. `since_ms`: when it began to wait; `fields`: the state as the agent saw it;
+    `said`: its proposal as recorded. `ordered` and `execution`: the kind of its order and what became of that, if it has
+    one; `numbers` in minor units: the order's, else the proposal's. `damaged`: nothing else of it could be read.
+    """
+
+    dfid: str
+    event_id: str
+    agent_id: str
+    state: str
+    since_ms: int
+    trigger: Mapping[str, Any] = field(default_factory=dict)
+    key: str = ""
+    snapshot_id: str = ""
+    fields: Fields = field(default_factory=dict)
+    said: bytes = b""
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+    reason_code: str | None = None
+    confidence: float | None = None
+    alternatives: tuple[Mapping[str, Any], ...] = ()
+    ordered: str | None = None
+    execution: str | None = None
+    resolved: str | None = None
+    tag: str | None = None
+    damaged: bool = False
+
+    @property
+    def proposal(self) -> Proposal | None:
+        """What the agent proposed to do; None when it handed the case over, or said nothing that can be read."""
+        parsed = parse_recorded(self.said)
+        return parsed if isinstance(parsed, Proposal) and parsed.action != ESCALATE else None
+
+    @property
+    def action(self) -> str | None:
+        """What was ordered, else what is proposed."""
+        return self.ordered or (self.proposal.action if self.proposal else None)
+
+    @property
+    def of_saga(self) -> bool:
+        """Whether it is a saga or a child of one: what is still due of it is no longer anybody's to carry out."""
+        return "saga" in self.trigger
+
+    @property
+    def difference(self) -> Mapping[str, Any] | None:
+        """What record and outside do not agree on, where that is what the case is about."""
+        return difference_in(self.trigger)
+
+    @property
+    def can_be_carried_out(self) -> bool:
+        """Whether a human may have something done about it here; else they end it, and act where it happened."""
+        return not self.of_saga and self.difference is None
+
+    @property
+    def unknown(self) -> bool:
+        return self.execution == "UNKNOWN"
+
+    def impact(self, terms: Contract) -> Impact | None:
+        """Return the impact of what is proposed; an order that nobody knows the end of is always HIGH."""
+        if self.unknown:
+            return "HIGH"
+        return impact(terms, self.action, self.numbers) if self.action else None
+
+
+_HEAD = """
+f.dfid, f.event_id, f.agent_id, f.state,
+CASE WHEN f.state = 'EXECUTING' THEN e.executed_at_ms ELSE COALESCE(v.evaluated_at_ms, d.at_ms) END, f.created_at_ms"""
+_MORE = """
+f.trigger_event, s.snapshot_id, s.body, p.proposal, COALESCE(e.params, p.params), v.reasons,
+COALESCE(v.reason_code, d.body ->> '$.reason_code'), p.confidence,
+p.alternatives, e.kind, e.status, h.decision || ' by ' || h.who, f.tag"""
+_FROM = """
+FROM decision_flows f
+LEFT JOIN context_snapshots s ON s.dfid = f.dfid
+LEFT JOIN policy_proposals p ON p.dfid = f.dfid
+LEFT JOIN dim_validations v ON v.dfid = f.dfid
+LEFT JOIN execution_log e ON e.dfid = f.dfid
+LEFT JOIN human_decisions h ON h.dfid = f.dfid
+LEFT JOIN ledger d ON d.dfid = f.dfid AND d.kind = 'DECIDED'
+WHERE f.gate = ?
+"""
+_CASE = f"SELECT {_HEAD}, {_MORE} {_FROM} AND f.dfid = ?"
+
+# A part of a saga that was escalated waits as its saga does.
+_OF_SAGA = "CASE WHEN json_valid(f.trigger_event) THEN json_type(f.trigger_event, '$.saga') END"
+_ESCALATED = f"f.state = 'ESCALATED' AND {_OF_SAGA} IS NOT 'array'"
+
+# The second condition follows from the first; SQLite takes the index of unfinished flows only where it is said.
+_UNKNOWN = "f.state = 'EXECUTING' AND f.state IN ('ACTIVE', 'EXECUTING') AND e.status = 'UNKNOWN'"
+
+
+def waiting(store: Reader, contract: Contract, *, limit: int = WAITING_MAX) -> list[Case]:
+    """Return what waits for a human, oldest first: escalated flows, and orders whose end nobody knows.
+
+    One whose rows cannot be read is listed as `damaged`, and hides no other.
+    """
+    found = [
+        case
+        for where in (_ESCALATED, _UNKNOWN)
+        for head in store.rows(f"SELECT {_HEAD} {_FROM} AND {where} ORDER BY 5, f.dfid LIMIT ?", (contract.gate, limit))
+        if (case := _still_waiting(store, contract, head, where)) is not None
+    ]
+    return sorted(found, key=lambda case: (case.since_ms, case.dfid))[:limit]
+
+
+def _still_waiting(store: Reader, contract: Contract, head: tuple[Any, ...], where: str) -> Case | None:
+    dfid, event_id, agent_id, state, since_ms, opened_ms = head
+    since_ms = since_ms or opened_ms
+    try:
+        row = store.row(f"{_CASE} AND {where}", (contract.gate, dfid))
+        if row is None or type(since_ms) is int:
+            return None if row is None else _case(store, row)
+    except StoreError:
+        pass
+    return Case(dfid, event_id, agent_id, state, since_ms if type(since_ms) is int else 0, damaged=True)
+
+
+def read_case(store: Reader, contract: Contract, dfid: str) -> Case:
+    """Return one flow of this gate. Raises UsageError when there is none, StoreError when it cannot be read."""
+    row = store.row(_CASE, (contract.gate, dfid))
+    if row is None:
+        raise UsageError(f"there is no flow `{dfid}` of gate `{contract.gate}`", hint="sds escalations list")
+    return _case(store, row)
+
+
+def registered_terms(store: Reader, gate: str) -> Contract:
+    """Return the terms a human decides under by the contract in force, as it was registered. Raises UsageError."""
+    body = store.value(
+        "SELECT c.body FROM agents a JOIN contracts c ON c.hash = a.contract_hash WHERE a.gate = ?", (gate,)
+    )
+    if body is None:
+        raise UsageError(f"no contract is registered for gate `{gate}`")
+    return human_contract(recorded_contract(body))
+
+
+def _case(store: Reader, row: tuple[Any, ...]) -> Case:
+    try:
+        return _parsed(store, row)
+    except NOT_AS_WRITTEN as error:
+        raise unreadable(row[0]) from error
+
+
+def _parsed(store: Reader, row: tuple[Any, ...]) -> Case:
+    (dfid, event_id, agent_id, state, since_ms, opened_ms, trigger, snapshot_id, body, said, params) = row[:11]
+    reasons, reason_code, confidence, alternatives, ordered, execution, resolved, tag = row[11:]
+    texts = Texts(store, dfid, shown=True)
+    event, snapshot = texts.fields(TRIGGER, _object(trigger)), _object(body or "{}")
+    about = difference_in(event)
+    measured = json.loads(alternatives or "[]")
+    return Case(
+        dfid=dfid,
+        event_id=event_id,
+        agent_id=agent_id,
+        state=state,
+        since_ms=since_ms or opened_ms,
+        trigger=event,
+        key=snapshot.get("key") or (str(about["resource_key"]) if about else _key(store, dfid, event)),
+        snapshot_id=snapshot_id or "",
+        fields=dict(snapshot.get("fields", {})),
+        said=texts.data(PROPOSAL, said or b""),
+        numbers=numbers_of(params),
+        reasons=_difference_words(about) if about else _reasons(reasons),
+        reason_code=reason_code,
+        confidence=confidence,
+        # else in words why there are none
+        alternatives=tuple(map(dict, measured)) if isinstance(measured, list) else (),
+        ordered=ordered,
+        execution=execution,
+        resolved=resolved,
+        tag=tag,
+    )
+
+
+def _reasons(text: str | None) -> tuple[str, ...]:
+    return tuple(f"{code}: {line}" for _, code, line in json.loads(text or "[]"))
+
+
+def _difference_words(about: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return both sides of a difference, and who ordered what it is about."""
+    ordered = f"flow {about['dfid']}" if about["dfid"] else "a flow that nobody knows"
+    named = f"{about['code']}: key {about['key']}, ordered by {ordered}"
+    return named, f"the record: {about['here']}", f"the outside: {about['outside']}"
+
+
+def _object(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise TypeError("not an object")
+    return found
+
+
+def _key(store: Reader, dfid: str, event: Mapping[str, Any]) -> str:
+    """Return the key of a flow that has no snapshot to say it."""
+    fields = event_fields(store, dfid)
+    return str(event[fields.key]) if fields else ""
+
+
+def refuse_unless_waiting(case: Case) -> None:
+    """Raise UsageError unless the flow is escalated and nobody has resolved it."""
+    if case.resolved:
+        raise UsageError(
+            f"flow `{case.dfid}` is resolved already: {case.resolved}", reason_code="FLOW_CLOSED", dfid=case.dfid
+        )
+    if case.state != "ESCALATED":
+        raise UsageError(
+            f"flow `{case.dfid}` is {case.state}, not ESCALATED", reason_code="FLOW_CLOSED", dfid=case.dfid
+        )
+
+
+def refuse_altered(store: Reader, dfid: str) -> None:
+    """Raise StoreError when the rows a human decides on are not those that the ledger sealed."""
+    sql = "SELECT CASE WHEN json_valid(body) THEN body -> '$.rows' END FROM ledger WHERE dfid = ? AND kind = 'DECIDED'"
+    sealed, now = json.loads(store.value(sql, (dfid,)) or "{}"), seal(store, dfid, SEALED)
+    if any(sealed.get(name) != now[name] for name in SEALED):
+        raise StoreError(f"the record of flow `{dfid}` is not what was written", hint="sds ledger verify", dfid=dfid)
+
+
+@dataclass(frozen=True, slots=True)
+class HumanDecision:
+    """Who decided what about a case, why, and on which state. `packet` is None for ABORT, which needs none.
+
+    `seen`: the snapshot, or the live state, that they have looked at.
+    """
+
+    decision: Decision
+    who: str
+    reason: str
+    impact: Impact
+    acknowledged: bool
+    seen: str
+    contract_hash: str
+    lease_until_ms: int
+    packet: DecisionPacket | None = None
+    data: bytes = b""
+    action: str | None = None
+    numbers: tuple[tuple[str, int], ...] = ()
+    justification: str | None = None
+
+
+def write_human(store: Store, case: Case, made: HumanDecision, *, state: State, now_ms: int) -> None:
+    """Write a human's decision and its HUMAN entry, in the caller's transaction, and move the flow."""
+    tag = ABORT_TAG if made.decision == "ABORT" else None
+    if case.tag == DIRTY:  # steps of it stand: whoever reads the record must go on seeing that
+        tag = DIRTY
+    envelope = canonical(made.packet.envelope.as_data()) if made.packet else None
+    facts: dict[str, Any] = {
+        "decision": made.decision,
+        "who": made.who,
+        "reason": made.reason,
+        "impact": made.impact,
+        "acknowledged": int(made.acknowledged),
+        "policy_kind": made.action,
+        "params": canonical(dict(made.numbers)).decode() if made.packet else None,
+        "justification": made.justification,
+        "seen": made.seen,
+        "snapshot_id": made.packet.snapshot.id if made.packet else None,
+        "envelope_hash": sha256_hex(envelope) if envelope else None,
+        "contract_hash": made.contract_hash,
+    }
+    store.insert(
+        "human_decisions",
+        dfid=case.dfid,
+        **facts,
+        proposal=made.data,
+        snapshot=made.packet.snapshot.body.decode() if made.packet else None,
+        envelope=envelope.decode() if envelope else None,
+        lease_until_ms=made.lease_until_ms,
+        decided_at_ms=now_ms,
+    )
+    store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, tag, case.dfid))
+    body = {
+        **facts,
+        "agent_id": case.agent_id,
+        "outcome": "ACCEPTED" if made.packet else "REJECTED",
+        "proposal_sha256": sha256_hex(made.data),
+        "state": state,
+        "tag": tag,
+        "rows": seal(store, case.dfid, SEALED_HUMAN),
+    }
+    ledger.append(store, now_ms, "HUMAN", case.dfid, body)

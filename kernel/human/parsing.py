@@ -1,0 +1,115 @@
+"""What a human types: who they are and why, what they have looked at, and another decision than the agent's. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from sds.kernel.canonical import digest, one_line
+from sds.kernel.decision import jit
+from sds.kernel.decision.jit import Tolerance
+from sds.kernel.envelope.proposal import Proposal, parse_proposal, write_proposal
+from sds.kernel.envelope.state import Fields, Value
+from sds.kernel.errors import UsageError
+from sds.kernel.flow.intake import once
+from sds.kernel.human.cases import Case
+from sds.kernel.identifiers import person
+
+CHANGE_CHARS_MAX = 4_096
+SEEN_CHARS_MAX = 4_096
+WHO_CHARS_MAX = 200
+REASON_CHARS_MAX = 500
+
+_SEEN = re.compile(r"[0-9a-f]{64}(?::(?:-?[0-9]{1,19}|None))*")
+_FORM = '{"action": "KIND", "params": {"amount": 1.00}, "reason": "CODE"}'
+
+
+def said(what: str, text: str) -> str:
+    """Return a name or a reason as the record keeps it. Raises UsageError when there is none."""
+    kept = one_line(text, REASON_CHARS_MAX) if what == "reason" else person(text, WHO_CHARS_MAX)
+    if not kept:
+        raise UsageError(f"a {what} is needed, for the record")
+    return kept
+
+
+def looked_at(seen: str) -> str:
+    """Return the id of a state as `seen_id` makes them, or nothing where none is given. Raises UsageError."""
+    if seen and not (len(seen) <= SEEN_CHARS_MAX and _SEEN.fullmatch(seen)):
+        raise UsageError(f"`{one_line(seen, 80)}` is not the id of a state", hint="sds escalations show DFID names it")
+    return seen
+
+
+def unacknowledged(dfid: str, message: str) -> UsageError:
+    """Return the refusal of what is of HIGH impact and has not been acknowledged."""
+    hint = "if that is what you want, say so with --acknowledge"
+    return UsageError(message, reason_code="ACKNOWLEDGEMENT_REQUIRED", hint=hint, dfid=dfid)
+
+
+def seen_id(policy: tuple[Tolerance, ...], case: Case, fields: Fields) -> str:
+    """Return the name of a state somebody looks at: a hash, then the values that may move a little, as they are.
+
+    With those values in its name, tolerances hold for what a human has seen as they do for what an agent has; and
+    looking writes nothing.
+    """
+    return _named(case, fields, _loose(policy), [fields.get(path) for path in _loose(policy)])
+
+
+def moved_since(policy: tuple[Tolerance, ...], seen: str, case: Case, fields: Fields) -> tuple[str, ...]:
+    """Return what moved since `seen` named the state, beyond its tolerance; what may not move at all is one line."""
+    loose = _loose(policy)
+    texts = seen.split(":")[1:] if len(seen) <= SEEN_CHARS_MAX else []
+    values: list[Value | None] = [
+        int(text) if text.removeprefix("-").isdecimal() and len(text) < 20 else None for text in texts
+    ]
+    if len(values) != len(loose) or seen != _named(case, fields, loose, values):
+        return ("a field that may not move, since you have seen it",)
+    known = {path: value for path, value in zip(loose, values, strict=True) if value is not None}
+    return jit.drift(policy, {**_strict(fields, loose), **known}, fields)
+
+
+def _loose(policy: tuple[Tolerance, ...]) -> list[str]:
+    return sorted(path for path, absolute, percent in policy if absolute > 0 or percent > 0)
+
+
+def _named(case: Case, fields: Fields, loose: list[str], values: list[Value | None]) -> str:
+    named = digest([case.dfid, case.key, _strict(fields, loose), values])
+    return ":".join([named, *(str(value) for value in values)])
+
+
+def _strict(fields: Fields, loose: list[str]) -> dict[str, Value]:
+    return {path: value for path, value in fields.items() if path not in loose}
+
+
+class _Number(str):
+    """A number as it was written: how many decimals it must show is the envelope's business."""
+
+    __slots__ = ()
+
+
+def parse_change(text: str, context_ref: str) -> Proposal:
+    """Read `{"action": .., "params": {..}, "reason": ..}`. Numbers are written as in a proposal: 150.00.
+
+    Raises UsageError with what is wrong; whether it is permitted is for the kernel's gates.
+    """
+    if len(text) > CHANGE_CHARS_MAX:
+        raise UsageError(f"the decision has more than {CHANGE_CHARS_MAX} characters")
+    try:
+        data = json.loads(text, object_pairs_hook=once, parse_float=_Number, parse_int=_Number, parse_constant=_Number)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the decision is not JSON: {one_line(error, 200)}", hint=_FORM) from error
+    params = data.get("params", {}) if isinstance(data, Mapping) else None
+    if not isinstance(params, Mapping) or not {*data} <= {"action", "params", "reason"}:
+        raise UsageError("the decision is no object of action, params and reason", hint=_FORM)
+    if not all(isinstance(value, _Number) for value in params.values()):
+        raise UsageError("every parameter is a number", hint=_FORM)
+    wanted = Proposal(
+        str(data.get("action", "")), tuple(sorted(params.items())), str(data.get("reason", "")), context_ref
+    )
+    try:
+        whole = parse_proposal(write_proposal(wanted))
+    except UnicodeEncodeError:
+        whole = "not text"
+    if whole != wanted:
+        raise UsageError("the decision has not the form of a proposal", reason_code="SCHEMA_INVALID", hint=_FORM)
+    return wanted

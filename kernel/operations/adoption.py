@@ -1,0 +1,176 @@
+"""Taking over orders that the outside has and the record does not know, each in one transaction with one ADOPTED entry.
+
+A human says so, by name and with a reason. What is taken over is never sent: it is the outside's word for what was done.
+Money that moved is counted as drawn and spent, as far as the outside says what for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sds.kernel.canonical import canonical, digest, flow_id, idempotency_key
+from sds.kernel.contract.human_terms import human_contract
+from sds.kernel.contract.schema import Contract, KindSpec
+from sds.kernel.envelope.state import Fields
+from sds.kernel.executor.protocol import ExecutionIntent
+from sds.kernel.executor.statement import Difference, StatementLine, known_keys
+from sds.kernel.flow import decision_record, intake, undecided
+from sds.kernel.flow.kernel import Kernel
+from sds.kernel.flow.states import ADOPTED
+from sds.kernel.human import cases
+from sds.kernel.human.cases import HumanDecision
+from sds.kernel.human.parsing import said
+from sds.kernel.operations.statement_cases import case_of
+from sds.kernel.registry import reservations, spend
+from sds.kernel.registry.reservations import Needs
+from sds.kernel.storage import ledger
+from sds.kernel.storage.store import Store
+
+_FLOW = (
+    "SELECT f.gate, f.state, e.dfid IS NULL AND s.dfid IS NULL FROM decision_flows f"
+    " LEFT JOIN execution_log e ON e.dfid = f.dfid LEFT JOIN sagas s ON s.dfid = f.dfid WHERE f.dfid = ?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """One unknown order, made ready: what it takes, in which spend counters, and the kernel's signature if it is ours."""
+
+    line: StatementLine
+    settled: bool
+    needs: Needs
+    spending: spend.Scopes | None
+    kept: bool
+
+    @property
+    def status(self) -> str:
+        return "SUCCESS" if self.settled else "FAILED"
+
+    @property
+    def state(self) -> str:
+        return "CLOSED" if self.settled else "ABORTED"
+
+
+def adopt(
+    kernel: Kernel, differences: tuple[Difference, ...], *, who: str, reason: str, now_ms: int
+) -> tuple[str, ...]:
+    """Take over every order among `differences` that the record does not know; return the flows they have now.
+
+    A flow that is known and never ordered anything gets the order; any other order gets a flow of its own. What was
+    rejected or is taken back leaves its event free to be decided anew. Safe to repeat. Raises UsageError: nobody named.
+    """
+    by = {"who": said("name", who), "reason": said("reason", reason)}
+    unknown = [each for each in differences if each.code == "ORDER_UNKNOWN" and each.line is not None]
+    return tuple(dfid for each in unknown if (dfid := _adopt(kernel, each, by, now_ms)))
+
+
+def _adopt(kernel: Kernel, difference: Difference, by: Mapping[str, str], now_ms: int) -> str | None:
+    line, store, contract = difference.line, kernel.store, kernel.contract
+    if line is None:
+        return None
+    fields = kernel.observe(line.resource_key, now_ms).situation.fields if line.resource_key else {}
+    order = _ready(contract, line, fields)
+    with store.transaction():
+        if known_keys(store, [line.key]):
+            return None
+        dfid = _flow(store, contract, line, now_ms)
+        _write(kernel, dfid, order, by, now_ms)
+        _close_case(store, contract, case_of(contract.gate, difference), by, now_ms)
+    kernel.log("order.adopted", {"dfid": dfid, "status": order.status})
+    return dfid
+
+
+def _ready(contract: Contract, line: StatementLine, fields: Fields) -> _Order:
+    settled, nothing = line.outcome == "settled", Needs((), 0)
+    kept = settled and contract.draws_settle_in == "kernel"
+    human = human_contract(contract)
+    terms = contract if line.kind in contract.kinds else human
+    spec = terms.kinds.get(line.kind)
+    numbers = _numbers(spec, line) if spec else None
+    if not settled or spec is None or numbers is None or not line.resource_key:
+        return _Order(line, settled, nothing, None, kept)
+    needs = reservations.needs_of(terms, line.kind, numbers)
+    return _Order(line, settled, needs, spend.scopes(contract, fields, line.at_ms), kept)
+
+
+def _numbers(spec: KindSpec, line: StatementLine) -> dict[str, int] | None:
+    """Return the numbers a kind takes, as the outside has them; None where one of them is missing or is none."""
+    numbers = dict(line.params)
+    if spec.spends and line.amount_minor is not None:  # the money that moved counts, not what was to move
+        numbers[spec.spends] = line.amount_minor
+    wanted = {name for name in (*spec.draws.values(), spec.spends) if isinstance(name, str)}
+    return numbers if all(numbers.get(name, -1) >= 0 for name in wanted) else None
+
+
+def _flow(store: Store, contract: Contract, line: StatementLine, now_ms: int) -> str:
+    """Return the flow that an order is written to: the one that ordered it, where that is told and has no other order."""
+    found = store.row(_FLOW, (line.dfid,)) if line.dfid else None
+    if found is not None:
+        gate, state, free = found
+        if gate == contract.gate and free and state in ("ACTIVE", "ESCALATED", "ABORTED"):
+            if state == "ACTIVE":  # whoever holds it may not order now, and finds it ended
+                undecided.interrupt(store, line.dfid, restarts_max=contract.retry.restarts_max, now_ms=now_ms)
+            return line.dfid
+    taken = not line.dfid or found is not None
+    dfid = flow_id(contract.gate, f"adopted/{line.key}", digest(line.key), 0) if taken else line.dfid
+    trigger = canonical({"adopted": line.as_data()}).decode()
+    event = intake.Event(f"adopted/{line.key}", line.resource_key, "", trigger)
+    intake.begin(store, contract, event, dfid, parent=None, restarts=0, now_ms=now_ms)
+    return dfid
+
+
+def _write(kernel: Kernel, dfid: str, order: _Order, by: Mapping[str, str], now_ms: int) -> None:
+    store, line = kernel.store, order.line
+    intent = _signed(kernel, dfid, line)
+    store.insert(
+        "execution_log",
+        dfid=dfid,
+        idempotency_key=line.key,
+        step_id=decision_record.STEP_ID,
+        kind=line.kind,
+        params=canonical(dict(line.params)).decode(),
+        resource_key=line.resource_key,
+        state_version="",
+        signature=intent.signature,
+        reserved_at_ms=line.at_ms,
+        status=order.status,
+        external_receipt=line.reference or None,
+        executed_at_ms=line.at_ms,
+    )
+    if order.settled:
+        reservations.count(
+            store, kernel.contract, dfid, line.resource_key, order.needs, order.spending, kept=order.kept
+        )
+    # past the table of `flow.walk`: what the outside has done is done, whatever this record made of the flow
+    store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (order.state, ADOPTED, dfid))
+    body: dict[str, Any] = {
+        "state": order.state,
+        "tag": ADOPTED,
+        "status": order.status,
+        "reference": line.reference,
+        "at_ms": line.at_ms,
+        "kept": order.kept,
+        "needs": (order.needs.draws, order.needs.spends),
+        "line": line.as_data(),
+        "by": dict(by),
+        "rows": decision_record.seal(store, dfid, decision_record.ADOPTED_ROWS),
+    }
+    ledger.append(store, now_ms, ADOPTED, dfid, body)
+
+
+def _signed(kernel: Kernel, dfid: str, line: StatementLine) -> ExecutionIntent:
+    """Return the order, signed where its key proves that a kernel of ours made it so: only then can it be taken back."""
+    intent = ExecutionIntent(dfid, line.key, line.kind, tuple(sorted(line.params.items())), line.resource_key, "")
+    ours = idempotency_key(dfid, decision_record.STEP_ID, {"action": line.kind, **line.params}) == line.key
+    return kernel.signer.signed(intent) if ours else intent
+
+
+def _close_case(store: Store, contract: Contract, dfid: str, by: Mapping[str, str], now_ms: int) -> None:
+    """Close the case about an order that is taken over: whoever took it over has decided it."""
+    if store.value("SELECT state FROM decision_flows WHERE dfid = ?", (dfid,)) != "ESCALATED":
+        return
+    case = cases.read_case(store, contract, dfid)
+    made = HumanDecision("ABORT", by["who"], f"adopted: {by['reason']}", "LOW", False, "", contract.hash, now_ms)
+    cases.write_human(store, case, made, state="ABORTED", now_ms=now_ms)

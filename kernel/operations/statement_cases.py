@@ -1,0 +1,71 @@
+"""A difference between record and outside becomes a case for a human: one flow, once, however often it is compared.
+
+Nothing else changes: no order, no money, no count of any agent. A human settles it outside and closes the case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sds.kernel.canonical import canonical, digest, flow_id
+from sds.kernel.contract.schema import Contract
+from sds.kernel.executor.statement import Difference
+from sds.kernel.flow.decision_record import SEALED, seal
+from sds.kernel.flow.intake import Event, begin
+from sds.kernel.flow.states import walk
+from sds.kernel.storage import ledger
+from sds.kernel.storage.store import Store
+
+CODE = "STATEMENT_DIFFERS"
+CASES_MAX = 1_000  # opened by one comparison; the next one goes on
+
+
+def case_of(gate: str, difference: Difference) -> str:
+    """Return the flow that a difference has, or would have."""
+    return flow_id(gate, f"statement/{difference.key}", digest(difference.as_data()), 0)
+
+
+def open_cases(store: Store, contract: Contract, differences: Iterable[Difference], *, now_ms: int) -> tuple[str, ...]:
+    """Open a case for every difference that never had one, and return these flows."""
+    opened: list[str] = []
+    for difference in differences:
+        dfid = case_of(contract.gate, difference)
+        with store.transaction():
+            if store.value("SELECT 1 FROM decision_flows WHERE dfid = ?", (dfid,)) is None:
+                _write(store, contract, dfid, difference, now_ms)
+                opened.append(dfid)
+        if len(opened) == CASES_MAX:
+            break
+    return tuple(opened)
+
+
+def _write(store: Store, contract: Contract, dfid: str, difference: Difference, now_ms: int) -> None:
+    said = difference.as_data()
+    trigger = canonical({"statement": said}).decode()
+    begin(
+        store,
+        contract,
+        Event(f"statement/{difference.key}", difference.resource_key, "", trigger),
+        dfid,
+        parent=None,
+        restarts=0,
+        now_ms=now_ms,
+    )
+    state = walk("ACTIVE", "VALIDATING", "ESCALATED")
+    store.run("UPDATE decision_flows SET state = ? WHERE dfid = ?", (state, dfid))
+    body = {
+        "outcome": state,
+        "state": state,
+        "tag": None,
+        "reason_code": CODE,
+        "statement": said,  # and no agent: it is nobody's decision
+        "rows": seal(store, dfid, SEALED),
+    }
+    ledger.append(store, now_ms, "DECIDED", dfid, body)
+
+
+def difference_in(trigger: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the difference a flow is about, None for any other flow: an event's fields are text, and never just one."""
+    said = trigger.get("statement")
+    return said if isinstance(said, dict) and len(trigger) == 1 else None

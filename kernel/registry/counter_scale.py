@@ -1,0 +1,106 @@
+"""What the record's counters count in. A counter is a number without decimals of its own: 200 drawn as euros would be
+two euros to a contract that counts cents. So a contract takes over no counter that holds what was counted otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sds.kernel.contract.compatibility import Refusal
+from sds.kernel.contract.expressions import INT
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.snapshot import parse_type
+from sds.kernel.registry import spend
+from sds.kernel.storage.store import Reader
+
+_OTHERS = (
+    "SELECT c.gate, c.body FROM agents a JOIN contracts c ON c.hash = a.contract_hash"
+    " WHERE a.agent_id <> ? AND a.status <> 'RETIRED'"
+    " AND c.hash NOT IN (SELECT contract_hash FROM contract_revocations) ORDER BY c.gate"
+)
+
+
+def refusal(store: Reader, contract: Contract, now_ms: int) -> Refusal | None:
+    """Return why a contract cannot be put in force: something is drawn or spent that it would count in other units, or
+    would be as soon as it and the contract of another gate have drawn from what they share.
+    """
+    counted: dict[str, int | None] = {}
+    for (body,) in store.rows("SELECT body FROM contracts ORDER BY rowid"):
+        counted |= _units(json.loads(body), fed=True)
+    for counter in _differing(counted, contract):
+        path = counter.rpartition("#")[2]
+        if path in contract.snapshot and _drawn(store, counter):
+            return Refusal(
+                f"`{path}` is declared as `{contract.snapshot[path]}`, and what is drawn from it was counted with"
+                f" {counted[counter]} decimals",
+                "keep the field's type; in other units it is a field of another name, from which nothing is drawn yet",
+            )
+        if path not in contract.snapshot and spend.anything_counted(store, contract, now_ms):
+            return Refusal(
+                f"what is spent in this hour or day was counted with {_said(counted[counter])} decimals, and this"
+                " contract spends with others",
+                "suspend the agent until the hour or day is over, then register it",
+            )
+    return _at_odds(store, contract)
+
+
+def _at_odds(store: Reader, contract: Contract) -> Refusal | None:
+    """Return why this contract and that of another gate in force cannot both count what they share, and one draws."""
+    ours = contract.model_dump(mode="json")
+    for gate, body in store.rows(_OTHERS, (contract.agent_id,)):
+        theirs = json.loads(body)
+        here, there = _units(ours), _units(theirs)
+        drawn = _units(ours, fed=True).keys() | _units(theirs, fed=True).keys()
+        for counter in sorted(drawn & here.keys() & there.keys()):
+            path = counter.rpartition("#")[2]
+            if here[counter] != there[counter]:
+                return Refusal(
+                    f"`{path}` is declared as `{contract.snapshot[path]}`, and gate `{gate}`, which shares it, declares it"
+                    f" as `{theirs['snapshot'][path]}`",
+                    "declare it as that gate does; in other units it is a field of another name",
+                )
+    return None
+
+
+def recounted(before: Mapping[str, Any], contract: Contract) -> bool:
+    """Tell whether a registered contract (`before`, as JSON has it) feeds a counter that `contract` counts otherwise."""
+    return bool(_differing(_units(before, fed=True), contract))
+
+
+def _differing(counted: Mapping[str, int | None], contract: Contract) -> list[str]:
+    ours = _units(contract.model_dump(mode="json"))
+    return [counter for counter, decimals in counted.items() if ours.get(counter, decimals) != decimals]
+
+
+def _units(contract: Mapping[str, Any], *, fed: bool = False) -> dict[str, int | None]:
+    """Return the decimals of every counter a contract looks at, or only of those that it can add to (`fed`).
+
+    Named by a pattern: `source:*#path` for what is drawn, the gate for what is spent. None: the field is no number, or
+    what is spent has several scales, which an older version of this program took.
+    """
+    kinds = [*contract["kinds"].values(), *contract.get("human", {}).get("kinds", {}).values()]
+    drawn = {path for kind in kinds for path in kind["draws"]}
+    found: dict[str, int | None] = {}
+    for path, declared in contract["snapshot"].items():
+        if path in drawn or not fed:
+            spec = parse_type(path, declared)
+            found[f"{contract['source']}:*#{path}"] = spec.scale if spec.kind == INT else None
+    spent = {scale for kind in kinds if (scale := spends_at(kind)) is not None}
+    if spent:
+        found[contract["gate"]] = spent.pop() if len(spent) == 1 else None
+    return found
+
+
+def spends_at(kind: Mapping[str, Any]) -> int | None:
+    """Return the decimals in which a kind of a registered contract, as JSON has it, spends. None: it spends nothing."""
+    return (kind["params"] | kind["fills"])[kind["spends"]]["scale"] if kind["spends"] else None
+
+
+def _said(decimals: int | None) -> str:
+    return "now more, now fewer" if decimals is None else str(decimals)
+
+
+def _drawn(store: Reader, counter: str) -> bool:
+    return store.row("SELECT 1 FROM resources WHERE drawn > 0 AND resource GLOB ?", (counter,)) is not None

@@ -1,0 +1,319 @@
+"""The agent registry (DIR 3.5, 3.5a): whose contract is in force, what state its agent is in, who may change it.
+
+Contracts come from a deployment, never from an agent; nothing an agent does lifts its own suspension. Every
+change is a ledger entry with who, when and why.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from sds.kernel.canonical import canonical, one_line
+from sds.kernel.contract import compatibility
+from sds.kernel.contract.schema import Contract
+from sds.kernel.errors import NOT_AS_WRITTEN, ContractError, StoreError, TransitionError
+from sds.kernel.identifiers import person
+from sds.kernel.registry import counter_scale
+from sds.kernel.storage import ledger
+from sds.kernel.storage.store import Reader, Store
+
+REASON_CHARS_MAX = 500
+DEPLOYMENT = "deployment"  # who registers when no operator does: whoever runs the program
+
+Status = Literal["INITIALIZING", "ACTIVE", "SUSPENDED", "ESCALATED", "RETIRED"]
+Actor = Literal["registry", "runtime", "operator", "agent"]
+
+_WHO_MAY: dict[tuple[Status, Status], frozenset[Actor]] = {
+    ("INITIALIZING", "ACTIVE"): frozenset({"registry"}),
+    ("INITIALIZING", "RETIRED"): frozenset({"registry"}),
+    ("ACTIVE", "SUSPENDED"): frozenset({"runtime", "operator"}),
+    ("ACTIVE", "ESCALATED"): frozenset({"runtime"}),
+    ("ACTIVE", "RETIRED"): frozenset({"agent", "runtime", "operator"}),
+    ("ESCALATED", "ACTIVE"): frozenset({"operator"}),
+    ("ESCALATED", "RETIRED"): frozenset({"operator", "runtime"}),
+    ("SUSPENDED", "ACTIVE"): frozenset({"operator"}),
+    ("SUSPENDED", "RETIRED"): frozenset({"operator"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What the registry knows of an agent now, and whether an operator has halted everything."""
+
+    agent_id: str
+    status: Status
+    contract_hash: str
+    mission_hash: str
+    rejections: int
+    halted: bool
+
+    @property
+    def active(self) -> bool:
+        return self.status == "ACTIVE"
+
+
+def register(
+    store: Store,
+    contract: Contract,
+    *,
+    by: Actor,
+    now_ms: int,
+    who: str = DEPLOYMENT,
+    reason: str = "deployed",
+    revoke_previous: bool = False,
+) -> None:
+    """Put a contract in force for its agent; a new agent becomes ACTIVE. Registering it again changes nothing.
+
+    Flows that are open stay under the contract they were created under, unless that had a kind in its authority that
+    this one lacks, draws or spends in other units, or `revoke_previous` says so: then it is revoked. Raises
+    TransitionError when an agent tries or a reason is missing, ContractError when the handshake fails, or when something
+    is drawn or spent that this contract would count in other units (`units`). A failed handshake leaves one ledger entry
+    and no agent: RETIRED is final, and an agent's name must not be used up by a mistake in its contract.
+    """
+    if by == "agent":
+        raise TransitionError("an agent cannot register itself: contracts come from a deployment")
+    entry = {"hash": contract.hash, "gate": contract.gate, "agent_id": contract.agent_id, "by": by}
+    entry |= {"version": contract.version, "who": person(who, REASON_CHARS_MAX), "reason": _reason(reason)}
+    with store.transaction():
+        known = _known(store, contract)
+        refused = _refusal(store, contract, known, now_ms)
+        if refused is not None:
+            _write_refusal(store, entry, refused, new=not known, now_ms=now_ms)
+        else:
+            _put_in_force(store, contract, entry, known, now_ms)
+            _revoke_superseded(store, contract, entry, everything=revoke_previous, now_ms=now_ms)
+    if refused is not None:
+        raise ContractError(refused.message, hint=refused.hint)
+
+
+def refusal(record: Reader, contract: Contract, *, now_ms: int) -> compatibility.Refusal | None:
+    """Return why this contract could not be put in force now, or None. Nothing is written."""
+    return _refusal(record, contract, _known(record, contract), now_ms)
+
+
+def _refusal(
+    record: Reader, contract: Contract, known: list[compatibility.Known], now_ms: int
+) -> compatibility.Refusal | None:
+    try:
+        refused = compatibility.refusal(contract, known)
+        if refused is None and all(each.contract_hash != contract.hash for each in known):
+            refused = counter_scale.refusal(record, contract, now_ms)
+    except NOT_AS_WRITTEN as error:
+        raise _contracts_unreadable() from error
+    return refused
+
+
+def _contracts_unreadable() -> StoreError:
+    return StoreError("the contracts in the record cannot be read", hint="sds ledger verify")
+
+
+def _known(store: Reader, contract: Contract) -> list[compatibility.Known]:
+    rows = store.rows(
+        "SELECT a.agent_id, a.gate, a.status, a.contract_hash, c.version, r.contract_hash FROM agents a"
+        " JOIN contracts c ON c.hash = a.contract_hash LEFT JOIN contract_revocations r ON r.contract_hash = c.hash"
+        " WHERE a.gate = ? OR a.agent_id = ?",
+        (contract.gate, contract.agent_id),
+    )
+    return [compatibility.Known(*row) for row in rows]
+
+
+def _write_refusal(
+    store: Store, entry: Mapping[str, str], refused: compatibility.Refusal, *, new: bool, now_ms: int
+) -> None:
+    """Write a failed handshake down, once: a process that starts over and over must not fill the ledger."""
+    body = {**entry, "refused": _text(refused.message)} | ({"was": "INITIALIZING", "status": "RETIRED"} if new else {})
+    text = canonical(body).decode()
+    if store.row("SELECT 1 FROM ledger WHERE dfid = '' AND kind = 'REFUSED' AND body = ?", (text,)) is None:
+        ledger.append(store, now_ms, "REFUSED", "", body)
+
+
+def _put_in_force(
+    store: Store, contract: Contract, entry: Mapping[str, str], known: list[compatibility.Known], now_ms: int
+) -> None:
+    if not known:
+        _insert(store, contract, entry, now_ms)
+        _take_into_service(store, contract, now_ms)
+    elif known[0].contract_hash != contract.hash:
+        _insert(store, contract, entry, now_ms)
+        store.run("UPDATE agents SET contract_hash = ? WHERE agent_id = ?", (contract.hash, contract.agent_id))
+
+
+def _insert(store: Store, contract: Contract, entry: Mapping[str, str], now_ms: int) -> None:
+    store.insert(
+        "contracts",
+        hash=contract.hash,
+        gate=contract.gate,
+        agent_id=contract.agent_id,
+        version=contract.version,
+        mission_hash=contract.mission_hash,
+        body=contract.model_dump_json(),
+        registered_at_ms=now_ms,
+    )
+    rows = store.rows("SELECT * FROM contracts WHERE hash = ?", (contract.hash,))
+    ledger.append(store, now_ms, "CONTRACT", "", {**entry, "owner": contract.owner, "row": ledger.rows_digest(rows)})
+
+
+def _take_into_service(store: Store, contract: Contract, now_ms: int) -> None:
+    agent_id = contract.agent_id
+    store.insert("agents", agent_id=agent_id, gate=contract.gate, contract_hash=contract.hash, status="INITIALIZING")
+    body = {"agent_id": agent_id, "status": "INITIALIZING", "by": "registry", "reason": "registered"}
+    ledger.append(store, now_ms, "AGENT", "", body)
+    why = f"handshake passed: version {contract.version}, proposal schema {contract.proposal_schema}"
+    move(store, agent_id, "ACTIVE", by="registry", reason=why, now_ms=now_ms)
+
+
+def _revoke_superseded(
+    store: Store, contract: Contract, entry: Mapping[str, str], *, everything: bool, now_ms: int
+) -> None:
+    """Revoke every earlier contract that this one takes authority from or counts otherwise than, or simply every one."""
+    rows = store.rows(
+        "SELECT hash, body FROM contracts WHERE agent_id = ? AND hash <> ?"
+        " AND hash NOT IN (SELECT contract_hash FROM contract_revocations)",
+        (contract.agent_id, contract.hash),
+    )
+    for known, text in rows:
+        try:
+            body = json.loads(text)
+            lost, recounted = (
+                sorted(set(body["authority"]) - set(contract.authority)),
+                counter_scale.recounted(body, contract),
+            )
+        except NOT_AS_WRITTEN as error:
+            raise _contracts_unreadable() from error
+        if everything or lost or recounted:
+            why = f"version {contract.version} withdraws {', '.join(lost)}" if lost else entry["reason"]
+            why = f"version {contract.version} counts in other units" if recounted and not lost else why
+            _revoke(store, known, by=entry["by"], who=entry["who"], reason=why, now_ms=now_ms)
+
+
+def revoke(store: Store, contract_hash: str, *, who: str, reason: str, now_ms: int) -> bool:
+    """Withdraw a contract: every flow under it ends, even one that is about to reserve. Return False if it was so.
+
+    It is final. Raises ContractError for a contract that was never registered.
+    """
+    with store.transaction():
+        return _revoke(store, contract_hash, by="operator", who=who, reason=reason, now_ms=now_ms)
+
+
+def _revoke(store: Store, contract_hash: str, *, by: str, who: str, reason: str, now_ms: int) -> bool:
+    agent_id = store.value("SELECT agent_id FROM contracts WHERE hash = ?", (contract_hash,))
+    if agent_id is None:
+        raise ContractError(f"there is no contract `{contract_hash}`")
+    if store.row("SELECT 1 FROM contract_revocations WHERE contract_hash = ?", (contract_hash,)) is not None:
+        return False
+    row = {"who": person(who, REASON_CHARS_MAX), "reason": _reason(reason)}
+    store.insert("contract_revocations", contract_hash=contract_hash, **row, revoked_at_ms=now_ms)
+    ledger.append(store, now_ms, "REVOKED", "", {"hash": contract_hash, "agent_id": agent_id, "by": by, **row})
+    return True
+
+
+def _text(given: str) -> str:
+    return one_line(given, REASON_CHARS_MAX)
+
+
+def _reason(given: str) -> str:
+    if why := _text(given):
+        return why
+    raise TransitionError("a reason is needed")
+
+
+def lookup(store: Store, agent_id: str) -> Registration | None:
+    found = store.row(
+        "SELECT a.agent_id, a.status, a.contract_hash, c.mission_hash, a.rejections,"
+        " (SELECT value FROM meta WHERE key = 'halted') IS NOT '0' FROM agents a"
+        " JOIN contracts c ON c.hash = a.contract_hash WHERE a.agent_id = ?",
+        (agent_id,),
+    )
+    if found is None:
+        return None
+    name, status, contract_hash, mission_hash, rejections, halted = found
+    return Registration(name, status, contract_hash, mission_hash, rejections, bool(halted))
+
+
+def agents(store: Store) -> list[Registration]:
+    """Return every registered agent, by name."""
+    names = [row[0] for row in store.rows("SELECT agent_id FROM agents ORDER BY agent_id")]
+    return [found for name in names if (found := lookup(store, name)) is not None]
+
+
+def transition(
+    store: Store, agent_id: str, status: Status, *, by: Actor, reason: str, now_ms: int, who: str = ""
+) -> None:
+    """Move an agent to another state. Raises TransitionError when the table of DIR 3.5a does not let `by` do it."""
+    with store.transaction():
+        move(store, agent_id, status, by=by, reason=reason, now_ms=now_ms, who=who)
+
+
+def move(
+    store: Store,
+    agent_id: str,
+    status: Status,
+    *,
+    by: Actor,
+    reason: str,
+    now_ms: int,
+    who: str = "",
+    case: str = "",
+) -> None:
+    """Do what `transition` does, inside the caller's transaction. `case`: the flow it is moved for."""
+    known = lookup(store, agent_id)
+    if known is None:
+        raise TransitionError(f"there is no agent `{agent_id}`")
+    if by not in _WHO_MAY.get((known.status, status), frozenset()):
+        raise TransitionError(f"{by} may not move agent `{agent_id}` from {known.status} to {status}")
+    why = _reason(reason)
+    store.run("UPDATE agents SET status = ?, rejections = 0 WHERE agent_id = ?", (status, agent_id))
+    if (known.status, status) == ("SUSPENDED", "ACTIVE"):  # an operator has looked: the agent may ask again
+        store.run("DELETE FROM escalation_budgets WHERE agent_id = ?", (agent_id,))
+    body = {"agent_id": agent_id, "was": known.status, "status": status, "by": by, "reason": why}
+    ledger.append(
+        store,
+        now_ms,
+        "AGENT",
+        "",
+        body | ({"who": person(who, REASON_CHARS_MAX)} if who else {}) | ({"case": case} if case else {}),
+    )
+
+
+def waits_for(store: Reader, agent_id: str) -> str:
+    """Return the flow an ESCALATED agent waits for a human to resolve; empty when it is not known."""
+    found = store.value(
+        "SELECT json_extract(body, '$.case') FROM ledger WHERE kind = 'AGENT'"
+        " AND json_extract(body, '$.agent_id') = ? ORDER BY idx DESC LIMIT 1",
+        (agent_id,),
+    )
+    return str(found or "")
+
+
+def request_retire(store: Store, agent_id: str, *, reason: str, now_ms: int) -> None:
+    """Retire an agent because it asks for it: the one move an agent may make, and only while it is ACTIVE."""
+    transition(store, agent_id, "RETIRED", by="agent", reason=reason, now_ms=now_ms, who=agent_id)
+
+
+def write_act(store: Store, act: str, *, who: str, reason: str, now_ms: int) -> None:
+    """Write down what an operator does that has no entry of its own: recovering, setting a record aside."""
+    with store.transaction():
+        append_act(store, act, who=who, reason=reason, now_ms=now_ms)
+
+
+def append_act(
+    store: Store, act: str, *, who: str, reason: str, now_ms: int, facts: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Do what `write_act` does, inside the caller's transaction. `facts`: what else there is to say of it."""
+    body = {**facts, "act": act, "who": person(who, REASON_CHARS_MAX), "reason": _reason(reason)}
+    ledger.append(store, now_ms, "OPERATOR", "", body)
+
+
+def set_halted(store: Store, halted: bool, *, by: str, reason: str, now_ms: int) -> bool:
+    """Halt or resume everything. Return False when it already was so. From the next transaction on it binds."""
+    with store.transaction():
+        if store.halted == halted:
+            return False
+        store.run("UPDATE meta SET value = ? WHERE key = 'halted'", ("1" if halted else "0",))
+        body = {"by": person(by, REASON_CHARS_MAX), "reason": one_line(reason, REASON_CHARS_MAX)}
+        ledger.append(store, now_ms, "HALT" if halted else "RESUME", "", body)
+    return True

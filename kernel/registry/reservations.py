@@ -1,0 +1,203 @@
+"""What one decision takes from the world, taken before anything is sent: resources and spend limits.
+
+At most one live reservation for a resource, held until it is settled or certainly rejected, and subtracted from
+live state meanwhile. Everything here that writes runs inside the caller's transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sds.kernel.contract.schema import Contract
+from sds.kernel.errors import StoreError
+from sds.kernel.registry import spend
+from sds.kernel.storage.store import Store
+
+# A human's order is under the contract that was in force when they decided, every other under its flow's.
+_SETTLES_IN = (
+    "SELECT c.body ->> '$.draws_settle_in' FROM decision_flows f LEFT JOIN human_decisions h ON h.dfid = f.dfid"
+    " JOIN contracts c ON c.hash = COALESCE(h.contract_hash, f.contract_hash) WHERE f.dfid = ?"
+)
+_LEFT_DRAWN = (
+    "SELECT json_extract(body, '$.kept') FROM ledger WHERE dfid = ?"
+    " AND kind IN ('SETTLED', 'RESOLVED', 'CONTRADICTED', 'ADOPTED') ORDER BY idx DESC LIMIT 1"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a decision takes: (snapshot field, amount) drawn, and the amount counted against spend limits."""
+
+    draws: tuple[tuple[str, int], ...]
+    spends: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Every numeric field of one key: its resource's epoch, what is drawn from it, and whether it is held now."""
+
+    epochs: Mapping[str, int]
+    drawn: Mapping[str, int]
+    held: frozenset[str]
+
+
+def needs_of(contract: Contract, kind: str, numbers: Mapping[str, int]) -> Needs:
+    spec = contract.kinds[kind]
+    draws = tuple((path, n if isinstance(n, int) else numbers[n]) for path, n in sorted(spec.draws.items()))
+    return Needs(draws, numbers[spec.spends] if spec.spends else 0)
+
+
+def resource(contract: Contract, key: str, path: str) -> str:
+    """Name the resource behind a field: `source:key#path`."""
+    return f"{contract.source}:{key}#{path}"
+
+
+def read_draws(store: Store, contract: Contract, key: str) -> Draws:
+    """Return what is known of every numeric field, whichever gate of the same source draws on it."""
+    paths = {resource(contract, key, path): path for path, kind in contract.snapshot.items() if _numeric(kind)}
+    rows = store.rows(
+        "SELECT r.resource, r.epoch, r.drawn, EXISTS (SELECT 1 FROM reservations l WHERE l.resource = r.resource"
+        f" AND l.status = 'live') FROM resources r WHERE r.resource IN ({_marks(paths)})",
+        tuple(paths),
+    )
+    epochs, drawn = dict.fromkeys(paths.values(), 0), dict.fromkeys(paths.values(), 0)
+    for name, epoch, amount, _ in rows:
+        epochs[paths[name]], drawn[paths[name]] = epoch, amount
+    return Draws(epochs, drawn, frozenset(paths[name] for name, _, _, held in rows if held))
+
+
+def holder(store: Store, contract: Contract, key: str) -> str | None:
+    """Return what is known of the order that holds anything of this key: PENDING or UNKNOWN; None: it is free."""
+    paths = [resource(contract, key, path) for path, kind in contract.snapshot.items() if _numeric(kind)]
+    found = store.value(
+        "SELECT max(e.status) FROM reservations l JOIN execution_log e ON e.dfid = l.dfid WHERE l.status = 'live'"
+        f" AND l.resource IN ({_marks(paths)})",
+        tuple(paths),
+    )
+    return None if found is None else str(found)
+
+
+def _numeric(declared: str) -> bool:
+    return not declared.startswith(("bool", "string", "enum"))
+
+
+def _marks(names: Iterable[str]) -> str:
+    return ", ".join("?" for _ in names)
+
+
+def take(
+    store: Store,
+    contract: Contract,
+    dfid: str,
+    key: str,
+    needs: Needs,
+    epochs: Mapping[str, int],
+    spending: spend.Scopes,
+) -> str | None:
+    """Reserve everything, or change nothing and return the reason code.
+
+    `epochs` are those read just before the live state that was checked: had anything of this key been reserved or
+    settled since, even another field, that check would not hold. `spending`: the spend counters of this moment. Taking nothing of a resource leaves it alone.
+    """
+    now = read_draws(store, contract, key)
+    if now.epochs != epochs or any(path in now.held for path, _ in needs.draws):
+        return "RESOURCE_CONTENTION"
+    left = spend.left(store, contract, spending)
+    if needs.spends and left is not None and needs.spends > left:
+        return "SPEND_LIMIT_EXCEEDED"
+    for path, amount in needs.draws:
+        if amount:
+            _draw(store, dfid, resource(contract, key, path), amount)
+    if needs.spends and spending.names:
+        spend.add(store, dfid, spending, needs.spends)
+    return None
+
+
+def own(store: Store, dfid: str) -> dict[str, int]:
+    """Return what one order in the air holds itself of each resource."""
+    return dict(store.rows("SELECT resource, amount FROM reservations WHERE dfid = ? AND status = 'live'", (dfid,)))
+
+
+def stays_drawn(store: Store, dfid: str) -> bool:
+    """Tell whether what an order drew stays subtracted once it is settled, by the contract it was reserved under.
+
+    By now another may be in force, and the source was told of the payout, or not, by the terms of then.
+    """
+    return bool(store.value(_SETTLES_IN, (dfid,)) != "source")
+
+
+def left_drawn(store: Store, dfid: str) -> bool:
+    """Tell whether what an order drew was left subtracted when it was settled, by the ledger."""
+    return bool(store.value(_LEFT_DRAWN, (dfid,)))
+
+
+def reinstate(store: Store, dfid: str, *, succeeded: bool) -> None:
+    """Take again whatever was given back of an order whose end is contradicted: its effect may have happened.
+
+    `succeeded`: it was settled so; then what it spent is still counted, and what it drew may be.
+    """
+    drawn = succeeded and left_drawn(store, dfid)
+    for name, amount in store.rows("SELECT resource, amount FROM reservations WHERE dfid = ?", (dfid,)):
+        again = 0 if drawn else amount
+        store.run("UPDATE resources SET epoch = epoch + 1, drawn = drawn + ? WHERE resource = ?", (again, name))
+    if succeeded:
+        return
+    store.run("UPDATE reservations SET status = 'settled' WHERE dfid = ?", (dfid,))
+    for name, amount in store.rows("SELECT scope, amount FROM spend WHERE dfid = ?", (dfid,)):
+        store.run("UPDATE spend_totals SET used = used + ? WHERE scope = ?", (amount, name))
+
+
+def count(
+    store: Store, contract: Contract, dfid: str, key: str, needs: Needs, spending: spend.Scopes | None, *, kept: bool
+) -> None:
+    """Count what an order took that was carried out without having been reserved here; `kept`: it stays subtracted."""
+    for path, amount in needs.draws:
+        if amount:
+            name = resource(contract, key, path)
+            store.insert("reservations", dfid=dfid, resource=name, amount=amount, status="settled")
+            store.run(
+                "INSERT INTO resources VALUES (?, 2, ?)"  # taken and settled: two epochs, as for any order
+                " ON CONFLICT DO UPDATE SET epoch = epoch + 2, drawn = drawn + excluded.drawn",
+                (name, amount if kept else 0),
+            )
+    if needs.spends and spending is not None and spending.names:
+        spend.add(store, dfid, spending, needs.spends)
+
+
+def give_back(store: Store, dfid: str, *, kept: bool) -> None:
+    """Return what a settled decision took, because its effect has been undone. `kept`: it was still subtracted."""
+    settled = "SELECT resource, amount FROM reservations WHERE dfid = ? AND status = 'settled'"
+    for name, amount in store.rows(settled, (dfid,)):
+        back = amount if kept else 0
+        store.run("UPDATE resources SET epoch = epoch + 1, drawn = drawn - ? WHERE resource = ?", (back, name))
+    store.run("UPDATE reservations SET status = 'released' WHERE dfid = ? AND status = 'settled'", (dfid,))
+    for name, amount in store.rows("SELECT scope, amount FROM spend WHERE dfid = ?", (dfid,)):
+        store.run("UPDATE spend_totals SET used = used - ? WHERE scope = ?", (amount, name))
+
+
+def _draw(store: Store, dfid: str, name: str, amount: int) -> None:
+    store.insert("reservations", dfid=dfid, resource=name, amount=amount, status="live")
+    store.run(
+        "INSERT INTO resources VALUES (?, 1, ?)"
+        " ON CONFLICT DO UPDATE SET epoch = epoch + 1, drawn = drawn + excluded.drawn",
+        (name, amount),
+    )
+
+
+def settle(store: Store, dfid: str, *, succeeded: bool, kept: bool) -> None:
+    """End a flow's reservations: `kept` keeps what was drawn subtracted, otherwise it is given back."""
+    for name, amount in store.rows(
+        "SELECT resource, amount FROM reservations WHERE dfid = ? AND status = 'live'", (dfid,)
+    ):
+        back = 0 if succeeded and kept else amount
+        changed = store.run(
+            "UPDATE resources SET epoch = epoch + 1, drawn = drawn - ? WHERE resource = ?", (back, name)
+        )
+        if changed != 1:
+            raise StoreError(f"resource `{name}` of a reservation is not in the record", dfid=dfid)
+    status = "settled" if succeeded else "released"
+    store.run("UPDATE reservations SET status = ? WHERE dfid = ? AND status = 'live'", (status, dfid))
+    if not succeeded:
+        for name, amount in store.rows("SELECT scope, amount FROM spend WHERE dfid = ?", (dfid,)):
+            store.run("UPDATE spend_totals SET used = used - ? WHERE scope = ?", (amount, name))

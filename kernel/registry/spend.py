@@ -1,0 +1,227 @@
+"""Spend limits: the window that a moment belongs to, and what is used of it.
+
+A calendar window, an hour or a day of UTC or of another time zone, has one counter. A sliding window has one for each
+minute: whole minutes are added up, and the oldest one is counted order by order. So it is exact to the millisecond and
+costs the same however much was spent.
+
+No window opens anew for a clock that was set back. Which of its readings was right nobody knows, so that an order
+counts in each window it may really belong to: the one of the time it was reserved at; the one in which the clock turned
+out to be behind that time; and, reserved after the clock was set back, the one it would have been in without that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+from sds.kernel.canonical import digest
+from sds.kernel.contract.schema import Contract, SpendLimit
+from sds.kernel.envelope.state import Fields
+from sds.kernel.storage.clock import BACK_MS, Step, steps
+from sds.kernel.storage.store import Reader, Store
+
+MINUTE_MS = 60_000
+LENGTH_MS = {"hour": 3_600_000, "day": 86_400_000}
+WINDOW_MS_MAX = 2 * LENGTH_MS["day"]  # more than the longest day of any zone
+_MINUTE_CHARS = len("2013-12-02T16:05")
+
+# What was certainly rejected, or has been taken back, is not counted.
+_COUNTED = (
+    "e.status <> 'FAILED' AND NOT EXISTS"
+    " (SELECT 1 FROM saga_reversals r WHERE r.dfid = e.dfid AND r.status = 'REVERTED')"
+)
+_MINUTES = "SELECT COALESCE(SUM(used), 0) FROM spend_totals WHERE scope > ? AND scope <= ?"
+_OLDEST_MINUTE = (
+    "SELECT COALESCE(SUM(s.amount), 0) FROM spend s JOIN execution_log e ON e.dfid = s.dfid"
+    f" WHERE s.scope = ? AND instr(s.scope, '/~/') > 0 AND e.reserved_at_ms > ? AND e.dfid <> ? AND {_COUNTED}"
+)
+_OWN_MINUTES = "SELECT COALESCE(SUM(amount), 0) FROM spend WHERE dfid = ? AND scope > ? AND scope <= ?"
+_ORDERS = (
+    "SELECT s.dfid, s.amount, e.reserved_at_ms FROM execution_log e INDEXED BY orders_by_time"
+    " CROSS JOIN spend s ON s.dfid = e.dfid CROSS JOIN ledger l ON l.dfid = e.dfid AND l.kind = 'RESERVED'"
+    f" WHERE s.scope GLOB ? AND e.dfid <> ? AND {_COUNTED}"
+)
+_BEFORE = f"{_ORDERS} AND e.reserved_at_ms > ? AND l.idx < ?"
+_SINCE = f"{_ORDERS} AND e.reserved_at_ms >= ? AND e.reserved_at_ms < ? AND l.idx >= ?"
+
+
+@dataclass(frozen=True, slots=True)
+class Scopes:
+    """The counter of every spend limit at one moment, in the order of the contract, and whom each is for."""
+
+    at_ms: int
+    names: tuple[str, ...]
+    whom: tuple[str, ...]
+
+
+def scopes(contract: Contract, fields: Fields, at_ms: int) -> Scopes:
+    """Name the counter of every spend limit: gate, limit, window, and a hash of what it is counted for (`*`: all)."""
+    if not contract.spend:
+        return Scopes(at_ms, (), ())
+    utc = _utc(at_ms)
+    whom = [digest(fields.get(limit.per, "?"))[:16] if limit.per else "*" for limit in contract.spend]
+    names = [_name(contract.gate, limit, who, at_ms, utc) for limit, who in zip(contract.spend, whom, strict=True)]
+    return Scopes(at_ms, tuple(names), tuple(whom))
+
+
+def _name(gate: str, limit: SpendLimit, who: str, at_ms: int, utc: str) -> str:
+    if limit.sliding:
+        return f"{_minutes(gate, limit, who)}{utc[:_MINUTE_CHARS]}"
+    return f"{gate}/{limit.name}/{_calendar(limit, at_ms, utc)}/{who}"
+
+
+def _minutes(gate: str, limit: SpendLimit, who: str) -> str:
+    return f"{gate}/{limit.name}/~/{who}/"
+
+
+def _utc(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat()
+
+
+def _minute(at_ms: int) -> str:
+    return _utc(at_ms)[:_MINUTE_CHARS]
+
+
+def window(limit: SpendLimit, at_ms: int) -> str:
+    """Name the calendar window of a moment."""
+    return _calendar(limit, at_ms, _utc(at_ms))
+
+
+def _calendar(limit: SpendLimit, at_ms: int, utc: str) -> str:
+    """In the hour that a zone's clocks show twice, its offset tells which of the two it is."""
+    if limit.timezone is None:
+        return utc[:13] if limit.window == "hour" else utc[:10]
+    local = datetime.fromtimestamp(at_ms / 1000, ZoneInfo(limit.timezone))
+    return f"{local:%Y-%m-%dT%H%z}@{limit.timezone}" if limit.window == "hour" else f"{local:%Y-%m-%d}@{limit.timezone}"
+
+
+def counts(limit: SpendLimit, then_ms: int, at_ms: int) -> bool:
+    """Tell whether what was spent at `then_ms` counts at `at_ms`: in the same window, or within the last one's length."""
+    if not limit.sliding:
+        return window(limit, then_ms) == window(limit, at_ms)
+    return at_ms - LENGTH_MS[limit.window] < then_ms < _end(at_ms)
+
+
+def _end(at_ms: int) -> int:
+    """Return the end of a sliding window: of two that share a record, one may have read the clock a little later."""
+    return ((at_ms + BACK_MS) // MINUTE_MS + 1) * MINUTE_MS
+
+
+def left(store: Reader, contract: Contract, now: Scopes, *, without: str = "") -> int | None:
+    """Return what is left under the tightest limit, in minor units; None when there is no limit.
+
+    `without`: an order in the air that is not counted.
+    """
+    if not contract.spend:
+        return None
+    used = _used(store, contract, now, without)
+    return max(0, min(limit.max_minor - taken for limit, taken in zip(contract.spend, used, strict=True)))
+
+
+def _used(store: Reader, contract: Contract, now: Scopes, without: str) -> list[int]:
+    totals = _totals(store, now.names, without)
+    used = [totals.get(name, 0) for name in now.names]
+    stepped = steps(store, now.at_ms, WINDOW_MS_MAX)
+    for index, (limit, who) in enumerate(zip(contract.spend, now.whom, strict=True)):
+        if limit.sliding:
+            used[index] = _within(store, limit, _minutes(contract.gate, limit, who), now.at_ms, without)
+        if stepped:
+            used[index] += _besides(store, contract.gate, limit, who, now.at_ms, without, stepped)
+    return used
+
+
+def _totals(store: Reader, names: tuple[str, ...], without: str) -> dict[str, int]:
+    marks = ", ".join("?" for _ in names)
+    used: dict[str, int] = dict(store.rows(f"SELECT scope, used FROM spend_totals WHERE scope IN ({marks})", names))
+    for scope, amount in of_order(store, without).items() if without else ():
+        used[scope] = used.get(scope, 0) - amount
+    return used
+
+
+def of_order(store: Reader, dfid: str) -> dict[str, int]:
+    """Return what one order has taken of each counter."""
+    return dict(store.rows("SELECT scope, amount FROM spend WHERE dfid = ?", (dfid,)))
+
+
+def _within(store: Reader, limit: SpendLimit, minutes: str, at_ms: int, without: str) -> int:
+    """Return what was spent within a sliding window: whole minutes, and of the oldest one what is young enough."""
+    begin_ms = at_ms - LENGTH_MS[limit.window]
+    oldest, newest = f"{minutes}{_minute(begin_ms)}", f"{minutes}{_minute(at_ms + BACK_MS)}"
+    total: int = store.value(_MINUTES, (oldest, newest))
+    total += store.value(_OLDEST_MINUTE, (oldest, begin_ms, without))
+    return total - (store.value(_OWN_MINUTES, (without, oldest, newest)) if without else 0)
+
+
+def _besides(
+    store: Reader, gate: str, limit: SpendLimit, who: str, at_ms: int, without: str, stepped: Iterable[Step]
+) -> int:
+    """Return what counts at `at_ms` although it was reserved at a time of another window: the clock was set back."""
+    of_limit = _pattern(gate, limit, who), without
+    orders = {
+        dfid: amount
+        for step in stepped
+        for dfid, amount, then_ms in _moved(store, limit, of_limit, at_ms, step)
+        if not counts(limit, then_ms, at_ms)
+    }
+    return sum(orders.values())
+
+
+def _pattern(gate: str, limit: SpendLimit, who: str) -> str:
+    """Return what the names of all windows of one limit match, as GLOB has it."""
+    who = "[*]" if who == "*" else who
+    return f"{_minutes(gate, limit, who)}*" if limit.sliding else f"{gate}/{limit.name}/*/{who}"
+
+
+def _moved(
+    store: Reader, limit: SpendLimit, of_limit: tuple[str, str], at_ms: int, step: Step
+) -> Iterator[tuple[str, int, int]]:
+    """Yield the orders that a step back may have brought here: (flow, amount, reserved at)."""
+    if counts(limit, step.now_ms, at_ms):  # what is reserved at a later time was so before the clock showed this
+        yield from store.rows(_BEFORE, (*of_limit, step.now_ms, step.idx))
+    first_ms = max(step.now_ms, at_ms - step.by_ms - WINDOW_MS_MAX)
+    last_ms = min(step.was_ms, at_ms - step.by_ms + WINDOW_MS_MAX)
+    if first_ms < last_ms:  # until the clock is where it was, it may be right only by the step
+        rows = store.rows(_SINCE, (*of_limit, first_ms, last_ms, step.idx))
+        yield from (row for row in rows if counts(limit, row[2] + step.by_ms, at_ms))
+
+
+def add(store: Store, dfid: str, now: Scopes, amount: int) -> None:
+    """Count an amount against every limit, in the caller's transaction."""
+    rows = ", ".join("(?, ?)" for _ in now.names)
+    store.run(
+        f"INSERT INTO spend_totals VALUES {rows} ON CONFLICT DO UPDATE SET used = used + excluded.used",
+        tuple(value for name in now.names for value in (name, amount)),
+    )
+    rows = ", ".join("(?, ?, ?)" for _ in now.names)
+    values = (value for name in now.names for value in (dfid, name, amount))
+    store.run(f"INSERT INTO spend VALUES {rows}", tuple(values))
+
+
+def still_counted(store: Reader, contract: Contract, dfid: str, fields: Fields, at_ms: int) -> bool:
+    """Tell whether one order in the air is counted where it would be counted if it were reserved now.
+
+    Once its window is over it is not: what is sent now would be paid beyond the limits of now.
+    """
+    spent = of_order(store, dfid)
+    if not spent:
+        return True
+    then_ms = store.value("SELECT reserved_at_ms FROM execution_log WHERE dfid = ?", (dfid,))
+    if spent.keys() != set(scopes(contract, fields, then_ms).names):
+        return False
+    return all(counts(limit, then_ms, at_ms) for limit in contract.spend)
+
+
+def anything_counted(store: Reader, contract: Contract, at_ms: int) -> bool:
+    """Tell whether a counter of this moment holds anything, whatever it is counted for."""
+    return any(_holds(store, contract.gate, limit, at_ms) for limit in contract.spend)
+
+
+def _holds(store: Reader, gate: str, limit: SpendLimit, at_ms: int) -> bool:
+    if not limit.sliding:
+        pattern, since = f"{gate}/{limit.name}/{window(limit, at_ms)}/*", ""
+    else:
+        pattern, since = f"{gate}/{limit.name}/~/*", _minute(at_ms - LENGTH_MS[limit.window])
+    sql = f"SELECT 1 FROM spend_totals WHERE used > 0 AND scope GLOB ? AND substr(scope, -{_MINUTE_CHARS}) >= ?"
+    return store.row(sql, (pattern, since)) is not None

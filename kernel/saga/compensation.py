@@ -1,0 +1,96 @@
+"""Undoing an order that was carried out: once, by its own key, in the record before anything is sent.
+
+What it drew and spent is given back when the executor has said that it is undone, and never before.
+"""
+
+from __future__ import annotations
+
+from sds.kernel.errors import StoreError
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt
+from sds.kernel.flow import decision_record
+from sds.kernel.flow.kernel import Kernel
+from sds.kernel.registry import reservations
+from sds.kernel.saga import state as saga
+from sds.kernel.saga.kernels import stopped
+from sds.kernel.storage import ledger
+
+_STATUS = {"settled": "REVERTED", "rejected": "REFUSED", "absent": "UNKNOWN", "unknown": "UNKNOWN"}
+
+
+def reverse(kernel: Kernel, parent: str, dfid: str, *, now_ms: int) -> str:
+    """Undo the order of one step; return REVERTED, REFUSED or UNKNOWN, or why it may not be undone now.
+
+    One that was begun before is looked up first; one that is settled is not asked for again. Once the saga has ended,
+    it is a human's, and nothing is sent any more.
+    """
+    order = decision_record.read_order(kernel.store, dfid)
+    if order is None:
+        raise StoreError("an order is not in the record", dfid=dfid)
+    with kernel.store.transaction():
+        known = kernel.store.value("SELECT status FROM saga_reversals WHERE dfid = ?", (dfid,))
+        if known in ("REVERTED", "REFUSED"):
+            return str(known)
+        if kernel.store.value("SELECT phase FROM sagas WHERE dfid = ?", (parent,)) != "DIRTY":
+            return saga.MOVED_ON
+        if known is None and not _stands(kernel, dfid):
+            return saga.MOVED_ON
+        code = stopped(kernel, parent) if known is None else None
+        if code is not None:
+            return code
+        if known is None:
+            _begin(kernel, parent, order, now_ms)
+    return settle(kernel, parent, order, kernel.dispatcher.revert(order, sent_before=known is not None), now_ms)
+
+
+def _stands(kernel: Kernel, dfid: str) -> bool:
+    """Tell whether an order is settled as carried out, and nobody has contradicted that since it was looked at."""
+    return bool(kernel.store.value("SELECT status FROM execution_log WHERE dfid = ?", (dfid,)) == "SUCCESS")
+
+
+def look_again(kernel: Kernel, *, now_ms: int) -> list[tuple[str, Exception]]:
+    """Look up every reversal that nobody knows the outcome of, and whose saga has ended. Nothing is sent. Return which
+    could not be, and why: they keep no other from it.
+    """
+    failed = list[tuple[str, Exception]]()
+    rows = kernel.store.rows(
+        "SELECT r.dfid, r.saga FROM saga_reversals r JOIN sagas s ON s.dfid = r.saga"
+        " JOIN decision_flows f ON f.dfid = s.dfid"
+        " WHERE f.gate = ? AND s.phase = 'ENDED' AND r.status IN ('PENDING', 'UNKNOWN')",
+        (kernel.contract.gate,),
+    )
+    for dfid, parent in rows:
+        try:
+            order = decision_record.read_order(kernel.store, dfid)
+            if order is not None:
+                settle(kernel, parent, order, kernel.dispatcher.reverted(order), now_ms)
+        except Exception as error:  # noqa: BLE001  whatever is wrong with one, the next is looked up all the same
+            failed.append((dfid, error))
+    return failed
+
+
+def _begin(kernel: Kernel, parent: str, order: ExecutionIntent, now_ms: int) -> None:
+    kernel.store.insert(
+        "saga_reversals", dfid=order.dfid, saga=parent, idempotency_key=order.idempotency_key, status="PENDING"
+    )
+    body = {"status": "PENDING", "saga": parent, "idempotency_key": order.idempotency_key, "reference": ""}
+    ledger.append(kernel.store, now_ms, "REVERSAL", order.dfid, body)
+
+
+def settle(kernel: Kernel, parent: str, order: ExecutionIntent, receipt: Receipt, now_ms: int) -> str:
+    """Record what became of a reversal. What is settled already stays; nothing is given back twice."""
+    store, status = kernel.store, _STATUS[receipt.status]
+    with store.transaction():
+        was = store.value("SELECT status FROM saga_reversals WHERE dfid = ?", (order.dfid,))
+        if was in ("REVERTED", "REFUSED") or was == status:
+            return str(was)
+        store.run(
+            "UPDATE saga_reversals SET status = ?, reference = ? WHERE dfid = ?",
+            (status, receipt.reference or None, order.dfid),
+        )
+        if status == "REVERTED":
+            reservations.give_back(store, order.dfid, kept=reservations.left_drawn(store, order.dfid))
+        body = {"status": status, "saga": parent, "idempotency_key": order.idempotency_key}
+        ledger.append(
+            store, now_ms, "REVERSAL", order.dfid, body | {"reference": receipt.reference, "detail": receipt.detail}
+        )
+    return status

@@ -1,0 +1,198 @@
+"""Driving a saga to its end: what comes next is read from the record, done, and read again.
+
+The runtime does not reason about recovery. Who decides a step, and who chooses from the menu, is passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sds.kernel.errors import EventError, SdsError, UsageError
+from sds.kernel.flow import decision_record, lease
+from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.intake import Event
+from sds.kernel.flow.kernel import Kernel
+from sds.kernel.flow.states import WAITING_TAGS
+from sds.kernel.saga import compensation
+from sds.kernel.saga import state as saga
+from sds.kernel.saga.kernels import ALERT_HUMAN, CLOSE_ALL, MenuKernel, StepKernel, stopped
+from sds.kernel.saga.state import COMPENSATED, DIRTY, Saga, SagaAnswer
+
+INTERRUPTED = "INTERRUPTED"  # why no further step is taken, where no step has said so by its end
+ROUNDS_MAX = 200  # far above steps x restarts; a saga that needs more does not move
+
+Ask = Callable[[Kernel, Event], Answer]
+
+
+def drive(kernel: Kernel, dfid: str, ask: Ask, *, now_ms: Callable[[], int]) -> SagaAnswer:
+    """Bring a saga to its end. `ask(kernel, event)` decides one child flow and returns when it is final, or waits.
+
+    A saga whose child waits (`flow.WAITING_TAGS`) stays open, and may be driven again. Raises WorldError when a child
+    stays busy elsewhere; the saga then stays open, too.
+    """
+    for _ in range(ROUNDS_MAX):
+        found = saga.load(kernel.store, kernel.contract, dfid)
+        if found.phase == "ENDED":
+            return saga.saga_answer(kernel.store, kernel.contract, dfid)
+        move = _step if found.phase == "STEPS" else _compensate
+        said = move(kernel, found, ask, now_ms)
+        if said is not None and said.retryable and said.tag in WAITING_TAGS:
+            return saga.saga_answer(kernel.store, kernel.contract, dfid)
+    raise SdsError(f"saga `{dfid}` does not come to an end", dfid=dfid)
+
+
+def _step(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]) -> Answer | None:
+    """Take the next step, or end the steps; return what was answered, if anyone was asked."""
+    child, code = found.next, stopped(kernel, found.dfid)
+    if child is None or child.became not in ("NOT_BEGUN", "OPEN", "RESTARTABLE"):
+        _close_steps(kernel, found, INTERRUPTED, now_ms)
+    elif code is not None and child.became != "OPEN":
+        _close_steps(kernel, found, code, now_ms, stopped=True)
+    else:
+        step = StepKernel(kernel, found, child.number)
+        try:
+            return _ask(step, step.event, ask)
+        except EventError as error:  # another event has taken this child's name
+            _close_steps(kernel, found, error.reason_code, now_ms)
+    return None
+
+
+def _close_steps(kernel: Kernel, found: Saga, code: str, now_ms: Callable[[], int], *, stopped: bool = False) -> None:
+    saga.close_steps(kernel.store, kernel.contract, found.dfid, code, stopped=stopped, now_ms=now_ms())
+
+
+def _ask(kernel: Kernel, event: Event, ask: Ask) -> Answer | None:
+    try:
+        return ask(kernel, event)
+    except UsageError as error:
+        if error.reason_code != saga.MOVED_ON:
+            raise
+        return None
+
+
+def _compensate(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]) -> Answer | None:
+    """Ask once what to do about a partial success, unless only a human is left; then do it."""
+    menu = MenuKernel(kernel, found)
+    if found.chooser.became == "OPEN":
+        return _ask(menu, menu.event, ask)
+    if found.chooser.became in ("NOT_BEGUN", "RESTARTABLE"):
+        if stopped(kernel, found.dfid) or menu.possible() == (ALERT_HUMAN,):
+            alert(kernel, found, ALERT_HUMAN, now_ms())
+            return None
+        try:
+            return _ask(menu, menu.event, ask)
+        except EventError:
+            alert(kernel, found, ALERT_HUMAN, now_ms())
+    else:
+        carry_out(kernel, found, now_ms=now_ms())
+    return None
+
+
+def carry_out(kernel: Kernel, found: Saga, *, now_ms: int) -> None:
+    """Do what was chosen. What cannot be done to its end leaves the saga dirty, to a human."""
+    choice = found.choice or ALERT_HUMAN
+    undone = choice != ALERT_HUMAN and _undo(kernel, found, choice, now_ms)
+    if not undone:
+        alert(kernel, found, choice, now_ms)
+        return
+    with kernel.store.transaction():
+        now = saga.load(kernel.store, kernel.contract, found.dfid)
+        if now.phase == "DIRTY":
+            saga.end(kernel.store, now, "ABORTED", COMPENSATED, compensation=choice, now_ms=now_ms)
+
+
+def _undo(kernel: Kernel, found: Saga, choice: str, now_ms: int) -> bool:
+    """Void what is open when all is to be closed, then take back what was done, the latest step first."""
+    if choice == CLOSE_ALL and stopped(kernel, found.dfid) is None:
+        for child in found.unclear:
+            order = decision_record.read_order(kernel.store, child.dfid)
+            if order is not None:
+                kernel.dispatcher.resolve(order, lambda _: False)
+    now = saga.load(kernel.store, kernel.contract, found.dfid)
+    if now.unclear:
+        return False
+    for child in reversed(now.done):
+        status = compensation.reverse(kernel, now.dfid, child.dfid, now_ms=now_ms)
+        if status != "REVERTED":
+            return False
+    return True
+
+
+def alert(kernel: Kernel, found: Saga, choice: str, now_ms: int) -> None:
+    """Leave everything as it stands: a human decides, and the tag stays."""
+    with kernel.store.transaction():
+        now = saga.load(kernel.store, kernel.contract, found.dfid)
+        if now.phase == "DIRTY" and not now.open_child and (now.choice or ALERT_HUMAN) == choice:
+            saga.end(kernel.store, now, "ESCALATED", DIRTY, compensation=choice, now_ms=now_ms)
+
+
+def recover(kernel: Kernel, *, now_ms: int) -> tuple[int, int, list[tuple[str, Exception]]]:
+    """End every saga whose driver is gone (see `_driven`); return how many ended, how many wait, dirty, for their
+    compensation, and which could not be recovered, and why: they are as they were, and keep no other from it.
+
+    No further step is taken: what was in the middle is complete, or nothing, or dirty. What was chosen from the menu
+    already is carried out; to choose takes a model, which whoever drives the saga next has.
+    """
+    left, failed = list[str](), list[tuple[str, Exception]]()
+    for found in _unfinished(kernel, now_ms, driven=False, failed=failed):
+        try:
+            left.append(_settle(kernel, found.dfid, now_ms))
+        except Exception as error:  # noqa: BLE001  whatever is wrong with one saga, the next is settled all the same
+            failed.append((found.dfid, error))
+    failed += compensation.look_again(kernel, now_ms=now_ms)
+    return left.count("ENDED"), left.count("DIRTY"), failed
+
+
+def _settle(kernel: Kernel, dfid: str, now_ms: int) -> str:
+    saga.close_steps(kernel.store, kernel.contract, dfid, INTERRUPTED, stopped=False, now_ms=now_ms)
+    found = saga.load(kernel.store, kernel.contract, dfid)
+    if found.phase == "DIRTY" and found.chooser.became == "NOTHING":
+        carry_out(kernel, found, now_ms=now_ms)
+    return saga.load(kernel.store, kernel.contract, dfid).phase
+
+
+def waiting(kernel: Kernel, *, now_ms: int) -> list[str]:
+    """Return the dirty sagas whose driver is gone, oldest first: each waits for its compensation to be chosen."""
+    return [found.dfid for found in _unfinished(kernel, now_ms, driven=False) if found.phase == "DIRTY"]
+
+
+def driven(kernel: Kernel, *, now_ms: int) -> int:
+    """Return how many unfinished sagas are left alone because their driver may still be alive."""
+    return len(_unfinished(kernel, now_ms, driven=True))
+
+
+def _unfinished(
+    kernel: Kernel, now_ms: int, *, driven: bool, failed: list[tuple[str, Exception]] | None = None
+) -> list[Saga]:
+    """Return the unfinished sagas whose driver may be alive (`driven`), or those whose driver is gone, oldest first. What
+    cannot be read is no saga that anyone could go on with: it is put to `failed`.
+    """
+    rows = kernel.store.rows(
+        "SELECT s.dfid FROM sagas s CROSS JOIN decision_flows f ON f.dfid = s.dfid"  # CROSS: open sagas first, by index
+        " WHERE s.phase <> 'ENDED' AND f.gate = ? ORDER BY f.created_at_ms",
+        (kernel.contract.gate,),
+    )
+    found = list[Saga]()
+    for (dfid,) in rows:
+        try:
+            each = saga.load(kernel.store, kernel.contract, dfid)
+            if _driven(kernel, each, now_ms) == driven:
+                found.append(each)
+        except Exception as error:  # noqa: BLE001  a damaged row may raise anything
+            if failed is not None:
+                failed.append((dfid, error))
+    return found
+
+
+def _driven(kernel: Kernel, found: Saga, now_ms: int) -> bool:
+    """Tell whether a saga's driver may still be alive: each of its flows speaks for it for twice its lease.
+
+    Once while the flow itself is at work, and once more for the pause behind it, until the next has begun: a step that
+    has used up its lease leaves no time for that, and a saga that is cut there is half done.
+    """
+    dfids = (found.dfid, *(child.dfid for child in (*found.steps, found.chooser)))
+    rows = kernel.store.rows(
+        f"SELECT created_at_ms, lease_until_ms FROM decision_flows WHERE dfid IN ({', '.join('?' for _ in dfids)})",
+        dfids,
+    )
+    return any(lease.runs(begun_ms, 2 * until_ms - begun_ms, now_ms) for begun_ms, until_ms in rows)

@@ -1,0 +1,176 @@
+"""The two kinds of child flow a saga has, each decided by the whole kernel under a mandate narrower than its own.
+
+A step may decide its one kind, DENY or ESCALATE: the contract's own rules for that kind, met with every safeguard.
+The compensation decision may choose from the contract's menu and say nothing else (DIR-8). What of the menu cannot be
+carried out is not in it; ALERT_HUMAN always is, and stands where other envelopes have ESCALATE: any escalation,
+rejection or failure of the model comes to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from sds.kernel.contract.compiler import Rules
+from sds.kernel.contract.expressions import STRING
+from sds.kernel.contract.snapshot import FieldSpec, take_snapshot
+from sds.kernel.decision import jit
+from sds.kernel.decision.dim import Verdict
+from sds.kernel.decision.jit import JitReport
+from sds.kernel.decision.packet import DecisionPacket, static_text
+from sds.kernel.decision.safeguards import Observation, Situation
+from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound
+from sds.kernel.executor.protocol import ExecutionIntent
+from sds.kernel.flow import intake
+from sds.kernel.flow.kernel import Kernel
+from sds.kernel.registry import contract_versions, registry
+from sds.kernel.saga import state as saga
+from sds.kernel.saga.state import COMPENSATION, Saga
+
+REVERT, CLOSE_ALL, ALERT_HUMAN = "REVERT", "CLOSE_ALL", "ALERT_HUMAN"
+_REASONS = {REVERT: ("STEP_FAILED",), CLOSE_ALL: ("STEP_FAILED",), ALERT_HUMAN: ("HUMAN_REVIEW",)}
+_EXPLAINED = (
+    "The steps below belong together, and not all of them were carried out.\n"
+    "REVERT takes back what was done. CLOSE_ALL takes it back and voids what is still open."
+    " ALERT_HUMAN leaves everything to a human."
+)
+
+
+class ChildKernel(Kernel):
+    """A kernel that opens one child of a saga. It shares everything with the kernel it is made from."""
+
+    def __init__(self, kernel: Kernel, parent: Saga, number: int) -> None:
+        vars(self).update(vars(kernel))
+        self._parent, self._number = parent, number
+        phase: saga.Phase = "DIRTY" if number == COMPENSATION else "STEPS"
+        self._mandate = intake.Mandate(parent.dfid, lambda: saga.check_phase(kernel.store, parent.dfid, phase))
+
+    @property
+    def event(self) -> intake.Event:
+        return saga.child_event(self._parent, self._number)
+
+
+class StepKernel(ChildKernel):
+    """Decides one step."""
+
+    def __init__(self, kernel: Kernel, parent: Saga, number: int) -> None:
+        super().__init__(kernel, parent, number)
+        self._kind = parent.steps[number - 1].kind
+        # a newer contract may no longer have the kind: then nothing is permitted, but what is in the air can be told
+        self._named = (self._kind,) if self._kind in self.contract.kinds else ()
+        self.rules = Rules(self.contract, authority=self._named)
+
+    def _compile(self, claimed: intake.Claim) -> DecisionPacket:
+        packet = super()._compile(claimed)
+        _, recurring, *rest = packet.texts
+        static = static_text(self.contract, packet.situation.artifacts, self._named)
+        return replace(packet, texts=(static, f"{self._due()}{recurring}", *rest))
+
+    def _due(self) -> str:
+        """Return what the model is told of the mandate a later step is under; the case of the first is told as any is."""
+        before = ", ".join(child.kind for child in self._parent.steps[: self._number - 1])
+        place = f"Step {self._number} of {len(self._parent.steps)} of {self._parent.name}"
+        return f"{place}: {before} was carried out; {self._kind} is due.\n" if before else ""
+
+    def still_valid(self, intent: ExecutionIntent) -> bool:
+        """Tell whether an order in the air would be reserved again now: not once its saga takes no further step."""
+        phase = self.store.value("SELECT phase FROM sagas WHERE dfid = ?", (self._parent.dfid,))
+        return phase == "STEPS" and super().still_valid(intent)
+
+
+class MenuKernel(ChildKernel):
+    """Decides which compensation. The state it rests on is what became of the steps, not what the source says."""
+
+    def __init__(self, kernel: Kernel, parent: Saga) -> None:
+        super().__init__(kernel, parent, COMPENSATION)
+
+    def possible(self) -> tuple[str, ...]:
+        """Return what of the menu can be carried out now."""
+        return _possible(
+            self._parent.menu, self._look().situation.fields, self.dispatcher.reverts, self.dispatcher.voids
+        )
+
+    def envelope(self, situation: Situation) -> DecisionEnvelope:
+        """Return the menu as it stands; without authority, only the human."""
+        if not situation.agent_active or situation.halted:
+            return ESCALATE_ONLY
+        names = _possible(self._parent.menu, situation.fields, self.dispatcher.reverts, self.dispatcher.voids)
+        return DecisionEnvelope(tuple(KindBound(name, _REASONS[name]) for name in names))
+
+    def _look(self) -> Observation:
+        known = registry.lookup(self.store, self.contract.agent_id)
+        bound = contract_versions.of_flow(self.store, self._parent.dfid) or contract_versions.Binding()
+        standing = saga.load(self.store, self.contract, self._parent.dfid).standing()
+        situation = Situation(
+            fields=standing,
+            agent_active=known is not None and known.active and bound.contract_hash == self._contract_hash,
+            in_effect=True,
+            halted=known is None or known.halted,
+            spend_left=None,
+            context_whole=True,
+        )
+        return Observation(situation, "", {}, bound.contract_hash)
+
+    def _compile(self, claimed: intake.Claim) -> DecisionPacket:
+        now_ms, seen = self._now_ms(), self._look()
+        fields = seen.situation.fields
+        envelope = self.envelope(seen.situation)
+        specs = tuple(FieldSpec(path, STRING) for path in fields)
+        menu = f"{_EXPLAINED}\nPermitted: {', '.join(envelope.names)}\n"
+        steps = "\n".join(f"{path}: {value}" for path, value in fields.items())
+        return DecisionPacket(
+            dfid=claimed.dfid,
+            event_id=claimed.event.id,
+            key=claimed.event.key,
+            agent_id=self.contract.agent_id,
+            contract_hash=self.contract.hash,
+            mission_hash=self.contract.mission_hash,
+            snapshot=take_snapshot(specs, claimed.event.key, fields, seen.version, now_ms),
+            situation=seen.situation,
+            envelope=envelope,
+            texts=(static_text(self.contract), menu, steps),
+            security=(),
+            notes=(),
+            created_at_ms=now_ms,
+            expires_at_ms=now_ms + self.contract.budget.ttl_ms,
+        )
+
+    def just_in_time(self, packet: DecisionPacket, verdict: Verdict) -> JitReport:
+        """Tell whether the steps still stand as they did when the menu was shown. Changes nothing."""
+        now_ms, seen = self._now_ms(), self._look()
+        if verdict.proposal is None:
+            return JitReport(False, now_ms - packet.snapshot.taken_at_ms, code="STATE_DRIFT_DETECTED")
+        strict = tuple((path, 0, -1) for path in packet.situation.fields)
+        return jit.check(self.contract, strict, packet, verdict.proposal, seen, self.envelope, now_ms)
+
+
+def _possible(menu: tuple[str, ...], steps: Mapping[str, object], reverts: bool, voids: bool) -> tuple[str, ...]:
+    """Return, sorted, what of the menu can be carried out: nothing is offered that is known to fail."""
+    became = [str(value).rpartition(" ")[2] for value in steps.values()]
+    certain = "UNKNOWN" not in became and "DIRTY" not in became
+    can = {
+        REVERT: reverts and certain and "DONE" in became,
+        CLOSE_ALL: reverts and "DIRTY" not in became and (voids or "UNKNOWN" not in became),
+        ALERT_HUMAN: True,
+    }
+    return tuple(sorted({name for name in menu if can[name]} | {ALERT_HUMAN}))
+
+
+def mandated(kernel: Kernel, dfid: str) -> Kernel:
+    """Return the kernel a flow is under: the gate's own, or the narrower one of the step it is."""
+    trigger = kernel.store.value("SELECT trigger_event FROM decision_flows WHERE dfid = ?", (dfid,))
+    mandate = saga.mandate_in(trigger) if trigger else None
+    if mandate is None or mandate[1] == COMPENSATION:
+        return kernel
+    return StepKernel(kernel, saga.load(kernel.store, kernel.contract, mandate[0]), mandate[1])
+
+
+def stopped(kernel: Kernel, dfid: str) -> str | None:
+    """Tell why no further step or reversal may begin: who was halted or suspended in the middle, stops there."""
+    known = registry.lookup(kernel.store, kernel.contract.agent_id)
+    if known is None or not known.active:
+        return "AGENT_SUSPENDED"
+    if known.halted:
+        return "HALTED"
+    bound = contract_versions.of_flow(kernel.store, dfid) or contract_versions.Binding()
+    return None if bound.contract_hash == kernel.contract.hash else "CONTRACT_REVOKED"

@@ -1,0 +1,372 @@
+"""A saga in the record (DIR 4.8): one parent flow, a child flow for each step, and what it says of itself.
+
+    STEPS   the steps are decided one after the other; a step is done only when its order is settled SUCCESS
+    DIRTY   a later step came to nothing, or nobody knows: the parent is tagged PARTIAL_SUCCESS_DIRTY, no further step
+            begins, and one decision out of the contract's fixed menu is asked for
+    ENDED   the parent has its one DECIDED entry
+
+Any number of callers may drive one saga: what comes next is read from the record, and each move asks again, in its
+own transaction, whether it is still the next one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from sds.kernel.canonical import canonical
+from sds.kernel.contract.schema import Contract, EventSpec, SagaSpec
+from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.flow import decision_record, intake, undecided
+from sds.kernel.flow.adopted import is_adopted
+from sds.kernel.flow.answer import Answer, answer
+from sds.kernel.flow.intake import Event, begin, masked, refuse_another, write_event
+from sds.kernel.flow.states import DECIDED_TAGS, State, walk
+from sds.kernel.flow.triggers import event_fields, event_in
+from sds.kernel.storage import ledger
+from sds.kernel.storage.store import Reader, Store
+from sds.kernel.storage.vault import Texts
+
+DIRTY = "PARTIAL_SUCCESS_DIRTY"
+COMPENSATED = "COMPENSATED"
+MOVED_ON = "SAGA_MOVED_ON"
+COMPENSATION = 0  # the number of the child that chooses from the menu; steps count from 1
+
+Phase = Literal["STEPS", "DIRTY", "ENDED"]
+Became = Literal["NOT_BEGUN", "OPEN", "RESTARTABLE", "NOTHING", "DONE", "UNKNOWN", "DIRTY"]
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One step, or the compensation decision. `answer` is its latest flow's; None before it has one."""
+
+    number: int
+    kind: str
+    answer: Answer | None
+    became: Became
+
+    @property
+    def dfid(self) -> str:
+        return self.answer.dfid if self.answer else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Saga:
+    """One saga as the record has it at one moment. `fields`: which of its trigger mean what."""
+
+    dfid: str
+    name: str
+    event: Event
+    fields: EventSpec
+    prefix: str
+    menu: tuple[str, ...]
+    phase: Phase
+    compensation: str | None
+    steps: tuple[Child, ...]
+    chooser: Child
+
+    @property
+    def next(self) -> Child | None:
+        """The first step that is not done."""
+        return next((child for child in self.steps if child.became != "DONE"), None)
+
+    @property
+    def done(self) -> tuple[Child, ...]:
+        return tuple(child for child in self.steps if child.became == "DONE")
+
+    @property
+    def unclear(self) -> tuple[Child, ...]:
+        """Steps that may have had their effect: asked again, only the executor or a human can tell."""
+        return tuple(child for child in self.steps if child.became in ("UNKNOWN", "DIRTY"))
+
+    @property
+    def open_child(self) -> bool:
+        return any(child.became == "OPEN" for child in (*self.steps, self.chooser))
+
+    @property
+    def choice(self) -> str | None:
+        """What was chosen from the menu, if the kernel has accepted it."""
+        said = self.chooser.answer
+        return said.action if said is not None and said.state == "CLOSED" and said.outcome == "ACCEPTED" else None
+
+    def standing(self) -> dict[str, str]:
+        """Return what became of each step, as a menu is derived from it."""
+        return {f"step.{child.number}": f"{child.kind} {child.became}" for child in self.steps}
+
+
+def spec_of(contract: Contract, name: str) -> SagaSpec:
+    """Return a saga of the contract. Raises UsageError."""
+    if name not in contract.sagas:
+        hint = f"sagas are: {', '.join(contract.sagas)}" if contract.sagas else "the contract has no section `sagas`"
+        raise UsageError(f"there is no saga `{name}`", hint=hint)
+    return contract.sagas[name]
+
+
+def claim(store: Store, contract: Contract, name: str, event: Event, *, now_ms: int) -> str:
+    """Return the dfid of the event's saga: begun now, or the one that is known.
+
+    A saga that ended before anything was done, for a reason that says nothing about the case, is begun afresh as any
+    flow is. Raises EventError when the event is known with another body, as an ordinary decision or another saga.
+    """
+    spec = spec_of(contract, name)
+    parent = _of_saga(event, name)
+    with store.transaction():
+        known = store.row(
+            "SELECT e.body_hash, f.dfid, f.state, f.tag, f.restarts FROM events e"
+            " JOIN decision_flows f ON f.dfid = e.dfid WHERE e.gate = ? AND e.event_id = ?",
+            (contract.gate, event.id),
+        )
+        if known is None:
+            dfid = write_event(store, contract.gate, parent, 0)
+            _begin(store, contract, name, spec, parent, dfid, None, 0, now_ms)
+            return dfid
+        fingerprint, last, state, tag, restarts = known
+        refuse_another(store, parent, fingerprint, dfid=last)
+        if state != "ABORTED" or not undecided.has_restart(store, last, tag, contract.retry.restarts_max):
+            return str(last)
+        dfid = write_event(store, contract.gate, parent, restarts + 1)
+        _begin(store, contract, name, spec, parent, dfid, last, restarts + 1, now_ms)
+    return dfid
+
+
+def _of_saga(event: Event, name: str) -> Event:
+    """Return an event as the trigger of a saga: as another one it is a contradiction."""
+    body, original = (
+        _body({**json.loads(text), "saga": name}) if text else "" for text in (event.body, event.original)
+    )
+    return replace(event, body=body, original=original)
+
+
+def _begin(
+    store: Store,
+    contract: Contract,
+    name: str,
+    spec: SagaSpec,
+    event: Event,
+    dfid: str,
+    parent: str | None,
+    restarts: int,
+    now_ms: int,
+) -> None:
+    begin(store, contract, event, dfid, parent=parent, restarts=restarts, now_ms=now_ms)
+    steps, menu = canonical(spec.steps).decode(), canonical(spec.compensation).decode()
+    store.insert("sagas", dfid=dfid, name=name, steps=steps, menu=menu, phase="STEPS")
+    body = {
+        "phase": "STEPS",
+        "name": name,
+        "steps": spec.steps,
+        "rows": decision_record.seal(store, dfid, decision_record.SAGA),
+    }
+    ledger.append(store, now_ms, "SAGA", dfid, body)
+
+
+def load(store: Reader, contract: Contract, dfid: str) -> Saga:
+    """Return a saga with its children as they stand. Raises StoreError when the record has none under this dfid."""
+    row = store.row(
+        "SELECT s.name, s.steps, s.menu, s.phase, s.compensation, f.event_id, f.trigger_event,"
+        " f.restarts FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid WHERE s.dfid = ?",
+        (dfid,),
+    )
+    if row is None:
+        raise StoreError(f"saga `{dfid}` is not in the record", dfid=dfid)
+    name, steps, menu, phase, compensation, event_id, body, restarts = row
+    prefix = _prefix(event_id, restarts)
+    kinds, fields = enumerate(json.loads(steps), start=1), event_fields(store, dfid)
+    if fields is None:
+        raise StoreError(f"the trigger of saga `{dfid}` has the form of no contract", dfid=dfid)
+    return Saga(
+        dfid,
+        name,
+        event_in(Texts(store, dfid, shown=True), fields, event_id, body),
+        fields,
+        prefix,
+        tuple(json.loads(menu)),
+        phase,
+        compensation,
+        tuple(_child(store, contract, prefix, dfid, number, kind) for number, kind in kinds),
+        _child(store, contract, prefix, dfid, COMPENSATION, "COMPENSATION"),
+    )
+
+
+def _child(store: Reader, contract: Contract, prefix: str, saga: str, number: int, kind: str) -> Child:
+    row = store.row(
+        "SELECT f.dfid, f.trigger_event FROM events e JOIN decision_flows f ON f.dfid = e.dfid"
+        " WHERE e.gate = ? AND e.event_id = ?",
+        (contract.gate, child_id(prefix, number)),
+    )
+    # an outsider's event may have taken the name; what was adopted stands for no event but the one that is named so
+    if row is None or (mandate_in(row[1]) != (saga, number) and not is_adopted(row[1])):
+        return Child(number, kind, None, "NOT_BEGUN")
+    found = answer(store, row[0])
+    if found is None:
+        raise StoreError(f"flow `{row[0]}` is not in the record", dfid=row[0])
+    return Child(number, kind, found, _became(store, contract, found))
+
+
+def _became(store: Reader, contract: Contract, found: Answer) -> Became:
+    if found.execution == "SUCCESS" and found.state == "CLOSED":
+        return "DONE"
+    if found.execution == "DIRTY":
+        return "DIRTY"
+    if found.execution == "UNKNOWN":
+        return "UNKNOWN"
+    if found.pending:
+        return "OPEN"
+    restarts = found.state == "ABORTED" and intake.child_restarts(store, contract, found.dfid, found.tag)
+    return "RESTARTABLE" if restarts else "NOTHING"
+
+
+def child_id(prefix: str, number: int) -> str:
+    return f"{prefix}/{number or 'compensation'}"
+
+
+def children(store: Reader, dfid: str) -> list[str]:
+    """Return the ids of all the events that the steps and the compensation of a saga can have; none of another flow."""
+    found = store.row(
+        "SELECT s.steps, f.event_id, f.restarts FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid WHERE s.dfid = ?",
+        (dfid,),
+    )
+    if found is None:
+        return []
+    steps, event_id, restarts = found
+    return [child_id(_prefix(event_id, restarts), number) for number in range(len(json.loads(steps)) + 1)]
+
+
+def _prefix(event_id: str, restarts: int) -> str:
+    return f"{event_id}/r{restarts}" if restarts else str(event_id)
+
+
+def child_event(saga: Saga, number: int) -> Event:
+    """Return the trigger of a child: what no outsider can send, because an event has no field `saga`.
+
+    What the customer wrote takes no part in the choice of a compensation.
+    """
+    spec, name = saga.fields, child_id(saga.prefix, number)
+    said = json.loads(saga.event.original or saga.event.body)
+    evidence = said[spec.evidence] if spec.evidence and number != COMPENSATION else ""
+    body: dict[str, object] = {spec.id: name, spec.key: saga.event.key, "saga": [saga.dfid, number]}
+    body |= {spec.evidence: evidence} if spec.evidence else {}
+    return masked(Event(name, saga.event.key, evidence, _body(body), spec.evidence or ""))
+
+
+def mandate_in(trigger: str) -> tuple[str, int] | None:
+    """Return (saga, number) of the child that has this trigger; None for every other flow."""
+    said = json.loads(trigger).get("saga")
+    return (str(said[0]), int(said[1])) if isinstance(said, list) and len(said) == 2 else None
+
+
+def _body(data: Mapping[str, object]) -> str:
+    return canonical(data).decode()
+
+
+def check_phase(store: Reader, dfid: str, phase: Phase) -> None:
+    """Refuse what comes too late, inside the caller's transaction. Raises UsageError."""
+    if store.value("SELECT phase FROM sagas WHERE dfid = ?", (dfid,)) != phase:
+        raise UsageError("the saga has moved on", reason_code=MOVED_ON, dfid=dfid)
+
+
+def close_steps(store: Store, contract: Contract, dfid: str, code: str, *, stopped: bool, now_ms: int) -> None:
+    """End the steps: all are done, nothing was done, or the saga is dirty. Changes nothing while a child is open.
+
+    `code`: why no further step is taken, unless the next one has ended and says so itself; `stopped`: because authority
+    was withdrawn, not because of the case.
+    """
+    with store.transaction():
+        saga = load(store, contract, dfid)
+        if saga.phase != "STEPS" or saga.open_child:
+            return
+        failed = saga.next
+        if failed is not None and failed.answer is not None and failed.became != "RESTARTABLE" and not stopped:
+            code = _said(failed.answer)
+        if failed is None:
+            end(store, saga, "CLOSED", None, now_ms=now_ms)
+        elif saga.done or saga.unclear:
+            _mark_dirty(store, saga, failed, code, now_ms)
+        else:
+            end(store, saga, *_nothing_done(store, contract, saga, failed, code, stopped), now_ms=now_ms)
+
+
+def _nothing_done(
+    store: Reader, contract: Contract, saga: Saga, failed: Child, code: str, stopped: bool
+) -> tuple[State, str]:
+    """Return state and tag of a parent of which nothing was carried out: those of the step that came to nothing.
+
+    What nobody has decided may be begun afresh, or is a human's.
+    """
+    said = failed.answer
+    if stopped:
+        return "ESCALATED", code
+    tag = (said.tag if said is not None else None) or code
+    if said is not None and said.state == "ESCALATED":
+        return "ESCALATED", tag
+    again = tag in DECIDED_TAGS or undecided.has_restart(store, saga.dfid, tag, contract.retry.restarts_max)
+    return ("ABORTED" if again else "ESCALATED"), tag
+
+
+def _said(answer: Answer) -> str:
+    """Name why a step came to nothing."""
+    if answer.execution in ("UNKNOWN", "DIRTY"):
+        return f"STEP_{answer.execution}"
+    return answer.tag or answer.reason_code or ("STEP_DENIED" if answer.state == "CLOSED" else "STEP_FAILED")
+
+
+def _mark_dirty(store: Store, saga: Saga, failed: Child, code: str, now_ms: int) -> None:
+    store.run("UPDATE sagas SET phase = 'DIRTY' WHERE dfid = ?", (saga.dfid,))
+    store.run("UPDATE decision_flows SET tag = ? WHERE dfid = ?", (DIRTY, saga.dfid))
+    body = {"phase": "DIRTY", "tag": DIRTY, "failed_step": failed.number, "reason_code": code, **_children(saga)}
+    ledger.append(store, now_ms, "SAGA", saga.dfid, body)
+
+
+def _children(saga: Saga) -> dict[str, object]:
+    return {"children": [[child.number, child.kind, child.dfid, child.became] for child in saga.steps]}
+
+
+def end(
+    store: Store, saga: Saga, state: State, tag: str | None, *, compensation: str | None = None, now_ms: int
+) -> None:
+    """Write the parent's end and its one DECIDED entry, inside the caller's transaction."""
+    passed: tuple[State, ...] = ("ACCEPTED",) if state == "CLOSED" else ()
+    walk("ACTIVE", "VALIDATING", *passed, state)
+    store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, tag, saga.dfid))
+    store.run("UPDATE sagas SET phase = 'ENDED', compensation = ? WHERE dfid = ?", (compensation, saga.dfid))
+    body = {
+        "outcome": "ACCEPTED" if state == "CLOSED" else state,
+        "state": state,
+        "tag": tag,
+        "reason_code": tag,
+        "saga": saga.name,
+        "compensation": compensation,
+        **_children(saga),
+        "rows": decision_record.seal(store, saga.dfid, decision_record.SEALED),
+    }
+    ledger.append(store, now_ms, "DECIDED", saga.dfid, body)
+
+
+@dataclass(frozen=True, slots=True)
+class SagaAnswer:
+    """What became of a saga. `compensation`: what was done about a partial success, `chosen` how that was decided.
+
+    `reversals`: dfid of a step -> REVERTED, REFUSED, UNKNOWN or, while it is being undone, PENDING.
+    """
+
+    answer: Answer
+    name: str
+    phase: Phase
+    steps: tuple[Answer | None, ...]
+    compensation: str | None
+    chosen: Answer | None
+    reversals: Mapping[str, str]
+
+
+def saga_answer(store: Reader, contract: Contract, dfid: str) -> SagaAnswer:
+    """Read a saga's answer from the record."""
+    saga, parent = load(store, contract, dfid), answer(store, dfid)
+    if parent is None:
+        raise StoreError(f"flow `{dfid}` is not in the record", dfid=dfid)
+    steps = tuple(child.answer for child in saga.steps)
+    begun = tuple(step.dfid for step in steps if step is not None)
+    sql = f"SELECT dfid, status FROM saga_reversals WHERE dfid IN ({', '.join('?' * len(begun))}) ORDER BY rowid"
+    reversals: dict[str, str] = dict(store.rows(sql, begun))
+    return SagaAnswer(parent, saga.name, saga.phase, steps, saga.compensation, saga.chooser.answer, reversals)

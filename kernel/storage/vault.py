@@ -1,0 +1,185 @@
+"""The texts of cases in the record: sealed under the key of their case as they are written, opened as they are read.
+
+A case is one event of one gate, with all its flows. What was written before there were keys stands in clear and is read
+as it is. Once a case is erased its key is gone (`kernel.erasure`), and nothing of it can be written or read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from sds.kernel.canonical import canonical, digest, sha256_hex
+from sds.kernel.errors import ErasedError, StoreError, UsageError
+from sds.kernel.storage.keyring import DATA_MARK, TEXT_MARK, CaseKey, is_sealed
+from sds.kernel.storage.store import Reader, Row, Store
+
+# The columns that hold texts, as ciphertexts are bound to them. A field of a trigger is sealed, not the whole of it.
+TRIGGER, PROMPT, FACTS = "decision_flows.trigger_event", "context_snapshots.prompt", "ledger.decoding"
+PROPOSAL, JUSTIFICATION, ATTEMPT = "policy_proposals.proposal", "policy_proposals.justification", "attempts.proposal"
+RATIONALE = "ledger.rationale"
+SEALED, FINGERPRINT = "sealed", "fingerprint"  # in JSON a sealed text is an object: no customer can write one
+TEXT_FACTS = ("prompt",)  # what an engine measures that depends on a text
+ERASED, LOCKED = "[erased]", "[sealed]"  # what is shown in the place of a text
+
+_KEY = """
+SELECT {case}, k.wrapped, x.erased_at_ms, x.reason FROM {source}
+LEFT JOIN case_keys k ON k.gate = {gate} AND k.event_id = {event}
+LEFT JOIN erasures x ON x.gate = {gate} AND x.event_id = {event}
+"""
+_OF_CASE = _KEY.format(case="?1, ?2", source="(SELECT 1)", gate="?1", event="?2")
+_OF_FLOW = (
+    _KEY.format(case="f.gate, f.event_id", source="decision_flows f", gate="f.gate", event="f.event_id")
+    + "WHERE f.dfid = ?"
+)
+
+
+_NONE: Row = (None,) * 5
+
+
+def key_for_case(store: Store, gate: str, event_id: str) -> CaseKey:
+    """Return what seals the texts of a case, made with the first of them, in the caller's transaction.
+
+    Raises ErasedError when the case was erased.
+    """
+    return _made(store, store.row(_OF_CASE, (gate, event_id)), event_id)
+
+
+def key_for_flow(store: Store, dfid: str) -> CaseKey:
+    """Do what `key_for_case` does, for the case of a flow."""
+    return _made(store, store.row(_OF_FLOW, (dfid,)), dfid)
+
+
+def destroy(store: Store, gate: str, events: tuple[str, ...], *, who: str, reason: str, now_ms: int) -> None:
+    """Destroy the keys of a case, in the caller's transaction: those of the event, first, and of the steps of its saga.
+
+    Raises ErasedError when that is done already, UsageError when the texts of the event lie under no key.
+    """
+    _, _, wrapped, erased_at_ms, before = store.row(_OF_CASE, (gate, events[0])) or _NONE
+    if erased_at_ms is not None:
+        raise _erased(events[0], erased_at_ms, before)
+    if wrapped is None:
+        raise UsageError(f"the texts of event `{events[0]}` lie under no key: an older version wrote them in clear")
+    for event_id in events:
+        store.insert("erasures", gate=gate, event_id=event_id, who=who, reason=reason, erased_at_ms=now_ms)
+        store.run("DELETE FROM case_keys WHERE gate = ? AND event_id = ?", (gate, event_id))
+
+
+def _made(store: Store, found: Row | None, name: str) -> CaseKey:
+    if found is None:
+        raise StoreError(f"`{name}` is not in the record")
+    gate, event_id, wrapped, erased_at_ms, reason = found
+    if erased_at_ms is not None:
+        raise _erased(event_id, erased_at_ms, reason)
+    if wrapped is not None:
+        return store.keyring.unwrap(gate, event_id, wrapped)
+    key, wrapped = store.keyring.new(gate, event_id)
+    store.insert("case_keys", gate=gate, event_id=event_id, wrapped=wrapped)
+    return key
+
+
+def _erased(event_id: str, at_ms: int, reason: str) -> ErasedError:
+    day = datetime.fromtimestamp(at_ms / 1000, UTC).date()
+    return ErasedError(f"the texts of event `{event_id}` were erased on {day}: {reason}")
+
+
+def key_digest(store: Reader, dfid: str) -> str | None:
+    """Return the SHA-256 of the wrapped key of a flow's case: what the ledger has of it; None when there is none."""
+    found = store.row(_OF_FLOW, (dfid,))
+    return None if found is None or found[2] is None else sha256_hex(found[2])
+
+
+def seal_trigger(key: CaseKey, body: str, field: str, fingerprint: str) -> str:
+    """Return a trigger as the record keeps it: one field of it sealed, and by it what the event is recognised by."""
+    said = json.loads(body)
+    return canonical({**said, field: {SEALED: key.seal_text(TRIGGER, said[field]), FINGERPRINT: fingerprint}}).decode()
+
+
+def seal_facts(key: CaseKey, facts: Mapping[str, object]) -> dict[str, object]:
+    """Return what was measured of a decision as the ledger keeps it: a digest of the prompt is sealed as that is, since
+    whoever guessed the text could try the guess on it.
+    """
+    texts = {
+        name: {SEALED: key.seal_text(FACTS, text)} for name in TEXT_FACTS if isinstance(text := facts.get(name), str)
+    }
+    return {**facts, **texts}
+
+
+def fingerprint_in(trigger: str) -> str | None:
+    """Return what the event of a trigger is recognised by, None for a trigger that stands in clear."""
+    fields = json.loads(trigger).values()
+    return next((str(value[FINGERPRINT]) for value in fields if isinstance(value, dict)), None)
+
+
+def recognises(store: Reader, fingerprint: str, body: str) -> bool:
+    """Tell whether it is the fingerprint of this body, under any of the kernel's keys, or as an older version made it."""
+    return fingerprint == digest(body) or fingerprint in store.keyring.fingerprints(body)
+
+
+class Texts:
+    """The texts of one flow, read. Its key is looked up when the first sealed one is met.
+
+    Reading raises ErasedError when the case was erased, and StoreError when the record is locked; where they are only
+    `shown`, `[erased]` and `[sealed]` stand in their place. Raises StoreError for a text that was altered.
+    """
+
+    def __init__(self, store: Reader, dfid: str, *, shown: bool = False) -> None:
+        self._store, self._dfid, self._shown = store, dfid, shown
+        self._found: CaseKey | None = None
+
+    def text(self, column: str, stored: str) -> str:
+        if not stored.startswith(TEXT_MARK):
+            return stored
+        key = self._key_or_word()
+        return key if isinstance(key, str) else key.open_text(column, stored)
+
+    def data(self, column: str, stored: bytes) -> bytes:
+        if not stored.startswith(DATA_MARK):
+            return stored
+        key = self._key_or_word()
+        return key.encode() if isinstance(key, str) else key.open(column, stored)
+
+    def prompt(self, stored: str) -> tuple[str, ...]:
+        """Return the texts of a snapshot's prompt. Raises ValueError or TypeError when they are none."""
+        told = self.text(PROMPT, stored)
+        return (told,) if told in (ERASED, LOCKED) else tuple(map(str, json.loads(told)))
+
+    def justification(self, stored: str, proposal: bytes) -> str:
+        """Return a reason code, and the rationale that came with it: sealed, where the proposal is."""
+        code, between, rationale = stored.partition(": ")
+        return f"{code}: {self.text(JUSTIFICATION, rationale)}" if between and is_sealed(proposal) else stored
+
+    def rationale(self, entry: Mapping[str, Any]) -> str:
+        """Return what a RATIONALE entry says."""
+        return str(entry["text"]) if "text" in entry else self.text(RATIONALE, entry[SEALED])
+
+    def fields(self, column: str, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a JSON object with each sealed text in it in clear."""
+        return {
+            name: self.text(column, value[SEALED]) if isinstance(value, dict) and SEALED in value else value
+            for name, value in stored.items()
+        }
+
+    def _key_or_word(self) -> CaseKey | str:
+        """Return the key of the case, or what is shown where there is none."""
+        if self._shown and self._store.locked:
+            return LOCKED
+        try:
+            return self._key
+        except ErasedError:
+            if not self._shown:
+                raise
+            return ERASED
+
+    @property
+    def _key(self) -> CaseKey:
+        if self._found is None:
+            gate, event_id, wrapped, erased_at_ms, reason = self._store.row(_OF_FLOW, (self._dfid,)) or _NONE
+            if erased_at_ms is not None:
+                raise _erased(event_id, erased_at_ms, reason)
+            if wrapped is None:
+                raise StoreError(f"the key of event `{event_id}` is gone", hint="sds ledger verify", dfid=self._dfid)
+            self._found = self._store.keyring.unwrap(gate, event_id, wrapped)
+        return self._found

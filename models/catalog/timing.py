@@ -1,0 +1,127 @@
+"""How fast one file of weights is in one library on the passes of a decision, and how far from the exact weights.
+
+A decision's passes: what recurs is cached, then one pass reads the rest of the case and the forced opening, one rides
+to a choice, and some single tokens follow. A library that reads ahead reads what may be written along with the case, and
+then seldom more than a few tokens. Fixed texts: nothing here knows what is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sds.models.cache.token_tree import prepared_for
+from sds.models.catalog.batch_variance import shape_noise
+from sds.models.catalog.catalog import GgufLibrary
+from sds.models.llamacpp.backend import LlamaBackend
+from sds.models.protocol import Backend, BackendError, Dtype
+
+STATIC_TOKENS, PASSES_TOKENS, AHEAD_TOKENS = 240, (60, 12, 1, 1, 1, 1), (84, 8)
+NOISE_SLOTS, NOISE_CONTEXT = 16, 512
+DECISIONS = 6  # a round, after one that is not counted
+PARTS = 12  # of each text: where next-token distributions are compared
+_TEXT = (  # fixed: two preparations of the same weights compare the same positions
+    "You decide claims of passengers. Choose what the contract permits, and nothing else. Flight UA 1714 from Newark "
+    "to Fort Lauderdale was cancelled two hours before departure. The ticket cost 389.40 and was not used.\n"
+    "The arrival was 214 minutes late. The airline names thunderstorms over the airport of departure; the weather of "
+    "that hour says wind of 12 knots, visibility of ten miles and no precipitation.\n"
+    '{"action":"REFUND_TICKET","params":{"amount":389.40},"reason":"CANCELLATION"} '
+    '{"action":"DENY","reason":"EXTRAORDINARY"} {"action":"ESCALATE","reason":"UNCERTAIN"}\n'
+    "I missed my sister's wedding and nobody at the desk could tell us anything for six hours. Please give me back "
+    "what I paid, and for the hotel as well. I have been a customer of yours for eleven years."
+)
+TEXTS = _TEXT.splitlines()  # four kinds of text a decision reads or writes
+
+Distributions = list[NDArray[np.float64]]
+
+
+def decision_times_ms(
+    path: Path, library: GgufLibrary, dtype: Dtype | None, threads: int, clock_s: Callable[[], float]
+) -> list[float]:
+    """Time the passes of some decisions, what recurs cached, after one that is not counted."""
+    backend = _opened(path, library, dtype, case_tokens=AHEAD_TOKENS[0], threads=threads)
+    try:
+        text = cycle([token for each in TEXTS for token in backend.tokenize(each.encode(), special=False)])
+        shape = AHEAD_TOKENS if backend.ahead_tokens_max else PASSES_TOKENS
+        static, *passes = (list(islice(text, count)) for count in (STATIC_TOKENS, *shape))
+        times = [_decision_ms(backend, static, passes, clock_s) for _ in range(1 + DECISIONS)]
+    finally:
+        backend.close()
+    return times[1:]
+
+
+def _decision_ms(
+    backend: Backend, static: list[int], passes: Sequence[list[int]], clock_s: Callable[[], float]
+) -> float:
+    backend.begin([static])
+    began = clock_s()
+    for tokens in passes:
+        backend.step(tokens)
+    return (clock_s() - began) * 1000
+
+
+def distributions(path: Path, library: GgufLibrary, dtype: Dtype | None, threads: int) -> Distributions:
+    """Return log-probabilities of the next token at fixed positions of fixed texts, each [vocab_size].
+
+    Raises BackendError where the library does not run these weights on this machine.
+    """
+    backend = _opened(path, library, dtype, threads=threads)
+    try:
+        return [row for text in TEXTS for row in _along(backend, text)]
+    finally:
+        backend.close()
+
+
+def _along(backend: Backend, text: str) -> Distributions:
+    tokens = backend.tokenize(text.encode(), special=False)
+    first, *rest = (part.tolist() for part in np.array_split(np.asarray(tokens), PARTS + 1))
+    backend.begin([first])
+    return [_log_softmax(backend.step(part)) for part in rest]
+
+
+def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max()
+    logp: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+    return logp
+
+
+def divergence(exact: Distributions, found: Distributions) -> float:
+    """Return the mean KL(exact || found) over all positions, in nats; infinite where one is no distribution."""
+    each = [float(np.sum(np.exp(p) * (p - q))) for p, q in zip(exact, found, strict=True)]
+    mean = float(np.mean(each))
+    return max(0.0, mean) if np.isfinite(mean) else float("inf")
+
+
+def noise_logp(path: Path, threads: int) -> float | None:
+    """Return how far company in a pass moves log-probabilities in llama.cpp; None: not to be measured with this model."""
+    try:
+        backend = LlamaBackend(path, threads=threads, slots=NOISE_SLOTS, n_ctx=NOISE_CONTEXT)
+    except BackendError:
+        return None
+    try:
+        return round(shape_noise(backend), 6)
+    except BackendError:
+        return None
+    finally:
+        backend.close()
+
+
+def _opened(
+    path: Path, library: GgufLibrary, dtype: Dtype | None, *, case_tokens: int | None = None, **options: Any
+) -> Backend:
+    """`case_tokens`: of the pass that is timed; what would only make others quick is not opened."""
+    if library == "openvino":
+        from sds.models.openvino_.backend import LENGTHS, OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
+
+        lengths = prepared_for(case_tokens, LENGTHS)[:1] if case_tokens else []
+        return OpenvinoBackend(path, dtype=dtype or "bf16", lengths=lengths, **options)
+    if library == "integer":
+        from sds.models.int8.backend import IntegerBackend  # noqa: PLC0415  what was compiled is loaded when it is asked for
+
+        return IntegerBackend(path, dtype=dtype, **options)
+    return LlamaBackend(path, **options)

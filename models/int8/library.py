@@ -1,0 +1,144 @@
+"""The passes that are this project's own (`passes/`, in C++), as Python calls them.
+
+They are compiled when the package is installed, once for each kind of processor they are written for; one that was
+compiled of other sources than lie here is refused.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sds.models.catalog.catalog import PASSES, passes_sources, this_machine
+from sds.models.protocol import BackendError
+
+KINDS = {  # what a processor must have for each, the fastest first
+    "avx512vnni": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma"},
+    "avx2": {"avx2", "fma"},
+}
+INSTALL_HINT = "`make install` in the source folder compiles them, with a C++ compiler"
+_Pointer = ctypes.c_void_p
+
+
+class Sizes(ctypes.Structure):
+    """As in passes.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("layers", "heads", "key_heads", "head", "width", "inner", "words")),
+        *((name, ctypes.c_int32) for name in ("context", "bytes", "block")),
+        ("epsilon", ctypes.c_float),
+    ]
+
+
+class Tree(ctypes.Structure):
+    """As in passes.h."""
+
+    _fields_ = [
+        ("cells", _Pointer),
+        ("sees", _Pointer),
+        ("plane", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("held", "first", "count")),
+    ]
+
+
+class Pass(ctypes.Structure):
+    """As in passes.h."""
+
+    _fields_ = [
+        *((name, _Pointer) for name in ("ids", "positions", "trees", "wanted", "answers", "cells")),
+        *((name, ctypes.c_int32) for name in ("tokens", "tree_count", "answering", "layers", "states")),
+    ]
+
+
+_ARGUMENTS: dict[str, Sequence[Any]] = {
+    "passes_model": (ctypes.POINTER(Sizes), ctypes.POINTER(_Pointer)),
+    "passes_layer": (_Pointer, ctypes.c_int32, *[_Pointer] * 9),
+    "passes_ends": (_Pointer, *[_Pointer] * 5),
+    "passes_product": (*[_Pointer] * 2, *[ctypes.c_int32] * 6, _Pointer, ctypes.POINTER(ctypes.c_double)),
+    "passes_engine": (_Pointer, ctypes.c_int32, ctypes.POINTER(_Pointer)),
+    "passes_run": (_Pointer, ctypes.POINTER(Pass)),
+}
+
+
+class PassesLibrary:
+    """The compiled passes. A call that finds no memory raises MemoryError."""
+
+    def __init__(self, path: Path) -> None:
+        """Load it; raises BackendError where it was not made of the sources beside it."""
+        try:
+            self._calls = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise BackendError(f"`{path.name}` cannot be loaded", hint=INSTALL_HINT) from error
+        for name, arguments in _ARGUMENTS.items():
+            getattr(self._calls, name).argtypes = arguments
+        for name in ("passes_model_free", "passes_engine_free", "passes_engine_wake"):
+            getattr(self._calls, name).argtypes, getattr(self._calls, name).restype = (_Pointer,), None
+        self._calls.passes_sources.restype = ctypes.c_char_p
+        if self._calls.passes_sources() != passes_sources().encode():
+            raise BackendError(f"`{path.name}` was compiled of other sources", hint=INSTALL_HINT)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        if getattr(self._calls, f"passes_{name}")(*arguments):
+            raise MemoryError
+
+    def made(self, name: str, *arguments: Any) -> _Pointer:
+        found = _Pointer()
+        self.call(name, *arguments, ctypes.byref(found))
+        return found
+
+    def wake(self, engine: _Pointer) -> None:
+        """Have an engine's threads awake for a pass that comes soon."""
+        self._calls.passes_engine_wake(engine)
+
+    def free(self, name: str, made: _Pointer) -> None:
+        getattr(self._calls, f"passes_{name}_free")(made)
+
+
+def kind_here() -> str:
+    """Return for which kind of processor they run here. Raises BackendError."""
+    features = set(this_machine().features.split())
+    found = next((kind for kind, needed in KINDS.items() if needed <= features), None)
+    if found is None:
+        raise BackendError(
+            "integer passes are written for processors with AVX2, or AVX-512 and VNNI",
+            hint="choose llamacpp or openvino",
+        )
+    return found
+
+
+@cache
+def library() -> PassesLibrary:
+    """Return what runs here. Raises BackendError."""
+    path = PASSES / f"passes-{kind_here()}.so"
+    if not path.exists():
+        raise BackendError("the integer passes are not compiled", hint=INSTALL_HINT)
+    return PassesLibrary(path)
+
+
+def product(
+    states: NDArray[np.float32], weights: NDArray[np.float32], *, in_bytes: bool, threads: int, repeats: int = 1
+) -> tuple[NDArray[np.float32], float]:
+    """Return states [rows, depth] times weights [columns, depth], as passes multiply them, and how many seconds that took,
+    the quickest of `repeats`, without rounding either.
+    """
+    (rows, depth), columns = states.shape, len(weights)
+    given = [in_one_piece(each) for each in (states, weights)]
+    answers, seconds = np.empty((rows, columns), np.float32), ctypes.c_double()
+    numbers = (rows, columns, depth, int(in_bytes), threads, repeats)
+    library().call("product", *(pointer(each) for each in given), *numbers, pointer(answers), ctypes.byref(seconds))
+    return answers, seconds.value
+
+
+def pointer(array: NDArray[Any]) -> int:
+    """Return where an array lies, which must stay alive and in one piece for the call."""
+    return array.ctypes.data
+
+
+def in_one_piece(array: NDArray[Any]) -> NDArray[np.float32]:
+    return np.ascontiguousarray(array, np.float32)

@@ -1,0 +1,145 @@
+"""A GGUF file: its hash, its vocabulary, and its weights in memory, which several contexts can share."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Callable
+from ctypes import create_string_buffer
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import llama_cpp as lib
+
+from sds.models.checks import check_device
+from sds.models.llamacpp.gpus import card_names
+from sds.models.llamacpp.tokenizer import Vocabulary
+from sds.models.protocol import FOLDER_HINT, BackendError
+from sds.models.tokenizer.tokenizer import readable
+
+VALUE_BYTES_MAX = 256
+UNFIT_HINT = "use a model that writes text"
+_GGUF_MAGIC = b"GGUF"
+
+
+class Weights:
+    """A loaded model. Whoever holds it last frees it."""
+
+    def __init__(self, path: Path, *, device: str = "cpu") -> None:
+        self.model, vocabulary = load_gguf(path, device=device)
+        self.on_card = device != "cpu"
+        self._first: Vocabulary | None = vocabulary
+        self._holders, self._lock = 1, threading.Lock()
+
+    def vocabulary(self) -> Vocabulary:
+        """Return one for each thread."""
+        first, self._first = self._first, None
+        return first or Vocabulary(lib.llama_model_get_vocab(self.model))
+
+    def hold(self) -> Self:
+        with self._lock:
+            if not self._holders:
+                raise BackendError("the model is closed")
+            self._holders += 1
+        return self
+
+    def release(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            if not self._holders:
+                lib.llama_model_free(self.model)
+
+
+def identity(path: Path) -> tuple[int, ...] | None:
+    """Return what changes when a file is written or replaced; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def gguf_fingerprint(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            if file.read(len(_GGUF_MAGIC)) != _GGUF_MAGIC:
+                raise BackendError(f"`{path}` is not a GGUF file", hint="name a GGUF file or a checkpoint folder")
+            file.seek(0)
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        why = (error.strerror or "unknown cause").lower()
+        hint = FOLDER_HINT if isinstance(error, IsADirectoryError) else ""
+        raise BackendError(f"`{path}` cannot be read: {why}", hint=hint) from error
+
+
+def load_gguf(path: Path, *, vocab_only: bool = False, device: str = "cpu") -> tuple[lib.llama_model_p, Vocabulary]:
+    """Load a model, or no more than its vocabulary; the caller frees it. Raises BackendError.
+
+    `device`: `cuda`: all layers lie on the cards that this llama.cpp sees, whoever made them; `cuda:1`: on that one alone;
+    `cpu`: no card is even opened.
+    """
+    card, on_card = check_device(device), bool(card_names(device))
+    # llama.cpp logs through this logger's level and straight to standard error; failures are raised here instead.
+    logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
+    lib.llama_backend_init()
+    params = lib.llama_model_default_params()
+    params.vocab_only = vocab_only
+    params.n_gpu_layers = -1 if on_card else 0  # negative: all
+    if card is not None or not on_card:
+        params.split_mode, params.main_gpu = lib.LLAMA_SPLIT_MODE_NONE, -1 if card is None else card  # negative: none
+    model = lib.llama_model_load_from_file(os.fsencode(path), params)
+    if model is None:
+        why = f", or there is no room for it on `{device}`" if on_card else ""
+        raise BackendError(f"`{path}` is damaged or of a kind this llama.cpp does not know{why}")
+    try:
+        return model, Vocabulary(lib.llama_model_get_vocab(model))
+    except BaseException:
+        lib.llama_model_free(model)
+        raise
+
+
+def unfit(model: lib.llama_model_p) -> str:
+    """Return why a model writes no decision, whatever its words; empty: it may. Its weights need not be loaded."""
+    if lib.llama_model_is_diffusion(model):
+        return "a diffusion model does not write from left to right"
+    if lib.llama_model_has_encoder(model) or not lib.llama_model_has_decoder(model):
+        return "a model with an encoder is not asked here"
+    if metadata(model, f"{metadata(model, 'general.architecture')}.attention.causal") == "false":
+        return "an embedding model writes nothing"
+    return ""
+
+
+def is_one_state(model: lib.llama_model_p) -> bool:
+    """Tell whether what a model has read is one state, of all positions at once, in part at least (Mamba, RWKV, hybrids)."""
+    return bool(lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model))
+
+
+def trained_context(model: lib.llama_model_p, context_tokens: int) -> int:
+    """Return how many of `context_tokens` a model was trained for."""
+    trained = int(lib.llama_model_n_ctx_train(model))
+    return min(context_tokens, trained) if trained > 0 else context_tokens
+
+
+def metadata(model: lib.llama_model_p, key: str) -> str:
+    buffer = create_string_buffer(VALUE_BYTES_MAX)
+    length = lib.llama_model_meta_val_str(model, key.encode(), buffer, VALUE_BYTES_MAX)
+    return buffer.value.decode("utf-8", "replace") if length >= 0 else ""
+
+
+def chat_template(model: lib.llama_model_p) -> str | None:
+    template = lib.llama_model_chat_template(model, None)
+    return readable(template, "the chat template") if template else None
+
+
+def words_of(path: Path) -> tuple[Vocabulary, str | None, Callable[[], object]]:
+    """Return a file's vocabulary and chat template without its weights, and what frees them. Raises BackendError."""
+    model, vocabulary = load_gguf(path, vocab_only=True)
+    try:
+        return vocabulary, chat_template(model), partial(lib.llama_model_free, model)
+    except BaseException:
+        vocabulary.release()
+        lib.llama_model_free(model)
+        raise

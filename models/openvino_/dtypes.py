@@ -1,0 +1,40 @@
+"""In what OpenVINO computes on this processor."""
+
+from __future__ import annotations
+
+import openvino as ov
+
+from sds.models.catalog.catalog import this_machine
+from sds.models.protocol import INT8_REST, BackendError, Dtype
+
+DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", *INT8_REST)
+WHOLE_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"}  # a processor without these drops what overflows
+
+
+def computes_in_bf16() -> bool:
+    """Return whether this processor multiplies in BF16."""
+    return "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+def computes_in_int8() -> bool:
+    """Return whether this processor adds up products of bytes without loss."""
+    return not WHOLE_PRODUCTS.isdisjoint(this_machine().features.split())
+
+
+def usual_dtype() -> Dtype:
+    """Return in what it computes where nobody says it."""
+    return "bf16" if computes_in_bf16() else "fp32"
+
+
+def check_dtype(dtype: Dtype) -> None:
+    """Raises BackendError for what it does not compute in here."""
+    if dtype not in DTYPES:
+        raise BackendError(f"OpenVINO does not compute in {dtype} here", hint=f"choose {', '.join(DTYPES)}")
+    if dtype in INT8_REST and not computes_in_int8():
+        raise BackendError(
+            "this processor does not compute in int8",
+            hint=f"choose {INT8_REST[dtype] if computes_in_bf16() else 'fp32'}",
+        )
+    if INT8_REST.get(dtype, dtype) == "bf16" and not computes_in_bf16():
+        other = "int8" if dtype in INT8_REST else "fp32"
+        raise BackendError("this processor does not compute in bf16", hint=f"choose {other}")

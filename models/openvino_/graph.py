@@ -1,0 +1,274 @@
+"""A GGUF of the architecture `llama` as an OpenVINO graph: one pass over tokens whose past is handed in.
+
+The graph holds no state. Inputs: ids and positions [1, tokens]; the mask [lines, 1, longest, held + longest], added to
+the attention's scores; which token stands where on the lines, [lines, longest], and where on them, end to end, each token
+stands, [1, tokens]; which tokens are answered [outputs]; then keys and values of each layer in turn, of the tokens before,
+[lines, held, cell]; last, of a graph in several copies, which of them runs. Outputs: logits [1, outputs, vocabulary] (or,
+of fewer layers, the states that would go into the next one), then keys and values of what stands on the lines, one behind
+the other, [2 x layers, lines, longest, cell].
+
+What may stand together does, for fewer operations: queries, keys and values are one product, and the last layer goes on
+with the answered tokens alone. Only the attention sees lines; all else is done for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import openvino.opset13 as ops
+from numpy.typing import NDArray
+
+from sds.models.files.llama_weights import ARCHITECTURE, EMBEDDING, HEAD, NORM, Weights
+from sds.models.files.rotation import Turn, block_turn, turn, turned_matrix
+from sds.models.openvino_.copies import made_input, one_of
+from sds.models.openvino_.int8 import check_epsilon, rounded, rounded_by_row, rounded_matrix
+
+
+def graph(
+    weights: Weights,
+    *,
+    kept: ov.Type,
+    context: int,
+    layers: int,
+    head: bool,
+    in_int8: bool = False,
+    lengths: Sequence[int] = (),
+) -> ov.Model:
+    """Return the model of the first `layers` layers; `head`: it answers with logits, else with states.
+
+    `kept`: in what keys and values are handed in and out. `in_int8`: products with weights, but those of the last
+    layer, are in 8 bits, and the weights of the head (`openvino_int8`).
+    `lengths`: a line alone of so many tokens has a copy of its own, in their order; the last one is for all else. Then
+    there is an input more, which of the copies runs [].
+    """
+    drawing = _Graph(weights, kept, in_int8=in_int8)
+    for_all = drawing.build(context, layers, head=head)
+    alone = [drawing.build(context, layers, head=head, tokens=tokens).clone() for tokens in lengths]
+    return one_of([*alone, for_all.clone()]) if lengths else for_all
+
+
+class _Graph:
+    def __init__(self, weights: Weights, kept: ov.Type, *, in_int8: bool) -> None:
+        self._weights, self._shape, self._kept = weights, weights.shape, kept
+        if in_int8:
+            check_epsilon(weights.shape.epsilon)
+        self._turn = turn(self._shape.width) if in_int8 else None  # by which states are turned
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], Any] = {}
+        self._made: dict[str, list[Any]] = {}
+
+    def build(self, context: int, layers: int, *, head: bool, tokens: int | None = None) -> ov.Model:
+        """`tokens`: of a line alone, whose numbers are then known when the graph is compiled."""
+        inputs = {
+            "ids": made_input("ids", [1, -1], ov.Type.i64),
+            "positions": made_input("positions", [1, -1], ov.Type.i64),
+            "mask": made_input("mask", [-1, 1, -1, -1], ov.Type.f32),
+            "lines": made_input("lines", [-1, -1], ov.Type.i64),
+            "places": made_input("places", [1, -1], ov.Type.i64),
+            "wanted": made_input("wanted", [-1], ov.Type.i64),
+        }
+        held = [made_input(f"held.{n}", [-1, -1, self._shape.cell], self._kept) for n in range(2 * layers)]
+        parameters = [*inputs.values(), *held]
+        ids, positions, mask, *packed, wanted = inputs.values()
+        if tokens is not None:
+            ids, positions, packed = self._reshape(ids, 1, tokens), self._reshape(positions, 1, tokens), []
+            mask = self._reshape(mask, 1, 1, tokens, -1)
+            held = [self._reshape(each, 1, -1, self._shape.cell) for each in held]
+        on_lines = self._on_lines(positions, packed)
+        tables = self._once("rotations", lambda: [ops.constant(each) for each in self._weights.rotations(context)])
+        turn = [ops.unsqueeze(ops.gather(table, on_lines, self._axis(0)), self._ints(2)) for table in tables]
+        per_query = ops.concat([mask] * (self._shape.heads // self._shape.key_heads), 2)
+        (embedding,) = self._once("embedding", lambda: [_matrix(self._weights[EMBEDDING])])
+        states, kept = ops.gather(embedding, ids, self._axis(0)), []
+        by = self._turn if layers else None
+        if by is not None:
+            states = _product(states, *self._once("turned", lambda: [_matrix(by.matrix)]))
+        for n in range(layers):
+            before = [ops.convert(each, "f32") for each in held[2 * n : 2 * n + 2]]
+            last = wanted if n == layers - 1 else None
+            states, new = self._layer(n, states, before, per_query, turn, packed, last)
+            kept += [ops.convert(each, self._kept) for each in new]
+        answered = states if layers else self._picked(states, wanted)
+        if head:
+            answered = self._logits(answered, embedding)
+        else:
+            if by is not None:
+                answered = _product(answered, *self._once("turned back", lambda: [_matrix(by.matrix.T)]))
+            answered = self._norm(answered, self._weights[NORM])
+        outputs = [answered, ops.reshape(ops.concat(kept, 0), self._ints(-1), False)] if kept else [answered]
+        return ov.Model(outputs, parameters, ARCHITECTURE)
+
+    def _logits(self, states: Any, embedding: Any) -> Any:
+        """Where states are turned the head's weights are in 8 bits: few tokens are answered, so what it costs is to read it."""
+        weights, by = self._weights, self._turn
+        scales = weights[NORM]
+        if by is None:
+            (matrix,) = self._once("head", lambda: [_matrix(weights[HEAD]) if HEAD in weights else embedding])
+            return _product(self._norm(states, scales), matrix)
+
+        def turned() -> list[Any]:
+            return [rounded_matrix(turned_matrix(weights[HEAD if HEAD in weights else EMBEDDING], by, scales=scales))]
+
+        return _product(self._norm(states, np.ones_like(scales)), *self._once("head", turned))
+
+    def _layer(
+        self, n: int, states: Any, held: list[Any], mask: Any, turn: list[Any], packed: list[Any], wanted: Any
+    ) -> tuple[Any, list[Any]]:
+        """Return the states after layer `n`, where `wanted` is given of those tokens only, and keys and values of all."""
+        of, shape, weights = f"blk.{n}.", self._shape, self._weights
+        queries_keys, values = (shape.heads + shape.key_heads) * shape.head, shape.cell
+
+        def projections() -> list[NDArray[np.float32]]:
+            query = weights.turned(f"{of}attn_q.weight", shape.heads) * np.float32(shape.head**-0.5)
+            key = weights.turned(f"{of}attn_k.weight", shape.key_heads)
+            return [np.concatenate([query, key, weights[f"{of}attn_v.weight"]])]
+
+        def inner() -> list[NDArray[np.float32]]:
+            """Each by itself, for what follows the gate is then done within its product."""
+            return [weights[f"{of}{name}.weight"] for name in ("ffn_gate", "ffn_up")]
+
+        rounding = n < shape.layers - 1  # what is no number would not show any more if all were
+        (together,) = self._read(states, f"{of}attn_norm.weight", projections, rounding=rounding, by_row=True)
+        turning, value = self._cut(self._on_lines(together, packed), 2, queries_keys, values)
+        heads = self._reshape(turning, 0, 0, shape.heads + shape.key_heads, shape.head)
+        queries, keys = self._cut(self._turned(heads, turn, shape.head), 2, shape.heads, shape.key_heads)
+        new = [self._reshape(keys, 0, 0, -1), value]
+        attended = self._off_lines(self._attention(queries, held, new, mask), packed)
+        if wanted is not None:
+            states, attended = self._picked(states, wanted), self._picked(attended, wanted)
+        states = self._added(states, attended, f"{of}attn_output.weight", rounding=rounding)
+        gate, up = self._read(states, f"{of}ffn_norm.weight", inner, rounding=rounding)
+        block = block_turn(shape.inner) if rounding else None
+        return self._added(
+            states, ops.multiply(ops.swish(gate), up), f"{of}ffn_down.weight", block, rounding=rounding
+        ), new
+
+    def _on_lines(self, each: Any, packed: list[Any]) -> Any:
+        """Return what belongs to each token, [1, tokens, .], where it stands on the lines, [lines, longest, .]."""
+        return ops.gather(ops.squeeze(each, self._ints(0)), packed[0], self._axis(0)) if packed else each
+
+    def _off_lines(self, each: Any, packed: list[Any]) -> Any:
+        """Return what stands on the lines, as wide as all heads, for each token, [1, tokens, .]."""
+        if not packed:
+            return each
+        return ops.gather(self._reshape(each, -1, self._shape.heads * self._shape.head), packed[1], self._axis(0))
+
+    def _read(
+        self,
+        states: Any,
+        norm: str,
+        matrices: Callable[[], list[NDArray[np.float32]]],
+        *,
+        rounding: bool,
+        by_row: bool = False,
+    ) -> list[Any]:
+        """Return the products of the normalised states with these matrices; `rounding`: in 8 bits, where states are turned.
+
+        `by_row`: with a range for each, for what is cut afterwards. Else OpenVINO puts off the weights' ranges until then,
+        where it knows all sizes, and what is in BF16 between is rounded once more: other bits than in the copy for all.
+        """
+        scales, by = self._weights[norm], self._turn
+        if by is None:
+            read = self._norm(states, scales)
+            return [_product(read, each) for each in self._once(norm, lambda: [_matrix(each) for each in matrices()])]
+        read = self._norm(states, np.ones(self._shape.width, np.float32))
+        made = rounded_matrix if rounding else _matrix
+        turned = self._once(norm, lambda: [made(turned_matrix(each, by, scales=scales)) for each in matrices()])
+        if rounding and by_row:
+            small, largest = rounded_by_row(read)
+            return [ops.multiply(_product(small, each), largest) for each in turned]
+        read = rounded(read) if rounding else read
+        return [_product(read, each) for each in turned]
+
+    def _added(self, states: Any, found: Any, name: str, block: Turn | None = None, *, rounding: bool) -> Any:
+        """Return the states, the product of what was found with a matrix added; `rounding`: as in `_read`, after what was
+        found is turned, `block` by block.
+        """
+        weights, by = self._weights, self._turn
+        if by is None:
+            return ops.add(states, _product(found, *self._once(name, lambda: [_matrix(weights[name])])))
+
+        def matrix() -> NDArray[np.float32]:
+            of = weights[name] if block is None else turned_matrix(weights[name], block)
+            return np.ascontiguousarray(turned_matrix(of.T, by).T)
+
+        if not rounding:
+            return ops.add(states, _product(found, *self._once(name, lambda: [_matrix(matrix())])))
+        if block is not None and block.width > 1:
+            blocks = self._reshape(found, 1, -1, block.width)
+            found = self._reshape(_product(blocks, self._same(block.matrix)), 1, -1, self._shape.inner)
+        small, largest = rounded_by_row(found)
+        product = _product(small, *self._once(name, lambda: [rounded_matrix(matrix())]))
+        return ops.add(states, ops.multiply(product, largest))
+
+    def _once(self, name: str, make: Callable[[], list[Any]]) -> list[Any]:
+        """Return nodes that every copy shares, made with the first."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+    def _attention(self, query: Any, held: list[Any], new: list[Any], mask: Any) -> Any:
+        """Queries, scaled by their weights, that share a key's head stand one below the other: no key is copied for them."""
+        shape = self._shape
+        sharing = shape.heads // shape.key_heads
+        key, value = (
+            ops.transpose(
+                self._reshape(ops.concat([*both], 1), 0, 0, shape.key_heads, shape.head), self._ints(0, 2, 1, 3)
+            )
+            for both in zip(held, new, strict=True)
+        )
+        grouped = self._reshape(query, 0, 0, shape.key_heads, sharing, shape.head)
+        rows = self._reshape(ops.transpose(grouped, self._ints(0, 2, 3, 1, 4)), 0, shape.key_heads, -1, shape.head)
+        scores = ops.matmul(rows, key, False, True)
+        found = ops.matmul(ops.softmax(ops.add(scores, mask), -1), value, False, False)
+        split = self._reshape(found, 0, shape.key_heads, sharing, -1, shape.head)
+        return self._reshape(ops.transpose(split, self._ints(0, 3, 1, 2, 4)), 0, -1, shape.heads * shape.head)
+
+    def _norm(self, states: Any, scales: NDArray[np.float32]) -> Any:
+        mean = ops.reduce_mean(ops.power(states, self._number(2)), self._ints(-1), True)
+        scale = ops.divide(self._number(1), ops.sqrt(ops.add(mean, self._number(self._shape.epsilon))))
+        return ops.multiply(ops.multiply(states, scale), self._same(scales[None, None]))
+
+    def _turned(self, heads: Any, turn: list[Any], size: int) -> Any:
+        """Written just as OpenVINO knows it, which makes one operation of it."""
+        low, high = self._cut(heads, 3, size // 2, size // 2)
+        crossed = ops.concat([ops.multiply(high, self._number(-1)), low], -1)
+        return ops.add(ops.multiply(heads, turn[0]), ops.multiply(crossed, turn[1]))
+
+    def _picked(self, states: Any, wanted: Any) -> Any:
+        """Return the states of these tokens of all lines, [1, outputs, .]."""
+        return ops.gather(self._reshape(states, 1, -1, 0), wanted, self._axis(1))
+
+    def _cut(self, node: Any, axis: int, *lengths: int) -> Any:
+        return ops.variadic_split(node, self._axis(axis), self._ints(*lengths)).outputs()
+
+    def _reshape(self, node: Any, *shape: int) -> Any:
+        """Zero: as long as it was."""
+        return ops.reshape(node, self._ints(*shape), True)
+
+    def _ints(self, *numbers: int) -> Any:
+        return self._same(np.array(numbers, np.int64))
+
+    def _axis(self, number: int) -> Any:
+        return self._same(np.array(number, np.int64))
+
+    def _number(self, number: float) -> Any:
+        return self._same(np.array(number, np.float32))
+
+    def _same(self, value: NDArray[Any]) -> Any:
+        """Return one node for each constant: a third fewer to look at, again and again, when the graph is compiled."""
+        key = value.dtype.char, value.shape, value.tobytes()
+        if key not in self._constants:
+            self._constants[key] = ops.constant(value)
+        return self._constants[key]
+
+
+def _product(states: Any, matrix: Any) -> Any:
+    return ops.matmul(states, matrix, False, True)
+
+
+def _matrix(weights: NDArray[np.float32]) -> Any:
+    """Copies of what stands in memory of OpenVINO's own share it."""
+    return ov.op.Constant(ov.Tensor(weights), shared_memory=True)

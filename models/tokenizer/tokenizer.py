@@ -1,0 +1,116 @@
+"""What every vocabulary shares, whichever library it comes from: untrusted text, the chat frame."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+from sds.models.protocol import BackendError, ChatFrame
+from sds.models.tokenizer.chat_template import chat_frame
+
+TEXT_BYTES_MAX = 1 << 20
+CONTROL_ROUNDS_MAX = 8
+
+
+class Words(Protocol):
+    """Text to tokens, tokens to bytes, and which tokens steer the model. Methods raise `BackendError`.
+
+    `encode` is what the library makes of a text, control tokens perhaps among them. `spelling` is how a token is
+    written, control tokens too (`<|im_end|>`); empty where the model has an entry that its tokenizer has not.
+    """
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def bos(self) -> int:
+        """Return the token a prompt begins with; negative where there is none."""
+
+    @property
+    def eos(self) -> int: ...
+
+    @property
+    def adds_bos(self) -> bool: ...
+
+    def encode(self, text: bytes, *, special: bool) -> list[int]: ...
+
+    def spelling(self, token: int) -> bytes: ...
+
+    def is_control(self, token: int) -> bool: ...
+
+    def release(self) -> None:
+        """Refuse every further use: the memory behind it is about to go."""
+
+
+@runtime_checkable
+class Speaks(Protocol):
+    """What of a loaded model is asked before a decision is: its words, its frame, its context. `frame` raises BackendError."""
+
+    @property
+    def words(self) -> Words: ...
+
+    @property
+    def context_tokens_max(self) -> int: ...
+
+    def frame(self) -> ChatFrame: ...
+
+
+def tokens_of(words: Words, text: bytes, *, special: bool) -> list[int]:
+    """Return the tokens of `text`; with `special=False` a text that reads as a control token is broken up."""
+    if len(text) > TEXT_BYTES_MAX:
+        raise BackendError(f"a text of {len(text)} bytes is longer than {TEXT_BYTES_MAX}")
+    if special:
+        return words.encode(text, special=True)
+    spelled = set[bytes]()
+    for _ in range(CONTROL_ROUNDS_MAX):
+        tokens = [token for part in _broken_up(text, spelled) for token in words.encode(part, special=False)]
+        found = {words.spelling(token) for token in set(tokens) if words.is_control(token)}
+        if not found:
+            return tokens
+        spelled |= found
+    raise BackendError("a text cannot be told apart from the model's control tokens")
+
+
+def _broken_up(text: bytes, spelled: set[bytes]) -> Iterator[bytes]:
+    """Cut behind the first character of everything in `text` that is `spelled` so."""
+    start = 0
+    if spelled:
+        for match in re.finditer(b"(?=" + b"|".join(map(re.escape, spelled)) + b")", text):
+            end = match.start() + 1
+            while end < len(text) and text[end] & 0xC0 == 0x80:  # the rest of one UTF-8 character
+                end += 1
+            yield text[start:end]
+            start = end
+    yield text[start:]
+
+
+class Spoken:
+    """Words alone, without a model, as a backend has them: text to tokens, tokens to bytes."""
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+        self.vocab_size = words.size
+
+    def tokenize(self, text: bytes, *, special: bool) -> list[int]:
+        return tokens_of(self._words, text, special=special)
+
+    def piece(self, token: int) -> bytes:
+        return b"" if self._words.is_control(token) else self._words.spelling(token)
+
+
+def readable(text: bytes, what: str) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise BackendError(f"{what} of the model is no UTF-8", hint="use a model whose tokenizer is whole") from error
+
+
+def model_frame(template: str | None, words: Words) -> ChatFrame:
+    """Return the frame of the model's own template, which begins as the model expects a prompt to begin."""
+    bos, eos = (readable(words.spelling(t), "a control token") if t >= 0 else "" for t in (words.bos, words.eos))
+    frame = chat_frame(template, bos=bos, eos=eos)
+    if words.adds_bos and not frame.before_system.startswith(bos):
+        return replace(frame, before_system=bos + frame.before_system)
+    return frame

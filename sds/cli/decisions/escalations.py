@@ -1,0 +1,304 @@
+"""`sds escalations`: what waits for a human, what they must know to decide it, and their decision."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, replace
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from sds.cli.common import (
+    GateOption,
+    JsonFlag,
+    Reason,
+    folder_of,
+    open_store,
+    operator,
+    plain,
+    print_json,
+    when,
+    whole_dfid,
+)
+from sds.cli.decisions.decide import _range
+from sds.escalations import Resolve
+from sds.escalations import resolve as resolve_case
+from sds.host.paths import now_ms
+from sds.kernel.contract.human_terms import Impact, human_contract, impact
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.snapshot import parse_type, show
+from sds.kernel.envelope.bounds import format_literal
+from sds.kernel.envelope.envelope import ESCALATE, KindBound
+from sds.kernel.errors import UsageError
+from sds.kernel.flow.answer import Answer
+from sds.kernel.human import cases
+from sds.kernel.human.cases import Case
+from sds.kernel.human.review import HumanDesk, Look
+
+escalations = typer.Typer(
+    help="What waits for a human, and their decision.\n\nExample: sds escalations list",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+Dfid = Annotated[str, typer.Argument(help="The flow's id, or how it begins.", metavar="DFID")]
+
+
+def add_to(app: typer.Typer) -> None:
+    escalations.command("list")(list_cases)
+    escalations.command("show")(show_case)
+    escalations.command("resolve")(resolve)
+    app.add_typer(escalations, name="escalations")
+
+
+def list_cases(
+    gate: GateOption = "refund",
+    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many, oldest first.")] = 100,
+    as_json: JsonFlag = False,
+) -> None:
+    """List what waits for a human, oldest first: since when, dfid, event, why, what is proposed, its impact.
+
+    Example: sds escalations list
+    """
+    with closing(open_store(gate)) as store:
+        terms = cases.registered_terms(store, gate)
+        found = cases.waiting(store, terms, limit=limit)
+    if as_json:
+        print_json([_summary(terms, case) for case in found])
+        return
+    for case in found:
+        facts = _summary(terms, case)
+        typer.echo(
+            f"{facts['since']}  {case.dfid}  {plain(case.event_id)}  {facts['reason']}"
+            f"  {facts['proposed'] or '-'}  {case.impact(terms) or '-'}"
+        )
+    if not found:
+        typer.echo("nothing waits for a human")
+    if any(case.damaged for case in found):
+        typer.echo("what is damaged cannot be read: sds ledger verify", err=True)
+
+
+def _summary(terms: Contract, case: Case) -> dict[str, Any]:
+    return {
+        "dfid": case.dfid,
+        "event_id": case.event_id,
+        "since": when(case.since_ms),
+        "reason": "RECORD_DAMAGED" if case.damaged else "UNKNOWN" if case.unknown else case.reason_code,
+        "proposed": _decision(terms, case.action, case.numbers) if case.action else None,
+        "action": case.action,
+        "params": case.numbers if case.action else {},
+        "impact": case.impact(terms),
+    }
+
+
+def _decision(terms: Contract, action: str, numbers: Any) -> str:
+    spec = terms.kinds.get(action)
+    return " ".join([action, *(f"{name} {_number(spec, name, value)}" for name, value in numbers.items())])
+
+
+def _number(spec: Any, name: str, value: int) -> str:
+    known = spec is not None and (name in spec.params or name in spec.fills)
+    return format_literal(value, spec.scale(name)) if known else str(value)
+
+
+def show_case(dfid: Dfid, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
+    """Show a case as a human needs it: state then and now, what was proposed and why not done, what may be decided.
+
+    Example: sds escalations show 550e8400
+    """
+    folder = folder_of(gate)
+    open_store(gate).close()
+    from sds.gates.refund import gate as desk  # noqa: PLC0415  the gate's libraries load when they are needed
+
+    with desk.preview_kernel(folder) as kernel:
+        at = HumanDesk(kernel, now_ms=now_ms)
+        case = at.case(whole_dfid(kernel.store, dfid))
+        look = at.look(case)
+    facts = _facts(at.contract, case, look)
+    if as_json:
+        print_json(facts)
+    else:
+        _print(at.contract, case, look, facts)
+
+
+def _facts(terms: Contract, case: Case, look: Look) -> dict[str, Any]:
+    waits = case.unknown or (case.state == "ESCALATED" and case.resolved is None)
+    return {
+        **_summary(terms, case),
+        "state": case.state,
+        "resolved": case.resolved,
+        "why": case.reasons,
+        "event": case.trigger,
+        "snapshot": {"id": case.snapshot_id, "fields": case.fields},
+        "now": {"id": look.seen, "fields": look.packet.snapshot.fields, "notes": look.packet.notes},
+        "moved": look.moved,
+        "proposal": case.said.decode("utf-8", "backslashreplace"),
+        "confidence": case.confidence,
+        "alternatives": case.alternatives,
+        "may_decide": look.packet.envelope.as_data(),
+        "commands": _commands(terms, case, look) if waits else [],
+    }
+
+
+def _commands(terms: Contract, case: Case, look: Look) -> list[str]:
+    """Return what a human may type now, most likely first. A number stands at its lower bound."""
+    start, why = f"sds escalations resolve {case.dfid}", '--reason "..."'
+    if case.unknown:
+        return [f"{start} --settled REFERENCE {why} --acknowledge", f"{start} --rejected {why} --acknowledge"]
+    if not case.can_be_carried_out:
+        return [f"{start} --abort {why}"]
+    seen = f" --seen {look.seen}" if look.moved else ""
+    commands, envelope = [], look.packet.envelope
+    if case.proposal and not envelope.objections(replace(case.proposal, rationale=None)):
+        commands.append(f"{start} --override {why}{seen}{_acknowledge(case.impact(terms))}")
+    commands += [
+        f"{start} --modify {shlex.quote(_example(kind))} {why}{seen}{_acknowledge(_impacts(terms, kind)[0])}"
+        for kind in envelope.kinds
+        if kind.kind != ESCALATE
+    ]
+    return [*commands, f"{start} --abort {why}"]
+
+
+def _example(kind: KindBound) -> str:
+    numbers = ",".join(f'"{name}":{format_literal(bound.lo, bound.scale)}' for name, bound in kind.params)
+    params = f'"params":{{{numbers}}},' if numbers else ""
+    return f'{{"action":"{kind.kind}",{params}"reason":"{kind.reasons[0]}"}}'
+
+
+def _acknowledge(level: Impact | None) -> str:
+    return " --acknowledge" if level == "HIGH" else ""
+
+
+def _impacts(terms: Contract, kind: KindBound) -> list[Impact]:
+    """Return the impact of the least and of the most that a kind may be now."""
+    fixed = {name: value for name, value, _ in kind.fills}
+    least = fixed | {name: bound.lo for name, bound in kind.params}
+    most = fixed | {name: bound.hi for name, bound in kind.params}
+    return [impact(terms, kind.kind, numbers) for numbers in (least, most)]
+
+
+def _print(terms: Contract, case: Case, look: Look, facts: dict[str, Any]) -> None:
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console.print(f"{case.dfid}  {plain(case.event_id)}  {case.resolved or case.state}, since {facts['since']}")
+    for line in ["an order was sent, and nobody knows what became of it"] if case.unknown else case.reasons:
+        console.print(f"  {plain(line)}")
+    _section(console, "event", case.trigger)
+    _section(
+        console, f"state, as the agent read it ({case.snapshot_id[:12] or 'never'}), and now", _state(terms, case, look)
+    )
+    console.print(f"  now: {look.seen}")
+    for note in look.packet.notes:
+        console.print(f"  note: {plain(note)}")
+    proposal = {"decision": facts["proposed"] or "none", "impact": facts["impact"] or "-"}
+    proposal |= {"confidence": f"{case.confidence:.3f}"} if case.confidence is not None else {}
+    for choice in case.alternatives:
+        shares = dict(sorted(choice.get("probabilities", {}).items(), key=lambda share: -share[1]))
+        proposal[str(choice.get("choice"))] = ", ".join(f"{label} {p:.3f}" for label, p in shares.items())
+    _section(console, "ordered" if case.ordered else "proposed", proposal)
+    if facts["commands"]:
+        kinds = look.packet.envelope.kinds if case.can_be_carried_out else ()
+        decidable = {kind.kind: _bounds(terms, kind) for kind in kinds if kind.kind != ESCALATE}
+        if decidable:
+            _section(console, "a human may decide now", decidable)
+        console.print("type one of")
+    for command in facts["commands"]:
+        console.print(f"  {command}")
+
+
+def _section(console: Console, title: str, facts: Mapping[str, object]) -> None:
+    console.print(title)
+    for name, value in facts.items():
+        console.print(f"  {name}: {plain(value)}")
+
+
+def _state(terms: Contract, case: Case, look: Look) -> dict[str, str]:
+    then, now, shown = case.fields, look.packet.snapshot.fields, {}
+    for path, declared in terms.snapshot.items():
+        spec = parse_type(path, declared)
+        old, new = (show(spec, fields[path]) if path in fields else "-" for fields in (then, now))
+        mark = "  (moved)" if path in look.moved else ""
+        shown[path] = old if old == new else f"{old} -> {new}{mark}"
+    return shown
+
+
+def _bounds(terms: Contract, kind: KindBound) -> str:
+    numbers = [_range(name, bound) for name, bound in kind.params]
+    numbers += [f"{name} {format_literal(value, scale)}" for name, value, scale in kind.fills]
+    levels = " to ".join(dict.fromkeys(_impacts(terms, kind)))
+    return "; ".join([*numbers, f"{levels} impact", f"reasons {', '.join(kind.reasons)}"])
+
+
+def resolve(
+    dfid: Dfid,
+    reason: Reason,
+    override: Annotated[bool, typer.Option("--override", help="Carry out what the agent proposed.")] = False,
+    modify: Annotated[
+        str | None, typer.Option("--modify", metavar="JSON", help="Decide this instead, as `show` prints it.")
+    ] = None,
+    abort: Annotated[bool, typer.Option("--abort", help="End the case; nothing is carried out.")] = False,
+    settled: Annotated[
+        str | None, typer.Option("--settled", metavar="REFERENCE", help="An unknown order was carried out, as this.")
+    ] = None,
+    rejected: Annotated[bool, typer.Option("--rejected", help="An unknown order was not carried out.")] = False,
+    seen: Annotated[str, typer.Option("--seen", metavar="ID", help="The state you have seen: `now` of `show`.")] = "",
+    acknowledge: Annotated[
+        bool, typer.Option("--acknowledge", help="I know that this is of HIGH impact and cannot be undone.")
+    ] = False,
+    gate: GateOption = "refund",
+    as_json: JsonFlag = False,
+) -> None:
+    """Resolve a case, once, by exactly one of --override, --modify, --abort, --settled, --rejected.
+
+    Example: sds escalations resolve 550e8400 --abort --reason "the customer withdrew"
+    """
+    wanted = _wanted(override=override, modify=modify, abort=abort, settled=settled, rejected=rejected)
+    folder = folder_of(gate)
+    open_store(gate).close()
+    from sds.gates.refund import gate as desk  # noqa: PLC0415
+
+    with desk.recovery_kernel(folder) as kernel:
+        answer = resolve_case(
+            kernel,
+            whole_dfid(kernel.store, dfid),
+            wanted,
+            who=operator(),
+            reason=reason,
+            change=modify or "",
+            seen=seen,
+            reference=settled or "",
+            acknowledge=acknowledge,
+            now_ms=now_ms,
+        )
+        terms = human_contract(kernel.contract)
+    if as_json:
+        print_json(asdict(answer))
+    else:
+        _tell(terms, answer, wanted)
+
+
+def _wanted(*, override: bool, modify: str | None, abort: bool, settled: str | None, rejected: bool) -> Resolve:
+    given: dict[Resolve, bool] = {
+        "OVERRIDE": override,
+        "MODIFY": modify is not None,
+        "ABORT": abort,
+        "SETTLED": settled is not None,
+        "REJECTED": rejected,
+    }
+    wanted = [name for name, is_given in given.items() if is_given]
+    if len(wanted) != 1:
+        names = ", ".join(f"--{name.lower()}" for name in given)
+        raise UsageError(f"give exactly one of {names}", hint="sds escalations show DFID")
+    return wanted[0]
+
+
+def _tell(terms: Contract, answer: Answer, wanted: Resolve) -> None:
+    done = _decision(terms, answer.action, answer.params) if answer.action else "-"
+    done = "nothing is carried out" if wanted == "ABORT" else done
+    became = " ".join(part for part in (answer.execution, answer.reference) if part)
+    typer.echo("  ".join(part for part in (answer.dfid, answer.state, wanted, done, became) if part))
+    if answer.execution == "UNKNOWN":
+        typer.echo("nobody knows yet what became of the order: sds recover")
+    elif wanted in ("SETTLED", "REJECTED") and (answer.execution == "SUCCESS") != (wanted == "SETTLED"):
+        typer.echo("the executor had an answer of its own, and that is what is recorded")

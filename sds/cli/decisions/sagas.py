@@ -1,0 +1,82 @@
+"""`sds run --saga`: claims decided in several steps, and what was done about those that were half settled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sds.cli.common import counted, print_json
+from sds.engines.protocol import Engine
+from sds.kernel.envelope.bounds import format_literal
+from sds.kernel.errors import ModelError, SdsError, UsageError
+from sds.kernel.saga.state import SagaAnswer
+
+ROWS = ("complete", "nothing_done", "escalated", "compensated", "dirty_with_a_human")
+STOPPED = "stopped after {}; `sds recover` ends what was in the air"
+PROMISES = ("out_of_envelope", "double_payouts", "record_faults", "compensated_but_paid")
+
+
+def show(folder: Path, saga: str, limit: int, engine: Engine | None, *, fail_second: bool, as_json: bool) -> None:
+    """Run the saga over the next claims, and show what came of it."""
+    from sds.gates.refund import saga_run  # noqa: PLC0415  the gate's libraries load when they are needed
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+
+    done = 0
+
+    def decided(answer: SagaAnswer) -> None:
+        nonlocal done
+        done += 1
+        steps = ", ".join(f"{s.action or s.state} {s.execution or s.tag or ''}".strip() for s in answer.steps if s)
+        said = f" -> {answer.compensation}" if answer.compensation else ""
+        console.print(f"{answer.answer.event_id}  {steps}{said}  {answer.answer.state} {answer.answer.tag or ''}")
+
+    try:
+        report = saga_run.run(
+            folder, saga=saga, limit=limit, engine=engine, fail_second=fail_second, on_decided=decided
+        )
+    except KeyboardInterrupt:
+        console.print(STOPPED.format(counted(done, "claim")))
+        raise
+    _table(report, Console(highlight=False, stderr=as_json, soft_wrap=True, markup=False))
+    if as_json:
+        print_json(report)
+    _judge(report, fail_second=fail_second)
+
+
+def _table(report: dict[str, Any], console: Console) -> None:
+    table = Table()
+    table.add_column("outcome")
+    table.add_column("claims", justify="right")
+    for name in ROWS:
+        table.add_row(name.replace("_", " "), str(report["outcomes"].get(name, 0)))
+    console.print(
+        f"{counted(report['decisions'], 'claim')} in the steps of {report['saga']}, decided by {report['model']}"
+    )
+    console.print(table)
+    chosen = ", ".join(f"{name} {count}" for name, count in sorted(report["compensations"].items())) or "nothing"
+    console.print(f"half settled: {report['dirty']}; chosen from the menu: {chosen}")
+    paid, back = (format_literal(report[name], 2) for name in ("paid_minor", "reversed_minor"))
+    console.print(f"money paid: {paid} EUR, taken back: {back} EUR in {counted(report['reversals'], 'reversal')}")
+    console.print(
+        f"decisions outside the envelope: {report['out_of_envelope']}; double payouts: {report['double_payouts']}; "
+        f"faults in the record: {len(report['record_faults'])}; "
+        f"payments of compensated claims that still stand: {report['compensated_but_paid']}"
+    )
+    console.print(f"the whole record of the last one: sds audit {report['dfids'][-1]}")
+
+
+def _judge(report: dict[str, Any], *, fail_second: bool) -> None:
+    """Fail the command when a promise was broken, or when the chaos met nothing."""
+    broken = [name for name in PROMISES if report[name]]
+    if broken:
+        shown = [*report["double_payout_faults"][:1], *report["record_faults"][:1]]
+        raise SdsError(f"a promise was broken: {', '.join(broken + shown)}", reason_code="PROMISE_BROKEN")
+    if not report["decided_by_model"]:
+        none = f"none of {counted(report['decisions'], 'claim')} was decided by {report['model']}"
+        raise ModelError(none, hint="sds doctor, with the same options, and `sds models check PATH`")
+    if fail_second and not report["dirty"]:
+        raise UsageError("no claim was half settled, so this run proves nothing", hint="raise --limit")

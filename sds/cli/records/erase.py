@@ -1,0 +1,51 @@
+"""`sds erase`: destroy the key under which the texts of a case lie."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from sds.cli.common import GateOption, JsonFlag, Reason, counted, open_store, operator, print_json
+from sds.host.paths import now_ms
+from sds.kernel.operations import erasure
+from sds.kernel.operations.erasure import Erased
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("erase")(erase)
+
+
+def erase(
+    event: Annotated[str, typer.Option("--event", metavar="ID", help="The event's id, as the gate was given it.")],
+    reason: Reason,
+    gate: GateOption = "refund",
+    as_json: JsonFlag = False,
+) -> None:
+    """Erase the texts of a case for good: its evidence, prompts, proposals, rationales. What was decided and paid stays.
+
+    A case that is open, waits for a human or has an order in the air is ended first.
+
+    Example: sds erase --event C-00017 --reason "the customer asked for it"
+    """
+    with closing(open_store(gate)) as store:
+        done = erasure.erase(store, gate, event, who=operator(), reason=reason, now_ms=now_ms())
+    if as_json:
+        print_json(asdict(done))
+    else:
+        _tell(event, done)
+
+
+def _tell(event: str, done: Erased) -> None:
+    steps = f", and of {counted(len(done.events) - 1, 'step')} of its saga" if len(done.events) > 1 else ""
+    typer.echo(f"{event}: the texts are erased{steps}")
+    if done.in_clear:
+        typer.echo(
+            f"an older version wrote the texts of these flows in clear, and they stay: {', '.join(done.in_clear)}"
+        )
+    if not done.overwritten:
+        typer.echo(
+            "others use the record: until they have closed it the destroyed key may remain in its write-ahead log"
+        )

@@ -1,0 +1,81 @@
+"""`sds keys`: which keys a record has, and new ones for it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from sds.cli.common import GateOption, JsonFlag, Reason, counted, open_store, operator, print_json
+from sds.host import keys as rings
+from sds.host.paths import gate_home, key_path, now_ms, refuse_lost_key
+from sds.host.rotation import rotate as rotated
+from sds.kernel.canonical import sha256_hex
+
+keys = typer.Typer(
+    help="Show and renew the keys that sign orders and the ledger.\n\nExample: sds keys show",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    keys.command("show")(show)
+    keys.command("rotate")(rotate)
+    app.add_typer(keys, name="keys")
+
+
+def show(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
+    """List a record's keys, the newest first: of each kind the first one signs, the others verify what they signed.
+
+    Of a key that signs orders its SHA-256 is shown, of one that signs the ledger its public half.
+
+    Example: sds keys show
+    """
+    open_store(gate).close()  # a gate that has no record has no keys, either
+    folder = gate_home(gate)
+    refuse_lost_key(folder)
+    path = key_path(folder)
+    ring = rings.read_ring(path) if path.exists() else rings.Ring()
+    rows = [("orders", sha256_hex(bytes.fromhex(each.key)), each.made_ms) for each in ring.orders]
+    rows += [("ledger", each.key, each.made_ms) for each in (ring.ledger.keys if ring.ledger else ())]
+    if as_json:
+        print_json([{"signs": kind, "key": key, "made": _when(made_ms)} for kind, key, made_ms in rows])
+        return
+    if not rows:
+        typer.echo("no keys", err=True)
+    for kind, key, made_ms in rows:
+        typer.echo(f"{kind}  {key}  made {_when(made_ms) or 'before that was written down'}")
+    if ring.ledger is not None:
+        typer.echo(
+            f"the ledger is signed since entry {ring.ledger.since_entry + 1}; hand out `{folder / rings.PUBLIC_FILE}`"
+        )
+
+
+def rotate(
+    reason: Reason,
+    gate: GateOption = "refund",
+    lost: Annotated[
+        bool, typer.Option("--lost", help="The old keys are gone for good: orders in the air are left to a human.")
+    ] = False,
+) -> None:
+    """Make new keys, on the record; the old ones go on verifying what they signed. Then start running gates anew.
+
+    Example: sds keys rotate --reason "once a year"
+    """
+    folder = gate_home(gate)
+    with closing(open_store(gate)) as store:
+        made = rotated(folder, store, who=operator(), reason=reason, now_ms=now_ms(), lost=lost)
+    signing, verifying = counted(made.orders, "key"), counted(made.ledger, "key")
+    typer.echo(f"orders: {signing}; ledger: {verifying}, signing with {made.ledger_key[:16]}")
+    typer.echo(f"hand out `{folder / rings.PUBLIC_FILE}` anew, and start running gates anew")
+    if lost:
+        typer.echo("orders in the air that the lost key signed stay UNKNOWN: sds recover, then sds escalations list")
+    if lost and made.taken_from is None:
+        typer.echo("no public key was found: those that the record names are taken as its own")
+
+
+def _when(made_ms: int | None) -> str | None:
+    return None if made_ms is None else datetime.fromtimestamp(made_ms / 1000, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,81 @@
+"""`sds reconcile`: what the outside says it did, against what the record says was ordered."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from sds.cli.common import GateName, JsonFlag, counted, folder_of, open_store, operator, print_json
+from sds.host.paths import now_ms
+from sds.kernel.errors import UsageError, WorldError
+from sds.kernel.executor.statement import Comparison
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("reconcile")(reconcile)
+
+
+def reconcile(
+    gate: GateName,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="ISO", help="From when on, UTC unless it says otherwise.")
+    ] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="ISO", help="Until when.")] = None,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Take over the orders that the record does not know, as after a backup.")
+    ] = False,
+    reason: Annotated[str | None, typer.Option("--reason", help="Why they are taken over, for the record.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compare the record with the executor's own list, order by order. Exits with 1 when they differ.
+
+    Every difference is a case for a human: `sds escalations list`. Nothing else is changed, unless with --adopt.
+
+    Example: sds reconcile refund --since 2026-01-01
+    """
+    if adopt != (reason is not None):
+        raise UsageError("--adopt and --reason go together", hint='sds reconcile GATE --adopt --reason "..."')
+    period = {"since_ms": _moment(since, 0), "until_ms": _moment(until, None)}
+    folder = folder_of(gate)
+    open_store(gate).close()
+    from sds import reconciliation  # noqa: PLC0415
+    from sds.gates.refund import gate as desk  # noqa: PLC0415  the gate's libraries load when they are needed
+
+    with desk.recovery_kernel(folder) as kernel:
+        adopted: tuple[str, ...] = ()
+        if reason is not None:
+            adopted = reconciliation.adopt(kernel, **period, who=operator(), reason=reason, now_ms=now_ms)
+        found = reconciliation.reconcile(kernel, **period, now_ms=now_ms)
+    _tell(found, adopted, as_json=as_json)
+    if found.differences:
+        differences = counted(len(found.differences), "difference")
+        raise WorldError(f"{differences} between record and outside", hint="sds escalations list")
+
+
+def _moment(given: str | None, otherwise: Any) -> Any:
+    """Return a moment in milliseconds since 1970. Raises UsageError."""
+    if given is None:
+        return otherwise
+    try:
+        moment = datetime.fromisoformat(given)
+    except ValueError as error:
+        raise UsageError(f"`{given}` is no moment", hint="as in 2026-01-31 or 2026-01-31T14:00") from error
+    return max(0, int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000))
+
+
+def _tell(found: Comparison, adopted: tuple[str, ...], *, as_json: bool) -> None:
+    counts = {"orders": found.orders, "lines": found.lines, "in_the_air": found.in_the_air}
+    if as_json:
+        differences = [difference.as_data() for difference in found.differences]
+        print_json({**counts, "adopted": adopted, "differences": differences})
+        return
+    if adopted:
+        typer.echo(f"taken over: {counted(len(adopted), 'order')}")
+    for difference in found.differences:
+        typer.echo(difference.words)
+    typer.echo(
+        f"{counted(found.orders, 'order')} in the record, {found.lines} outside, {found.in_the_air} in the air:"
+        f" {counted(len(found.differences), 'difference')}"
+    )

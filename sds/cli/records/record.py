@@ -1,0 +1,363 @@
+"""`sds audit`, `sds ledger`, `sds recover`, `sds halt`, `sds resume`: the record, and who is in control."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+from rich.console import Console
+
+from sds.cli.common import (
+    GateOption,
+    JsonFlag,
+    Reason,
+    counted,
+    folder_of,
+    open_store,
+    operator,
+    plain,
+    print_json,
+    when,
+    whole_dfid,
+)
+from sds.host.keys import read_public
+from sds.host.paths import gate_home, known_public_keys, ledger_key, now_ms
+from sds.kernel.audit import verify as auditing
+from sds.kernel.envelope.proposal import Proposal, parse_recorded
+from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, UsageError, unreadable
+from sds.kernel.flow import answer as answers
+from sds.kernel.flow import undecided
+from sds.kernel.flow.states import State
+from sds.kernel.operations import recovery
+from sds.kernel.operations.recovery import Recovered
+from sds.kernel.registry import registry
+from sds.kernel.storage import checkpoints
+from sds.kernel.storage import ledger as ledgers
+from sds.kernel.storage.checkpoints import Checkpoint
+
+_HEAD = re.compile(r"([0-9]{1,18}):([0-9a-f]{64})")
+_SIGNED_HEAD = re.compile(r"([0-9]{1,18}):([0-9a-f]{64}):([0-9]{1,18}):([0-9]{1,18}):([0-9a-f]{64}):([0-9a-f]{128})")
+
+ledger = typer.Typer(
+    help="Check the append-only ledger.\n\nExample: sds ledger verify", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("flows")(flows)
+    app.command("audit")(audit)
+    app.command("recover")(recover)
+    app.command("halt")(halt)
+    app.command("resume")(resume)
+    ledger.command("verify")(verify)
+    ledger.command("head")(head)
+    app.add_typer(ledger, name="ledger")
+
+
+def audit(
+    dfid: Annotated[
+        str, typer.Argument(help="The flow's id, as every answer names it, or how it begins.", metavar="DFID")
+    ],
+    gate: GateOption = "refund",
+    as_json: JsonFlag = False,
+) -> None:
+    """Show the whole causal record of one decision, from trigger to receipt.
+
+    Example: sds audit 550e8400-e29b-41d4-a716-446655440000
+    """
+    with closing(open_store(gate)) as store:
+        found = auditing.flow_record(store, whole_dfid(store, dfid))
+    if found is None:
+        raise UsageError(f"there is no flow `{dfid}` in the record of `{gate}`", hint=f"sds flows --gate {gate}")
+    if as_json:
+        print_json(found)
+        return
+    try:
+        _show(found)
+    except NOT_AS_WRITTEN as error:
+        raise unreadable(found["decision_flows"]["dfid"]) from error
+
+
+def flows(
+    gate: GateOption = "refund",
+    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many, newest first.")] = 20,
+    state: Annotated[
+        str | None, typer.Option("--state", help=f"Only those in this state: {', '.join(get_args(State))}.")
+    ] = None,
+    undecided_only: Annotated[
+        bool, typer.Option("--undecided", help="Only those that nobody has decided and no human is asked about.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the latest flows: when, dfid, event, state, action, what became of it.
+
+    Example: sds flows --limit 5
+    """
+    if state is not None and state not in get_args(State):
+        raise UsageError(f"there is no state `{state[:40]}`", hint=", ".join(get_args(State)))
+    where = ["f.state = ?"] if state else []
+    where += [undecided.WAITS] if undecided_only else []
+    with closing(open_store(gate)) as store:
+        rows = store.rows(
+            "SELECT f.created_at_ms, f.dfid, s.name FROM decision_flows f LEFT JOIN sagas s ON s.dfid = f.dfid"
+            f" WHERE {' AND '.join(where) or 'TRUE'} ORDER BY f.created_at_ms DESC, f.rowid DESC LIMIT ?",
+            (*([state] if state else []), limit),
+        )
+        found = [(at_ms, saga, answers.answer(store, dfid)) for at_ms, dfid, saga in rows]
+    known = [(at_ms, saga, answer) for at_ms, saga, answer in found if answer]
+    if as_json:
+        print_json([{"opened": when(at_ms), **answer.as_data(), "saga": saga} for at_ms, saga, answer in known])
+    else:
+        for at_ms, saga, answer in known:
+            became = answer.execution or answer.tag or answer.reason_code or ""
+            waits = "  retryable" if answer.retryable else ""
+            typer.echo(
+                f"{when(at_ms)}  {answer.dfid}  {answer.event_id}  {answer.state}"
+                f"  {answer.action or saga or '-'}  {became}{waits}"
+            )
+
+
+def verify(
+    gate: GateOption = "refund",
+    kept: Annotated[
+        str | None, typer.Option("--head", help="A head kept elsewhere, as `sds ledger head` prints it, signed or not.")
+    ] = None,
+    public_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--public-key",
+            help="The public keys: a copy of the gate's `ledger.pub`; without it, those in the gate's folder.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Verify the hash chain, the tables against it, and the signatures. Exits with 1 when anything is wrong.
+
+    Example: sds ledger verify --public-key ledger.pub --head "$(cat head.txt)"
+    """
+    expected = _parse_head(kept) if kept is not None else None
+    known = (read_public(public_key), public_key) if public_key is not None else known_public_keys(gate_home(gate))
+    with closing(open_store(gate)) as store:
+        report = auditing.verify(store, expected, known[0] if known else None)
+    if as_json:
+        facts = {"entries": report.entries, "head": str(report.head), "faults": report.faults, "blind": report.blind}
+        facts |= {"signed": report.signed, "public_key": str(known[1]) if known else None, "notes": report.notes}
+        print_json(facts)
+    else:
+        _show_report(report, known[1] if known else None)
+    if report.faults:
+        raise SdsError("the record is not what was written", reason_code="RECORD_DAMAGED")
+
+
+def _show_report(report: auditing.Report, public_key: Path | None) -> None:
+    for fault in (*report.faults, *report.notes):
+        typer.echo(fault)
+    typer.echo(f"{report.entries} entries, {counted(len(report.faults), 'fault')}, head {report.head}")
+    signed = "no entry is signed" if report.signed is None else f"signed up to entry {report.signed}"
+    typer.echo(f"{signed}; verified with {f'the keys in `{public_key}`' if public_key else 'no key'}")
+    if report.blind:
+        typer.echo(f"cannot be seen {report.blind}")
+
+
+def head(
+    gate: GateOption = "refund",
+    sign: Annotated[bool, typer.Option("--sign", help="Sign it, and print it with its signature.")] = False,
+) -> None:
+    """Print the ledger's head. Keep it where the ledger's keeper cannot write.
+
+    Example: sds ledger head --sign > head.txt
+    """
+    with closing(open_store(gate)) as store:
+        if not sign:
+            typer.echo(str(ledgers.head(store)))
+            return
+        key = ledger_key(gate_home(gate), store)
+        signed = checkpoints.sign_head(store, key, now_ms())
+    if signed is None:
+        raise UsageError("there is no entry to sign yet")
+    typer.echo(str(signed))
+
+
+def recover(
+    gate: GateOption = "refund",
+    reason: Annotated[str, typer.Option("--reason", help="Why, for the record.")] = "after a crash",
+    as_json: JsonFlag = False,
+) -> None:
+    """After a crash: end what nobody holds any more, resolve every order in the air by its key.
+
+    A saga that was half done is taken back or handed to a human, as the model chooses from the contract's menu.
+
+    Example: sds recover
+    """
+    folder, reason = folder_of(gate), _given(reason)
+    with closing(open_store(gate)) as store:
+        registry.write_act(store, "RECOVER", who=operator(), reason=reason, now_ms=now_ms())
+    from sds.gates.refund import gate as desk  # noqa: PLC0415
+
+    with desk.recovery_kernel(folder) as kernel:
+        found = recovery.recover(kernel, now_ms=now_ms())
+    if found.sagas_dirty:
+        found = _compensated(gate, folder, found)
+    facts = {
+        "interrupted": found.interrupted,
+        "success": found.success,
+        "failed": found.failed,
+        "unknown": found.unknown,
+        "leased": found.leased,
+        "sagas_ended": found.sagas_ended,
+        "sagas_dirty": found.sagas_dirty,
+        "errors": len(found.errors),
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        typer.echo(", ".join(f"{name}: {count}" for name, count in facts.items()))
+        if found.leased:
+            typer.echo("leased flows may still be in other hands: run `sds recover` again when their lease is over")
+    if found.errors:
+        raise SdsError(f"{counted(len(found.errors), 'flow')} could not be recovered: {'; '.join(found.errors)}")
+
+
+def _compensated(gate: str, folder: Path, found: Recovered) -> Recovered:
+    """Have the model choose what is done about every saga that is dirty; only for this it is loaded."""
+    from sds.gate import Gate  # noqa: PLC0415
+
+    with Gate.load(gate, folder=folder) as opened:
+        again = opened.recover()
+    return replace(
+        found,
+        sagas_ended=found.sagas_ended + again.sagas_ended,
+        sagas_dirty=again.sagas_dirty,
+        errors=again.errors,
+    )
+
+
+def halt(reason: Reason, gate: GateOption = "refund") -> None:
+    """Stop every reservation from the next transaction on. Running flows are aborted, new ones escalate.
+
+    Example: sds halt --reason "wrong fares in the ticket system"
+    """
+    _set_halted(gate, halted=True, reason=reason)
+
+
+def resume(reason: Reason, gate: GateOption = "refund") -> None:
+    """Lift a halt.
+
+    Example: sds resume --reason "fares corrected"
+    """
+    _set_halted(gate, halted=False, reason=reason)
+
+
+def _set_halted(gate: str, *, halted: bool, reason: str) -> None:
+    reason = _given(reason)
+    with closing(open_store(gate)) as store:
+        changed = registry.set_halted(store, halted, by=operator(), reason=reason, now_ms=now_ms())
+    word = "halted" if halted else "running"
+    typer.echo(f"{gate}: {word}" if changed else f"{gate}: was {word} already")
+
+
+def _given(reason: str) -> str:
+    if not reason.strip():
+        raise UsageError("a reason is needed, for the record", hint='--reason "..."')
+    return reason
+
+
+def _parse_head(text: str) -> ledgers.Head | Checkpoint:
+    if found := _SIGNED_HEAD.fullmatch(text.strip()):
+        return Checkpoint(int(found[1]), found[2], int(found[3]), int(found[4]), found[5], found[6])
+    found = _HEAD.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"`{text[:80]}` is not a head", hint="give what `sds ledger head` printed: INDEX:HASH")
+    return ledgers.Head(int(found[1]), found[2])
+
+
+def _show(found: dict[str, Any]) -> None:
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    flow, snapshot = found["decision_flows"], found["context_snapshots"] or {}
+    proposal, verdict, order = (found[t] or {} for t in ("policy_proposals", "dim_validations", "execution_log"))
+    facts = {k: flow[k] for k in ("dfid", "parent_dfid", "agent_id", "state", "tag", "contract_hash")}
+    _lines(console, "flow", {"opened": when(flow["created_at_ms"]), **facts})
+    _lines(console, "trigger", json.loads(flow["trigger_event"]))
+    if snapshot:
+        body = json.loads(snapshot["body"])
+        _lines(console, f"snapshot {snapshot['snapshot_id']}", {**body["fields"], "version": body["version"]})
+        console.print("prompt")
+        for text in json.loads(snapshot["prompt"]):
+            console.print("\n".join(f"  | {line}" for line in text.splitlines()))
+        suspected = json.loads(snapshot["security"])
+        if suspected:
+            _lines(console, "security", {"patterns found in the claim": ", ".join(suspected)})
+    for attempt in found["attempts"]:
+        console.print(f"rejected attempt {attempt['attempt_number']}")
+        _reasons(console, attempt["reasons"])
+    if proposal:
+        _lines(console, "proposal", {"bytes": proposal["proposal"], "model": proposal["model"]})
+        alternatives = json.loads(proposal["alternatives"])
+        if isinstance(alternatives, str):
+            console.print(f"alternatives: {alternatives}")
+        for choice in alternatives if isinstance(alternatives, list) else ():
+            shares = ", ".join(f"{label} {p:.3f}" for label, p in choice["probabilities"].items())
+            _lines(console, f"alternatives of {choice['choice']} (Z {choice['z']:.3g})", {choice["chosen"]: shares})
+    _lines(console, "rationale", _rationale(found))
+    if verdict:
+        facts = {k: verdict[k] for k in ("outcome", "gate_reached", "attempt_number")}
+        _lines(console, "verdict", {"at": when(verdict["evaluated_at_ms"]), **facts})
+        _reasons(console, verdict["reasons"])
+        _lines(console, "drift", json.loads(verdict["drift"] or "{}"))
+    _saga(console, found)
+    _humans(console, found)
+    if order:
+        facts = {k: order[k] for k in ("status", "kind", "params", "idempotency_key", "external_receipt")}
+        _lines(console, "receipt", facts)
+    _lines(
+        console,
+        "ledger",
+        {str(e["idx"]): f"{when(e['at_ms'])} {e['kind']} {e['entry_hash']}" for e in found["ledger"]},
+    )
+
+
+def _rationale(found: dict[str, Any]) -> dict[str, Any]:
+    """Return what the model said of why: with its proposal, or after the decision."""
+    if found["rationale"] is not None:
+        return {"after the decision": found["rationale"]}
+    proposal = parse_recorded((found["policy_proposals"] or {}).get("proposal", "").encode())
+    if not isinstance(proposal, Proposal) or proposal.rationale is None:
+        return {}
+    return {"before the decision": proposal.rationale}
+
+
+def _saga(console: Console, found: dict[str, Any]) -> None:
+    saga = found["saga"] or {}
+    _lines(console, "saga", {k: saga[k] for k in ("name", "phase", "compensation") if saga})
+    for child in found["children"]:
+        _lines(console, f"child {child['dfid']}", {k: v for k, v in child.items() if k != "dfid"})
+    for reversal in found["reversals"]:
+        facts = {k: reversal[k] for k in ("status", "reference", "idempotency_key")}
+        _lines(console, f"reversal of {reversal['dfid']}", facts)
+
+
+def _humans(console: Console, found: dict[str, Any]) -> None:
+    if human := found["human_decisions"]:
+        names = ("decision", "who", "reason", "impact", "seen", "snapshot_id", "proposal")
+        _lines(console, "human", {"at": when(human["decided_at_ms"]), **{k: human[k] for k in names}})
+    for entry in found["ledger"]:
+        if by := json.loads(entry["body"]).get("by"):
+            _lines(console, "taken over" if entry["kind"] == "ADOPTED" else "settled by a human's word", by)
+
+
+def _reasons(console: Console, text: str) -> None:
+    for gate, code, message in json.loads(text):
+        console.print(f"  gate {gate}: {code}: {message}")
+
+
+def _lines(console: Console, title: str, facts: dict[str, Any]) -> None:
+    if facts:
+        console.print(title)
+    for name, value in facts.items():
+        console.print(f"  {name}: {'-' if value is None or value == '' else plain(value)}")

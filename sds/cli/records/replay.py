@@ -1,0 +1,106 @@
+"""`sds replay`: decide a recorded flow again, and say whether it comes out the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sds.cli.common import GateOption, JsonFlag, ModelPath, existing, open_store, print_json, whole_dfid
+from sds.host.paths import now_ms
+from sds.kernel.errors import SdsError, StoreError, UsageError
+
+if TYPE_CHECKING:
+    from sds.replay import Circumstance, Parting, Replay
+
+EXIT_DIFFERS = 1
+NOT_RECORDED, NONE_HERE = "not recorded", "none"
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("replay")(replay)
+
+
+def replay(
+    dfid: Annotated[
+        str, typer.Argument(help="The flow's id, as every answer names it, or how it begins.", metavar="DFID")
+    ],
+    gate: GateOption = "refund",
+    model: ModelPath = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Decide a recorded flow again, from its record alone: identical, or what differs. Nothing is changed or sent.
+
+    Exits with 0 when it is identical, 1 when anything differs or the record cannot be read, 2 when it cannot be replayed.
+
+    Example: sds replay 550e8400-e29b-41d4-a716-446655440000
+    """
+    from sds import replay as replaying  # noqa: PLC0415  a model's libraries are loaded when they are needed
+
+    try:
+        with closing(open_store(gate)) as store:
+            path = existing(model) if model else None
+            open_it = replaying.opener(path, now_ms=now_ms)
+            found = replaying.replay(store, whole_dfid(store, dfid), open_it=open_it, now_ms=now_ms)
+    except (UsageError, StoreError):
+        raise
+    except SdsError as error:  # 1 is a replay that differs; what cannot be replayed has another number
+        raise UsageError(str(error), hint=error.hint, reason_code=error.reason_code, dfid=error.dfid) from error
+    if as_json:
+        print_json(_data(found))
+    else:
+        typer.echo("\n".join(_lines(found)))
+    if not found.identical:
+        raise typer.Exit(EXIT_DIFFERS)
+
+
+def _data(found: Replay) -> dict[str, Any]:
+    texts = {name: getattr(found, name).decode("utf-8", "backslashreplace") for name in ("recorded", "replayed")}
+    return {
+        "dfid": found.dfid,
+        "identical": found.identical,
+        "same_decision": found.same_decision,
+        **asdict(found),
+        **texts,
+    }
+
+
+def _lines(found: Replay) -> Iterator[str]:
+    if found.identical:
+        yield "identical: the same bytes, every probability bit-equal"
+    else:
+        yield f"differs: {'the same decision' if found.same_decision else 'another decision'}"
+    for fault in found.faults:
+        yield f"  the record was altered: {fault}"
+    for one in found.circumstances:
+        yield f"  {one.name}: {_said(one)}"
+    if found.shared:
+        alone = "a replay is alone" if found.bit_equal else "a replay is alone, another shape"
+        yield f"  company: passes shared with other decisions: {found.shared}; {alone}"
+    if found.recorded != found.replayed:
+        yield f"  recorded: {found.recorded.decode('utf-8', 'backslashreplace')}"
+        yield f"  replayed: {found.replayed.decode('utf-8', 'backslashreplace')}"
+    if found.parting:
+        yield from _parted(found.parting)
+    elif not found.bit_equal:
+        yield f"  scores: at most {found.logp_apart_max:.3g} apart in log-probability"
+
+
+def _said(one: Circumstance) -> str:
+    if one.name == "rows":
+        return "other tokens or rows in a pass"
+    was = NOT_RECORDED if one.recorded is None else f"{one.recorded} recorded"
+    return f"{was}, {NONE_HERE if one.replayed is None else one.replayed} here"
+
+
+def _parted(at: Parting) -> Iterator[str]:
+    yield f"  first parting: {at.choice}"
+    for option, was, now in zip((at.recorded, at.replayed), at.recorded_shares, at.replayed_shares, strict=True):
+        yield f"    {option or 'its end'}: {_share(was)} recorded, {_share(now)} here"
+
+
+def _share(share: float | None) -> str:
+    return "no option" if share is None else f"{share:.6g}"

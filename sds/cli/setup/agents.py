@@ -1,0 +1,166 @@
+"""`sds agents`: which agents there are, and an operator's hold on them. Nothing an agent does lifts its suspension."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from sds.cli.common import GateOption, JsonFlag, Reason, named, open_store, operator, plain, print_json, when
+from sds.host.paths import now_ms
+from sds.kernel.audit.agent_history import AgentRecord, Held, Move, agent_record
+from sds.kernel.errors import UsageError
+from sds.kernel.registry import registry
+from sds.kernel.registry.registry import Status
+
+agents = typer.Typer(
+    help="List, show, suspend, reactivate and retire agents, and revoke a contract.\n\nExample: sds agents list",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+AgentId = Annotated[str, typer.Argument(help="The agent, as its contract names it.", metavar="AGENT")]
+
+
+def add_to(app: typer.Typer) -> None:
+    agents.command("list")(list_agents)
+    agents.command("show")(show)
+    agents.command("suspend")(suspend)
+    agents.command("reactivate")(reactivate)
+    agents.command("retire")(retire)
+    agents.command("revoke")(revoke)
+    app.add_typer(agents, name="agents")
+
+
+def list_agents(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
+    """List the agents of a gate's record, their state and their contract.
+
+    Example: sds agents list
+    """
+    with closing(open_store(gate)) as store:
+        found = registry.agents(store)
+    if as_json:
+        print_json([asdict(agent) for agent in found])
+        return
+    for agent in found:
+        halted = "  (halted by an operator)" if agent.halted else ""
+        typer.echo(f"{agent.agent_id}  {agent.status}  contract {agent.contract_hash[:12]}{halted}")
+
+
+def show(agent_id: AgentId, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
+    """Show one agent: who answers for it, where it stands since when and why, its contracts, its whole history.
+
+    Example: sds agents show refund-agent
+    """
+    found = _record(gate, agent_id)
+    if as_json:
+        print_json(asdict(found))
+        return
+    agent, halt, now = found.agent, found.halt, found.moves[-1] if found.moves else None
+    facts = {
+        "agent": agent.agent_id,
+        "gate": found.gate + ("  (halted by an operator)" if agent.halted else ""),
+        **({"halted": f"since {when(halt.at_ms, 'seconds')}, by {halt.who}: {halt.reason}"} if halt else {}),
+        "owner": found.owner,
+        "contract": f"{found.version}  {agent.contract_hash}",
+        "status": agent.status
+        + (f" since {when(now.at_ms, 'seconds')}, by {_named(now.by, now.who)}: {now.reason}" if now else ""),
+        "executor": found.breaker.text,
+        "rejections in a row": agent.rejections,
+        "escalations left": f"{found.escalations_left} of {found.escalations_per_hour} an hour",
+    }
+    for name, value in facts.items():
+        typer.echo(f"{name}: {plain(value)}")
+    typer.echo("contracts")
+    for held in found.contracts:
+        typer.echo(f"  {plain(_told(held))}")
+    typer.echo("history")
+    for move in found.moves:
+        typer.echo(f"  {plain(_moved(move))}")
+
+
+def suspend(agent_id: AgentId, reason: Reason, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
+    """Suspend an agent: from the next transaction on it decides nothing, and its cases go to a human.
+
+    Example: sds agents suspend refund-agent --reason "too many vouchers"
+    """
+    _move(gate, agent_id, "SUSPENDED", reason, as_json)
+
+
+def reactivate(agent_id: AgentId, reason: Reason, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
+    """Reactivate a suspended agent, after a review. Its escalation budget is full again.
+
+    Example: sds agents reactivate refund-agent --reason "reviewed, thresholds were too low"
+    """
+    _move(gate, agent_id, "ACTIVE", reason, as_json)
+
+
+def retire(agent_id: AgentId, reason: Reason, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
+    """Retire an agent, for good: its gate's cases go to a human from the next transaction on.
+
+    Example: sds agents retire refund-agent --reason "the desk is closed"
+    """
+    _move(gate, agent_id, "RETIRED", reason, as_json)
+
+
+def revoke(
+    agent_id: AgentId,
+    version: Annotated[
+        str, typer.Argument(help="The contract's version, as `sds agents show` lists it.", metavar="VERSION")
+    ],
+    reason: Reason,
+    gate: GateOption = "refund",
+    as_json: JsonFlag = False,
+) -> None:
+    """Revoke a contract, for good: every flow under it ends. Only a higher version can take its place.
+
+    Example: sds agents revoke refund-agent 1.1.0 --reason "wrong table of amounts"
+    """
+    found = next((held for held in _record(gate, agent_id).contracts if held.version == version), None)
+    if found is None:
+        raise UsageError(f"agent `{agent_id}` never had a version `{version}`", hint=f"sds agents show {agent_id}")
+    with closing(open_store(gate)) as store:
+        changed = registry.revoke(store, found.contract_hash, who=operator(), reason=reason, now_ms=now_ms())
+    facts = {"agent_id": agent_id, "version": version, "contract_hash": found.contract_hash, "changed": changed}
+    if as_json:
+        print_json(facts)
+    else:
+        typer.echo(f"{agent_id} {version}: {'revoked' if changed else 'was revoked already'}")
+
+
+def _record(gate: str, agent_id: str) -> AgentRecord:
+    with closing(open_store(gate)) as store:
+        found = agent_record(store, named(agent_id), now_ms=now_ms())
+    if found is None:
+        raise UsageError(f"there is no agent `{agent_id}`", hint="sds agents list")
+    return found
+
+
+def _move(gate: str, agent_id: str, status: Status, reason: str, as_json: bool) -> None:
+    held = _record(gate, agent_id).agent
+    if held.status == status:
+        raise UsageError(f"agent `{agent_id}` is {status} already", hint=f"sds agents show {agent_id}")
+    with closing(open_store(gate)) as store:
+        registry.transition(store, agent_id, status, by="operator", who=operator(), reason=reason, now_ms=now_ms())
+    if as_json:
+        print_json({"agent_id": agent_id, "status": status})
+    else:
+        typer.echo(f"{agent_id}: {status}")
+
+
+def _told(held: Held) -> str:
+    line = f"{held.version}  {held.contract_hash[:12]}  {held.standing}  registered {when(held.registered_at_ms, 'seconds')}"
+    line += f" by {_named(held.by, held.who)}: {held.reason}"
+    if held.revoked_at_ms is None:
+        return line
+    return f"{line}; revoked {when(held.revoked_at_ms, 'seconds')} by {held.revoked_who}: {held.revoked_reason}"
+
+
+def _moved(move: Move) -> str:
+    path = f"{move.was} -> {move.status}" if move.was else move.status
+    return f"{when(move.at_ms, 'seconds')}  {path}  by {_named(move.by, move.who)}: {move.reason}"
+
+
+def _named(role: str, who: str) -> str:
+    return f"{role} ({who})" if who and who != role else role

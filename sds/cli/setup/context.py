@@ -1,0 +1,104 @@
+"""`sds artifacts` and `sds retention`: the reference texts that models read beside their contract, and for how long."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator, print_json
+from sds.host.paths import now_ms
+from sds.kernel.context import artifacts as library
+from sds.kernel.context import memory
+from sds.kernel.context.artifacts import ARTIFACT_BYTES_MAX
+from sds.kernel.errors import UsageError
+
+artifacts = typer.Typer(
+    help="Put, list and retire the reference texts a model reads with its contract.\n\nExample: sds artifacts list",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+retention = typer.Typer(
+    help='Remove what is past its time.\n\nExample: sds retention sweep --reason "monthly"',
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+ArtifactName = Annotated[str, typer.Argument(help="The artifact, as contracts name it.", metavar="NAME")]
+
+
+def add_to(app: typer.Typer) -> None:
+    artifacts.command("put")(put)
+    artifacts.command("list")(list_artifacts)
+    artifacts.command("retire")(retire)
+    app.add_typer(artifacts, name="artifacts")
+    retention.command("sweep")(sweep)
+    app.add_typer(retention, name="retention")
+
+
+def put(
+    name: ArtifactName,
+    file: Annotated[Path, typer.Argument(help="A file with its text, UTF-8.", metavar="FILE")],
+    reason: Reason,
+    gate: GateOption = "refund",
+) -> None:
+    """Put a text in force under a name, in place of its last version; the next decision reads it.
+
+    Example: sds artifacts put fare_rules rules.txt --reason "winter timetable"
+    """
+    text = _read_text(file)
+    with closing(open_store(gate)) as store:
+        kept = library.put(store, name, text, who=operator(), reason=reason, now_ms=now_ms())
+    typer.echo(f"{kept.name}: version {kept.version}, sha256 {kept.sha256[:12]}")
+
+
+def list_artifacts(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
+    """List every version of every artifact of a gate's record.
+
+    Example: sds artifacts list
+    """
+    with closing(open_store(gate)) as store:
+        found = library.listed(store)
+    if as_json:
+        print_json([asdict(one) for one in found])
+        return
+    if not found:
+        typer.echo("no artifacts", err=True)
+    for one in found:
+        state = "in force" if one.ended_at_ms is None else "swept" if one.swept else "no longer in force"
+        typer.echo(f"{one.name}  version {one.version}  sha256 {one.sha256[:12]}  {state}")
+
+
+def retire(name: ArtifactName, reason: Reason, gate: GateOption = "refund") -> None:
+    """Take an artifact out of force: what a contract names and is not there leaves every case to a human.
+
+    Example: sds artifacts retire fare_rules --reason "withdrawn by legal"
+    """
+    with closing(open_store(gate)) as store:
+        library.retire(store, name, who=operator(), reason=reason, now_ms=now_ms())
+    typer.echo(f"{name}: no longer in force")
+
+
+def sweep(reason: Reason, gate: GateOption = "refund") -> None:
+    """Remove artifact texts that are out of force for longer than any contract remembers. Sealed rows stay.
+
+    Example: sds retention sweep --reason "monthly"
+    """
+    with closing(open_store(gate)) as store:
+        swept = memory.sweep(store, who=operator(), reason=reason, now_ms=now_ms())
+    typer.echo(f"{swept.artifacts} removed{', and there is more: sweep again' if swept.more else ''}")
+
+
+def _read_text(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(ARTIFACT_BYTES_MAX + 1)
+        return raw.decode("utf-8")
+    except OSError as error:
+        raise UsageError(f"`{file}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+    except UnicodeDecodeError as error:
+        if len(raw) > ARTIFACT_BYTES_MAX:  # cut off inside a character
+            raise UsageError(f"the artifact is not 1 to {ARTIFACT_BYTES_MAX} bytes of text") from error
+        raise UsageError(f"`{file}` is not UTF-8 at byte {error.start}") from error

@@ -1,0 +1,235 @@
+"""`sds contracts`: is a contract what its author meant, what does a new version change, and which one is in force."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any
+
+import typer
+
+from sds.cli.common import (
+    GateOption,
+    GgufPath,
+    JsonFlag,
+    Reason,
+    existing,
+    folder_of,
+    named_model,
+    open_store,
+    operator,
+    print_json,
+    when,
+)
+from sds.host.paths import gate_home, make_private, now_ms, open_record
+from sds.kernel.contract.schema import Contract, load_contract
+from sds.kernel.contract.yaml_lines import Lines, load_with_lines
+from sds.kernel.envelope.state import Fields
+from sds.kernel.errors import ContractError, UsageError
+from sds.kernel.registry import registry
+from sds.kernel.registry.contract_texts import registered_contract, versions
+from sds.kernel.storage.store import Store
+from sds.lint.diff import ContractDiff, diff
+from sds.lint.finding import SEVERITIES, Finding, counted, in_words, sorted_findings
+from sds.lint.lint import Report, lint
+from sds.lint.source import source_findings
+
+SEED = 1  # equal files give equal answers
+READS_MAX = 200
+_SIGNS = {"wider": "+", "narrower": "-", "different": "~"}
+
+contracts = typer.Typer(
+    help="Check, compare and register contracts.\n\nExample: sds contracts check contract.yaml",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+ContractFile = Annotated[Path, typer.Argument(help="A contract, a YAML file.", metavar="FILE")]
+
+
+def add_to(app: typer.Typer) -> None:
+    contracts.command("check")(check)
+    contracts.command("diff")(compare)
+    contracts.command("register")(register)
+    contracts.command("list")(list_contracts)
+    app.add_typer(contracts, name="contracts")
+
+
+def check(
+    file: ContractFile,
+    source: Annotated[
+        str | None, typer.Option("--source", help="Compare the fields with this gate's own state.")
+    ] = None,
+    model: GgufPath = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say what a contract does that its author may not have meant. Exit code 1 when there is an error.
+
+    Example: sds contracts check contract.yaml --source refund --strict
+    """
+    contract, lines = _load(file)
+    report = _checked(contract)
+    reads = _real_reads(source) if source else None
+    found = [*report.findings, *(source_findings(contract, reads) if reads is not None else ())]
+    found = sorted_findings([*found, *_said_by(contract, report, model)], lines)
+    counts = {severity: sum(finding.severity == severity for finding in found) for severity in SEVERITIES}
+    if as_json:
+        data = [finding.as_data(lines) for finding in found]
+        print_json({"file": str(file), "findings": data, "counts": counts, "snapshots": report.snapshots})
+    else:
+        _print_findings(file, found, lines)
+        summary = ", ".join(counted(count, severity) for severity, count in counts.items() if count) or "no findings"
+        typer.echo(f"{summary} ({report.snapshots} snapshots tried)")
+    if counts["error"] or (strict and counts["warning"]):
+        raise typer.Exit(1)
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(help="The contract as it was.", metavar="A")],
+    b: Annotated[Path, typer.Argument(help="The contract as it shall be.", metavar="B")],
+    gate: Annotated[str | None, typer.Option("--gate", help="Try this gate's own state, too.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show which decisions become possible or impossible from one contract to another, each with a snapshot.
+
+    Example: sds contracts diff contract.yaml contract-new.yaml --gate refund
+    """
+    before, after = load_contract(a), load_contract(b)
+    found = diff(before, after, _rng(), real=_real_reads(gate) if gate else ())
+    if as_json:
+        print_json(_diff_data(found))
+    else:
+        _print_diff(found)
+
+
+def register(
+    file: ContractFile,
+    reason: Reason,
+    gate: Annotated[str | None, typer.Option("--gate", help="Its gate, to be sure; default: what it says.")] = None,
+    sha256: Annotated[str | None, typer.Option("--sha256", help="What the file's SHA-256 must be.")] = None,
+    acknowledge: Annotated[bool, typer.Option("--acknowledge", help="It may permit more than the one before.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Put a contract in force in its gate's record. One with errors is refused, whatever one says.
+
+    One that permits more than the registered one needs --acknowledge.
+
+    Example: sds contracts register contract.yaml --reason "vouchers up to 200" --acknowledge
+    """
+    contract = load_contract(file, checksum=sha256)
+    if gate not in (None, contract.gate):
+        raise UsageError(f"the contract is for gate `{contract.gate}`, not for `{gate}`")
+    _refuse_errors(file, contract)
+    folder = gate_home(contract.gate)
+    make_private(folder)
+    with closing(open_record(folder)) as store:
+        known = registered_contract(store, contract.gate)
+        found = diff(known, contract, _rng()) if known else None
+        if found is not None and not as_json:
+            _print_diff(found)
+        if found is not None and found.more and not acknowledge:
+            message = f"it permits more than the registered version `{known.version if known else ''}`"
+            raise UsageError(f"{message}: {', '.join(found.more)}", hint="read the difference, then add --acknowledge")
+        _put_in_force(store, contract, reason)
+    facts = {"gate": contract.gate, "version": contract.version, "contract_hash": contract.hash}
+    if as_json:
+        print_json({**facts, "diff": _diff_data(found) if found else None})
+    else:
+        typer.echo(f"{contract.gate}: version {contract.version} is in force ({contract.hash[:12]})")
+
+
+def list_contracts(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
+    """List every contract version of a gate's record: in force, superseded or revoked, by whom and why.
+
+    Example: sds contracts list --gate refund
+    """
+    with closing(open_store(gate)) as store:
+        found = versions(store)
+    if as_json:
+        print_json([asdict(version) for version in found])
+        return
+    for each in found:
+        at = when(each.registered_at_ms, "seconds")
+        why = ": ".join(word for word in (each.who, each.reason) if word)
+        typer.echo(f"{each.version}  {each.standing}  {each.contract_hash[:12]}  {each.agent_id}  {at}  {why}")
+
+
+def _put_in_force(store: Store, contract: Contract, reason: str) -> None:
+    registry.register(store, contract, by="operator", now_ms=now_ms(), who=operator(), reason=reason)
+
+
+def _rng() -> Random:
+    return Random(SEED)  # noqa: S311  a search, not a secret
+
+
+def _load(file: Path) -> tuple[Contract, Lines]:
+    contract = load_contract(file)
+    try:
+        return contract, load_with_lines(file.read_text(encoding="utf-8"), str(file))[1]
+    except OSError as error:
+        raise ContractError(f"{file}: cannot be read: {error.strerror}") from error
+
+
+def _checked(contract: Contract) -> Report:
+    from sds.lint.language import language_findings  # noqa: PLC0415  numpy loads when it is needed
+
+    report = lint(contract, _rng())
+    said = language_findings(contract, report.reached)
+    return Report((*report.findings, *said), report.snapshots, report.reached)
+
+
+def _said_by(contract: Contract, report: Report, model: Path | None) -> list[Finding]:
+    """Ask a model's tokenizer; without any model at hand, say that it was not asked."""
+    from sds.lint.language import model_findings  # noqa: PLC0415
+    from sds.models.catalog.catalog import embedded_model  # noqa: PLC0415
+    from sds.models.llamacpp.backend import LlamaBackend  # noqa: PLC0415
+    from sds.models.protocol import BackendError  # noqa: PLC0415
+
+    if model is not None:
+        with named_model(existing(model)), closing(LlamaBackend(model, threads=1)) as backend:
+            return model_findings(contract, report.reached, backend)
+    try:
+        with closing(LlamaBackend(embedded_model(), threads=1)) as backend:
+            return model_findings(contract, report.reached, backend)
+    except BackendError as error:
+        return [Finding("model-not-asked", "info", (), f"what a model can say was not checked: {error}", error.hint)]
+
+
+def _refuse_errors(file: Path, contract: Contract) -> None:
+    report = _checked(contract)
+    found = [*report.findings, *_said_by(contract, report, None)]
+    errors = [finding for finding in found if finding.severity == "error"]
+    if errors:
+        hint = f"sds contracts check {file}"
+        raise ContractError(f"the contract has {counted(len(errors), 'error')}: {errors[0].message}", hint=hint)
+
+
+def _real_reads(gate: str) -> list[Fields]:
+    folder = folder_of(gate)
+    from sds.gates.refund import gate as desk  # noqa: PLC0415
+
+    return desk.sample_reads(folder, READS_MAX)
+
+
+def _print_findings(file: Path, found: Sequence[Finding], lines: Lines) -> None:
+    for finding in found:
+        mend = f"; {finding.hint}" if finding.hint else ""
+        typer.echo(f"{file}:{finding.line(lines)}: {finding.severity}: {finding.message}{mend}")
+
+
+def _print_diff(found: ContractDiff) -> None:
+    for change in found.decisions:
+        who = "" if change.who == "agent" else f"{change.who}: "
+        typer.echo(f"{_SIGNS[change.direction]} {who}{change.kind} {change.aspect}: {change.before} -> {change.after}")
+        typer.echo(f"    when {in_words(change.example)} ({change.snapshots} snapshots)")
+    for setting in found.settings:
+        before, after = setting.before or "nothing", setting.after or "nothing"
+        typer.echo(f"{_SIGNS[setting.direction]} {setting.path}: {before} -> {after}")
+    typer.echo(found.verdict)
+
+
+def _diff_data(found: ContractDiff) -> dict[str, Any]:
+    return {**asdict(found), "more": list(found.more), "verdict": found.verdict}

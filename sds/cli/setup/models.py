@@ -1,0 +1,259 @@
+"""`sds models`: which there are, what one is, what it is fastest as, whether a contract can be said in it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sds.cli.common import JsonFlag, counted, existing, named_model, print_json
+from sds.host.paths import home, model_cache
+from sds.kernel.canonical import one_line
+from sds.kernel.contract.schema import Contract, load_contract
+from sds.kernel.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    from sds.models.catalog.catalog import Measured, Prepared, Record
+
+PathArgument = Annotated[Path, typer.Argument(help="A GGUF file or a checkpoint folder.", metavar="PATH")]
+ContractFile = Annotated[
+    Path | None, typer.Option("--contract", help="A contract; without it, the refund gate's.", show_default=False)
+]
+LINE_CHARS_MAX = 500
+LIBRARY_NAMES = {"llamacpp": "llama.cpp", "openvino": "OpenVINO", "integer": "integer"}
+
+models = typer.Typer(
+    help="List models, show what one is, check whether it can say a contract's decisions, prepare it for this machine."
+    "\n\nExample: sds models list",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    models.command("list")(list_models)
+    models.command("show")(show)
+    models.command("check")(check)
+    models.command("prepare")(prepare)
+    app.add_typer(models, name="models")
+
+
+def list_models(as_json: JsonFlag = False) -> None:
+    """List the embedded model, each GGUF and folder in $SDS_MODELS (or models in $SDS_HOME), and what was prepared.
+
+    Example: sds models list
+    """
+    from sds.models.catalog import catalog  # noqa: PLC0415
+    from sds.models.protocol import BackendError  # noqa: PLC0415
+
+    with named_model(None):
+        found = [("own", path) for path in catalog.models_in(_folder())]
+        try:
+            found.insert(0, ("embedded", catalog.embedded_model()))
+        except BackendError as error:
+            if not found:
+                raise
+            typer.echo(f"note: {error}", err=True)
+    listed = [
+        {"from": whence, "form": "checkpoint folder" if path.is_dir() else "GGUF", "path": str(path)}
+        for whence, path in found
+    ]
+    listed += [_listed(record) for record in catalog.records(model_cache()) if record.file]
+    if as_json:
+        print_json(listed)
+        return
+    for line in listed:
+        made = f"  ({line['made_from']})" if "made_from" in line else ""
+        typer.echo(f"{line['from']:8}  {line['form']:17}  {line['path']}{made}")
+
+
+def show(path: PathArgument, as_json: JsonFlag = False) -> None:
+    """Show what a GGUF file or a checkpoint folder is. Its weights are not loaded.
+
+    Example: sds models show /models/mine.gguf
+    """
+    from sds.models.catalog.catalog import records  # noqa: PLC0415
+    from sds.models.catalog.inspect import inspect_model  # noqa: PLC0415
+
+    with named_model(path), inspect_model(existing(path)) as model:
+        card = asdict(model.card)
+    sha256 = card["sha256"]
+    card["prepared"] = [_told_of(record, sha256) for record in records(model_cache()) if sha256 in _hashes(record)]
+    if as_json:
+        print_json(card)
+        return
+    for name, value in _shown(card).items():
+        typer.echo(f"{name:20}  {one_line(str(value), LINE_CHARS_MAX)}")
+
+
+def check(path: PathArgument, contract: ContractFile = None, as_json: JsonFlag = False) -> None:
+    """Check whether every decision of a contract can be said in a model. Exit code 1 when one check says no.
+
+    Example: sds models check /models/mine.gguf --contract contract.yaml
+    """
+    asked = _contract(contract)
+    from sds.engines.expressible import check_model, question_of  # noqa: PLC0415
+    from sds.models.catalog.inspect import inspect_model  # noqa: PLC0415
+    from sds.models.llamacpp.backend import CONTEXT_TOKENS  # noqa: PLC0415
+
+    with named_model(path), inspect_model(existing(path)) as model:
+        checks = check_model(question_of(asked, model, CONTEXT_TOKENS))
+    failed = sum(not check.ok for check in checks)
+    if as_json:
+        print_json({
+            "model": str(path),
+            "contract": f"{asked.gate} {asked.version}",
+            "fits": not failed,
+            "checks": [asdict(each) for each in checks],
+        })  # fmt: skip
+    else:
+        for each in checks:
+            typer.echo(f"{'ok' if each.ok else 'no':4}{each.name}: {each.reason}")
+    if failed:
+        raise ModelError(
+            f"`{path}` cannot decide under `{asked.gate}` {asked.version}: {failed} of {len(checks)} checks say no",
+            hint="use another model, or change what the lines with `no` name",
+        )
+
+
+def prepare(
+    path: Annotated[
+        Path | None, typer.Argument(help="A GGUF file; without it, the embedded model.", metavar="[PATH]")
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option("--layers", min=1, help="Keep only the first layers.", show_default=False)
+    ] = None,
+    kl_max: Annotated[
+        float | None,
+        typer.Option(
+            "--kl-max",
+            min=0.0,
+            help="Keep nothing further from the exact weights (mean KL, in nats) but the file's own type.",
+            show_default="0.02",
+        ),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure anew what was measured.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure which weight type and library are fastest here, and keep them: every decision with this model then uses them.
+
+    Kept in $SDS_CACHE, or the user's cache folder. With --layers, keep a model without its upper layers, to read hidden
+    states from.
+
+    Example: sds models prepare
+    """
+    from sds.engines.factory import cores  # noqa: PLC0415
+    from sds.models.catalog import catalog  # noqa: PLC0415
+    from sds.models.catalog.prepare import KL_MAX, Preparation  # noqa: PLC0415
+
+    if kl_max is not None and not isfinite(kl_max):
+        raise UsageError("--kl-max is no number", hint="0.001, for example")
+    preparation = Preparation(
+        cache=model_cache(),
+        threads=cores(),
+        today=datetime.now(UTC).date().isoformat(),
+        clock_s=time.perf_counter,
+        sleep=time.sleep,
+        log=lambda line: typer.echo(line, err=True),
+        kl_max=KL_MAX if kl_max is None else kl_max,
+    )
+    with named_model(None):
+        source = existing(path) if path else catalog.embedded_model()
+    with named_model(source if path or layers else None):
+        found, now = preparation.run(source, layers=layers, again=again)
+    if as_json:
+        print_json({"path": str(found.path), "measured_now": now, **found.record.model_dump()})
+    else:
+        typer.echo("\n".join(_prepared_lines(found, now=now)))
+
+
+def _prepared_lines(found: Prepared, *, now: bool) -> Iterator[str]:
+    if not now:
+        yield f"prepared on {found.record.date}: {found.record.why}; kept: {found.path}"
+        return
+    record = found.record
+    for each in record.measured:
+        chosen = (each.type, each.library, each.dtype) == (record.type, record.library, record.dtype)
+        kept = f"kept: {found.path}" if chosen else ""
+        yield (
+            f"{each.type:8}  {_runs(each):21}  {each.ms_min:8.1f} ms (quickest of {each.decisions}, median {each.ms_p50:.1f})  "
+            f"{each.bytes / 1e6:7.0f} MB  KL {each.kl_mean:.2g}  {kept}".rstrip()
+        )
+    yield record.why
+
+
+def _runs(each: Measured | Record) -> str:
+    return f"{LIBRARY_NAMES[each.library]} in {each.dtype}" if each.dtype else LIBRARY_NAMES[each.library]
+
+
+def _listed(record: Record) -> dict[str, str]:
+    made = f"{record.source.name}@{record.source.sha256[:12]}"
+    layers = f", {counted(record.layers, 'layer')}" if record.layers else ""
+    return {
+        "from": "prepared",
+        "form": "GGUF",
+        "path": str(model_cache() / str(record.file)),
+        "made_from": f"made from {made}{layers}, for {_runs(record)}",
+        "library": record.library,
+        **({"dtype": record.dtype} if record.dtype else {}),
+    }
+
+
+def _hashes(record: Record) -> set[str]:
+    return {record.source.sha256, record.sha256}
+
+
+def _told_of(record: Record, sha256: str) -> str:
+    if record.sha256 == sha256 != record.source.sha256:
+        return (
+            f"this is {record.source.name}@{record.source.sha256[:12]} as {record.type}, made by `sds models prepare` "
+            f"for {_runs(record)}"
+        )
+    kept = f"its first {counted(record.layers, 'layer')} only; " if record.layers else ""
+    return f"{kept}{record.why}"
+
+
+def _folder() -> Path:
+    named = os.environ.get("SDS_MODELS")
+    if named and not Path(named).is_dir():
+        raise UsageError(f"SDS_MODELS is `{named}`, which is no folder")
+    return Path(named) if named else home() / "models"
+
+
+def _contract(path: Path | None) -> Contract:
+    if path:
+        return load_contract(path)
+    from sds.gates.refund.gate import load_refund_contract  # noqa: PLC0415
+
+    return load_refund_contract()
+
+
+def _shown(card: Mapping[str, Any]) -> dict[str, object]:
+    turn = card["turn"]
+    looks = "{before_system}SYSTEM{between}USER{after_user}".format_map(turn) if turn else card["turn_refused"]
+    return {
+        "name": card["name"],
+        "form": card["form"],
+        "architecture": card["architecture"],
+        "parameters": f"{card['parameters']:,}",
+        "layers": card["layers"] or "not said",
+        "weights": card["weights"],
+        "context": f"{card['context_tokens']:,} tokens" if card["context_tokens"] else "not said",
+        "vocabulary": f"{card['vocabulary_tokens']:,} tokens",
+        "tokenizer": card["tokenizer"],
+        "splits digits": "one by one" if card["splits_digits"] else "no",
+        "chat template": "yes" if card["has_chat_template"] else "no",
+        "turn": looks.encode("unicode_escape").decode(),
+        **({"thinking": turn["thinking"]} if turn and turn["thinking"] else {}),
+        **({"decides": f"nothing: {card['unfit']}"} if card["unfit"] else {}),
+        "size": f"{card['file_bytes']:,} bytes",
+        "sha256": card["sha256"],
+        **({"prepared": " | ".join(card["prepared"])} if card["prepared"] else {}),
+    }

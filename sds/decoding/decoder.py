@@ -1,0 +1,389 @@
+"""One decision out of a language: a forward pass only where the model really chooses.
+
+A decision is a generator: it yields the rows of its next pass and is sent their logits, so that one driver runs it alone
+(`decode`) and another runs many at once. Forced text rides with the next pass; what is forced to the end is never read.
+Where a library reads some tokens more for next to nothing, what may be written next is read along (`ahead`).
+It returns a whole decision or raises `ModelError`; it does not judge what was decided.
+
+`greedy`: the likeliest permitted token at every fork. `exact`: every choice (`exact-kinds`: that of the kind) falls to
+the alternative whose whole text, through its end, is the likeliest. Where they can be listed they are read side by side
+on forks of the slot, in one pass; the one with the likeliest beginning is read on, in the same pass, through what it would
+force. Where a library reads ahead, all of this is in the pass before. Wider numbers are searched (`best_first`), and are
+the likeliest digits where that gives up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sds.decoding.errors import BACKEND_FAILED, LANGUAGE_FAILED, LOGITS_INVALID, in_time, stopping, too_close, within
+from sds.decoding.lookahead import Ahead, Beyond, Room, further, wholes
+from sds.decoding.number_search import Reader, likeliest_number
+from sds.decoding.prefixes import Text, follows, longest, note
+from sds.decoding.probabilities import (
+    JOINT,
+    ChoiceTrace,
+    Tally,
+    at_least,
+    best_of,
+    log_mass,
+    permitted_shares,
+    trace_of,
+)
+from sds.kernel.errors import ModelError
+from sds.models.protocol import FORKS_MAX as FORKS_TOTAL
+from sds.models.protocol import Row
+
+if TYPE_CHECKING:
+    from sds.grammars.tokens.compiler import Fork, Walk
+    from sds.models.protocol import Backend
+
+__all__ = ["JOINT", "ChoiceTrace", "Deciding", "Decoded", "Mode", "deciding", "decode"]
+
+ACTION_CHOICE = "action"
+FORKS_MAX = 16
+FORKS_MIN = 3  # the one that holds what was decided, the one read ahead, and one alternative at a time
+
+Logits = NDArray[np.float32]
+Mode = Literal["greedy", "exact-kinds", "exact"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A whole decision and how it came about.
+
+    `confidence`: the share of the chosen action, 1.0 where only one was permitted; where company may have moved it, the
+    least it can be alone. `tokens_generated` counts forced ones too. `canonical`: the tokens are those the model's own
+    tokenizer makes of `data`. `rows`: for each pass the tokens of this decision in it, and the rows: here its own;
+    whoever runs several at once puts all that were in the pass. `plan`: SHA-256 of the plan it was written by.
+    """
+
+    data: bytes
+    choices: tuple[ChoiceTrace, ...]
+    confidence: float
+    tokens_prompt: int
+    tokens_generated: int
+    passes: int
+    canonical: bool
+    rows: tuple[tuple[int, int], ...]
+    plan: str
+
+
+Deciding = Generator[list[Row], list[Logits], Decoded]
+Passing = Generator[list[Row], list[Logits], list[Logits]]
+Choosing = Generator[list[Row], list[Logits], None]
+Scoring = Generator[list[Row], list[Logits], NDArray[np.float64]]
+
+
+def deciding(
+    backend: Backend,
+    slot: int,
+    sections: Sequence[Sequence[int]],
+    walk: Walk,
+    *,
+    tokens_max: int,
+    mode: Mode = "greedy",
+    noise_logp_max: float = 0.0,
+    forks_max: int = FORKS_MAX,
+    shown: Sequence[str] = (),
+) -> Deciding:
+    """Decide once in `slot`: yield the rows of each pass, be sent what `Backend.run` returns for them.
+
+    `sections`: the prompt (`prompt_sections`); all but the last are begun with before the first yield, and nothing where
+    the model need not be asked. `noise_logp_max`: by how much a log-probability may be off because of the company a row
+    has; a choice that so much could turn raises. `shown`: numbers that the prompt shows (`numbers_shown`). At most
+    `forks_max` (at least FORKS_MIN) forks are held at once, none when it has ended or was closed.
+
+    Raises ModelError with the reason MASK_FAILED, BACKEND_FAILED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED or
+    CHOICE_TOO_CLOSE.
+    """
+    run = _Run(backend, slot, sections, walk, tokens_max, mode, noise_logp_max, max(forks_max, FORKS_MIN), shown)
+    try:
+        run.write([])
+        if not walk.finished:
+            run.begin()
+        while not walk.finished:
+            yield from run.read()
+            yield from run.choose()
+        return run.result()
+    finally:
+        run.drop(list(run.forks))
+
+
+def decode(
+    backend: Backend,
+    sections: Sequence[Sequence[int]],
+    walk: Walk,
+    *,
+    tokens_max: int,
+    now_ms: Callable[[], int],
+    deadline_ms: int,
+    mode: Mode = "greedy",
+    noise_logp_max: float = 0.0,
+    shown: Sequence[str] = (),
+) -> Decoded:
+    """Decide once, alone, in slot 0. `deadline_ms`: absolute, on the clock of `now_ms`.
+
+    Raises ModelError as `deciding` does, or with the reason DEADLINE_EXCEEDED: the deadline is looked at before and
+    after every pass, a pass is never cut short.
+    """
+    run = deciding(
+        backend, 0, sections, walk, tokens_max=tokens_max, mode=mode, noise_logp_max=noise_logp_max, shown=shown
+    )
+    advance: Callable[[], list[Row]] = partial(next, run)
+    with closing(run):
+        while True:
+            in_time(now_ms, deadline_ms)
+            try:
+                rows = advance()
+            except StopIteration as end:
+                decoded: Decoded = end.value
+                return decoded
+            in_time(now_ms, deadline_ms)
+            with stopping(BACKEND_FAILED, "the model"):
+                advance = partial(run.send, backend.run(rows))
+
+
+@dataclass
+class _Run:
+    """One decision in the making.
+
+    `pending`: written tokens that the model has not read yet. `at`: the slot or fork that holds what it has read, and
+    `logits` what it says after that.
+    """
+
+    backend: Backend
+    slot: int
+    sections: Sequence[Sequence[int]]
+    walk: Walk
+    tokens_max: int
+    mode: Mode
+    noise_logp_max: float
+    forks_max: int
+    shown: Sequence[str]
+    pending: list[int] = field(default_factory=list)
+    forks: list[int] = field(default_factory=list)
+    logits: Logits = field(default_factory=lambda: np.zeros(0, np.float32))
+    choices: list[ChoiceTrace] = field(default_factory=list)
+    rows: list[tuple[int, int]] = field(default_factory=list)
+    tally: Tally | None = None
+    action_tokens: int = 0  # how many log-probabilities its share rests on
+    by_digit: int | None = None  # where the number begins that was searched in vain
+    ahead: Ahead = field(default_factory=Ahead)
+
+    def __post_init__(self) -> None:
+        self.at = self.slot
+
+    def write(self, tokens: Sequence[int]) -> None:
+        """Take these tokens and all that they force."""
+        with stopping(LANGUAGE_FAILED, "the language"):
+            for token in tokens:
+                self.walk.take(token)
+            self.pending += [*tokens, *self.walk.forced()]
+        if not self.walk.finished:
+            within(len(self.walk.tokens), self.tokens_max)
+
+    def begin(self) -> None:
+        """Let the slot hold the prompt; its last section rides with what is forced at the start."""
+        with stopping(BACKEND_FAILED, "the model"):
+            self.backend.begin(self.sections[:-1], slot=self.slot)
+        self.pending[:0] = self.sections[-1] if self.sections else []
+
+    def read(self) -> Choosing:
+        """Let the model read what is written, unless what it says after that is known already."""
+        if not self.pending or self.pending in self.ahead:
+            return
+        beyond = self._beyond()
+        rows = [Row(self._fork(self.at), [*self.pending, *each.text], each.outputs) for each in beyond]
+        found = yield from self._pass([Row(self.at, self.pending), *rows])
+        self.logits, self.pending, self.ahead = found[0][-1], [], Ahead()
+        for each, row, logits in zip(beyond, rows, found[1:], strict=True):
+            self.ahead.note(each, row.slot, logits)
+
+    def _beyond(self) -> list[Beyond]:
+        if not (tokens_max := self.backend.ahead_tokens_max):
+            return []
+        forks_max = min(self.forks_max, FORKS_TOTAL // self.backend.slots) - len(self.forks)
+        room = Room(tokens_max, self.tokens_max - len(self.walk.tokens), forks_max)
+        with stopping(LANGUAGE_FAILED, "the language"):
+            fork = self.walk.fork()
+            if self._exact(fork):
+                found = wholes(self.walk, () if self.mode == "exact" else self.shown, self._following, room)
+            else:
+                found = further(self.walk, fork, self.shown, self._following, room)
+        again = len(self.pending) * (1 + len(found)) + sum(len(each.text) for each in found)
+        return found if again <= self.backend.pass_tokens_max else []
+
+    def choose(self) -> Choosing:
+        with stopping(LANGUAGE_FAILED, "the language"):
+            fork = self.walk.fork()
+            exact = self._exact(fork)
+            whole = self.walk.alternatives() if exact and fork.finite else ()
+        if exact and self.pending:
+            raise ModelError("whole texts were to be compared before all was read", reason_code=LANGUAGE_FAILED)
+        if whole:
+            within(len(self.walk.tokens) + max(len(text) for _, text in whole), self.tokens_max)
+            yield from self._choose_whole(fork, [label for label, _ in whole], [tuple(text) for _, text in whole])
+        elif exact and fork.labels and not fork.finite and self.by_digit != fork.start:
+            yield from self._choose_number(fork)
+        else:
+            self._choose_token(fork)
+            self._drop_others()
+
+    def _exact(self, fork: Fork) -> bool:
+        return self.mode == "exact" or (self.mode == "exact-kinds" and fork.choice == ACTION_CHOICE)
+
+    def _choose_number(self, fork: Fork) -> Choosing:
+        reader = Reader(self.at, self.forks_max - len(self.forks), self.tokens_max, self._fork, self.drop, self._pass)
+        with stopping(LANGUAGE_FAILED, "the language"):
+            found = yield from likeliest_number(self.walk, self.logits, reader, noise_logp_max=self.noise_logp_max)
+        if found.close if found else self.noise_logp_max:  # in another order it might have found one in time
+            raise too_close(fork.choice)
+        if found is None:
+            self.by_digit = fork.start
+            self._choose_token(fork)
+        else:
+            for at, token, self.logits in found.steps:
+                self._choose_token(at, token)
+            if found.slot is not None:
+                self.at, self.pending = found.slot, self.pending[found.read :]
+        self._drop_others()
+
+    def _choose_token(self, fork: Fork, taken: int | None = None) -> None:
+        scores = self.logits[fork.tokens].astype(np.float64) - log_mass(self.logits)
+        best = self._best(fork.choice, scores, None) if taken is None else fork.tokens.tolist().index(taken)
+        shares, z = permitted_shares(scores)
+        if fork.finite:
+            self._count(fork, shares.tolist(), best, z)
+        elif fork.labels:
+            labels = [JOINT.join(labels) for labels in fork.labels]
+            name = f"{fork.choice}[{max(0, len(self.walk.data) - fork.start)}]"
+            self.choices.append(trace_of(name, labels, shares.tolist(), best, z))
+        self.write([int(fork.tokens[best])])
+        self._follow()
+
+    def _follow(self) -> None:
+        """Go on from what is known to follow what was written."""
+        known = self.ahead.follow(self.pending)
+        if known is not None:
+            self.logits, held_by = known
+            if held_by is not None:
+                self.at, self.pending = held_by, []
+
+    def _count(self, fork: Fork, shares: list[float], best: int, z: float) -> None:
+        if self.tally is None:
+            self.tally = Tally(fork.choice, fork.start, [label for labels in fork.labels for label in labels])
+        if (self.tally.name, self.tally.start) != (fork.choice, fork.start):
+            raise ModelError("the language left a choice before it was made", reason_code=LANGUAGE_FAILED)
+        self.action_tokens += fork.choice == ACTION_CHOICE
+        trace = self.tally.take(fork.labels, shares, best, z)
+        if trace is not None:
+            self.choices.append(trace)
+            self.tally = None
+
+    def _choose_whole(self, fork: Fork, labels: list[str], texts: list[Text]) -> Choosing:
+        leader = int(np.array([self.logits[text[0]] for text in texts]).argmax())
+        scores = yield from self._scores(texts, texts[leader])
+        best = self._best(fork.choice, scores, [len(text) for text in texts])
+        self.action_tokens += max(map(len, texts)) if fork.choice == ACTION_CHOICE else 0
+        shares, z = permitted_shares(scores)
+        self.choices.append(trace_of(fork.choice, labels, shares.tolist(), best, z))
+        self.write(texts[best])
+        self._follow()
+        self._drop_others()
+
+    def _following(self, text: Text) -> tuple[Text, Walk]:
+        """Return all that would be read if this was chosen, nothing where the decision would then be whole; and the walk
+        behind it.
+        """
+        with stopping(LANGUAGE_FAILED, "the language"):
+            walk = self.walk.copy()
+            for token in text:
+                walk.take(token)
+            forced = walk.forced()
+            ends = walk.finished or len(walk.tokens) > self.tokens_max
+            return (() if ends else (*text, *forced)), walk
+
+    def _scores(self, texts: Sequence[Text], leader: Text) -> Scoring:
+        """Return the log-probability of each text. What needs reading is read with what follows `leader`.
+
+        What a text needs read is all but its last token; beginnings of one another share a row. They go in waves, so
+        that any number of texts needs a bounded number of forks.
+        """
+        following = follows(texts)
+        logp: dict[Text, float] = {}
+        for known, logits in {(): self.logits, **self.ahead.logits}.items():
+            note(logp, following, known, logits)
+        beginnings = longest(following)
+        ahead = self._following(leader)[0] if beginnings else ()
+        for start in range(0, len(beginnings), self.forks_max - 2):
+            wave = beginnings[start : start + self.forks_max - 2]
+            rows = [Row(self._fork(self.at), tokens, len(tokens)) for tokens in wave]
+            beside = [Row(self._fork(self.at), ahead)] if ahead and not start else []
+            found = yield from self._pass(rows + beside)
+            if beside:
+                self.ahead.note(Beyond(ahead), beside[0].slot, found[-1])
+            for tokens, logits in zip(wave, found, strict=False):
+                for i in range(len(tokens)):
+                    note(logp, following, tokens[: i + 1], logits[i])
+            self.drop([row.slot for row in rows])
+        return np.array([sum(logp[text[: i + 1]] for i in range(len(text))) for text in texts])
+
+    def _best(self, choice: str, scores: NDArray[np.float64], lengths: list[int] | None) -> int:
+        best, close = best_of(scores, lengths, self.noise_logp_max)
+        if close:
+            raise too_close(choice)
+        return best
+
+    def _pass(self, rows: list[Row]) -> Passing:
+        self.rows.append((sum(len(row.tokens) for row in rows), len(rows)))
+        found = yield rows
+        sound = len(found) == len(rows) and all(
+            logits.shape == (row.outputs, self.backend.vocab_size) and np.isfinite(logits).all()
+            for row, logits in zip(rows, found, strict=True)
+        )
+        if not sound:
+            raise ModelError("the model returned numbers that are no logits", reason_code=LOGITS_INVALID)
+        return found
+
+    def _fork(self, slot: int) -> int:
+        with stopping(BACKEND_FAILED, "the model"):
+            self.forks.append(self.backend.fork(slot))
+        return self.forks[-1]
+
+    def _drop_others(self) -> None:
+        kept = {self.at, *self.ahead.forks}
+        self.drop([fork for fork in self.forks if fork not in kept])
+
+    def drop(self, forks: Sequence[int]) -> None:
+        for fork in reversed(forks):  # first those that go on from others
+            self.forks.remove(fork)
+            with suppress(Exception):  # a model that failed holds none any more
+                self.backend.drop(fork)
+
+    def result(self) -> Decoded:
+        if self.tally is not None:
+            raise ModelError("the language ended before a choice was made", reason_code=LANGUAGE_FAILED)
+        data = bytes(self.walk.data)
+        with stopping(LANGUAGE_FAILED, "the language"):
+            canonical = self.walk.canonical()
+        within(len(self.walk.tokens), self.tokens_max)
+        share = next((c.confidence for c in self.choices if c.name == ACTION_CHOICE), 1.0)
+        return Decoded(
+            data,
+            tuple(self.choices),
+            at_least(share, 2 * self.noise_logp_max * self.action_tokens),
+            sum(map(len, self.sections)),
+            len(self.walk.tokens),
+            len(self.rows),
+            canonical,
+            tuple(self.rows),
+            self.walk.plan,
+        )

@@ -1,0 +1,128 @@
+"""What the model thought of each choice: log-probabilities, shares, and the account of one choice over its passes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sds.decoding.errors import LANGUAGE_FAILED
+from sds.kernel.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+JOINT = "|"
+_EXPONENT_MAX = 700.0  # beyond it a double is infinite
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceTrace:
+    """What the model thought of one choice.
+
+    `probabilities`: (label, share among what was permitted), the options in the language's order, summing to 1; then
+    those that were put aside together, before any token told them apart, as one entry `A|B`. `z`: the share of everything
+    the model wanted to say that was permitted at all; small when it would rather have said something else.
+
+    A number of too many values to be listed has one trace for each character that was open: `amount[0]` is the literal's
+    first, its labels are the characters (or groups of digits, where one token holds several), and "" is its end.
+    """
+
+    name: str
+    probabilities: tuple[tuple[str, float], ...]
+    chosen: str
+    z: float
+
+    @property
+    def confidence(self) -> float:
+        return dict(self.probabilities)[self.chosen]
+
+
+class Tally:
+    """The probability of each option of one choice, gathered over the forks it takes.
+
+    `reach`: the probability of what was taken of it so far. Shares put aside on the way are measured, not estimated, and
+    all sum to 1.
+    """
+
+    def __init__(self, name: str, start: int, order: Sequence[str]) -> None:
+        self.name, self.start = name, start
+        self._order = {label: place for place, label in enumerate(order)}
+        self._reach = self._z = 1.0
+        self._shares: dict[tuple[str, ...], float] = {}
+
+    def take(
+        self, labels: Sequence[tuple[str, ...]], shares: Sequence[float], best: int, z: float
+    ) -> ChoiceTrace | None:
+        """Put all but the best share aside; return the whole account once a single option is left."""
+        for index, share in enumerate(shares):
+            if index != best:
+                self._put(labels[index], self._reach * share)
+        self._reach *= shares[best]
+        self._z *= z
+        if len(labels[best]) > 1:
+            return None
+        self._put(labels[best], self._reach)
+        return self._trace(labels[best][0])
+
+    def _put(self, labels: tuple[str, ...], share: float) -> None:
+        self._shares[labels] = self._shares.get(labels, 0.0) + share
+
+    def _trace(self, chosen: str) -> ChoiceTrace:
+        if any(label not in self._order for labels in self._shares for label in labels) or () in self._shares:
+            raise ModelError(f"the language's options for `{self.name}` changed", reason_code=LANGUAGE_FAILED)
+        listed = sorted(self._shares, key=lambda labels: (len(labels), [self._order[label] for label in labels]))
+        named = tuple((JOINT.join(labels), self._shares[labels]) for labels in listed)
+        return ChoiceTrace(self.name, named, chosen, self._z)
+
+
+def trace_of(name: str, labels: Sequence[str], shares: Sequence[float], best: int, z: float) -> ChoiceTrace:
+    """Return the trace of a choice made in one go; what bears one label is one option."""
+    merged: dict[str, float] = {}
+    for label, share in zip(labels, shares, strict=True):
+        merged[label] = merged.get(label, 0.0) + share
+    return ChoiceTrace(name, tuple(merged.items()), labels[best], z)
+
+
+def log_mass(logits: NDArray[np.float32]) -> float:
+    """Return the logarithm of the sum of exp(logits), shape [vocab_size], to some 1e-7."""
+    peak = logits.max()
+    with np.errstate(over="ignore"):  # a spread beyond float32 is minus infinity, and its weight zero
+        weights = logits - peak
+    np.exp(weights, out=weights)
+    return float(peak) + math.log(weights.sum(dtype=np.float64))
+
+
+def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    weights = np.exp(scores - scores.max())
+    shares: NDArray[np.float64] = weights / weights.sum()
+    return shares
+
+
+def permitted_shares(scores: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    """Return the share of each among all these log-probabilities, and Z, their sum as probabilities."""
+    return softmax(scores), min(1.0, float(np.exp(scores).sum()))
+
+
+def at_least(share: float, noise_logp: float) -> float:
+    """Return what a share is at the least, where its log-odds may be off by so much."""
+    if not noise_logp:
+        return share
+    return 1 / (1 + (1 / share - 1) * math.exp(min(noise_logp, _EXPONENT_MAX)))
+
+
+def best_of(scores: NDArray[np.float64], lengths: Sequence[int] | None, noise_logp_max: float) -> tuple[int, bool]:
+    """Return the place of the best score (the first of equals), and whether noise might have made another the best.
+
+    A score is the sum of `lengths` log-probabilities (None: of one each), and each of them may be off by the noise.
+    """
+    best = int(scores.argmax())
+    if not noise_logp_max:
+        return best, False
+    tokens = np.ones(len(scores)) if lengths is None else np.array(lengths, np.float64)
+    close = ~(scores[best] - scores >= noise_logp_max * (tokens + tokens[best]))  # noise that is no number: all are
+    return best, bool(np.delete(close, best).any())

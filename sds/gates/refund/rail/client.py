@@ -1,0 +1,296 @@
+"""The kernel's side of the payment rail: start it, stop it, and pay through it without ever guessing.
+
+Whatever is not known for certain is `unknown`: a deadline, a closed connection, an answer that cannot be read, a
+rail that cannot be reached. Even a refused connection is, though this call sent nothing: an earlier one under the
+same key may have. `rejected` is only what the rail itself said, or an order that was never sent.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import sds
+from sds.kernel.errors import ExecutorError, StateError
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt
+from sds.kernel.executor.statement import StatementLine
+
+from .store import Line
+
+REPLY_BYTES_MAX = 64 * 1024
+READY_S = 15.0
+STOP_S = 5.0
+CONTROL_S = 5.0
+_NO_ANSWER = (OSError, ValueError, RecursionError, HTTPException)
+
+
+class RailProcess:
+    """The rail as a child process: `with RailProcess(db) as rail: rail.executor()`. It ends with the block."""
+
+    def __init__(self, db: Path, *, ready_s: float = READY_S) -> None:
+        self._db, self._ready_s = db.resolve(), ready_s
+        self._child: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the process and wait until it is ready; on the port it had before, when it was started before.
+
+        Raises ExecutorError when it is not ready in time.
+        """
+        command = [
+            sys.executable,
+            "-m",
+            "sds.gates.refund.rail.server",
+            "--db",
+            str(self._db),
+            "--port",
+            str(self.port),
+        ]
+        self._child = subprocess.Popen(  # noqa: S603 - our own interpreter, our own module
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(sds.__file__).parents[1],
+            umask=0o077,  # its file lies beside the record
+            start_new_session=True,  # an interrupt typed at the terminal is ours to handle, not the rail's
+        )
+        try:
+            self.port = _ready_port(self._child, self._ready_s)
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """Close its standard input, which ends it; kill it when that does not."""
+        if self._child is None:
+            return
+        child = self._child
+        if child.stdin is not None:
+            child.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(STOP_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it at once, whatever it is doing: what a machine failure looks like from here."""
+        if self._child is None:
+            return
+        child, self._child = self._child, None
+        child.kill()
+        child.wait()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def executor(self, version_of: Callable[[str], str | None] | None = None) -> RailExecutor:
+        return RailExecutor(self.port, version_of)
+
+    def misbehave(
+        self,
+        *,
+        lose_reply: float = 0.0,
+        fail: float = 0.0,
+        drop_before: float = 0.0,
+        delay_ms: int = 0,
+        seed: int = 0,
+    ) -> None:
+        """Set the faults from now on; called without arguments it ends them."""
+        faults = {"lose_reply": lose_reply, "fail": fail, "drop_before": drop_before}
+        self._control("POST", "/faults", {**faults, "delay_ms": delay_ms, "seed": seed})
+
+    def payouts(self, ticket_id: str = "") -> dict[str, Any]:
+        """Return what the rail has paid: `settled`, `rejected`, `paid_minor`, `by_kind`, `dfids_paid_twice`, ..."""
+        return self._control("GET", f"/payouts/{ticket_id}" if ticket_id else "/payouts", None)
+
+    def _control(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
+        return _told(self.port, method, path, body)
+
+
+class RailExecutor:
+    """Pays through the rail on `port`. Safe in several threads. The rail honours keys, so it is idempotent.
+
+    `version_of` (the state source's) is the precondition on state that the rail does not own: an intent whose
+    ticket has moved is refused before it is sent. What moves between that look and the payment is not seen.
+    """
+
+    idempotent = True
+
+    def __init__(self, port: int, version_of: Callable[[str], str | None] | None = None) -> None:
+        self._port, self._version_of = port, version_of
+
+    def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
+        """Pay the intent's amount under `key`."""
+        if [name for name, _ in intent.params] != ["amount"]:
+            return Receipt("rejected", detail="the intent does not carry exactly one amount; nothing was sent")
+        if self._version_of is not None:
+            try:
+                moved = self._version_of(intent.resource_key) != intent.state_version
+            except StateError as error:
+                return Receipt("rejected", detail=f"nothing was sent: {error}")
+            if moved:
+                return Receipt("rejected", detail="the ticket has moved; nothing was sent")
+        order = {
+            "key": key,
+            "kind": intent.kind,
+            "amount_minor": intent.params[0][1],
+            "ticket_id": intent.resource_key,
+            "dfid": intent.dfid,
+        }
+        return self._ask("POST", "/pay", order, key, deadline_s)
+
+    def lookup(self, key: str, deadline_s: float) -> Receipt:
+        """Ask what became of `key`."""
+        return self._ask("GET", f"/pay/{key}", None, key, deadline_s)
+
+    def void(self, key: str, deadline_s: float) -> Receipt:
+        """Make certain that `key` never pays: `rejected` when it is void, `settled` when it has paid before."""
+        return self._ask("POST", "/void", {"key": key}, key, deadline_s)
+
+    def revert(self, key: str, deadline_s: float) -> Receipt:
+        """Take back what was paid under `key`: once, whole, however often it is asked."""
+        return self._ask("POST", "/revert", {"key": key}, key, deadline_s)
+
+    def reverted(self, key: str, deadline_s: float) -> Receipt:
+        """Ask whether what was paid under `key` has been taken back."""
+        return self._ask("GET", f"/revert/{key}", None, key, deadline_s)
+
+    def statement(self, since_ms: int, until_ms: int) -> Iterator[StatementLine]:
+        """Yield every order the rail answered in this time, in order, as it stands now. Raises ExecutorError."""
+        after = 0
+        while page := _told(self._port, "GET", f"/statement/{since_ms}/{until_ms}/{after}", None).get("lines"):
+            for told in page:
+                line = Line(**told)
+                if line.number <= after:
+                    raise ExecutorError("the payment rail tells of an order twice")
+                after = line.number
+                yield _statement_line(line)
+
+    def _ask(self, method: str, path: str, body: Mapping[str, object] | None, key: str, deadline_s: float) -> Receipt:
+        try:
+            code, data = _exchange(self._port, method, path, body, deadline_s)
+        except _NO_ANSWER as error:
+            return Receipt("unknown", detail=f"no answer from the rail: {type(error).__name__}")
+        return _receipt(path, code, data, key)
+
+
+def _statement_line(line: Line) -> StatementLine:
+    return StatementLine(
+        key=line.key,
+        outcome=line.status,  # type: ignore[arg-type]  # whoever reads a statement checks every line of it
+        at_ms=line.at_ms,
+        amount_minor=line.amount_minor,
+        reference=line.reference,
+        dfid=line.dfid,
+        kind=line.kind,
+        params={"amount": line.amount_minor},
+        resource_key=line.ticket_id,
+    )
+
+
+def _told(port: int, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
+    """Ask what is no order; return the answer. Raises ExecutorError when there is none."""
+    try:
+        code, data = _exchange(port, method, path, body, CONTROL_S)
+    except _NO_ANSWER as error:
+        raise ExecutorError(f"the payment rail does not answer: {error}") from error
+    if code != 200:
+        raise ExecutorError(f"the payment rail refused: {data.get('detail', code)}")
+    return data
+
+
+def _receipt(path: str, code: int, data: Mapping[str, Any], key: str) -> Receipt:
+    """Read the rail's answer strictly: it must be about this key and make sense for what was asked."""
+    status, reference, detail = data.get("status"), data.get("reference"), data.get("detail")
+    if path == "/pay" and code in {400, 409}:
+        return Receipt("rejected", detail=str(detail)[:200])
+    if code != 200 or data.get("key") != key:
+        return Receipt("unknown", detail=f"the rail answered {code}, not about this key")
+    if status == "settled" and isinstance(reference, str) and reference:
+        return Receipt("settled", reference=reference[:64])
+    if status == "rejected":
+        return Receipt("rejected", detail=str(detail)[:200])
+    if status == "absent" and path.startswith(("/pay/", "/revert/")):
+        return Receipt("absent")
+    return Receipt("unknown", detail="the rail is still at work" if status == "pending" else "an unreadable answer")
+
+
+class _Received:
+    """What `HTTPResponse` wants to read from: bytes that have arrived already."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, _mode: str) -> io.BytesIO:
+        return io.BytesIO(self._data)
+
+
+def _exchange(
+    port: int, method: str, path: str, body: Mapping[str, object] | None, deadline_s: float
+) -> tuple[int, dict[str, Any]]:
+    """Send one request and return (code, object). The deadline is for the whole exchange, not for each byte.
+
+    Raises OSError (TimeoutError past the deadline), HTTPException or ValueError for anything but a whole answer.
+    """
+    ends = time.monotonic() + deadline_s
+    content = b"" if body is None else json.dumps(body).encode()
+    head = f"{method} {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=_left(ends)) as connection:
+        connection.settimeout(_left(ends))
+        connection.sendall(head.encode("ascii") + content)
+        received = bytearray()
+        while True:
+            connection.settimeout(_left(ends))
+            part = connection.recv(REPLY_BYTES_MAX)
+            if not part:
+                break
+            received += part
+            if len(received) > REPLY_BYTES_MAX:
+                raise ValueError("the answer is too large")
+    response = HTTPResponse(_Received(bytes(received)), method=method)  # type: ignore[arg-type]
+    response.begin()
+    data = json.loads(response.read().decode())
+    if not isinstance(data, dict):
+        raise ValueError("the answer is not an object")  # noqa: TRY004 - a bad answer, not a bad argument
+    return response.status, data
+
+
+def _left(ends: float) -> float:
+    left = ends - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the deadline has passed")
+    return left
+
+
+def _ready_port(child: subprocess.Popen[bytes], ready_s: float) -> int:
+    """Read the child's first line, which tells its port, within `ready_s` seconds."""
+    if child.stdout is None:
+        raise ExecutorError("the payment rail has no output to read its port from")
+    output, line, ends = child.stdout.fileno(), b"", time.monotonic() + ready_s
+    while not line.endswith(b"\n"):
+        readable, _, _ = select.select([output], [], [], max(0.0, ends - time.monotonic()))
+        if not readable:
+            raise ExecutorError("the payment rail did not start in time")
+        part = os.read(output, 4096)
+        if not part:
+            raise ExecutorError("the payment rail ended at its start")
+        line += part
+    return int(json.loads(line)["port"])

@@ -1,0 +1,215 @@
+"""The keys of one record, in one file of the gate's folder that only its user can read: `kernel.key`.
+
+Two kinds: order keys (32 bytes, HMAC-SHA256) sign what leaves the kernel, ledger keys (Ed25519) sign checkpoints. Of each
+kind the newest signs, and what older ones have signed is still verified; of an older ledger key only the public half is
+kept. `ledger.pub` beside it holds the public halves, to hand out.
+
+Until version 0.1 `kernel.key` was 32 bytes and nothing else: one order key.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.storage.checkpoints import LedgerKey, PublicKeys
+from sds.kernel.storage.ledger import Head
+from sds.kernel.storage.private_files import OTHERS, replace_private_file
+
+KEY_BYTES = 32
+KEYS_MAX = 1_000  # of a kind; 83 years of a new one every month
+KEY_FILE, PUBLIC_FILE = "kernel.key", "ledger.pub"
+FILE_BYTES_MAX = 1 << 20
+_MAGIC = b"sds keys 1\n"
+LOST = 'put it back from a backup; if there is none: sds keys rotate --lost --reason "..."'
+_DAMAGED = 'put the key back from a backup; if there is none, move it away: sds keys rotate --lost --reason "..."'
+
+Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Key = Annotated[str, Field(pattern=r"^([0-9a-f]{2}){32,}$")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class OrderKey(_Strict):
+    """One order key. `made_ms` is None where nobody has written it down."""
+
+    key: Key = Field(repr=False)
+    made_ms: int | None = None
+
+
+class Public(_Strict):
+    key: Hex64
+    made_ms: int | None = None
+
+
+class PublicFile(_Strict):
+    """What `ledger.pub` says: the head when signing began, and every key that has signed since, the newest first."""
+
+    since_entry: int = Field(ge=0)
+    since_hash: Hex64
+    keys: tuple[Public, ...] = Field(min_length=1, max_length=KEYS_MAX)
+
+    @property
+    def public(self) -> PublicKeys:
+        return PublicKeys(tuple(each.key for each in self.keys), Head(self.since_entry, self.since_hash))
+
+
+class Ring(_Strict):
+    """All keys of a record, the newest first. `seed` is the private half of the first ledger key."""
+
+    orders: tuple[OrderKey, ...] = Field(default=(), max_length=KEYS_MAX)
+    seed: Hex64 | None = Field(default=None, repr=False)
+    ledger: PublicFile | None = None
+
+    @property
+    def secrets(self) -> tuple[bytes, ...]:
+        """The order keys, the newest first."""
+        return tuple(bytes.fromhex(each.key) for each in self.orders)
+
+
+def order_keys(folder: Path, *, now_ms: int) -> tuple[bytes, ...]:
+    """Return the order keys, the newest first; the first one is made on first use. Raises StoreError, UsageError."""
+    with _locked(folder):
+        ring = _read_or_none(folder) or Ring()
+        if not ring.orders:
+            ring = ring.model_copy(update={"orders": (_order_key(now_ms),)})
+            _save(folder, ring)
+    return ring.secrets
+
+
+def ledger_key(folder: Path, since: Head | None, *, now_ms: int) -> LedgerKey:
+    """Return the key that signs the ledger. On first use it is made, and says that it began after `since`.
+
+    Raises StoreError where there is none and `since` is None: something has been signed, with a key that is lost.
+    """
+    with _locked(folder):
+        ring = _read_or_none(folder) or Ring()
+        if ring.seed is None and since is not None:
+            ring = _with_ledger_key(ring, since, (), now_ms)
+            _save(folder, ring)
+        _save_public(folder, ring)
+    return _signing(ring)
+
+
+def renew(folder: Path, since: Head, *, older: tuple[str, ...], now_ms: int) -> Ring:
+    """Make the newest key of each kind; return all of them. `since`, `older`: of the ledger's public keys."""
+    with _locked(folder):
+        ring = _read_or_none(folder) or Ring()
+        if max(len(ring.orders), len(older)) >= KEYS_MAX:
+            raise UsageError(f"there are {KEYS_MAX} keys already")
+        ring = ring.model_copy(update={"orders": (_order_key(now_ms), *ring.orders)})
+        known = {each.key: each for each in ring.ledger.keys} if ring.ledger else {}
+        ring = _with_ledger_key(ring, since, tuple(known.get(key, Public(key=key)) for key in older), now_ms)
+        _save(folder, ring)
+    return ring
+
+
+def _order_key(now_ms: int) -> OrderKey:
+    return OrderKey(key=secrets.token_bytes(KEY_BYTES).hex(), made_ms=now_ms)
+
+
+def _with_ledger_key(ring: Ring, since: Head, older: tuple[Public, ...], now_ms: int) -> Ring:
+    seed = secrets.token_bytes(KEY_BYTES)
+    made = Public(key=LedgerKey(seed, since).public.keys[0], made_ms=now_ms)
+    public = PublicFile(since_entry=since.idx, since_hash=since.entry_hash, keys=(made, *older))
+    return ring.model_copy(update={"seed": seed.hex(), "ledger": public})
+
+
+def _signing(ring: Ring) -> LedgerKey:
+    if ring.seed is None or ring.ledger is None:
+        raise StoreError("the key that signs the ledger is lost", hint=LOST)
+    public = ring.ledger.public
+    return LedgerKey(bytes.fromhex(ring.seed), public.since, public.keys[1:])
+
+
+def read_ring(path: Path) -> Ring:
+    """Read a key file. Raises StoreError when it is gone or damaged, UsageError when others can read it."""
+    try:
+        if path.stat().st_mode & OTHERS:
+            raise UsageError(f"`{path}` can be read by others", hint=f"chmod 600 {path}")
+        raw = _bytes(path)
+    except OSError as error:
+        raise StoreError(f"`{path}` cannot be used: {error.strerror}") from error
+    if raw.startswith(_MAGIC):
+        try:
+            ring = Ring.model_validate_json(raw.removeprefix(_MAGIC))
+            if ring.seed is not None:
+                _check_pair(ring)
+        except (ValidationError, ValueError) as error:
+            raise StoreError(f"`{path}` is damaged: its keys cannot be read", hint=_DAMAGED) from error
+        return ring
+    if len(raw) < KEY_BYTES:
+        raise StoreError(f"`{path}` is damaged: it has {len(raw)} bytes, a key has {KEY_BYTES}", hint=_DAMAGED)
+    return Ring(orders=(OrderKey(key=raw.hex()),))
+
+
+def _check_pair(ring: Ring) -> None:
+    public = _signing(ring).public
+    if ring.ledger is None or public != ring.ledger.public:
+        raise ValueError("the private key is not that of the public one")
+
+
+def read_public(path: Path) -> PublicKeys:
+    """Read a public key file. Raises UsageError when it cannot be read or is none."""
+    try:
+        return PublicFile.model_validate_json(_bytes(path)).public
+    except OSError as error:
+        raise UsageError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+    except ValidationError as error:
+        hint = f"give a copy of a gate's `{PUBLIC_FILE}`"
+        raise UsageError(f"`{path}` is no file of public keys", hint=hint) from error
+
+
+def _bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(FILE_BYTES_MAX)
+
+
+def _read_or_none(folder: Path) -> Ring | None:
+    path = folder / KEY_FILE
+    return read_ring(path) if path.exists() else None
+
+
+def _save(folder: Path, ring: Ring) -> None:
+    """Write the keys first, then their public halves: those can be had from the keys."""
+    path = folder / KEY_FILE
+    try:
+        replace_private_file(path, _MAGIC + ring.model_dump_json().encode() + b"\n")
+    except OSError as error:
+        raise StoreError(f"`{path}` cannot be written: {error.strerror}") from error
+    _save_public(folder, ring)
+
+
+def _save_public(folder: Path, ring: Ring) -> None:
+    """Write the public halves, unless they are there: a crash may have come between them and the keys."""
+    if ring.ledger is None:
+        return
+    path, data = folder / PUBLIC_FILE, ring.ledger.model_dump_json().encode() + b"\n"
+    try:
+        if not path.exists() or _bytes(path) != data:
+            replace_private_file(path, data)
+    except OSError as error:
+        raise StoreError(f"`{path}` cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one process, or thread, at a time read the keys and write them anew."""
+    with ExitStack() as opened:
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+            opened.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            raise StoreError(f"`{folder}` cannot be used: {error.strerror}") from error
+        yield

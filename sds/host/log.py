@@ -1,0 +1,47 @@
+"""Structured JSON logs: one object a line, with `event`, `timestamp` and, inside a flow, `dfid`. No personal data.
+
+The kernel hands over facts it chose itself: ids, kinds, codes. Events, evidence and snapshots are never logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TextIO
+
+import structlog
+
+from sds.kernel.errors import StoreError
+from sds.kernel.storage.private_files import make_private_file
+
+_WARNINGS = ("security.", "agent.suspended", "engine.down", "statement.", "rationale.skipped", "recovery.failed")
+
+
+class JsonLog:
+    """Appends to one file, opened for the life of the gate."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_file(path)
+            self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise StoreError(f"`{path}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
+        self._logger = structlog.wrap_logger(
+            structlog.WriteLogger(self._file),
+            processors=[
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                structlog.processors.JSONRenderer(sort_keys=True),
+            ],
+        )
+
+    def write(self, event: str, facts: Mapping[str, object]) -> None:
+        level = "warning" if event.startswith(_WARNINGS) else "info"
+        with suppress(OSError, ValueError):  # a full disk or a closed file: the record is the store, not this
+            getattr(self._logger, level)(event, **facts)
+
+    def close(self) -> None:
+        with suppress(OSError):  # what could not be written before cannot be now
+            self._file.close()

@@ -1,0 +1,173 @@
+"""Where a gate keeps its files: `$SDS_HOME`, or `.sds` in the working folder. One folder a gate.
+
+What can be made again, prepared weights, is in `$SDS_CACHE` or the user's cache folder, for all homes alike.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+from sds.host import keys
+from sds.kernel.errors import SdsError, StoreError
+from sds.kernel.executor.protocol import Signer
+from sds.kernel.storage.checkpoints import LedgerKey, PublicKeys, Witness, newest, refuse_altered_ledger
+from sds.kernel.storage.keyring import Keyring
+from sds.kernel.storage.ledger import Head, head
+from sds.kernel.storage.store import Reader, Store
+
+GATES = ("refund",)  # the gates that ship with this package
+
+
+def home() -> Path:
+    return Path(os.environ.get("SDS_HOME") or ".sds")
+
+
+def model_cache() -> Path:
+    """Return where prepared weights are kept: `$SDS_CACHE`, or `sds` in the user's cache folder; `models` in it."""
+    named = os.environ.get("SDS_CACHE")
+    users = os.environ.get("XDG_CACHE_HOME")
+    return (Path(named) if named else (Path(users) if users else _users_home() / ".cache") / "sds") / "models"
+
+
+def _users_home() -> Path:
+    """Whoever has none has no cache either: there is nothing at this path."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/nonexistent")
+
+
+def gate_home(gate: str) -> Path:
+    return home() / gate
+
+
+def decisions_path(folder: Path) -> Path:
+    return folder / "decisions.db"
+
+
+def key_path(folder: Path) -> Path:
+    return folder / keys.KEY_FILE
+
+
+def open_record(folder: Path) -> Store:
+    """Open a gate's record, made on first use, whose ledger is signed. Raises StoreError when it is gone but its key is there.
+
+    A fresh record would not know what has been paid. Every command comes through here: a file that was emptied and
+    merely looked at would otherwise be a fresh record, too. Where only the key is gone it is opened all the same, so
+    that it can be read, verified and halted: what decides asks for its `signer`.
+    """
+    refuse_lost(folder)
+    store = Store(decisions_path(folder), witness=Witness(lambda since: _key_or_none(folder, since), now_ms))
+    _unlock(store, folder)
+    return store
+
+
+def _unlock(store: Store, folder: Path) -> None:
+    """Let the texts of cases be read where the kernel's keys are there; without them everything else can be read."""
+    if key_path(folder).exists():
+        with suppress(SdsError):  # whoever needs the keys says what is wrong with them
+            if known := keys.read_ring(key_path(folder)).secrets:
+                store.unlock(Keyring(Signer(*known)))
+
+
+def _key_or_none(folder: Path, since: Head | None) -> LedgerKey | None:
+    try:
+        return _ledger_key(folder, since)
+    except SdsError:  # what is written is not signed then, and `sds ledger verify` and `sds doctor` say so
+        return None
+
+
+def _ledger_key(folder: Path, since: Head | None) -> LedgerKey:
+    refuse_lost_key(folder)
+    return keys.ledger_key(folder, since, now_ms=now_ms())
+
+
+def ledger_key(folder: Path, record: Reader) -> LedgerKey:
+    """Return the key that signs a record's ledger, made on first use. Raises StoreError when it is lost."""
+    return _ledger_key(folder, None if newest(record) else head(record))
+
+
+def refuse_lost(folder: Path) -> None:
+    """Raise StoreError when a gate's record is gone or empty but its key is there."""
+    path = decisions_path(folder)
+    if key_path(folder).exists() and not (path.exists() and path.stat().st_size):
+        raise StoreError(f"the record `{path}` is gone, but its key is there", hint="restore it, or use another folder")
+
+
+def make_private(folder: Path, *, hint: str = "set SDS_HOME to a folder that can be written") -> None:
+    """Make a folder that only this user can look into; one that is there already stays as it is."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"`{folder}` cannot be made: {error.strerror}", hint=hint) from error
+
+
+def refuse_lost_key(folder: Path) -> None:
+    """Raise StoreError when the keys are gone with which a record was signed: new ones would verify none of it."""
+    key, record = key_path(folder), decisions_path(folder)
+    if not (record.exists() and record.stat().st_size):
+        return
+    orders, ledger = _signed(record)
+    if (orders or ledger) and not key.exists():
+        raise StoreError(f"the key `{key}` is gone, but its record is there", hint=keys.LOST)
+    if ledger and keys.read_ring(key).ledger is None:
+        raise StoreError(f"`{key}` is older than its record: it has no key of the ledger", hint=keys.LOST)
+
+
+def _signed(record: Path) -> tuple[bool, bool]:
+    """Return whether a record holds orders, and checkpoints; of both, one in older records."""
+    try:
+        with closing(Reader(sqlite3.connect(f"{record.absolute().as_uri()}?mode=ro", uri=True))) as reader:
+            known = reader.schema
+            orders, ledger = (
+                table in known and reader.value(f"SELECT EXISTS (SELECT 1 FROM {table})") == 1
+                for table in ("execution_log", "checkpoints")
+            )
+    except sqlite3.Error as error:
+        raise StoreError(f"`{record}` cannot be opened: {error}") from error
+    return orders, ledger
+
+
+def refuse_altered(folder: Path, record: Reader) -> None:
+    """Raise StoreError when a record's ledger is not what was signed last: nobody should decide with it."""
+    if key_path(folder).exists() and (ring := keys.read_ring(key_path(folder))).ledger is not None:
+        refuse_altered_ledger(record, ring.ledger.public)
+
+
+def signer(folder: Path) -> Signer:
+    """Return the kernel's signer, its key made on first use in a file that only this user can read."""
+    return Signer(*kernel_keys(folder))
+
+
+def kernel_keys(folder: Path) -> tuple[bytes, ...]:
+    """Return the kernel's own secrets, at least 32 bytes each: the newest, which is to be used, and older ones.
+
+    The first is made on first use. Raises StoreError when they are lost or damaged, UsageError when others can read them.
+    """
+    make_private(folder)
+    refuse_lost_key(folder)
+    return keys.order_keys(folder, now_ms=now_ms())
+
+
+def public_keys_of(folder: Path) -> PublicKeys | None:
+    """Return what verifies a folder's ledger; None where nothing was ever signed."""
+    found = known_public_keys(folder)
+    return found[0] if found else None
+
+
+def known_public_keys(folder: Path) -> tuple[PublicKeys, Path] | None:
+    """Return what verifies a folder's ledger, and the file that says so: the keys' own, else the one made of it."""
+    path = key_path(folder)
+    ring = keys.read_ring(path) if path.exists() else keys.Ring()
+    if ring.ledger is not None:
+        return ring.ledger.public, path
+    path = folder / keys.PUBLIC_FILE
+    return (keys.read_public(path), path) if path.exists() else None
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,65 @@
+"""New keys for a record, on the record: what the older ones have signed goes on being verified."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sds.host import keys, paths
+from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.registry import registry
+from sds.kernel.storage import checkpoints, ledger
+from sds.kernel.storage.checkpoints import PublicKeys
+from sds.kernel.storage.ledger import Head
+from sds.kernel.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Rotated:
+    """The new ledger key, how many keys of each kind there are now, and where older public keys were taken from."""
+
+    ledger_key: str
+    orders: int
+    ledger: int
+    taken_from: Path | None
+
+
+def rotate(folder: Path, store: Store, *, who: str, reason: str, now_ms: int, lost: bool = False) -> Rotated:
+    """Make a new order key and a new ledger key for the record in `folder`, opened as `store`.
+
+    `lost`: the old ones are gone for good. Then orders in the air that they signed can no longer be resolved by
+    recovery. Running gates go on with the keys they have until they are opened again. Raises UsageError when keys are
+    said to be lost and are not, StoreError when they are and it is not said.
+    """
+    if lost:
+        _refuse_found(folder)
+    else:
+        paths.refuse_lost_key(folder)
+    with store.transaction():
+        older, taken_from = _older(folder, store)
+        since = older.since if checkpoints.newest(store) else ledger.head(store)
+        ring = keys.renew(folder, since, older=older.keys, now_ms=now_ms)
+        made = ring.ledger.public.keys[0] if ring.ledger else ""
+        act = "KEYS_LOST" if lost else "KEYS_ROTATED"
+        registry.append_act(store, act, who=who, reason=reason, now_ms=now_ms, facts={"ledger_key": made})
+    return Rotated(made, len(ring.orders), len(older.keys) + 1, taken_from)
+
+
+def _refuse_found(folder: Path) -> None:
+    try:
+        paths.refuse_lost_key(folder)
+    except SdsError:
+        return
+    raise UsageError(f"the keys in `{paths.key_path(folder)}` are there", hint='sds keys rotate --reason "..."')
+
+
+def _older(folder: Path, store: Store) -> tuple[PublicKeys, Path | None]:
+    """Return the public keys that have signed so far, and the file that knew them; else all that the record names."""
+    found = paths.known_public_keys(folder)
+    if found is not None:
+        return found
+    signed = checkpoints.read_all(store)
+    before = signed[0].prev_idx if signed else 0
+    stored = store.value("SELECT entry_hash FROM ledger WHERE idx = ?", (before,))
+    named = tuple(dict.fromkeys(each.public_key for each in reversed(signed)))
+    return PublicKeys(named, Head(before, stored or ledger.GENESIS)), None

@@ -1,0 +1,128 @@
+"""What can be said of a contract by reading it: fields nobody reads, kinds nobody may decide, limits that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from sds.kernel.contract.compiler import Path
+from sds.kernel.contract.expressions import Checked
+from sds.kernel.contract.schema import Contract
+from sds.kernel.envelope.envelope import DENY
+from sds.lint.finding import Finding
+
+TTL_MS_PLAUSIBLE = 1_000
+
+
+def declared_findings(contract: Contract, places: Mapping[Path, Checked]) -> list[Finding]:
+    """Return the findings of one contract. `places`: the expressions that are evaluated, by their place."""
+    return [
+        *_unused_fields(contract, places),
+        *_shown_alike(contract),
+        *_kinds(contract),
+        *_reasons(contract),
+        *_governance(contract),
+        *_times(contract),
+    ]
+
+
+def _unused_fields(contract: Contract, places: Mapping[Path, Checked]) -> Iterator[Finding]:
+    used = {path for checked in places.values() for path in checked.reads}
+    used |= {path for path, _ in contract.show} or set(contract.snapshot)
+    used |= set(contract.drift.fields)
+    used |= {limit.per for limit in contract.spend if limit.per}
+    used |= {path for kind in contract.kinds.values() for path in kind.draws}
+    for path in contract.snapshot:
+        if path not in used:
+            yield Finding(
+                "field-unused",
+                "warning",
+                ("snapshot", path),
+                f"`{path}` is read by no rule, shown to no model, drawn from by no kind",
+                "leave it out, unless a decision must not be carried out when it has moved: it is required and strict",
+            )
+
+
+def _shown_alike(contract: Contract) -> Iterator[Finding]:
+    first: dict[str, str] = {}
+    for path, label in contract.show:
+        other = first.setdefault(label, path)
+        if other != path:
+            message = f"`{path}` and `{other}` are both shown as `{label}`: the model cannot tell them apart"
+            yield Finding("shown-alike", "warning", ("show", path), message, "give one of them another label")
+
+
+def _kinds(contract: Contract) -> Iterator[Finding]:
+    steps = {step for saga in contract.sagas.values() for step in saga.steps}
+    others = {*contract.human.authority, *contract.human.kinds, *steps}
+    for kind in contract.kinds:
+        if kind not in contract.authority and kind != DENY and kind not in others:
+            message = f"`{kind}` is declared, but no agent, no human and no saga has the authority for it"
+            yield Finding(
+                "kind-without-authority", "warning", ("kinds", kind), message, "name it in `authority`, or drop it"
+            )
+    names = sorted({*contract.authority, DENY})
+    yield from (
+        Finding("code-begins-another", "info", ("kinds", one), _begins(one, other))
+        for one in names
+        for other in names
+        if one != other and other.startswith(one)
+    )
+
+
+def _begins(one: str, other: str) -> str:
+    return f"`{one}` begins `{other}`: telling them apart can take the model one more pass"
+
+
+def _reasons(contract: Contract) -> Iterator[Finding]:
+    for name, kind in contract.kinds.items():
+        for index, code in enumerate(kind.reasons):
+            at = ("kinds", name, "reasons", index)
+            if code in kind.reasons[:index]:
+                yield Finding(
+                    "reason-repeated", "warning", at, f"`{code}` stands twice among the reasons of `{name}`", "drop one"
+                )
+        codes = sorted(set(kind.reasons))
+        yield from (
+            Finding("code-begins-another", "info", ("kinds", name, "reasons"), _begins(one, other))
+            for one in codes
+            for other in codes
+            if one != other and other.startswith(one)
+        )
+
+
+def _governance(contract: Contract) -> Iterator[Finding]:
+    spending = [name for name in contract.authority if contract.kinds[name].spends]
+    if spending and not contract.spend:
+        message = f"`{spending[0]}` spends, and no limit says how much in an hour or a day"
+        yield Finding("spend-unlimited", "warning", ("kinds", spending[0], "spends"), message, "add `spend`")
+    for name in contract.authority:
+        kind = contract.kinds[name]
+        if kind.draws and not kind.spends and any(isinstance(drawn, str) for drawn in kind.draws.values()):
+            message = f"`{name}` draws an amount that counts against no spend limit"
+            yield Finding("draw-not-spent", "warning", ("kinds", name, "draws"), message, "name the amount in `spends`")
+    if "@" not in contract.owner:
+        message = f"the owner `{contract.owner}` is no address: nobody can be reached when the agent is suspended"
+        yield Finding("owner-unreachable", "warning", ("owner",), message, "name a human, with an address")
+    if contract.escalation.confidence_min_pct:
+        message = "an engine that measures no confidence (any but `native`) escalates every decision"
+        yield Finding("confidence-needed", "info", ("escalation", "confidence_min_pct"), message)
+    for index, kind_name in enumerate(contract.escalation.always):
+        if kind_name not in contract.authority and kind_name != DENY:
+            message = f"`{kind_name}` always needs a human, but the agent may not decide it anyway"
+            yield Finding("always-without-authority", "warning", ("escalation", "always", index), message, "drop it")
+
+
+def _times(contract: Contract) -> Iterator[Finding]:
+    ttl_ms, age_ms_max = contract.budget.ttl_ms, contract.drift.age_ms_max
+    if ttl_ms < TTL_MS_PLAUSIBLE:
+        message = f"{ttl_ms} ms from trigger to proposal: a model on a busy CPU is slower, and every case escalates"
+        yield Finding(
+            "ttl-too-short", "warning", ("budget", "ttl_ms"), message, f"give it {TTL_MS_PLAUSIBLE} ms or more"
+        )
+    if age_ms_max < min(ttl_ms, TTL_MS_PLAUSIBLE):
+        message = (
+            f"a snapshot may be {age_ms_max} ms old, but deciding may take {ttl_ms} ms: slow decisions always drift"
+        )
+        yield Finding(
+            "age-shorter-than-decision", "warning", ("drift", "age_ms_max"), message, "raise it to `budget.ttl_ms`"
+        )

@@ -1,0 +1,227 @@
+"""What two contracts set differently, and whether the second is the wider one.
+
+Each row of `_RULES` says how one setting is read. Where it cannot be said which way a change goes, and it bears on what
+may happen, it counts as wider: whoever reads the difference shall look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from sds.kernel.contract.schema import Contract, DriftSpec, KindSpec, SpendLimit
+from sds.kernel.envelope.bounds import MAGNITUDE_MAX
+
+Direction = Literal["wider", "narrower", "different"]
+_UNLIMITED = MAGNITUDE_MAX + 1
+
+
+@dataclass(frozen=True, slots=True)
+class SettingChange:
+    """One setting that differs, by its path in the contract; None: it is not there."""
+
+    path: str
+    direction: Direction
+    before: str | None
+    after: str | None
+
+
+_Rule = Callable[[Any, Any], Direction]
+
+
+def _more(a: int | None, b: int | None) -> Direction:
+    """More of it is wider; none at all is without limit."""
+    return "wider" if (_UNLIMITED if b is None else b) > (_UNLIMITED if a is None else a) else "narrower"
+
+
+def _less(a: int, b: int) -> Direction:
+    return "wider" if b < a else "narrower"
+
+
+def _superset(a: tuple[str, ...], b: tuple[str, ...]) -> Direction:
+    return "wider" if set(b) - set(a) else "narrower" if set(a) - set(b) else "different"
+
+
+def _subset(a: tuple[str, ...], b: tuple[str, ...]) -> Direction:
+    return _superset(b, a)
+
+
+def _earlier(a: str, b: str) -> Direction:
+    return "wider" if b < a else "narrower"
+
+
+def _unclear(a: object, b: object) -> Direction:  # noqa: ARG001  it bears on what may happen, in a way nobody can order
+    return "wider"
+
+
+def _neutral(a: object, b: object) -> Direction:  # noqa: ARG001
+    return "different"
+
+
+def _settles(a: str, b: str) -> Direction:  # noqa: ARG001
+    return "wider" if b == "source" else "narrower"
+
+
+_RULES: tuple[tuple[str, _Rule], ...] = (
+    ("gate", _unclear),
+    ("agent_id", _unclear),
+    ("owner", _neutral),
+    ("effective_from", _earlier),
+    ("proposal_schema", _neutral),
+    ("mission", _neutral),
+    ("source", _unclear),  # what was drawn is counted by it: under another name it is forgotten
+    ("authority", _superset),
+    ("event.id", _unclear),  # one flow for each: under another field an event is decided again
+    ("event.key", _unclear),
+    ("event.evidence", _neutral),
+    ("event.evidence_chars_max", _neutral),
+    ("show", _neutral),
+    ("rationale", _neutral),  # how long one before the decision may be is compared as decisions are
+    ("draws_settle_in", _settles),
+    ("drift.age_ms_max", _more),
+    ("escalation.confidence_min_pct", _less),
+    ("escalation.always", _subset),
+    ("escalation.per_hour", _more),
+    ("escalation.impact_high_minor", _more),
+    ("escalation.pauses_agent", _less),
+    ("human.authority", _neutral),  # what a human may decide is compared as decisions are
+    ("human.when", _neutral),
+    ("memory", _neutral),
+    ("artifacts", _neutral),
+    ("retry.attempts_max", _more),
+    ("retry.restarts_max", _more),
+    ("retry.rejections_to_suspend", _more),
+    ("budget.tokens_max", _more),
+    ("budget.ttl_ms", _more),
+    ("budget.dispatch_ms_max", _more),
+    ("aggregate_thresholds.window", _unclear),
+    ("aggregate_thresholds.paid_pct_max", _more),
+    ("aggregate_thresholds.paid_mean_minor_max", _more),
+)
+
+
+def changed_settings(a: Contract, b: Contract) -> Iterator[SettingChange]:
+    """Yield every setting that differs, but for what the rules of decisions say and for the version."""
+    for path, rule in _RULES:
+        before, after = _at(a, path), _at(b, path)
+        if before != after:
+            yield SettingChange(path, rule(before, after), _said(before), _said(after))
+    drawn = {*_drawn_from(a), *_drawn_from(b)}
+    for change in _entries("snapshot", a.snapshot, b.snapshot, _neutral, added="narrower"):
+        # what was drawn has no decimals of its own: 200 euros are 200 cents to whoever counts in those
+        recounted = change.direction == "different" and change.path.removeprefix("snapshot.") in drawn
+        yield replace(change, direction="wider") if recounted else change
+    yield from _entries("levels", a.levels, b.levels, _neutral, added="different")
+    yield from _entries("drift.fields", _tolerances(a), _tolerances(b), _drift, added="wider")
+    limits_a, limits_b = ({limit.name: limit for limit in each.spend} for each in (a, b))
+    yield from _entries("spend", limits_a, limits_b, _spend, added="narrower")
+    yield from _entries("sagas", a.sagas, b.sagas, _unclear, added="wider")
+    for where, before, after in (("kinds", a.kinds, b.kinds), ("human.kinds", a.human.kinds, b.human.kinds)):
+        for kind in sorted({*before} & {*after}):
+            yield from _kind(f"{where}.{kind}", before[kind], after[kind])
+    yield from _human_kinds(a.human.kinds, b.human.kinds)
+
+
+def _drawn_from(contract: Contract) -> Iterator[str]:
+    for kind in (*contract.kinds.values(), *contract.human.kinds.values()):
+        yield from kind.draws
+
+
+def _at(contract: Contract, path: str) -> Any:
+    found: Any = contract
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _said(value: object) -> str | None:
+    if hasattr(value, "model_dump"):
+        value = value.model_dump(exclude_none=True)
+    if isinstance(value, tuple):
+        return ", ".join(map(_written, value))
+    return None if value is None else _written(value)
+
+
+def _written(value: object) -> str:
+    """Return a value as YAML has it, in one line; what is empty is left out."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return (
+            "{" + ", ".join(f"{name}: {_written(each)}" for name, each in value.items() if each not in ((), {})) + "}"
+        )
+    return f"[{', '.join(map(_written, value))}]" if isinstance(value, tuple) else str(value)
+
+
+def _entries(
+    where: str, a: Mapping[str, Any], b: Mapping[str, Any], changed: _Rule, *, added: Direction
+) -> Iterator[SettingChange]:
+    """Compare two mappings entry by entry; an entry that goes away is the opposite of one that is added."""
+    opposite: dict[Direction, Direction] = {"wider": "narrower", "narrower": "wider", "different": "different"}
+    removed = opposite[added]
+    for name in sorted({*a, *b}):
+        before, after = a.get(name), b.get(name)
+        if before != after:
+            direction = added if before is None else removed if after is None else changed(before, after)
+            yield SettingChange(f"{where}.{name}", direction, _said(before), _said(after))
+
+
+def _tolerances(contract: Contract) -> dict[str, DriftSpec]:
+    """Return what may drift; a field that is strict is as one that is not named."""
+    return {path: rule for path, rule in contract.drift.fields.items() if rule.moves}
+
+
+def _drift(a: DriftSpec, b: DriftSpec) -> Direction:
+    if (a.abs is None) != (b.abs is None):
+        return "wider"  # a share and an amount have no order
+    return _more(a.abs, b.abs) if a.abs is not None else _more(a.pct, b.pct)
+
+
+def _spend(a: SpendLimit, b: SpendLimit) -> Direction:
+    """Across the end of a calendar window twice the limit fits into its length, which a sliding one does not permit; and
+    an hour or day of another zone begins within one that has been counted in the old.
+    """
+    wider = (
+        b.max_minor > a.max_minor
+        or (a.window, b.window) == ("day", "hour")
+        or (b.per is not None and b.per != a.per)
+        or (a.sliding and not b.sliding)
+        or (not b.sliding and a.timezone != b.timezone)
+    )
+    return "wider" if wider else "narrower"
+
+
+def _kind(where: str, a: KindSpec, b: KindSpec) -> Iterator[SettingChange]:
+    yield from _entries(f"{where}.draws", a.draws, b.draws, _drawn, added="narrower")
+    if a.spends != b.spends:
+        direction: Direction = "narrower" if a.spends is None else "wider"
+        yield SettingChange(f"{where}.spends", direction, a.spends, b.spends)
+    before, after = _impact(a), _impact(b)
+    if before != after:
+        yield SettingChange(f"{where}.impact", "wider" if after == "LOW" else "narrower", before, after)
+
+
+def _human_kinds(a: Mapping[str, KindSpec], b: Mapping[str, KindSpec]) -> Iterator[SettingChange]:
+    """Name what else differs in the kinds a human has: what of it permits more, the decisions say."""
+    both = a.keys() & b.keys()
+    gone, come = ({kind: spec for kind, spec in each.items() if kind not in both} for each in (a, b))
+    yield from _entries("human.kinds", gone, come, _neutral, added="different")
+    for kind in sorted(both):
+        where, before, after = f"human.kinds.{kind}", a[kind], b[kind]
+        for name in ("reasons", "when"):
+            was, now = getattr(before, name), getattr(after, name)
+            if was != now:
+                yield SettingChange(f"{where}.{name}", "different", _said(was), _said(now))
+        for name in ("params", "fills"):
+            yield from _entries(
+                f"{where}.{name}", getattr(before, name), getattr(after, name), _neutral, added="different"
+            )
+
+
+def _impact(kind: KindSpec) -> str:
+    return kind.impact or ("HIGH" if kind.executes else "LOW")
+
+
+def _drawn(a: str | int, b: str | int) -> Direction:
+    return _less(a, b) if isinstance(a, int) and isinstance(b, int) else "wider"

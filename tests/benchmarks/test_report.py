@@ -1,0 +1,386 @@
+"""The page says what the documents say, and nothing else: figures, targets, what is missing, and who was quicker."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from copy import deepcopy
+from itertools import count
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from sds.benchmarks import report
+from sds.benchmarks.lib.measuring import write_whole
+from sds.benchmarks.page.tables import SECTIONS
+from sds.benchmarks.page.targets import TARGETS
+from sds.kernel.errors import UsageError
+from tests.questions import asked
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+def documents() -> dict[str, Any]:
+    """Return one document a question; no figure is there twice, so that none can stand in the wrong place."""
+    fresh = (round(number + 0.25, 2) for number in count(100))
+    return {name: _about(name) | made(fresh) for name, made in _MADE.items()}
+
+
+def _about(name: str) -> dict[str, Any]:
+    return {
+        "benchmark": name,
+        "command": f"sds bench {name} --n 31",
+        "date": "2031-05-06",
+        "machine": "x86_64 An Own Processor",
+        "features": "own512",
+        "cores": 3,
+        "n": 31,
+        "model": {"name": "own.gguf", "sha256": "ab" * 32, "library": "openvino 2031.4"},
+        "versions": {"python": "3.17.9"},
+    }
+
+
+def _summary(fresh: Iterator[float]) -> dict[str, float]:
+    return {"n": 31, **{key: next(fresh) for key in ("p50", "p95", "p99", "max")}}
+
+
+def _hotpath(fresh: Iterator[float]) -> dict[str, Any]:
+    def warm() -> dict[str, Any]:
+        shares = {"over_floor": next(fresh), "exact_over_greedy": next(fresh), "all_exact_over_greedy": next(fresh)}
+        shares |= {"whole_over_floor": next(fresh), "whole_over_predicted": next(fresh)}
+        shares |= {"no_pass": next(fresh), "exact_differs": 0, "tokens_of_passes": [71, 5]}
+        counted = {"decisions": 31, "kept": 29, "canonical": 31, "decided_otherwise": {"ESCALATE": 4}}
+        return {**shares, **counted, **{key: _summary(fresh) for key in ("whole_ms", "reason_ms", "bare_passes_ms")}}
+
+    keys = ("memory_gb_per_s", "gop_per_s", "weights_mb", "parameters_m", "floor_ms")
+    sorts = ("DENY", "REFUND_TICKET")
+    return {
+        "over_floor": 1.07,
+        "exact_over_greedy": 1.42,
+        "stages_ms": {sort: {"open": next(fresh), "reason": next(fresh)} for sort in sorts},
+        "predicted": {
+            sort: {key: next(fresh) for key in keys} | {"in": "int8", "tokens_of_passes": [73, 6]} for sort in sorts
+        },
+        "warm": {sort: warm() for sort in sorts},
+        "cold_ms": _summary(fresh),
+    }
+
+
+def _peers(fresh: Iterator[float]) -> dict[str, Any]:
+    def engine(name: str, ms: float) -> dict[str, Any]:
+        figures = {"ms_p50": ms, "digits_ms_p50": ms + 1, "digits_refund_ms_p50": ms + 2, "compile_ms_p50": None}
+        counted = {"violations": 8, "errors": 9, "same_as_ours": 17, "digits_same_as_ours": 19}
+        spread = {"ms": _summary(fresh), "digits_ms": _summary(fresh)}
+        decided = {"decided": {"DENY": 21}, "digits_decided": {"DENY": 22}}
+        return {"name": name, "version": {"a": "1.2.3"}, "notes": "", **figures, **counted, **spread, **decided}
+
+    def predicted() -> dict[str, float]:
+        return {"ours": next(fresh), "token_by_token": next(fresh)}
+
+    missing = engine("absent", 0.0) | dict.fromkeys(("ms_p50", "digits_ms_p50", "ms", "digits_ms"))
+    return {
+        "threads": 3,
+        "recurring": {"fixed": 27, "digits": 28},
+        "chosen_from": {kind: {"asked": next(fresh), "failed": 0, "otherwise": 3} for kind in ("fixed", "digits")},
+        "passes": {"fixed": {"1": next(fresh)}, "digits": {"1": 30, "2": 1}},
+        "amount_shown": 26,
+        "predicted_ms": {kind: {library: predicted() for library in ("openvino", "llamacpp")} for kind in ("a", "b")},
+        "ours": engine("ours", 5.5),
+        "ours_besides": [engine("ours-llamacpp", 35.5)],
+        "peers": [engine("slow", 60.5), missing],
+        "speedup_over_fastest": 11.0,
+        "speedup_digits": 9.46,
+        "speedup_over_llamacpp_grammar": 9.99,
+    }
+
+
+def _throughput(fresh: Iterator[float]) -> dict[str, Any]:
+    def row(at_once: int) -> dict[str, Any]:
+        became = {"inside": 31}
+        peer = {
+            "best": "slow, 2 processes",
+            "per_s": 0.5,
+            "became": became,
+            "tried": {"slow, 2 processes": {"per_s": 0.5}},
+        }
+        per_s = next(fresh)
+        own = {"best": "1 slot", "per_s": per_s, "became": became, "tried": {"1 slot": {"per_s": per_s}}}
+        return {"at_once": at_once, "ours": own, "peer": peer}
+
+    rates = {key: next(fresh) for key in ("memory_gb_per_s", "gop_per_s", "case_tokens")} | {"in": "int8"}
+    return {
+        "rows": [row(1), row(16)],
+        "speedup": {"1": next(fresh), "16": 5.99},
+        "predicted": rates | {"per_s": {"1": next(fresh), "16": next(fresh)}},
+        "of_predicted": {"1": next(fresh), "16": next(fresh)},
+    }
+
+
+def _grammar(fresh: Iterator[float]) -> dict[str, Any]:
+    def row(name: str) -> dict[str, Any]:
+        return {"name": name, "first_us": _summary(fresh), "decision_us": _summary(fresh)}
+
+    rows = [row("ours"), row("llguidance")]
+    shares = {"ours_us_p50": 50.0, "speedup_over_llguidance": 8.01}
+    return shares | _predicted(fresh, "first_us", "decision_us") | {"rows": rows, "not_installed": {"xgrammar": "no"}}
+
+
+def _predicted(fresh: Iterator[float], *keys: str) -> dict[str, Any]:
+    return {what: {key: next(fresh) for key in keys} for what in ("predicted", "over_predicted")}
+
+
+def _kernel(fresh: Iterator[float]) -> dict[str, Any]:
+    keys = ("jit_us", "verdict_us", "rule_us", "cedar_us", "durable_us", "commit_us", "decided_us")
+    keys += ("dir_core_jit_us", "dir_core_verdict_us", "dir_core_decided_us")
+    shares = _predicted(fresh, "jit_us", "verdict_us", "durable_us")
+    shares |= {"jit_us_p99": next(fresh), "verdict_us_p50": 59.9, "durable_over_commit_p50": 3.25}
+    return shares | {key: _summary(fresh) for key in keys}
+
+
+def _scaling(fresh: Iterator[float]) -> dict[str, Any]:
+    def of_mode() -> dict[str, Any]:
+        return {"tokens_of_passes": [103, 6], "predicted_ms": next(fresh), "decision_ms": _summary(fresh)}
+
+    kinds = {"kinds": 4, "exact_over_greedy": next(fresh), "greedy": of_mode(), "exact": of_mode()}
+    size = {"kinds": 4, "reasons": 6, "fields": 7, "verdict_us": _summary(fresh), "walk_us": _summary(fresh)}
+    ledger = [{"entries": entries, "bytes": 4096, "durable_us": _summary(fresh)} for entries in (1_003, 1_000_007)]
+    return {
+        "durable_1m_over_1k": 1.02,
+        "ledger": ledger,
+        "prompt": [{"case_tokens": 50} | of_mode()],
+        "alternatives": [kinds],
+        "contract": [size | {"plan_ms": next(fresh)}],
+    }
+
+
+def _gpu(fresh: Iterator[float]) -> dict[str, Any]:
+    warm = {key: _summary(fresh) for key in ("reason_ms", "bare_passes_ms", "exact_ms")}
+    shares = {"over_floor": next(fresh), "exact_over_greedy": next(fresh), "floor_ms": next(fresh)}
+    return {
+        "device": "An Own Card",
+        "dtype": "bf16",
+        "predicted": {"memory_gb_per_s": next(fresh), "weights_mb": next(fresh), "pass_ms": next(fresh)},
+        "warm": {"fixed": {**warm, **shares, "tokens_of_passes": [71, 5]}},
+        "ours_per_s": {"1": next(fresh), "64": next(fresh)},
+        "too_close": {"1": 0, "64": 2},
+    }
+
+
+_MADE = {
+    "hotpath": _hotpath,
+    "peers": _peers,
+    "throughput": _throughput,
+    "grammar": _grammar,
+    "kernel": _kernel,
+    "scaling": _scaling,
+    "gpu": _gpu,
+}
+
+
+def _section(text: str, title: str) -> str:
+    return text.partition(f"## {title}")[2].partition("\n## ")[0]
+
+
+def _cells(text: str) -> Iterator[list[str]]:
+    """Yield the rows of all tables, without their heads."""
+    lines = text.splitlines()
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if line.startswith("| ") and not line.startswith("| ---") and not following.startswith("| ---"):
+            yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_every_question_has_a_document_here() -> None:
+    assert list(SECTIONS) == list(documents())
+
+
+def test_every_figure_on_the_page_is_in_a_document() -> None:
+    found = documents()
+    text, plots = report.page(found)
+    known = set(_NUMBER.findall(json.dumps(found)))
+    before, targets, after = text.partition(_section(text, "What it must reach"))
+    shown = [cell for row in _cells(before + after) for cell in row] + [row[3] for row in _cells(targets)]
+    shown += re.findall(r"^- (?:New|One|\d).*$", text, re.MULTILINE)
+    shown += [node.text or "" for svg in plots.values() for node in list(ET.fromstring(svg).iter())[3:]]  # noqa: S314  ours
+    figures = {figure for cell in shown for figure in _NUMBER.findall(cell.replace("SHA-256 ", ""))}
+    assert len(figures) > 200
+    assert set() == {figure for figure in figures - known if f"{figure}.0" not in known}
+
+
+def test_every_figure_of_a_document_is_on_the_page() -> None:
+    found = documents()
+    text, _ = report.page(found)
+    shown = {figure for row in _cells(text) for cell in row for figure in _NUMBER.findall(cell)}
+    shown |= set(_NUMBER.findall(_section(text, "`gpu`")))
+    assert set() == {f"{number}" for document in found.values() for number in _floats(document)} - shown
+
+
+def _floats(data: Any) -> Iterator[float]:
+    if isinstance(data, float):
+        yield data
+    elif isinstance(data, (dict, list)):
+        for part in data.values() if isinstance(data, dict) else data:
+            yield from _floats(part)
+
+
+def test_a_target_is_reached_at_its_limit_and_missed_beyond_it() -> None:
+    text, _ = report.page(documents())
+    rows = {row[0]: row[3:] for row in _cells(_section(text, "What it must reach"))}
+    assert [target.figure for target in TARGETS] == list(rows)
+    assert ["1.07", "reached"] == rows["warm decision's reasoning over its bare passes"]
+    assert ["1.42", "**missed**"] == rows["exact distribution over the kinds, against greedy"]
+    assert ["50.0", "reached"] == rows["new bounds, median"]
+    assert ["5.99", "**missed**"] == rows["16 at once, against the best of the peers asked"]
+    assert ["9.99", "**missed**"] == rows["fixed form, against llama.cpp's grammar"]
+    assert ["-", "not measured"] == rows["fixed form, against Outlines on llama.cpp"]
+    assert ["1.02", "reached"] == rows["durable verdict, a million entries over a thousand"]
+
+
+def test_smaller_ledgers_say_nothing_of_a_million_entries() -> None:
+    found = documents()
+    found["scaling"]["ledger"][-1]["entries"] = 999_999
+    text, _ = report.page(found)
+    rows = {row[0]: row[3:] for row in _cells(_section(text, "What it must reach"))}
+    assert ["-", "not measured"] == rows["durable verdict, a million entries over a thousand"]
+
+
+def test_a_peer_that_wins_is_said_to_win_and_no_other() -> None:
+    found = documents()
+    assert "Nowhere, in what was measured of" in report.page(found)[0]
+    found["peers"]["peers"][0] |= {"ms_p50": 7.5, "digits_ms_p50": 6.4}
+    found["throughput"]["rows"][1]["peer"]["per_s"] = 90_000.5
+    found["kernel"]["cedar_us"]["p50"] = 0.75
+    found["grammar"]["rows"][1]["decision_us"]["p50"] = 0.125
+    said = _section(report.page(found)[0], "Where others are quicker").strip().splitlines()
+    ours = found["throughput"]["rows"][1]["ours"]["per_s"]
+    whole = found["grammar"]["rows"][0]["decision_us"]["p50"]
+    expected = [
+        "- One decision, fixed packets: slow takes 7.5 ms, ours-llamacpp 35.5 ms.",
+        "- One decision, digits packets: slow takes 6.4 ms, ours 6.5 ms.",
+        "- One decision, digits packets: slow takes 6.4 ms, ours-llamacpp 36.5 ms.",
+        f"- 16 at once: slow, 2 processes makes 90000.5 decisions a second, ours {ours}.",
+        f"- New bounds, through a whole decision: llguidance takes 0.125 us, ours {whole} us.",
+        f"- One yes or no under one rule: Cedar takes 0.75 us, ours {found['kernel']['rule_us']['p50']} us.",
+    ]
+    assert expected == said
+
+
+def test_what_was_not_measured_is_named_and_nothing_is_said_of_it() -> None:
+    found = documents()
+    whole, _ = report.page(found)
+    del found["peers"], found["gpu"]
+    text, plots = report.page(found)
+    assert "**Not measured: `peers`, `gpu`.**" in text
+    assert "Not measured" not in whole
+    assert "## `peers`" in whole
+    assert "## `peers`" not in text
+    assert not any("peers" in name or "gpu" in name for name in plots)
+    rows = {row[0]: row[3:] for row in _cells(_section(text, "What it must reach"))}
+    assert ["-", "not measured"] == rows["four digits, against the fastest peer"]
+
+
+def test_documents_of_two_machines_are_said_to_be_so() -> None:
+    found = documents()
+    assert "Not all was measured on one machine" not in report.page(found)[0]
+    for name in ("machine", "features", "cores"):
+        found = documents()
+        found["gpu"][name] = "another"
+        assert "Not all was measured on one machine" in report.page(found)[0]
+
+
+def test_what_was_reached_on_other_machines_is_shown_by_machine(tmp_path: Path) -> None:
+    here, there = documents(), {name: documents()[name] for name in ("hotpath", "peers")}
+    there["hotpath"]["over_floor"] = 7.77
+    there["peers"] |= {"speedup_over_fastest": 8.88, "machine": "sun"}
+    for folder, found in (("", here), ("elsewhere/solar-cell", there)):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        for name, document in found.items():
+            (tmp_path / folder / f"{name}.json").write_text(json.dumps(document))
+    (tmp_path / "elsewhere" / "empty").mkdir()
+    (tmp_path / "elsewhere" / "a-file").write_text("")
+    elsewhere = report.read_elsewhere(tmp_path)
+    assert {"solar-cell": there} == elsewhere
+    text = report.page(report.read_results(tmp_path), elsewhere)[0]
+    said = _section(text, "On other machines")
+    assert report.page(here)[0] == text.replace(f"## On other machines{said}\n", "")
+    assert ["### solar-cell"] == [line for line in said.splitlines() if line.startswith("#")]
+    rows = {row[0]: row for row in _cells(said)}
+    assert ["sun own512", "3"] == rows["peers"][4:6]
+    assert ["7.77", "**missed**"] == rows["warm decision's reasoning over its bare passes"][3:]
+    assert ["8.88", "reached"] == rows["fixed form, against the fastest peer"][3:]
+    assert "new bounds, median" not in rows
+
+
+@pytest.mark.parametrize("name", list(_MADE))
+def test_a_document_that_lacks_anything_its_section_shows_is_refused(name: str) -> None:
+    found = documents()
+    whole, _ = report.page(found)
+    refused: list[str] = []
+    for key in _MADE[name](iter(count(1.5))):
+        lacking = deepcopy(found)
+        del lacking[name][key]
+        try:
+            text, _ = report.page(lacking)
+        except UsageError as error:
+            refused.append(str(error))
+        else:
+            assert text != whole  # a target or a row is not there, and the page says so
+    assert {f"the result of `sds bench {name}` lacks what the page shows"} == set(refused)
+
+
+def test_the_page_and_its_plots_are_written_and_the_last_line_says_what_was_reached(tmp_path: Path) -> None:
+    results, page = tmp_path / "results", tmp_path / "page.md"
+    results.mkdir()
+    for name, found in documents().items():
+        write_whole(results / f"{name}.json", json.dumps(found))
+    said, lines = asked(report, "--results", str(results), "--page", str(page))
+    assert {page.name, "results", *said["plots"]} == {path.name for path in tmp_path.iterdir()}
+    text = page.read_text(encoding="utf-8")
+    assert set(re.findall(r"\]\(([^)]*\.svg)\)", text)) == set(said["plots"])
+    reached = {target["figure"]: target["reached"] for target in said["targets"]}
+    assert reached["warm decision's reasoning over its bare passes"]
+    assert not reached["exact distribution over the kinds, against greedy"]
+    assert reached["fixed form, against Outlines on llama.cpp"] is None
+    assert "MISSED   exact distribution over the kinds, against greedy: 1.42, target at most 1.3x" in lines
+    assert [] == said["missing"]
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ({}, "holds no result"),
+        ({"kernel.json": "{"}, "is no result of `sds bench kernel`"),
+        ({"kernel.json": "[" * 100_000}, "is no result of `sds bench kernel`"),
+        ({"kernel.json": '{"benchmark": "hotpath"}'}, "is no result of `sds bench kernel`"),
+        ({"kernel.json": '{"benchmark": "kernel"}'}, "lacks what the page shows"),
+    ],
+)
+def test_what_is_no_result_is_refused_in_one_line_and_nothing_is_written(
+    written: dict[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, page = tmp_path / "results", tmp_path / "page.md"
+    results.mkdir()
+    for name, text in written.items():
+        (results / name).write_text(text, encoding="utf-8")
+    with pytest.raises(SystemExit) as ended:
+        asked(report, "--json", "--results", str(results), "--page", str(page))
+    assert 2 == ended.value.code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert not page.exists()
+
+
+def test_a_result_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "kernel.json"
+    write_whole(path, "before")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(UsageError, match="cannot be written: no space left on device"):
+        write_whole(path, "after")
+    assert "before" == path.read_text(encoding="utf-8")
+    assert [path] == list(tmp_path.iterdir())

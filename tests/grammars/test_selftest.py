@@ -1,0 +1,64 @@
+"""Walks that do not constrain are found at start-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from sds.grammars.tokens import selftest
+from sds.grammars.tokens.digits import Literals
+from sds.grammars.tokens.matcher import Fork, Walk
+from sds.grammars.tokens.selftest import prove_alive
+from sds.kernel.errors import LanguageError
+from tests.grammars.tokenizers import Tokens, in_threes, joined
+
+
+@pytest.mark.parametrize("made", [in_threes, joined])
+def test_small_words_are_alive(made: Callable[[], Tokens]) -> None:
+    prove_alive(made())
+
+
+def test_real_words_are_alive(embedded: Tokens) -> None:
+    prove_alive(embedded)
+
+
+def everything_reachable(*_: object) -> bool:
+    return True
+
+
+def take_anything(walk: Walk, token: int) -> None:
+    walk.tokens.append(token)
+
+
+def refuses(words: Tokens, message: str) -> None:
+    with pytest.raises(LanguageError) as caught:
+        prove_alive(words)
+    assert "MASK_FAILED" == caught.value.reason_code
+    assert message in str(caught.value)
+
+
+def test_a_walk_that_takes_every_token_is_found(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Walk, "take", take_anything)
+    refuses(embedded, "the mask is not alive: it took a forbidden token")
+
+
+def test_numbers_without_bounds_are_found(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Literals, "_reaches", everything_reachable)
+    refuses(embedded, "the mask is not alive: it let a walk leave the language")
+
+
+def test_a_fork_that_offers_every_token_is_found(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = np.arange(embedded.vocab_size)
+    monkeypatch.setattr(Walk, "fork", lambda _: Fork("action", every, (), 0, finite=True))
+    refuses(embedded, "the language does not permit this token")
+
+
+def test_pieces_that_are_not_what_was_written_are_found(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    follows, other = selftest._follow_wish, in_threes()
+    other.piece = lambda token: b"x"  # type: ignore[method-assign]
+    monkeypatch.setattr(
+        selftest, "_follow_wish", lambda walk, _, decisions, wish: follows(walk, other, decisions, wish)
+    )
+    refuses(embedded, "the mask is not alive: it ended elsewhere than the decision")

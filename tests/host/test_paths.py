@@ -1,0 +1,75 @@
+"""Where a gate keeps its files: a private folder, and a key that nobody ever sees half written."""
+
+from __future__ import annotations
+
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from sds.host.keys import KEY_BYTES
+from sds.host.paths import kernel_keys, make_private, signer
+from sds.kernel.errors import StoreError, UsageError
+
+DATA = b"what is signed"
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_key_is_made_once_in_a_private_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "home" / "gate"
+    first, second = signer(folder), signer(folder)
+
+    assert first.sign(DATA) == second.sign(DATA)
+    assert (0o700, 0o600) == (mode(folder), mode(folder / "kernel.key"))
+    assert ["kernel.key"] == [file.name for file in folder.iterdir()]
+    assert [KEY_BYTES] == [len(key) for key in kernel_keys(folder)]
+
+
+def test_threads_that_come_first_at_once_get_one_key_and_never_see_half_of_it(tmp_path: Path) -> None:
+    for turn in range(20):
+        folder, start, seen = tmp_path / str(turn), threading.Barrier(8), list[str]()
+
+        def first(folder: Path = folder, start: threading.Barrier = start, seen: list[str] = seen) -> None:
+            start.wait()
+            seen.append(signer(folder).sign(DATA))
+
+        threads = [threading.Thread(target=first) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (8, 1) == (len(seen), len(set(seen)))
+
+
+@pytest.mark.parametrize("size", [0, KEY_BYTES - 1])
+def test_a_key_that_was_cut_short_is_told_in_one_line_with_a_hint(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "kernel.key"
+    path.write_bytes(b"k" * size)
+    path.chmod(0o600)
+    with pytest.raises(StoreError) as caught:
+        signer(tmp_path)
+
+    assert f"`{path}` is damaged: it has {size} bytes, a key has 32" == str(caught.value)
+    assert caught.value.hint.startswith("put the key back from a backup")
+    assert size == path.stat().st_size
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    signer(tmp_path)
+    (tmp_path / "kernel.key").chmod(0o640)
+    with pytest.raises(UsageError, match="can be read by others"):
+        signer(tmp_path)
+
+
+def test_a_folder_that_is_there_keeps_its_mode_and_a_file_in_its_place_is_told(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir(mode=0o755)
+    make_private(tmp_path / "shared")
+    (tmp_path / "file").touch()
+
+    assert 0o755 == mode(tmp_path / "shared")
+    with pytest.raises(StoreError, match="file` cannot be made: File exists"):
+        make_private(tmp_path / "file")

@@ -1,0 +1,133 @@
+"""A contract is read from a file that nobody else can write, as it was released, or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sds.kernel.canonical import sha256_hex
+from sds.kernel.contract.schema import Contract, load_contract, parse_contract
+from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX
+from sds.kernel.errors import ContractError
+from tests.kernel import world
+
+REFUND = Path(__file__).parents[3] / "sds" / "gates" / "refund" / "contract.yaml"
+
+
+def test_the_refund_gates_contract_is_loaded():
+    contract = load_contract(REFUND)
+    assert ("refund", "tickets") == (contract.gate, contract.source)
+    assert {"COMPENSATE", "REFUND_TICKET", "VOUCHER", "DENY"} == set(contract.authority)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "till.yaml"
+    path.write_text(world.CONTRACT)
+    path.chmod(0o644)
+    return path
+
+
+def test_a_contract_is_loaded_with_the_checksum_it_was_released_with(file: Path):
+    checksum = sha256_hex(file.read_bytes())
+    assert isinstance(load_contract(file, checksum=checksum), Contract)
+    file.write_text(world.edited(("hi: 3", "hi: 4")))
+    with pytest.raises(ContractError) as caught:
+        load_contract(file, checksum=checksum)
+    assert f"{file}: the checksum differs from the one it was released with" == str(caught.value)
+    assert "CONTRACT_TAMPERED" == caught.value.reason_code
+
+
+def test_a_contract_that_anyone_can_write_is_not_trusted(file: Path):
+    file.chmod(0o646)
+    with pytest.raises(ContractError) as caught:
+        load_contract(file)
+    assert f"{file}: anyone can write this file" == str(caught.value)
+    assert f"chmod o-w {file}" == caught.value.hint
+
+
+def test_the_file_that_is_checked_is_the_file_that_is_read(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file of anyone's that takes the name just after the check is not what is loaded."""
+    forged, real = tmp_path / "forged", os.fstat
+    forged.write_text("gate: forged")
+
+    def swap_after(descriptor: int) -> os.stat_result:
+        found = real(descriptor)
+        if forged.exists():
+            forged.replace(file)
+        return found
+
+    whole = load_contract(file)
+    monkeypatch.setattr(os, "fstat", swap_after)
+    assert whole == load_contract(file)
+    assert "gate: forged" == file.read_text()
+
+
+def test_what_cannot_be_read_as_a_contract_file_is_said_in_one_line(tmp_path: Path, file: Path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "latin").write_bytes(b"gate: caf\xe9")
+    (tmp_path / "large").write_bytes(b"#" * (FILE_BYTES_MAX + 1))
+    messages = {
+        "absent": "cannot be read: No such file or directory",
+        ".": "not a regular file",
+        "pipe": "not a regular file",
+        "latin": "not UTF-8 at byte 9",
+        "large": f"larger than {FILE_BYTES_MAX} bytes",
+    }
+    for name, message in messages.items():
+        with pytest.raises(ContractError) as caught:
+            load_contract(tmp_path / name)
+        assert f"{tmp_path / name}: {message}" == str(caught.value)
+
+
+@pytest.mark.parametrize("written", ["NO", "ON", "OFF", "YES", "no", "True", "12"])
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ("reasons: [NOT_OWED]", "reasons: [{}]", "kinds.DENY.reasons.0"),
+        ("authority: [PAY, GRANT, TALK, DENY]", "authority: [PAY, {}]", "authority.1"),
+        ("agent_id: till-agent", "agent_id: {}", "agent_id"),
+        ("owner: till@shop.example", "owner: {}", "owner"),
+        ("claim.due: bool", "claim.due: {}", "snapshot.claim.due"),
+        ("key: account_id", "key: {}", "event.key"),
+        ("spends: amount", "spends: {}", "kinds.PAY.spends"),
+        ("when: claim.due", "show: {{claim.due: {}}}\nwhen: claim.due", "show.claim.due"),
+        ("when: claim.due", "levels: {{claim.minutes: [{}, 5, long]}}\nwhen: claim.due", "levels.claim.minutes.0"),
+    ],
+)
+def test_a_word_that_yaml_reads_as_something_else_is_told_how_to_be_written(
+    written: str, old: str, new: str, field: str
+):
+    assert old in world.CONTRACT
+    text = world.CONTRACT.replace(old, new.format(written), 1)
+    read = "a number" if written == "12" else "a truth value"
+    line = text[: text.index(new.format(written).split("\n")[0])].count("\n") + 1
+    with pytest.raises(ContractError) as caught:
+        parse_contract(text, "till.yaml")
+    assert f'till.yaml:{line}: {field}: must be text: YAML reads `{written}` as {read}: write "{written}"' == str(
+        caught.value
+    )
+
+
+@pytest.mark.parametrize("written", ["1_000", "1.5", "null", "~", "0x10", "1:30"])
+def test_what_has_no_plain_reading_is_refused_with_its_field_and_its_mend(written: str):
+    text = world.CONTRACT.replace("reasons: [NOT_OWED]", f"reasons: [{written}]", 1)
+    with pytest.raises(ContractError) as caught:
+        parse_contract(text, "till.yaml")
+    said = f'kinds.DENY.reasons.0: `{written}` is neither text nor a plain whole number: text is written "{written}"'
+    assert str(caught.value).endswith(said)
+
+
+def test_a_key_is_the_text_that_is_written():
+    """A kind may be called NO: as a key it needs no quotes, in a list it does."""
+    text = world.CONTRACT.replace("  DENY:", "  NO:\n    reasons: [NEVER]\n  DENY:", 1)
+    assert "NO" in parse_contract(text).kinds
+
+
+def test_an_enumeration_keeps_the_letters_of_its_source():
+    text = world.CONTRACT.replace("enum(small, large)", "enum(small, LARGE)").replace('"large"', '"LARGE"')
+    assert "enum(small, LARGE)" == parse_contract(text).snapshot["claim.size"]
+    with pytest.raises(ContractError, match="large"):
+        parse_contract(text.replace('"LARGE"', '"large"'))

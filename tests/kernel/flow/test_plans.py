@@ -1,0 +1,75 @@
+"""What is asked again and again reads by an index: it takes no longer because the record has grown."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sds.kernel.errors import ContractError
+from sds.kernel.flow.kernel import Kernel
+from sds.kernel.human.review import HumanDesk
+from sds.kernel.registry import registry
+from sds.kernel.saga import driver
+from sds.kernel.saga import state as saga
+from tests.kernel.durable import World, deny, escalate, refund
+from tests.kernel.sagas import REVERT, Script, run, terms
+
+LAST = "SELECT idx, entry_hash FROM ledger ORDER BY idx DESC LIMIT 1"  # one row, from the end
+FEW = {"SCAN contracts", "SCAN s USING INDEX sagas_open"}  # the versions of a contract, the sagas that are open
+
+
+class Planned(sqlite3.Connection):
+    """A connection that keeps the plan of every statement it is given while `plans` is a list."""
+
+    plans: list[str] | None = None
+
+    def execute(self, sql: str, values: Any = (), /) -> sqlite3.Cursor:
+        if self.plans is not None and sql.lstrip().startswith("SELECT") and sql != LAST:
+            self.plans += [row[3] for row in super().execute(f"EXPLAIN QUERY PLAN {sql}", values)]
+        return super().execute(sql, values)
+
+
+def answered(kernel: Kernel) -> None:
+    dfid = kernel.store.value("SELECT dfid FROM events WHERE gate = 'claims' AND event_id = 'C1'")
+    assert ["REVERTED"] == list(saga.saga_answer(kernel.store, kernel.contract, dfid).reversals.values())
+
+
+def waiting(kernel: Kernel) -> None:
+    assert 2 == len(HumanDesk(kernel, now_ms=lambda: kernel.now_ms).waiting())
+
+
+def unfinished(kernel: Kernel) -> None:
+    assert [] == driver.waiting(kernel, now_ms=kernel.now_ms)
+
+
+def refused(kernel: Kernel) -> None:
+    with suppress(ContractError):
+        registry.register(kernel.store, terms(("1.0.0", "0.9.0")), by="operator", now_ms=kernel.now_ms)
+    assert 1 == kernel.store.value("SELECT count(*) FROM ledger WHERE dfid = '' AND kind = 'REFUSED'")
+
+
+@pytest.mark.parametrize("ask", [answered, waiting, unfinished, refused])
+def test_no_table_that_grows_with_the_record_is_read_whole(folder: Path, ask: Callable[[Kernel], None]):
+    world, made = World(folder, terms=terms()), list[Planned]()
+
+    def planned(path: Path) -> sqlite3.Connection:
+        made.append(sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=Planned))
+        return made[0]
+
+    run(world.kernel, world, Script(step_2=deny, compensation=REVERT))
+    world.tickets.put("T2")
+    world.rail.misfortunes = ["drop"]
+    world.decide(refund(), "C2", "T2")
+    world.decide(escalate, "C3")
+    kernel = world.open_kernel(world.open_store(planned))
+    made[0].plans = []
+    ask(kernel)
+    assert made[0].plans
+    assert set() == {step for step in made[0].plans if step.startswith("SCAN")} - FEW
+    assert not [step for step in made[0].plans if "AUTOMATIC" in step]
+    world.close()

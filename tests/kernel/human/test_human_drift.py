@@ -1,0 +1,119 @@
+"""What moved since a human has looked, and what does not count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sds.kernel.storage import ledger
+from tests.kernel.durable import (
+    FARE_MINOR,
+    World,
+    contract,
+    refund,
+)
+from tests.kernel.humans import ALWAYS, HOUR_MS, PAY, TERMS, desk, escalated, refused, resolve
+
+
+@pytest.fixture
+def world(folder: Path) -> Iterator[World]:
+    """A gate whose agent decides nothing alone, seen hours after it has handed its cases over."""
+    made = World(folder, terms=TERMS)
+    yield made
+    made.close()
+
+
+def test_a_world_that_moved_since_the_agent_looked_is_refused_until_the_human_has_seen_it(world: World):
+    dfid = escalated(world, refund("40.00"))
+    world.tickets.put("T1", refundable_minor=19_000)
+    error = refused(world, dfid, "OVERRIDE")
+    assert ("STATE_DRIFT_DETECTED", "the state has moved: ticket.refundable_minor") == (error.reason_code, str(error))
+    look = desk(world).look(desk(world).case(dfid))
+    assert ("ticket.refundable_minor",) == look.moved
+    assert "SUCCESS" == resolve(world, dfid, "OVERRIDE", seen=look.seen).execution
+    assert ["2"] == world.column("SELECT state_version FROM execution_log")
+
+
+def test_what_moves_between_looking_and_deciding_is_refused(world: World):
+    dfid = escalated(world, refund("40.00"))
+    look = desk(world).look(desk(world).case(dfid))
+    world.tickets.put("T1", mood="angry")
+    error = refused(world, dfid, "OVERRIDE", seen=look.seen)
+    assert "STATE_DRIFT_DETECTED" == error.reason_code
+    assert "look again: sds escalations show" in error.hint
+
+
+def test_a_look_at_another_case_or_a_made_up_one_counts_for_nothing(world: World):
+    first, second = escalated(world, refund()), escalated(world, refund(), "C2")
+    other = desk(world).look(desk(world).case(second)).seen
+    for seen in (other, "f" * 64, f"{other}:1"):
+        assert "STATE_DRIFT_DETECTED" == refused(world, first, "OVERRIDE", seen=seen).reason_code
+
+
+def test_looking_again_at_a_state_that_stood_still_gives_the_same_name_and_writes_nothing(world: World):
+    dfid, before = escalated(world, refund()), ledger.head(world.store)
+    names = set()
+    for _ in range(3):
+        names.add(desk(world).look(desk(world).case(dfid)).seen)
+        world.clock.advance(1_000)
+    world.tickets.put("T1")  # only its version
+    names.add(desk(world).look(desk(world).case(dfid)).seen)
+    assert (1, before) == (len(names), ledger.head(world.store))
+
+
+@pytest.mark.parametrize(("now", "goes"), [(19_900, True), (19_899, False), (20_100, True), (20_101, False)])
+def test_the_contracts_tolerances_hold_for_what_a_human_has_seen(folder: Path, now: int, goes: bool):
+    loose = contract(ALWAYS, more="drift: {fields: {ticket.refundable_minor: {abs: 100}}}\n")
+    world = World(folder, terms=loose)
+    dfid = escalated(world, refund("40.00"))
+    seen = desk(world).look(desk(world).case(dfid)).seen
+    world.tickets.put("T1", refundable_minor=now)
+    if goes:
+        assert "SUCCESS" == resolve(world, dfid, "OVERRIDE", seen=seen).execution
+    else:
+        bent = seen.rpartition(":")[0] + f":{now}"
+        for said in ("", seen, bent):
+            assert "STATE_DRIFT_DETECTED" == refused(world, dfid, "OVERRIDE", seen=said).reason_code
+    world.close()
+
+
+def test_a_field_that_may_move_a_little_but_was_missing_may_not_appear_unseen(folder: Path):
+    loose = contract(ALWAYS, more="drift: {fields: {ticket.refundable_minor: {abs: 500}}}\n")
+    world = World(folder, terms=loose)
+    del world.tickets.rows["T1"]["ticket.refundable_minor"]
+    dfid = escalated(world)
+    seen = desk(world).look(desk(world).case(dfid)).seen
+    world.tickets.put("T1", refundable_minor=FARE_MINOR)
+    error = refused(world, dfid, "MODIFY", PAY, seen=seen)
+    assert ("STATE_DRIFT_DETECTED", "the state has moved: ticket.refundable_minor") == (error.reason_code, str(error))
+    again = desk(world).look(desk(world).case(dfid)).seen
+    assert "SUCCESS" == resolve(world, dfid, "MODIFY", PAY, seen=again).execution
+    world.close()
+
+
+def test_age_alone_refuses_nothing(world: World):
+    dfid = escalated(world, refund())
+    world.clock.advance(100 * 24 * HOUR_MS)
+    assert "SUCCESS" == resolve(world, dfid, "OVERRIDE").execution
+
+
+def test_on_state_with_a_mistyped_field_nothing_but_an_abort_is_possible(world: World):
+    dfid = escalated(world, refund())
+    world.tickets.put("T1", customer=b"ada")  # type: ignore[arg-type]  # what a careless source may return
+    assert ("ticket.customer",) == desk(world).look(desk(world).case(dfid)).moved
+    assert "`ticket.customer` is not of its declared type" in str(refused(world, dfid, "OVERRIDE"))
+    assert "ABORTED" == resolve(world, dfid, "ABORT").state
+
+
+@pytest.mark.parametrize("how", ["gone", "down"])
+def test_on_state_that_cannot_be_read_nothing_but_an_abort_is_possible(world: World, how: str):
+    dfid = escalated(world, refund())
+    if how == "gone":
+        del world.tickets.rows["T1"]
+    else:
+        world.tickets.down = True
+    error = refused(world, dfid, "OVERRIDE")
+    assert ("there is no state under this key" if how == "gone" else "the ticket system is down") in str(error)
+    assert "ABORTED" == resolve(world, dfid, "ABORT").state

@@ -1,0 +1,349 @@
+"""A record that knows less than the outside pays nothing again: not restored from a backup, not begun anew.
+
+The events come again after it, as they would: from a queue that does not know what this record has lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sds.kernel.audit import verify
+from sds.kernel.canonical import digest, flow_id
+from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.errors import UsageError, WorldError
+from sds.kernel.executor.statement import StatementLine
+from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.intake import settled_events
+from sds.kernel.human.cases import waiting
+from sds.kernel.human.review import HumanDesk, Resolution
+from tests.kernel.authority import halt
+from tests.kernel.durable import (
+    PaysOnly,
+    World,
+    counters,
+    deny,
+    escalate,
+    refund,
+)
+from tests.kernel.orders import left_hanging, recovered
+from tests.kernel.sagas import REVERT, Script, executions, parent, reversed_at, run, terms
+from tests.kernel.statements import (
+    ListingRail,
+    adopted,
+    backup,
+    codes,
+    compared,
+    decided,
+    forgetful,
+    listing,
+    paid_elsewhere,
+    restore,
+)
+
+DECISIONS = 12
+LOST = 8
+
+
+@pytest.fixture
+def world(folder: Path) -> Iterator[World]:
+    made = World(folder, terms=terms())
+    for number in range(DECISIONS + 1):
+        made.tickets.put(f"T{number}", mood="angry")
+    yield made
+    assert () == verify.verify(made.store).faults
+    made.close()
+
+
+def lose(world: World, kept: int) -> tuple[list[Answer], list[tuple[str, int]]]:
+    """Decide all, put back what was kept after the first few; return what was decided and what was counted by then."""
+    data: bytes | None = None
+    answers = []
+    for number in range(DECISIONS):
+        if number == kept:
+            data = backup(world) if kept else None
+        answers.append(decided(world, number))
+        world.clock.advance(1000)
+    counted = sorted(counters(world.store))
+    world.clock.advance(3_600_000)
+    restore(world, data)
+    return answers, counted
+
+
+LOSSES = pytest.mark.parametrize("kept", [DECISIONS - LOST, 0], ids=["restored", "begun anew"])
+
+
+@LOSSES
+def test_an_idempotent_executor_that_lists_nothing_recognises_every_order(world: World, kept: int) -> None:
+    world.kernel = world.open_kernel(executor=PaysOnly(world.rail))
+    lose(world, kept)
+    world.kernel = world.open_kernel(executor=PaysOnly(world.rail))
+    paid = world.rail.paid()
+
+    again = [decided(world, number) for number in range(DECISIONS)]
+
+    assert paid == world.rail.paid()
+    assert ["SUCCESS"] * DECISIONS == [answer.execution for answer in again]
+
+
+@LOSSES
+def test_where_the_executor_lists_nothing_is_ordered_until_the_rest_is_taken_over(world: World, kept: int) -> None:
+    rail = listing(world)
+    answers, counted = lose(world, kept)
+    paid, lost = rail.paid(), DECISIONS - kept
+    sent = len(rail.sent)
+
+    world.tickets.put("T12", mood="angry")
+    refused = world.kernel.open(world.event("C12", "T12"))
+    assert isinstance(refused, DecisionPacket)
+    answer = world.kernel.decide(refused, refund()(refused))
+    assert ("ABORTED", "RECORD_BEHIND", True) == (answer.state, answer.tag, answer.retryable)
+    unknown = f"the outside has {lost} orders that this record does not know"
+    why = "it was restored from a backup, or something else orders there (sds reconcile claims --adopt)"
+    assert (f"gate 6: RECORD_BEHIND: {unknown}: {why}",) == answer.reasons
+    assert sent == len(rail.sent)
+
+    assert lost == len(adopted(world))
+    assert counted == sorted(counters(world.store))
+    assert [] == codes(world)
+    again = [decided(world, number) for number in range(DECISIONS)]
+    assert [(a.dfid, a.event_id, a.state, a.action, a.params, a.execution, a.reference) for a in answers] == [
+        (a.dfid, a.event_id, a.state, a.action, a.params, a.execution, a.reference) for a in again
+    ]
+    assert (paid, sent) == (rail.paid(), len(rail.sent))
+    assert "SUCCESS" == decided(world, 12, refund()).execution
+    assert DECISIONS + 1 == len(settled_events(world.store, world.contract))
+
+
+def test_what_is_taken_over_is_taken_over_once(world: World) -> None:
+    listing(world)
+    lose(world, 4)
+    assert LOST == len(adopted(world))
+    assert () == adopted(world)
+
+
+def test_that_a_record_is_whole_is_asked_once_and_that_it_is_not_each_time(world: World) -> None:
+    rail = listing(world)
+    lose(world, 4)
+    before = rail.listed
+    for _ in range(2):
+        packet = world.packet("C12", "T12")
+        assert "RECORD_BEHIND" == world.kernel.decide(packet, refund()(packet)).tag
+    assert 2 == rail.listed - before
+    adopted(world)
+    before = rail.listed
+    decided(world, 12, refund())
+    decided(world, 0, refund())
+    assert 1 == rail.listed - before
+
+
+def test_what_is_not_ordered_is_decided_all_the_same(world: World) -> None:
+    listing(world)
+    lose(world, 4)
+    assert "ESCALATED" == decided(world, 12, escalate).state
+
+
+@pytest.mark.parametrize("raised", [OSError("down"), WorldError("down")])
+def test_a_record_of_which_nobody_can_tell_whether_it_is_whole_orders_nothing(world: World, raised: Exception) -> None:
+    rail = listing(world)
+
+    def statement(since_ms: int, until_ms: int) -> Iterator[StatementLine]:
+        raise raised
+
+    rail.statement, listed = statement, rail.statement  # type: ignore[method-assign]  # it is down for a moment
+    packet = world.packet("C1", "T1")
+    answer = world.kernel.decide(packet, refund()(packet))
+    assert ("ABORTED", "EXECUTOR_DOWN", True, []) == (answer.state, answer.tag, answer.retryable, rail.sent)
+    rail.statement = listed  # type: ignore[method-assign]
+    assert "SUCCESS" == decided(world, 1, refund()).execution
+
+
+def test_an_operators_entry_does_not_make_a_record_newer_than_its_last_order(world: World) -> None:
+    """What was written since it was put back says nothing of what it lost."""
+    rail = listing(world)
+    decided(world, 0)
+    data = backup(world)
+    decided(world, 1)
+    world.clock.advance(40 * 86_400_000)
+    restore(world, data)
+
+    halt(world)
+    halt(world, halted=False)
+    assert world.kernel.whole.doubt() is not None
+    assert 2 == len(rail.paid())
+
+
+def test_a_humans_order_waits_as_well(world: World) -> None:
+    rail = listing(world)
+    dfid = decided(world, 12, escalate).dfid
+    paid_elsewhere(world.folder, "e" * 64, 500)
+    desk = HumanDesk(world.kernel, now_ms=world.clock)
+    change = '{"action":"REFUND_TICKET","params":{"amount":1.00},"reason":"NOT_TRAVELLED"}'
+    wanted = Resolution("MODIFY", "ada", "why", change, acknowledged=True)
+    with pytest.raises(WorldError, match="the outside has 1 order that this record does not know") as refused:
+        desk.resolve(dfid, wanted)
+    assert ("RECORD_BEHIND", []) == (refused.value.reason_code, rail.sent)
+    adopted(world)
+    assert "SUCCESS" == desk.resolve(dfid, wanted).execution
+
+
+def test_recovery_sends_nothing_again_for_a_record_that_is_behind(world: World) -> None:
+    rail = listing(world)
+    left_hanging(world, paid=False)
+    paid_elsewhere(world.folder, "e" * 64, 500)
+    world.kernel = world.open_kernel()
+    world.clock.advance(60_000)
+    assert 1 == recovered(world).failed
+    assert [] == rail.sent
+
+
+def test_a_declined_order_leaves_its_event_free_to_be_decided(world: World) -> None:
+    rail = listing(world)
+    data = backup(world)
+    rail.misfortunes = ["refuse"]
+    first = world.decide(refund(), "C1", "T1").dfid
+    restore(world, data)
+    assert (first,) == adopted(world)
+    assert [] == list(counters(world.store))
+
+    again = decided(world, 1, refund())
+
+    assert ("SUCCESS", first, "C1") == (again.execution, again.parent_dfid, again.event_id)
+    assert 1 == len(rail.paid())
+
+
+def test_what_was_restarted_before_it_was_paid_is_recognised(world: World) -> None:
+    """The order belongs to the event's third flow; the record that is begun anew knows none of them."""
+    rail = listing(world)
+    for _ in range(2):
+        packet = world.packet("C1", "T1")
+        world.tickets.put("T1", refundable_minor=5000 + len(rail.sent))
+        world.tickets.put("T1", mood="calm" if world.tickets.rows["T1"]["ticket.mood"] == "angry" else "angry")
+        assert "STATE_DRIFT_DETECTED" == world.kernel.decide(packet, refund()(packet)).tag
+    third = decided(world, 1, refund())
+    assert flow_id("claims", "C1", digest(world.event("C1", "T1").body), 2) == third.dfid
+    restore(world, None)
+    adopted(world)
+    assert ("SUCCESS", third.dfid) == (decided(world, 1, refund()).execution, decided(world, 1).dfid)
+    assert 1 == len(rail.paid())
+
+
+def test_what_a_human_ordered_about_a_case_they_were_handed_is_recognised(world: World) -> None:
+    """Declined four times, the event was handed to a human, and that flow's id follows from the last one's."""
+    rail = listing(world)
+    rail.misfortunes = ["refuse"] * 4
+    handed = decided(world, 1, refund())
+    assert "ESCALATED" == handed.state
+    change = '{"action":"REFUND_TICKET","params":{"amount":1.00},"reason":"NOT_TRAVELLED"}'
+    wanted = Resolution("MODIFY", "ada", "why", change, acknowledged=True)
+    HumanDesk(world.kernel, now_ms=world.clock).resolve(handed.dfid, wanted)
+    restore(world, None)
+    assert handed.dfid in adopted(world)
+    assert ("SUCCESS", handed.dfid) == (decided(world, 1, refund()).execution, decided(world, 1).dfid)
+    assert 1 == len(rail.paid())
+
+
+@pytest.mark.parametrize("open_as", ["escalated", "active", "interrupted"])
+def test_an_order_of_a_flow_that_is_known_is_written_to_it(world: World, open_as: str) -> None:
+    """The backup was taken between the flow's beginning and its order."""
+    rail = listing(world)
+    packet = world.packet("C1", "T1")
+    if open_as == "escalated":
+        world.kernel.decide(packet, escalate(packet))
+    data = backup(world)
+    if open_as == "escalated":
+        change = '{"action":"REFUND_TICKET","params":{"amount":40.00},"reason":"NOT_TRAVELLED"}'
+        wanted = Resolution("MODIFY", "ada", "why", change, acknowledged=True)
+        HumanDesk(world.kernel, now_ms=world.clock).resolve(packet.dfid, wanted)
+    else:
+        world.kernel.decide(packet, refund()(packet))
+    restore(world, data)
+    if open_as == "interrupted":
+        world.clock.advance(60_000)
+        recovered(world)
+
+    assert (packet.dfid,) == adopted(world)
+
+    assert ["CLOSED"] == world.column("SELECT state FROM decision_flows")
+    assert [] == waiting(world.store, world.contract)
+    assert "SUCCESS" == decided(world, 1).execution
+    assert 1 == len(rail.paid())
+
+
+def test_the_ticket_cannot_be_refunded_beyond_its_fare_by_another_event(world: World) -> None:
+    listing(world)
+    world.decide(refund("150.00"), "C1", "T1")
+    restore(world, None)
+    adopted(world)
+    packet = world.packet("C2", "T1")
+    kind = packet.envelope.kind("REFUND_TICKET")
+    assert kind is not None
+    assert 5000 == dict(kind.params)["amount"].hi
+
+
+def test_a_case_about_an_unknown_order_is_closed_by_whoever_takes_it_over(world: World) -> None:
+    listing(world)
+    lose(world, 4)
+    assert LOST == len(compared(world).differences)
+    assert LOST == len(waiting(world.store, world.contract))
+    adopted(world)
+    assert [] == waiting(world.store, world.contract)
+    assert {"adopted: the disk was lost"} == set(world.column("SELECT reason FROM human_decisions"))
+
+
+class TestAnOutsideThatKeepsNothingButKeys:
+    @pytest.fixture
+    def rail(self, world: World) -> ListingRail:
+        rail = listing(world)
+        rail.tells = forgetful
+        world.decide(refund(), "C1", "T1")
+        restore(world, None)
+        return rail
+
+    def test_the_same_decision_is_never_ordered_again_and_goes_to_a_human(
+        self, world: World, rail: ListingRail
+    ) -> None:
+        adopted(world)
+        answer = decided(world, 1, refund())
+        assert ("ESCALATED", "ALREADY_ORDERED") == (answer.state, answer.reason_code)
+        assert ["ACTIVE"] == world.column("SELECT status FROM agents")
+        assert 1 == len(rail.sent)
+        (case,) = waiting(world.store, world.contract)
+        desk = HumanDesk(world.kernel, now_ms=world.clock)
+        with pytest.raises(UsageError, match="this very order is in the record already"):
+            desk.resolve(case.dfid, Resolution("OVERRIDE", "ada", "pay it", acknowledged=True))
+        assert "ABORTED" == desk.resolve(case.dfid, Resolution("ABORT", "ada", "it was paid")).state
+        assert (1, 1) == (len(rail.sent), len(rail.paid()))
+
+    def test_nothing_is_counted_of_what_nobody_knows(self, world: World, rail: ListingRail) -> None:
+        adopted(world)
+        assert [] == list(counters(world.store))
+
+
+def test_a_saga_goes_on_where_the_outside_says_it_was(world: World) -> None:
+    rail = listing(world)
+    run(world.kernel, world, Script())
+    paid = rail.paid()
+    restore(world, None)
+    assert 2 == len(adopted(world))
+    script = Script()
+    again = run(world.kernel, world, script)
+    assert (("CLOSED", None, None), ["SUCCESS", "SUCCESS"], []) == (parent(again), executions(again), script.asked)
+    assert paid == rail.paid()
+
+
+def test_a_step_that_was_taken_over_can_be_taken_back(world: World) -> None:
+
+    listing(world)
+    run(world.kernel, world, Script())
+    with_first = world.rail.paid()[0][0]
+    restore(world, None)
+    assert isinstance(world.rail, ListingRail)
+    world.rail.tells = lambda line: line if line.dfid == with_first else replace(line, outcome="reverted")
+    adopted(world)
+    found = run(world.kernel, world, Script(step_2=deny, compensation=REVERT))
+    assert ("ABORTED", "COMPENSATED", "REVERT") == parent(found)
+    assert 1 == len(reversed_at(world.folder))

@@ -1,0 +1,179 @@
+"""A contract that counts in other units than the record: what was drawn and spent is not taken for a hundredth of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sds.kernel.audit import verify
+from sds.kernel.contract.schema import Contract
+from sds.kernel.errors import ContractError
+from sds.kernel.registry import registry
+from tests.kernel.durable import World, compensate, contract, counters, goodwill, refund
+from tests.kernel.orders import recovered
+
+HOUR_MS = 3_600_000
+WHOLE = (
+    ("ticket.refundable_minor: fixed(2)", "ticket.refundable_minor: int"),
+    ("hi: ticket.refundable_minor, scale: 2", "hi: ticket.refundable_minor"),
+    ("fills: {amount: {value: 25000, scale: 2}}", "fills: {amount: {value: 250}}"),
+    ("hi: 1000, scale: 2", "hi: 10"),
+)
+NOT_DRAWN = "    draws: {ticket.refundable_minor: amount}\n"
+DRAWN = "`ticket.refundable_minor` is declared as `fixed\\(2\\)`, and what is drawn from it was counted with 0 decimals"
+SPENT = "what is spent in this hour or day was counted with 0 decimals, and this contract spends with others"
+
+SHARED = "`ticket.refundable_minor` is declared as `fixed(2)`, and gate `claims`, which shares it, declares it as `int`"
+
+
+@pytest.fixture
+def euros(folder: Path) -> Iterator[World]:
+    """A world whose first contract counts whole euros: a fare of 200."""
+    made = World(folder, terms=contract(*WHOLE))
+    made.tickets.put("T1", refundable_minor=200, mood="angry")
+    yield made
+    assert () == verify.verify(made.store).faults
+    made.close()
+
+
+def cents(version: str, *changes: tuple[str, str]) -> Contract:
+    return contract(("version: 1.0.0", f"version: {version}"), *changes)
+
+
+def put_in_force(world: World, terms: Contract) -> None:
+    registry.register(world.store, terms, by="operator", now_ms=world.clock())
+    world.kernel = world.open_kernel(terms=terms)
+
+
+def in_force(world: World) -> str:
+    return registry.lookup(world.store, "claims-agent").contract_hash  # type: ignore[union-attr]
+
+
+def test_a_field_something_is_drawn_from_is_not_counted_in_other_units(euros: World):
+    assert "SUCCESS" == euros.decide(refund("200")).execution
+    euros.clock.advance(24 * HOUR_MS)
+    with pytest.raises(ContractError, match=DRAWN) as caught:
+        put_in_force(euros, cents("1.1.0"))
+    assert "keep the field's type" in caught.value.hint
+    assert euros.contract.hash == in_force(euros)
+    assert ["REFUSED"] == euros.column("SELECT kind FROM ledger ORDER BY idx DESC LIMIT 1")
+    assert 0 == euros.packet("C2").snapshot.fields["ticket.refundable_minor"]
+
+
+def test_nor_while_an_order_holds_it_and_once_it_is_given_back_it_may_be(euros: World):
+    euros.rail.misfortunes, euros.rail.blind = ["drop"], True
+    assert "UNKNOWN" == euros.decide(refund("200")).execution
+    with pytest.raises(ContractError, match=DRAWN):
+        put_in_force(euros, cents("1.1.0"))
+    euros.rail.blind, euros.rail.misfortunes = False, ["refuse"]
+    assert 1 == recovered(euros).failed
+    put_in_force(euros, cents("1.1.0"))
+    euros.tickets.put("T1", refundable_minor=20_000)
+    assert "SUCCESS" == euros.decide(refund("200.00"), "C2").execution
+    put_in_force(euros, cents("1.2.0"))
+
+
+def test_what_was_drawn_is_not_forgotten_by_a_contract_that_does_not_name_the_field(euros: World):
+    euros.decide(refund("200"))
+    euros.clock.advance(24 * HOUR_MS)
+    without = ("hi: ticket.refundable_minor", "hi: 200"), ("    when: ticket.refundable_minor > 0\n", "")
+    gone = (NOT_DRAWN, ""), ("  ticket.refundable_minor: int\n", "")
+    put_in_force(euros, cents("1.1.0", *WHOLE[:2], *without, *gone, *WHOLE[2:]))
+    with pytest.raises(ContractError, match=DRAWN):
+        put_in_force(euros, cents("1.2.0"))
+
+
+def test_nor_by_a_contract_that_only_looks_at_it(euros: World):
+    euros.decide(refund("200"))
+    euros.clock.advance(24 * HOUR_MS)
+    with pytest.raises(ContractError, match=DRAWN):
+        put_in_force(euros, cents("1.1.0", (NOT_DRAWN, "")))
+
+
+def test_nor_by_another_gate_of_the_same_source(euros: World):
+    euros.decide(refund("200"))
+    names = ("gate: claims", "gate: others"), ("agent_id: claims-agent", "agent_id: others-agent")
+    with pytest.raises(ContractError, match=DRAWN):
+        put_in_force(euros, contract(*names))
+    put_in_force(euros, contract(*names, ("source: tickets", "source: bookings")))
+
+
+def test_two_gates_in_force_never_count_what_they_share_in_different_units(euros: World):
+    """Nothing is drawn yet: as soon as one had, the other would take it for a hundred times as much."""
+    names = ("gate: claims", "gate: others"), ("agent_id: claims-agent", "agent_id: others-agent")
+    for draws in ((), ((NOT_DRAWN, ""),)):  # that it only looks at what the other draws is enough
+        with pytest.raises(ContractError) as caught:
+            put_in_force(euros, contract(*names, *draws))
+        assert SHARED == str(caught.value)
+        assert "declare it as that gate does" in caught.value.hint
+    put_in_force(euros, contract(*names, *WHOLE))
+    with pytest.raises(ContractError, match="gate `others`, which shares it, declares it as `int`"):
+        put_in_force(euros, cents("1.1.0"))
+    registry.transition(euros.store, "others-agent", "RETIRED", by="operator", reason="moved", now_ms=1)
+    put_in_force(euros, cents("1.1.0"))
+
+
+def test_nor_does_a_revoked_contract_keep_another_gate_from_its_units(euros: World):
+    registry.revoke(euros.store, euros.contract.hash, who="ada", reason="wrong units", now_ms=1)
+    put_in_force(
+        euros, contract(("gate: claims", "gate: others"), ("agent_id: claims-agent", "agent_id: others-agent"))
+    )
+
+
+def test_two_gates_that_only_look_may_look_in_units_of_their_own(folder: Path):
+    world = World(folder, terms=contract(*WHOLE, (NOT_DRAWN, "")))
+    names = ("gate: claims", "gate: others"), ("agent_id: claims-agent", "agent_id: others-agent")
+    put_in_force(world, contract(*names, (NOT_DRAWN, "")))
+    world.close()
+
+
+def test_other_units_of_another_field_are_no_matter(euros: World):
+    euros.decide(compensate)
+    euros.clock.advance(24 * HOUR_MS)
+    put_in_force(euros, cents("1.1.0"))
+    assert [("tickets:T1#ticket.compensations_left", 1)] == euros.store.rows("SELECT resource, drawn FROM resources")
+
+
+def test_what_is_spent_is_not_counted_in_other_units_in_the_same_hour_or_day(euros: World):
+    assert "SUCCESS" == euros.decide(goodwill("10")).execution
+    for ms in (0, HOUR_MS):
+        euros.clock.advance(ms)
+        with pytest.raises(ContractError, match=SPENT) as caught:
+            put_in_force(euros, cents("1.1.0"))
+    assert "suspend the agent until the hour or day is over" in caught.value.hint
+    euros.clock.advance(7 * HOUR_MS)  # START_MS is 16:00
+    put_in_force(euros, cents("1.1.0"))
+    assert "SUCCESS" == euros.decide(goodwill("10.00"), "C2").execution
+
+
+def test_what_kinds_of_several_scales_spent_is_in_nobodys_units(euros: World):
+    """An older version of this program took such a contract, if the human's kind replaced the agent's."""
+    assert "SUCCESS" == euros.decide(goodwill("10")).execution
+    (text,) = euros.column("SELECT body FROM contracts")
+    body = json.loads(str(text))
+    kind = json.loads(str(text))["kinds"]["GOODWILL"]
+    kind["params"]["amount"]["scale"] = 2
+    body["human"]["kinds"] = {"GOODWILL": kind}
+    euros.store.run("UPDATE contracts SET body = ?", (json.dumps(body),))
+    with pytest.raises(ContractError, match="was counted with now more, now fewer decimals"):
+        put_in_force(euros, cents("1.1.0"))
+    euros.store.run("UPDATE contracts SET body = ?", (text,))
+
+
+def test_a_flow_that_was_open_does_not_count_in_the_older_units_any_more(euros: World):
+    packet = euros.packet()
+    older = euros.kernel
+    put_in_force(euros, cents("1.1.0"))
+    answer = older.decide(packet, refund("200")(packet))
+    assert ("ABORTED", "CONTRACT_REVOKED") == (answer.state, answer.tag)
+    assert [] == list(counters(euros.store))
+
+
+def test_a_gate_that_starts_again_with_its_own_contract_is_not_asked(euros: World):
+    euros.decide(refund("200"))
+    head = verify.verify(euros.store).head
+    put_in_force(euros, euros.contract)
+    assert head == verify.verify(euros.store).head

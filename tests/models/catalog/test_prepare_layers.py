@@ -1,0 +1,108 @@
+"""A model without its upper layers: its hidden state is the whole model's at the layer where it was cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sds.models.catalog import prepare
+from sds.models.catalog.catalog import compiled_passes, embedded_model, prepared
+from sds.models.llamacpp.backend import LlamaBackend
+from sds.models.protocol import Backend, BackendError
+from tests.model_fixtures import TINY_THREADS
+from tests.models.catalog.preparing import OPENVINO_WINS, in_openvino, preparation
+
+
+@pytest.mark.parametrize("layers", [0, 2, 3])
+def test_only_some_of_the_layers_can_be_kept(tiny_path: Callable[[int], Path], tmp_path: Path, layers: int) -> None:
+    with pytest.raises(BackendError) as caught:
+        preparation(tmp_path).run(tiny_path(1), layers=layers)
+    assert f"`{tiny_path(1)}` has 2 layers: 1 to 1 can be kept, not {layers}" == str(caught.value)
+
+
+def cosine(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+def state_after(folder: Path, tokens: list[int], layer: int) -> np.ndarray[Any, Any]:
+    """The hidden state after `layer` layers and the final norm, at the last position, from transformers."""
+    import torch
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        return np.asarray(model.norm(states[layer])[0, -1])
+
+
+def state_of(path: Path, tokens: list[int]) -> np.ndarray[Any, Any]:
+    backend = LlamaBackend(path, threads=TINY_THREADS)
+    try:
+        return backend.hidden([tokens])
+    finally:
+        backend.close()
+
+
+def test_a_model_without_its_upper_layers_gives_the_hidden_state_there(
+    tiny_path: Callable[[int], Path],
+    tiny_folder: Callable[[int], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prepare, "ROUNDS", 1)
+    tokens = [5, 900, 17, 31_000, 44]
+    found, _ = preparation(tmp_path).run(tiny_path(1), layers=1)
+    assert f"{found.record.source.sha256[:12]}-BF16-1layers.gguf" == found.path.name
+    assert found == prepared(tiny_path(1), tmp_path, layers=1)
+    assert prepared(tiny_path(1), tmp_path) is None
+    expected = state_after(tiny_folder(1), tokens, 1)
+    assert cosine(expected, state_of(found.path, tokens)) > 0.999
+    assert cosine(expected, state_of(tiny_path(1), tokens)) < 0.999
+    for whole in whole_models(tiny_path(1), tiny_folder(1)):
+        with closing(whole):
+            assert cosine(expected, whole.hidden([tokens], layer=1)) > 0.999, whole.name
+
+
+def whole_models(path: Path, folder: Path) -> Iterator[Backend]:
+    """The same model in each library that hands out the states of any layer, and runs here."""
+    from sds.models.transformers_.backend import HfBackend
+
+    yield HfBackend(folder, threads=TINY_THREADS)
+    if find_spec("openvino"):
+        from sds.models.openvino_.backend import OpenvinoBackend
+
+        yield OpenvinoBackend(path, threads=TINY_THREADS, lengths=())
+    if compiled_passes():
+        from sds.models.int8.backend import IntegerBackend
+
+        yield IntegerBackend(path, dtype="int16", threads=TINY_THREADS)
+
+
+@in_openvino
+def test_it_may_be_the_fastest_in_openvino_and_gives_the_same_state_there(
+    tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sds.models.openvino_.backend import OpenvinoBackend
+
+    monkeypatch.setattr(prepare, "ROUNDS", 1)
+    monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
+    found, _ = preparation(tmp_path, OPENVINO_WINS).run(tiny_path(1), layers=1)
+    assert found.name.startswith("tiny-1.gguf as BF16 through OpenVINO, 1 layers, made from ")
+    with closing(OpenvinoBackend(found.path, threads=TINY_THREADS, lengths=())) as backend:
+        state = backend.hidden([[5, 900, 17, 31_000, 44]])
+    assert cosine(state_of(found.path, [5, 900, 17, 31_000, 44]), state) > 0.999
+
+
+def test_the_embedded_model_cut_at_its_twelfth_layer_says_what_transformers_says_there(
+    own_checkpoint: Path, tmp_path: Path
+) -> None:
+    card = prepare._card(embedded_model(), 12)
+    cut = prepare._encoded(embedded_model(), tmp_path / "cut.gguf", prepare.TYPES["BF16"], card, 12)
+    tokens = [4093, 354, 260, 3530, 282, 253, 12_500, 30]
+    assert cosine(state_after(own_checkpoint, tokens, 12), state_of(cut, tokens)) > 0.999

@@ -1,0 +1,384 @@
+"""Several prompts in one transformers model: rows of one call, forks, and models that take one row."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, Row
+from sds.models.transformers_.backend import HfBackend
+from sds.models.transformers_.kv_cache import Cells, OwnCaches
+from tests.model_fixtures import TINY_THREADS
+from tests.models.conftest import SLOTS, edit
+from tests.models.test_backends import sections_of
+from tests.scale import scale, seeded
+
+TOLERANCE = 1e-4
+DYNAMIC_ROPE = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}}
+
+
+def plain(backend: HfBackend, tokens: list[int], **options: Any) -> Any:
+    """Run the tokens through the model at once, without any cache."""
+    with torch.inference_mode():
+        return backend.module(input_ids=torch.tensor([tokens]), use_cache=False, **options)
+
+
+def plain_logits(backend: HfBackend, tokens: list[int]) -> np.ndarray:
+    return np.asarray(plain(backend, tokens).logits[0].numpy())
+
+
+def close(expected: np.ndarray, found: np.ndarray) -> bool:
+    return expected.shape == found.shape and bool(np.abs(expected - found).max(initial=0) <= TOLERANCE)
+
+
+def calls_of(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Return the list to which every call of the model adds the shape of its tokens, [rows, longest]."""
+    shapes: list[tuple[int, ...]] = []
+    run = backend.module.model.forward
+
+    def noting(*args: Any, **inputs: Any) -> Any:
+        shapes.append(tuple(inputs["input_ids"].shape))
+        return run(*args, **inputs)
+
+    monkeypatch.setattr(backend.module.model, "forward", noting)
+    return shapes
+
+
+def test_a_model_of_full_attention_takes_cells_and_one_with_windows_does_not(several: HfBackend, own_caches: HfBackend):
+    assert (Cells, OwnCaches) == (type(several._store), type(own_caches._store))
+
+
+def test_a_model_that_turns_by_its_longest_row_runs_one_row_at_a_time(
+    tiny_folder: Callable[[int], Path], tmp_path: Path
+):
+    folder = Path(shutil.copytree(tiny_folder(1), tmp_path / "checkpoint"))
+    edit(folder, **DYNAMIC_ROPE)
+    backend = HfBackend(folder, threads=TINY_THREADS)
+    assert OwnCaches is type(backend._store)
+    backend.close()
+
+
+def test_a_model_that_ignores_where_its_tokens_stand_takes_no_cells(
+    tiny_folder: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+):
+    """Found by trying it out, not by a list of names."""
+    from transformers.models.llama.modeling_llama import LlamaModel
+
+    sound = LlamaModel.forward
+
+    def ignoring(self: Any, *args: Any, **inputs: Any) -> Any:
+        return sound(self, *args, **{**inputs, "attention_mask": None, "position_ids": None})
+
+    monkeypatch.setattr(LlamaModel, "forward", ignoring)
+    backend = HfBackend(tiny_folder(1), threads=TINY_THREADS)
+    assert OwnCaches is type(backend._store)
+    backend.close()
+
+
+def test_rows_of_one_pass_are_what_each_is_alone_without_a_cache(either: HfBackend):
+    """Random prompts, random rows, several passes: every output, not the last alone."""
+    rng = seeded(11)
+    for _ in range(scale(6, 100)):
+        lengths = [rng.randint(1, 30) for _ in range(SLOTS)]
+        texts = sections_of(rng.randrange(2**32), *lengths)
+        for slot, text in enumerate(texts):
+            either.begin([text], slot=slot)
+        for _ in range(3):
+            slots = rng.sample(range(SLOTS), rng.randint(1, SLOTS))
+            rows = [_random_row(rng, slot) for slot in slots]
+            found = either.run(rows)
+            for row, logits in zip(rows, found, strict=True):
+                texts[row.slot] = texts[row.slot] + list(row.tokens)
+                expected = plain_logits(either, texts[row.slot])
+                assert close(expected[len(expected) - row.outputs :], logits)
+
+
+def _random_row(rng: Any, slot: int) -> Row:
+    (tokens,) = sections_of(rng.randrange(2**32), rng.randint(1, 9))
+    return Row(slot, tokens, rng.randint(0, len(tokens)))
+
+
+def test_rows_of_like_length_share_a_call_and_rows_of_unlike_length_do_not(
+    several: HfBackend, monkeypatch: pytest.MonkeyPatch
+):
+    long, *short = sections_of(5, 300, 3, 3, 1)
+    for slot in range(SLOTS):
+        several.begin([], slot=slot)
+    shapes = calls_of(several, monkeypatch)
+    several.run([Row(slot, tokens) for slot, tokens in enumerate([long, *short])])
+    assert [(3, 3), (1, 300)] == shapes
+
+
+def test_a_model_with_windows_runs_one_row_a_call(own_caches: HfBackend, monkeypatch: pytest.MonkeyPatch):
+    shapes = calls_of(own_caches, monkeypatch)
+    own_caches.run([Row(slot, [20 + slot]) for slot in range(SLOTS)])
+    assert [(1, 1)] * SLOTS == shapes
+
+
+def test_rows_longer_than_a_pass_are_cut_and_all_their_outputs_come_back(several: HfBackend):
+    first, second = sections_of(7, 700, 520)
+    for slot in (0, 1):
+        several.begin([], slot=slot)
+    found = several.run([Row(0, first, 650), Row(1, second, 2)])
+    assert close(plain_logits(several, first)[-650:], found[0])
+    assert close(plain_logits(several, second)[-2:], found[1])
+    assert (several.vocab_size,) == several.step(first[:600], slot=1).shape
+
+
+def test_the_head_runs_only_where_logits_are_wanted(several: HfBackend, monkeypatch: pytest.MonkeyPatch):
+    heads: list[tuple[int, ...]] = []
+    head = several.module.lm_head
+    run = head.forward
+    monkeypatch.setattr(head, "forward", lambda states: heads.append(tuple(states.shape[:2])) or run(states))
+    several.begin(sections_of(8, 30, 12), slot=0)
+    several.begin([], slot=1)
+    assert [] == heads
+    several.run([Row(0, [20, 21, 22], 2), Row(1, [23], 1)])
+    assert [(2, 2)] == heads
+
+
+def test_a_slot_never_sees_another_ones_prompt(either: HfBackend):
+    """What a slot gives is bit-equal whatever its neighbours hold, as long as it runs alone."""
+    first, second, other = sections_of(9, 40, 12, 25)
+    for slot in range(SLOTS):
+        either.begin([], slot=slot)
+    either.begin([first, second], slot=1)
+    expected = either.step([20, 21], slot=1)
+    for slot in (0, 2, 3):
+        either.begin([other, second], slot=slot)
+        either.step([22], slot=slot)
+    either.begin([first, second], slot=1)
+    assert np.array_equal(expected, either.step([20, 21], slot=1))
+
+
+def test_a_row_beside_what_is_no_number_is_not_touched_by_it(several: HfBackend):
+    """An overflow leaves NaN in the cells; a later, shorter prompt in its place may not read them."""
+    long, short = sections_of(10, 40, 4)
+    several.begin([short], slot=1)
+    (expected,) = several.run([Row(1, [20, 21])])
+    several.begin([long], slot=0)
+    with torch.inference_mode():
+        for stored in several._store._stored():  # type: ignore[union-attr]
+            stored[1] = torch.nan
+    several.begin([], slot=1)
+    several.begin([short], slot=1)
+    _, found = several.run([Row(0, [22]), Row(1, [20, 21])])
+    assert close(expected, found)
+
+
+def test_a_section_that_another_slot_holds_is_copied_not_read_again(
+    several: HfBackend, monkeypatch: pytest.MonkeyPatch
+):
+    contract, case = sections_of(12, 50, 7)
+    several.begin([contract, case], slot=0)
+    expected = several.step([20], slot=0)
+    several.begin([], slot=2)
+    shapes = calls_of(several, monkeypatch)
+    several.begin([contract, case[:3]], slot=2)
+    assert [(1, 3)] == shapes
+    several.begin([contract, case], slot=2)
+    assert np.array_equal(expected, several.step([20], slot=2))
+
+
+def test_forks_go_their_own_ways_and_leave_their_prompt_alone(either: HfBackend):
+    text, *endings = sections_of(13, 30, 2, 5, 3)
+    either.begin([text])
+    forks = [either.fork(0) for _ in endings]
+    found = either.run([Row(fork, ending, len(ending)) for fork, ending in zip(forks, endings, strict=True)])
+    for ending, logits in zip(endings, found, strict=True):
+        assert close(plain_logits(either, text + ending)[-len(ending) :], logits)
+    child = either.fork(forks[0])
+    assert close(plain_logits(either, [*text, *endings[0], 20])[-1], either.step([20], slot=child))
+    assert close(plain_logits(either, [*text, 21])[-1], either.step([21]))
+    for fork in [*forks, child]:
+        either.drop(fork)
+
+
+def test_forks_are_counted_dropped_and_go_with_their_prompt(several: HfBackend):
+    several.begin([[20, 21]], slot=0)
+    forks = [several.fork(0) for _ in range(FORKS_MAX)]
+    with pytest.raises(BackendError, match=f"more than {FORKS_MAX} forks at once"):
+        several.fork(0)
+    several.drop(forks[0])
+    again = several.fork(0)
+    assert again not in forks
+    several.begin([[20, 21]], slot=0)
+    with pytest.raises(BackendError, match=f"there is no slot {again}"):
+        several.step([22], slot=again)
+    for fork in [*forks, again]:
+        several.drop(fork)
+    with pytest.raises(BackendError, match="there is no fork 0"):
+        several.drop(0)
+
+
+def test_a_fork_makes_room_without_moving_what_the_slots_hold(tiny_folder: Callable[[int], Path]):
+    backend = HfBackend(tiny_folder(1), threads=TINY_THREADS)
+    sections = sections_of(14, 20, 6)
+    backend.begin(sections)
+    expected = backend.step([20])
+    forks = [backend.fork(0) for _ in range(5)]
+    both = backend.run([Row(fork, [21]) for fork in forks])
+    assert all(np.array_equal(both[0], found) for found in both[1:])
+    backend.begin(sections)
+    assert np.array_equal(expected, backend.step([20]))
+    backend.close()
+
+
+def test_passes_with_forks_are_bit_equal_whatever_ran_before(tiny_folder: Callable[[int], Path]):
+    """Exact scores come from such a pass: with one slot they can be replayed."""
+    backend = HfBackend(tiny_folder(1), threads=TINY_THREADS)
+    first, second, other = sections_of(15, 30, 9, 60)
+
+    def scored() -> list[np.ndarray]:
+        backend.begin([first, second])
+        return backend.run([Row(backend.fork(0), [30] * n, n) for n in (1, 2, 3)])
+
+    expected = scored()
+    backend.begin([other])
+    backend.run([Row(fork, [22, 23]) for fork in (backend.fork(0), backend.fork(0))])
+    assert all(np.array_equal(one, two) for one, two in zip(expected, scored(), strict=True))
+    backend.close()
+
+
+def test_a_failed_pass_forgets_its_own_prompts_and_no_others(either: HfBackend, monkeypatch: pytest.MonkeyPatch):
+    first, second = sections_of(16, 20, 8)
+    for slot in range(3):
+        either.begin([first, second], slot=slot)
+    expected = either.step([20, 21], slot=0)
+    either.begin([first, second], slot=0)
+    fork = either.fork(1)
+    shapes = calls_of(either, monkeypatch)
+    with monkeypatch.context() as broken:
+        broken.setattr(either.module.model.layers[1].mlp, "forward", out_of_memory)
+        with pytest.raises(BackendError, match="could not be run on 3 tokens: no memory"):
+            either.run([Row(0, [20, 21]), Row(fork, [22])])
+    either.drop(fork)
+    shapes.clear()
+    assert np.array_equal(expected, either.step([20, 21], slot=2))
+    assert [(1, 2)] == shapes
+    either.begin([first, second], slot=0)
+    assert np.array_equal(expected, either.step([20, 21], slot=0))
+
+
+@pytest.mark.parametrize("nth", [1, 2, 4])
+def test_forks_for_which_there_was_no_memory_find_it_when_there_is(
+    tiny_folder: Callable[[int], Path], nth: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Wherever among the layers it ran out."""
+    backend = HfBackend(tiny_folder(1), threads=TINY_THREADS)
+    backend.begin([[20, 21, 22]])
+    expected = backend.step([23])
+    moved, calls = Cells._moved, 0
+
+    def scarce(cells: Cells, stored: torch.Tensor, seats: int) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == nth:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return moved(cells, stored, seats)
+
+    backend.begin([[20, 21, 22]])
+    with monkeypatch.context() as scarcity:
+        scarcity.setattr(Cells, "_moved", scarce)
+        with pytest.raises(BackendError, match="no memory"):
+            backend.run([Row(backend.fork(0), [23])])
+    backend.begin([[20, 21, 22]])
+    (found,) = backend.run([Row(backend.fork(0), [23])])
+    assert np.array_equal(expected, found[0])
+    backend.close()
+
+
+def out_of_memory(*_: object) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([Row(0, [20]), Row(0, [21])], "a pass holds at most one row of a slot"),
+        ([Row(SLOTS, [20])], f"there is no slot {SLOTS}"),
+        ([Row(-1, [20])], "there is no slot -1"),
+        ([Row(0, [])], "a step needs at least one token"),
+        ([Row(0, [20], 2)], "2 outputs of 1 tokens were asked for"),
+        ([Row(0, [20], -1)], "-1 outputs of 1 tokens were asked for"),
+        ([Row(0, [20]), Row(1, [-1])], "a token is outside the vocabulary"),
+        ([Row(0, [20]), Row(1, [20] * 4097)], "4097 tokens are more than the model's context of 4096"),
+    ],
+)
+def test_a_pass_that_cannot_be_is_refused_before_anything_runs(rows: list[Row], message: str, several: HfBackend):
+    for slot in (0, 1):
+        several.begin([], slot=slot)
+    with pytest.raises(BackendError) as caught:
+        several.run(rows)
+    assert message == str(caught.value)
+    assert close(plain_logits(several, [25])[-1], several.step([25], slot=0))
+
+
+@pytest.mark.parametrize("slots", [0, SLOTS_MAX + 1])
+def test_the_number_of_slots_is_limited(slots: int, tiny_folder: Callable[[int], Path]):
+    with pytest.raises(BackendError, match=f"{slots} slots are not between 1 and {SLOTS_MAX}"):
+        HfBackend(tiny_folder(1), threads=TINY_THREADS, slots=slots)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_passes_of_fixed_shape_give_what_passes_of_their_own_shape_give(
+    rows: int, several: HfBackend, monkeypatch: pytest.MonkeyPatch
+):
+    """The shapes that are captured on CUDA, here uncaptured: rows and cells rounded up, padding touches nothing."""
+    texts = sections_of(21, 30, 4, 17, 9)
+    shapes = calls_of(several, monkeypatch)
+
+    def stepped(steps: int) -> list[np.ndarray]:
+        for slot, text in enumerate(texts):
+            several.begin([text], slot=slot)
+        shapes.clear()
+        return [logits for n in range(steps) for logits in several.run([Row(slot, [20 + n]) for slot in range(rows)])]
+
+    expected = stepped(3)
+    monkeypatch.setattr(several._store, "static", True)
+    found = stepped(3)
+    assert all(close(one, two) for one, two in zip(expected, found, strict=True))
+    assert [(1 << (rows - 1).bit_length(), 1)] * 3 == shapes
+    held = texts[3] + ([20, 21, 22] if rows == SLOTS else [])
+    assert close(plain_logits(several, [*held, 25])[-1], several.step([25], slot=3))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_half_precision_takes_cells_and_rows_stay_close_to_what_they_are_alone(
+    dtype: str, tiny_folder: Callable[[int], Path]
+):
+    backend = HfBackend(tiny_folder(1), threads=TINY_THREADS, dtype=dtype, slots=2)  # type: ignore[arg-type]
+    assert Cells is type(backend._store)
+    texts = sections_of(22, 20, 5)
+    for slot, text in enumerate(texts):
+        backend.begin([text], slot=slot)
+    for text, found in zip(texts, backend.run([Row(0, [20, 21]), Row(1, [22])]), strict=True):
+        expected = plain(backend, text + ([20, 21] if len(text) == 20 else [22])).logits[0, -1].float().numpy()
+        assert np.float32 == found.dtype
+        assert 0.1 > np.abs(expected - found[0]).max() / expected.std()
+    backend.close()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_captured_passes_on_cuda_give_what_uncaptured_ones_give(
+    tiny_folder: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+):
+    backend = HfBackend(tiny_folder(1), device="cuda", threads=TINY_THREADS, slots=SLOTS)
+    texts = sections_of(23, 30, 4, 17, 9)
+
+    def stepped() -> list[np.ndarray]:
+        for slot, text in enumerate(texts):
+            backend.begin([text], slot=slot)
+        return [logits for n in range(3) for logits in backend.run([Row(slot, [20 + n]) for slot in range(3)])]
+
+    captured = stepped() + stepped()
+    assert {(4, 256)} == set(backend._store._graphs)  # type: ignore[union-attr]
+    monkeypatch.setattr(backend._store, "static", False)
+    assert all(close(one, two) for one, two in zip(stepped() * 2, captured, strict=True))
+    backend.close()
