@@ -49,12 +49,12 @@ from sds.benchmarks.lib.measuring import (
 from sds.grammars import regex
 from sds.grammars.emit import gbnf, lark
 from sds.grammars.language import Language, language
-from sds.grammars.tokens.compiler import Planner
+from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.envelope.bounds import bound
 from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from sds.models.catalog.catalog import embedded_model
 from sds.models.catalog.inspect import inspect_model
-from sds.models.tokenizer.tokenizer import Spoken, Words
+from sds.models.tokenizer.tokenizer import Tokenizer, TokenizerOnly
 
 N, N_MAX = 400, 100_000
 BARE_N = 2_000
@@ -96,8 +96,8 @@ class Contender(Protocol):
 class Ours:
     name, every = "ours", 1
 
-    def __init__(self, words: Words) -> None:
-        self._planner = Planner(Spoken(words))
+    def __init__(self, words: Tokenizer) -> None:
+        self._planner = GrammarCompiler(TokenizerOnly(words))
 
     def text(self, said: Language) -> tuple[DecisionEnvelope, str]:
         return said.envelope, said.context_ref
@@ -121,7 +121,7 @@ class Ours:
 class LlGuidance:
     name, every = "llguidance", 1
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, words: Tokenizer) -> None:
         from llguidance import LLMatcher  # noqa: PLC0415  needs an extra; only where it is measured
 
         from sds.benchmarks.peer.llguidance_tokenizer import llguidance_tokenizer  # noqa: PLC0415
@@ -148,7 +148,7 @@ class LlGuidance:
 class XGrammar:
     every = 4
 
-    def __init__(self, words: Words, *, form: str) -> None:
+    def __init__(self, words: Tokenizer, *, form: str) -> None:
         import xgrammar  # noqa: PLC0415  loads torch; only where it is measured
 
         vocabulary = [words.spelling(token) for token in range(words.size)]
@@ -179,7 +179,7 @@ class XGrammar:
 class OutlinesCore:
     name, every = "outlines-core", SLOW_EVERY
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, words: Tokenizer) -> None:
         outlines_core = import_module("outlines_core")  # only where it is measured; it has no types
         spelled: dict[bytes, list[int]] = {}
         for token in range(words.size):
@@ -210,7 +210,7 @@ def _ids(bits: NDArray[np.uint8], size: int) -> Ids:
     return np.flatnonzero(np.unpackbits(bits, count=size, bitorder="little"))
 
 
-PEERS: dict[str, Callable[[Words], Contender]] = {
+PEERS: dict[str, Callable[[Tokenizer], Contender]] = {
     "llguidance": LlGuidance,
     "xgrammar (GBNF)": lambda words: XGrammar(words, form="GBNF"),
     "xgrammar (regex)": lambda words: XGrammar(words, form="regex"),
@@ -233,7 +233,7 @@ def packet(rng: Random) -> Language:
     return language(envelope_of(kinds), f"{rng.getrandbits(256):064x}")
 
 
-def script(planner: Planner, said: Language, rng: Random) -> tuple[Script, list[Ids]]:
+def script(planner: GrammarCompiler, said: Language, rng: Random) -> tuple[Script, list[Ids]]:
     """Return the tokens of a refund of four digits, cut where tokens part, and what is permitted there."""
     walk, found, permitted = planner.walk(said.envelope, said.context_ref), Script(), list[Ids]()
     chosen: int | None = None
@@ -271,8 +271,8 @@ def ask(contender: Contender, said: Language, steps: Script, permitted: list[Ids
     return first / 1000, decision / 1000
 
 
-def measure(contenders: list[Contender], words: Words, n: int) -> dict[str, list[tuple[float, float]]]:
-    rng, planner = Random(SEED), Planner(Spoken(words))  # noqa: S311  a fixed choice, no secret
+def measure(contenders: list[Contender], words: Tokenizer, n: int) -> dict[str, list[tuple[float, float]]]:
+    rng, planner = Random(SEED), GrammarCompiler(TokenizerOnly(words))  # noqa: S311  a fixed choice, no secret
     found: dict[str, list[tuple[float, float]]] = {contender.name: [] for contender in contenders}
     for i in range(-1, n):  # the one before the first is for warming up
         said = packet(rng)
@@ -284,9 +284,9 @@ def measure(contenders: list[Contender], words: Words, n: int) -> dict[str, list
     return found
 
 
-def predicted(words: Words) -> dict[str, float]:
+def predicted(words: Tokenizer) -> dict[str, float]:
     """Return the least that ours can take, in microseconds: one look-up, and copies of what it hands out."""
-    rng, planner = Random(SEED), Planner(Spoken(words))  # noqa: S311  a fixed choice, no secret
+    rng, planner = Random(SEED), GrammarCompiler(TokenizerOnly(words))  # noqa: S311  a fixed choice, no secret
     said = packet(rng)
     steps, permitted = script(planner, said, rng)
     key = (*said.envelope.kinds, said.context_ref)

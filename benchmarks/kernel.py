@@ -47,7 +47,7 @@ from sds.benchmarks.peer.process import PeerProcess
 from sds.gates.refund.gate import load_refund_contract
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision import dim, jit
-from sds.kernel.decision.dim import Standing
+from sds.kernel.decision.dim import AuthorityState
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.envelope.state import StateRead, StateSource, Value
@@ -129,7 +129,7 @@ def _then_and_now() -> tuple[dict[str, Value], dict[str, Value]]:
 def pure_verdict(kernel: Kernel, packet: DecisionPacket, data: bytes, times: int) -> dict[str, float]:
     """Measure envelope in force plus five gates, on an accepted proposal."""
     contract = kernel.contract
-    standing = Standing(True, False, contract.hash, contract.mission_hash)
+    standing = AuthorityState(True, False, contract.hash, contract.mission_hash)
     decoding = Decoding("bench", 0.9)
 
     def once() -> object:

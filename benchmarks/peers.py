@@ -58,7 +58,7 @@ from sds.benchmarks.lib.predicting import TIMEOUT_S, predict
 from sds.benchmarks.lib.weights import Vocabulary, Weights, add_weights, vocabulary, weights_of
 from sds.benchmarks.peer.contenders import OVERLAYS, PEERS, Contender, ours_with
 from sds.benchmarks.peer.process import PeerProcess
-from sds.benchmarks.peer.tally import KINDS, Tally, Task, action_of, speedups
+from sds.benchmarks.peer.tally import KINDS, PeerTally, Task, action_of, speedups
 from sds.engines.factory import cores
 from sds.engines.text import END_TOKENS, grammar_of
 from sds.grammars.emit import gbnf
@@ -80,7 +80,7 @@ class Entry:
 
     contender: Contender
     process: PeerProcess
-    tallies: dict[str, Tally] = field(default_factory=lambda: {kind: Tally() for kind in KINDS})
+    tallies: dict[str, PeerTally] = field(default_factory=lambda: {kind: PeerTally() for kind in KINDS})
 
     @property
     def in_the_run(self) -> bool:

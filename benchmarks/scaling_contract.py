@@ -8,7 +8,7 @@ from typing import Any
 
 from sds.benchmarks.kernel import open_kernel, pure_verdict
 from sds.benchmarks.lib.measuring import Say, summary, timed_us
-from sds.grammars.tokens.compiler import Planner, Words
+from sds.grammars.tokens.compiler import GrammarCompiler, Tokenizer
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import DENY, DecisionEnvelope
 from sds.kernel.envelope.state import StateRead
@@ -55,7 +55,7 @@ def contract_of(kinds: int, reasons: int, fields: int) -> Contract:
 
 
 def contracts(
-    folder: Path, words: Words, sizes: Sequence[tuple[int, int, int]], n: int, say: Say
+    folder: Path, words: Tokenizer, sizes: Sequence[tuple[int, int, int]], n: int, say: Say
 ) -> list[dict[str, Any]]:
     """Return one row a size: the pure verdict, a walk in a language known, and one whose plan must be made."""
     say(
@@ -64,12 +64,12 @@ def contracts(
     return [_row(folder, words, size, n) for size in sizes]
 
 
-def _row(folder: Path, words: Words, size: tuple[int, int, int], n: int) -> dict[str, Any]:
+def _row(folder: Path, words: Tokenizer, size: tuple[int, int, int], n: int) -> dict[str, Any]:
     kinds, reasons, fields = size
     name = f"{kinds}-{reasons}-{fields}"
     kernel = open_kernel(folder / f"{name}.db", contract=contract_of(*size), source=_Fields(_paths(fields)))
     packet = kernel.preview(intake.read_event(kernel.contract, {"claim_id": "A", "ticket_id": "T"}))
-    planner = Planner(words)
+    planner = GrammarCompiler(words)
     made_us = timed_us(lambda: written(planner, packet.envelope, packet.snapshot.id))
     data = written(planner, packet.envelope, packet.snapshot.id)
     walks = [timed_us(_walking(planner, packet.envelope, number)) for number in range(n)]
@@ -85,11 +85,11 @@ def _row(folder: Path, words: Words, size: tuple[int, int, int], n: int) -> dict
     return found
 
 
-def _walking(planner: Planner, envelope: DecisionEnvelope, number: int) -> Callable[[], bytes]:
+def _walking(planner: GrammarCompiler, envelope: DecisionEnvelope, number: int) -> Callable[[], bytes]:
     return lambda: written(planner, envelope, f"{number:064x}")
 
 
-def written(planner: Planner, envelope: DecisionEnvelope, context_ref: str) -> bytes:
+def written(planner: GrammarCompiler, envelope: DecisionEnvelope, context_ref: str) -> bytes:
     """Write one decision without a model: at every fork the last token that may come."""
     walk = planner.walk(envelope, context_ref)
     for _ in range(FORKS_MAX):

@@ -15,7 +15,7 @@ from sds.benchmarks.lib.floor import Device, Recorded, device
 from sds.benchmarks.lib.measuring import Say, summary
 from sds.benchmarks.lib.weights import Weights
 from sds.decoding.decoder import Mode, decode
-from sds.grammars.tokens.compiler import Planner
+from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from sds.models.protocol import Backend, prompt_sections
 
@@ -52,7 +52,7 @@ class Model:
     def __init__(self, backend: Backend, rates: Device, size: tuple[int, int]) -> None:
         self.backend, self._recorded = backend, Recorded(backend)
         self._rates, self._size = rates, size
-        self._planner, self._refs = Planner(backend), count()
+        self._planner, self._refs = GrammarCompiler(backend), count()
         closing = backend.tokenize(backend.frame().after_user.encode(), special=True)
         self._static, self._closing = prompt_sections(backend, STATIC, CASE)[0], closing
         self._case = backend.tokenize(CASE.encode(), special=False)

@@ -103,13 +103,13 @@ class Backend(Protocol):
         """
 
     @property
-    def ahead_tokens_max(self) -> int:
+    def lookahead_tokens_max(self) -> int:
         """How many tokens more than one, of forks that go on from one place, a pass reads for less than a pass of its
         own would cost; 0: every token costs its share.
         """
 
     @property
-    def worn(self) -> bool:
+    def fragmented(self) -> bool:
         """Whether nobody new should begin until those under way have ended and `rest` was called.
 
         Going on without a rest ends in a `BackendError` at some time, after which no slot holds anything.
@@ -134,7 +134,7 @@ class Backend(Protocol):
         was read before and is kept still is not read again.
         """
 
-    def keeps(self, sections: Sequence[Sequence[int]]) -> bool:
+    def is_cached(self, sections: Sequence[Sequence[int]]) -> bool:
         """Tell whether `begin` would have to read nothing of these sections, whatever the slot."""
 
     def step(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
@@ -144,7 +144,7 @@ class Backend(Protocol):
         """Append the tokens of all rows in one pass, at most one row a slot; return for each [outputs, vocab_size].
 
         With one slot, equal passes give bit-equal logits, whatever ran before; with more, a row's company, its place in
-        the cache and where it was cut (`rows_may_be_cut`) may show in the last digits: `shape_noise` measures by how much.
+        the cache and where it was cut (`rows_may_be_cut`) may show in the last digits: `batch_variance` measures by how much.
         """
 
     def fork(self, slot: int) -> int:
@@ -180,7 +180,7 @@ def shared_sections(wanted: Sequence[Sequence[int]], held: Sequence[Sequence[int
     return sum(1 for _ in shared)
 
 
-class Speaking(Protocol):
+class ChatTokenizer(Protocol):
     """What of a backend makes tokens of texts."""
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]: ...
@@ -188,7 +188,7 @@ class Speaking(Protocol):
     def frame(self) -> ChatFrame: ...
 
 
-def prompt_sections(backend: Speaking, static: str, *dynamic: str) -> list[list[int]]:
+def prompt_sections(backend: ChatTokenizer, static: str, *dynamic: str) -> list[list[int]]:
     """Return the prompt of one turn, cut where a change of one text leaves the sections before it as they were.
 
     First section: the frame's opening, `static` and the turn to the user; then one section for each dynamic text,

@@ -10,7 +10,7 @@ from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.dispatch import Log, no_log
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.human.attestation import attest
-from sds.kernel.human.review import HumanDesk, Resolution
+from sds.kernel.human.review import HumanReview, Resolution
 
 Resolve = Literal["OVERRIDE", "MODIFY", "ABORT", "SETTLED", "REJECTED"]
 
@@ -38,4 +38,4 @@ def resolve(
         receipt = Receipt("settled" if decision == "SETTLED" else "rejected", reference=reference)
         return attest(kernel, dfid, receipt, who=who, reason=reason, acknowledged=acknowledge, now_ms=now_ms())
     wanted = Resolution(decision, who, reason, change, seen, acknowledge)
-    return HumanDesk(kernel, now_ms=now_ms, log=log).resolve(dfid, wanted)
+    return HumanReview(kernel, now_ms=now_ms, log=log).resolve(dfid, wanted)

@@ -27,7 +27,7 @@ from sds.kernel.flow import intake, undecided
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.human.cases import Case
-from sds.kernel.human.review import HumanDesk, Look
+from sds.kernel.human.review import CaseView, HumanReview
 from sds.kernel.operations import erasure, recovery
 from sds.kernel.operations.erasure import Erased
 from sds.kernel.operations.recovery import Recovered
@@ -246,11 +246,11 @@ class Gate:
 
         One whose rows cannot be read is `damaged`, and all that is told of it is which it is and since when it waits.
         """
-        return HumanDesk(self.kernel, now_ms=self._now_ms).waiting()
+        return HumanReview(self.kernel, now_ms=self._now_ms).waiting()
 
-    def look(self, dfid: str) -> Look:
+    def look(self, dfid: str) -> CaseView:
         """Return a case's state as it is now, its name for `seen`, and what a human may decide. Records nothing."""
-        desk = HumanDesk(self.kernel, now_ms=self._now_ms)
+        desk = HumanReview(self.kernel, now_ms=self._now_ms)
         return desk.look(desk.case(dfid))
 
     def resolve(

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sds.engines.queueing import Lending
+from sds.engines.queueing import FairPool
 
 
 class KeyLocks:
@@ -14,13 +14,13 @@ class KeyLocks:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._locks: dict[str, tuple[Lending[None], list[None]]] = {}  # key -> its one turn, and who asks for it
+        self._locks: dict[str, tuple[FairPool[None], list[None]]] = {}  # key -> its one turn, and who asks for it
 
     @contextmanager
     def turn(self, key: str, wait_s: float) -> Iterator[None]:
         """Hold the key for a block. Raises NoTurnError when it does not become free within `wait_s` seconds."""
         with self._guard:
-            lock, asking = self._locks.setdefault(key, (Lending(None), []))
+            lock, asking = self._locks.setdefault(key, (FairPool(None), []))
             asking.append(None)
         try:
             with lock.lent(wait_s, "another decision on the same key has not ended in time"):

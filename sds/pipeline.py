@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from itertools import count
 
 from sds.engines.protocol import Engine
-from sds.engines.queueing import NoTurnError
+from sds.engines.queueing import QueueTimeoutError
 from sds.kernel.canonical import one_line
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket
 from sds.kernel.errors import ModelError, SdsError, UsageError, WorldError
@@ -74,7 +74,7 @@ class Stream:
         try:
             with turn:
                 return self._decide(event, give_up_ms, anew=anew)
-        except NoTurnError as error:
+        except QueueTimeoutError as error:
             return self._not_decided(event, str(error), anew=anew)
 
     def _decide(self, event: Event, give_up_ms: int, *, anew: bool) -> Answer:
@@ -145,7 +145,7 @@ class Stream:
                     packet = self._kernel.told(packet)
                 data, decoding = self._engine.propose(packet, tokens_max=self._kernel.contract.budget.tokens_max)
                 refuse_unkeepable(data, decoding)
-            except NoTurnError as error:
+            except QueueTimeoutError as error:
                 return self._kernel.not_decided(packet, _code(error), str(error))
             except SdsError as error:
                 return self._kernel.escalate(packet, _code(error), str(error))

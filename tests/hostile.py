@@ -13,7 +13,7 @@ import numpy as np
 from gguf.quants import quantize
 from numpy.typing import NDArray
 
-from sds.grammars.tokens.compiler import Walk
+from sds.grammars.tokens.compiler import TokenMatcher
 from sds.models.protocol import Backend, ChatFrame, Row
 
 LAYERS, WIDTH, HEADS, HEADS_KV, FEED_FORWARD = 2, 64, 2, 1, 128
@@ -114,7 +114,7 @@ class AdversarialBackend:
     a wish can know exactly what is forbidden.
     """
 
-    slots, pass_tokens_max, ahead_tokens_max, rows_may_be_cut = 1, 512, 0, True
+    slots, pass_tokens_max, lookahead_tokens_max, rows_may_be_cut = 1, 512, 0, True
 
     def __init__(self, real: Backend, wish: Callable[[AdversarialBackend], Logits], seed: int = 0) -> None:
         self._real, self._wish = real, wish
@@ -124,9 +124,9 @@ class AdversarialBackend:
         self.pieces = [real.piece(token) for token in range(real.vocab_size)]
         self.held: dict[int, list[int]] = {0: []}
         self.permitted = np.zeros(0, np.intp)
-        self._walk: Walk | None = None
+        self._walk: TokenMatcher | None = None
 
-    def face(self, walk: Walk) -> None:
+    def face(self, walk: TokenMatcher) -> None:
         self._walk = walk
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]:
@@ -138,7 +138,7 @@ class AdversarialBackend:
     def frame(self) -> ChatFrame:
         return self._real.frame()
 
-    def keeps(self, sections: Sequence[Sequence[int]]) -> bool:
+    def is_cached(self, sections: Sequence[Sequence[int]]) -> bool:
         return False
 
     def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.engines.queueing import NoTurnError
+from sds.engines.queueing import QueueTimeoutError
 from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
@@ -129,7 +129,7 @@ def test_a_line_is_first_come_first_served_and_leaves_nothing_behind():
             threads.append(thread)
             while _asking(locks) < 2 + number:
                 time.sleep(0.001)
-        with pytest.raises(NoTurnError), locks.turn("a", 0.01):
+        with pytest.raises(QueueTimeoutError), locks.turn("a", 0.01):
             pass
         with locks.turn("b", 0.01):  # another key is another line
             pass
@@ -161,7 +161,7 @@ class Overloaded(Says):
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int):
         if not self._room.acquire(blocking=False):
-            raise NoTurnError("256 decisions wait already", reason_code="QUEUE_FULL")
+            raise QueueTimeoutError("256 decisions wait already", reason_code="QUEUE_FULL")
         try:
             time.sleep(0.001)
             return super().propose(packet, tokens_max=tokens_max)

@@ -111,7 +111,7 @@ class Recorded:
 
     def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         self.sections = list(sections)
-        self.kept = self.backend.keeps(sections)
+        self.kept = self.backend.is_cached(sections)
         self.backend.begin(sections, slot=slot)
 
     def fork(self, slot: int) -> int:

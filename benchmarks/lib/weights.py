@@ -18,7 +18,7 @@ from sds.models.catalog.catalog import GgufLibrary, embedded_model, weights_for
 from sds.models.files.gguf_header import GgufFile
 from sds.models.llamacpp.weights import gguf_fingerprint, words_of
 from sds.models.protocol import Backend, ChatFrame, Dtype
-from sds.models.tokenizer.tokenizer import Spoken, Words, model_frame
+from sds.models.tokenizer.tokenizer import Tokenizer, TokenizerOnly, model_frame
 
 OF_WORDS = "token_embd.weight", "output.weight"
 BYTES: dict[Dtype, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int8-bf16": 1, "int16": 1}
@@ -75,10 +75,10 @@ def weights_of(asked: argparse.Namespace) -> Weights:
     return Weights(found.path, library, asked.dtype or found.dtype_in(library))
 
 
-class Vocabulary(Spoken):
+class Vocabulary(TokenizerOnly):
     """A model's tokenizer and chat frame, without its weights."""
 
-    def __init__(self, words: Words, template: str | None) -> None:
+    def __init__(self, words: Tokenizer, template: str | None) -> None:
         super().__init__(words)
         self._frame = model_frame(template, words)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from sds.models.tokenizer.tokenizer import Words, tokens_of
+from sds.models.tokenizer.tokenizer import Tokenizer, tokens_of
 
 
-def llguidance_tokenizer(words: Words) -> LLTokenizer:
+def llguidance_tokenizer(words: Tokenizer) -> LLTokenizer:
     """Build the tokenizer; takes a quarter of a second."""
     return LLTokenizer(TokenizerWrapper(_Spellings(words)))
 
@@ -15,7 +15,7 @@ def llguidance_tokenizer(words: Words) -> LLTokenizer:
 class _Spellings:
     """What llguidance asks of a tokenizer: the bytes of every token, and how text is written."""
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, words: Tokenizer) -> None:
         every = range(words.size)
         self.eos_token_id = words.eos
         self.bos_token_id = None

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from sds.grammars.language import TEXT_CHARS_MAX, language
 from sds.grammars.nodes import Choice, Literal, Number, Text
 from sds.grammars.nodes import Node as Part
-from sds.grammars.tokens.matcher import MASK_FAILED, Fork, Walk
-from sds.grammars.tokens.tokenizer import LANGUAGE_UNSPEAKABLE, Spelling, Words
-from sds.grammars.tokens.trie import End, Fact, Node, NumberEnd, Path, TailEnd, TextEnd, grow
+from sds.grammars.tokens.matcher import MASK_FAILED, ChoicePoint, TokenMatcher
+from sds.grammars.tokens.tokenizer import LANGUAGE_UNSPEAKABLE, Tokenizer, TokenizerIndex
+from sds.grammars.tokens.trie import End, Node, NumberSlot, OptionMark, Path, Suffix, TextEnd, grow
 from sds.kernel.envelope.bounds import Bound
 from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound
 from sds.kernel.errors import LanguageError
 
-__all__ = ["MASK_FAILED", "Fork", "Planner", "Walk", "Words"]
+__all__ = ["MASK_FAILED", "ChoicePoint", "GrammarCompiler", "TokenMatcher", "Tokenizer"]
 
 PLANS_MAX = 64
 PATHS_MAX = 1 << 14
@@ -34,17 +34,17 @@ _SIGNS: dict[tuple[bool, bool], tuple[int, int]] = {
 }
 _ParamShape = tuple[str, int, bool, bool]
 _Shape = tuple[tuple[tuple[str, tuple[str, ...], tuple[_ParamShape, ...]], ...], bool]
-_Way = tuple[bytes, tuple[Fact, ...], str, Sequence[Part]]
+_Way = tuple[bytes, tuple[OptionMark, ...], str, Sequence[Part]]
 
 
-class Planner:
+class GrammarCompiler:
     """The plans of one tokenizer, at most PLANS_MAX of them; for one thread."""
 
-    def __init__(self, words: Words) -> None:
-        self.spelling = Spelling(words)
+    def __init__(self, words: Tokenizer) -> None:
+        self.spelling = TokenizerIndex(words)
         self._plans: OrderedDict[_Shape, Node] = OrderedDict()
 
-    def walk(self, envelope: DecisionEnvelope, context_ref: str) -> Walk:
+    def walk(self, envelope: DecisionEnvelope, context_ref: str) -> TokenMatcher:
         """Return a walk through the envelope's language.
 
         Raises LanguageError where `language()` does, for a bound without a value, and where no tokens spell a decision.
@@ -62,7 +62,7 @@ class Planner:
             root = self._planned(shape, envelope)
         else:
             self._plans.move_to_end(shape)
-        return Walk(self.spelling, root, envelope, context_ref)
+        return TokenMatcher(self.spelling, root, envelope, context_ref)
 
     def _planned(self, shape: _Shape, envelope: DecisionEnvelope) -> Node:
         language(envelope, _NO_REF)  # names, sizes and codes are the form's
@@ -84,7 +84,7 @@ def _param(name: str, allowed: Bound) -> _ParamShape:
 class _Planning:
     """One plan in the making, from the language of an envelope that has the shape and bounds of no importance."""
 
-    def __init__(self, spelling: Spelling, shape: _Shape) -> None:
+    def __init__(self, spelling: TokenizerIndex, shape: _Shape) -> None:
         kinds, rationale = shape
         bare = (KindBound(kind, reasons, tuple(map(_some_bound, params))) for kind, reasons, params in kinds)
         self._envelope = DecisionEnvelope(tuple(bare), int(rationale))
@@ -99,14 +99,14 @@ class _Planning:
         grow(root, [path for way in self._ways(parts, b"", (), kind) for path in self._paths(way, before)])
         return root
 
-    def _ways(self, parts: Sequence[Part], text: bytes, facts: tuple[Fact, ...], kind: str) -> Iterator[_Way]:
+    def _ways(self, parts: Sequence[Part], text: bytes, facts: tuple[OptionMark, ...], kind: str) -> Iterator[_Way]:
         """Yield every way: its text, the options it takes, its kind, and what follows from the number or text on."""
         for i, part in enumerate(parts):
             if isinstance(part, Literal):
                 text += part.text
             elif isinstance(part, Choice):
                 for option in part.options:
-                    fact = Fact(part.name, option.label, len(text), len(text) + len(option.label))
+                    fact = OptionMark(part.name, option.label, len(text), len(text) + len(option.label))
                     chosen = option.label if part.name == "action" else kind
                     yield from self._ways([*option.then, *parts[i + 1 :]], text, (*facts, fact), chosen)
                 return
@@ -125,13 +125,13 @@ class _Planning:
             kind_at, param_at = self._place(kind, first.name)
             then = self._closing(first, parts[1:], kind, b"0")
             for negative in _signs(first):
-                end = NumberEnd(kind_at, param_at, first.name, negative, len(text), then)
+                end = NumberSlot(kind_at, param_at, first.name, negative, len(text), then)
                 yield self._path(text + b"-" * negative, facts, end, before, b"1")
         elif isinstance(first, Text):
             then = self._closing(first, parts[1:], kind, b"a")
             yield self._path(text, facts, TextEnd(first.name, then), before, b"a")
         else:
-            yield self._path(text.removesuffix(f'{_NO_REF}"}}'.encode()), facts, TailEnd(), before, b"0")
+            yield self._path(text.removesuffix(f'{_NO_REF}"}}'.encode()), facts, Suffix(), before, b"0")
 
     def _closing(self, part: Number | Text, parts: Sequence[Part], kind: str, before: bytes) -> Node:
         """Return the trie of what follows a number or text. What ends it makes no choice: that would be made unseen."""
@@ -146,7 +146,7 @@ class _Planning:
         at = self._envelope.names.index(kind)
         return at, [param for param, _ in self._envelope.kinds[at].params].index(name)
 
-    def _path(self, text: bytes, facts: tuple[Fact, ...], end: End, before: bytes, after: bytes) -> Path:
+    def _path(self, text: bytes, facts: tuple[OptionMark, ...], end: End, before: bytes, after: bytes) -> Path:
         tokens = self._spelling.fixed(text, before=before, after=after)
         return Path(tokens, tuple(map(self._spelling.piece, tokens)), facts, end)
 

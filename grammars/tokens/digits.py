@@ -15,7 +15,7 @@ DIGITS = "0123456789"
 _TENS: tuple[int, ...] = tuple(10**n for n in range(24))
 
 
-class Written(NamedTuple):
+class DigitPrefix(NamedTuple):
     """The part of a literal that stands: its digits as one integer, how many of them are whole, how many decimals
     (-1: no point yet).
     """
@@ -26,10 +26,10 @@ class Written(NamedTuple):
     closed: bool = False  # a run shorter than the tokenizer's: no digit follows it
 
 
-START = Written()
+START = DigitPrefix()
 
 
-class Literals:
+class DigitMatcher:
     """The literals of one sign of a bound, without the sign."""
 
     __slots__ = ("_hi", "_lo", "_residue", "_scale", "_step")
@@ -41,27 +41,27 @@ class Literals:
             self._lo, self._hi, self._residue = max(0, allowed.lo), allowed.hi, allowed.residue
         self._step, self._scale = allowed.step, allowed.scale
 
-    def after(self, written: Written, char: str) -> Written | None:
+    def after(self, written: DigitPrefix, char: str) -> DigitPrefix | None:
         """Return what stands after one more digit or the point; None where no value of the bound begins so."""
         digits, whole, decimals, _ = written
         if char == ".":
-            pointed = Written(digits, whole, 0)
+            pointed = DigitPrefix(digits, whole, 0)
             return pointed if decimals < 0 < whole and self._scale and self._reaches(digits, self._scale) else None
         digits = digits * 10 + ord(char) - 48
         if decimals >= 0:
             left = self._scale - decimals - 1
-            return Written(digits, whole, decimals + 1) if left >= 0 and self._reaches(digits, left) else None
+            return DigitPrefix(digits, whole, decimals + 1) if left >= 0 and self._reaches(digits, left) else None
         if whole and digits < 10:  # a leading zero
             return None
-        return Written(digits, whole + 1, -1) if self._grows(digits) else None
+        return DigitPrefix(digits, whole + 1, -1) if self._grows(digits) else None
 
-    def ends(self, written: Written) -> bool:
+    def ends(self, written: DigitPrefix) -> bool:
         """Tell whether what stands is a value of the bound."""
         if self._scale:
             return written.decimals == self._scale
         return bool(written.whole) and self._reaches(written.digits, 0)
 
-    def chunks(self, written: Written, size: int) -> Iterator[tuple[str, Written]]:
+    def chunks(self, written: DigitPrefix, size: int) -> Iterator[tuple[str, DigitPrefix]]:
         """Yield the runs of `size` digits that may come next, and shorter ones where the point or the end may follow."""
         for char in "" if written.closed else DIGITS:
             after = self.after(written, char)

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sds.grammars.language import CHOICE_VALUES_MAX
-from sds.grammars.tokens.digits import START, Literals, Written, every_literal
-from sds.grammars.tokens.tokenizer import Spelling
-from sds.grammars.tokens.trie import Node, NumberEnd, Path, TextEnd
+from sds.grammars.tokens.digits import START, DigitMatcher, DigitPrefix, every_literal
+from sds.grammars.tokens.tokenizer import TokenizerIndex
+from sds.grammars.tokens.trie import Node, NumberSlot, Path, TextEnd
 from sds.kernel.envelope.envelope import Bound, DecisionEnvelope
 from sds.kernel.errors import LanguageError
 
@@ -28,7 +28,7 @@ _DIGITS = re.compile(r"[0-9]*\.?[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
+class ChoicePoint:
     """A place where more than one token may come next.
 
     `choice`: "action", "reason_code", "rationale", or the name of a parameter. `tokens`: those permitted, two at least.
@@ -48,14 +48,14 @@ class Fork:
 class _Writing:
     """A number being written. `text`: its characters so far, the sign among them. `start`: its offset."""
 
-    end: NumberEnd
-    literals: Literals
+    end: NumberSlot
+    literals: DigitMatcher
     every: tuple[str, ...]  # all its literals, of both signs; none where there are too many
     start: int
     text: str
-    written: Written = START
+    written: DigitPrefix = START
 
-    def labels(self, run: str, after: Written | None) -> tuple[str, ...]:
+    def labels(self, run: str, after: DigitPrefix | None) -> tuple[str, ...]:
         """Return what stays open after `run`; `after` is what then stands, None where the number has ended."""
         if not self.every:
             return (run,)
@@ -66,7 +66,7 @@ class _Writing:
         return tuple(each for each in begun if not (after.closed and each[len(text) :][:1].isdigit()))
 
 
-class Walk:
+class TokenMatcher:
     """One walk through one language. `data` is written so far, as `tokens`; begin with `forced()`. `plan`: SHA-256 of its plan.
 
     What ends a decision is of no choice: no model reads it, and it is spelled when it is asked for.
@@ -75,7 +75,7 @@ class Walk:
     words raise.
     """
 
-    def __init__(self, spelling: Spelling, root: Node, envelope: DecisionEnvelope, context_ref: str) -> None:
+    def __init__(self, spelling: TokenizerIndex, root: Node, envelope: DecisionEnvelope, context_ref: str) -> None:
         self.data = b""
         self._written: list[int] = []
         self.finished = False
@@ -87,7 +87,7 @@ class Walk:
         self._number: _Writing | None = None
         self._text: TextEnd | None = None
         self._text_start = 0
-        self._runs: dict[int, tuple[str, Written | None]] | None = None
+        self._runs: dict[int, tuple[str, DigitPrefix | None]] | None = None
 
     @property
     def tokens(self) -> list[int]:
@@ -103,7 +103,7 @@ class Walk:
             self._written, self._unspelled = every, b""
         return every == self.tokens
 
-    def copy(self) -> Walk:
+    def copy(self) -> TokenMatcher:
         """Return a walk of its own that has written the same."""
         copied = copy(self)
         self._written = self._written.copy()  # the copy keeps the list they shared
@@ -145,18 +145,18 @@ class Walk:
             whole = "." in self._number.text and self._number.literals.ends(self._number.written)
             return None if whole else self._number.start
         end = self._node.paths[0].end if self._node.paths else None
-        return self._base + end.start if isinstance(end, NumberEnd) else None
+        return self._base + end.start if isinstance(end, NumberSlot) else None
 
-    def fork(self) -> Fork:
+    def fork(self) -> ChoicePoint:
         """Return what may come next; for after `forced()`, unless all is written."""
         if self.finished:
             raise LanguageError("the decision is finished", reason_code=MASK_FAILED)
         if self._text is not None:
-            return Fork(self._text.name, self._text_tokens(self._text), (), self._text_start, finite=False)
+            return ChoicePoint(self._text.name, self._text_tokens(self._text), (), self._text_start, finite=False)
         parting = self._node.parting
         if self._number is not None or parting is None:
             return self._number_fork()
-        return Fork(parting.choice, parting.tokens, parting.labels, self._base + parting.start, finite=True)
+        return ChoicePoint(parting.choice, parting.tokens, parting.labels, self._base + parting.start, finite=True)
 
     def take(self, token: int) -> None:
         """Write a token that may come next, forced or not."""
@@ -233,7 +233,7 @@ class Walk:
         end = self._node.end
         if end is None or self._node.children:
             return
-        if isinstance(end, NumberEnd):
+        if isinstance(end, NumberSlot):
             self._number = self._writing(end)
         elif isinstance(end, TextEnd):
             self._text, self._text_start = end, len(self.data)
@@ -266,18 +266,18 @@ class Walk:
 
     # Numbers
 
-    def _writing(self, end: NumberEnd) -> _Writing:
+    def _writing(self, end: NumberSlot) -> _Writing:
         allowed, every = self._bound(end)
         start = len(self.data) - end.negative
-        return _Writing(end, Literals(allowed, negative=end.negative), every, start, "-" * end.negative)
+        return _Writing(end, DigitMatcher(allowed, negative=end.negative), every, start, "-" * end.negative)
 
     def _here(self) -> _Writing | None:
         """Return the number that is being written, or could be from here without a sign."""
-        if self._number is None and isinstance(self._node.end, NumberEnd):
+        if self._number is None and isinstance(self._node.end, NumberSlot):
             return self._writing(self._node.end)
         return self._number
 
-    def _open_runs(self) -> dict[int, tuple[str, Written | None]]:
+    def _open_runs(self) -> dict[int, tuple[str, DigitPrefix | None]]:
         """Return the tokens that go on with a number, or end it (None): what they write of it, what then stands."""
         if self._runs is None:
             self._runs = {}
@@ -286,7 +286,7 @@ class Walk:
                 self._runs = dict(self._number_runs(number))
         return self._runs
 
-    def _number_runs(self, number: _Writing) -> Iterator[tuple[int, tuple[str, Written | None]]]:
+    def _number_runs(self, number: _Writing) -> Iterator[tuple[int, tuple[str, DigitPrefix | None]]]:
         digits = self._spelling.digits
         for run, after in number.literals.chunks(number.written, self._spelling.chunk):
             yield digits[run], (run, after)
@@ -297,7 +297,7 @@ class Walk:
             for token in number.end.then.children:
                 yield token, ("", None)
 
-    def _take_run(self, token: int, run: str, after: Written | None) -> None:
+    def _take_run(self, token: int, run: str, after: DigitPrefix | None) -> None:
         number = self._here()
         if number is None:
             raise _refused()
@@ -310,25 +310,27 @@ class Walk:
         self._written.append(token)
         self.data += run.encode()
 
-    def _number_fork(self) -> Fork:
+    def _number_fork(self) -> ChoicePoint:
         number = self._here()
         tokens, labels = list[int](), list[tuple[str, ...]]()
         if number is not None:
             tokens += self._open_runs()
             labels += (number.labels(run, after) for run, after in self._open_runs().values())
             if self._number is not None:
-                return Fork(number.end.name, _ids(tokens), tuple(labels), number.start, finite=bool(number.every))
+                return ChoicePoint(
+                    number.end.name, _ids(tokens), tuple(labels), number.start, finite=bool(number.every)
+                )
         end = _number_of(self._node.paths[0])
         allowed, every = self._bound(end)
         for token, child in self._node.children.items():
             tokens.append(token)
             labels.append(_signed(allowed, every, {_number_of(path).negative for path in child.paths}))
-        return Fork(end.name, _ids(tokens), tuple(labels), self._base + end.start, finite=bool(every))
+        return ChoicePoint(end.name, _ids(tokens), tuple(labels), self._base + end.start, finite=bool(every))
 
     def _number_alternatives(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         if self._number is not None:
             text, every = self._number.text, self._number.every
-            ways: list[tuple[tuple[int, ...], NumberEnd]] = [((), self._number.end)]
+            ways: list[tuple[tuple[int, ...], NumberSlot]] = [((), self._number.end)]
             if any(each.startswith("-") != self._number.end.negative for each in every):
                 return ()  # the sign is decided
         else:
@@ -344,7 +346,7 @@ class Walk:
             found += [(each, tokens + close) for close in closed]
         return tuple(found)
 
-    def _bound(self, end: NumberEnd) -> tuple[Bound, tuple[str, ...]]:
+    def _bound(self, end: NumberSlot) -> tuple[Bound, tuple[str, ...]]:
         """Return a number's bound, and its literals where they are few."""
         _, allowed = self._envelope.kinds[end.kind].params[end.param]
         return allowed, every_literal(allowed) if len(allowed) <= CHOICE_VALUES_MAX else ()
@@ -354,12 +356,12 @@ def _signed(allowed: Bound, every: tuple[str, ...], signs: set[bool]) -> tuple[s
     """Return what a token leaves open that settles no more than the sign: the literals, or the first characters."""
     if every:
         return tuple(each for each in every if each.startswith("-") in signs)
-    digits = (run for run, _ in Literals(allowed, negative=False).chunks(START, 1)) if False in signs else ()
+    digits = (run for run, _ in DigitMatcher(allowed, negative=False).chunks(START, 1)) if False in signs else ()
     return (*digits, *("-" for sign in signs if sign))
 
 
-def _number_of(path: Path) -> NumberEnd:
-    if not isinstance(path.end, NumberEnd):
+def _number_of(path: Path) -> NumberSlot:
+    if not isinstance(path.end, NumberSlot):
         raise LanguageError("the walk is at no number", reason_code=MASK_FAILED)
     return path.end
 

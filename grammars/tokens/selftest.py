@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sds.grammars.tokens.compiler import Planner
-from sds.grammars.tokens.matcher import MASK_FAILED, Walk
-from sds.grammars.tokens.tokenizer import Words
+from sds.grammars.tokens.compiler import GrammarCompiler
+from sds.grammars.tokens.matcher import MASK_FAILED, TokenMatcher
+from sds.grammars.tokens.tokenizer import Tokenizer
 from sds.kernel.envelope.bounds import bound
 from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.errors import LanguageError
@@ -17,20 +17,20 @@ _NO_REF = "0" * 64
 _Rank = tuple[int, bytes]
 
 
-def prove_alive(words: Words) -> None:
+def check_mask_constrains(words: Tokenizer) -> None:
     """Raise LanguageError unless walks in these words really constrain. Run once at start-up.
 
     A small language is walked as a model would that wants its longest, shortest, first and last bytes; every end must
     be one of the language's six decisions, and at the first choice every other token of the vocabulary must be refused.
     """
     proof, decisions = _proof()
-    planner = Planner(words)
+    planner = GrammarCompiler(words)
     _refuses(planner.walk(proof, _NO_REF), words.vocab_size)
     for wish in (_longest, _shortest, _last, _first):
         _follow_wish(planner.walk(proof, _NO_REF), words, decisions, wish)
 
 
-def follow(walk: Walk, data: bytes) -> bytes:
+def follow(walk: TokenMatcher, data: bytes) -> bytes:
     """Write `data` as far as the language goes along, and return what was written.
 
     Where several tokens continue `data`, the longest is tried first.
@@ -48,7 +48,7 @@ def follow(walk: Walk, data: bytes) -> bytes:
     return best
 
 
-def _taken(walk: Walk, token: int) -> Walk | None:
+def _taken(walk: TokenMatcher, token: int) -> TokenMatcher | None:
     """Return a copy of the walk that has taken the token; None where it is refused."""
     copied = walk.copy()
     try:
@@ -69,14 +69,14 @@ def _proof() -> tuple[DecisionEnvelope, set[bytes]]:
     return envelope_of(kinds), {form.format(*w, _NO_REF).encode() for w in written}
 
 
-def _refuses(walk: Walk, vocab_size: int) -> None:
+def _refuses(walk: TokenMatcher, vocab_size: int) -> None:
     walk.forced()
     open_ = set(walk.fork().tokens.tolist())
     if any(_taken(walk, token) for token in range(-1, vocab_size + 1) if token not in open_):
         raise _dead("took a forbidden token")
 
 
-def _follow_wish(walk: Walk, words: Words, decisions: set[bytes], wish: Callable[[bytes], _Rank]) -> None:
+def _follow_wish(walk: TokenMatcher, words: Tokenizer, decisions: set[bytes], wish: Callable[[bytes], _Rank]) -> None:
     while not walk.finished:
         if not walk.forced():
             walk.take(max(walk.fork().tokens.tolist(), key=lambda token: wish(words.piece(token))))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sds.grammars.tokens.matcher import MASK_FAILED
-from sds.grammars.tokens.tokenizer import Spelling
+from sds.grammars.tokens.tokenizer import TokenizerIndex
 from sds.kernel.errors import LanguageError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class TextTokens:
     Raises LanguageError where no token ends a text.
     """
 
-    def __init__(self, spelling: Spelling) -> None:
+    def __init__(self, spelling: TokenizerIndex) -> None:
         self._spelling, self._end = spelling, spelling.fixed(b'"}', before=b"a")[0]
         self._chars = spelling.text_chars
 

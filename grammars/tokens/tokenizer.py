@@ -25,7 +25,7 @@ _TEXT = re.compile(f"{TEXT_CLASS}+".encode())
 _NUMBERS = ("1", "12", "123", "1234", "12345", "1234567", "1000", "2024", "99999999", "100000", "31415926535")
 
 
-class Words(Protocol):
+class Tokenizer(Protocol):
     """What a plan needs of a tokenizer; every backend has it."""
 
     @property
@@ -36,14 +36,14 @@ class Words(Protocol):
     def piece(self, token: int) -> bytes: ...
 
 
-class Spelling:
+class TokenizerIndex:
     """The spelling of one tokenizer. `digits`: the token of every run of digits it writes at once, and of the point.
 
     `chunk`: how many digits such a run has; a shorter one is the last before the point or the end. Raises LanguageError
     where a digit has no token of its own.
     """
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, words: Tokenizer) -> None:
         self.words = words
         self._pieces: dict[int, bytes] = {}  # of the tokens met so far, at most the vocabulary
         self.chunk = next((size for size in range(CHUNK_DIGITS_MAX, 1, -1) if _cuts(words, size)), 1)
@@ -108,7 +108,7 @@ class Spelling:
         return tokens[0]
 
 
-def _cuts(words: Words, size: int) -> bool:
+def _cuts(words: Tokenizer, size: int) -> bool:
     """Tell whether digits are cut into runs of `size` from the left."""
     every = (f"{n:0{size}}" for n in range(10**size))
     for number in (*_NUMBERS, *every):

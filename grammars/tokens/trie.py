@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class OptionMark:
     """An option that a path takes: its choice, its label, and where the label stands in the path's text."""
 
     choice: str
@@ -25,7 +25,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class NumberEnd:
+class NumberSlot:
     """A number begins here, its sign written. `start`: where in the path's text, the sign counted to the number.
 
     `kind`, `param`: its place in the envelope. `then`: what follows it.
@@ -47,18 +47,18 @@ class TextEnd:
     then: Node
 
 
-class TailEnd:
+class Suffix:
     """Nothing is open any more: the context reference and the end follow."""
 
 
-End = NumberEnd | TextEnd | TailEnd
+End = NumberSlot | TextEnd | Suffix
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
     tokens: tuple[int, ...]
     pieces: tuple[bytes, ...]
-    facts: tuple[Fact, ...]
+    facts: tuple[OptionMark, ...]
     end: End
 
     def closes(self, fact: int) -> int:
@@ -68,7 +68,7 @@ class Path:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parting:
+class Branch:
     """Where the options of a choice part: the tokens, and for each the labels it leaves open.
 
     `start`: where the choice begins in the paths' text. `alternatives`: where nothing of it was decided before, each
@@ -94,7 +94,7 @@ class Node:
     children: dict[int, Node] = field(default_factory=dict)
     paths: list[Path] = field(default_factory=list)
     end: End | None = None
-    parting: Parting | None = None
+    parting: Branch | None = None
     run: tuple[tuple[int, ...], bytes, Node] | None = None
     sha256: str = ""  # what `digest` found
 
@@ -114,12 +114,12 @@ class Node:
         return len(self.children) == 1 and self.end is None
 
 
-def _told(facts: Iterable[Fact]) -> list[tuple[str, str, int, int]]:
+def _told(facts: Iterable[OptionMark]) -> list[tuple[str, str, int, int]]:
     return [(fact.choice, fact.label, fact.start, fact.stop) for fact in facts]
 
 
 def _ending(end: End) -> tuple[object, ...]:
-    if isinstance(end, NumberEnd):
+    if isinstance(end, NumberSlot):
         return end.kind, end.param, end.name, end.negative, end.then.digest()
     return (end.name, end.then.digest()) if isinstance(end, TextEnd) else ()
 
@@ -148,13 +148,13 @@ def _note(node: Node, seen: frozenset[int]) -> None:
         node.run = ((token, *tokens), child.piece + data, last)
 
 
-def _parting(node: Node, at: int, *, first: bool) -> Parting:
+def _parting(node: Node, at: int, *, first: bool) -> Branch:
     fact, children = node.paths[0].facts[at], node.children
     tokens = np.fromiter(children, dtype=np.intp, count=len(children))
     tokens.flags.writeable = False  # every fork here hands out the same
     labels = tuple(tuple(dict.fromkeys(path.facts[at].label for path in each.paths)) for each in children.values())
     spelled = ((path.facts[at].label, path.tokens[node.depth : path.closes(at)]) for path in node.paths)
-    return Parting(fact.choice, fact.start, tokens, labels, tuple(dict.fromkeys(spelled)) if first else ())
+    return Branch(fact.choice, fact.start, tokens, labels, tuple(dict.fromkeys(spelled)) if first else ())
 
 
 def _open_fact(paths: Iterable[Path]) -> int | None:

@@ -19,7 +19,7 @@ from sds.kernel.storage.store import Reader, Store
 
 HISTORY_MAX = 100  # moves and contracts that are read back, the latest
 
-Standing = Literal["in force", "superseded", "revoked"]
+AuthorityState = Literal["in force", "superseded", "revoked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Held:
 
     version: str
     contract_hash: str
-    standing: Standing
+    standing: AuthorityState
     registered_at_ms: int
     by: str
     who: str
@@ -131,7 +131,7 @@ def _held(store: Reader, at_ms: int, entry: dict[str, Any], agent: Registration)
     revoked = store.row(
         "SELECT revoked_at_ms, who, reason FROM contract_revocations WHERE contract_hash = ?", (entry["hash"],)
     )
-    standing: Standing = "in force" if entry["hash"] == agent.contract_hash else "superseded"
+    standing: AuthorityState = "in force" if entry["hash"] == agent.contract_hash else "superseded"
     return Held(
         entry["version"],
         entry["hash"],

@@ -12,7 +12,7 @@ from typing import Any
 
 from sds.kernel.contract.snapshot import Snapshot
 from sds.kernel.decision.packet import ALTERNATIVES_UNAVAILABLE, DecisionPacket, Decoding
-from sds.kernel.decision.safeguards import Situation
+from sds.kernel.decision.safeguards import EnvelopeInputs
 from sds.kernel.envelope.envelope import envelope_from_data
 from sds.kernel.errors import NOT_AS_WRITTEN, UsageError, unreadable
 from sds.kernel.flow.decision_record import SEALED, seal
@@ -100,7 +100,7 @@ def _packet(dfid: str, found: Mapping[str, Any]) -> DecisionPacket:
         contract_hash=found["contract_hash"],
         mission_hash=found["mission_hash"],
         snapshot=snapshot,
-        situation=Situation(
+        situation=EnvelopeInputs(
             body["fields"], agent_active=False, in_effect=False, halted=True, spend_left=0, context_whole=False
         ),
         envelope=envelope_from_data(json.loads(found["envelope"]), found["envelope_hash"]),

@@ -112,7 +112,7 @@ def sweep(store: Store, *, days_max: int, who: str, reason: str, now_ms: int) ->
     return Swept(len(taken), more=len(past) > SWEEP_MAX)
 
 
-class Shelf:
+class ArtifactReader:
     """The artifacts that one contract names. Its tokens are counted once for each set of versions."""
 
     def __init__(self, store: Reader, spec: ArtifactSpec, count_tokens: CountTokens) -> None:

@@ -32,7 +32,7 @@ class Rules:
         self.fields = tuple(parse_type(path, text) for path, text in contract.snapshot.items())
         named = contract.authority if authority is None else authority
         self._kinds = {name: contract.kinds[name] for name in sorted({*named, DENY})}
-        self._forms = [_Form(name, kind) for name, kind in self._kinds.items()]
+        self._forms = [_CompiledKind(name, kind) for name, kind in self._kinds.items()]
         self._recurring: set[tuple[str, str]] = set()
         self._program = Program(tuple(self._checked()))
 
@@ -95,7 +95,7 @@ def _has_few_values(tree: Tree) -> bool:
     return tree.op == "literal" or (tree.op == "?" and all(map(_has_few_values, tree.parts[1:])))
 
 
-class _Form:
+class _CompiledKind:
     """What is the same of a kind in every envelope, sorted once."""
 
     def __init__(self, name: str, spec: KindSpec) -> None:

@@ -43,7 +43,7 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class AuthorityState:
     """What registry and store say at the moment of judgement.
 
     `contract_hash`, `mission_hash`: of the contract the flow is under, empty when that is revoked.
@@ -88,7 +88,7 @@ class Verdict:
 
 
 def judge(
-    contract: Contract, packet: DecisionPacket, data: bytes, standing: Standing, decoding: Decoding, now_ms: int
+    contract: Contract, packet: DecisionPacket, data: bytes, standing: AuthorityState, decoding: Decoding, now_ms: int
 ) -> Verdict:
     """Return the verdict on proposal bytes, for any bytes, in time linear in at most 64 KiB of them."""
     try:
@@ -99,7 +99,7 @@ def judge(
 
 
 def _judge(
-    contract: Contract, packet: DecisionPacket, data: bytes, standing: Standing, decoding: Decoding, now_ms: int
+    contract: Contract, packet: DecisionPacket, data: bytes, standing: AuthorityState, decoding: Decoding, now_ms: int
 ) -> Verdict:
     parsed = parse_proposal(data)
     reasons = _packet_reasons(contract, packet, standing, decoding, now_ms)
@@ -126,7 +126,7 @@ def _judge(
 
 
 def _packet_reasons(
-    contract: Contract, packet: DecisionPacket, standing: Standing, decoding: Decoding, now_ms: int
+    contract: Contract, packet: DecisionPacket, standing: AuthorityState, decoding: Decoding, now_ms: int
 ) -> list[Reason]:
     """Objections that do not depend on what was proposed."""
     found: list[Reason] = []

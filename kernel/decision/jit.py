@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sds.kernel.contract.schema import Contract, DriftSpec
 from sds.kernel.decision.packet import DecisionPacket
-from sds.kernel.decision.safeguards import Observation, Situation
+from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState
 from sds.kernel.envelope.envelope import DecisionEnvelope
 from sds.kernel.envelope.proposal import Proposal
 from sds.kernel.envelope.state import Fields, Value
@@ -33,7 +33,7 @@ class JitReport:
     drift: tuple[str, ...] = ()
     objections: tuple[str, ...] = ()
     code: str | None = None
-    observed: Observation | None = None
+    observed: LiveState | None = None
 
 
 def tolerances(contract: Contract) -> tuple[Tolerance, ...]:
@@ -72,8 +72,8 @@ def check(
     policy: tuple[Tolerance, ...],
     packet: DecisionPacket,
     proposal: Proposal,
-    observed: Observation,
-    derive: Callable[[Situation], DecisionEnvelope],
+    observed: LiveState,
+    derive: Callable[[EnvelopeInputs], DecisionEnvelope],
     now_ms: int,
 ) -> JitReport:
     """Compare the packet with what is observed now. `derive` gives the envelope in force for a situation."""

@@ -17,7 +17,7 @@ from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.snapshot import Snapshot, level, show
 from sds.kernel.decision.injection import findings
-from sds.kernel.decision.safeguards import Situation
+from sds.kernel.decision.safeguards import EnvelopeInputs
 from sds.kernel.envelope.bounds import format_literal
 from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound
 
@@ -45,7 +45,7 @@ class DecisionPacket:
     contract_hash: str
     mission_hash: str
     snapshot: Snapshot
-    situation: Situation
+    situation: EnvelopeInputs
     envelope: DecisionEnvelope
     texts: tuple[str, ...]
     security: tuple[str, ...]
@@ -93,7 +93,7 @@ def compile_packet(
     key: str,
     evidence: str,
     snapshot: Snapshot,
-    situation: Situation,
+    situation: EnvelopeInputs,
     envelope: DecisionEnvelope,
     notes: tuple[str, ...],
     now_ms: int,

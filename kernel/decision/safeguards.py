@@ -18,7 +18,7 @@ from sds.kernel.envelope.state import Fields
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class EnvelopeInputs:
     """Everything besides the contract that an envelope depends on.
 
     `fields`: state net of what is reserved. `spend_left`: minor units left under the tightest limit, None without
@@ -36,24 +36,24 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class LiveState:
     """One look at the world. `version` is the source's, `epochs` those of the resources behind the fields, read
     before the state; `contract_hash` is of the contract the flow is under, empty when that is revoked; `notes` say
     why only the human is left.
     """
 
-    situation: Situation
+    situation: EnvelopeInputs
     version: str
     epochs: Mapping[str, int]
     contract_hash: str
     notes: tuple[str, ...] = ()
 
 
-Safeguard = Callable[[DecisionEnvelope, Situation], DecisionEnvelope]
+Safeguard = Callable[[DecisionEnvelope, EnvelopeInputs], DecisionEnvelope]
 
 
 def envelope_in_force(
-    full: DecisionEnvelope, situation: Situation, safeguards: tuple[Safeguard, ...]
+    full: DecisionEnvelope, situation: EnvelopeInputs, safeguards: tuple[Safeguard, ...]
 ) -> DecisionEnvelope:
     """Return the meet of the contract's envelope and every safeguard's."""
     try:
@@ -67,11 +67,11 @@ def safeguards_of(contract: Contract, *, for_human: bool = False) -> tuple[Safeg
     a denial, and there is nobody to escalate to.
     """
 
-    def draws(full: DecisionEnvelope, situation: Situation) -> DecisionEnvelope:
+    def draws(full: DecisionEnvelope, situation: EnvelopeInputs) -> DecisionEnvelope:
         """No kind takes more from a field than is there."""
         return _narrowed(full, [_within_draws(contract, kind, situation.fields) for kind in full.kinds])
 
-    def spend(full: DecisionEnvelope, situation: Situation) -> DecisionEnvelope:
+    def spend(full: DecisionEnvelope, situation: EnvelopeInputs) -> DecisionEnvelope:
         """No kind spends more than is left, or less than nothing; one with nothing left escalates."""
         left = MAGNITUDE_MAX if situation.spend_left is None else situation.spend_left
         kinds = [_within_spend(contract, kind, left) for kind in full.kinds]
@@ -87,7 +87,7 @@ def _narrowed(full: DecisionEnvelope, kinds: list[KindBound | None]) -> Decision
     return envelope_of((kind for kind in kinds if kind is not None), full.rationale_chars_max)
 
 
-def standing(full: DecisionEnvelope, situation: Situation) -> DecisionEnvelope:
+def standing(full: DecisionEnvelope, situation: EnvelopeInputs) -> DecisionEnvelope:
     """Leave only the human while the system is halted, the agent not active or its contract not in effect, and where
     the model could not be told all it must know.
     """
@@ -95,7 +95,7 @@ def standing(full: DecisionEnvelope, situation: Situation) -> DecisionEnvelope:
     return full if able and not situation.halted else ESCALATE_ONLY
 
 
-def standing_notes(situation: Situation) -> list[str]:
+def standing_notes(situation: EnvelopeInputs) -> list[str]:
     """Say in words what `standing` objects to."""
     found = [] if situation.agent_active else ["the agent is not active under this contract"]
     found += [] if situation.in_effect else ["the contract is not in effect yet"]

@@ -16,7 +16,7 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.decision import dim, jit
 from sds.kernel.decision.dim import Reason
 from sds.kernel.decision.packet import DecisionPacket
-from sds.kernel.decision.safeguards import Observation
+from sds.kernel.decision.safeguards import LiveState
 from sds.kernel.envelope.proposal import PROPOSAL_BYTES_MAX
 from sds.kernel.errors import UsageError
 from sds.kernel.executor import breaker
@@ -37,7 +37,7 @@ ALREADY_ORDERED = "ALREADY_ORDERED"
 ORDERED_BEFORE = "this very order is in the record already, under another flow: it was adopted from the outside"
 
 
-class Concluder:
+class Committer:
     """Writes the end of attempts for one gate."""
 
     def __init__(
@@ -131,13 +131,13 @@ class Concluder:
             return "CONTRACT_REVOKED"
         return "PROPOSAL_EXPIRED" if attempt.now_ms > created_at_ms + self._contract.budget.ttl_ms else None
 
-    def _moved(self, attempt: Attempt, observed: Observation) -> tuple[str, ...]:
+    def _moved(self, attempt: Attempt, observed: LiveState) -> tuple[str, ...]:
         """Name what the just-in-time check could not see yet: an age that was reached since, an artifact put since."""
         if not jit.in_age(self._contract, attempt.packet, attempt.now_ms):
             return (jit.SNAPSHOT_AGE,)
         return () if artifacts.in_force(self._store, observed.situation.artifacts) else ("artifacts",)
 
-    def reserve(self, attempt: Attempt, observed: Observation) -> tuple[ExecutionIntent | None, str | None]:
+    def reserve(self, attempt: Attempt, observed: LiveState) -> tuple[ExecutionIntent | None, str | None]:
         """Reserve what an accepted decision takes, in the caller's transaction: (the signed order, why not)."""
         packet, verdict = attempt.packet, attempt.verdict
         kind = verdict.proposal.action if verdict.proposal else ""

@@ -60,7 +60,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Mandate:
+class ChildAuthorization:
     """Why a flow is opened that no trigger asked for. `check` raises, in the claiming transaction, if it no longer may be."""
 
     parent: str
@@ -135,7 +135,13 @@ def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def claim(
-    store: Store, contract: Contract, event: Event, *, now_ms: int, mandate: Mandate | None = None, anew: bool = False
+    store: Store,
+    contract: Contract,
+    event: Event,
+    *,
+    now_ms: int,
+    mandate: ChildAuthorization | None = None,
+    anew: bool = False,
 ) -> Claim | Answer:
     """Claim the event's flow, or return what is known of it.
 
@@ -253,7 +259,7 @@ def _take_over(store: Store, contract: Contract, event: Event) -> Row | None:
     return known and (*known[:3], restarts, *known[4:])
 
 
-def _still_mandated(mandate: Mandate | None) -> None:
+def _still_mandated(mandate: ChildAuthorization | None) -> None:
     if mandate is not None:
         mandate.check()
 

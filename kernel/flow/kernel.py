@@ -15,16 +15,16 @@ from datetime import UTC, datetime
 
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.context import memory as context_store
-from sds.kernel.context.artifacts import CountTokens, Shelf, read_by
+from sds.kernel.context.artifacts import ArtifactReader, CountTokens, read_by
 from sds.kernel.context.rationale import explain
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.snapshot import take_snapshot, well_typed
 from sds.kernel.decision import dim, jit
-from sds.kernel.decision.dim import Reason, Standing, Verdict
+from sds.kernel.decision.dim import AuthorityState, Reason, Verdict
 from sds.kernel.decision.jit import JitReport
 from sds.kernel.decision.packet import DecisionPacket, Decoding, compile_packet, with_feedback
-from sds.kernel.decision.safeguards import Observation, Situation, envelope_in_force, safeguards_of, standing_notes
+from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState, envelope_in_force, safeguards_of, standing_notes
 from sds.kernel.envelope.envelope import ESCALATE, DecisionEnvelope
 from sds.kernel.envelope.proposal import parse_recorded
 from sds.kernel.envelope.state import Fields, StateRead, StateSource
@@ -32,7 +32,7 @@ from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.executor.protocol import ExecutionIntent, Executor, Signer
 from sds.kernel.flow import decision_record, intake
 from sds.kernel.flow.answer import Answer, answer
-from sds.kernel.flow.commit import Concluder
+from sds.kernel.flow.commit import Committer
 from sds.kernel.flow.decision_record import Attempt
 from sds.kernel.flow.dispatch import Dispatcher, Log, no_log
 from sds.kernel.flow.wholeness import Wholeness
@@ -74,12 +74,14 @@ class Kernel:
         self._source = source
         self._now_ms, self.log = now_ms, log
         self._contract_hash = contract.hash
-        self._shelf, self._count_tokens = Shelf(store, contract.artifacts, count_tokens), count_tokens
-        self._mandate: intake.Mandate | None = None  # an agent acts on triggers; a step of a saga, on its saga's
+        self._shelf, self._count_tokens = ArtifactReader(store, contract.artifacts, count_tokens), count_tokens
+        self._mandate: intake.ChildAuthorization | None = (
+            None  # an agent acts on triggers; a step of a saga, on its saga's
+        )
         self.dispatcher = Dispatcher(contract, store, executor, signer, now_ms=now_ms, log=log)
         listing = self.dispatcher.statement if self.dispatcher.lists else None
         self.whole = Wholeness(store, contract.gate, listing, now_ms=now_ms)
-        self._concluder = Concluder(contract, store, signer, now_ms=now_ms, log=log)
+        self._concluder = Committer(contract, store, signer, now_ms=now_ms, log=log)
         self._safeguards = safeguards_of(contract)
         self._tolerances = jit.tolerances(contract)
         self._effective_ms = int(datetime.fromisoformat(contract.effective_from).replace(tzinfo=UTC).timestamp() * 1000)
@@ -144,11 +146,11 @@ class Kernel:
         except Exception as error:  # noqa: BLE001  rows and a tokenizer that are not as they should be: a human decides
             return "", one_line(f"memory cannot be read: {in_words(error)}", 200)
 
-    def envelope(self, situation: Situation) -> DecisionEnvelope:
+    def envelope(self, situation: EnvelopeInputs) -> DecisionEnvelope:
         """Return the envelope in force: the contract's own, met with every safeguard."""
         return envelope_in_force(self.rules.envelope(situation.fields), situation, self._safeguards)
 
-    def observe(self, key: str, now_ms: int, *, dfid: str = "", without: str = "") -> Observation:
+    def observe(self, key: str, now_ms: int, *, dfid: str = "", without: str = "") -> LiveState:
         """Look at the world: live state net of what is drawn, and everything else an envelope depends on.
 
         A field that is not of its declared type is left out, and `notes` say so: a foreign source may return anything.
@@ -174,7 +176,7 @@ class Kernel:
         bound = contract_versions.of_flow(self.store, dfid) or contract_versions.of_agent(
             self.store, self.contract.agent_id
         )
-        situation = Situation(
+        situation = EnvelopeInputs(
             fields=fields,
             agent_active=known is not None and known.active and bound.contract_hash == self._contract_hash,
             in_effect=now_ms >= self._effective_ms,
@@ -185,7 +187,7 @@ class Kernel:
         )
         notes += [*standing_notes(situation), *faults]
         version = read.version if read else ""
-        return Observation(situation, version, draws.epochs, bound.contract_hash, tuple(notes))
+        return LiveState(situation, version, draws.epochs, bound.contract_hash, tuple(notes))
 
     def _read(self, key: str) -> tuple[StateRead | None, list[str]]:
         """Read live state; state that cannot be read, or is none, is state that is not there."""
@@ -251,11 +253,11 @@ class Kernel:
         """Return the verdict on proposal bytes, as registry and store stand now. Changes nothing."""
         return dim.judge(self.contract, packet, data, self._standing(packet), decoding, self._now_ms())
 
-    def _standing(self, packet: DecisionPacket) -> Standing:
+    def _standing(self, packet: DecisionPacket) -> AuthorityState:
         known = registry.lookup(self.store, packet.agent_id)
         bound = contract_versions.of_flow(self.store, packet.dfid) or contract_versions.Binding()
         rejected, spent = context_store.rejected(self.store, packet.dfid)
-        return Standing(
+        return AuthorityState(
             agent_active=known is not None and known.active,
             halted=known is not None and known.halted,
             contract_hash=bound.contract_hash,

@@ -12,7 +12,7 @@ from sds.kernel.flow.answer import Answer, answer
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.human.cases import read_case
 from sds.kernel.human.parsing import said, unacknowledged
-from sds.kernel.operations.recovery import orders_in_the_air
+from sds.kernel.operations.recovery import orders_in_flight
 
 
 def attest(
@@ -25,7 +25,7 @@ def attest(
     """
     by = {"who": said("name", who), "reason": said("reason", reason)}
     case = read_case(kernel.store, kernel.contract, dfid)
-    intent = next((order for order in orders_in_the_air(kernel, now_ms) if order.dfid == dfid), None)
+    intent = next((order for order in orders_in_flight(kernel, now_ms) if order.dfid == dfid), None)
     if intent is None or not case.unknown:
         raise UsageError(f"flow `{dfid}` has no order whose end is unknown", reason_code="FLOW_CLOSED", dfid=dfid)
     if receipt.status == "settled" and not (receipt.reference.strip() and receipt.reference.isprintable()):

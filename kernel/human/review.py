@@ -17,16 +17,16 @@ from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.human_terms import Impact, human_contract, impact
 from sds.kernel.contract.snapshot import take_snapshot
 from sds.kernel.decision import dim, jit
-from sds.kernel.decision.dim import Standing, Verdict
+from sds.kernel.decision.dim import AuthorityState, Verdict
 from sds.kernel.decision.packet import DecisionPacket, Decoding
-from sds.kernel.decision.safeguards import Observation, envelope_in_force, safeguards_of, standing_notes
+from sds.kernel.decision.safeguards import LiveState, envelope_in_force, safeguards_of, standing_notes
 from sds.kernel.envelope.bounds import format_literal
 from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.proposal import parse_recorded, write_proposal
 from sds.kernel.errors import SdsError, UsageError, WorldError, unreadable
 from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.flow.answer import Answer, answer
-from sds.kernel.flow.commit import ALREADY_ORDERED, ORDERED_BEFORE, Concluder
+from sds.kernel.flow.commit import ALREADY_ORDERED, ORDERED_BEFORE, Committer
 from sds.kernel.flow.decision_record import Attempt
 from sds.kernel.flow.dispatch import Log, no_log
 from sds.kernel.flow.kernel import Kernel
@@ -54,18 +54,18 @@ class Resolution:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class CaseView:
     """A case's world as it is now. `packet` carries live state and the human's envelope; `seen` names that state;
     `moved`: the fields that moved since the agent looked, beyond their tolerance.
     """
 
     packet: DecisionPacket
-    observed: Observation
+    observed: LiveState
     seen: str
     moved: tuple[str, ...]
 
 
-class HumanDesk:
+class HumanReview:
     """Where humans resolve one gate's cases. `now_ms` is the kernel's clock."""
 
     def __init__(self, kernel: Kernel, *, now_ms: Callable[[], int], log: Log = no_log) -> None:
@@ -75,7 +75,7 @@ class HumanDesk:
         self._rules = Rules(self.contract)
         self._safeguards = safeguards_of(self.contract, for_human=True)
         self._policy = jit.tolerances(self.contract)
-        self._concluder = Concluder(self.contract, kernel.store, kernel.signer, now_ms=now_ms, log=log)
+        self._concluder = Committer(self.contract, kernel.store, kernel.signer, now_ms=now_ms, log=log)
 
     def waiting(self) -> list[Case]:
         """Return what waits for a human, oldest first; what cannot be read is `damaged`."""
@@ -85,7 +85,7 @@ class HumanDesk:
         """Return one flow of this gate. Raises UsageError when there is none, StoreError when it cannot be read."""
         return cases.read_case(self._store, self.contract, dfid)
 
-    def look(self, case: Case, *, without: str = "") -> Look:
+    def look(self, case: Case, *, without: str = "") -> CaseView:
         """Read the world as it is now and derive what a human may decide. Changes nothing.
 
         A suspended or paused agent does not stop the human; a halt, a contract that is not in force and an agent
@@ -115,7 +115,7 @@ class HumanDesk:
             expires_at_ms=now_ms + terms.budget.ttl_ms,
         )
         moved = jit.drift(self._policy, case.fields, snapshot.fields)
-        return Look(packet, seen, seen_id(self._policy, case, snapshot.fields), moved)
+        return CaseView(packet, seen, seen_id(self._policy, case, snapshot.fields), moved)
 
     def _in_force(self) -> bool:
         known = registry.lookup(self._store, self.contract.agent_id)
@@ -186,7 +186,7 @@ class HumanDesk:
         """Return the five gates' acceptance of a human's decision. Raises UsageError with everything they object to."""
         known = registry.lookup(self._store, packet.agent_id)
         in_force = self._in_force()
-        standing = Standing(
+        standing = AuthorityState(
             agent_active=in_force,
             halted=known is None or known.halted,
             contract_hash=self._contract_hash if in_force else "",
@@ -225,7 +225,7 @@ class HumanDesk:
         spec = self.contract.kinds[action]
         return ((name, format_literal(value, spec.scale(name))) for name, value in numbers.items())
 
-    def _refuse_drift(self, case: Case, wanted: Resolution, look: Look) -> None:
+    def _refuse_drift(self, case: Case, wanted: Resolution, look: CaseView) -> None:
         """Refuse when the world is not the one the human has looked at.
 
         Age alone refuses nothing here: a human takes hours where a model takes milliseconds, and what they decide is
@@ -251,7 +251,7 @@ class HumanDesk:
         )
 
     def _conclude(
-        self, case: Case, look: Look, data: bytes, verdict: Verdict, made: HumanDecision
+        self, case: Case, look: CaseView, data: bytes, verdict: Verdict, made: HumanDecision
     ) -> tuple[HumanDecision, ExecutionIntent | None]:
         """Reserve and write, in one transaction that asks again for everything that can have changed meanwhile."""
         with self._store.transaction():
@@ -281,7 +281,7 @@ class HumanDesk:
             self._write(case, made, walk("ESCALATED", "ACCEPTED", "EXECUTING" if intent else "CLOSED"), now_ms)
         return made, intent
 
-    def _refuse_withdrawn(self, case: Case, look: Look, now_ms: int) -> None:
+    def _refuse_withdrawn(self, case: Case, look: CaseView, now_ms: int) -> None:
         known = registry.lookup(self._store, self.contract.agent_id)
         if known is None or known.halted:
             raise UsageError("an operator has halted the system", reason_code="HALTED", dfid=case.dfid)
@@ -347,4 +347,4 @@ def still_valid(kernel: Kernel, intent: ExecutionIntent) -> bool:
         return False
     if kernel.store.value("SELECT 1 FROM human_decisions WHERE dfid = ?", (intent.dfid,)) is None:
         return kernel.still_valid(intent)
-    return HumanDesk(kernel, now_ms=lambda: kernel.now_ms).still_valid(intent)
+    return HumanReview(kernel, now_ms=lambda: kernel.now_ms).still_valid(intent)

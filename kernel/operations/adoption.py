@@ -24,7 +24,7 @@ from sds.kernel.human.cases import HumanDecision
 from sds.kernel.human.parsing import said
 from sds.kernel.operations.statement_cases import case_of
 from sds.kernel.registry import reservations, spend
-from sds.kernel.registry.reservations import Needs
+from sds.kernel.registry.reservations import Claim
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Store
 
@@ -40,7 +40,7 @@ class _Order:
 
     line: StatementLine
     settled: bool
-    needs: Needs
+    needs: Claim
     spending: spend.Scopes | None
     kept: bool
 
@@ -83,7 +83,7 @@ def _adopt(kernel: Kernel, difference: Difference, by: Mapping[str, str], now_ms
 
 
 def _ready(contract: Contract, line: StatementLine, fields: Fields) -> _Order:
-    settled, nothing = line.outcome == "settled", Needs((), 0)
+    settled, nothing = line.outcome == "settled", Claim((), 0)
     kept = settled and contract.draws_settle_in == "kernel"
     human = human_contract(contract)
     terms = contract if line.kind in contract.kinds else human

@@ -54,7 +54,7 @@ def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
     """
     counts: Counter[str] = Counter()
     interrupted, errors = _interrupt_orphans(kernel, now_ms)
-    for intent in orders_in_the_air(kernel, now_ms):
+    for intent in orders_in_flight(kernel, now_ms):
         try:
             counts[_resolve(kernel, intent)] += 1
         except Exception as error:  # noqa: BLE001  whatever is wrong with one order, the next is looked up all the same
@@ -69,7 +69,7 @@ def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
 
 def recover_order(kernel: Kernel, dfid: str, *, now_ms: int) -> bool:
     """Learn what became of a flow's order if its sender is gone; return whether there was one to ask about."""
-    found = [intent for intent in orders_in_the_air(kernel, now_ms) if intent.dfid == dfid]
+    found = [intent for intent in orders_in_flight(kernel, now_ms) if intent.dfid == dfid]
     for intent in found:
         _resolve(kernel, intent)
     return bool(found)
@@ -106,7 +106,7 @@ def _interrupt(kernel: Kernel, dfid: str, now_ms: int) -> bool:
     return orphan
 
 
-def orders_in_the_air(kernel: Kernel, now_ms: int) -> list[ExecutionIntent]:
+def orders_in_flight(kernel: Kernel, now_ms: int) -> list[ExecutionIntent]:
     """Return every order whose outcome nobody knows and whose sender is gone, oldest first."""
     gone = [flow.dfid for flow in _unfinished(kernel, now_ms) if flow.state == "EXECUTING" and not flow.held]
     return [order for dfid in gone if (order := decision_record.read_order(kernel.store, dfid)) is not None]

@@ -26,7 +26,7 @@ _LEFT_DRAWN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class Claim:
     """What a decision takes: (snapshot field, amount) drawn, and the amount counted against spend limits."""
 
     draws: tuple[tuple[str, int], ...]
@@ -34,7 +34,7 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
+class Usage:
     """Every numeric field of one key: its resource's epoch, what is drawn from it, and whether it is held now."""
 
     epochs: Mapping[str, int]
@@ -42,10 +42,10 @@ class Draws:
     held: frozenset[str]
 
 
-def needs_of(contract: Contract, kind: str, numbers: Mapping[str, int]) -> Needs:
+def needs_of(contract: Contract, kind: str, numbers: Mapping[str, int]) -> Claim:
     spec = contract.kinds[kind]
     draws = tuple((path, n if isinstance(n, int) else numbers[n]) for path, n in sorted(spec.draws.items()))
-    return Needs(draws, numbers[spec.spends] if spec.spends else 0)
+    return Claim(draws, numbers[spec.spends] if spec.spends else 0)
 
 
 def resource(contract: Contract, key: str, path: str) -> str:
@@ -53,7 +53,7 @@ def resource(contract: Contract, key: str, path: str) -> str:
     return f"{contract.source}:{key}#{path}"
 
 
-def read_draws(store: Store, contract: Contract, key: str) -> Draws:
+def read_draws(store: Store, contract: Contract, key: str) -> Usage:
     """Return what is known of every numeric field, whichever gate of the same source draws on it."""
     paths = {resource(contract, key, path): path for path, kind in contract.snapshot.items() if _numeric(kind)}
     rows = store.rows(
@@ -64,7 +64,7 @@ def read_draws(store: Store, contract: Contract, key: str) -> Draws:
     epochs, drawn = dict.fromkeys(paths.values(), 0), dict.fromkeys(paths.values(), 0)
     for name, epoch, amount, _ in rows:
         epochs[paths[name]], drawn[paths[name]] = epoch, amount
-    return Draws(epochs, drawn, frozenset(paths[name] for name, _, _, held in rows if held))
+    return Usage(epochs, drawn, frozenset(paths[name] for name, _, _, held in rows if held))
 
 
 def holder(store: Store, contract: Contract, key: str) -> str | None:
@@ -91,7 +91,7 @@ def take(
     contract: Contract,
     dfid: str,
     key: str,
-    needs: Needs,
+    needs: Claim,
     epochs: Mapping[str, int],
     spending: spend.Scopes,
 ) -> str | None:
@@ -149,7 +149,7 @@ def reinstate(store: Store, dfid: str, *, succeeded: bool) -> None:
 
 
 def count(
-    store: Store, contract: Contract, dfid: str, key: str, needs: Needs, spending: spend.Scopes | None, *, kept: bool
+    store: Store, contract: Contract, dfid: str, key: str, needs: Claim, spending: spend.Scopes | None, *, kept: bool
 ) -> None:
     """Count what an order took that was carried out without having been reserved here; `kept`: it stays subtracted."""
     for path, amount in needs.draws:

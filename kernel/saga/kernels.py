@@ -18,7 +18,7 @@ from sds.kernel.decision import jit
 from sds.kernel.decision.dim import Verdict
 from sds.kernel.decision.jit import JitReport
 from sds.kernel.decision.packet import DecisionPacket, static_text
-from sds.kernel.decision.safeguards import Observation, Situation
+from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState
 from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound
 from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.flow import intake
@@ -43,7 +43,9 @@ class ChildKernel(Kernel):
         vars(self).update(vars(kernel))
         self._parent, self._number = parent, number
         phase: saga.Phase = "DIRTY" if number == COMPENSATION else "STEPS"
-        self._mandate = intake.Mandate(parent.dfid, lambda: saga.check_phase(kernel.store, parent.dfid, phase))
+        self._mandate = intake.ChildAuthorization(
+            parent.dfid, lambda: saga.check_phase(kernel.store, parent.dfid, phase)
+        )
 
     @property
     def event(self) -> intake.Event:
@@ -90,18 +92,18 @@ class MenuKernel(ChildKernel):
             self._parent.menu, self._look().situation.fields, self.dispatcher.reverts, self.dispatcher.voids
         )
 
-    def envelope(self, situation: Situation) -> DecisionEnvelope:
+    def envelope(self, situation: EnvelopeInputs) -> DecisionEnvelope:
         """Return the menu as it stands; without authority, only the human."""
         if not situation.agent_active or situation.halted:
             return ESCALATE_ONLY
         names = _possible(self._parent.menu, situation.fields, self.dispatcher.reverts, self.dispatcher.voids)
         return DecisionEnvelope(tuple(KindBound(name, _REASONS[name]) for name in names))
 
-    def _look(self) -> Observation:
+    def _look(self) -> LiveState:
         known = registry.lookup(self.store, self.contract.agent_id)
         bound = contract_versions.of_flow(self.store, self._parent.dfid) or contract_versions.Binding()
         standing = saga.load(self.store, self.contract, self._parent.dfid).standing()
-        situation = Situation(
+        situation = EnvelopeInputs(
             fields=standing,
             agent_active=known is not None and known.active and bound.contract_hash == self._contract_hash,
             in_effect=True,
@@ -109,7 +111,7 @@ class MenuKernel(ChildKernel):
             spend_left=None,
             context_whole=True,
         )
-        return Observation(situation, "", {}, bound.contract_hash)
+        return LiveState(situation, "", {}, bound.contract_hash)
 
     def _compile(self, claimed: intake.Claim) -> DecisionPacket:
         now_ms, seen = self._now_ms(), self._look()

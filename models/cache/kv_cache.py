@@ -15,7 +15,7 @@ PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP
 LINES_BYTES_MAX = 256 << 20  # what calls of several trees take besides, once such were made
 
 
-class Cells:
+class ArrayKVCache:
     """Keys and values of every seat, [2 x layers, context and a little more, cell]: memory committed when it is written.
 
     A fork reads what it has in common with its source from there (`_trunks`: which seat, how many tokens), and takes

@@ -15,7 +15,7 @@ T = TypeVar("T")
 Sections = tuple[tuple[int, ...], ...]
 
 
-class Kept(Generic[T]):
+class PrefixCache(Generic[T]):
     """What each section came to, behind those before it."""
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:

@@ -1,6 +1,6 @@
 """Prompts in the seats of a store: which sections each holds, and what of them need not be read again.
 
-A backend over a library that keeps no prompts by itself derives from `SeatedBackend` and says how a call is made. Every
+A backend over a library that keeps no prompts by itself derives from `PrefixCachingBackend` and says how a call is made. Every
 section is read in calls of its own, so where calls are cut never depends on what was kept. A section may have gone
 through some layers only (`hidden`); it is read again where all are needed.
 """
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from sds.models.cache.prefix_cache import Kept
+from sds.models.cache.prefix_cache import PrefixCache
 from sds.models.checks import check_fits, check_known, check_rows
 from sds.models.protocol import FORKS_MAX, BackendError, ChatFrame, Row, shared_sections
-from sds.models.tokenizer.tokenizer import Words, model_frame, tokens_of
+from sds.models.tokenizer.tokenizer import Tokenizer, model_frame, tokens_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,7 +38,7 @@ class Part:
     outputs: int
 
 
-class Store(Protocol):
+class KVCache(Protocol):
     """Where the keys and values of every seat lie. `together`: rows of several seats can share a call, and each can be
     cut back to any length.
     """
@@ -75,24 +75,24 @@ class _Prompt:
         return [tokens for tokens, passed in takewhile(lambda section: section[1] >= depth, self.sections)]
 
 
-class SeatedBackend(ABC):
+class PrefixCachingBackend(ABC):
     """What all of `Backend` comes to once a library can read tokens into the seats of a store.
 
     A row alone in its call depends on nothing but the tokens before it and where they were cut; rows that share a call
     may be padded, which shows in the last digits.
     """
 
-    ahead_tokens_max, rows_may_be_cut = 0, True
+    lookahead_tokens_max, rows_may_be_cut = 0, True
     name: str
     fingerprint: str
     vocab_size: int
     context_tokens_max: int
 
-    def __init__(self, *, slots: int, layers: int, words: Words, template: str | None, store: Store) -> None:
+    def __init__(self, *, slots: int, layers: int, words: Tokenizer, template: str | None, store: KVCache) -> None:
         self.slots, self.pass_tokens_max = slots, CALL_TOKENS_MAX
         self._layers, self._words, self._template, self._store = layers, words, template, store
         self._prompts = {slot: _Prompt(slot, slot) for slot in range(slots)}
-        self._kept: Kept[Any] = Kept()
+        self._kept: PrefixCache[Any] = PrefixCache()
         self._next_fork = slots
         self._frame: ChatFrame | None = None
         self._open = True
@@ -118,7 +118,7 @@ class SeatedBackend(ABC):
         return b"" if self._words.is_control(token) else self._words.spelling(token)
 
     @property
-    def words(self) -> Words:
+    def words(self) -> Tokenizer:
         return self._words
 
     def frame(self) -> ChatFrame:
@@ -128,7 +128,7 @@ class SeatedBackend(ABC):
         return self._frame
 
     @property
-    def worn(self) -> bool:
+    def fragmented(self) -> bool:
         return False
 
     def rest(self) -> None:  # noqa: B027  not abstract: nothing wears
@@ -139,7 +139,7 @@ class SeatedBackend(ABC):
         self._ready()
         self._hold(slot, sections, self._layers)
 
-    def keeps(self, sections: Sequence[Sequence[int]]) -> bool:
+    def is_cached(self, sections: Sequence[Sequence[int]]) -> bool:
         wanted = [tuple(section) for section in sections]
         every = (self._prompts[slot].through(self._layers) for slot in range(self.slots))
         return self._kept.holds(wanted, behind=min(shared_sections(wanted, held) for held in every))

@@ -35,7 +35,7 @@ class _Seat:
     cut: bool = False
 
 
-def shape_noise(backend: Backend, *, prompts: Sequence[Prompt] | None = None) -> float:
+def batch_variance(backend: Backend, *, prompts: Sequence[Prompt] | None = None) -> float:
     """Return the greatest difference of any log-probability between passes that hold the same rows in other company.
 
     Of each of `prompts` the first section is begun, each further one is a row of a pass of its own. 0.0 with one slot,
@@ -52,7 +52,7 @@ def shape_noise(backend: Backend, *, prompts: Sequence[Prompt] | None = None) ->
         for row, logp in _seated(backend, work, seats):
             least[row] = np.minimum(least.get(row, logp), logp)
             most[row] = np.maximum(most.get(row, logp), logp)
-        if backend.worn:
+        if backend.fragmented:
             backend.rest()
     for slot in range(backend.slots):
         backend.begin([], slot=slot)

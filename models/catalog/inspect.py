@@ -16,7 +16,7 @@ import llama_cpp as lib
 from sds.models.files.safetensors import read_weights
 from sds.models.llamacpp.weights import chat_template, gguf_fingerprint, load_gguf, metadata, unfit
 from sds.models.protocol import BackendError, ChatFrame, extra_hint
-from sds.models.tokenizer.tokenizer import Words, model_frame, tokens_of
+from sds.models.tokenizer.tokenizer import Tokenizer, model_frame, tokens_of
 
 GGUF, FOLDER = "GGUF", "checkpoint folder"
 METADATA_BYTES_MAX = 1 << 26
@@ -59,7 +59,7 @@ class Inspected:
     """A model's card and its words; these are gone when the inspection ends."""
 
     card: ModelCard
-    words: Words
+    words: Tokenizer
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def inspect_model(path: Path) -> Iterator[Inspected]:
         lib.llama_model_free(model)
 
 
-def _gguf(path: Path, sha256: str, model: lib.llama_model_p, words: Words) -> Inspected:
+def _gguf(path: Path, sha256: str, model: lib.llama_model_p, words: Tokenizer) -> Inspected:
     said = partial(metadata, model)
     architecture = said("general.architecture") or NOT_SAID
     if not words.size or said("tokenizer.ggml.model") in {"", "no_vocab", "none"}:
@@ -146,7 +146,7 @@ def _folder(path: Path) -> Inspected:
     return Inspected(card, words)
 
 
-def _folder_words(path: Path, size: int) -> tuple[Words, str | None, str]:
+def _folder_words(path: Path, size: int) -> tuple[Tokenizer, str | None, str]:
     try:
         from sds.models.tokenizer.tokenizer_json import HfVocabulary  # noqa: PLC0415  only with the extra `hf`
     except ImportError as error:
@@ -178,7 +178,7 @@ def _config(path: Path, *, bytes_max: int = CONFIG_BYTES_MAX) -> dict[str, Any]:
     return found
 
 
-def splits_digits(words: Words) -> bool:
+def splits_digits(words: Tokenizer) -> bool:
     """Tell whether every digit of a number is a token of its own, as it must be to be counted one by one."""
     return all(
         len(words.spelling(token).strip()) == 1
@@ -188,7 +188,7 @@ def splits_digits(words: Words) -> bool:
     )
 
 
-def _turn(template: str | None, words: Words) -> tuple[ChatFrame | None, str]:
+def _turn(template: str | None, words: Tokenizer) -> tuple[ChatFrame | None, str]:
     """Return the frame of the model's template, or why there is none."""
     try:
         return model_frame(template, words), ""

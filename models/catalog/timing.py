@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sds.models.cache.token_tree import prepared_for
-from sds.models.catalog.batch_variance import shape_noise
+from sds.models.catalog.batch_variance import batch_variance
 from sds.models.catalog.catalog import GgufLibrary
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend, BackendError, Dtype
@@ -47,7 +47,7 @@ def decision_times_ms(
     backend = _opened(path, library, dtype, case_tokens=AHEAD_TOKENS[0], threads=threads)
     try:
         text = cycle([token for each in TEXTS for token in backend.tokenize(each.encode(), special=False)])
-        shape = AHEAD_TOKENS if backend.ahead_tokens_max else PASSES_TOKENS
+        shape = AHEAD_TOKENS if backend.lookahead_tokens_max else PASSES_TOKENS
         static, *passes = (list(islice(text, count)) for count in (STATIC_TOKENS, *shape))
         times = [_decision_ms(backend, static, passes, clock_s) for _ in range(1 + DECISIONS)]
     finally:
@@ -104,7 +104,7 @@ def noise_logp(path: Path, threads: int) -> float | None:
     except BackendError:
         return None
     try:
-        return round(shape_noise(backend), 6)
+        return round(batch_variance(backend), 6)
     except BackendError:
         return None
     finally:

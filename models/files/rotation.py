@@ -22,7 +22,7 @@ BLOCK_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Rotation:
     """Signs, [width], then the Kronecker product of orthogonal matrices."""
 
     signs: NDArray[np.float32]
@@ -61,7 +61,7 @@ def _multiplied(rows: NDArray[np.float32], factors: Sequence[NDArray[np.float32]
     return found.reshape(rows.shape)
 
 
-def turn(width: int) -> Turn:
+def turn(width: int) -> Rotation:
     """Return one that spreads every channel over all: signs by chance, always the same, then Hadamard's matrices and, for
     what is odd of the width, a cosine transform (DCT-II).
     """
@@ -72,13 +72,13 @@ def turn(width: int) -> Turn:
     while even > 1:
         factors.append(_hadamard(min(even, BLOCK_MAX)))
         even //= len(factors[-1])
-    return Turn(signs, tuple(each for each in factors if len(each) > 1))
+    return Rotation(signs, tuple(each for each in factors if len(each) > 1))
 
 
-def block_turn(inner: int) -> Turn:
+def block_turn(inner: int) -> Rotation:
     """Return one (of Hadamard) that spreads each channel of a block of inner states evenly over it."""
     block = gcd(inner, BLOCK_MAX)
-    return Turn(np.ones(block, np.float32), (_hadamard(block),))
+    return Rotation(np.ones(block, np.float32), (_hadamard(block),))
 
 
 def _cosines(size: int) -> NDArray[np.float32]:
@@ -98,7 +98,7 @@ def _hadamard(size: int) -> NDArray[np.float32]:
 
 
 def turned_matrix(
-    matrix: NDArray[np.float32], by: Turn, *, scales: NDArray[np.float32] | np.float32 = ONE
+    matrix: NDArray[np.float32], by: Rotation, *, scales: NDArray[np.float32] | np.float32 = ONE
 ) -> NDArray[np.float32]:
     """Return a matrix [., width] for states that are turned, block by block as wide as the turn, and, each channel, divided
     by its scale.

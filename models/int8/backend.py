@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sds.models.cache.kv_cache import Cells
-from sds.models.cache.prefix_caching import Part, SeatedBackend
+from sds.models.cache.kv_cache import ArrayKVCache
+from sds.models.cache.prefix_caching import Part, PrefixCachingBackend
 from sds.models.cache.token_tree import TokenTree
 from sds.models.checks import check_slots
 from sds.models.files.llama_weights import EMBEDDING, HEAD, NORM, Weights
@@ -129,13 +129,13 @@ class _Model:
         self._library.call("layer", self.made, n, *(pointer(array) for array in arrays))
 
 
-class IntegerBackend(SeatedBackend):
+class IntegerBackend(PrefixCachingBackend):
     """One GGUF model of the architecture `llama`. Give each thread its own (`beside`); call `close()` when done."""
 
     rows_may_be_cut = False
     usual_dtype = staticmethod(usual_dtype)
-    ahead_tokens_max = 40
-    _store: Cells
+    lookahead_tokens_max = 40
+    _store: ArrayKVCache
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class IntegerBackend(SeatedBackend):
             with _failing(f"integer passes cannot run `{path}`"):
                 self._model = model or _Model(path, dtype=dtype, n_ctx=n_ctx)
                 shape = self._model.shape
-                store = Cells((2 * shape.layers, self._model.context, self._model.kept), np.int16, slots)
+                store = ArrayKVCache((2 * shape.layers, self._model.context, self._model.kept), np.int16, slots)
                 if identity(path) != seen:
                     raise BackendError(f"`{path}` was changed while it was opened", hint="open it again")
                 self._engine = library().made("engine", self._model.made, threads or os.cpu_count() or 1)

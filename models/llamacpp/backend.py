@@ -17,11 +17,11 @@ import llama_cpp as lib
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.models.cache.prefix_cache import Kept
+from sds.models.cache.prefix_cache import PrefixCache
 from sds.models.checks import check_fits, check_known, check_rows
 from sds.models.llamacpp.batch import TokenBatch
 from sds.models.llamacpp.context import check_cache, check_fit, new_context
-from sds.models.llamacpp.kv_cache import Cells, Stretch
+from sds.models.llamacpp.kv_cache import LlamaKVCache, Stretch
 from sds.models.llamacpp.prompt import Prompt
 from sds.models.llamacpp.weights import (
     Weights,
@@ -32,7 +32,7 @@ from sds.models.llamacpp.weights import (
     trained_context,
 )
 from sds.models.protocol import FORKS_MAX, BackendError, ChatFrame, Row, shared_sections
-from sds.models.tokenizer.tokenizer import Words, model_frame, tokens_of
+from sds.models.tokenizer.tokenizer import Tokenizer, model_frame, tokens_of
 
 CONTEXT_TOKENS = 4096
 BATCH_TOKENS = 512
@@ -45,7 +45,7 @@ SLOT_WEAR_CELLS, WEAR_CELLS_MIN = 256, 2048  # between two rests: every pass loo
 class LlamaBackend:
     """One GGUF model with one cache. Give each thread its own (`beside`); call `close()` when done."""
 
-    ahead_tokens_max, rows_may_be_cut = 0, True
+    lookahead_tokens_max, rows_may_be_cut = 0, True
 
     def __init__(
         self,
@@ -94,9 +94,9 @@ class LlamaBackend:
         wear_max = max(WEAR_CELLS_MIN, slots * SLOT_WEAR_CELLS) if slots > 1 else 0
         room = slots * n_ctx + self._fork_tokens_max + (n_ctx + wear_max if slots > 1 else 0)
         self._context = new_context(self._weights, room, self.pass_tokens_max, slots, threads)
-        self._cells = Cells(self._context, room, sequences=slots + FORKS_MAX, wear_max=wear_max, keep_max=n_ctx)
+        self._cells = LlamaKVCache(self._context, room, sequences=slots + FORKS_MAX, wear_max=wear_max, keep_max=n_ctx)
         self._batch = TokenBatch(room + 1)
-        self._kept: Kept[Stretch] = Kept()
+        self._kept: PrefixCache[Stretch] = PrefixCache()
         self._one_state = is_one_state(self._weights.model)
         self._prompts: dict[int, Prompt] = {}
         self._free: list[int] = []
@@ -112,7 +112,7 @@ class LlamaBackend:
         return self._vocabulary.piece(token)
 
     @property
-    def words(self) -> Words:
+    def words(self) -> Tokenizer:
         return self._vocabulary
 
     def frame(self) -> ChatFrame:
@@ -122,8 +122,8 @@ class LlamaBackend:
         return self._frame
 
     @property
-    def worn(self) -> bool:
-        return self._cells.worn
+    def fragmented(self) -> bool:
+        return self._cells.fragmented
 
     def rest(self) -> None:
         """Free the cells of all that is over. Sections stay that lie lowest: those begun with first after a rest."""
@@ -150,7 +150,7 @@ class LlamaBackend:
         check_fits(sum(map(len, wanted)), self.context_tokens_max)
         for section in wanted:
             check_known(section, self.vocab_size)
-        if self.worn and not any(other.position for other in self._prompts.values() if other.origin != slot):
+        if self.fragmented and not any(other.position for other in self._prompts.values() if other.origin != slot):
             self.rest()
         prompt = self._slot(slot)  # a rest that failed leaves another one
         self._keep(prompt, wanted)
@@ -162,7 +162,7 @@ class LlamaBackend:
             prompt.sections.append(section)
             prompt.spans.append((start, start + len(section)))
 
-    def keeps(self, sections: Sequence[Sequence[int]]) -> bool:
+    def is_cached(self, sections: Sequence[Sequence[int]]) -> bool:
         wanted = [tuple(section) for section in sections]
         if self._one_state:
             return self._prompts[0].is_all(wanted) or self._kept.get(wanted) is not None

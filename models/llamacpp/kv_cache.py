@@ -20,7 +20,7 @@ Span = tuple[int, int]
 Stretch = ctypes.Array[ctypes.c_uint8]  # llama.cpp's own form
 
 
-class Cells:
+class LlamaKVCache:
     """All sequences' cells, `room` of them.
 
     `wear_max`: how many may be taken since the last rest before nobody new should begin; 0: cells do not rise.
@@ -37,7 +37,7 @@ class Cells:
         self._taken = self._kept = 0
 
     @property
-    def worn(self) -> bool:
+    def fragmented(self) -> bool:
         return self._rising and self._taken - self._kept >= self._wear_max
 
     def full(self, tokens: int) -> bool:

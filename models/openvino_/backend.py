@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sds.models.cache.kv_cache import Cells
-from sds.models.cache.prefix_caching import Part, SeatedBackend
+from sds.models.cache.kv_cache import ArrayKVCache
+from sds.models.cache.prefix_caching import Part, PrefixCachingBackend
 from sds.models.cache.token_tree import Call, Inputs, Place, calls_of
 from sds.models.checks import check_slots
 from sds.models.files.llama_weights import Shape, Weights
@@ -102,9 +102,9 @@ class _Programs:
         """Return for which lengths of a line alone that graph has a copy."""
         return self._lengths if states_at is None else ()
 
-    def cells(self, seats: int) -> Cells:
+    def cells(self, seats: int) -> ArrayKVCache:
         """Return memory for so many seats, in what keys and values are handed in and out."""
-        return Cells((2 * self.shape.layers, self.context, self.shape.cell), self.kind, seats)
+        return ArrayKVCache((2 * self.shape.layers, self.context, self.shape.cell), self.kind, seats)
 
     def forget(self) -> None:
         """Compile anew, for everybody: a call that failed half-way leaves shapes behind at which later ones fail."""
@@ -140,7 +140,7 @@ class _Request:
         alone = len(call.trees) == 1 and call.longest in self._lengths
         return self._lengths.index(call.longest) if alone else len(self._lengths)
 
-    def give(self, first: int, cells: Cells, call: Call, count: int) -> None:
+    def give(self, first: int, cells: ArrayKVCache, call: Call, count: int) -> None:
         """Let keys and values of the tokens before a call be its inputs, from number `first` on."""
         if len(call.trees) > 1:
             self._given = None  # what it keeps is made anew, perhaps larger: not both at once
@@ -152,7 +152,7 @@ class _Request:
             self.made.set_input_tensor(n, tensor)
         self._given = given
 
-    def _held(self, cells: Cells, call: Call, count: int) -> _Held:
+    def _held(self, cells: ArrayKVCache, call: Call, count: int) -> _Held:
         """Return what stands before a call, as the library takes it: made once for what comes again."""
         if len(call.trees) > 1:
             return self._made_of(cells.held(call, count))
@@ -168,13 +168,13 @@ class _Request:
         return _Held([ov.Tensor(array, list(array.shape), self._kind) for array in held], (held, seat))
 
 
-class OpenvinoBackend(SeatedBackend):
+class OpenvinoBackend(PrefixCachingBackend):
     """One GGUF model of the architecture `llama`. Give each thread its own (`beside`); call `close()` when done."""
 
     rows_may_be_cut = False
     usual_dtype = staticmethod(usual_dtype)
-    ahead_tokens_max = 40  # in BF16 a pass of its own costs more: the weights, and a shape to prepare for
-    _store: Cells
+    lookahead_tokens_max = 40  # in BF16 a pass of its own costs more: the weights, and a shape to prepare for
+    _store: ArrayKVCache
 
     def __init__(
         self,

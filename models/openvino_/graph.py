@@ -22,7 +22,7 @@ import openvino.opset13 as ops
 from numpy.typing import NDArray
 
 from sds.models.files.llama_weights import ARCHITECTURE, EMBEDDING, HEAD, NORM, Weights
-from sds.models.files.rotation import Turn, block_turn, turn, turned_matrix
+from sds.models.files.rotation import Rotation, block_turn, turn, turned_matrix
 from sds.models.openvino_.copies import made_input, one_of
 from sds.models.openvino_.int8 import check_epsilon, rounded, rounded_by_row, rounded_matrix
 
@@ -182,7 +182,7 @@ class _Graph:
         read = rounded(read) if rounding else read
         return [_product(read, each) for each in turned]
 
-    def _added(self, states: Any, found: Any, name: str, block: Turn | None = None, *, rounding: bool) -> Any:
+    def _added(self, states: Any, found: Any, name: str, block: Rotation | None = None, *, rounding: bool) -> Any:
         """Return the states, the product of what was found with a matrix added; `rounding`: as in `_read`, after what was
         found is turned, `block` by block.
         """

@@ -18,8 +18,8 @@ from time import monotonic
 from typing import Any, Protocol
 
 from sds.models.protocol import ENDINGS, BackendError, ChatFrame, Dtype, extra_hint
-from sds.models.text.protocol import Form, Grammar, Processing, Written
-from sds.models.tokenizer.tokenizer import Words
+from sds.models.text.protocol import Completion, Form, Grammar, Processing
+from sds.models.tokenizer.tokenizer import Tokenizer
 
 OUTLINES_HINT = extra_hint("outlines")
 XGRAMMAR_HINT = "pip install xgrammar, or take --backend llguidance"
@@ -42,7 +42,7 @@ class Driven(Protocol):
     tokens_name: str
 
     @property
-    def words(self) -> Words: ...
+    def words(self) -> Tokenizer: ...
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]: ...
 
@@ -71,7 +71,7 @@ class OutlinesWriter:
             driven.close()
             raise
 
-    def write(self, system: str, user: str, grammar: Grammar, *, tokens_max: int, timeout_s: float) -> Written:
+    def write(self, system: str, user: str, grammar: Grammar, *, tokens_max: int, timeout_s: float) -> Completion:
         deadline_s = self._clock() + timeout_s
         prompt = self._prompt(system, user)
         room = self._driven.context_tokens_max - len(prompt)
@@ -84,10 +84,10 @@ class OutlinesWriter:
         _raise_kept(guard.error)
         if not guard.calls:
             raise BackendError("the model was run without its mask")
-        return Written(text.encode("utf-8", "replace"), len(prompt) + guard.calls)
+        return Completion(text.encode("utf-8", "replace"), len(prompt) + guard.calls)
 
     @property
-    def words(self) -> Words:
+    def words(self) -> Tokenizer:
         return self._driven.words
 
     @property

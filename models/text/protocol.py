@@ -25,14 +25,14 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class Completion:
     """What was written, and how many tokens were read and written; with no count at hand an upper bound."""
 
     data: bytes
     tokens: int
 
 
-class Writer(Protocol):
+class TextModel(Protocol):
     """One model. Belongs to one thread at a time; every method may raise `BackendError`."""
 
     @property
@@ -43,7 +43,7 @@ class Writer(Protocol):
     def form(self) -> Form:
         """The form of grammar it takes."""
 
-    def write(self, system: str, user: str, grammar: Grammar, *, tokens_max: int, timeout_s: float) -> Written:
+    def write(self, system: str, user: str, grammar: Grammar, *, tokens_max: int, timeout_s: float) -> Completion:
         """Write one sentence, greedily, of at most `tokens_max` tokens; end within `timeout_s` whatever happens."""
 
     def count_tokens(self, text: str) -> int:

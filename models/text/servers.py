@@ -17,7 +17,7 @@ from typing import Any
 
 from sds.models.protocol import BackendError, extra_hint
 from sds.models.text.http import Address, post
-from sds.models.text.protocol import Form, Grammar, Server, Written
+from sds.models.text.protocol import Completion, Form, Grammar, Server
 
 FORMS: dict[Server, Form] = {
     "llama-server": "gbnf",
@@ -56,7 +56,7 @@ class RemoteWriter:
     def __repr__(self) -> str:
         return f"RemoteWriter({self.name!r})"
 
-    def write(self, system: str, user: str, grammar: Grammar, *, tokens_max: int, timeout_s: float) -> Written:
+    def write(self, system: str, user: str, grammar: Grammar, *, tokens_max: int, timeout_s: float) -> Completion:
         if grammar.form != self.form:
             raise BackendError(f"a grammar in {grammar.form} was given, {self.form} is taken")
         self._wire.begin(timeout_s)
@@ -70,7 +70,7 @@ class RemoteWriter:
         if cut:
             raise BackendError(f"the server stopped after {tokens_max} tokens, before the sentence ended")
         data = text.encode("utf-8", "replace")
-        return Written(data, tokens or len(data) + self.count_tokens(system + user))
+        return Completion(data, tokens or len(data) + self.count_tokens(system + user))
 
     def count_tokens(self, text: str) -> int:
         return len(text.encode("utf-8", "replace"))

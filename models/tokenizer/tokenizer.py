@@ -14,7 +14,7 @@ TEXT_BYTES_MAX = 1 << 20
 CONTROL_ROUNDS_MAX = 8
 
 
-class Words(Protocol):
+class Tokenizer(Protocol):
     """Text to tokens, tokens to bytes, and which tokens steer the model. Methods raise `BackendError`.
 
     `encode` is what the library makes of a text, control tokens perhaps among them. `spelling` is how a token is
@@ -49,7 +49,7 @@ class Speaks(Protocol):
     """What of a loaded model is asked before a decision is: its words, its frame, its context. `frame` raises BackendError."""
 
     @property
-    def words(self) -> Words: ...
+    def words(self) -> Tokenizer: ...
 
     @property
     def context_tokens_max(self) -> int: ...
@@ -57,7 +57,7 @@ class Speaks(Protocol):
     def frame(self) -> ChatFrame: ...
 
 
-def tokens_of(words: Words, text: bytes, *, special: bool) -> list[int]:
+def tokens_of(words: Tokenizer, text: bytes, *, special: bool) -> list[int]:
     """Return the tokens of `text`; with `special=False` a text that reads as a control token is broken up."""
     if len(text) > TEXT_BYTES_MAX:
         raise BackendError(f"a text of {len(text)} bytes is longer than {TEXT_BYTES_MAX}")
@@ -86,10 +86,10 @@ def _broken_up(text: bytes, spelled: set[bytes]) -> Iterator[bytes]:
     yield text[start:]
 
 
-class Spoken:
+class TokenizerOnly:
     """Words alone, without a model, as a backend has them: text to tokens, tokens to bytes."""
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, words: Tokenizer) -> None:
         self._words = words
         self.vocab_size = words.size
 
@@ -107,7 +107,7 @@ def readable(text: bytes, what: str) -> str:
         raise BackendError(f"{what} of the model is no UTF-8", hint="use a model whose tokenizer is whole") from error
 
 
-def model_frame(template: str | None, words: Words) -> ChatFrame:
+def model_frame(template: str | None, words: Tokenizer) -> ChatFrame:
     """Return the frame of the model's own template, which begins as the model expects a prompt to begin."""
     bos, eos = (readable(words.spelling(t), "a control token") if t >= 0 else "" for t in (words.bos, words.eos))
     frame = chat_frame(template, bos=bos, eos=eos)

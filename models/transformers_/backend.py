@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sds.models.cache.prefix_caching import Part, SeatedBackend
+from sds.models.cache.prefix_caching import Part, PrefixCachingBackend
 from sds.models.checks import check_slots
 from sds.models.llamacpp.backend import CONTEXT_TOKENS
 from sds.models.protocol import BackendError, Dtype, extra_hint
@@ -36,7 +36,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NORMS = {"norm", "norm_f", "ln_f", "final_norm", "final_layernorm", "final_layer_norm"}  # what models call the last one
 
 
-class HfBackend(SeatedBackend):
+class HfBackend(PrefixCachingBackend):
     """One model with a cache for some prompts. Give each thread its own; call `close()` when done.
 
     Attention is eager. Models with sliding windows or recurrent states run one row at a time, and go on from a

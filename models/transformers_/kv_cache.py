@@ -1,6 +1,6 @@
 """Keys and values of several prompts at once: purely tensors, no text, no scheduling.
 
-`Cells` holds every prompt in a seat of its own, in memory that never moves: [seats, heads, context + 1, width] for keys
+`TensorKVCache` holds every prompt in a seat of its own, in memory that never moves: [seats, heads, context + 1, width] for keys
 and for values of every layer, at worst `seats x context x` what one token takes (on a CPU only what was written is ever
 committed). Rows of one pass are one call of the model, padded on the left to the longest, under an explicit mask. A
 model that this does not suit (sliding windows, recurrent states, positions of its own making) has `OwnCaches`: one
@@ -36,7 +36,7 @@ Forward = Callable[..., torch.Tensor]
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class Cells:
+class TensorKVCache:
     """Seats of one size; every one can be cut back and copied, and they go through the model together."""
 
     together = True
@@ -201,13 +201,13 @@ class OwnCaches:
         self._caches.pop(seat, None)
 
 
-HfStore = Cells | OwnCaches
+HfStore = TensorKVCache | OwnCaches
 
 
 def store_of(model: Any, device: torch.device, *, seats: int, context: int) -> HfStore:
     """Return the cells where the model takes them, caches of its own otherwise."""
     if _all_dynamic(DynamicCache(config=model.config)) and not _turns_by_company(model) and _agrees(model, device):
-        return Cells(device, model.dtype, seats=seats, context=context)
+        return TensorKVCache(device, model.dtype, seats=seats, context=context)
     return OwnCaches(device, model.config)
 
 
@@ -234,7 +234,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     is_sliding = False
 
-    def __init__(self, cells: Cells) -> None:
+    def __init__(self, cells: TensorKVCache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.keys: Any = None
         self.values: Any = None
@@ -292,7 +292,7 @@ def _captured(compute: Compute, inputs: Sequence[torch.Tensor], device: torch.de
 
 def _agrees(model: Any, device: torch.device) -> bool:
     """Return whether two prompts of unlike length, side by side in cells, come out as each does without any cache."""
-    cells = Cells(device, model.dtype, seats=len(PROBE_TOKENS), context=max(map(len, PROBE_TOKENS)))
+    cells = TensorKVCache(device, model.dtype, seats=len(PROBE_TOKENS), context=max(map(len, PROBE_TOKENS)))
 
     def last(**inputs: Any) -> torch.Tensor:
         return model(**inputs, logits_to_keep=1).logits[:, -1].float()  # type: ignore[no-any-return]

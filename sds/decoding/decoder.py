@@ -24,13 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sds.decoding.errors import BACKEND_FAILED, LANGUAGE_FAILED, LOGITS_INVALID, in_time, stopping, too_close, within
-from sds.decoding.lookahead import Ahead, Beyond, Room, further, wholes
+from sds.decoding.lookahead import Lookahead, LookaheadBudget, LookaheadCache, further, wholes
 from sds.decoding.number_search import Reader, likeliest_number
 from sds.decoding.prefixes import Text, follows, longest, note
 from sds.decoding.probabilities import (
     JOINT,
-    ChoiceTrace,
-    Tally,
+    ChoiceRecord,
+    ChoiceScore,
     at_least,
     best_of,
     log_mass,
@@ -42,10 +42,10 @@ from sds.models.protocol import FORKS_MAX as FORKS_TOTAL
 from sds.models.protocol import Row
 
 if TYPE_CHECKING:
-    from sds.grammars.tokens.compiler import Fork, Walk
+    from sds.grammars.tokens.compiler import ChoicePoint, TokenMatcher
     from sds.models.protocol import Backend
 
-__all__ = ["JOINT", "ChoiceTrace", "Deciding", "Decoded", "Mode", "deciding", "decode"]
+__all__ = ["JOINT", "ChoiceRecord", "Deciding", "Decoded", "Mode", "deciding", "decode"]
 
 ACTION_CHOICE = "action"
 FORKS_MAX = 16
@@ -66,7 +66,7 @@ class Decoded:
     """
 
     data: bytes
-    choices: tuple[ChoiceTrace, ...]
+    choices: tuple[ChoiceRecord, ...]
     confidence: float
     tokens_prompt: int
     tokens_generated: int
@@ -86,7 +86,7 @@ def deciding(
     backend: Backend,
     slot: int,
     sections: Sequence[Sequence[int]],
-    walk: Walk,
+    walk: TokenMatcher,
     *,
     tokens_max: int,
     mode: Mode = "greedy",
@@ -120,7 +120,7 @@ def deciding(
 def decode(
     backend: Backend,
     sections: Sequence[Sequence[int]],
-    walk: Walk,
+    walk: TokenMatcher,
     *,
     tokens_max: int,
     now_ms: Callable[[], int],
@@ -162,7 +162,7 @@ class _Run:
     backend: Backend
     slot: int
     sections: Sequence[Sequence[int]]
-    walk: Walk
+    walk: TokenMatcher
     tokens_max: int
     mode: Mode
     noise_logp_max: float
@@ -171,12 +171,12 @@ class _Run:
     pending: list[int] = field(default_factory=list)
     forks: list[int] = field(default_factory=list)
     logits: Logits = field(default_factory=lambda: np.zeros(0, np.float32))
-    choices: list[ChoiceTrace] = field(default_factory=list)
+    choices: list[ChoiceRecord] = field(default_factory=list)
     rows: list[tuple[int, int]] = field(default_factory=list)
-    tally: Tally | None = None
+    tally: ChoiceScore | None = None
     action_tokens: int = 0  # how many log-probabilities its share rests on
     by_digit: int | None = None  # where the number begins that was searched in vain
-    ahead: Ahead = field(default_factory=Ahead)
+    ahead: LookaheadCache = field(default_factory=LookaheadCache)
 
     def __post_init__(self) -> None:
         self.at = self.slot
@@ -203,15 +203,15 @@ class _Run:
         beyond = self._beyond()
         rows = [Row(self._fork(self.at), [*self.pending, *each.text], each.outputs) for each in beyond]
         found = yield from self._pass([Row(self.at, self.pending), *rows])
-        self.logits, self.pending, self.ahead = found[0][-1], [], Ahead()
+        self.logits, self.pending, self.ahead = found[0][-1], [], LookaheadCache()
         for each, row, logits in zip(beyond, rows, found[1:], strict=True):
             self.ahead.note(each, row.slot, logits)
 
-    def _beyond(self) -> list[Beyond]:
-        if not (tokens_max := self.backend.ahead_tokens_max):
+    def _beyond(self) -> list[Lookahead]:
+        if not (tokens_max := self.backend.lookahead_tokens_max):
             return []
         forks_max = min(self.forks_max, FORKS_TOTAL // self.backend.slots) - len(self.forks)
-        room = Room(tokens_max, self.tokens_max - len(self.walk.tokens), forks_max)
+        room = LookaheadBudget(tokens_max, self.tokens_max - len(self.walk.tokens), forks_max)
         with stopping(LANGUAGE_FAILED, "the language"):
             fork = self.walk.fork()
             if self._exact(fork):
@@ -237,10 +237,10 @@ class _Run:
             self._choose_token(fork)
             self._drop_others()
 
-    def _exact(self, fork: Fork) -> bool:
+    def _exact(self, fork: ChoicePoint) -> bool:
         return self.mode == "exact" or (self.mode == "exact-kinds" and fork.choice == ACTION_CHOICE)
 
-    def _choose_number(self, fork: Fork) -> Choosing:
+    def _choose_number(self, fork: ChoicePoint) -> Choosing:
         reader = Reader(self.at, self.forks_max - len(self.forks), self.tokens_max, self._fork, self.drop, self._pass)
         with stopping(LANGUAGE_FAILED, "the language"):
             found = yield from likeliest_number(self.walk, self.logits, reader, noise_logp_max=self.noise_logp_max)
@@ -256,7 +256,7 @@ class _Run:
                 self.at, self.pending = found.slot, self.pending[found.read :]
         self._drop_others()
 
-    def _choose_token(self, fork: Fork, taken: int | None = None) -> None:
+    def _choose_token(self, fork: ChoicePoint, taken: int | None = None) -> None:
         scores = self.logits[fork.tokens].astype(np.float64) - log_mass(self.logits)
         best = self._best(fork.choice, scores, None) if taken is None else fork.tokens.tolist().index(taken)
         shares, z = permitted_shares(scores)
@@ -277,9 +277,9 @@ class _Run:
             if held_by is not None:
                 self.at, self.pending = held_by, []
 
-    def _count(self, fork: Fork, shares: list[float], best: int, z: float) -> None:
+    def _count(self, fork: ChoicePoint, shares: list[float], best: int, z: float) -> None:
         if self.tally is None:
-            self.tally = Tally(fork.choice, fork.start, [label for labels in fork.labels for label in labels])
+            self.tally = ChoiceScore(fork.choice, fork.start, [label for labels in fork.labels for label in labels])
         if (self.tally.name, self.tally.start) != (fork.choice, fork.start):
             raise ModelError("the language left a choice before it was made", reason_code=LANGUAGE_FAILED)
         self.action_tokens += fork.choice == ACTION_CHOICE
@@ -288,7 +288,7 @@ class _Run:
             self.choices.append(trace)
             self.tally = None
 
-    def _choose_whole(self, fork: Fork, labels: list[str], texts: list[Text]) -> Choosing:
+    def _choose_whole(self, fork: ChoicePoint, labels: list[str], texts: list[Text]) -> Choosing:
         leader = int(np.array([self.logits[text[0]] for text in texts]).argmax())
         scores = yield from self._scores(texts, texts[leader])
         best = self._best(fork.choice, scores, [len(text) for text in texts])
@@ -299,7 +299,7 @@ class _Run:
         self._follow()
         self._drop_others()
 
-    def _following(self, text: Text) -> tuple[Text, Walk]:
+    def _following(self, text: Text) -> tuple[Text, TokenMatcher]:
         """Return all that would be read if this was chosen, nothing where the decision would then be whole; and the walk
         behind it.
         """
@@ -329,7 +329,7 @@ class _Run:
             beside = [Row(self._fork(self.at), ahead)] if ahead and not start else []
             found = yield from self._pass(rows + beside)
             if beside:
-                self.ahead.note(Beyond(ahead), beside[0].slot, found[-1])
+                self.ahead.note(Lookahead(ahead), beside[0].slot, found[-1])
             for tokens, logits in zip(wave, found, strict=False):
                 for i in range(len(tokens)):
                     note(logp, following, tokens[: i + 1], logits[i])

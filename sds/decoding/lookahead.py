@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 from sds.decoding.prefixes import Logits, Text
 
 if TYPE_CHECKING:
-    from sds.grammars.tokens.compiler import Fork, Walk
+    from sds.grammars.tokens.compiler import ChoicePoint, TokenMatcher
 
 SHOWN_MAX = 64
-After = tuple[Text, "Walk"]
+After = tuple[Text, "TokenMatcher"]
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Beyond:
+class Lookahead:
     """Tokens behind those written. What the model says after each of the last `outputs` of them is wanted."""
 
     text: Text
@@ -38,7 +38,7 @@ class Beyond:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class LookaheadBudget:
     """How much may be read: so many different tokens, so many one behind the other, on so many forks."""
 
     tokens: int
@@ -46,22 +46,22 @@ class Room:
     forks: int
 
     @property
-    def half(self) -> Room:
+    def half(self) -> LookaheadBudget:
         return replace(self, tokens=self.tokens // 2)
 
-    def holds(self, each: Sequence[Beyond]) -> bool:
+    def holds(self, each: Sequence[Lookahead]) -> bool:
         if len(each) > self.forks or any(len(one.text) > self.longest for one in each):
             return False
         return len({one.text[:end] for one in each for end in range(1, len(one.text) + 1)}) <= self.tokens
 
 
-class Ahead:
+class LookaheadCache:
     """What is known to follow texts that go on from one place, and which forks hold such a text, read to its end."""
 
     def __init__(self) -> None:
         self._known: dict[Text, tuple[Logits, int | None]] = {}
 
-    def note(self, beyond: Beyond, fork: int, logits: NDArray[np.float32]) -> None:
+    def note(self, beyond: Lookahead, fork: int, logits: NDArray[np.float32]) -> None:
         """`logits`: [outputs, vocab_size]."""
         for left, after in enumerate(reversed(logits)):
             self._known[beyond.text[: len(beyond.text) - left]] = after, None if left else fork
@@ -98,14 +98,16 @@ def numbers_shown(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))[:SHOWN_MAX]
 
 
-def wholes(walk: Walk, shown: Sequence[str], forced_after: Callable[[Text], After], room: Room) -> list[Beyond]:
+def wholes(
+    walk: TokenMatcher, shown: Sequence[str], forced_after: Callable[[Text], After], room: LookaheadBudget
+) -> list[Lookahead]:
     """Return what to read so that each alternative gets its probability as a whole: with what it forces, and the number
     shown behind that, where there is room for all; to its last token but one otherwise; nothing where even that is too much.
     """
     texts = [tuple(text) for _, text in walk.alternatives()]
 
-    def reading(reads: Iterable[Text]) -> list[Beyond]:
-        found = [Beyond(read, len(read)) for read in dict.fromkeys(reads) if read]
+    def reading(reads: Iterable[Text]) -> list[Lookahead]:
+        found = [Lookahead(read, len(read)) for read in dict.fromkeys(reads) if read]
         return found if room.holds(found) else []
 
     least = reading(text[:-1] for text in texts)
@@ -118,24 +120,28 @@ def wholes(walk: Walk, shown: Sequence[str], forced_after: Callable[[Text], Afte
 
 
 def further(
-    walk: Walk, fork: Fork, shown: Sequence[str], forced_after: Callable[[Text], After], room: Room
-) -> list[Beyond]:
+    walk: TokenMatcher,
+    fork: ChoicePoint,
+    shown: Sequence[str],
+    forced_after: Callable[[Text], After],
+    room: LookaheadBudget,
+) -> list[Lookahead]:
     """Return what to read while `fork`, where `walk` stands, is not decided yet; nothing where that is too much.
 
     `forced_after`: all that must be read of a text and what it forces, nothing where it ends the decision, and the walk
     behind it.
     """
-    numbers = list[Beyond]()
+    numbers = list[Lookahead]()
     for number in _shown_here(walk, shown):
         read = forced_after(number)[0] or number[:-1]  # of what ends the decision not the last token
-        more = [*numbers, Beyond(read, len(read))] if read else numbers
+        more = [*numbers, Lookahead(read, len(read))] if read else numbers
         if not (room.half if numbers else room).holds(more):
             break
         numbers = more
     if numbers or len(fork.tokens) > room.tokens:
         return numbers
     every = {text: after for text, after in (forced_after((token,)) for token in fork.tokens.tolist()) if text}
-    plain = [Beyond(text) for text in every]
+    plain = [Lookahead(text) for text in every]
     behind = _numbers_behind(every, shown, forced_after)
     numbers = [copy for copy, _ in behind]
     wide = {text for text, after in every.items() if _is_wide(after.fork())}
@@ -145,23 +151,23 @@ def further(
 
 
 def _numbers_behind(
-    every: Mapping[Text, Walk], shown: Sequence[str], forced_after: Callable[[Text], After]
-) -> list[tuple[Beyond, Text]]:
+    every: Mapping[Text, TokenMatcher], shown: Sequence[str], forced_after: Callable[[Text], After]
+) -> list[tuple[Lookahead, Text]]:
     """Return each of these texts behind which a number that is shown may stand: with the first such number and what that
     forces, and as it is.
     """
-    found = list[tuple[Beyond, Text]]()
+    found = list[tuple[Lookahead, Text]]()
     for text, after in every.items():
         for number in islice(_shown_here(after, shown), 1):
             whole = forced_after((*text, *number))[0] or (*text, *number[:-1])
-            found.append((Beyond(whole, max(1, len(whole) - len(text))), text))
+            found.append((Lookahead(whole, max(1, len(whole) - len(text))), text))
     return found
 
 
-def _shown_here(walk: Walk, shown: Iterable[str]) -> Iterator[Text]:
+def _shown_here(walk: TokenMatcher, shown: Iterable[str]) -> Iterator[Text]:
     """Yield the tokens of those numbers that may be written next."""
     return filter(None, map(walk.towards, shown))
 
 
-def _is_wide(fork: Fork) -> bool:
+def _is_wide(fork: ChoicePoint) -> bool:
     return bool(fork.labels) and not fork.finite

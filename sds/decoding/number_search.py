@@ -19,14 +19,14 @@ from sds.decoding.probabilities import best_of, log_mass
 from sds.models.protocol import Row
 
 if TYPE_CHECKING:
-    from sds.grammars.tokens.compiler import Fork, Walk
+    from sds.grammars.tokens.compiler import ChoicePoint, TokenMatcher
 
 BEGINNINGS_MAX = 64  # that come off the heap before the search is given up
 WAVE_MAX = 4  # how many are read in one pass: the one that is due, and the next ones where these are nearly as likely,
 WAVE_LOGP = 2.0  # by this
 
 Logits = NDArray[np.float32]
-Step = tuple["Fork", int, Logits]
+Step = tuple["ChoicePoint", int, Logits]
 Passing = Generator[list[Row], list[Logits], list[Logits]]
 
 
@@ -61,7 +61,7 @@ class Likeliest:
 class _Beginning:
     """A beginning of the number. `score`: the log-probability of its tokens, of `path` once it was read."""
 
-    walk: Walk
+    walk: TokenMatcher
     path: tuple[int, ...]
     score: float
     before: _Beginning | None = None
@@ -82,12 +82,12 @@ class _Next:
     order: int
     tokens: int = field(compare=False)
     before: _Beginning = field(compare=False)
-    fork: Fork = field(compare=False)
+    fork: ChoicePoint = field(compare=False)
     token: int = field(compare=False)
 
 
 def likeliest_number(
-    walk: Walk, logits: Logits, reader: Reader, *, noise_logp_max: float
+    walk: TokenMatcher, logits: Logits, reader: Reader, *, noise_logp_max: float
 ) -> Generator[list[Row], list[Logits], Likeliest | None]:
     """Return the likeliest of the numbers that `walk` can write now, None where BEGINNINGS_MAX do not tell.
 

@@ -21,7 +21,7 @@ _EXPONENT_MAX = 700.0  # beyond it a double is infinite
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceTrace:
+class ChoiceRecord:
     """What the model thought of one choice.
 
     `probabilities`: (label, share among what was permitted), the options in the language's order, summing to 1; then
@@ -42,7 +42,7 @@ class ChoiceTrace:
         return dict(self.probabilities)[self.chosen]
 
 
-class Tally:
+class ChoiceScore:
     """The probability of each option of one choice, gathered over the forks it takes.
 
     `reach`: the probability of what was taken of it so far. Shares put aside on the way are measured, not estimated, and
@@ -57,7 +57,7 @@ class Tally:
 
     def take(
         self, labels: Sequence[tuple[str, ...]], shares: Sequence[float], best: int, z: float
-    ) -> ChoiceTrace | None:
+    ) -> ChoiceRecord | None:
         """Put all but the best share aside; return the whole account once a single option is left."""
         for index, share in enumerate(shares):
             if index != best:
@@ -72,20 +72,20 @@ class Tally:
     def _put(self, labels: tuple[str, ...], share: float) -> None:
         self._shares[labels] = self._shares.get(labels, 0.0) + share
 
-    def _trace(self, chosen: str) -> ChoiceTrace:
+    def _trace(self, chosen: str) -> ChoiceRecord:
         if any(label not in self._order for labels in self._shares for label in labels) or () in self._shares:
             raise ModelError(f"the language's options for `{self.name}` changed", reason_code=LANGUAGE_FAILED)
         listed = sorted(self._shares, key=lambda labels: (len(labels), [self._order[label] for label in labels]))
         named = tuple((JOINT.join(labels), self._shares[labels]) for labels in listed)
-        return ChoiceTrace(self.name, named, chosen, self._z)
+        return ChoiceRecord(self.name, named, chosen, self._z)
 
 
-def trace_of(name: str, labels: Sequence[str], shares: Sequence[float], best: int, z: float) -> ChoiceTrace:
+def trace_of(name: str, labels: Sequence[str], shares: Sequence[float], best: int, z: float) -> ChoiceRecord:
     """Return the trace of a choice made in one go; what bears one label is one option."""
     merged: dict[str, float] = {}
     for label, share in zip(labels, shares, strict=True):
         merged[label] = merged.get(label, 0.0) + share
-    return ChoiceTrace(name, tuple(merged.items()), labels[best], z)
+    return ChoiceRecord(name, tuple(merged.items()), labels[best], z)
 
 
 def log_mass(logits: NDArray[np.float32]) -> float:

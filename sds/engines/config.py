@@ -21,7 +21,7 @@ from sds.engines.fallback import LINKS_MAX, FallbackEngine, Link
 from sds.engines.native import SLOTS_EXACT_MAX
 from sds.engines.protocol import Engine
 from sds.engines.replicas import REPLICAS_MAX
-from sds.engines.text import WrittenEngine
+from sds.engines.text import TextEngine
 from sds.kernel.contract.types import ContradictionError, say_first, text_of
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, Lines, load_with_lines
 from sds.kernel.errors import LanguageError, ModelError, UsageError
@@ -228,7 +228,7 @@ def open_engine_of(spec: EngineSpec, *, now_ms: Callable[[], int], api_key: str 
         limit: dict[str, Any] = {} if spec.kind == "outlines" else {"proof_timeout_ms": spec.timeout_ms}
         writer = _outlines(spec) if spec.kind == "outlines" else _remote(spec, api_key)
         try:
-            return WrittenEngine(spec.name, writer, nonce=lambda: secrets.token_hex(32), now_ms=now_ms, **limit)
+            return TextEngine(spec.name, writer, nonce=lambda: secrets.token_hex(32), now_ms=now_ms, **limit)
         except BaseException:
             writer.close()
             raise

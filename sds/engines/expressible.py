@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from sds.grammars.language import Choice, Language, Literal, Node, Number, language
 from sds.grammars.number_regex import number_regex
-from sds.grammars.tokens.compiler import Planner
-from sds.grammars.tokens.selftest import follow, prove_alive
+from sds.grammars.tokens.compiler import GrammarCompiler
+from sds.grammars.tokens.selftest import check_mask_constrains, follow
 from sds.kernel.canonical import one_line
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract, KindSpec, ParamSpec
@@ -28,7 +28,7 @@ from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.envelope.state import Value
 from sds.kernel.errors import LanguageError, ModelError
 from sds.models.protocol import BackendError, ChatFrame
-from sds.models.tokenizer.tokenizer import Speaks, Spoken, Words, tokens_of
+from sds.models.tokenizer.tokenizer import Speaks, Tokenizer, TokenizerOnly, tokens_of
 
 if TYPE_CHECKING:
     from sds.models.catalog.inspect import Inspected
@@ -57,7 +57,7 @@ class Question:
     """
 
     contract: Contract
-    words: Words
+    words: Tokenizer
     frame: ChatFrame | None
     context_tokens_max: int
     refused: str = ""
@@ -157,12 +157,12 @@ def _spelling(question: Question) -> str:
 
 
 def _alive(question: Question) -> str:
-    prove_alive(Spoken(question.words))
+    check_mask_constrains(TokenizerOnly(question.words))
     return "the mask is alive: no walk through it leaves its language"
 
 
 def _decisions(question: Question) -> str:
-    planner = Planner(Spoken(question.words))
+    planner = GrammarCompiler(TokenizerOnly(question.words))
     for sentence in question.sentences:
         written = follow(planner.walk(question.said.envelope, _CONTEXT_REF), sentence)
         if written != sentence:

@@ -35,7 +35,7 @@ _OF_GGUF: dict[Library, str] = {"openvino": "OpenVINO runs", "integer": "integer
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class LoadedModel:
     """`library`, `dtype`: what runs it, and in what, None: in its own. `notices`: why what was prepared is not run, a line each.
 
     `noise_logp_max`: what company does to log-probabilities with these weights, `noise_slots` at once; None: not known.
@@ -51,7 +51,7 @@ class Opened:
 
 def open_weights(
     source: Path, opener: Opener, *, cache: Path, library: Library | None = None, dtype: Dtype | None = None
-) -> Opened:
+) -> LoadedModel:
     """Open a GGUF, or what was prepared of it in `cache`, in the library and data type it was prepared for unless
     `library` or `dtype` names another.
 
@@ -72,10 +72,10 @@ def open_weights(
             backend.name = found.name_through(runs, computes)
             measured = runs == "llamacpp"  # the noise was
             noise = (record.shape_noise_logp_max, record.shape_noise_slots or 0) if measured else (None, 0)
-            return Opened(backend, runs, computes, (), *noise)
+            return LoadedModel(backend, runs, computes, (), *noise)
     runs = library or "llamacpp"
     computes = _computed_in(runs, dtype)
-    return Opened(opener(source, library, computes, None), runs, computes, (notice,) if notice else ())
+    return LoadedModel(opener(source, library, computes, None), runs, computes, (notice,) if notice else ())
 
 
 def _computed_in(library: Library, dtype: Dtype | None) -> Dtype | None:
@@ -217,7 +217,7 @@ def _cards_of_llama(device: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Resources:
     """What one backend gets: how many slots, and how many threads, None: what `SDS_THREADS` says, or all cores; `replicas`:
     how many get as much over the same weights.
     """
@@ -234,12 +234,12 @@ def open_engine(
 
     `options`: `library`, `device`, `dtype`, `mode`, `noise_logp_max`, `as_is`, `brief`. Raises ModelError, UsageError.
     """
-    return _open(model, lambda _: Share(slots, threads), now_ms=now_ms, **options)
+    return _open(model, lambda _: Resources(slots, threads), now_ms=now_ms, **options)
 
 
 def _open(
     model: Path | None,
-    share_of: Callable[[Library], Share],
+    share_of: Callable[[Library], Resources],
     *,
     now_ms: Callable[[], int],
     library: Library | None = None,
@@ -274,7 +274,7 @@ def _open(
         check_slots(share_of(asked).slots, mode)
         if as_is or asked == "transformers" or device != "cpu":  # what was prepared is for the processor
             dtype = _computed_in(asked, dtype)
-            opened = Opened(opener(path, asked, dtype, None), asked, dtype)
+            opened = LoadedModel(opener(path, asked, dtype, None), asked, dtype)
         else:
             _check_processor(path, asked, device, dtype)
             opened = open_weights(path, opener, cache=model_cache(), library=library, dtype=dtype)
@@ -300,7 +300,7 @@ def open_replicas(
     if replicas > 1 and options.get("device", "cpu") != "cpu":
         raise UsageError("replicas share cores, not a card", hint="use slots: they share passes")
     threads = max(1, cores() // replicas)
-    first = _open(model, lambda _: Share(slots, threads, replicas), now_ms=now_ms, **options)
+    first = _open(model, lambda _: Resources(slots, threads, replicas), now_ms=now_ms, **options)
     return _beside(first, replicas, threads, now_ms)
 
 
@@ -317,10 +317,10 @@ def open_parallel(
     replicas = min(parallel, cores())
     threads = max(1, cores() // replicas)
     on_processor = options.get("device", "cpu") == "cpu"
-    together = Share(min(parallel, SLOTS_MAX if mode == "greedy" else SLOTS_EXACT_MAX))
+    together = Resources(min(parallel, SLOTS_MAX if mode == "greedy" else SLOTS_EXACT_MAX))
 
-    def share_of(library: Library) -> Share:
-        return Share(threads=threads) if library == "llamacpp" and on_processor else together
+    def share_of(library: Library) -> Resources:
+        return Resources(threads=threads) if library == "llamacpp" and on_processor else together
 
     engine = _open(model, share_of, now_ms=now_ms, mode=mode, **options)
     return engine if engine.slots > 1 or replicas == 1 else _beside(engine, replicas, threads, now_ms)

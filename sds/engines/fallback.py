@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 
 from sds.decoding.errors import CHOICE_TOO_CLOSE, TOKEN_BUDGET_EXCEEDED
 from sds.engines.protocol import Checks, Engine
-from sds.engines.queueing import NoTurnError
-from sds.engines.text import WrittenEngine
+from sds.engines.queueing import QueueTimeoutError
+from sds.engines.text import TextEngine
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import LanguageError, ModelError, SdsError, UsageError
@@ -99,7 +99,7 @@ class FallbackEngine:
                 answer = self._ask(link, replace(packet, expires_at_ms=deadline_ms), tokens_max, probe=probe)
             except (ModelError, LanguageError) as error:  # another form of the language may have room for it
                 found = error
-                busy = isinstance(error, NoTurnError) and not probe  # nobody but a probe is there to keep it busy
+                busy = isinstance(error, QueueTimeoutError) and not probe  # nobody but a probe is there to keep it busy
                 if busy or error.reason_code in _NO_FAULT:
                     self._leave(link, probe)
                     if (
@@ -154,7 +154,7 @@ class FallbackEngine:
     def _ask(self, link: Link, packet: DecisionPacket, tokens_max: int, *, probe: bool) -> tuple[bytes, Decoding]:
         if link.engine is None:
             self._keep(link, self._opened(link))
-        elif probe and isinstance(link.engine, WrittenEngine):  # what came back may be another server
+        elif probe and isinstance(link.engine, TextEngine):  # what came back may be another server
             link.engine.prove(packet.expires_at_ms)
         assert link.engine is not None  # noqa: S101  it is open
         return link.engine.propose(packet, tokens_max=tokens_max)

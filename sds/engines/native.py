@@ -24,19 +24,19 @@ from sds.decoding.decoder import FORKS_MAX, FORKS_MIN, Deciding, Decoded, Mode, 
 from sds.decoding.errors import BACKEND_FAILED, TOKEN_BUDGET_EXCEEDED, stopping
 from sds.decoding.lookahead import numbers_shown
 from sds.engines.expressible import refuse_unsayable
-from sds.engines.queueing import NoTurnError, after_waiting
-from sds.engines.scheduler import CLOSE_S_MAX, Batcher
-from sds.grammars.tokens.compiler import Planner, Walk
-from sds.grammars.tokens.selftest import prove_alive
+from sds.engines.queueing import QueueTimeoutError, after_waiting
+from sds.engines.scheduler import CLOSE_S_MAX, Scheduler
+from sds.grammars.tokens.compiler import GrammarCompiler, TokenMatcher
+from sds.grammars.tokens.selftest import check_mask_constrains
 from sds.grammars.tokens.text import TextTokens
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.errors import ModelError, UsageError
-from sds.models.catalog.batch_variance import shape_noise
+from sds.models.catalog.batch_variance import batch_variance
 from sds.models.protocol import FORKS_MAX as BACKEND_FORKS_MAX
 from sds.models.protocol import SLOTS_MAX, Backend, BackendError, Replicable, prompt_sections
 from sds.models.tokenizer.tokenizer import Speaks
-from sds.rationale.writing import Explaining, Turns, explaining, lead_of, run_between
+from sds.rationale.writing import Explaining, PriorityLock, explaining, lead_of, run_between
 
 SLOTS_EXACT_MAX = BACKEND_FORKS_MAX // FORKS_MIN
 TEXTS_MAX = 512  # of which the tokens are kept
@@ -63,16 +63,16 @@ class NativeEngine:
     ) -> None:
         check_slots(backend.slots, mode)
         self._backend, self._now_ms, self._mode = backend, now_ms, mode
-        self._turns, self._words, self._closed = Turns(), threading.Lock(), False
+        self._turns, self._words, self._closed = PriorityLock(), threading.Lock(), False
         self._text: TextTokens | None = None
         self._fits = set[str]()  # hashes of contracts
         with telling():
-            prove_alive(backend)
+            check_mask_constrains(backend)
             self.notices = thinking_notices(backend)
-            self._noise = shape_noise(backend) if noise_logp_max is None else noise_logp_max
+            self._noise = batch_variance(backend) if noise_logp_max is None else noise_logp_max
         if not 0.0 <= self._noise < inf:  # less than none, or no number, would guard nothing
             raise ModelError(f"the noise of company is `{self._noise}`, no log-probability")
-        self._planner, self._runtime, self._known = Planner(backend), runtime, _Known(backend)
+        self._planner, self._runtime, self._known = GrammarCompiler(backend), runtime, _TokenizationCache(backend)
         self._facts = {
             **(runtime or {}),
             "weights": backend.fingerprint,
@@ -80,7 +80,7 @@ class NativeEngine:
             "mode": mode,
             "noise_logp_max": self._noise,
         }
-        self._batcher = Batcher(backend, now_ms=now_ms, words=self._words) if backend.slots > 1 else None
+        self._batcher = Scheduler(backend, now_ms=now_ms, words=self._words) if backend.slots > 1 else None
 
     @property
     def model(self) -> str:
@@ -203,7 +203,7 @@ class NativeEngine:
                 yield
             return
         if not self._words.acquire(timeout=min(wait_s, threading.TIMEOUT_MAX)):
-            raise NoTurnError("the model's tokenizer was not free in time")
+            raise QueueTimeoutError("the model's tokenizer was not free in time")
         try:
             yield
         finally:
@@ -213,7 +213,7 @@ class NativeEngine:
         with telling():
             return prompt_sections(self._known, *packet.sections)
 
-    def _walk(self, packet: DecisionPacket) -> Walk:
+    def _walk(self, packet: DecisionPacket) -> TokenMatcher:
         with telling():
             return self._planner.walk(packet.envelope, packet.snapshot.id)
 
@@ -244,7 +244,10 @@ class NativeEngine:
         if self._batcher is not None:
             self._batcher.close()
             return
-        with suppress(NoTurnError), self._turns.decision(CLOSE_S_MAX):  # else it keeps its model until the process ends
+        with (
+            suppress(QueueTimeoutError),
+            self._turns.decision(CLOSE_S_MAX),
+        ):  # else it keeps its model until the process ends
             self._backend.close()
 
 
@@ -266,7 +269,7 @@ def telling(reason_code: str = "") -> Iterator[None]:
         raise ModelError(str(error), reason_code=reason_code, hint=error.hint) from error
 
 
-class _Known:
+class _TokenizationCache:
     """The tokens of texts, as the backend makes them: kept, for most of a prompt comes again and again."""
 
     def __init__(self, backend: Backend) -> None:

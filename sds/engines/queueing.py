@@ -15,13 +15,13 @@ from sds.kernel.errors import ModelError
 T = TypeVar("T")
 
 
-class NoTurnError(ModelError):
+class QueueTimeoutError(ModelError):
     """There was no turn in time, or so late a one that most of the time had been waited away."""
 
     reason_code = DEADLINE_EXCEEDED
 
 
-class Lending(Generic[T]):
+class FairPool(Generic[T]):
     """Things that are lent, each to as many at once as times it is named, first come first served: of a lock, whoever comes
     back at once can have it again before those who wait.
     """
@@ -63,7 +63,7 @@ class Lending(Generic[T]):
                     return mine.get()
                 self._give_back(mine.get())
             if isinstance(error, queue.Empty):
-                raise NoTurnError(late) from None
+                raise QueueTimeoutError(late) from None
             raise
 
     def _give_back(self, thing: T) -> None:
@@ -81,7 +81,7 @@ def after_waiting(asked_ms: float, turn_ms: float, deadline_ms: float) -> Iterat
         yield
     except ModelError as error:
         if error.reason_code == DEADLINE_EXCEEDED and waited_away(asked_ms, turn_ms, deadline_ms):
-            raise NoTurnError(str(error), hint=error.hint) from error
+            raise QueueTimeoutError(str(error), hint=error.hint) from error
         raise
 
 

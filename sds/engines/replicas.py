@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from sds.engines.native import COUNT_MS_MAX, NativeEngine
-from sds.engines.queueing import Lending, after_waiting
+from sds.engines.queueing import FairPool, after_waiting
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 
@@ -24,7 +24,7 @@ class Replicas:
     def __init__(self, engines: Sequence[NativeEngine], *, now_ms: Callable[[], int]) -> None:
         self._engines, self._now_ms = tuple(engines), now_ms
         self.notices = engines[0].notices
-        self._free = Lending(*(self._engines * engines[0].slots))
+        self._free = FairPool(*(self._engines * engines[0].slots))
 
     @property
     def model(self) -> str:

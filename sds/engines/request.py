@@ -13,7 +13,7 @@ from sds.models.protocol import Row
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sds.engines.scheduler import Pending
+    from sds.engines.scheduler import Request
 
 T = TypeVar("T")
 Passes = Generator[list[Row], "list[NDArray[np.float32]]", T]
@@ -25,7 +25,7 @@ class Running:
     read; `found`: for each row it asked for the logits of those parts that were; `left_out`: passes without it, in a row.
     """
 
-    pending: Pending[Any]
+    pending: Request[Any]
     slot: int
     passes: Passes[Any]
     reads: bool

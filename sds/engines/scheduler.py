@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from sds.decoding.errors import BACKEND_FAILED, DEADLINE_EXCEEDED
-from sds.engines.queueing import NoTurnError, waited_away
+from sds.engines.queueing import QueueTimeoutError, waited_away
 from sds.engines.request import Passes, Running
 from sds.kernel.errors import ModelError, SdsError
 from sds.models.protocol import Backend, BackendError, Row, shared_sections
@@ -40,14 +40,14 @@ T = TypeVar("T")
 Sections = Sequence[Sequence[int]]
 
 
-class Pending(Generic[T]):
+class Request(Generic[T]):
     """A decision that was asked for. Whoever ends it first, worker, clock or caller, has ended it.
 
     `rows`: for each pass its own tokens in it, and the rows of all.
     """
 
     def __init__(
-        self, batcher: Batcher, make: Callable[[Backend, int], Passes[T]], sections: Sections, deadline_ms: int
+        self, batcher: Scheduler, make: Callable[[Backend, int], Passes[T]], sections: Sections, deadline_ms: int
     ) -> None:
         self.make, self.deadline_ms = make, deadline_ms
         self.asked_ms = batcher.now_ms()
@@ -74,7 +74,7 @@ class Pending(Generic[T]):
         if now_ms > self.deadline_ms:
             late = f"the decision is {now_ms - self.deadline_ms} ms past its deadline"
             if self.turn_ms is None or waited_away(self.asked_ms, self.turn_ms, self.deadline_ms):
-                self.end(NoTurnError(late))
+                self.end(QueueTimeoutError(late))
             else:
                 self.end(ModelError(late, reason_code=DEADLINE_EXCEEDED))
         return self.ended
@@ -99,7 +99,7 @@ class Pending(Generic[T]):
         raise self.outcome
 
 
-class Batcher:
+class Scheduler:
     """Runs what is submitted from any thread; `close()` also closes the backend. `now_ms`: the clock of deadlines.
 
     `words` is held while a decision goes on, and not during a pass, but that which reads what a prompt begins with: others
@@ -112,7 +112,7 @@ class Batcher:
         self.now_ms = now_ms
         self._words = words
         self._backend, self._queue_max = backend, queue_max
-        self._waiting: deque[Pending[Any]] = deque()
+        self._waiting: deque[Request[Any]] = deque()
         self._running: list[Running] = []
         self._held: list[list[tuple[int, ...]]] = [[] for _ in range(backend.slots)]
         self._used = [0] * backend.slots
@@ -130,19 +130,19 @@ class Batcher:
         """
         return self.start(make, sections, deadline_ms).result()
 
-    def start(self, make: Callable[[Backend, int], Passes[T]], sections: Sections, deadline_ms: int) -> Pending[T]:
+    def start(self, make: Callable[[Backend, int], Passes[T]], sections: Sections, deadline_ms: int) -> Request[T]:
         """Queue it. Raises ModelError when the queue is full or the worker is gone."""
-        pending = Pending(self, make, sections, deadline_ms)
+        pending = Request(self, make, sections, deadline_ms)
         with self._changed:
             if self._over is not None:
                 raise ModelError(str(self._over), reason_code=self._over.reason_code)
             if len(self._waiting) >= self._queue_max:
-                raise NoTurnError(f"{self._queue_max} decisions wait already", reason_code=QUEUE_FULL)
+                raise QueueTimeoutError(f"{self._queue_max} decisions wait already", reason_code=QUEUE_FULL)
             self._waiting.append(pending)
             self._changed.notify_all()
         return pending
 
-    def forget(self, pending: Pending[Any]) -> None:
+    def forget(self, pending: Request[Any]) -> None:
         """Take one that has ended out of the queue; the worker frees its slot if it has one."""
         with self._changed:
             with suppress(ValueError):
@@ -202,7 +202,7 @@ class Batcher:
 
     def _let_rest(self) -> None:
         """Let a worn backend rest as soon as nobody is under way."""
-        if not self._backend.worn or self._running:
+        if not self._backend.fragmented or self._running:
             return
         self._held = [[] for _ in self._held]
         try:
@@ -232,7 +232,7 @@ class Batcher:
         with self._changed:
             taken = {running.slot for running in self._running}
             free = [slot for slot in range(len(self._held)) if slot not in taken]
-            if not self._waiting or not free or self._over is not None or self._backend.worn:
+            if not self._waiting or not free or self._over is not None or self._backend.fragmented:
                 return None
             shared = self._waiting[0].shared
             slot = max(free, key=lambda slot: (shared_sections(shared, self._held[slot]), -self._used[slot]))
@@ -249,7 +249,7 @@ class Batcher:
 
     def _keeps(self, shared: Sections) -> bool:
         with suppress(Exception):  # a backend that cannot say fails where it is begun with
-            return self._backend.keeps(shared)
+            return self._backend.is_cached(shared)
         return False
 
     def _advance(self, running: Running) -> None:

@@ -14,7 +14,7 @@ from time import perf_counter
 from sds.decoding.errors import BACKEND_FAILED, DEADLINE_EXCEEDED, TOKEN_BUDGET_EXCEEDED
 from sds.engines.expressible import refuse_unsayable
 from sds.engines.native import thinking_notices
-from sds.engines.queueing import NoTurnError, after_waiting
+from sds.engines.queueing import QueueTimeoutError, after_waiting
 from sds.grammars import regex
 from sds.grammars.emit import gbnf, json_schema
 from sds.grammars.language import Language, language
@@ -25,7 +25,7 @@ from sds.kernel.envelope.envelope import envelope_of, format_literal
 from sds.kernel.envelope.proposal import PROPOSAL_BYTES_MAX
 from sds.kernel.errors import ModelError
 from sds.models.protocol import BackendError
-from sds.models.text.protocol import Form, Grammar, Writer, Written
+from sds.models.text.protocol import Completion, Form, Grammar, TextModel
 from sds.models.tokenizer.tokenizer import Speaks
 
 PROOF_TIMEOUT_MS = 60_000  # includes what a library compiles on first use
@@ -33,13 +33,13 @@ END_TOKENS = 8  # beyond the sentence itself: what a model says to end its turn
 _PROOF_TEXTS = ("You are a friendly assistant.", "Please say hello.")
 
 
-class WrittenEngine:
+class TextEngine:
     """Drives a writer; calls queue. Raises ModelError when the writer is not constrained."""
 
     def __init__(
         self,
         name: str,
-        writer: Writer,
+        writer: TextModel,
         *,
         nonce: Callable[[], str],
         now_ms: Callable[[], int],
@@ -108,11 +108,11 @@ class WrittenEngine:
         with self._lock:
             self._writer.close()
 
-    def _write(self, texts: tuple[str, str], grammar: Grammar, tokens_max: int, deadline_ms: int) -> Written:
+    def _write(self, texts: tuple[str, str], grammar: Grammar, tokens_max: int, deadline_ms: int) -> Completion:
         """Ask once there is a turn; raise ModelError, with the reason whether it was for want of time."""
         asked_ms = self._now_ms()
         if not self._lock.acquire(timeout=max(0.0, self._left_s(deadline_ms))):
-            raise NoTurnError(f"{self._name}: another decision holds the engine")
+            raise QueueTimeoutError(f"{self._name}: another decision holds the engine")
         with after_waiting(asked_ms, self._now_ms(), deadline_ms):
             try:
                 budget = tokens_max - sum(map(self._writer.count_tokens, texts))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from sds.grammars import regex
 from sds.grammars.language import Language, language
 from sds.grammars.number_regex import number_regex
-from sds.grammars.tokens.compiler import Planner
+from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.grammars.tokens.selftest import follow
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
@@ -147,7 +147,7 @@ def _proposals(envelope: DecisionEnvelope) -> Iterator[Proposal]:
                 yield Proposal(kind.kind, params, reason, _NO_REF, rationale)
 
 
-def _can_be_said(envelope: DecisionEnvelope, proposal: Proposal, data: bytes, planner: Planner) -> bool:
+def _can_be_said(envelope: DecisionEnvelope, proposal: Proposal, data: bytes, planner: GrammarCompiler) -> bool:
     """Tell whether a walk that is open to this kind with this reason alone can write `data`."""
     kinds = (replace(kind, reasons=(proposal.reason_code,)) for kind in envelope.kinds if kind.kind == proposal.action)
     try:
@@ -157,10 +157,10 @@ def _can_be_said(envelope: DecisionEnvelope, proposal: Proposal, data: bytes, pl
         return False
 
 
-def _planner(backend: Backend) -> Planner | None:
+def _planner(backend: Backend) -> GrammarCompiler | None:
     """Return None where not even a digit can be said."""
     try:
-        return Planner(backend)
+        return GrammarCompiler(backend)
     except LanguageError:
         return None
 

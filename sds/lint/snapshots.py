@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sds.kernel.contract.compiler import Path, Rules, expressions_of
 from sds.kernel.contract.expressions import Checked, Tree, check_expression
 from sds.kernel.contract.snapshot import FieldSpec
-from sds.kernel.decision.safeguards import Situation, envelope_in_force, safeguards_of
+from sds.kernel.decision.safeguards import EnvelopeInputs, envelope_in_force, safeguards_of
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX
 from sds.kernel.envelope.envelope import DecisionEnvelope
 from sds.kernel.envelope.state import Fields, Value
@@ -122,7 +122,7 @@ def calm_envelope(space: Space, fields: Fields) -> DecisionEnvelope:
     """Return what is in force when nothing else narrows: agent active, nothing spent yet."""
     contract = space.rules.contract
     left = min((limit.max_minor for limit in contract.spend), default=None)
-    calm = Situation(fields, agent_active=True, in_effect=True, halted=False, spend_left=left, context_whole=True)
+    calm = EnvelopeInputs(fields, agent_active=True, in_effect=True, halted=False, spend_left=left, context_whole=True)
     return envelope_in_force(space.rules.envelope(fields), calm, safeguards_of(contract))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sds.decoding.errors import LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED
-from sds.engines.queueing import Lending, NoTurnError
+from sds.engines.queueing import FairPool, QueueTimeoutError
 from sds.grammars.tokens.text import TextTokens
 from sds.kernel.errors import ModelError
 from sds.models.protocol import Backend, Row
@@ -57,14 +57,14 @@ def explaining(
         tokens = [token]
 
 
-class Turns:
+class PriorityLock:
     """Who runs the next pass of a model with one cache: a decision, whenever one waits.
 
     `holder`: the writing whose text the cache holds; None once a decision has had it.
     """
 
     def __init__(self) -> None:
-        self._cache, self._changed = Lending(None), threading.Condition()
+        self._cache, self._changed = FairPool(None), threading.Condition()
         self._wanted = 0
         self.holder: object | None = None
 
@@ -90,7 +90,7 @@ class Turns:
                 lambda: not self._wanted, min(wait_s, WAIT_S_MAX)
             )
         if not free:
-            raise NoTurnError(LATE)
+            raise QueueTimeoutError(LATE)
         with self._cache.lent(min(left_s(), WAIT_S_MAX), LATE):
             yield
 
@@ -99,7 +99,7 @@ def run_between(
     writing: Explaining,
     backend: Backend,
     prefix: Sequence[Sequence[int]],
-    turns: Turns,
+    turns: PriorityLock,
     *,
     left_s: Callable[[], float],
     check: Callable[[], None],

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import cycle
 from typing import Any
 
-from sds.engines.queueing import NoTurnError
+from sds.engines.queueing import QueueTimeoutError
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.state import StateRead
 from sds.kernel.errors import ModelError, StateError
@@ -36,7 +36,7 @@ def _raises(error: BaseException) -> Any:
 
 ERRORS: tuple[BaseException, ...] = (
     ValueError("x"), RecursionError(), MemoryError(), StopIteration(), Unprintable(), Outermost("o"), ModelError("\n" * 999),
-    ModelError("odd", reason_code="\n\x00" * 99), KeyError("\ud800"), NoTurnError("late"), OSError(5, "io"),
+    ModelError("odd", reason_code="\n\x00" * 99), KeyError("\ud800"), QueueTimeoutError("late"), OSError(5, "io"),
 )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ ENGINES: dict[str, Make] = {
     ),
     "late": _late,
     "token budget": _model(lambda packet: (Teller().said(packet), Decoding("greedy", 0.9, tokens=10_000_000))),
-    "no turn": _model(lambda _packet: _raises(NoTurnError("full", reason_code="QUEUE_FULL"))),
+    "no turn": _model(lambda _packet: _raises(QueueTimeoutError("full", reason_code="QUEUE_FULL"))),
     "of another snapshot": _model(
         lambda packet: (Teller().said(packet).replace(packet.snapshot.id.encode(), b"0" * 64), Decoding("other", 0.9))
     ),

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from sds import Gate
-from sds.engines.scheduler import Batcher
+from sds.engines.scheduler import Scheduler
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.flow.answer import Answer
 from sds.kernel.registry.registry import agents
@@ -44,7 +44,7 @@ class Queued(Teller):
     """The teller, at the speed of a model behind the batcher's queue."""
 
     def __init__(self, clock: Clock) -> None:
-        self._batcher = Batcher(SlowBackend(SLOTS), now_ms=clock, words=threading.Lock(), queue_max=QUEUE_MAX)
+        self._batcher = Scheduler(SlowBackend(SLOTS), now_ms=clock, words=threading.Lock(), queue_max=QUEUE_MAX)
         self._numbers = count()
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 
 from sds import Gate
-from sds.engines.queueing import NoTurnError
+from sds.engines.queueing import QueueTimeoutError
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from tests.scale import scale
@@ -85,7 +85,7 @@ class Fickle(Teller):
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
         if self._rng.random() < 0.3:
-            raise NoTurnError("there is no turn")
+            raise QueueTimeoutError("there is no turn")
         return super().propose(packet, tokens_max=tokens_max)
 
     def amount_minor(self, packet: DecisionPacket) -> int:

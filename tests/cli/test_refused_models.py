@@ -25,7 +25,7 @@ from sds.kernel.errors import ModelError, SdsError
 from sds.models.catalog.catalog import embedded_model
 from sds.models.catalog.inspect import Inspected, inspect_model
 from sds.models.protocol import ChatFrame
-from sds.models.tokenizer.tokenizer import Words
+from sds.models.tokenizer.tokenizer import Tokenizer
 from tests.engines.test_expressible import Twisted, without
 from tests.hostile import Vocabulary, tiny_checkpoint
 from tests.llama_gguf import llama_gguf
@@ -109,10 +109,10 @@ def test_a_run_that_begins_anew_sets_nothing_aside_for_a_model_that_is_refused(
 
 
 @dataclass(frozen=True)
-class Spoken:
+class TokenizerOnly:
     """A loaded model whose words and frame are given: what of an engine the checks ask."""
 
-    words: Words
+    words: Tokenizer
     turn: ChatFrame | None
     context_tokens_max: int = 4096
 
@@ -121,24 +121,24 @@ class Spoken:
         return self.turn
 
 
-def shouted(real: Words, text: bytes) -> list[int]:
+def shouted(real: Tokenizer, text: bytes) -> list[int]:
     return real.encode(text.lower(), special=False)
 
 
-def steering(real: Words, text: bytes) -> list[int]:
+def steering(real: Tokenizer, text: bytes) -> list[int]:
     return [*real.encode(text, special=False), 2]
 
 
-def wordless(real: Words, token: int) -> bytes:
+def wordless(real: Tokenizer, token: int) -> bytes:
     return b"?" if real.spelling(token) in {b"E", b"D"} else real.spelling(token)
 
 
-def spoken(model: Inspected, **twists: object) -> Spoken:
+def spoken(model: Inspected, **twists: object) -> TokenizerOnly:
     plain = {
         "encode_as": lambda real, text: real.encode(text, special=False),
         "spell_as": lambda real, token: real.spelling(token),
     }
-    return Spoken(Twisted(model.words, **{**plain, **twists}), model.card.turn)  # type: ignore[arg-type]
+    return TokenizerOnly(Twisted(model.words, **{**plain, **twists}), model.card.turn)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

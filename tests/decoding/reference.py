@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from sds.decoding.decoder import Mode
 from sds.decoding.number_search import BEGINNINGS_MAX
 from sds.grammars.language import Language
-from sds.grammars.tokens.compiler import Walk
+from sds.grammars.tokens.compiler import TokenMatcher
 from sds.kernel.envelope.envelope import KindBound
 from sds.models.protocol import Backend, Row
 from tests.grammars.llguidance_mask import Mask, tokenizer_of
 
-Look = Callable[[Sequence[int]], list[float]]  # what is written -> the log-probability of every token after it
+CaseView = Callable[[Sequence[int]], list[float]]  # what is written -> the log-probability of every token after it
 Shares = dict[str, float]
 Text = tuple[int, ...]
 
 
-def looking(backend: Backend, prompt: Sequence[Sequence[int]]) -> Look:
+def looking(backend: Backend, prompt: Sequence[Sequence[int]]) -> CaseView:
     """Return how to see what comes after the prompt and some written tokens: its last section and all of them again.
 
     Whatever was read before is read no more: what comes after the beginnings of a text was seen when it was read.
@@ -57,7 +57,7 @@ class Slow:
     choices: list[tuple[str, Shares, str, float]] = field(default_factory=list)
 
 
-def slow_decision(look: Look, walk: Walk, mode: Mode) -> Slow:
+def slow_decision(look: CaseView, walk: TokenMatcher, mode: Mode) -> Slow:
     made = Slow()
     number: Text = ()  # all tokens through the end of the number that was searched
     searched: int | None = None
@@ -93,7 +93,7 @@ def slow_decision(look: Look, walk: Walk, mode: Mode) -> Slow:
     return made
 
 
-def _exact(look: Look, written: list[int], alternatives: Sequence[tuple[str, Text]]) -> tuple[Shares, str, float]:
+def _exact(look: CaseView, written: list[int], alternatives: Sequence[tuple[str, Text]]) -> tuple[Shares, str, float]:
     """Score each alternative's whole text."""
     for _, text in alternatives:
         look([*written, *text[:-1]])
@@ -104,7 +104,7 @@ def _exact(look: Look, written: list[int], alternatives: Sequence[tuple[str, Tex
     return normalised(scores), chosen, math.fsum(map(math.exp, scores.values()))
 
 
-def likeliest_number(look: Look, walk: Walk) -> Text:
+def likeliest_number(look: CaseView, walk: TokenMatcher) -> Text:
     """Return all tokens through the end of the likeliest number; none where BEGINNINGS_MAX beginnings do not tell.
 
     One beginning after the other, the likeliest first. What it forces counts when it comes off the heap, and a whole
@@ -138,7 +138,7 @@ def likeliest_number(look: Look, walk: Walk) -> Text:
     return ()
 
 
-def _greedy(look: Look, written: list[int], alternatives: Sequence[tuple[str, Text]]) -> tuple[Shares, str, float]:
+def _greedy(look: CaseView, written: list[int], alternatives: Sequence[tuple[str, Text]]) -> tuple[Shares, str, float]:
     """Follow the likeliest next token until one alternative is left; what was left behind keeps its share."""
     shares: Shares = {}
     reach, whole_z, at = 1.0, 1.0, 0

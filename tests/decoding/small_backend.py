@@ -29,9 +29,9 @@ class HashBackend:
     vocab_size, rows_may_be_cut = len(PIECES), True
 
     def __init__(
-        self, seed: int = 0, *, slots: int = 1, spread: float = 4.0, forks_max: int = 63, ahead_tokens_max: int = 0
+        self, seed: int = 0, *, slots: int = 1, spread: float = 4.0, forks_max: int = 63, lookahead_tokens_max: int = 0
     ) -> None:
-        self.ahead_tokens_max = ahead_tokens_max
+        self.lookahead_tokens_max = lookahead_tokens_max
         self.slots, self._seed, self._spread, self._forks_max = slots, seed, spread, forks_max
         self.held: dict[int, list[int]] = {slot: [] for slot in range(slots)}
         self.passes: list[list[Row]] = []
@@ -51,7 +51,7 @@ class HashBackend:
     def frame(self) -> ChatFrame:
         return PLAIN_FRAME
 
-    def keeps(self, sections: Sequence[Sequence[int]]) -> bool:
+    def is_cached(self, sections: Sequence[Sequence[int]]) -> bool:
         return False
 
     def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
@@ -97,7 +97,7 @@ class HashBackend:
         return len(self.held) - self.slots
 
     @property
-    def worn(self) -> bool:
+    def fragmented(self) -> bool:
         return False
 
     def rest(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from sds.decoding.decoder import FORKS_MIN, Deciding, Decoded, Mode, deciding, decode
-from sds.grammars.tokens.compiler import Planner
+from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.envelope.bounds import bound
 from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
@@ -24,7 +24,7 @@ OPENING = b'{"action":"'
 def decided(
     backend: Backend, envelope: DecisionEnvelope, prompt: list[list[int]] | None = None, mode: Mode = "greedy"
 ) -> Decoded:
-    walk = Planner(backend).walk(envelope, CONTEXT_REF)
+    walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
     return decode(backend, prompt or PROMPT, walk, tokens_max=TOKENS_MAX, now_ms=lambda: 0, deadline_ms=0, mode=mode)
 
 
@@ -201,7 +201,7 @@ def test_any_number_of_alternatives_is_scored_with_a_bounded_number_of_forks(for
 
 
 def _exactly(backend: HashBackend, envelope: DecisionEnvelope, forks_max: int) -> Deciding:
-    walk = Planner(backend).walk(envelope, CONTEXT_REF)
+    walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
     return deciding(backend, 0, PROMPT, walk, tokens_max=TOKENS_MAX, mode="exact", forks_max=forks_max)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sds.decoding.decoder import Decoded, Mode, decode
-from sds.grammars.tokens.compiler import Fork, Planner, Walk
+from sds.grammars.tokens.compiler import ChoicePoint, GrammarCompiler, TokenMatcher
 from sds.kernel.errors import ModelError
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend, BackendError, Row
@@ -29,7 +29,7 @@ def refund(
     clock: Callable[[], int] = lambda: 0,
     mode: Mode = "greedy",
 ) -> Decoded:
-    walk = Planner(backend).walk(refund_envelope(), CONTEXT_REF)
+    walk = GrammarCompiler(backend).walk(refund_envelope(), CONTEXT_REF)
     return decode(backend, prompt, walk, tokens_max=tokens_max, now_ms=clock, deadline_ms=1000, mode=mode)
 
 
@@ -131,15 +131,15 @@ def test_an_exception_in_the_language_stops_the_decision(
     mode: Mode, method: str, nth: int, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch
 ):
     """Fail the Nth call for N = 1, 2, 3: none of them is swallowed, none leaves the model unconstrained."""
-    sound, calls = getattr(Walk, method), [0]
+    sound, calls = getattr(TokenMatcher, method), [0]
 
-    def failing(self: Walk, *args: object) -> object:
+    def failing(self: TokenMatcher, *args: object) -> object:
         calls[0] += 1
         if calls[0] == nth:
             raise ZeroDivisionError("broken")
         return sound(self, *args)
 
-    monkeypatch.setattr(Walk, method, failing)
+    monkeypatch.setattr(TokenMatcher, method, failing)
     backend = AdversarialBackend(tiny, refunding)
     if nth <= ASKED[mode].get(method, 3):
         error = stopped(backend, mode=mode)
@@ -166,13 +166,13 @@ def test_an_ending_that_no_tokens_spell_is_the_languages_failure_and_no_models(
 
 def test_a_fork_outside_the_language_stops_the_decision(tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
     """The walk refuses to take what it should not have offered."""
-    sound = Walk.fork
+    sound = TokenMatcher.fork
 
-    def wider(self: Walk) -> Fork:
+    def wider(self: TokenMatcher) -> ChoicePoint:
         fork = sound(self)
         return replace(fork, tokens=np.append(fork.tokens, 11), labels=(*fork.labels, ("PAY_ALL",)))
 
-    monkeypatch.setattr(Walk, "fork", wider)
+    monkeypatch.setattr(TokenMatcher, "fork", wider)
     backend = AdversarialBackend(tiny, lambda _: np.eye(1, tiny.vocab_size, 11, dtype=np.float32)[0])
     assert "MASK_FAILED" == stopped(backend).reason_code
 
@@ -209,7 +209,7 @@ def test_logits_of_transformers_that_overflow_stop_the_decision(tiny_hf: HfBacke
 
 def test_a_model_closed_in_the_middle_stops_the_decision(opened: Callable[..., Backend]):
     backend = opened(3)
-    walk = Planner(backend).walk(refund_envelope(), CONTEXT_REF)
+    walk = GrammarCompiler(backend).walk(refund_envelope(), CONTEXT_REF)
     backend.close()
     with pytest.raises(ModelError, match="the model is closed") as caught:
         decode(backend, PROMPT, walk, tokens_max=400, now_ms=lambda: 0, deadline_ms=0)

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from sds.decoding.decoder import Mode, decode
-from sds.grammars.tokens.compiler import Planner
+from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend
@@ -32,7 +32,7 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-def assert_decides_inside(backend: Backend, planner: Planner, rng: Random) -> None:
+def assert_decides_inside(backend: Backend, planner: GrammarCompiler, rng: Random) -> None:
     envelope, context_ref = random_envelope(rng.randint), f"{rng.getrandbits(256):064x}"
     if isinstance(backend, AdversarialBackend):
         backend.face(planner.walk(envelope, context_ref))
@@ -57,7 +57,7 @@ def assert_decides_inside(backend: Backend, planner: Planner, rng: Random) -> No
 def test_a_random_model_never_leaves_the_envelope(seed: int, tiny_path: Callable[[int], Path]):
     rng = seeded(seed)
     backend = LlamaBackend(tiny_path(seed), threads=TINY_THREADS)
-    planner = Planner(backend)
+    planner = GrammarCompiler(backend)
     for _ in range(DECISIONS):
         assert_decides_inside(backend, planner, rng)
     backend.close()
@@ -70,7 +70,7 @@ def test_a_random_checkpoint_folder_never_leaves_the_envelope(seed: int, tiny_fo
 
     rng = seeded(seed)
     backend = HfBackend(tiny_folder(seed), threads=TINY_THREADS)
-    planner = Planner(backend)
+    planner = GrammarCompiler(backend)
     for _ in range(HF_DECISIONS):
         assert_decides_inside(backend, planner, rng)
     backend.close()
@@ -85,6 +85,6 @@ def test_a_model_that_wants_something_else_never_leaves_the_envelope(
     tiny: Backend = request.getfixturevalue(library)
     rng = seeded(list(WISHES).index(wish))
     backend = AdversarialBackend(tiny, WISHES[wish], seed=rng.randrange(2**32))
-    planner = Planner(backend)
+    planner = GrammarCompiler(backend)
     for _ in range(DECISIONS if library == "tiny" else HF_DECISIONS):
         assert_decides_inside(backend, planner, rng)

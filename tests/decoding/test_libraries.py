@@ -10,7 +10,7 @@ import pytest
 
 from sds.benchmarks.lib.packets import real_packets
 from sds.decoding.decoder import ACTION_CHOICE, JOINT, decode
-from sds.grammars.tokens.compiler import Planner
+from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.decision.packet import DecisionPacket
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend, prompt_sections
@@ -35,7 +35,7 @@ def choice_of(backend: Backend, packet: DecisionPacket) -> Choice:
     decoded = decode(
         backend,
         prompt_sections(backend, *packet.texts),
-        Planner(backend).walk(packet.envelope, packet.snapshot.id),
+        GrammarCompiler(backend).walk(packet.envelope, packet.snapshot.id),
         tokens_max=TOKENS_MAX,
         now_ms=lambda: 0,
         deadline_ms=0,
@@ -111,7 +111,7 @@ def test_a_difference_beyond_the_noise_is_not_explained(theirs: Shares, expected
 @pytest.mark.parametrize("which", ["tiny_hf", "tiny_vino"])
 def test_all_libraries_give_the_same_walks(which: str, tiny: LlamaBackend, request: pytest.FixtureRequest):
     backends: tuple[Backend, ...] = tiny, request.getfixturevalue(which)
-    ours, theirs = (Planner(backend).walk(refund_envelope(), CONTEXT_REF) for backend in backends)
+    ours, theirs = (GrammarCompiler(backend).walk(refund_envelope(), CONTEXT_REF) for backend in backends)
     assert ours.forced() == theirs.forced()
     while not ours.finished:
         permitted = ours.fork().tokens

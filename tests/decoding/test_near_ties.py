@@ -8,7 +8,7 @@ import pytest
 
 from sds.decoding.decoder import Deciding, Decoded, Mode, deciding, decode
 from sds.decoding.errors import CHOICE_TOO_CLOSE
-from sds.grammars.tokens.compiler import Planner
+from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.errors import ModelError
 from tests.decoding.small_backend import Disturbed, HashBackend, together
@@ -25,12 +25,12 @@ TOKENS_MAX = 2000
 
 def alone(seed: int, envelope: DecisionEnvelope, mode: Mode, slot: int) -> Decoded:
     backend = HashBackend(seed, spread=SPREAD)
-    walk = Planner(backend).walk(envelope, CONTEXT_REF)
+    walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
     return decode(backend, [*PROMPT, [slot]], walk, tokens_max=TOKENS_MAX, now_ms=lambda: 0, deadline_ms=0, mode=mode)
 
 
 def beside(backend: HashBackend, envelope: DecisionEnvelope, mode: Mode, slot: int, noise: float) -> Deciding:
-    walk = Planner(backend).walk(envelope, CONTEXT_REF)
+    walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
     return deciding(
         backend, slot, [*PROMPT, [slot]], walk, tokens_max=TOKENS_MAX, mode=mode, noise_logp_max=noise, forks_max=5
     )
@@ -99,7 +99,7 @@ def test_a_perfect_tie_without_noise_is_decided_by_order():
     rng = seeded(52)
     for _ in range(50):
         envelope = random_envelope(rng.randint)
-        walk = Planner(backend).walk(envelope, CONTEXT_REF)
+        walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
         found = decode(backend, PROMPT, walk, tokens_max=TOKENS_MAX, now_ms=lambda: 0, deadline_ms=0)
         assert envelope.names[0].encode() in found.data
 
@@ -109,7 +109,7 @@ def test_just_under_the_gap_of_the_best_two_noise_is_no_objection(mode: Mode):
     """A whole text has the noise of each of its tokens."""
     envelope = envelope_of([KindBound(DENY, ("NO",))])
     backend = HashBackend(7)
-    planner = Planner(backend)
+    planner = GrammarCompiler(backend)
     walk = planner.walk(envelope, CONTEXT_REF)
     walk.forced()
     tokens = [1, 1] if mode == "greedy" else [len(text) for _, text in walk.alternatives()]

@@ -16,14 +16,14 @@ from sds.decoding.decoder import Decoded, Mode, deciding, decode
 from sds.decoding.errors import CHOICE_TOO_CLOSE
 from sds.decoding.number_search import BEGINNINGS_MAX
 from sds.grammars.tokens import matcher as walk_module
-from sds.grammars.tokens.compiler import Planner, Walk
+from sds.grammars.tokens.compiler import GrammarCompiler, TokenMatcher
 from sds.grammars.tokens.digits import every_literal
 from sds.kernel.envelope.bounds import Bound, bound
 from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.kernel.errors import ModelError
 from sds.models.protocol import Backend, BackendError, Row
-from tests.decoding.reference import Look, looking
+from tests.decoding.reference import CaseView, looking
 from tests.decoding.small_backend import PIECES, Disturbed, HashBackend, together
 from tests.model_fixtures import CONTEXT_REF
 from tests.scale import scale, seeded
@@ -41,7 +41,7 @@ def paying(amount: Bound) -> DecisionEnvelope:
 def decided(
     backend: HashBackend, envelope: DecisionEnvelope, mode: Mode = "exact", noise: float = 0.0, forks_max: int = 16
 ) -> Decoded:
-    walk = Planner(backend).walk(envelope, CONTEXT_REF)
+    walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
     run = deciding(backend, 0, PROMPT, walk, tokens_max=400, mode=mode, noise_logp_max=noise, forks_max=forks_max)
     (found,) = together(backend, [run])
     assert 0 == backend.forks_held
@@ -50,8 +50,8 @@ def decided(
     return found
 
 
-def walk_of(backend: HashBackend, envelope: DecisionEnvelope) -> Walk:
-    return Planner(backend).walk(envelope, CONTEXT_REF)
+def walk_of(backend: HashBackend, envelope: DecisionEnvelope) -> TokenMatcher:
+    return GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
 
 
 def amount_of(found: Decoded) -> str:
@@ -60,12 +60,12 @@ def amount_of(found: Decoded) -> str:
     return dict(proposal.params)["amount"]
 
 
-def every_number(look: Look, walk: Walk, amount: Bound) -> dict[str, float]:
+def every_number(look: CaseView, walk: TokenMatcher, amount: Bound) -> dict[str, float]:
     """Return the log-probability of every number, each spelled out alone: an integer through the token behind it."""
     return {literal: spelled_out(look, walk.copy(), literal) for literal in every_literal(amount)}
 
 
-def spelled_out(look: Look, walk: Walk, literal: str) -> float:
+def spelled_out(look: CaseView, walk: TokenMatcher, literal: str) -> float:
     start, logp = walk.number_at, 0.0
     assert start is not None
     for token in literal.encode()[len(walk.data) - start :]:
@@ -148,7 +148,7 @@ def test_a_real_model_finds_what_it_would_of_a_list_and_the_same_to_the_last_bit
     backend, envelope = opened(), paying(random_amount(17, 77, 1, 0))
 
     def decided_by(mode: Mode) -> Decoded:
-        walk = Planner(backend).walk(envelope, CONTEXT_REF)
+        walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
         return decode(backend, PROMPT, walk, tokens_max=400, now_ms=lambda: 0, deadline_ms=0, mode=mode)
 
     listed = amount_of(decided_by("exact"))
@@ -169,7 +169,7 @@ def test_it_is_the_likeliest_of_all_numbers_each_spelled_out(scaled: int, monkey
         amount = random_amount(low, low + step * rng.randint(200, 400), step, scaled)
         envelope = paying(amount)
         backend = HashBackend(seed, spread=8.0)
-        walk = Planner(backend).walk(envelope, CONTEXT_REF)
+        walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
         walk.forced()
         scores = every_number(looking(backend, PROMPT), walk, amount)
         found = amount_of(decided(backend, envelope))
@@ -277,7 +277,7 @@ def test_each_digit_has_its_distribution_though_it_was_not_chosen_for_it():
     backend = HashBackend(5, spread=8.0)
     found = decided(backend, envelope)
     literal = amount_of(found)
-    walk = Planner(backend).walk(envelope, CONTEXT_REF)
+    walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
     walk.forced()
     for choice in found.choices:
         assert choice.name.startswith("amount[")
@@ -310,7 +310,7 @@ def test_just_under_the_gap_to_the_second_noise_is_no_objection():
     amount = random_amount(1_000, 1_400, 1, 2)
     envelope = paying(amount)
     backend = HashBackend(0, spread=8.0)
-    walk = Planner(backend).walk(envelope, CONTEXT_REF)
+    walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
     walk.forced()
     scores = sorted(every_number(looking(backend, PROMPT), walk, amount).values(), reverse=True)
     wanted = decided(HashBackend(0, spread=8.0), envelope).data

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from sds.benchmarks.lib.packets import real_packets
 from sds.decoding.decoder import Decoded, Mode, decode
-from sds.grammars.tokens.compiler import Planner
+from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.envelope import DecisionEnvelope
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend, Row, prompt_sections
-from tests.decoding.reference import Look, Slow, log_probabilities, looking, slow_decision
+from tests.decoding.reference import CaseView, Slow, log_probabilities, looking, slow_decision
 from tests.decoding.small_backend import HashBackend
 from tests.model_fixtures import CONTEXT_REF
 from tests.scale import scale, seeded
@@ -27,9 +27,9 @@ MODES: tuple[Mode, ...] = ("greedy", "exact-kinds", "exact")
 
 
 def both(
-    backend: Backend, envelope: DecisionEnvelope, mode: Mode, prompt: list[list[int]], look: Look | None = None
+    backend: Backend, envelope: DecisionEnvelope, mode: Mode, prompt: list[list[int]], look: CaseView | None = None
 ) -> tuple[Decoded, Slow]:
-    planner = Planner(backend)
+    planner = GrammarCompiler(backend)
     backend.begin([])
     decoded = decode(
         backend,
@@ -136,6 +136,6 @@ class Recording:
                 self._seen.setdefault(key, logits[row.outputs - 1 - back])
         return found
 
-    def seen(self, prompt: list[list[int]]) -> Look:
+    def seen(self, prompt: list[list[int]]) -> CaseView:
         before = [token for section in prompt for token in section]
         return lambda written: log_probabilities(self._seen[*before, *written])

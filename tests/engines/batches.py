@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
-from sds.engines.scheduler import Batcher, Pending
+from sds.engines.scheduler import Request, Scheduler
 from sds.models.protocol import Row
 from tests.engines.hashing import HashBackend, Logits, writing
 
@@ -21,7 +21,7 @@ def make(sections: list[list[int]], length: int, forks: int = 0) -> Make:
     return partial(writing, sections=sections, length=length, forks=forks)
 
 
-def start(batcher: Batcher, sections: list[list[int]], length: int = 3, forks: int = 0) -> Pending[tuple[int, ...]]:
+def start(batcher: Scheduler, sections: list[list[int]], length: int = 3, forks: int = 0) -> Request[tuple[int, ...]]:
     return batcher.start(make(sections, length, forks), sections, FAR)
 
 
@@ -44,7 +44,7 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def held_up(backend: HashBackend, batcher: Batcher, case: int = 0, length: int = 4) -> Pending[tuple[int, ...]]:
+def held_up(backend: HashBackend, batcher: Scheduler, case: int = 0, length: int = 4) -> Request[tuple[int, ...]]:
     """Start one and hold its first pass up, so that what is started next waits."""
     backend.gate.clear()
     first = start(batcher, [CONTRACTS[0], [case]], length)

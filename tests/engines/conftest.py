@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sds.engines.protocol import Engine
-from sds.engines.scheduler import Batcher
+from sds.engines.scheduler import Scheduler
 from sds.kernel.flow.answer import Answer
 from sds.pipeline import Stream
 from tests.engines.hashing import HashBackend
@@ -53,11 +53,11 @@ def tiny_gguf(tiny_path: Callable[[int], Path]) -> Path:
 
 
 @pytest.fixture
-def batching() -> Iterator[Callable[..., Batcher]]:
-    batchers: list[Batcher] = []
+def batching() -> Iterator[Callable[..., Scheduler]]:
+    batchers: list[Scheduler] = []
 
-    def open_one(backend: HashBackend, **options: Any) -> Batcher:
-        batchers.append(Batcher(backend, now_ms=options.pop("now_ms", lambda: 0), words=threading.Lock(), **options))
+    def open_one(backend: HashBackend, **options: Any) -> Scheduler:
+        batchers.append(Scheduler(backend, now_ms=options.pop("now_ms", lambda: 0), words=threading.Lock(), **options))
         return batchers[-1]
 
     yield open_one

@@ -22,7 +22,7 @@ class HashBackend:
     """
 
     name, fingerprint = "hash", "0" * 64
-    vocab_size, context_tokens_max, ahead_tokens_max = VOCAB, 4096, 0
+    vocab_size, context_tokens_max, lookahead_tokens_max = VOCAB, 4096, 0
 
     def __init__(
         self, slots: int, *, pass_tokens_max: int = 512, wear_max: int = 1 << 30, rows_may_be_cut: bool = True
@@ -45,7 +45,7 @@ class HashBackend:
         self._sections: dict[int, list[tuple[int, ...]]] = {}
         self.forks_open = 0
 
-    def keeps(self, sections: Sequence[Sequence[int]]) -> bool:
+    def is_cached(self, sections: Sequence[Sequence[int]]) -> bool:
         wanted = [tuple(section) for section in sections]
         return any(shared_sections(wanted, own) == len(wanted) for own in self._sections.values())
 
@@ -77,7 +77,7 @@ class HashBackend:
         return np.stack([hashed(text[:end]) for end in ends]) if row.outputs else np.empty((0, VOCAB), np.float32)
 
     @property
-    def worn(self) -> bool:
+    def fragmented(self) -> bool:
         return self._read >= self._wear_max
 
     def rest(self) -> None:

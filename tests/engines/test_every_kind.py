@@ -16,7 +16,7 @@ from sds.decoding.errors import DEADLINE_EXCEEDED
 from sds.engines.config import EngineSpec, Kind, open_engine_of
 from sds.engines.native import NativeEngine
 from sds.engines.protocol import Engine
-from sds.grammars.tokens.matcher import Walk
+from sds.grammars.tokens.matcher import TokenMatcher
 from sds.kernel.errors import ModelError
 from sds.kernel.flow.answer import Answer
 from sds.models.text.outlines import Guard, OutlinesWriter
@@ -84,7 +84,7 @@ def test_a_local_engine_whose_mask_is_dead_does_not_open(
 ) -> None:
     closed = closings(monkeypatch)
     if kind == "native":
-        monkeypatch.setattr(Walk, "take", lambda _walk, _token: None)
+        monkeypatch.setattr(TokenMatcher, "take", lambda _walk, _token: None)
     else:
         monkeypatch.setattr(OutlinesWriter, "_compiled", lambda _self, _grammar: Idle())
     with pytest.raises(ModelError) as refused:
@@ -95,7 +95,7 @@ def test_a_local_engine_whose_mask_is_dead_does_not_open(
 
 def closings(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Return a list that grows by each model that is closed."""
-    from sds.models.cache.prefix_caching import SeatedBackend
+    from sds.models.cache.prefix_caching import PrefixCachingBackend
     from sds.models.llamacpp.backend import LlamaBackend
     from sds.models.text.outlines_llamacpp import DrivenLlama
 
@@ -108,7 +108,7 @@ def closings(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
         return close
 
-    for owner in (LlamaBackend, SeatedBackend, DrivenLlama):
+    for owner in (LlamaBackend, PrefixCachingBackend, DrivenLlama):
         monkeypatch.setattr(owner, "close", counted(owner.close))
     return closed
 
@@ -174,7 +174,9 @@ def test_a_mask_that_raises_while_a_local_model_decides_escalates(
         calls[0] += 1
         raise ZeroDivisionError("broken")
 
-    owner, name, reason = (Walk, "fork", "MASK_FAILED") if kind == "native" else (Guard, "_masked", "BACKEND_FAILED")
+    owner, name, reason = (
+        (TokenMatcher, "fork", "MASK_FAILED") if kind == "native" else (Guard, "_masked", "BACKEND_FAILED")
+    )
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, broken)
         answer = decide(world, engine, "C1")

@@ -19,7 +19,7 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import DecisionEnvelope, meet
 from sds.models.catalog.catalog import embedded_model
 from sds.models.catalog.inspect import Inspected, inspect_model
-from sds.models.tokenizer.tokenizer import Words
+from sds.models.tokenizer.tokenizer import Tokenizer
 from tests.hostile import Vocabulary, tiny_checkpoint
 from tests.scale import scale, seeded
 from tests.small_models import sentencepiece_gguf
@@ -208,9 +208,9 @@ def test_turns_marked_by_plain_text_are_told(tmp_path: Path, vocabulary: Vocabul
 class Twisted:
     """The words of a real model, but for one thing."""
 
-    real: Words
-    encode_as: Callable[[Words, bytes], list[int]]
-    spell_as: Callable[[Words, int], bytes]
+    real: Tokenizer
+    encode_as: Callable[[Tokenizer, bytes], list[int]]
+    spell_as: Callable[[Tokenizer, int], bytes]
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.real, name)
@@ -225,8 +225,8 @@ class Twisted:
 def twisted(
     model: Inspected,
     *,
-    encode: Callable[[Words, bytes], list[int]] = lambda real, text: real.encode(text, special=False),
-    spell: Callable[[Words, int], bytes] = lambda real, token: real.spelling(token),
+    encode: Callable[[Tokenizer, bytes], list[int]] = lambda real, text: real.encode(text, special=False),
+    spell: Callable[[Tokenizer, int], bytes] = lambda real, token: real.spelling(token),
 ) -> Question:
     return question(Inspected(model.card, Twisted(model.words, encode, spell)))  # type: ignore[arg-type]
 
@@ -245,7 +245,7 @@ def test_a_vocabulary_that_loses_text_is_a_no() -> None:
 
 
 def test_a_vocabulary_that_raises_is_a_no_and_never_an_error() -> None:
-    def broken(real: Words, token: int) -> bytes:
+    def broken(real: Tokenizer, token: int) -> bytes:
         raise ZeroDivisionError("not\nmine")
 
     with inspect_model(embedded_model()) as model:

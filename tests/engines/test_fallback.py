@@ -12,7 +12,7 @@ import pytest
 from sds.engines.fallback import COOL_DOWN_MS_MAX, LINKS_MAX, FallbackEngine, Link
 from sds.engines.native import NativeEngine
 from sds.engines.protocol import Engine
-from sds.engines.text import WrittenEngine
+from sds.engines.text import TextEngine
 from sds.gate import Gate
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import LanguageError, ModelError, UsageError
@@ -275,7 +275,7 @@ def test_a_chain_has_a_limit(still: World) -> None:
 def served(server_url: str, *, timeout_ms: int) -> Link:
     def open_it() -> Engine:
         writer = RemoteWriter("llama-server", url=server_url, model="tiny")
-        return WrittenEngine("box", writer, nonce=lambda: NONCE, now_ms=running_ms, proof_timeout_ms=timeout_ms)
+        return TextEngine("box", writer, nonce=lambda: NONCE, now_ms=running_ms, proof_timeout_ms=timeout_ms)
 
     return Link("box", open_it, timeout_ms, 300)
 
@@ -308,7 +308,7 @@ def test_a_hanging_server_leaves_the_local_model_the_time_to_answer(
 ) -> None:
     local = NativeEngine(tiny, now_ms=running_ms)
     with misbehaving(hang) as (url, _), monkeypatch.context() as patch:
-        patch.setattr(WrittenEngine, "prove", lambda _self, _deadline_ms: None)  # it hangs only later
+        patch.setattr(TextEngine, "prove", lambda _self, _deadline_ms: None)  # it hangs only later
         links = [served(url, timeout_ms=400), Link("here", opens(local), 9_000, 300)]
         engine = FallbackEngine(links, now_ms=running_ms)
         with Gate(
@@ -339,7 +339,7 @@ def test_a_chain_all_of_whose_links_fail_escalates_within_the_deadline(
         return run(rows)
 
     with misbehaving(hang) as (url, asked), monkeypatch.context() as patch:
-        patch.setattr(WrittenEngine, "prove", lambda _self, _deadline_ms: None)  # they fail only later
+        patch.setattr(TextEngine, "prove", lambda _self, _deadline_ms: None)  # they fail only later
         patch.setattr(tiny, "run", slow)
         links = [served(url, timeout_ms=300), served(f"http://127.0.0.1:{free_port()}/v1", timeout_ms=200)]
         engine = FallbackEngine([*links, Link("here", opens(local), 400, 300)], now_ms=running_ms)
@@ -372,7 +372,7 @@ def test_a_server_that_comes_back_unconstrained_is_not_asked(still: World) -> No
     last = Scripted("last")
     with misbehaving(answer) as (url, requests):
         writer = RemoteWriter("llama-server", url=url, model="m")
-        box = WrittenEngine("box", writer, nonce=lambda: NONCE, now_ms=still.clock)
+        box = TextEngine("box", writer, nonce=lambda: NONCE, now_ms=still.clock)
         engine = FallbackEngine(
             [Link("box", opens(box), 8_000, 1_000), Link("last", opens(last), 8_000, 1_000)], now_ms=still.clock
         )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sds.engines.text import WrittenEngine, grammar_of
+from sds.engines.text import TextEngine, grammar_of
 from sds.grammars.language import language
 from sds.kernel.envelope.envelope import envelope_of
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
@@ -103,7 +103,7 @@ def test_it_decides_through_the_kernel_and_the_record_names_it(
     opened_writer: Open, world: World, library: str, processing: Processing
 ) -> None:
     writer = opened_writer(library, processing)
-    engine = WrittenEngine("outlines", writer, nonce=lambda: NONCE, now_ms=running_ms)
+    engine = TextEngine("outlines", writer, nonce=lambda: NONCE, now_ms=running_ms)
     answer = decide(world, engine)
     assert answer.outcome in ("ACCEPTED", "ESCALATED")
     (model,) = world.column("SELECT model FROM policy_proposals WHERE dfid = ?", answer.dfid)
@@ -228,7 +228,7 @@ def test_a_mask_that_permits_everything_is_refused_at_the_start(
     writer = opened_writer(library, "llguidance")
     monkeypatch.setattr(writer, "_compiled", lambda _grammar: Idle())
     with pytest.raises(ModelError, match="the engine `outlines` does not constrain its model") as refused:
-        WrittenEngine("outlines", writer, nonce=lambda: NONCE, now_ms=running_ms)
+        TextEngine("outlines", writer, nonce=lambda: NONCE, now_ms=running_ms)
     assert "MASK_FAILED" == refused.value.reason_code
 
 
@@ -331,7 +331,7 @@ def test_a_package_that_is_missing_is_one_line_with_its_mend(
 
 
 def test_a_single_possible_sentence_is_not_asked_for(world: World, writer: OutlinesWriter) -> None:
-    engine = WrittenEngine("outlines", writer, nonce=lambda: NONCE, now_ms=running_ms)
+    engine = TextEngine("outlines", writer, nonce=lambda: NONCE, now_ms=running_ms)
     world.tickets.put("T1")
     packet = replace(world.packet(), envelope=envelope_of([]))
     data, decoding = engine.propose(packet, tokens_max=4096)

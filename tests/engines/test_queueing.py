@@ -13,8 +13,8 @@ import pytest
 
 from sds.engines.fallback import FallbackEngine, Link
 from sds.engines.native import NativeEngine
-from sds.engines.queueing import Lending, NoTurnError, after_waiting
-from sds.engines.scheduler import Batcher
+from sds.engines.queueing import FairPool, QueueTimeoutError, after_waiting
+from sds.engines.scheduler import Scheduler
 from sds.kernel.errors import ModelError
 from sds.models.llamacpp.backend import LlamaBackend
 from tests.engines.batches import CONTRACTS, make
@@ -29,7 +29,7 @@ LATE = "DEADLINE_EXCEEDED"
 def test_a_chain_asks_an_engine_again_that_had_no_turn_for_one_decision(world: World) -> None:
     first, last = Scripted("first"), Scripted("last")
     engine, logged = chain(world, first, last)
-    first.failure = NoTurnError("busy")
+    first.failure = QueueTimeoutError("busy")
     packet = world.kernel.preview(world.event("C1"))
     assert "last" == answered(engine, packet)
     first.failure = None
@@ -45,14 +45,14 @@ def test_an_engine_that_has_no_turn_for_its_probe_stays_down(tmp_path: Path) -> 
     first.failure = ModelError("gone")
     assert "last" == answered(engine, packet)
     still.clock.advance(1_000)
-    first.failure = NoTurnError("it hangs")
+    first.failure = QueueTimeoutError("it hangs")
     assert "last" == answered(engine, packet)
     assert ["engine.down", "engine.down"] == [event for event, _ in logged]
     still.close()
 
 
 def test_who_comes_back_at_once_goes_behind_whoever_waits() -> None:
-    line, served = Lending("only"), list[str]()
+    line, served = FairPool("only"), list[str]()
 
     def asks() -> None:
         with line.lent(10.0, "late"):
@@ -71,7 +71,7 @@ def test_who_comes_back_at_once_goes_behind_whoever_waits() -> None:
 
 def test_two_things_are_never_lent_to_more_than_two_and_none_is_lost() -> None:
     """Some have no time to wait: what comes to them at the last moment goes on."""
-    line, most, now, lock = Lending("a", "b"), list[int](), set[str](), threading.Lock()
+    line, most, now, lock = FairPool("a", "b"), list[int](), set[str](), threading.Lock()
 
     def asks(wait_s: float) -> bool:
         try:
@@ -83,7 +83,7 @@ def test_two_things_are_never_lent_to_more_than_two_and_none_is_lost() -> None:
                 time.sleep(0.0002)
                 with lock:
                     now.remove(thing)
-        except NoTurnError:
+        except QueueTimeoutError:
             return False
         return True
 
@@ -96,7 +96,7 @@ def test_two_things_are_never_lent_to_more_than_two_and_none_is_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("turn_ms", "kind"), [(0, ModelError), (50, ModelError), (51, NoTurnError), (120, NoTurnError)]
+    ("turn_ms", "kind"), [(0, ModelError), (50, ModelError), (51, QueueTimeoutError), (120, QueueTimeoutError)]
 )
 def test_late_after_a_turn_is_load_only_where_most_of_the_time_was_waited_away(
     turn_ms: int, kind: type[ModelError]
@@ -116,13 +116,13 @@ def test_a_model_that_is_not_free_in_time_is_not_waited_for(world: World, tiny: 
     local = NativeEngine(tiny, now_ms=running_ms)
     engine = FallbackEngine([Link("here", opens(local), 5_000, 60_000)], now_ms=running_ms)
     packet = world.kernel.preview(world.event("C1"))
-    with local._turns.decision(), pytest.raises(NoTurnError, match="not free in time") as found:
+    with local._turns.decision(), pytest.raises(QueueTimeoutError, match="not free in time") as found:
         engine.propose(replace(packet, expires_at_ms=running_ms() + 50), tokens_max=1024)
     assert LATE == found.value.reason_code
     assert local.model == answered(engine, packet)
 
 
-def test_in_a_batch_only_who_had_a_slot_in_time_is_the_engines_failure(batching: Callable[..., Batcher]) -> None:
+def test_in_a_batch_only_who_had_a_slot_in_time_is_the_engines_failure(batching: Callable[..., Scheduler]) -> None:
     backend, clock = HashBackend(1), [0]
     batcher = batching(backend, now_ms=lambda: clock[0])
     backend.gate.clear()
@@ -136,11 +136,11 @@ def test_in_a_batch_only_who_had_a_slot_in_time_is_the_engines_failure(batching:
         with pytest.raises(ModelError, match="7 ms past its deadline") as raised:
             pending.result()
         found.append((type(raised.value), raised.value.reason_code))
-    assert [(ModelError, LATE), (NoTurnError, LATE)] == found
+    assert [(ModelError, LATE), (QueueTimeoutError, LATE)] == found
 
 
 def test_that_of_which_most_are_free_is_lent_and_of_equals_the_last_that_came_back() -> None:
-    lending = Lending(*("a", "b") * 2)
+    lending = FairPool(*("a", "b") * 2)
     with lending.lent(0, "late") as first:
         with lending.lent(0, "late") as second, lending.lent(0, "late"), lending.lent(0, "late"):
             assert lending.all_lent

@@ -17,7 +17,7 @@ from sds.engines import native
 from sds.engines.factory import open_engine, open_parallel, open_replicas
 from sds.engines.native import SLOTS_EXACT_MAX, NativeEngine
 from sds.engines.protocol import Explains
-from sds.engines.queueing import NoTurnError
+from sds.engines.queueing import QueueTimeoutError
 from sds.engines.replicas import Replicas
 from sds.kernel.errors import ModelError, UsageError
 from sds.models.int8 import library as integer_library
@@ -101,7 +101,7 @@ def test_counting_tokens_and_closing_wait_for_a_busy_model_only_so_long(
     monkeypatch.setattr(native, "CLOSE_S_MAX", 0.02)
     alone = open_engine(tiny_path(1), now_ms=running_ms)
     with alone._turns.decision():
-        with pytest.raises(NoTurnError, match="the model was not free in time"):
+        with pytest.raises(QueueTimeoutError, match="the model was not free in time"):
             alone.count_tokens("x")
         alone.close()
     alone._backend.close()
@@ -137,13 +137,13 @@ def test_a_packet_that_expires_while_all_are_busy_is_not_decided(world: World, e
     (packet,) = packets(world, 1)
     started, go_on = threading.Barrier(REPLICAS + 1), threading.Event()
 
-    def keeps(_: int) -> None:
+    def is_cached(_: int) -> None:
         with engine._one(10.0):
             started.wait(10.0)
             assert go_on.wait(10.0)
 
     with ThreadPoolExecutor(REPLICAS) as pool:
-        busy = pool.map(keeps, range(REPLICAS))
+        busy = pool.map(is_cached, range(REPLICAS))
         started.wait(10.0)
         with pytest.raises(ModelError, match="no engine was free in time") as caught:
             engine.propose(replace(packet, expires_at_ms=running_ms() + 50), tokens_max=TOKENS)

@@ -19,9 +19,9 @@ from sds.benchmarks.lib.packets import real_packets
 from sds.decoding.decoder import ACTION_CHOICE
 from sds.engines.native import NativeEngine
 from sds.engines.protocol import Engine
-from sds.engines.text import WrittenEngine
+from sds.engines.text import TextEngine
 from sds.grammars.language import language
-from sds.grammars.tokens.compiler import Planner
+from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.models.llamacpp.backend import LlamaBackend
@@ -87,7 +87,7 @@ def decided(engine: NativeEngine, backend: LlamaBackend, packet: DecisionPacket)
     assert isinstance(shares, dict)
     assert len(shares) == len({label[0] for label in shares}), "one token tells the actions apart"
     prompt = [token for section in prompt_sections(backend, *packet.texts) for token in section]
-    walk = Planner(backend).walk(packet.envelope, packet.snapshot.id)
+    walk = GrammarCompiler(backend).walk(packet.envelope, packet.snapshot.id)
     start = walk.forced()
     logp = looking(backend, [prompt, *([token] for token in start)])([])
     fork = walk.fork()
@@ -136,7 +136,7 @@ def assert_same(ours: list[Ours], engine: Engine, backend: LlamaBackend, *, forc
 def test_outlines_over_llama_cpp_decides_as_ours_does(ours: list[Ours], native: LlamaBackend, own_gguf: Path) -> None:
     writer = OutlinesWriter(drive_llamacpp(own_gguf, threads=TINY_THREADS), "llguidance")
     assert_same(
-        ours, WrittenEngine("outlines", writer, nonce=lambda: NONCE, now_ms=running_ms), native, forced_as_usual=True
+        ours, TextEngine("outlines", writer, nonce=lambda: NONCE, now_ms=running_ms), native, forced_as_usual=True
     )
 
 
@@ -149,7 +149,7 @@ def test_a_real_llama_cpp_server_decides_as_ours_does(
     try:
         writer = RemoteWriter("llama-server", url=server.url, model="own")
         assert_same(
-            ours, WrittenEngine("served", writer, nonce=lambda: NONCE, now_ms=running_ms), native, forced_as_usual=False
+            ours, TextEngine("served", writer, nonce=lambda: NONCE, now_ms=running_ms), native, forced_as_usual=False
         )
     finally:
         server.kill()

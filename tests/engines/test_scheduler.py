@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from sds.engines.request import Running
-from sds.engines.scheduler import LEFT_OUT_MAX, Batcher
+from sds.engines.scheduler import LEFT_OUT_MAX, Scheduler
 from sds.models.protocol import Row
 from tests.engines.batches import CONTRACTS, FAR, alone, held_up, make, start
 from tests.engines.hashing import HashBackend, Logits
 from tests.scale import scale, seeded
 
 
-def test_sixteen_threads_get_what_each_would_get_alone(batching: Callable[..., Batcher]) -> None:
+def test_sixteen_threads_get_what_each_would_get_alone(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(4)
     batcher = batching(backend)
     cases = [([CONTRACTS[n % 3], [n % 17, 7]], 2 + n % 5, n % 4) for n in range(scale(64, 640))]
@@ -28,7 +28,7 @@ def test_sixteen_threads_get_what_each_would_get_alone(batching: Callable[..., B
     assert 0 == backend.forks_open
 
 
-def test_those_who_want_a_pass_at_the_same_time_share_it(batching: Callable[..., Batcher]) -> None:
+def test_those_who_want_a_pass_at_the_same_time_share_it(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(4)
     batcher = batching(backend)
     waiting = [held_up(backend, batcher), *(start(batcher, [CONTRACTS[0], [n]], 4) for n in (1, 2, 3))]
@@ -38,7 +38,7 @@ def test_those_who_want_a_pass_at_the_same_time_share_it(batching: Callable[...,
     assert [(1, 1), (1, 4), (1, 4), (1, 4)] == waiting[0].rows
 
 
-def test_one_that_ends_frees_its_slot_for_the_next_pass(batching: Callable[..., Batcher]) -> None:
+def test_one_that_ends_frees_its_slot_for_the_next_pass(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(2)
     batcher = batching(backend)
     waiting = [held_up(backend, batcher, length=2), *(start(batcher, [CONTRACTS[0], [n]], 2) for n in (1, 2))]
@@ -48,7 +48,7 @@ def test_one_that_ends_frees_its_slot_for_the_next_pass(batching: Callable[..., 
     assert [[0], [0, 1], [0, 1], [0]] == [sorted(row.slot for row in rows) for rows in backend.passes]
 
 
-def test_a_stream_of_newcomers_delays_nobody_who_has_begun(batching: Callable[..., Batcher]) -> None:
+def test_a_stream_of_newcomers_delays_nobody_who_has_begun(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(3, pass_tokens_max=8)
     batcher = batching(backend)
     first = held_up(backend, batcher, length=12)
@@ -63,7 +63,7 @@ def test_a_stream_of_newcomers_delays_nobody_who_has_begun(batching: Callable[..
 
 @pytest.mark.parametrize("rows_may_be_cut", [True, False])
 def test_nobody_is_left_out_of_more_passes_than_the_limit_and_one_for_each_slot(
-    rows_may_be_cut: bool, batching: Callable[..., Batcher]
+    rows_may_be_cut: bool, batching: Callable[..., Scheduler]
 ) -> None:
     rng = seeded(3)
     backend = HashBackend(6, pass_tokens_max=9, rows_may_be_cut=rows_may_be_cut)
@@ -91,7 +91,7 @@ def test_a_newcomer_comes_in_beside_those_who_fill_every_pass_for_ever(
     slots: int, room: int, begun: int, newcomer: int, may_be_cut: bool
 ) -> None:
     backend: Any = HashBackend(slots, pass_tokens_max=room, rows_may_be_cut=may_be_cut)
-    batcher = object.__new__(Batcher)
+    batcher = object.__new__(Scheduler)
     batcher._backend = backend
     none: Any = None
     batcher._running = [Running(none, n, none, [Row(n, [1] * begun)], begun=True) for n in range(slots - 1)]
@@ -109,7 +109,7 @@ def test_a_newcomer_comes_in_beside_those_who_fill_every_pass_for_ever(
     pytest.fail("it never came in")
 
 
-def test_a_pass_holds_no_more_tokens_than_the_backend_takes(batching: Callable[..., Batcher]) -> None:
+def test_a_pass_holds_no_more_tokens_than_the_backend_takes(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(4, pass_tokens_max=10)
     batcher = batching(backend)
     waiting = [held_up(backend, batcher), *(start(batcher, [CONTRACTS[0], [n] * 6], 3, 4) for n in range(8))]
@@ -119,7 +119,7 @@ def test_a_pass_holds_no_more_tokens_than_the_backend_takes(batching: Callable[.
     assert 10 >= max(sum(len(row.tokens) for row in rows) for rows in backend.passes) > 6
 
 
-def test_a_newcomers_row_is_cut_to_what_those_under_way_leave_of_a_pass(batching: Callable[..., Batcher]) -> None:
+def test_a_newcomers_row_is_cut_to_what_those_under_way_leave_of_a_pass(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(2, pass_tokens_max=8)
     batcher = batching(backend)
     first = held_up(backend, batcher, length=5)
@@ -131,7 +131,7 @@ def test_a_newcomers_row_is_cut_to_what_those_under_way_leave_of_a_pass(batching
 
 
 def test_rows_are_cut_only_where_they_are_longer_than_a_pass_if_the_backend_fills_none(
-    batching: Callable[..., Batcher],
+    batching: Callable[..., Scheduler],
 ) -> None:
     """Where a row is cut then depends on itself alone, whatever company it has."""
     backend = HashBackend(4, pass_tokens_max=8, rows_may_be_cut=False)
@@ -149,7 +149,7 @@ def test_rows_are_cut_only_where_they_are_longer_than_a_pass_if_the_backend_fill
     assert max(len(rows) for rows in backend.passes) > 1
 
 
-def test_one_who_waits_for_the_rest_of_a_row_goes_before_other_newcomers(batching: Callable[..., Batcher]) -> None:
+def test_one_who_waits_for_the_rest_of_a_row_goes_before_other_newcomers(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(3, pass_tokens_max=8)
     batcher = batching(backend)
     waiting = [held_up(backend, batcher, length=1), *(start(batcher, [CONTRACTS[0], [n] * 12], 1) for n in (1, 2))]
@@ -160,7 +160,7 @@ def test_one_who_waits_for_the_rest_of_a_row_goes_before_other_newcomers(batchin
 
 
 @pytest.mark.parametrize("outputs", range(7))
-def test_a_row_that_was_cut_has_the_outputs_of_the_whole(batching: Callable[..., Batcher], outputs: int) -> None:
+def test_a_row_that_was_cut_has_the_outputs_of_the_whole(batching: Callable[..., Scheduler], outputs: int) -> None:
     rows = [([1, 2, 3, 4, 5, 6], outputs), ([7, 8, 9], 3)]
 
     def reads(backend: HashBackend, slot: int) -> Generator[list[Row], list[Logits], list[Logits]]:
@@ -178,7 +178,7 @@ def test_a_row_that_was_cut_has_the_outputs_of_the_whole(batching: Callable[...,
 
 
 def test_a_worn_backend_rests_when_all_under_way_have_ended_and_before_the_next(
-    batching: Callable[..., Batcher],
+    batching: Callable[..., Scheduler],
 ) -> None:
     rng = seeded(31)
     backend = HashBackend(4, pass_tokens_max=12, wear_max=60)
@@ -193,7 +193,7 @@ def test_a_worn_backend_rests_when_all_under_way_have_ended_and_before_the_next(
     assert 0 == sum(pending.restarts for pending in waiting)
 
 
-def test_first_come_first_served(batching: Callable[..., Batcher]) -> None:
+def test_first_come_first_served(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(1)
     batcher = batching(backend)
     waiting = [held_up(backend, batcher, length=1), *(start(batcher, [CONTRACTS[n % 3], [n]], 1) for n in range(1, 9))]
@@ -204,7 +204,7 @@ def test_first_come_first_served(batching: Callable[..., Batcher]) -> None:
 
 
 def test_a_newcomer_gets_the_slot_that_holds_its_sections_and_else_the_one_least_recently_used(
-    batching: Callable[..., Batcher],
+    batching: Callable[..., Scheduler],
 ) -> None:
     backend = HashBackend(2)
     batcher = batching(backend)
@@ -215,7 +215,7 @@ def test_a_newcomer_gets_the_slot_that_holds_its_sections_and_else_the_one_least
     assert [0, 0, 1, 1, 1, 1, 0, 1, 0] == [kept for _, kept, _ in backend.begun]
 
 
-def test_a_decision_that_asks_no_model_leaves_a_slot_as_it_was(batching: Callable[..., Batcher]) -> None:
+def test_a_decision_that_asks_no_model_leaves_a_slot_as_it_was(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(2)
     batcher = batching(backend)
     for contract in (0, 1):
@@ -230,7 +230,7 @@ def settled(_: object, slot: int) -> Generator[list[Row], list[Logits], tuple[in
     return (7,)
 
 
-def test_after_a_failed_pass_shared_sections_are_read_again_by_one(batching: Callable[..., Batcher]) -> None:
+def test_after_a_failed_pass_shared_sections_are_read_again_by_one(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(4)
     batcher = batching(backend)
     backend.fails_at = {0}
@@ -243,7 +243,7 @@ def test_after_a_failed_pass_shared_sections_are_read_again_by_one(batching: Cal
     assert [1, 1, 2] == [len(rows) for rows in backend.passes[:3]]
 
 
-def test_of_those_whose_sections_must_be_read_one_joins_between_two_passes(batching: Callable[..., Batcher]) -> None:
+def test_of_those_whose_sections_must_be_read_one_joins_between_two_passes(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(8)
     batcher = batching(backend)
     waiting = [held_up(backend, batcher, length=9)]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 import numpy as np
 import pytest
 
-from sds.engines.scheduler import RESTARTS_MAX, Batcher, Pending
+from sds.engines.scheduler import RESTARTS_MAX, Request, Scheduler
 from sds.kernel.errors import LanguageError, ModelError
 from sds.models.protocol import BackendError, Row
 from tests.engines.batches import CONTRACTS, FAR, alone, held_up, make, start, until
@@ -18,7 +18,7 @@ from tests.hostile import Panic
 from tests.scale import scale, seeded
 
 
-def test_a_full_queue_refuses_and_has_room_again_when_somebody_gives_up(batching: Callable[..., Batcher]) -> None:
+def test_a_full_queue_refuses_and_has_room_again_when_somebody_gives_up(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(1)
     batcher = batching(backend, queue_max=2)
     waiting = [held_up(backend, batcher), *(start(batcher, [CONTRACTS[0], [n]]) for n in (1, 2))]
@@ -33,7 +33,7 @@ def test_a_full_queue_refuses_and_has_room_again_when_somebody_gives_up(batching
     ]
 
 
-def test_a_late_one_ends_and_the_others_go_on(batching: Callable[..., Batcher]) -> None:
+def test_a_late_one_ends_and_the_others_go_on(batching: Callable[..., Scheduler]) -> None:
     backend, clock = HashBackend(2), [0]
     batcher = batching(backend, now_ms=lambda: clock[0])
     backend.gate.clear()
@@ -51,7 +51,7 @@ def test_a_late_one_ends_and_the_others_go_on(batching: Callable[..., Batcher]) 
     until(lambda: not batcher._running)
 
 
-def test_what_is_done_after_its_deadline_is_not_done(batching: Callable[..., Batcher]) -> None:
+def test_what_is_done_after_its_deadline_is_not_done(batching: Callable[..., Scheduler]) -> None:
     backend, clock = HashBackend(1), [0]
     batcher = batching(backend, now_ms=lambda: clock[0])
     backend.gate.clear()
@@ -64,7 +64,7 @@ def test_what_is_done_after_its_deadline_is_not_done(batching: Callable[..., Bat
         late.result()
 
 
-def test_no_caller_waits_for_the_end_of_a_pass_that_outlasts_its_deadline(batching: Callable[..., Batcher]) -> None:
+def test_no_caller_waits_for_the_end_of_a_pass_that_outlasts_its_deadline(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(1)
     batcher = batching(backend, now_ms=lambda: int(time.monotonic() * 1000))
     backend.gate.clear()
@@ -73,7 +73,7 @@ def test_no_caller_waits_for_the_end_of_a_pass_that_outlasts_its_deadline(batchi
     assert not backend.gate.is_set()
 
 
-def test_cancelling_in_the_middle_frees_the_slot_and_drops_the_forks(batching: Callable[..., Batcher]) -> None:
+def test_cancelling_in_the_middle_frees_the_slot_and_drops_the_forks(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(1)
     batcher = batching(backend)
     ready = threading.Event()
@@ -99,7 +99,9 @@ def test_cancelling_in_the_middle_frees_the_slot_and_drops_the_forks(batching: C
     assert "CANCELLED" == found.value.reason_code
 
 
-def test_a_failed_pass_fails_those_who_rode_in_it_and_all_others_begin_again(batching: Callable[..., Batcher]) -> None:
+def test_a_failed_pass_fails_those_who_rode_in_it_and_all_others_begin_again(
+    batching: Callable[..., Scheduler],
+) -> None:
     backend = HashBackend(3, pass_tokens_max=4)
     batcher = batching(backend)
     backend.fails_at = {1}
@@ -114,7 +116,7 @@ def test_a_failed_pass_fails_those_who_rode_in_it_and_all_others_begin_again(bat
     assert 1 == others[1].restarts
 
 
-def test_nobody_goes_on_in_what_another_ones_failed_beginning_has_emptied(batching: Callable[..., Batcher]) -> None:
+def test_nobody_goes_on_in_what_another_ones_failed_beginning_has_emptied(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(2)
     batcher = batching(backend)
 
@@ -133,7 +135,7 @@ def test_nobody_goes_on_in_what_another_ones_failed_beginning_has_emptied(batchi
     assert 1 == other.restarts
 
 
-def test_beginning_again_has_a_limit(batching: Callable[..., Batcher]) -> None:
+def test_beginning_again_has_a_limit(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(2, pass_tokens_max=4)
     batcher = batching(backend)
 
@@ -156,7 +158,7 @@ def test_beginning_again_has_a_limit(batching: Callable[..., Batcher]) -> None:
     "error", [ModelError("no logits", reason_code="LOGITS_INVALID"), ValueError("a bug"), Panic("no `Exception`")]
 )
 def test_what_goes_wrong_in_one_decision_is_its_own(
-    batching: Callable[..., Batcher], at: str, error: BaseException
+    batching: Callable[..., Scheduler], at: str, error: BaseException
 ) -> None:
     backend = HashBackend(2)
     batcher = batching(backend)
@@ -198,10 +200,10 @@ class Slipping(HashBackend):
             raise BackendError("the cells could not be cut")
         super().rest()
 
-    def keeps(self, sections: Sequence[Sequence[int]]) -> bool:
+    def is_cached(self, sections: Sequence[Sequence[int]]) -> bool:
         if self._slip("keeps"):
             raise BackendError("nobody knows")
-        return super().keeps(sections)
+        return super().is_cached(sections)
 
     def run(self, rows: Sequence[Row]) -> list[Logits]:
         if self._slip("panic"):
@@ -220,7 +222,7 @@ class Slipping(HashBackend):
     ],
 )
 def test_one_slip_of_the_backend_costs_one_decision_at_most(
-    batching: Callable[..., Batcher], at: str, message: str
+    batching: Callable[..., Scheduler], at: str, message: str
 ) -> None:
     backend = Slipping(1, pass_tokens_max=4, wear_max=1 if at == "rest" else 1 << 30)
     batcher = batching(backend)
@@ -237,7 +239,7 @@ def test_one_slip_of_the_backend_costs_one_decision_at_most(
     assert [expected] * 2 == [start(batcher, sections).result() for _ in range(2)]
 
 
-def test_a_language_that_cannot_be_made_is_told_as_what_it_is(batching: Callable[..., Batcher]) -> None:
+def test_a_language_that_cannot_be_made_is_told_as_what_it_is(batching: Callable[..., Scheduler]) -> None:
     def broken(_: object, slot: int) -> Generator[list[Row], list[Logits], tuple[int, ...]]:
         raise LanguageError("too large")
 
@@ -245,7 +247,7 @@ def test_a_language_that_cannot_be_made_is_told_as_what_it_is(batching: Callable
         batching(HashBackend(1)).submit(broken, [[1]], FAR)
 
 
-def test_the_backends_words_are_a_decisions_own_except_during_a_pass(batching: Callable[..., Batcher]) -> None:
+def test_the_backends_words_are_a_decisions_own_except_during_a_pass(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(1)
     batcher = batching(backend)
     held: list[bool] = []
@@ -268,7 +270,7 @@ def test_the_backends_words_are_a_decisions_own_except_during_a_pass(batching: C
 
 
 def test_when_the_worker_dies_everybody_is_told(
-    batching: Callable[..., Batcher], monkeypatch: pytest.MonkeyPatch
+    batching: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = HashBackend(1)
     batcher = batching(backend)
@@ -287,7 +289,7 @@ def test_when_the_worker_dies_everybody_is_told(
 
 
 def test_closing_ends_all_and_closes_the_model_once_its_pass_is_over(
-    batching: Callable[..., Batcher], monkeypatch: pytest.MonkeyPatch
+    batching: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = HashBackend(1)
     batcher = batching(backend)
@@ -307,7 +309,7 @@ def test_closing_ends_all_and_closes_the_model_once_its_pass_is_over(
 
 
 def test_whoever_is_left_after_any_mix_of_cancels_and_failures_decides_as_if_alone(
-    batching: Callable[..., Batcher],
+    batching: Callable[..., Scheduler],
 ) -> None:
     rng = seeded(11)
     for _ in range(scale(20, 400)):
@@ -330,7 +332,7 @@ def test_whoever_is_left_after_any_mix_of_cancels_and_failures_decides_as_if_alo
             assert "BACKEND_FAILED" not in ended
 
 
-def outcome(case: tuple[list[list[int]], int, int], pending: Pending[tuple[int, ...]]) -> str:
+def outcome(case: tuple[list[list[int]], int, int], pending: Request[tuple[int, ...]]) -> str:
     try:
         return "as alone" if pending.result() == alone(*case) else "another"
     except ModelError as error:

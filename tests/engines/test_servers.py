@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.engines.text import END_TOKENS, WrittenEngine, grammar_of
+from sds.engines.text import END_TOKENS, TextEngine, grammar_of
 from sds.grammars import regex as emit_regex
 from sds.grammars.emit import gbnf as emit_gbnf
 from sds.grammars.emit import json_schema
@@ -36,15 +36,15 @@ GRACE_MS = 1500  # for a busy machine: the record's transaction, threads that wa
 REAL: tuple[tuple[Server, Form | None], ...] = (("llama-server", None), ("openai", "gbnf"))
 
 
-def engine_of(url: str, kind: Server = "llama-server", form: Form | None = None) -> WrittenEngine:
+def engine_of(url: str, kind: Server = "llama-server", form: Form | None = None) -> TextEngine:
     writer = RemoteWriter(kind, url=url, model="tiny", form=form)
-    return WrittenEngine("served", writer, nonce=lambda: NONCE, now_ms=running_ms)
+    return TextEngine("served", writer, nonce=lambda: NONCE, now_ms=running_ms)
 
 
-def unproved(url: str, monkeypatch: pytest.MonkeyPatch, kind: Server = "llama-server") -> WrittenEngine:
+def unproved(url: str, monkeypatch: pytest.MonkeyPatch, kind: Server = "llama-server") -> TextEngine:
     """Return an engine whose server was well when it was proved, and is not any more."""
     with monkeypatch.context() as patch:
-        patch.setattr(WrittenEngine, "prove", lambda _self, _deadline_ms: None)
+        patch.setattr(TextEngine, "prove", lambda _self, _deadline_ms: None)
         return engine_of(url, kind)
 
 
@@ -108,7 +108,7 @@ def test_no_two_proofs_are_the_same_request() -> None:
 
     with misbehaving(answer) as (url, requests):
         writer = RemoteWriter("llama-server", url=url, model="m")
-        engine = WrittenEngine("box", writer, nonce=lambda: next(left), now_ms=running_ms)
+        engine = TextEngine("box", writer, nonce=lambda: next(left), now_ms=running_ms)
         engine.prove(running_ms() + 20_000)
         assert [True, True] == [nonce.encode() in sent for nonce, sent in zip(nonces, requests, strict=True)]
 
@@ -176,7 +176,7 @@ def test_the_proof_leaves_room_for_a_model_that_spells_byte_by_byte() -> None:
     assert body_of(requests[0])["max_tokens"] == len(sentence) + END_TOKENS
 
 
-def timed(folder: Path, engine: WrittenEngine) -> tuple[float, tuple[str, str | None, str | None]]:
+def timed(folder: Path, engine: TextEngine) -> tuple[float, tuple[str, str | None, str | None]]:
     world = World(folder, terms=contract(("ttl_ms: 30000", f"ttl_ms: {DEADLINE_MS}")))
     world.clock = running_ms  # type: ignore[assignment]  # a clock that nobody moves
     world.kernel = world.open_kernel()

@@ -8,7 +8,7 @@ import pytest
 
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import load_contract
-from sds.kernel.decision.safeguards import Situation, envelope_in_force, safeguards_of
+from sds.kernel.decision.safeguards import EnvelopeInputs, envelope_in_force, safeguards_of
 from sds.kernel.envelope.bounds import Bound
 from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope
 from sds.kernel.envelope.state import Value
@@ -41,7 +41,9 @@ ALWAYS = {"DENY", "ESCALATE"}
 def envelope(spend_left: int | None = None, /, **changes: Value | None) -> DecisionEnvelope:
     named = {name.replace("_", ".", 1): value for name, value in changes.items()}
     fields = {path: value for path, value in {**ON_TIME, **named}.items() if value is not None}
-    now = Situation(fields, agent_active=True, in_effect=True, halted=False, spend_left=spend_left, context_whole=True)
+    now = EnvelopeInputs(
+        fields, agent_active=True, in_effect=True, halted=False, spend_left=spend_left, context_whole=True
+    )
     return envelope_in_force(RULES.envelope(fields), now, safeguards_of(CONTRACT))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from sds.cli.decisions import run as cli
 from sds.engines.protocol import Engine
-from sds.engines.queueing import NoTurnError
+from sds.engines.queueing import QueueTimeoutError
 from sds.gates.refund import gate
 from sds.gates.refund import run as refund
 from sds.gates.refund.gate import ensure_world, load_refund_contract, read_queue
@@ -228,7 +228,7 @@ class Late(Greedy):
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
         data, decoding = super().propose(packet, tokens_max=tokens_max)
         if self.asked % 2:
-            raise NoTurnError("another decision holds the engine")
+            raise QueueTimeoutError("another decision holds the engine")
         return data, decoding
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from sds.grammars.tokens.compiler import Fork, Planner, Walk
+from sds.grammars.tokens.compiler import ChoicePoint, GrammarCompiler, TokenMatcher
 from sds.kernel.envelope.bounds import bound
 from sds.kernel.envelope.envelope import DENY, KindBound, envelope_of
 from tests.grammars.tokenizers import Scraps, Tokens
@@ -17,7 +17,7 @@ NUMBER = re.compile(rb"-?[0-9.]+")
 
 
 def test_what_a_token_leaves_open_is_what_can_still_be_written(words: Tokens) -> None:
-    planner = Planner(words)
+    planner = GrammarCompiler(words)
     for envelope in FEW.values():
         for walk, fork, options in forks(planner.walk(envelope, CONTEXT_REF)):
             assert fork.finite
@@ -33,7 +33,7 @@ def is_option(data: bytes, start: int, label: str) -> bool:
     return data.startswith(label.encode(), start) and data[start + len(label) :][:1] in {b'"', b",", b"}"}
 
 
-def forks(walk: Walk) -> Iterator[tuple[Walk, Fork, set[str]]]:
+def forks(walk: TokenMatcher) -> Iterator[tuple[TokenMatcher, ChoicePoint, set[str]]]:
     """Yield every fork of a small language: the walk at it, and all labels that are open."""
     walk.forced()
     if walk.finished:
@@ -48,7 +48,7 @@ def forks(walk: Walk) -> Iterator[tuple[Walk, Fork, set[str]]]:
 
 def test_the_labels_narrow_until_one_is_left(words: Tokens) -> None:
     for envelope in FEW.values():
-        for walk, fork, _ in forks(Planner(words).walk(envelope, CONTEXT_REF)):
+        for walk, fork, _ in forks(GrammarCompiler(words).walk(envelope, CONTEXT_REF)):
             for token, labels in zip(fork.tokens.tolist(), fork.labels, strict=True):
                 copied = walk.copy()
                 copied.take(token)
@@ -63,7 +63,7 @@ def test_the_labels_narrow_until_one_is_left(words: Tokens) -> None:
 def test_the_alternatives_of_a_choice_are_all_its_options_and_none_begins_another(words: Tokens) -> None:
     for envelope in FEW.values():
         begun = dict[tuple[bytes, int], int]()
-        for walk, fork, labels in forks(Planner(words).walk(envelope, CONTEXT_REF)):
+        for walk, fork, labels in forks(GrammarCompiler(words).walk(envelope, CONTEXT_REF)):
             found = walk.alternatives()
             key = (walk.data[: fork.start].rstrip(b'":'), fork.start)  # a sign may be chosen with what stands before it
             assert bool(found) == (key not in begun), walk.data
@@ -85,7 +85,7 @@ def test_the_alternatives_of_a_choice_are_all_its_options_and_none_begins_anothe
 
 
 def test_a_wide_number_is_chosen_digit_by_digit(embedded: Tokens) -> None:
-    walk = Planner(embedded).walk(some(amount=bound(-5000, 25_000, scale=2)), CONTEXT_REF)
+    walk = GrammarCompiler(embedded).walk(some(amount=bound(-5000, 25_000, scale=2)), CONTEXT_REF)
     taken(walk, "PAY")
     fork = walk.fork()
     assert ("amount", False, len(walk.data)) == (fork.choice, fork.finite, fork.start)
@@ -98,7 +98,7 @@ def test_a_wide_number_is_chosen_digit_by_digit(embedded: Tokens) -> None:
 
 
 def test_towards_a_number_lead_the_tokens_that_write_it(words: Tokens) -> None:
-    planner, met = Planner(words), 0
+    planner, met = GrammarCompiler(words), 0
     for rng, envelope in pool(20261122, scale(150, 5000)):
         walk = planner.walk(envelope, CONTEXT_REF)
         walk.forced()
@@ -133,7 +133,7 @@ def test_towards_a_number_lead_the_tokens_that_write_it(words: Tokens) -> None:
 
 
 def test_a_whole_number_says_where_it_ends(embedded: Tokens) -> None:
-    walk = Planner(embedded).walk(some(amount=bound(1, 900)), CONTEXT_REF)
+    walk = GrammarCompiler(embedded).walk(some(amount=bound(1, 900)), CONTEXT_REF)
     taken(walk, "PAY")
     walk.take(embedded.tokenize(b"9", special=False)[0])
     assert {*((str(n),) for n in range(10)), ("",)} == set(walk.fork().labels)
@@ -145,7 +145,7 @@ def test_one_value_is_no_choice_where_tokens_part_over_what_comes_after_it() -> 
     assert only is not None
     assert signed is not None
     kinds = [KindBound(DENY, ("NO",)), KindBound("PAY", ("YES",), (("a", only), ("b", signed)))]
-    walk = Planner(Tokens(Scraps((',"b":-',), parts=False))).walk(envelope_of(kinds), "0" * 64)
+    walk = GrammarCompiler(Tokens(Scraps((',"b":-',), parts=False))).walk(envelope_of(kinds), "0" * 64)
     walk.forced()
     walk.take(ord("P"))
     walk.forced()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sds.benchmarks.peer.llguidance_tokenizer import llguidance_tokenizer
 from sds.grammars.language import language
-from sds.grammars.tokens.compiler import PLANS_MAX, Planner
+from sds.grammars.tokens.compiler import PLANS_MAX, GrammarCompiler
 from sds.grammars.tokens.selftest import follow
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, bound
 from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of, format_literal
@@ -47,13 +47,13 @@ def decisions(envelope: DecisionEnvelope) -> set[bytes]:
 
 @pytest.mark.parametrize("envelope", SMALL.values(), ids=SMALL)
 def test_every_decision_is_reached_in_one_way_and_nothing_else(words: Tokens, envelope: DecisionEnvelope) -> None:
-    ends = [*every_end(Planner(words).walk(envelope, CONTEXT_REF))]
+    ends = [*every_end(GrammarCompiler(words).walk(envelope, CONTEXT_REF))]
     assert sorted(decisions(envelope)) == sorted(walk.data for walk in ends)
     assert all(walk.data == b"".join(map(words.piece, walk.tokens)) for walk in ends)
 
 
 def test_no_walk_leaves_the_mask_and_every_walk_ends_in_the_language(words: Tokens) -> None:
-    planner, tokenizer = Planner(words), llguidance_tokenizer(words)
+    planner, tokenizer = GrammarCompiler(words), llguidance_tokenizer(words)
     for rng, envelope in pool(20260811, scale(60, 3000)):
         mask, walk = Mask(tokenizer, language(envelope, CONTEXT_REF)), planner.walk(envelope, CONTEXT_REF)
         told = 0
@@ -75,7 +75,7 @@ def test_no_walk_leaves_the_mask_and_every_walk_ends_in_the_language(words: Toke
 
 def test_what_the_mask_permits_besides_is_another_spelling_only(words: Tokens) -> None:
     """Leave the walk at a token that the mask alone permits, let the mask finish: a walk writes these bytes, too."""
-    planner, tokenizer = Planner(words), llguidance_tokenizer(words)
+    planner, tokenizer = GrammarCompiler(words), llguidance_tokenizer(words)
     left = 0
     for rng, envelope in pool(20260812, scale(40, 1000)):
         mask, walk = Mask(tokenizer, language(envelope, CONTEXT_REF)), planner.walk(envelope, CONTEXT_REF)
@@ -106,7 +106,7 @@ def test_the_tokens_are_those_the_tokenizer_makes_of_the_finished_text(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     words: Tokens = request.getfixturevalue(name)
-    planner = Planner(words)
+    planner = GrammarCompiler(words)
     for rng, envelope in pool(20260813, scale(200, 10_000), rationale=False):
         context_ref = f"{rng.getrandbits(256):064x}"
         walk = walked(planner.walk(envelope, context_ref), at_random(rng))
@@ -115,7 +115,7 @@ def test_the_tokens_are_those_the_tokenizer_makes_of_the_finished_text(
 
 
 def test_a_decision_that_the_tokenizer_would_spell_otherwise_is_not_canonical(words: Tokens) -> None:
-    planner = Planner(words)
+    planner = GrammarCompiler(words)
     found = Counter[bool]()
     for rng, envelope in pool(20260815, scale(50, 1000)):
         walk = walked(planner.walk(envelope, CONTEXT_REF), at_random(rng))
@@ -128,7 +128,7 @@ def test_a_decision_that_the_tokenizer_would_spell_otherwise_is_not_canonical(wo
 
 
 def test_a_token_outside_the_fork_is_refused_and_changes_nothing(words: Tokens) -> None:
-    planner = Planner(words)
+    planner = GrammarCompiler(words)
     for rng, envelope in pool(20260814, scale(25, 500)):
         walk = planner.walk(envelope, CONTEXT_REF)
         for _ in range(STEPS_MAX):
@@ -151,7 +151,11 @@ def test_a_token_outside_the_fork_is_refused_and_changes_nothing(words: Tokens) 
 
 @pytest.mark.parametrize("step", [7, 9973, 10**9 + 7])
 def test_a_step_without_a_short_expression_is_walked_all_the_same(embedded: Tokens, step: int) -> None:
-    envelope, rng, planner = some(amount=bound(-MAGNITUDE_MAX, MAGNITUDE_MAX, step=step)), seeded(1), Planner(embedded)
+    envelope, rng, planner = (
+        some(amount=bound(-MAGNITUDE_MAX, MAGNITUDE_MAX, step=step)),
+        seeded(1),
+        GrammarCompiler(embedded),
+    )
     for _ in range(scale(30, 1000)):
         walk = walked(planner.walk(envelope, CONTEXT_REF), at_random(rng))
         assert envelope.contains(walk.data)
@@ -164,7 +168,7 @@ def test_a_wider_bound_removes_no_path(embedded: Tokens, data: st.DataObject) ->
     narrow = random_bound(pick)
     lo, hi = (end + sign * pick(0, 300) * narrow.step for end, sign in ((narrow.lo, -1), (narrow.hi, 1)))
     wide = replace(narrow, lo=lo, hi=hi, residue=narrow.lo % narrow.step)
-    planner = Planner(embedded)
+    planner = GrammarCompiler(embedded)
     walk = walked(planner.walk(some(amount=narrow), CONTEXT_REF), at_random(Random(pick(0, 10**6))))
     wider = planner.walk(some(amount=wide), CONTEXT_REF)
     for token in walk.tokens:
@@ -175,7 +179,7 @@ def test_a_wider_bound_removes_no_path(embedded: Tokens, data: st.DataObject) ->
 
 @pytest.mark.parametrize("chars", [1, 2, 7, 40])
 def test_a_rationale_is_free_text_within_its_limit(words: Tokens, chars: int) -> None:
-    planner, rng, lengths = Planner(words), seeded(20260815), set[int]()
+    planner, rng, lengths = GrammarCompiler(words), seeded(20260815), set[int]()
     for i in range(scale(15, 300)):
         walk = planner.walk(replace(refund_envelope(), rationale_chars_max=chars), CONTEXT_REF)
         walked(walk, lambda fork, i=i: rng.randrange(i % 2, 1 if i % 2 == rng.randrange(9) == 0 else len(fork.tokens)))
@@ -190,14 +194,14 @@ def test_every_text_that_the_form_permits_can_be_written(words: Tokens) -> None:
     assert 95 - 2 == len(every)
     assert r"[ !#-\[\]-~]" == TEXT_CHARS
     envelope = replace(ESCALATE_ONLY, rationale_chars_max=len(every))
-    start = walked(Planner(words).walk(envelope, CONTEXT_REF), lambda _: 0).data
+    start = walked(GrammarCompiler(words).walk(envelope, CONTEXT_REF), lambda _: 0).data
     data = start.replace(b'"rationale":""', f'"rationale":"{every}"'.encode())
     assert data != start
-    assert data == follow(Planner(words).walk(envelope, CONTEXT_REF), data)
+    assert data == follow(GrammarCompiler(words).walk(envelope, CONTEXT_REF), data)
 
 
 def test_a_planner_keeps_few_plans_and_forgets_none_of_the_language(embedded: Tokens) -> None:
-    planner, first = Planner(embedded), some(amount=bound(1, 9))
+    planner, first = GrammarCompiler(embedded), some(amount=bound(1, 9))
     before = {walk.data for walk in every_end(planner.walk(first, CONTEXT_REF))}
     for i in range(PLANS_MAX + 5):
         planner.walk(envelope_of([KindBound(DENY, (f"R{i}",))]), CONTEXT_REF)
@@ -206,7 +210,7 @@ def test_a_planner_keeps_few_plans_and_forgets_none_of_the_language(embedded: To
 
 
 def test_new_bounds_and_a_new_reference_make_no_new_plan(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
-    planner = Planner(embedded)
+    planner = GrammarCompiler(embedded)
     planner.walk(some(amount=bound(1, 900)), CONTEXT_REF)
     monkeypatch.setattr(embedded, "tokenize", None)
     for hi in range(901, 1000):
@@ -238,7 +242,7 @@ def of_one(*reasons: str, params: tuple[tuple[str, Bound], ...] = (), chars: int
 def test_what_the_form_cannot_write_is_refused(
     embedded: Tokens, envelope: DecisionEnvelope, context_ref: str, message: str
 ) -> None:
-    planner = Planner(embedded)
+    planner = GrammarCompiler(embedded)
     for _ in range(2):  # a refusal is not kept as a plan
         with pytest.raises(LanguageError) as refused:
             planner.walk(envelope, context_ref)
@@ -249,11 +253,11 @@ def test_words_that_cannot_spell_a_decision_are_refused(threes: Tokens, monkeypa
     piece = threes.piece
     monkeypatch.setattr(threes, "piece", lambda token: piece(token).replace(b"_", b"-"))
     with pytest.raises(LanguageError) as refused:
-        Planner(threes).walk(ESCALATE_ONLY, CONTEXT_REF)
+        GrammarCompiler(threes).walk(ESCALATE_ONLY, CONTEXT_REF)
     assert "LANGUAGE_UNSPEAKABLE" == refused.value.reason_code
     monkeypatch.setattr(threes, "piece", lambda token: piece(token).replace(b"7", b"8"))
     with pytest.raises(LanguageError, match="no tokens of the model spell `7`"):
-        Planner(threes)
+        GrammarCompiler(threes)
 
 
 @pytest.mark.parametrize(
@@ -269,9 +273,9 @@ def test_words_that_would_make_a_choice_with_what_ends_a_text_or_number_are_refu
     with pytest.raises(
         LanguageError, match=f"the token that ends `{ended}` would make the choice behind it"
     ) as refused:
-        Planner(Longest([token])).walk(envelope, CONTEXT_REF)
+        GrammarCompiler(Longest([token])).walk(envelope, CONTEXT_REF)
     assert "LANGUAGE_UNSPEAKABLE" == refused.value.reason_code
-    Planner(Longest([])).walk(envelope, CONTEXT_REF)
+    GrammarCompiler(Longest([])).walk(envelope, CONTEXT_REF)
 
 
 class Longest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sds.grammars.tokens.compiler import Planner
+from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.envelope.bounds import Bound
 from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from tests.model_fixtures import CONTEXT_REF
@@ -33,11 +33,11 @@ def refund(lo: int = 1, hi: int = 900, scale: int = 2, name: str = "amount") -> 
 
 
 def plan(envelope: DecisionEnvelope, words: Bytes | None = None) -> str:
-    return Planner(words or Bytes()).walk(envelope, CONTEXT_REF).plan
+    return GrammarCompiler(words or Bytes()).walk(envelope, CONTEXT_REF).plan
 
 
 def test_bounds_scale_and_reference_are_no_part_of_it() -> None:
-    planner = Planner(Bytes())
+    planner = GrammarCompiler(Bytes())
     first = planner.walk(refund(), CONTEXT_REF).plan
     assert first == planner.walk(refund(5, 17), "f" * 64).plan == plan(refund(scale=0))
     assert 64 == len(first)

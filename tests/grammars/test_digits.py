@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sds.grammars.tokens.digits import START, Literals, Written, every_literal
+from sds.grammars.tokens.digits import START, DigitMatcher, DigitPrefix, every_literal
 from sds.kernel.envelope.bounds import Bound, bound
 from tests.grammars.test_number_regex import holds, probes, written
 from tests.samples import BENT_NUMBERS
@@ -25,7 +25,7 @@ def small_bounds() -> Iterator[Bound]:
                     yield allowed
 
 
-def everything(literals: Literals, size: int, at: Written = START, text: str = "") -> Iterator[tuple[str, ...]]:
+def everything(literals: DigitMatcher, size: int, at: DigitPrefix = START, text: str = "") -> Iterator[tuple[str, ...]]:
     """Yield every literal as the runs it can be written in."""
     if literals.ends(at):
         yield (text,) if text else ()
@@ -39,8 +39,8 @@ def everything(literals: Literals, size: int, at: Written = START, text: str = "
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_every_small_bound_is_spelled_exactly_and_each_literal_in_one_way(size: int) -> None:
     for allowed in small_bounds():
-        spelled = [*everything(Literals(allowed, negative=False), size)]
-        spelled += [("-", *runs) for runs in everything(Literals(allowed, negative=True), size)]
+        spelled = [*everything(DigitMatcher(allowed, negative=False), size)]
+        spelled += [("-", *runs) for runs in everything(DigitMatcher(allowed, negative=True), size)]
         expected = [written(v, allowed.scale) for v in range(allowed.lo, allowed.hi + 1) if holds(allowed, v)]
         assert sorted(expected) == sorted("".join(runs) for runs in spelled), allowed
         assert tuple(expected) == every_literal(allowed)
@@ -49,7 +49,7 @@ def test_every_small_bound_is_spelled_exactly_and_each_literal_in_one_way(size: 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_run_is_whole_unless_the_point_or_the_end_follows(size: int) -> None:
     for allowed in small_bounds():
-        for runs in everything(Literals(allowed, negative=False), size):
+        for runs in everything(DigitMatcher(allowed, negative=False), size):
             for run, then in zip(runs, (*runs[1:], "."), strict=True):
                 assert run == "." or len(run) == size or then == ".", (allowed, runs)
 
@@ -57,7 +57,7 @@ def test_a_run_is_whole_unless_the_point_or_the_end_follows(size: int) -> None:
 def permits(allowed: Bound, text: str) -> bool:
     """Tell whether a text is written character by character, none refused, and may end."""
     negative = text.startswith("-")
-    literals, at = Literals(allowed, negative=negative), START
+    literals, at = DigitMatcher(allowed, negative=negative), START
     for char in text[negative:]:
         after = literals.after(at, char) if char in "0123456789." else None
         if after is None:
@@ -85,7 +85,7 @@ def test_no_beginning_leads_nowhere() -> None:
     for _ in range(scale(2_000, 100_000)):
         allowed = random_bound(rng.randint)
         negative = allowed.hi < 0 or (allowed.lo < 0 and bool(rng.randrange(2)))
-        literals, at, text = Literals(allowed, negative=negative), START, ""
+        literals, at, text = DigitMatcher(allowed, negative=negative), START, ""
         while True:
             ways = [("", at)] if literals.ends(at) else []
             ways += [(c, after) for c in "0123456789." if (after := literals.after(at, c)) is not None]

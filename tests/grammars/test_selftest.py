@@ -8,50 +8,50 @@ import numpy as np
 import pytest
 
 from sds.grammars.tokens import selftest
-from sds.grammars.tokens.digits import Literals
-from sds.grammars.tokens.matcher import Fork, Walk
-from sds.grammars.tokens.selftest import prove_alive
+from sds.grammars.tokens.digits import DigitMatcher
+from sds.grammars.tokens.matcher import ChoicePoint, TokenMatcher
+from sds.grammars.tokens.selftest import check_mask_constrains
 from sds.kernel.errors import LanguageError
 from tests.grammars.tokenizers import Tokens, in_threes, joined
 
 
 @pytest.mark.parametrize("made", [in_threes, joined])
 def test_small_words_are_alive(made: Callable[[], Tokens]) -> None:
-    prove_alive(made())
+    check_mask_constrains(made())
 
 
 def test_real_words_are_alive(embedded: Tokens) -> None:
-    prove_alive(embedded)
+    check_mask_constrains(embedded)
 
 
 def everything_reachable(*_: object) -> bool:
     return True
 
 
-def take_anything(walk: Walk, token: int) -> None:
+def take_anything(walk: TokenMatcher, token: int) -> None:
     walk.tokens.append(token)
 
 
 def refuses(words: Tokens, message: str) -> None:
     with pytest.raises(LanguageError) as caught:
-        prove_alive(words)
+        check_mask_constrains(words)
     assert "MASK_FAILED" == caught.value.reason_code
     assert message in str(caught.value)
 
 
 def test_a_walk_that_takes_every_token_is_found(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Walk, "take", take_anything)
+    monkeypatch.setattr(TokenMatcher, "take", take_anything)
     refuses(embedded, "the mask is not alive: it took a forbidden token")
 
 
 def test_numbers_without_bounds_are_found(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Literals, "_reaches", everything_reachable)
+    monkeypatch.setattr(DigitMatcher, "_reaches", everything_reachable)
     refuses(embedded, "the mask is not alive: it let a walk leave the language")
 
 
 def test_a_fork_that_offers_every_token_is_found(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     every = np.arange(embedded.vocab_size)
-    monkeypatch.setattr(Walk, "fork", lambda _: Fork("action", every, (), 0, finite=True))
+    monkeypatch.setattr(TokenMatcher, "fork", lambda _: ChoicePoint("action", every, (), 0, finite=True))
     refuses(embedded, "the language does not permit this token")
 
 

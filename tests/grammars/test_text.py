@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sds.grammars.tokens.text import TextTokens
-from sds.grammars.tokens.tokenizer import Spelling
+from sds.grammars.tokens.tokenizer import TokenizerIndex
 from sds.kernel.errors import LanguageError
 from tests.grammars.tokenizers import Scraps, Tokens, of_gguf
 from tests.scale import scale, seeded
@@ -17,7 +17,7 @@ from tests.scale import scale, seeded
 SCRAPS = ("bc", " d", "a word", 'e"', '"x', '"}', "\\n", "\u00e9", 'a"b', "c\n", '"},')
 WORDS = Tokens(Scraps(SCRAPS, parts=False))
 PIECES = [WORDS.piece(token) for token in range(WORDS.vocab_size)]
-TEXT = TextTokens(Spelling(WORDS))
+TEXT = TextTokens(TokenizerIndex(WORDS))
 CHARACTERS = frozenset(bytes([byte]) for byte in range(32, 127)) - {b'"', b"\\"}
 
 
@@ -34,7 +34,7 @@ def test_the_tokenizers_own_end_ends_the_text() -> None:
     assert [("a", False), ("bc", False), ("", True), ("}", False)] == [
         TEXT.read(PIECES.index(piece)) for piece in (b"a", b"bc", b'"}', b"}")
     ]
-    alone = TextTokens(Spelling(Tokens(Scraps((), parts=False))))
+    alone = TextTokens(TokenizerIndex(Tokens(Scraps((), parts=False))))
     assert ("", True) == alone.read(ord('"'))
 
 
@@ -48,7 +48,7 @@ def test_a_token_that_is_not_permitted_is_refused(piece: bytes) -> None:
 def test_random_walks_over_a_real_vocabulary_end_within_the_limit(tiny_path: Callable[[int], Path]) -> None:
     rng = seeded(4)
     with of_gguf(tiny_path(1)) as words:
-        text = TextTokens(Spelling(words))
+        text = TextTokens(TokenizerIndex(words))
         for _ in range(scale(100, 5000)):
             longest = rng.randrange(60)
             written, ended = "", False

@@ -10,7 +10,7 @@ from pathlib import Path
 import llama_cpp
 
 from sds.models.llamacpp.weights import load_gguf
-from sds.models.tokenizer.tokenizer import Spoken, Words
+from sds.models.tokenizer.tokenizer import Tokenizer, TokenizerOnly
 
 _SCRAPS = (
     *('","', '":"', '":', '":-', '{"', '":{"', '":{},"', '},"', "},", ',"', '"}', "_code", "_ref", "action", "params"),
@@ -21,12 +21,12 @@ _JOINED = ("12", "00", "000", ".0", "0,", '0,"', "0}", '5},"', ":1", '":2', "99"
 _PARTS = re.compile(rb"[0-9]{1,3}|[A-Z]+|[a-z]+|[^0-9A-Za-z]+")
 
 
-class Tokens(Spoken):
+class Tokens(TokenizerOnly):
     """A tokenizer as a plan asks for it, and as llguidance does."""
 
     bos, adds_bos = -1, False
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, words: Tokenizer) -> None:
         super().__init__(words)
         self.size = words.size
         self.eos = words.eos

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from random import Random
 
-from sds.grammars.tokens.compiler import Fork, Walk
+from sds.grammars.tokens.compiler import ChoicePoint, TokenMatcher
 from sds.kernel.envelope.bounds import Bound, bound
 from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
 from tests.scale import seeded
@@ -13,7 +13,7 @@ from tests.strategies import random_envelope
 
 STEPS_MAX = 4000
 
-Picking = Callable[[Fork], int]
+Picking = Callable[[ChoicePoint], int]
 
 
 def some(**params: Bound | None) -> DecisionEnvelope:
@@ -21,7 +21,7 @@ def some(**params: Bound | None) -> DecisionEnvelope:
     return envelope_of([KindBound("PAY", ("LATE", "LATER"), chosen), KindBound(DENY, ("LATE", "NO"))])
 
 
-def walked(walk: Walk, pick: Picking) -> Walk:
+def walked(walk: TokenMatcher, pick: Picking) -> TokenMatcher:
     """Go to the end, choosing by `pick` an index into the tokens of each fork."""
     for _ in range(STEPS_MAX):
         walk.forced()
@@ -36,7 +36,7 @@ def at_random(rng: Random) -> Picking:
     return lambda fork: rng.randrange(len(fork.tokens))
 
 
-def taken(walk: Walk, *labels: str) -> None:
+def taken(walk: TokenMatcher, *labels: str) -> None:
     """Take the token that leaves these labels open."""
     walk.forced()
     fork = walk.fork()
@@ -44,7 +44,7 @@ def taken(walk: Walk, *labels: str) -> None:
     walk.forced()
 
 
-def every_end(walk: Walk) -> Iterator[Walk]:
+def every_end(walk: TokenMatcher) -> Iterator[TokenMatcher]:
     walk.forced()
     if walk.finished:
         yield walk

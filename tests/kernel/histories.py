@@ -18,7 +18,7 @@ from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import Event, read_event
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.human.attestation import attest
-from sds.kernel.human.review import HumanDesk, Resolution
+from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import erasure, recovery
 from sds.kernel.registry import registry
 from sds.kernel.saga import driver
@@ -284,7 +284,7 @@ class History:
 
     def human(self, store: Store) -> None:
         """Somebody takes a case; somebody else may have taken it before, or wants it, too."""
-        desk = HumanDesk(self.kernel(store), now_ms=self.world.clock)
+        desk = HumanReview(self.kernel(store), now_ms=self.world.clock)
         desk._conclude = self.late(desk._conclude)  # type: ignore[method-assign]
         cases = desk.waiting()
         if not cases:

@@ -9,7 +9,7 @@ from sds.kernel.errors import SdsError, UsageError, WorldError
 from sds.kernel.executor.protocol import Receipt
 from sds.kernel.flow.answer import Answer
 from sds.kernel.human.cases import Decision
-from sds.kernel.human.review import HumanDesk, Resolution
+from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Store
 from tests.kernel.durable import Propose, World, contract, escalate, refund
@@ -40,8 +40,8 @@ def escalated(world: World, propose: Propose = escalate, name: str = "C1", ticke
     return answer.dfid
 
 
-def desk(world: World, store: Store | None = None) -> HumanDesk:
-    return HumanDesk(world.open_kernel(store), now_ms=world.clock)
+def desk(world: World, store: Store | None = None) -> HumanReview:
+    return HumanReview(world.open_kernel(store), now_ms=world.clock)
 
 
 def change(action: str, reason: str, **params: str) -> str:
@@ -100,6 +100,6 @@ def unknown(world: World, silent: Silent) -> str:
     """Return a flow whose order was sent, and whose end nobody knows."""
     dfid = escalated(world, refund("40.00"))
     kernel = world.open_kernel(executor=silent)
-    at_the_desk = HumanDesk(kernel, now_ms=world.clock)
+    at_the_desk = HumanReview(kernel, now_ms=world.clock)
     assert "UNKNOWN" == at_the_desk.resolve(dfid, Resolution("OVERRIDE", "ada", "why", acknowledged=True)).execution
     return dfid

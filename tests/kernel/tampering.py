@@ -11,7 +11,7 @@ from typing import Any
 
 from sds.kernel.audit import verify
 from sds.kernel.context import artifacts
-from sds.kernel.human.review import HumanDesk, Resolution
+from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import erasure, recovery
 from sds.kernel.registry import registry
 from sds.kernel.storage import checkpoints
@@ -54,7 +54,7 @@ def full_record(folder: Path) -> World:
     made.decide(escalate, "escalated", "T6")
     case = made.decide(escalate, "resolved", "T6").dfid
     denial = '{"action":"DENY","reason":"NOT_ELIGIBLE"}'
-    HumanDesk(made.kernel, now_ms=made.clock).resolve(case, Resolution("MODIFY", "ada", "a look", denial))
+    HumanReview(made.kernel, now_ms=made.clock).resolve(case, Resolution("MODIFY", "ada", "a look", denial))
     packet = made.packet("exhausted", "T7")
     for _ in range(3):
         made.kernel.decide(packet, nonsense(packet))

@@ -10,7 +10,7 @@ import pytest
 
 from sds.kernel.errors import EventError
 from sds.kernel.flow.intake import read_event
-from sds.kernel.human.review import HumanDesk, Resolution
+from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.identifiers import ID_CHARS_MAX, check_identifier, is_seen, person
 from sds.kernel.registry import registry
 from tests.kernel.durable import World, escalate, refund, see_through
@@ -110,7 +110,7 @@ def test_a_user_is_named_in_one_spelling():
 
 def test_whoever_acts_is_recorded_in_one_spelling(world: World):
     case = world.decide(escalate).dfid
-    HumanDesk(world.kernel, now_ms=world.clock).resolve(case, Resolution("ABORT", "Zoe\u0308\u200b", "looked"))
+    HumanReview(world.kernel, now_ms=world.clock).resolve(case, Resolution("ABORT", "Zoe\u0308\u200b", "looked"))
     registry.set_halted(world.store, True, by="Zoe\u0308", reason="x", now_ms=world.clock())
     registry.transition(
         world.store, "claims-agent", "SUSPENDED", by="operator", reason="x", now_ms=world.clock(), who="Zoe\u0308"

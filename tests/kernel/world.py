@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract, parse_contract
 from sds.kernel.contract.snapshot import take_snapshot
-from sds.kernel.decision.dim import Standing
+from sds.kernel.decision.dim import AuthorityState
 from sds.kernel.decision.packet import DecisionPacket, compile_packet
-from sds.kernel.decision.safeguards import Situation, envelope_in_force, safeguards_of
+from sds.kernel.decision.safeguards import EnvelopeInputs, envelope_in_force, safeguards_of
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.envelope.state import Fields, StateRead, Value
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
@@ -88,8 +88,8 @@ def fields(**changes: Value | None) -> dict[str, Value]:
     return {path: value for path, value in {**FIELDS, **named}.items() if value is not None}
 
 
-def situation(state: Fields | None = None, **changes: object) -> Situation:
-    calm = Situation(
+def situation(state: Fields | None = None, **changes: object) -> EnvelopeInputs:
+    calm = EnvelopeInputs(
         FIELDS if state is None else state,
         agent_active=True,
         in_effect=True,
@@ -101,7 +101,7 @@ def situation(state: Fields | None = None, **changes: object) -> Situation:
 
 
 def packet(
-    contract: Contract, now: Situation | None = None, *, notes: tuple[str, ...] = (), evidence: str = ""
+    contract: Contract, now: EnvelopeInputs | None = None, *, notes: tuple[str, ...] = (), evidence: str = ""
 ) -> DecisionPacket:
     rules, now = Rules(contract), now or situation()
     return compile_packet(
@@ -119,8 +119,8 @@ def packet(
     )
 
 
-def standing(packet: DecisionPacket, **changes: object) -> Standing:
-    calm = Standing(
+def standing(packet: DecisionPacket, **changes: object) -> AuthorityState:
+    calm = AuthorityState(
         agent_active=True, halted=False, contract_hash=packet.contract_hash, mission_hash=packet.mission_hash
     )
     return replace(calm, **changes)  # type: ignore[arg-type]  # tests name the fields they change

@@ -13,7 +13,7 @@ import pytest
 from gguf import GGMLQuantizationType as Weights
 from numpy.typing import NDArray
 
-from sds.models.cache.prefix_cache import Kept
+from sds.models.cache.prefix_cache import PrefixCache
 from sds.models.llamacpp.backend import FORK_TOKENS_MAX, SHARED_PASS_TOKENS_MAX, WEAR_CELLS_MIN, LlamaBackend
 from sds.models.llamacpp.batch import TokenBatch
 from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, Row
@@ -83,7 +83,7 @@ def test_random_work_in_four_slots_gives_what_one_slot_gives(four: LlamaBackend,
     held: list[list[list[int]]] = [[], [], [], []]
     for _ in range(scale(40, 1000)):
         for backend in (four, one):
-            if backend.worn:
+            if backend.fragmented:
                 backend.rest()
         slots = rng.sample(range(4), rng.randint(1, 4))
         for slot in slots:
@@ -129,7 +129,7 @@ def worked(backend: LlamaBackend, rng: Random, passes: int) -> list[Read]:
                 held[base] = [*held[base], list(row.tokens)]
             elif rng.random() < 0.5:
                 backend.drop(row.slot)
-        if backend.worn or rng.random() < 0.02:
+        if backend.fragmented or rng.random() < 0.02:
             backend.rest()
             held.clear()
     return read
@@ -163,7 +163,7 @@ def test_a_pass_of_several_slots_is_short_and_never_of_one_token(four: LlamaBack
 
 
 def test_a_rest_keeps_the_sections_that_lie_lowest_and_no_others(four: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
-    four._kept = Kept(0)
+    four._kept = PrefixCache(0)
     first, second, third = sections_of(29, 50, 40, 30)
     four.begin([first, second], slot=1)
     four.step([20, 21], slot=1)
@@ -185,7 +185,7 @@ def test_a_rest_keeps_the_sections_that_lie_lowest_and_no_others(four: LlamaBack
 def test_a_cache_that_never_rests_fails_once_and_forgets(four: LlamaBackend):
     def wear_out() -> None:
         for n in range(100):
-            assert four.worn == (n * 400 >= WEAR_CELLS_MIN - 100)
+            assert four.fragmented == (n * 400 >= WEAR_CELLS_MIN - 100)
             four.begin([[21] * 400], slot=1)
             four.begin([], slot=1)
 
@@ -194,7 +194,7 @@ def test_a_cache_that_never_rests_fails_once_and_forgets(four: LlamaBackend):
         wear_out()
     assert "the cache is worn out" == str(caught.value)
     assert "let the backend rest between two decisions" == caught.value.hint
-    assert not four.worn
+    assert not four.fragmented
     assert (512, 49152) == four.run([Row(0, [20] * 512, 512)])[0].shape
 
 
@@ -212,7 +212,7 @@ def test_a_prompt_whose_rest_fails_is_read_from_its_beginning(four: LlamaBackend
     common, own = sections_of(30, 100, 300)
     four.begin([common])
     expected = four.step(own)
-    while not four.worn:
+    while not four.fragmented:
         four.begin([common])
         four.step(own)
 
@@ -277,7 +277,7 @@ def test_a_pass_without_outputs_gives_none(four: LlamaBackend):
 
 
 def test_a_failed_pass_forgets_every_slot_and_every_fork(four: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
-    four._kept = Kept(0)
+    four._kept = PrefixCache(0)
     common, own = sections_of(25, 30, 12)
     for slot in range(4):
         four.begin([common, own], slot=slot)

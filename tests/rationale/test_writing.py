@@ -16,7 +16,7 @@ from sds.engines.native import NativeEngine
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import ModelError
 from sds.models.protocol import BackendError, Row
-from sds.rationale.writing import Turns
+from sds.rationale.writing import PriorityLock
 from tests.decoding.small_backend import PIECES, HashBackend
 from tests.engines.conftest import running_ms
 from tests.kernel.durable import START_MS, World, deny
@@ -47,7 +47,7 @@ def test_two_rationales_in_one_cache_do_not_go_on_with_each_others_text(world: W
 
 
 def test_a_rationale_waits_for_the_cache_no_longer_than_it_has_time() -> None:
-    turns = Turns()
+    turns = PriorityLock()
     with (
         turns.between(lambda: 1.0),
         pytest.raises(ModelError) as caught,

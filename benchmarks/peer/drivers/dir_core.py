@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sds.benchmarks.lib.measuring import summary, timed_us
-from sds.benchmarks.peer.drivers.serving import Opened, converse
+from sds.benchmarks.peer.drivers.serving import LoadedModel, converse
 
 AGENT, REFUND = "refund-agent", "REFUND_TICKET"
 LATE_DEPARTURE_MIN, LATE_ARRIVAL_MIN = 300, 180
@@ -122,7 +122,7 @@ def permitted(proposal: Any, context: dict[str, Any], _: dict[str, Any]) -> str 
     return "TOO_MUCH" if kind == REFUND and proposal.params["amount"] > open_minor else None
 
 
-def opened() -> Opened:
+def opened() -> LoadedModel:
     return "SQLite storage, state rules as a validator", ("dir-core",), DirCore(Path(sys.argv[1])).answer
 
 

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 ERROR_CHARS_MAX = 300
 
 Request = dict[str, Any]
-Opened = tuple[str, tuple[str, ...], Callable[[Request], dict[str, Any]]]  # notes, distributions, what answers
+LoadedModel = tuple[str, tuple[str, ...], Callable[[Request], dict[str, Any]]]  # notes, distributions, what answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class Peer:
 def serve(open_peer: Callable[[Path, int, list[str]], Peer]) -> None:
     """Answer requests until standard input ends. Arguments: MODEL THREADS [what the driver takes]."""
 
-    def opened() -> Opened:
+    def opened() -> LoadedModel:
         peer = open_peer(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
         return peer.notes, peer.dists, partial(_answer, peer)
 
     converse(opened)
 
 
-def converse(opening: Callable[[], Opened]) -> None:
+def converse(opening: Callable[[], LoadedModel]) -> None:
     """Say what was opened, or why nothing was, then answer requests until standard input ends."""
     out = _private_output()
     try:

@@ -36,7 +36,7 @@ from sds.kernel.errors import UsageError
 from sds.kernel.flow.answer import Answer
 from sds.kernel.human import cases
 from sds.kernel.human.cases import Case
-from sds.kernel.human.review import HumanDesk, Look
+from sds.kernel.human.review import CaseView, HumanReview
 
 escalations = typer.Typer(
     help="What waits for a human, and their decision.\n\nExample: sds escalations list",
@@ -113,7 +113,7 @@ def show_case(dfid: Dfid, gate: GateOption = "refund", as_json: JsonFlag = False
     from sds.gates.refund import gate as desk  # noqa: PLC0415  the gate's libraries load when they are needed
 
     with desk.preview_kernel(folder) as kernel:
-        at = HumanDesk(kernel, now_ms=now_ms)
+        at = HumanReview(kernel, now_ms=now_ms)
         case = at.case(whole_dfid(kernel.store, dfid))
         look = at.look(case)
     facts = _facts(at.contract, case, look)
@@ -123,7 +123,7 @@ def show_case(dfid: Dfid, gate: GateOption = "refund", as_json: JsonFlag = False
         _print(at.contract, case, look, facts)
 
 
-def _facts(terms: Contract, case: Case, look: Look) -> dict[str, Any]:
+def _facts(terms: Contract, case: Case, look: CaseView) -> dict[str, Any]:
     waits = case.unknown or (case.state == "ESCALATED" and case.resolved is None)
     return {
         **_summary(terms, case),
@@ -142,7 +142,7 @@ def _facts(terms: Contract, case: Case, look: Look) -> dict[str, Any]:
     }
 
 
-def _commands(terms: Contract, case: Case, look: Look) -> list[str]:
+def _commands(terms: Contract, case: Case, look: CaseView) -> list[str]:
     """Return what a human may type now, most likely first. A number stands at its lower bound."""
     start, why = f"sds escalations resolve {case.dfid}", '--reason "..."'
     if case.unknown:
@@ -179,7 +179,7 @@ def _impacts(terms: Contract, kind: KindBound) -> list[Impact]:
     return [impact(terms, kind.kind, numbers) for numbers in (least, most)]
 
 
-def _print(terms: Contract, case: Case, look: Look, facts: dict[str, Any]) -> None:
+def _print(terms: Contract, case: Case, look: CaseView, facts: dict[str, Any]) -> None:
     console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(f"{case.dfid}  {plain(case.event_id)}  {case.resolved or case.state}, since {facts['since']}")
     for line in ["an order was sent, and nobody knows what became of it"] if case.unknown else case.reasons:
@@ -213,7 +213,7 @@ def _section(console: Console, title: str, facts: Mapping[str, object]) -> None:
         console.print(f"  {name}: {plain(value)}")
 
 
-def _state(terms: Contract, case: Case, look: Look) -> dict[str, str]:
+def _state(terms: Contract, case: Case, look: CaseView) -> dict[str, str]:
     then, now, shown = case.fields, look.packet.snapshot.fields, {}
     for path, declared in terms.snapshot.items():
         spec = parse_type(path, declared)

@@ -149,7 +149,7 @@ def test_artifacts_are_counted_once_for_each_set_of_versions(library: World):
         counted.append(text)
         return len(text)
 
-    shelf = artifacts.Shelf(library.store, library.contract.artifacts, count)
+    shelf = artifacts.ArtifactReader(library.store, library.contract.artifacts, count)
     for _ in range(3):
         shelf.read()
     put(library, text="Fares are gross.")

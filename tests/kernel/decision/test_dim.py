@@ -8,7 +8,7 @@ import pytest
 
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision import dim
-from sds.kernel.decision.dim import Standing, Verdict, judge
+from sds.kernel.decision.dim import AuthorityState, Verdict, judge
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.envelope import DecisionEnvelope
 from tests.kernel import world
@@ -305,7 +305,7 @@ def test_what_is_not_bytes_is_rejected(stranger: object):
 
 
 def test_a_standing_that_nobody_filled_in_is_rejected():
-    nobody = Standing(agent_active=False, halted=False, contract_hash="", mission_hash="")
+    nobody = AuthorityState(agent_active=False, halted=False, contract_hash="", mission_hash="")
     assert "REJECTED" == judge(TILL, PACKET, PAY, nobody, SURE, world.NOW_MS).outcome
 
 

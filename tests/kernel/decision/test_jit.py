@@ -13,7 +13,7 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.decision import jit
 from sds.kernel.decision.jit import JitReport
 from sds.kernel.decision.packet import DecisionPacket
-from sds.kernel.decision.safeguards import Observation, Situation, envelope_in_force, safeguards_of
+from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState, envelope_in_force, safeguards_of
 from sds.kernel.envelope.bounds import bound
 from sds.kernel.envelope.envelope import DecisionEnvelope, envelope_of
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
@@ -33,11 +33,11 @@ RULES = Rules(TILL)
 PACKET = world.packet(TILL, world.situation(spend_left=10_000))
 
 
-def derive(now: Situation) -> DecisionEnvelope:
+def derive(now: EnvelopeInputs) -> DecisionEnvelope:
     return envelope_in_force(RULES.envelope(now.fields), now, safeguards_of(TILL))
 
 
-def never(now: Situation) -> DecisionEnvelope:
+def never(now: EnvelopeInputs) -> DecisionEnvelope:
     raise AssertionError("nothing has changed, so nothing is derived again")
 
 
@@ -51,7 +51,7 @@ PAID = proposed(amount="40.00")
 
 
 def check(
-    live: Situation,
+    live: EnvelopeInputs,
     proposal: Proposal = PAID,
     *,
     after_ms: int = 10,
@@ -65,18 +65,18 @@ def check(
         jit.tolerances(contract),
         packet,
         proposal,
-        Observation(live, "v2", {}, contract_hash),
+        LiveState(live, "v2", {}, contract_hash),
         derive,  # type: ignore[arg-type]  # a test may pass one that must not be called
         world.NOW_MS + after_ms,
     )
 
 
-def live(spend_left: int | None = 10_000, **changes: Value | None) -> Situation:
+def live(spend_left: int | None = 10_000, **changes: Value | None) -> EnvelopeInputs:
     return world.situation(world.fields(**changes), spend_left=spend_left)
 
 
 def test_a_world_that_has_not_moved_passes_and_says_what_was_looked_at():
-    assert JitReport(True, 10, observed=Observation(live(), "v2", {}, TILL.hash)) == check(live())
+    assert JitReport(True, 10, observed=LiveState(live(), "v2", {}, TILL.hash)) == check(live())
 
 
 def test_a_packet_with_a_widened_envelope_does_not_get_past_the_live_one():
@@ -164,7 +164,7 @@ def test_what_moved_is_named_and_nothing_goes_out():
 
 def test_a_move_within_tolerance_is_fine_as_long_as_the_envelope_still_holds_the_decision():
     report = check(live(account_left=4_500))
-    assert (True, Observation(live(account_left=4_500), "v2", {}, TILL.hash)) == (report.ok, report.observed)
+    assert (True, LiveState(live(account_left=4_500), "v2", {}, TILL.hash)) == (report.ok, report.observed)
     tight = check(live(account_left=4_500), proposed(amount="45.01"))
     assert (False, (), ("`amount` is outside its bounds",)) == (tight.ok, tight.drift, tight.objections)
 

@@ -11,7 +11,7 @@ from sds.kernel.context.artifacts import Artifact
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket, compile_packet, static_text, with_feedback
-from sds.kernel.decision.safeguards import Situation
+from sds.kernel.decision.safeguards import EnvelopeInputs
 from sds.kernel.envelope.state import Value
 from sds.kernel.executor.protocol import Signer
 from sds.kernel.flow.intake import read_event
@@ -165,7 +165,7 @@ def test_the_form_names_the_kind_that_a_mandate_is_about():
     assert form % "PAY" in static_text(TILL, authority=("PAY",))
 
 
-def compiled(memory: str, terms: Contract = TILL, now: Situation | None = None) -> DecisionPacket:
+def compiled(memory: str, terms: Contract = TILL, now: EnvelopeInputs | None = None) -> DecisionPacket:
     plain = world.packet(terms, now, evidence="please")
     rules = Rules(terms)
     return compile_packet(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sds.kernel.contract.compiler import Rules
-from sds.kernel.decision.safeguards import Situation, envelope_in_force, safeguards_of, standing
+from sds.kernel.decision.safeguards import EnvelopeInputs, envelope_in_force, safeguards_of, standing
 from sds.kernel.envelope.bounds import Bound
 from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope
 from tests.kernel import world
@@ -13,7 +13,7 @@ from tests.kernel import world
 TILL = world.contract()
 
 
-def in_force(now: Situation, *edits: tuple[str, str]) -> DecisionEnvelope:
+def in_force(now: EnvelopeInputs, *edits: tuple[str, str]) -> DecisionEnvelope:
     contract = world.contract(*edits)
     return envelope_in_force(Rules(contract).envelope(now.fields), now, safeguards_of(contract))
 

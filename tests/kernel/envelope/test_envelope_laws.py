@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sds.kernel.contract.compiler import Rules
-from sds.kernel.decision.safeguards import Situation, envelope_in_force, safeguards_of
+from sds.kernel.decision.safeguards import EnvelopeInputs, envelope_in_force, safeguards_of
 from sds.kernel.envelope.bounds import Bound, bound, format_literal
 from sds.kernel.envelope.envelope import (
     DENY,
@@ -199,7 +199,7 @@ def test_a_broken_safeguard_leaves_only_the_human(broken: object):
 def test_a_safeguard_sees_the_contracts_own_envelope_and_never_another_safeguards():
     full, seen = envelope_of([KindBound(DENY, ("A", "B")), KindBound("PAY", ("A",))]), []
 
-    def watching(given_full: DecisionEnvelope, _: Situation) -> DecisionEnvelope:
+    def watching(given_full: DecisionEnvelope, _: EnvelopeInputs) -> DecisionEnvelope:
         seen.append(given_full)
         return envelope_of([KindBound(DENY, ("A",))])
 
@@ -226,7 +226,7 @@ SITUATIONS = st.builds(
 
 
 @given(SITUATIONS)
-def test_every_safeguard_of_the_kernel_is_a_narrowing(now: Situation):
+def test_every_safeguard_of_the_kernel_is_a_narrowing(now: EnvelopeInputs):
     full, guards = Rules(TILL).envelope(now.fields), safeguards_of(TILL)
     for guard in guards:
         said = envelope_in_force(full, now, (guard,))

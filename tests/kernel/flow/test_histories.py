@@ -14,7 +14,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 from sds.kernel.audit import verify
-from sds.kernel.human.review import HumanDesk
+from sds.kernel.human.review import HumanReview
 from sds.kernel.saga import state as saga
 from tests.kernel.durable import COMPENSATION_MINOR, FARE_MINOR
 from tests.kernel.histories import TICKETS, History
@@ -73,7 +73,7 @@ class Auditor:
         self.waited |= now
         resolved = {row[0] for row in store.rows("SELECT dfid FROM human_decisions")}
         assert now == self.waited - resolved
-        listed = {c.dfid for c in HumanDesk(self.world.kernel, now_ms=self.world.clock).waiting()}
+        listed = {c.dfid for c in HumanReview(self.world.kernel, now_ms=self.world.clock).waiting()}
         parts = {
             row[0] for row in store.rows("SELECT dfid FROM decision_flows WHERE trigger_event LIKE '%\"saga\":[%'")
         }

@@ -13,7 +13,7 @@ from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.lease import runs
-from sds.kernel.human.review import HumanDesk, Resolution
+from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations.recovery import Recovered
 from sds.kernel.saga import state as saga
 from tests.kernel.durable import LEASE_MS, World, refund, see_through
@@ -120,7 +120,7 @@ def test_a_humans_order_of_a_clock_that_was_ahead_is_voided(folder: Path):
     kernel = world.open_kernel()
     kernel.dispatcher.carry_out = dies  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        HumanDesk(kernel, now_ms=world.clock).resolve(dfid, WANTED)
+        HumanReview(kernel, now_ms=world.clock).resolve(dfid, WANTED)
     assert Recovered(leased=1) == recovered(world)
     world.clock.advance(-YEAR_MS)
     assert Recovered(failed=1) == recovered(world)

@@ -10,7 +10,7 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.contract.schema import Contract, parse_contract
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.human.review import HumanDesk
+from sds.kernel.human.review import HumanReview
 from sds.kernel.operations import recovery
 from sds.kernel.operations.recovery import Recovered
 from sds.kernel.registry import registry
@@ -62,7 +62,7 @@ def test_what_waits_for_a_human_is_still_listed_when_events_have_another_form(wo
     halt(world)
     parent = run(world.kernel, world, Script()).answer
     newer = deployed(world, terms(NEWER, OTHER_KEY))
-    (case,) = HumanDesk(newer, now_ms=world.clock).waiting()
+    (case,) = HumanReview(newer, now_ms=world.clock).waiting()
     assert (parent.dfid, "ESCALATED", "T1") == (case.dfid, case.state, case.key)
 
 
@@ -77,7 +77,7 @@ def test_a_saga_that_an_older_process_began_is_driven_by_its_own_events_form(wor
     found = run(world.kernel, world, Script())
     assert ("ESCALATED", "CONTRACT_REVOKED") == (found.answer.state, found.answer.tag)
     newer = deployed(world, terms(("version: 1.0.0", "version: 1.0.2"), OTHER_KEY))
-    assert ["T1"] == [case.key for case in HumanDesk(newer, now_ms=world.clock).waiting()]
+    assert ["T1"] == [case.key for case in HumanReview(newer, now_ms=world.clock).waiting()]
 
 
 def test_what_was_left_subtracted_is_given_back_by_whoever_learns_of_the_reversal(world: World):

@@ -12,7 +12,7 @@ import pytest
 
 from sds.kernel.errors import ContractError
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.human.review import HumanDesk
+from sds.kernel.human.review import HumanReview
 from sds.kernel.registry import registry
 from sds.kernel.saga import driver
 from sds.kernel.saga import state as saga
@@ -40,7 +40,7 @@ def answered(kernel: Kernel) -> None:
 
 
 def waiting(kernel: Kernel) -> None:
-    assert 2 == len(HumanDesk(kernel, now_ms=lambda: kernel.now_ms).waiting())
+    assert 2 == len(HumanReview(kernel, now_ms=lambda: kernel.now_ms).waiting())
 
 
 def unfinished(kernel: Kernel) -> None:

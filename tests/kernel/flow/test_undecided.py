@@ -18,7 +18,7 @@ from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import recorded_event
 from sds.kernel.flow.states import RESTARTABLE_TAGS, WAITING_TAGS
 from sds.kernel.human.cases import waiting
-from sds.kernel.human.review import HumanDesk, Resolution
+from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.storage.store import Store
 from tests.kernel.authority import AGENT, status
 from tests.kernel.durable import LEASE_MS, World, contract, deny, nonsense, refund, see_through
@@ -131,7 +131,7 @@ def test_what_nobody_decided_is_a_humans_in_the_end_and_charged_to_nobody(
 def test_a_human_decides_what_came_to_them_so(world: World, end: Callable[[World], Answer]):
     dfid = end(world).dfid
     world.rail.misfortunes = []
-    desk = HumanDesk(world.kernel, now_ms=world.clock)
+    desk = HumanReview(world.kernel, now_ms=world.clock)
     change = '{"action":"REFUND_TICKET","params":{"amount":40.00},"reason":"NOT_TRAVELLED"}'
     seen = desk.look(desk.case(dfid)).seen
     wanted = Resolution("MODIFY", "ada", "the bank is well again", change=change, seen=seen, acknowledged=True)
@@ -142,7 +142,7 @@ def test_a_human_decides_what_came_to_them_so(world: World, end: Callable[[World
 def test_what_was_proposed_and_declined_can_be_carried_out_by_a_human_as_it_was(world: World):
     dfid = declined(world).dfid
     wanted = Resolution("OVERRIDE", "ada", "the bank is well again", acknowledged=True)
-    assert "SUCCESS" == HumanDesk(world.kernel, now_ms=world.clock).resolve(dfid, wanted).execution
+    assert "SUCCESS" == HumanReview(world.kernel, now_ms=world.clock).resolve(dfid, wanted).execution
     assert [(dfid, "T1", "REFUND_TICKET", 4_000)] == world.rail.paid()
     assert len(set(world.rail.sent)) == len(world.rail.sent) == 2 + RESTARTS_MAX
 
@@ -150,7 +150,7 @@ def test_what_was_proposed_and_declined_can_be_carried_out_by_a_human_as_it_was(
 def test_what_a_human_ordered_and_was_declined_is_a_humans_again(world: World):
     dfid = rubbish(world).dfid
     world.rail.misfortunes = ["refuse"]
-    desk = HumanDesk(world.kernel, now_ms=world.clock)
+    desk = HumanReview(world.kernel, now_ms=world.clock)
     change = '{"action":"REFUND_TICKET","params":{"amount":40.00},"reason":"NOT_TRAVELLED"}'
     seen = desk.look(desk.case(dfid)).seen
     made = desk.resolve(dfid, Resolution("MODIFY", "ada", "owed", change=change, seen=seen, acknowledged=True))

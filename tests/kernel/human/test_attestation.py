@@ -101,7 +101,7 @@ def test_of_two_humans_with_opposite_words_the_first_is_kept_and_the_order_is_no
     silent = Silent()
     unknown(world, silent)
     kernel = world.open_kernel(executor=silent)
-    (intent,) = recovery.orders_in_the_air(kernel, world.clock())
+    (intent,) = recovery.orders_in_flight(kernel, world.clock())
     words = [Receipt("rejected"), Receipt("settled", "B-7")]
     assert ["FAILED", "FAILED"] == [kernel.dispatcher.attest(intent, word, by={"who": "ada"}) for word in words]
     assert [("FAILED", None)] == world.store.rows("SELECT status, external_receipt FROM execution_log")

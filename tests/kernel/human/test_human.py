@@ -11,7 +11,7 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.errors import StoreError, UsageError, WorldError
 from sds.kernel.human.cases import Decision
-from sds.kernel.human.review import HumanDesk, Resolution
+from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.registry import registry
 from tests.kernel.authority import halt, status, suspend
 from tests.kernel.durable import World, compensate, contract, deny, proposal, refund
@@ -176,7 +176,7 @@ def test_a_contract_that_is_no_longer_in_force_gives_a_human_no_authority(world:
     newer = contract(("1.0.0", "1.0.1"), ALWAYS, more=HUMAN)
     registry.register(world.store, newer, by="registry", now_ms=world.clock())
     assert refused(world, dfid, "OVERRIDE").reason_code in ("AGENT_SUSPENDED", "CONTRACT_REVOKED")
-    new = HumanDesk(world.open_kernel(terms=newer), now_ms=world.clock)
+    new = HumanReview(world.open_kernel(terms=newer), now_ms=world.clock)
     assert "SUCCESS" == new.resolve(dfid, Resolution("OVERRIDE", "ada", "why", acknowledged=True)).execution
 
 

@@ -14,7 +14,7 @@ from sds.kernel.executor.protocol import Receipt
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.human.attestation import attest
-from sds.kernel.human.review import HumanDesk, Resolution
+from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import recovery
 from sds.kernel.storage.store import Store
 from tests.kernel.crashes import check, copied, crashing, every_step
@@ -65,7 +65,7 @@ def the_case(world: World) -> str:
 
 def resolving(world: World, wanted: Resolution) -> Callable[[Kernel], Answer]:
     dfid = the_case(world)
-    return lambda kernel: HumanDesk(kernel, now_ms=world.clock).resolve(dfid, wanted)
+    return lambda kernel: HumanReview(kernel, now_ms=world.clock).resolve(dfid, wanted)
 
 
 def afterwards(world: World, wanted: Resolution, acknowledged: object) -> None:

@@ -19,7 +19,7 @@ from sds.kernel.executor.statement import StatementLine
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import settled_events
 from sds.kernel.human.cases import waiting
-from sds.kernel.human.review import HumanDesk, Resolution
+from sds.kernel.human.review import HumanReview, Resolution
 from tests.kernel.authority import halt
 from tests.kernel.durable import (
     PaysOnly,
@@ -180,7 +180,7 @@ def test_a_humans_order_waits_as_well(world: World) -> None:
     rail = listing(world)
     dfid = decided(world, 12, escalate).dfid
     paid_elsewhere(world.folder, "e" * 64, 500)
-    desk = HumanDesk(world.kernel, now_ms=world.clock)
+    desk = HumanReview(world.kernel, now_ms=world.clock)
     change = '{"action":"REFUND_TICKET","params":{"amount":1.00},"reason":"NOT_TRAVELLED"}'
     wanted = Resolution("MODIFY", "ada", "why", change, acknowledged=True)
     with pytest.raises(WorldError, match="the outside has 1 order that this record does not know") as refused:
@@ -239,7 +239,7 @@ def test_what_a_human_ordered_about_a_case_they_were_handed_is_recognised(world:
     assert "ESCALATED" == handed.state
     change = '{"action":"REFUND_TICKET","params":{"amount":1.00},"reason":"NOT_TRAVELLED"}'
     wanted = Resolution("MODIFY", "ada", "why", change, acknowledged=True)
-    HumanDesk(world.kernel, now_ms=world.clock).resolve(handed.dfid, wanted)
+    HumanReview(world.kernel, now_ms=world.clock).resolve(handed.dfid, wanted)
     restore(world, None)
     assert handed.dfid in adopted(world)
     assert ("SUCCESS", handed.dfid) == (decided(world, 1, refund()).execution, decided(world, 1).dfid)
@@ -257,7 +257,7 @@ def test_an_order_of_a_flow_that_is_known_is_written_to_it(world: World, open_as
     if open_as == "escalated":
         change = '{"action":"REFUND_TICKET","params":{"amount":40.00},"reason":"NOT_TRAVELLED"}'
         wanted = Resolution("MODIFY", "ada", "why", change, acknowledged=True)
-        HumanDesk(world.kernel, now_ms=world.clock).resolve(packet.dfid, wanted)
+        HumanReview(world.kernel, now_ms=world.clock).resolve(packet.dfid, wanted)
     else:
         world.kernel.decide(packet, refund()(packet))
     restore(world, data)
@@ -312,7 +312,7 @@ class TestAnOutsideThatKeepsNothingButKeys:
         assert ["ACTIVE"] == world.column("SELECT status FROM agents")
         assert 1 == len(rail.sent)
         (case,) = waiting(world.store, world.contract)
-        desk = HumanDesk(world.kernel, now_ms=world.clock)
+        desk = HumanReview(world.kernel, now_ms=world.clock)
         with pytest.raises(UsageError, match="this very order is in the record already"):
             desk.resolve(case.dfid, Resolution("OVERRIDE", "ada", "pay it", acknowledged=True))
         assert "ABORTED" == desk.resolve(case.dfid, Resolution("ABORT", "ada", "it was paid")).state

@@ -19,7 +19,7 @@ from sds.kernel.executor.protocol import Receipt
 from sds.kernel.executor.statement import CLOCKS_APART_MS, KEYS_AT_ONCE, StatementLine, compare
 from sds.kernel.flow import escalation_budget
 from sds.kernel.human.cases import Case, waiting
-from sds.kernel.human.review import HumanDesk, Resolution
+from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import recovery
 from sds.kernel.storage import ledger
 from tests.gates.orders import key_of
@@ -305,8 +305,8 @@ class TestTheCase:
         assert 2 == len(cases(world))
 
 
-def desk(world: World) -> HumanDesk:
-    return HumanDesk(world.kernel, now_ms=world.clock)
+def desk(world: World) -> HumanReview:
+    return HumanReview(world.kernel, now_ms=world.clock)
 
 
 class TestMany:

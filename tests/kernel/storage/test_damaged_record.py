@@ -19,7 +19,7 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, StoreError
 from sds.kernel.flow import answer, intake
 from sds.kernel.human import cases
-from sds.kernel.human.review import HumanDesk, Resolution
+from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import recovery
 from sds.kernel.registry import contract_texts, registry
 from sds.kernel.storage.store import Store
@@ -71,7 +71,7 @@ def opened(recorded: Recorded, folder: Path) -> World:
 
 def uses(world: World, recorded: Recorded) -> Iterator[Callable[[], object]]:
     """Everything that is done with a record: looking first, then deciding, recovering and being in control."""
-    store, now_ms, desk = world.store, world.clock(), HumanDesk(world.kernel, now_ms=world.clock)
+    store, now_ms, desk = world.store, world.clock(), HumanReview(world.kernel, now_ms=world.clock)
     yield from of_flows(world, recorded, desk)
     yield lambda: registry.agents(store)
     for agent in ("claims-agent", "others-agent"):
@@ -91,7 +91,7 @@ def uses(world: World, recorded: Recorded) -> Iterator[Callable[[], object]]:
     yield lambda: registry.register(store, NEWER, by="registry", now_ms=now_ms)
 
 
-def of_flows(world: World, recorded: Recorded, desk: HumanDesk) -> Iterator[Callable[[], object]]:
+def of_flows(world: World, recorded: Recorded, desk: HumanReview) -> Iterator[Callable[[], object]]:
     for dfid in recorded.dfids:
         yield lambda dfid=dfid: verify.flow_record(world.store, dfid)
         yield lambda dfid=dfid: answer.answer(world.store, dfid)

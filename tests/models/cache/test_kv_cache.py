@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from sds.models.cache.kv_cache import Cells
+from sds.models.cache.kv_cache import ArrayKVCache
 from tests.scale import scale, seeded
 
 PLANES, CONTEXT, WIDTH, SLOTS = 2, 40, 3, 3
@@ -17,7 +17,7 @@ class Told:
     """Cells, and beside them what each seat must hold: a number for each token."""
 
     def __init__(self, rng: Random) -> None:
-        self.cells = Cells((PLANES, CONTEXT, WIDTH), np.float32, SLOTS)
+        self.cells = ArrayKVCache((PLANES, CONTEXT, WIDTH), np.float32, SLOTS)
         self.holds: dict[int, list[float]] = {seat: [] for seat in range(SLOTS)}
         self.origins = {seat: seat for seat in range(SLOTS)}
         self.rng, self.answer = rng, np.zeros((PLANES, CONTEXT, WIDTH), np.float32)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sds.models.cache.prefix_cache import Kept
-from sds.models.cache.prefix_caching import SeatedBackend
+from sds.models.cache.prefix_cache import PrefixCache
+from sds.models.cache.prefix_caching import PrefixCachingBackend
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend, Row
 from tests.model_fixtures import TINY_THREADS
@@ -21,7 +21,7 @@ A, B, C = (1, 2), (3,), (4, 5, 6)
 
 
 def test_what_was_put_is_found_behind_the_same_sections_only():
-    kept = Kept[str]()
+    kept = PrefixCache[str]()
     kept.put([A, B], "b behind a", 1)
     assert "b behind a" == kept.get([A, B])
     assert [None, None, None] == [kept.get(other) for other in ([B], [A], [C, A, B])]
@@ -29,7 +29,7 @@ def test_what_was_put_is_found_behind_the_same_sections_only():
 
 
 def test_the_least_recently_used_go_first_when_the_bytes_are_full():
-    kept = Kept[str](10)
+    kept = PrefixCache[str](10)
     kept.put([A], "a", 4)
     kept.put([B], "b", 4)
     kept.get([A])
@@ -38,7 +38,7 @@ def test_the_least_recently_used_go_first_when_the_bytes_are_full():
 
 
 def test_what_is_put_again_counts_once():
-    kept = Kept[str](10)
+    kept = PrefixCache[str](10)
     for _ in range(5):
         kept.put([A], "a", 6)
     kept.put([B], "b", 4)
@@ -46,14 +46,14 @@ def test_what_is_put_again_counts_once():
 
 
 def test_what_is_larger_than_the_bound_is_not_kept_and_drives_nothing_out():
-    kept = Kept[str](10)
+    kept = PrefixCache[str](10)
     kept.put([A], "a", 10)
     kept.put([B], "b", 11)
     assert ["a", None] == [kept.get([one]) for one in (A, B)]
 
 
 def test_sections_are_held_when_each_is_but_for_those_before_and_those_of_no_token():
-    kept = Kept[str]()
+    kept = PrefixCache[str]()
     kept.put([A, B], "b", 1)
     assert not kept.holds([A, B])
     assert kept.holds([A, B], behind=1)
@@ -87,7 +87,7 @@ def read(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return real(rows, **options)
 
     monkeypatch.setattr(backend, name, counted)
-    monkeypatch.setattr(backend, "_kept", Kept())
+    monkeypatch.setattr(backend, "_kept", PrefixCache())
     backend.begin([])
     return lengths
 
@@ -120,7 +120,7 @@ def test_random_work_gives_the_bits_of_reading_all_whatever_is_kept(backend: Bac
     rng = seeded(52)
     pieces = sections_of(rng.randrange(2**32), 12, 7, 30, 1, 18)
     expected: dict[tuple[int, ...], np.ndarray] = {}
-    kept, nothing = Kept[Any](_bytes_of(backend, pieces[2]) * 3), Kept[Any](0)
+    kept, nothing = PrefixCache[Any](_bytes_of(backend, pieces[2]) * 3), PrefixCache[Any](0)
     for _ in range(scale(25, 1000)):
         order = tuple(rng.randrange(5) for _ in range(rng.randint(0, 4)))
         sections = [pieces[n] for n in order]
@@ -135,12 +135,12 @@ def test_random_work_gives_the_bits_of_reading_all_whatever_is_kept(backend: Bac
         backend.begin(sections, slot=rng.randrange(backend.slots) if rng.random() < 0.5 else 0)
         backend.begin(sections)
         assert np.array_equal(expected[order], backend.step([99, 100])), order
-        if backend.worn:
+        if backend.fragmented:
             backend.rest()
 
 
 def _bytes_of(backend: Backend, section: list[int]) -> int:
-    backend._kept = Kept()
+    backend._kept = PrefixCache()
     backend.begin([])
     backend.begin([section])
     return backend._kept._bytes
@@ -151,10 +151,10 @@ def test_a_backend_tells_what_it_would_not_have_to_read(backend: Backend, read: 
     pieces = sections_of(rng.randrange(2**32), 12, 7, 30)
     for _ in range(scale(30, 500)):
         sections = [pieces[rng.randrange(3)] for _ in range(rng.randint(0, 3))]
-        told, before = backend.keeps(sections), len(read)
+        told, before = backend.is_cached(sections), len(read)
         backend.begin(sections)
         assert told == (before == len(read))
-        assert backend.keeps(sections)
+        assert backend.is_cached(sections)
         backend.begin([])
 
 
@@ -162,11 +162,11 @@ def test_a_section_that_every_prompt_begins_with_outlives_those_that_few_have(ba
     """Also while slots hold it, and need not get it: another contract's prompt between two does not cost it."""
     contract, other, *cases = sections_of(57, 40, 20, *[20] * 8)
     room = _bytes_of(backend, contract) + 4 * _bytes_of(backend, cases[0])
-    backend._kept = Kept(room)
+    backend._kept = PrefixCache(room)
     for _ in range(3):
         for case in cases:
             backend.begin([contract, case])
-            assert backend.keeps([contract, case])
+            assert backend.is_cached([contract, case])
     read.clear()
     backend.begin([other])
     backend.begin([contract, cases[-1]])
@@ -175,13 +175,13 @@ def test_a_section_that_every_prompt_begins_with_outlives_those_that_few_have(ba
 
 def test_what_every_slot_holds_need_not_be_kept(backend: Backend, read: list[int]):
     contract, case = sections_of(58, 40, 20)
-    backend._kept = Kept(0)
+    backend._kept = PrefixCache(0)
     for slot in range(backend.slots):
-        assert not backend.keeps([contract, case])
+        assert not backend.is_cached([contract, case])
         backend.begin([contract, case], slot=slot)
         if isinstance(backend, LlamaBackend):
             break  # slots share cells
-    assert backend.keeps([contract, case])
+    assert backend.is_cached([contract, case])
 
 
 def test_what_forks_wrote_is_not_kept(backend: Backend, read: list[int]):
@@ -213,7 +213,7 @@ def test_a_kept_section_that_cannot_be_put_back_is_read(
 
 
 def test_a_library_that_fails_to_put_it_back_is_a_refusal_and_the_prompt_is_forgotten(
-    tiny_vino: SeatedBackend, monkeypatch: pytest.MonkeyPatch
+    tiny_vino: PrefixCachingBackend, monkeypatch: pytest.MonkeyPatch
 ):
     from sds.models.protocol import BackendError
 

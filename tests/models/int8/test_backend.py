@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sds.models.catalog.batch_variance import shape_noise
-from sds.models.files.rotation import Turn
+from sds.models.catalog.batch_variance import batch_variance
+from sds.models.files.rotation import Rotation
 from sds.models.int8 import backend as integer
 from sds.models.int8.backend import IntegerBackend
 from sds.models.int8.library import product
@@ -100,7 +100,7 @@ def test_rows_have_the_bits_they_have_alone(precision: Dtype):
 def unturned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let states be as the model has them: weights that are whole numbers then stay whole."""
     monkeypatch.setattr(
-        integer, "turn", lambda width: Turn(np.ones(width, np.float32), (np.eye(width, dtype=np.float32),))
+        integer, "turn", lambda width: Rotation(np.ones(width, np.float32), (np.eye(width, dtype=np.float32),))
     )
 
 
@@ -219,7 +219,7 @@ def test_cuts_company_forks_and_threads_show_nowhere(
                 said[row.slot] += row.tokens
                 alone.begin([[*common, *said[row.slot][:-1]]])
                 assert np.array_equal(alone.step(said[row.slot][-1:]), logits[0])
-    assert 0.0 == shape_noise(together)
+    assert 0.0 == batch_variance(together)
 
 
 def test_more_trees_than_a_call_holds_show_it_nowhere(

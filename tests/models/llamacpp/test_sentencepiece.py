@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sds.decoding.decoder import decode
-from sds.grammars.tokens.compiler import Planner
-from sds.grammars.tokens.selftest import prove_alive
+from sds.grammars.tokens.compiler import GrammarCompiler
+from sds.grammars.tokens.selftest import check_mask_constrains
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import BackendError, prompt_sections
 from tests.model_fixtures import CONTEXT_REF, TINY_THREADS, refund_envelope
@@ -49,11 +49,11 @@ def test_a_text_comes_back_without_a_space_of_the_tokenizers(backend: LlamaBacke
 
 
 def test_its_mask_is_alive_and_it_decides(backend: LlamaBackend):
-    prove_alive(backend)
+    check_mask_constrains(backend)
     decided = decode(
         backend,
         prompt_sections(backend, "Decide.", "Claim: late."),
-        Planner(backend).walk(refund_envelope(), CONTEXT_REF),
+        GrammarCompiler(backend).walk(refund_envelope(), CONTEXT_REF),
         tokens_max=2000,
         now_ms=lambda: 0,
         deadline_ms=60_000,

@@ -72,8 +72,8 @@ def test_the_text_that_recurs_is_read_once(tmp_path: Path, make: Make, monkeypat
     backend.step([5])
     backend.begin(second)
     assert [len(first[0]), len(first[1]), 1, len(second[1])] == read
-    assert not backend.keeps(first)
-    assert backend.keeps(second)
+    assert not backend.is_cached(first)
+    assert backend.is_cached(second)
     backend.close()
 
 

@@ -11,7 +11,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 
-from sds.models.catalog.batch_variance import shape_noise
+from sds.models.catalog.batch_variance import batch_variance
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.openvino_.backend import OpenvinoBackend
 from sds.models.openvino_.dtypes import computes_in_bf16, computes_in_int8
@@ -212,7 +212,7 @@ def test_whatever_its_company_a_row_gets_the_bits_it_gets_alone(
                     assert np.array_equal(logits, found[row.slot])
             shared += len(rows)
     assert shared > 5
-    assert 0.0 == shape_noise(together)
+    assert 0.0 == batch_variance(together)
 
 
 @pytest.fixture

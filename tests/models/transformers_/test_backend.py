@@ -18,8 +18,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from sds.engines.factory import open_backend, open_engine
-from sds.grammars.tokens.compiler import Planner
-from sds.grammars.tokens.selftest import prove_alive
+from sds.grammars.tokens.compiler import GrammarCompiler
+from sds.grammars.tokens.selftest import check_mask_constrains
 from sds.kernel.errors import ModelError
 from sds.models.catalog.catalog import embedded_model
 from sds.models.llamacpp.backend import LlamaBackend
@@ -116,7 +116,7 @@ def test_a_gguf_is_de_quantised_and_keeps_its_tokens_and_frame(
     for special in (False, True):
         assert tiny.tokenize(text, special=special) == backend.tokenize(text, special=special)
     assert (tiny.frame(), tiny.fingerprint) == (backend.frame(), backend.fingerprint)
-    prove_alive(backend)
+    check_mask_constrains(backend)
     backend.close()
     with pytest.raises(BackendError, match="the model is closed"):
         backend.tokenize(b"x", special=False)
@@ -156,8 +156,8 @@ def test_entries_beyond_the_tokenizer_have_no_piece_and_are_never_permitted(fold
     backend = opened(folder)
     assert 49152 + PADDING == backend.vocab_size
     assert {b""} == {backend.piece(token) for token in range(49152, backend.vocab_size)}
-    prove_alive(backend)
-    walk = Planner(backend).walk(refund_envelope(), CONTEXT_REF)
+    check_mask_constrains(backend)
+    walk = GrammarCompiler(backend).walk(refund_envelope(), CONTEXT_REF)
     walk.forced()
     while not walk.finished:
         tokens = walk.fork().tokens
@@ -191,7 +191,7 @@ def test_a_metaspace_tokenizer_spells_bytes_exactly(folder: Path):
     assert [vocab["pay"], vocab["▁pay"]] == backend.tokenize(b"pay pay", special=False)
     assert [1] == backend.tokenize(b"<s>", special=True)
     assert backend.frame().before_system.startswith("<s>")
-    prove_alive(backend)
+    check_mask_constrains(backend)
     backend.close()
 
 

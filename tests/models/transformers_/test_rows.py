@@ -13,7 +13,7 @@ import torch
 
 from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, Row
 from sds.models.transformers_.backend import HfBackend
-from sds.models.transformers_.kv_cache import Cells, OwnCaches
+from sds.models.transformers_.kv_cache import OwnCaches, TensorKVCache
 from tests.model_fixtures import TINY_THREADS
 from tests.models.conftest import SLOTS, edit
 from tests.models.test_backends import sections_of
@@ -51,7 +51,7 @@ def calls_of(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
 
 
 def test_a_model_of_full_attention_takes_cells_and_one_with_windows_does_not(several: HfBackend, own_caches: HfBackend):
-    assert (Cells, OwnCaches) == (type(several._store), type(own_caches._store))
+    assert (TensorKVCache, OwnCaches) == (type(several._store), type(own_caches._store))
 
 
 def test_a_model_that_turns_by_its_longest_row_runs_one_row_at_a_time(
@@ -274,9 +274,9 @@ def test_forks_for_which_there_was_no_memory_find_it_when_there_is(
     backend = HfBackend(tiny_folder(1), threads=TINY_THREADS)
     backend.begin([[20, 21, 22]])
     expected = backend.step([23])
-    moved, calls = Cells._moved, 0
+    moved, calls = TensorKVCache._moved, 0
 
-    def scarce(cells: Cells, stored: torch.Tensor, seats: int) -> torch.Tensor:
+    def scarce(cells: TensorKVCache, stored: torch.Tensor, seats: int) -> torch.Tensor:
         nonlocal calls
         calls += 1
         if calls == nth:
@@ -285,7 +285,7 @@ def test_forks_for_which_there_was_no_memory_find_it_when_there_is(
 
     backend.begin([[20, 21, 22]])
     with monkeypatch.context() as scarcity:
-        scarcity.setattr(Cells, "_moved", scarce)
+        scarcity.setattr(TensorKVCache, "_moved", scarce)
         with pytest.raises(BackendError, match="no memory"):
             backend.run([Row(backend.fork(0), [23])])
     backend.begin([[20, 21, 22]])
@@ -354,7 +354,7 @@ def test_half_precision_takes_cells_and_rows_stay_close_to_what_they_are_alone(
     dtype: str, tiny_folder: Callable[[int], Path]
 ):
     backend = HfBackend(tiny_folder(1), threads=TINY_THREADS, dtype=dtype, slots=2)  # type: ignore[arg-type]
-    assert Cells is type(backend._store)
+    assert TensorKVCache is type(backend._store)
     texts = sections_of(22, 20, 5)
     for slot, text in enumerate(texts):
         backend.begin([text], slot=slot)
