@@ -5,23 +5,61 @@
     with Gate.load("refund") as gate:
         answer = gate.decide({"claim_id": "...", "ticket_id": "...", "claim_text": "..."})
 
-Importing `sds` loads nothing else: the model's libraries come with the first `Gate`.
+What `__all__` names is what a gate of one's own is written with; where it lies inside may change. Importing `sds` loads
+nothing else: each name is loaded when it is first asked for, the model's libraries with the first `Gate`.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sds.engines.protocol import Engine
     from sds.gate import Gate
+    from sds.kernel.contract.schema import Contract, load_contract, parse_contract
+    from sds.kernel.envelope.state import StateRead, StateSource
+    from sds.kernel.errors import ExecutorError, SdsError, StateError, UsageError, WorldError
+    from sds.kernel.executor.protocol import ExecutionIntent, Executor, Receipt
+    from sds.kernel.executor.statement import StatementLine
+    from sds.kernel.flow.answer import Answer
 
-__all__ = ["Gate"]
+__all__ = [
+    "Answer",
+    "Contract",
+    "Engine",
+    "ExecutionIntent",
+    "Executor",
+    "ExecutorError",
+    "Gate",
+    "Receipt",
+    "SdsError",
+    "StateError",
+    "StateRead",
+    "StateSource",
+    "StatementLine",
+    "UsageError",
+    "WorldError",
+    "load_contract",
+    "parse_contract",
+]
 __version__ = "0.1.0"
+
+_HOME = {
+    "sds.engines.protocol": ("Engine",),
+    "sds.gate": ("Gate",),
+    "sds.kernel.contract.schema": ("Contract", "load_contract", "parse_contract"),
+    "sds.kernel.envelope.state": ("StateRead", "StateSource"),
+    "sds.kernel.errors": ("ExecutorError", "SdsError", "StateError", "UsageError", "WorldError"),
+    "sds.kernel.executor.protocol": ("ExecutionIntent", "Executor", "Receipt"),
+    "sds.kernel.executor.statement": ("StatementLine",),
+    "sds.kernel.flow.answer": ("Answer",),
+}
 
 
 def __getattr__(name: str) -> object:
-    if name == "Gate":
-        from sds.gate import Gate  # noqa: PLC0415  lazily: importing `sds` must stay free
-
-        return Gate
+    for module, names in _HOME.items():
+        if name in names:
+            found: object = getattr(import_module(module), name)
+            return found
     raise AttributeError(f"module `sds` has no attribute `{name}`")

@@ -6,13 +6,13 @@ import os
 import sys
 import traceback
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
 
-from sds import __version__
 from sds.cli.common import A_GOOD_EVENT, plain
 from sds.cli.decisions import decide, escalations, run
 from sds.cli.records import erase, keys, reconcile, record, replay
@@ -50,7 +50,7 @@ bench.add_to(app)
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(__version__)
+        typer.echo(version("sovereign-decision-stream"))
         raise typer.Exit
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import typer
 
-from sds import __version__
 from sds.cli.common import ModelPath, counted, recorded
 from sds.cli.engines import (
     AsIs,
@@ -109,7 +108,7 @@ def _versions() -> str:
 
     optional = [f"{name} {found}" for name in _SHOWN_IF_INSTALLED if (found := installed(name))]
     libraries = ", ".join([*(f"{name} {version(name)}" for name in _SHOWN), *optional])
-    return f"sds {__version__}, python {platform.python_version()}, sqlite {sqlite3.sqlite_version}, {libraries}"
+    return f"sds {version('sovereign-decision-stream')}, python {platform.python_version()}, sqlite {sqlite3.sqlite_version}, {libraries}"
 
 
 def _model(opened: AbstractContextManager[Engine]) -> str:

@@ -22,7 +22,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import sds
 from sds.kernel.errors import ExecutorError, StateError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.executor.statement import StatementLine
@@ -69,7 +68,7 @@ class RailProcess:
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            cwd=Path(sds.__file__).parents[1],
+            cwd=Path(__file__).parents[4],
             umask=0o077,  # its file lies beside the record
             start_new_session=True,  # an interrupt typed at the terminal is ours to handle, not the rail's
         )
