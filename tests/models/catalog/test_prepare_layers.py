@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from sds.models.catalog import prepare
-from sds.models.catalog.catalog import compiled_passes, embedded_model, prepared
+from sds.models.catalog.catalog import embedded_model, prepared
+from sds.models.int8.sources import compiled_passes
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend, BackendError
 from tests.model_fixtures import TINY_THREADS
