@@ -52,7 +52,7 @@ def test_decisions_run_in_them_and_are_replayed_bit_for_bit(installed: tuple[Pat
 def test_those_that_were_compiled_of_other_sources_are_measured_anew(
     installed: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog, "passes_sources", lambda: "0" * 12)
+    monkeypatch.setattr(catalog, "compiled_passes", lambda: "0" * 12)
     with pytest.raises(BackendError, match="measured on another machine or with other libraries"):
         prepared(*installed)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from sds.models.catalog.catalog import this_machine
 from sds.models.int8 import backend as integer
 from sds.models.int8 import library
 from sds.models.int8.backend import IntegerBackend
@@ -47,14 +46,9 @@ def test_a_type_they_do_not_compute_in(tmp_path: Path):
 
 @pytest.mark.parametrize("features", ["", "avx", "avx2", "avx512f avx512_vnni fma"])
 def test_another_processor(features: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    machine = replace_features(features)
-    monkeypatch.setattr(library, "this_machine", lambda: machine)
+    monkeypatch.setattr(library, "cpu_features", lambda: {*features.split()})
     said = "integer passes are written for processors with AVX2, or AVX-512 and VNNI"
     assert (said, "choose llamacpp or openvino") == refused(llama_gguf(tmp_path / "model.gguf", OWN))
-
-
-def replace_features(features: str) -> object:
-    return this_machine().model_copy(update={"features": features})
 
 
 def test_what_was_not_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -15,7 +15,7 @@ import pytest
 
 from sds.engines.factory import runtime_facts
 from sds.models.cache import kv_cache
-from sds.models.catalog.catalog import this_machine
+from sds.models.files.cpu import cpu_features
 from sds.models.files.llama_weights import Weights
 from sds.models.openvino_ import backend as openvino
 from sds.models.openvino_ import dtypes
@@ -225,7 +225,7 @@ def test_a_type_it_does_not_compute_in(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "unread.gguf"
     error = refused(path, dtype="fp16")
     assert ("OpenVINO does not compute in fp16 here", "choose fp32, bf16, int8, int8-bf16") == (str(error), error.hint)
-    monkeypatch.setattr(dtypes, "WHOLE_PRODUCTS", {*this_machine().features.split()})
+    monkeypatch.setattr(dtypes, "WHOLE_PRODUCTS", cpu_features())
     monkeypatch.setattr(dtypes, "computes_in_bf16", lambda: False)
     for dtype, mend in (("bf16", "fp32"), ("int8-bf16", "int8")):
         error = refused(path, dtype=dtype)
