@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sds.models.files.cpu import processor
+from sds.models.files.cpu import cpu
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.int8.sources import compiled_passes
 from sds.models.protocol import BackendError, Dtype, Library
@@ -160,9 +160,9 @@ def through(weights: str, library: Library, dtype: Dtype | None) -> str:
 
 
 def this_machine() -> Machine:
-    cpu, features = processor()
+    name, features = cpu()
     return Machine(
-        cpu=cpu,
+        cpu=name,
         features=features,
         cores=os.cpu_count() or 1,
         llama_cpp_python=version("llama-cpp-python"),

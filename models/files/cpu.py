@@ -1,18 +1,19 @@
-"""This machine's processor, from /proc/cpuinfo."""
+"""The processor of this machine, as far as products of matrices go."""
 
 from __future__ import annotations
 
 import platform
 from pathlib import Path
 
+CPUINFO = Path("/proc/cpuinfo")
 CPU_BYTES_MAX = 1 << 16
-_FEATURES = ("amx", "avx", "f16c", "fma", "asimd", "bf16", "i8mm", "sve")  # what matters to products of matrices
+_FEATURES = ("amx", "avx", "f16c", "fma", "asimd", "bf16", "i8mm", "sve")
 
 
-def processor() -> tuple[str, str]:
-    """Return its name, and those features that matter to products of matrices, by name, with spaces between."""
+def cpu() -> tuple[str, str]:
+    """Return the processor's name, and its features that matter, sorted, with spaces between."""
     try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+        with CPUINFO.open(encoding="utf-8", errors="replace") as file:
             lines = file.read(CPU_BYTES_MAX).splitlines()
     except OSError:
         return platform.processor() or platform.machine(), ""
@@ -21,5 +22,5 @@ def processor() -> tuple[str, str]:
     return fields.get("model name", platform.machine()), " ".join(sorted(f for f in flags if f.startswith(_FEATURES)))
 
 
-def cpu_features() -> frozenset[str]:
-    return frozenset(processor()[1].split())
+def cpu_features() -> set[str]:
+    return set(cpu()[1].split())

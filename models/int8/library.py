@@ -103,7 +103,8 @@ class PassesLibrary:
 
 def kind_here() -> str:
     """Return for which kind of processor they run here. Raises BackendError."""
-    found = next((kind for kind, needed in KINDS.items() if needed <= cpu_features()), None)
+    features = cpu_features()
+    found = next((kind for kind, needed in KINDS.items() if needed <= features), None)
     if found is None:
         raise BackendError(
             "integer passes are written for processors with AVX2, or AVX-512 and VNNI",

@@ -1,11 +1,11 @@
-"""The C++ sources of the int8 engine, and whether they were compiled here. No library is loaded for it."""
+"""The C++ sources of the int8 engine (`native/`), and of which of them it was compiled."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
 
-PASSES = Path(__file__).parent / "native"
+PASSES = Path(__file__).parent / "native"  # the sources, and what was compiled of them
 
 
 def passes_sources() -> str:
@@ -17,5 +17,5 @@ def passes_sources() -> str:
 
 
 def compiled_passes() -> str | None:
-    """Return of which sources they were compiled, None: they were not."""
+    """Return of which sources the engine was compiled, None: it was not."""
     return passes_sources() if any(PASSES.glob("*.so")) else None

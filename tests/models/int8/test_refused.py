@@ -46,7 +46,7 @@ def test_a_type_they_do_not_compute_in(tmp_path: Path):
 
 @pytest.mark.parametrize("features", ["", "avx", "avx2", "avx512f avx512_vnni fma"])
 def test_another_processor(features: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(library, "cpu_features", lambda: {*features.split()})
+    monkeypatch.setattr(library, "cpu_features", lambda: set(features.split()))
     said = "integer passes are written for processors with AVX2, or AVX-512 and VNNI"
     assert (said, "choose llamacpp or openvino") == refused(llama_gguf(tmp_path / "model.gguf", OWN))
 
