@@ -156,7 +156,7 @@ def test_a_type_too_far_from_the_exact_weights_is_never_kept(tiny_path: Callable
 _CHILD = """
 import os, signal, sys, time
 from pathlib import Path
-from sds.models import prepare
+from sds.models.catalog import prepare
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
