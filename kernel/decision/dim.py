@@ -142,7 +142,8 @@ def authority_gate(
     if not now.contract_hash == packet.contract_hash == contract.hash:
         why = "the flow is not, or no longer, under the contract of this packet"
         reasons.append(Reason(2, "CONTRACT_REVOKED", why))
-    return reasons + [Reason(2, code, message) for code, message in objections if code != "SCHEMA_INVALID"]
+    reasons += [Reason(2, code, message) for code, message in objections if code != "SCHEMA_INVALID"]
+    return reasons
 
 
 def state_gate(packet: DecisionPacket, proposal: Proposal | None, now_ms: int) -> list[Reason]:
@@ -157,8 +158,10 @@ def state_gate(packet: DecisionPacket, proposal: Proposal | None, now_ms: int) -
 
 def resources_gate(contract: Contract, proposal: Proposal | None, held: frozenset[str]) -> list[Reason]:
     """Gate 4: nobody else holds what it draws on."""
-    kind = contract.kinds.get(proposal.action) if proposal is not None else None
-    taken = sorted(path for path in kind.draws if path in held) if kind else ()
+    kind = contract.kinds.get(proposal.action) if proposal is not None and held else None
+    if kind is None:
+        return []
+    taken = sorted(held.intersection(kind.draws))
     return [Reason(4, "RESOURCE_CONTENTION", f"`{path}` is reserved by another decision") for path in taken]
 
 
