@@ -71,7 +71,7 @@ class Row:
 
 
 class Backend(Protocol):
-    """A model with a cache for some prompts. Every method may raise `BackendError`; after one, go on with `begin`.
+    """A model with a cache for some prompts. Every method may raise `BackendError`; after one, go on with `prefill`.
 
     The prompts are in the slots 0 .. slots - 1; a fork is in a slot of its own until it is dropped.
     """
@@ -110,12 +110,12 @@ class Backend(Protocol):
 
     @property
     def fragmented(self) -> bool:
-        """Whether nobody new should begin until those under way have ended and `rest` was called.
+        """Whether nobody new should begin until those under way have ended and `defragment` was called.
 
-        Going on without a rest ends in a `BackendError` at some time, after which no slot holds anything.
+        Going on without it ends in a `BackendError` at some time, after which no slot holds anything.
         """
 
-    def rest(self) -> None:
+    def defragment(self) -> None:
         """Give back what past prompts left behind. No prompt may be under way: each slot must be begun anew."""
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]:
@@ -126,7 +126,7 @@ class Backend(Protocol):
 
     def frame(self) -> ChatFrame: ...
 
-    def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
+    def prefill(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         """Make `slot` hold exactly these sections, in order.
 
         Every section is decoded in passes of its own, so where passes are cut never depends on what was cached:
@@ -135,9 +135,9 @@ class Backend(Protocol):
         """
 
     def is_cached(self, sections: Sequence[Sequence[int]]) -> bool:
-        """Tell whether `begin` would have to read nothing of these sections, whatever the slot."""
+        """Tell whether `prefill` would have to read nothing of these sections, whatever the slot."""
 
-    def step(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
+    def forward_one(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
         """Append at least one token in one pass; return the logits after the last one, shape [vocab_size]."""
 
     def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
@@ -153,16 +153,6 @@ class Backend(Protocol):
     def drop(self, fork: int) -> None:
         """Give a fork's slot back."""
 
-    def hidden(
-        self, sections: Sequence[Sequence[int]], *, span: tuple[int, int] | None = None, layer: int | None = None
-    ) -> NDArray[np.float32]:
-        """Return the hidden state after these sections, shape [width]: at the last position, or the mean over the
-        positions `span` (from, to) of the last section. `layer`: how many layers were passed, None: all; raises
-        BackendError for one that the library does not hand out. The state is past the model's final norm, whatever the
-        layer: what a whole model says of a layer is what one that was cut after it says. Slot 0 holds the sections
-        afterwards.
-        """
-
     def close(self) -> None: ...
 
 
@@ -170,7 +160,7 @@ class Backend(Protocol):
 class Replicable(Protocol):
     """A backend whose weights others can share."""
 
-    def beside(self, *, threads: int, slots: int = 1) -> Backend:
+    def replica(self, *, threads: int, slots: int = 1) -> Backend:
         """Return another backend over the same weights, for another thread. Raises BackendError."""
 
 

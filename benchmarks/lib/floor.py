@@ -110,10 +110,10 @@ class Recorded:
     def clear(self) -> None:
         self._noted = []
 
-    def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
+    def prefill(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         self.sections = list(sections)
         self.kept = self.backend.is_cached(sections)
-        self.backend.begin(sections, slot=slot)
+        self.backend.prefill(sections, slot=slot)
 
     def fork(self, slot: int) -> int:
         made = self.backend.fork(slot)
@@ -141,7 +141,7 @@ class Recorded:
 
     def bare_ms(self) -> float:
         """Run the noted passes once more, and nothing else; return what they took."""
-        self.backend.begin(self.sections)
+        self.backend.prefill(self.sections)
         forks = dict[int, int]()
         took_s = 0.0
         for noted in self._noted:

@@ -26,7 +26,8 @@ from sds.kernel.flow import decision_record, escalation_budget, undecided
 from sds.kernel.flow.decision_record import Attempt
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.states import CONTENTION, EXECUTOR_DOWN, NOT_DECIDED, State, walk
-from sds.kernel.registry import contract_versions, registry, reservations, spend
+from sds.kernel.registry import registry, reservations, spend
+from sds.kernel.registry.authority import authority_now
 from sds.kernel.storage.store import Store
 
 # What an operator, a deployment, another flow or the load did while the flow was open is not held against the agent.
@@ -121,14 +122,10 @@ class Committer:
 
     def _revoked(self, attempt: Attempt, created_at_ms: int) -> str | None:
         """Tell whether authority has been withdrawn, or has run out, since."""
-        known = registry.lookup(self._store, self._contract.agent_id)
-        if known is None or not known.active:
-            return "AGENT_SUSPENDED"
-        if known.halted:
-            return "HALTED"
-        bound = contract_versions.of_flow(self._store, attempt.packet.dfid)
-        if bound is None or not bound.contract_hash == self._contract_hash == attempt.packet.contract_hash:
-            return "CONTRACT_REVOKED"
+        authority = authority_now(self._store, self._contract.agent_id, attempt.packet.dfid)
+        code = authority.withdrawn(self._contract_hash)
+        if code is not None or attempt.packet.contract_hash != self._contract_hash:
+            return code or "CONTRACT_REVOKED"
         return "PROPOSAL_EXPIRED" if attempt.now_ms > created_at_ms + self._contract.budget.ttl_ms else None
 
     def _moved(self, attempt: Attempt, observed: LiveState) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.dim import Verdict
 from sds.kernel.decision.packet import DecisionPacket
-from sds.kernel.registry import contract_versions, registry
+from sds.kernel.registry import registry
+from sds.kernel.registry.authority import authority_now
 from sds.kernel.storage.store import Reader, Store
 
 EXHAUSTED = "escalation budget exhausted"
@@ -69,19 +70,16 @@ def left(store: Reader, agent_id: str, per_hour: int, now_ms: int) -> int:
 
 def charge(store: Store, contract: Contract, packet: DecisionPacket, verdict: Verdict, now_ms: int) -> Charge:
     """Spend what an escalation costs, inside the caller's transaction, which writes `spent` down with it."""
-    agent = registry.lookup(store, packet.agent_id)
-    bound = contract_versions.of_flow(store, packet.dfid)
-    under = bound is not None and bound.contract_hash == contract.hash
-    if agent is None or not agent.active or agent.halted or not under:
+    if authority_now(store, packet.agent_id, packet.dfid).withdrawn(contract.hash) is not None:
         return Charge()
     spent = None
     if _charged(packet, verdict):
-        now = level(store, agent.agent_id, contract.escalation.per_hour, now_ms)
+        now = level(store, packet.agent_id, contract.escalation.per_hour, now_ms)
         if now.parts < PARTS:
             return Charge(moves_to=("SUSPENDED", EXHAUSTED))
         spent = Level(now.parts - PARTS, now.at_ms)
         store.run(
-            "INSERT OR REPLACE INTO escalation_budgets VALUES (?, ?, ?)", (agent.agent_id, spent.parts, spent.at_ms)
+            "INSERT OR REPLACE INTO escalation_budgets VALUES (?, ?, ?)", (packet.agent_id, spent.parts, spent.at_ms)
         )
     why = f"waits for a human: {verdict.reason_code}"
     return Charge(spent, ("ESCALATED", why) if contract.escalation.pauses_agent else None)

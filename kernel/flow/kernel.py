@@ -36,10 +36,13 @@ from sds.kernel.flow.commit import Committer
 from sds.kernel.flow.decision_record import Attempt
 from sds.kernel.flow.dispatch import Dispatcher, Log, no_log
 from sds.kernel.flow.wholeness import Wholeness
-from sds.kernel.registry import contract_versions, registry, reservations, spend
+from sds.kernel.registry import registry, reservations, spend
+from sds.kernel.registry.authority import authority_now
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.store import Store
 from sds.kernel.storage.vault import PROPOSAL, Texts
+
+PREVIEW = "preview"  # in the place of a flow's id, in the packet of no flow
 
 
 def bytes_of(text: str) -> int:
@@ -111,12 +114,12 @@ class Kernel:
 
     def preview(self, event: intake.Event) -> DecisionPacket:
         """Compile the packet an event would get now, claiming and recording nothing."""
-        return self._compile(intake.Claim("preview", event))
+        return self._compile(intake.Claim(PREVIEW, event))
 
     def _compile(self, claimed: intake.Claim) -> DecisionPacket:
         now_ms = self._now_ms()
         memory, unread = self._remember(claimed.event.key, now_ms)
-        seen = self.observe(claimed.event.key, now_ms, dfid=claimed.dfid)
+        seen = self.observe(claimed.event.key, now_ms, dfid="" if claimed.dfid == PREVIEW else claimed.dfid)
         if unread:
             seen = replace(seen, situation=replace(seen.situation, context_whole=False), notes=(*seen.notes, unread))
         envelope, notes = self.envelope(seen.situation), seen.notes
@@ -172,22 +175,19 @@ class Kernel:
             notes += wrong
         spending = spend.scopes(self.contract, fields, now_ms)
         artifacts, faults = self._shelf.read()
-        known = registry.lookup(self.store, self.contract.agent_id)
-        bound = contract_versions.of_flow(self.store, dfid) or contract_versions.of_agent(
-            self.store, self.contract.agent_id
-        )
+        authority = authority_now(self.store, self.contract.agent_id, dfid)
         situation = EnvelopeInputs(
             fields=fields,
-            agent_active=known is not None and known.active and bound.contract_hash == self._contract_hash,
+            agent_active=authority.active and authority.contract_hash == self._contract_hash,
             in_effect=now_ms >= self._effective_ms,
-            halted=known is not None and known.halted,
+            halted=authority.halted,
             spend_left=spend.left(self.store, self.contract, spending, without=without),
             artifacts=artifacts,
             context_whole=not faults,
         )
         notes += [*standing_notes(situation), *faults]
         version = read.version if read else ""
-        return LiveState(situation, version, draws.epochs, bound.contract_hash, tuple(notes))
+        return LiveState(situation, version, draws.epochs, authority.contract_hash, tuple(notes))
 
     def _read(self, key: str) -> tuple[StateRead | None, list[str]]:
         """Read live state; state that cannot be read, or is none, is state that is not there."""
@@ -254,15 +254,15 @@ class Kernel:
         return dim.judge(self.contract, packet, data, self._standing(packet), decoding, self._now_ms())
 
     def _standing(self, packet: DecisionPacket) -> AuthorityState:
-        known = registry.lookup(self.store, packet.agent_id)
-        bound = contract_versions.of_flow(self.store, packet.dfid) or contract_versions.Binding()
+        authority = authority_now(self.store, packet.agent_id, packet.dfid)
         rejected, spent = context_store.rejected(self.store, packet.dfid)
+        under = authority.contract_hash == packet.contract_hash
         return AuthorityState(
-            agent_active=known is not None and known.active,
-            halted=known is not None and known.halted,
-            contract_hash=bound.contract_hash,
+            agent_active=authority.active,
+            halted=authority.halted,
+            contract_hash=authority.contract_hash,
             # of another contract there is no mission to compare: gate 2 objects, and a human may still be asked
-            mission_hash=bound.mission_hash if bound.contract_hash == packet.contract_hash else packet.mission_hash,
+            mission_hash=authority.mission_hash if under else packet.mission_hash,
             held=reservations.read_draws(self.store, self.contract, packet.key).held,
             tokens_spent=spent,
             rejected=rejected,

@@ -24,7 +24,7 @@ from sds.kernel.flow.decision_record import SEALED, seal
 from sds.kernel.flow.states import State
 from sds.kernel.flow.triggers import event_fields
 from sds.kernel.operations.statement_cases import difference_in
-from sds.kernel.registry.contract_texts import recorded_contract
+from sds.kernel.registry.contract_versions import recorded_contract
 from sds.kernel.saga.state import DIRTY
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store

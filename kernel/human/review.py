@@ -34,7 +34,8 @@ from sds.kernel.flow.states import State, walk
 from sds.kernel.human import cases
 from sds.kernel.human.cases import Case, Decision, HumanDecision
 from sds.kernel.human.parsing import looked_at, moved_since, parse_change, said, seen_id, unacknowledged
-from sds.kernel.registry import contract_versions, registry, reservations, spend
+from sds.kernel.registry import registry, reservations, spend
+from sds.kernel.registry.authority import Authority, authority_now
 from sds.kernel.saga import state as saga
 
 
@@ -118,9 +119,10 @@ class HumanReview:
         return CaseView(packet, seen, seen_id(self._policy, case, snapshot.fields), moved)
 
     def _in_force(self) -> bool:
-        known = registry.lookup(self._store, self.contract.agent_id)
-        bound = contract_versions.of_agent(self._store, self.contract.agent_id)  # empty when it is revoked
-        return known is not None and known.status != "RETIRED" and bound.contract_hash == self._kernel.contract.hash
+        return self._permits(authority_now(self._store, self.contract.agent_id))
+
+    def _permits(self, authority: Authority) -> bool:
+        return authority.in_service and authority.contract_hash == self._kernel.contract.hash
 
     def resolve(self, dfid: str, wanted: Resolution) -> Answer:
         """Carry out what a human decided about an escalated case, exactly once; return the answer it then has.
@@ -184,13 +186,13 @@ class HumanReview:
 
     def _judge(self, packet: DecisionPacket, data: bytes) -> Verdict:
         """Return the five gates' acceptance of a human's decision. Raises UsageError with everything they object to."""
-        known = registry.lookup(self._store, packet.agent_id)
-        in_force = self._in_force()
+        authority = authority_now(self._store, packet.agent_id)
+        in_force = self._permits(authority)
         standing = AuthorityState(
             agent_active=in_force,
-            halted=known is None or known.halted,
+            halted=authority.halted,
             contract_hash=self._contract_hash if in_force else "",
-            mission_hash=known.mission_hash if known else "",
+            mission_hash=authority.mission_hash,
             held=reservations.read_draws(self._store, self.contract, packet.key).held,
         )
         verdict = dim.judge(self.contract, packet, data, standing, Decoding(), self._now_ms())
@@ -282,10 +284,10 @@ class HumanReview:
         return made, intent
 
     def _refuse_withdrawn(self, case: Case, look: CaseView, now_ms: int) -> None:
-        known = registry.lookup(self._store, self.contract.agent_id)
-        if known is None or known.halted:
+        authority = authority_now(self._store, self.contract.agent_id)
+        if authority.halted:
             raise UsageError("an operator has halted the system", reason_code="HALTED", dfid=case.dfid)
-        if not self._in_force():
+        if not self._permits(authority):
             raise UsageError("the contract is no longer in force", reason_code="CONTRACT_REVOKED", dfid=case.dfid)
         if now_ms > look.packet.expires_at_ms or not jit.in_age(self.contract, look.packet, now_ms):
             raise _moved(case, "the state was read too long ago", "try again")

@@ -57,10 +57,10 @@ def decision_times_ms(
 def _decision_ms(
     backend: Backend, static: list[int], passes: Sequence[list[int]], clock_s: Callable[[], float]
 ) -> float:
-    backend.begin([static])
+    backend.prefill([static])
     began = clock_s()
     for tokens in passes:
-        backend.step(tokens)
+        backend.forward_one(tokens)
     return (clock_s() - began) * 1000
 
 
@@ -79,8 +79,8 @@ def distributions(path: Path, library: Library, dtype: Dtype | None, threads: in
 def _along(backend: Backend, text: str) -> Distributions:
     tokens = backend.tokenize(text.encode(), special=False)
     first, *rest = (part.tolist() for part in np.array_split(np.asarray(tokens), PARTS + 1))
-    backend.begin([first])
-    return [_log_softmax(backend.step(part)) for part in rest]
+    backend.prefill([first])
+    return [_log_softmax(backend.forward_one(part)) for part in rest]
 
 
 def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -274,7 +274,7 @@ def _beside(first: NativeEngine, replicas: int, threads: int, now_ms: Callable[[
         opened.callback(first.close)
         engines = [first]
         for _ in range(replicas - 1):
-            engines.append(first.beside(threads=threads))
+            engines.append(first.replica(threads=threads))
             opened.callback(engines[-1].close)
         opened.pop_all()
     return Replicas(engines, now_ms=now_ms)

@@ -54,8 +54,8 @@ def _pass_ms(backend: Backend, tokens: list[int], pass_tokens: int) -> float:
 
 
 def _one_pass(backend: Backend, before: list[int], tokens: list[int]) -> float:
-    backend.begin([before])
-    _, ms = timed(lambda: backend.step(tokens))
+    backend.prefill([before])
+    _, ms = timed(lambda: backend.forward_one(tokens))
     return ms
 
 

@@ -90,18 +90,18 @@ def test_no_memory_while_it_is_opened(call: str, tmp_path: Path, monkeypatch: py
 
 def test_no_memory_for_a_pass_ends_that_prompt_alone(tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch):
     backend, real = IntegerBackend(tiny_path(1), threads=1), PassesLibrary.call
-    backend.begin([[20, 21]])
-    expected = backend.step([22])
+    backend.prefill([[20, 21]])
+    expected = backend.forward_one([22])
 
     def full(self: PassesLibrary, name: str, *arguments: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr(PassesLibrary, "call", full)
     with pytest.raises(BackendError, match="the model could not be run on 1 tokens: no memory"):
-        backend.step([23])
+        backend.forward_one([23])
     monkeypatch.setattr(PassesLibrary, "call", real)
-    backend.begin([[20, 21]])
-    assert (expected == backend.step([22])).all()
+    backend.prefill([[20, 21]])
+    assert (expected == backend.forward_one([22])).all()
     backend.close()
 
 
@@ -125,11 +125,11 @@ from sds.models.protocol import BackendError
 backend = IntegerBackend(Path(sys.argv[1]), threads=1)
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 try:
-    backend.beside(threads=2000)
+    backend.replica(threads=2000)
 except BackendError as error:
     print(error)
-backend.begin([[20]])
-print(backend.step([21]).shape[0] == backend.vocab_size)
+backend.prefill([[20]])
+print(backend.forward_one([21]).shape[0] == backend.vocab_size)
 """
 
 
