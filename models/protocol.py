@@ -6,6 +6,7 @@ thread. It does not mask, sample, stop or schedule; it does not know which of it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -16,14 +17,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Dtype = Literal["fp32", "bf16", "fp16", "int8", "int8-bf16", "int16"]
-# What is in int8, as records say it, and in what the rest is.
-IN_8_BITS = "all products with weights but those of the last layer, and the weights of the head"
-INT8_REST: dict[Dtype, Dtype] = {"int8": "fp32", "int8-bf16": "bf16"}
 Library = str  # the name of a backend, one of `models.catalog.backends`
 
 FOLDER_HINT = "name a GGUF file: a folder runs in transformers alone"
+CONTEXT_TOKENS = 4096  # of a slot, where nobody says it
 SLOTS_MAX = 64
 FORKS_MAX = 63  # of one backend, whatever its slots
+_DEVICE = re.compile(r"cpu|cuda(?::([0-9]{1,2}))?")
 
 
 # What ends a program, a thread or a generator. All else is a failure: the panic of a library in Rust is no `Exception`.
@@ -196,3 +196,39 @@ def prompt_sections(backend: ChatTokenizer, static: str, *dynamic: str) -> list[
     sections += [content(text) for text in dynamic]
     sections[-1] += control(frame.after_user)
     return [section for section in sections if section]
+
+
+def check_slots(slots: int) -> None:
+    if not 1 <= slots <= SLOTS_MAX:
+        raise BackendError(f"{slots} slots are not between 1 and {SLOTS_MAX}")
+
+
+def check_device(name: str) -> int | None:
+    """Return the number of the card that is named, None where none is. Only the form is checked: cpu, cuda, cuda:1."""
+    found = _DEVICE.fullmatch(name)
+    if found is None:
+        raise BackendError(f"`{name}` is no device", hint="cpu, cuda or cuda:NUMBER")
+    return int(found[1]) if found[1] else None
+
+
+def check_fits(tokens: int, context_tokens_max: int) -> None:
+    if tokens > context_tokens_max:
+        raise BackendError(
+            f"{tokens} tokens are more than the model's context of {context_tokens_max}",
+            hint="shorten the prompt or load the model with a larger context",
+        )
+
+
+def check_known(tokens: Sequence[int], vocab_size: int) -> None:
+    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+        raise BackendError("a token is outside the vocabulary")
+
+
+def check_rows(rows: Sequence[Row]) -> None:
+    if len({row.slot for row in rows}) != len(rows):
+        raise BackendError("a pass holds at most one row of a slot")
+    for row in rows:
+        if not row.tokens:
+            raise BackendError("a step needs at least one token")
+        if not 0 <= row.outputs <= len(row.tokens):
+            raise BackendError(f"{row.outputs} outputs of {len(row.tokens)} tokens were asked for")

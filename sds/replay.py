@@ -144,11 +144,12 @@ def _slots(facts: Mapping[str, Any]) -> int:
 
 def _is(model: Path | None, weights: object) -> bool:
     """Is this file itself what decided? Then what was prepared of it, perhaps since, is not what is replayed."""
-    from sds.models.catalog.catalog import embedded_model, fingerprint  # noqa: PLC0415  a library is loaded for it
+    from sds.models.catalog.catalog import embedded_model  # noqa: PLC0415
+    from sds.models.files.fingerprint import gguf_fingerprint  # noqa: PLC0415
 
     with telling():
         path = model or embedded_model()
-        return path.is_file() and fingerprint(path) == weights
+        return path.is_file() and gguf_fingerprint(path) == weights
 
 
 def refuse_unless_replayable(decided: Decided) -> None:

@@ -20,7 +20,8 @@ import numpy as np
 from sds.benchmarks.lib.weights import Weights
 from sds.engines.factory import cores
 from sds.models.int8.facts import INT8
-from sds.models.protocol import INT8_REST, Backend, Dtype, Row
+from sds.models.openvino_.facts import INT8_REST
+from sds.models.protocol import Backend, Dtype, Row
 
 COPY_BYTES = 1 << 28
 MATRIX = 1536

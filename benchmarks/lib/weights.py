@@ -15,8 +15,9 @@ from sds.engines.factory import open_backend, runtime_facts
 from sds.host.paths import model_cache
 from sds.models.catalog.backends import BACKENDS, DEFAULT, MEASURED
 from sds.models.catalog.catalog import embedded_model, weights_for
+from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.files.gguf_header import GgufFile
-from sds.models.llamacpp.weights import gguf_fingerprint, words_of
+from sds.models.llamacpp.weights import words_of
 from sds.models.protocol import Backend, ChatFrame, Dtype, Library
 from sds.models.tokenizer.tokenizer import Tokenizer, TokenizerOnly, model_frame
 

@@ -10,8 +10,8 @@ from sds.benchmarks.lib.weights import Weights
 from sds.benchmarks.peer.process import PeerProcess
 from sds.models.int8.facts import INT8
 from sds.models.llamacpp.facts import LLAMACPP
-from sds.models.openvino_.facts import OPENVINO
-from sds.models.protocol import INT8_REST, Dtype, Library
+from sds.models.openvino_.facts import INT8_REST, OPENVINO
+from sds.models.protocol import Dtype, Library
 
 START_TIMEOUT_S = 300.0
 OVERLAYS = Path(".peers")

@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from sds.models.cache.prefix_cache import PrefixCache
-from sds.models.checks import check_fits, check_known, check_rows
-from sds.models.protocol import FORKS_MAX, BackendError, ChatFrame, Row, shared_sections
+from sds.models.protocol import (
+    FORKS_MAX,
+    BackendError,
+    ChatFrame,
+    Row,
+    check_fits,
+    check_known,
+    check_rows,
+    shared_sections,
+)
 from sds.models.tokenizer.tokenizer import Tokenizer, model_frame, tokens_of
 
 if TYPE_CHECKING:

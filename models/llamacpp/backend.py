@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sds.models.cache.prefix_cache import PrefixCache
-from sds.models.checks import check_fits, check_known, check_rows
+from sds.models.files.fingerprint import gguf_fingerprint, identity
 from sds.models.llamacpp.batch import TokenBatch
 from sds.models.llamacpp.context import check_cache, check_fit, new_context
 from sds.models.llamacpp.kv_cache import LlamaKVCache, Stretch
@@ -26,15 +26,22 @@ from sds.models.llamacpp.prompt import Prompt
 from sds.models.llamacpp.weights import (
     Weights,
     chat_template,
-    gguf_fingerprint,
-    identity,
     is_one_state,
     trained_context,
 )
-from sds.models.protocol import FORKS_MAX, BackendError, ChatFrame, Row, shared_sections
+from sds.models.protocol import (
+    CONTEXT_TOKENS,
+    FORKS_MAX,
+    BackendError,
+    ChatFrame,
+    Row,
+    check_fits,
+    check_known,
+    check_rows,
+    shared_sections,
+)
 from sds.models.tokenizer.tokenizer import Tokenizer, model_frame, tokens_of
 
-CONTEXT_TOKENS = 4096
 BATCH_TOKENS = 512
 SHARED_PASS_TOKENS_MAX = 63  # with several slots: from 64 on llama.cpp attends in tiles, which adds up otherwise
 FORK_TOKENS_MAX = 2048  # of all forks together, beyond what the slots hold; with many slots:

@@ -20,11 +20,11 @@ import numpy as np
 from sds.models.cache.kv_cache import ArrayKVCache
 from sds.models.cache.prefix_caching import Part, PrefixCachingBackend
 from sds.models.cache.token_tree import Call, Inputs, Place, calls_of
-from sds.models.checks import check_slots
+from sds.models.files.fingerprint import gguf_fingerprint, identity
 from sds.models.files.llama_weights import Shape, Weights
-from sds.models.llamacpp.backend import CONTEXT_TOKENS
-from sds.models.llamacpp.weights import gguf_fingerprint, identity, words_of
-from sds.models.protocol import INT8_REST, BackendError, Dtype, Row, extra_hint
+from sds.models.llamacpp.weights import words_of
+from sds.models.openvino_.facts import INT8_REST
+from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, Row, check_slots, extra_hint
 
 try:
     import openvino as ov

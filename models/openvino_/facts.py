@@ -6,9 +6,13 @@ from typing import Any
 
 from sds.models.cache.token_tree import prepared_for
 from sds.models.facts import BackendFacts, Opening, installed
-from sds.models.protocol import IN_8_BITS, INT8_REST, Backend, Dtype
+from sds.models.protocol import Backend, Dtype
 
 DISTRIBUTION = "openvino"
+# What is quantized in int8, as records say it, and in what the rest is computed.
+QUANTIZED = "all products with weights but those of the last layer, and the weights of the head"
+INT8_REST: dict[Dtype, Dtype] = {"int8": "fp32", "int8-bf16": "bf16"}
+DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", *INT8_REST)
 
 
 def _open(opening: Opening) -> Backend:
@@ -37,7 +41,7 @@ def _usual_dtype() -> Dtype:
 
 def _facts(_device: str, dtype: Dtype | None) -> dict[str, object]:
     dtype = dtype or _usual_dtype()
-    in_int8 = {"in_8_bits": IN_8_BITS, "rest": INT8_REST[dtype]} if dtype in INT8_REST else {}
+    in_int8 = {"in_8_bits": QUANTIZED, "rest": INT8_REST[dtype]} if dtype in INT8_REST else {}
     return {"dtype": dtype, **in_int8}
 
 
@@ -46,7 +50,7 @@ OPENVINO = BackendFacts(
     title="OpenVINO",
     distribution=DISTRIBUTION,
     extra="openvino",
-    dtypes=("fp32", "bf16", *INT8_REST),
+    dtypes=DTYPES,
     usual_dtype=_usual_dtype,
     bits_need_slots=True,
     open=_open,

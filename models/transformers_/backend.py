@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sds.models.cache.prefix_caching import Part, PrefixCachingBackend
-from sds.models.checks import check_slots
-from sds.models.llamacpp.backend import CONTEXT_TOKENS
-from sds.models.protocol import BackendError, Dtype, extra_hint
+from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, check_slots, extra_hint
 
 try:
     import torch

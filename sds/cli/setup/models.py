@@ -100,7 +100,7 @@ def check(path: PathArgument, contract: ContractFile = None, as_json: JsonFlag =
     asked = _contract(contract)
     from sds.engines.expressible import check_model, question_of  # noqa: PLC0415
     from sds.models.catalog.inspect import inspect_model  # noqa: PLC0415
-    from sds.models.llamacpp.backend import CONTEXT_TOKENS  # noqa: PLC0415
+    from sds.models.protocol import CONTEXT_TOKENS  # noqa: PLC0415
 
     with named_model(path), inspect_model(existing(path)) as model:
         checks = check_model(question_of(asked, model, CONTEXT_TOKENS))
