@@ -252,7 +252,7 @@ class Gate:
     def look(self, dfid: str) -> CaseView:
         """Return a case's state as it is now, its name for `seen`, and what a human may decide. Records nothing."""
         desk = HumanReview(self.kernel, now_ms=self._now_ms)
-        return desk.look(desk.case(dfid))
+        return desk.view(desk.case(dfid))
 
     def resolve(
         self,

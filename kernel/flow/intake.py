@@ -69,6 +69,12 @@ class ChildAuthorization:
     check: Callable[[], None]
 
 
+def saga_child(trigger: str) -> tuple[str, int] | None:
+    """Return (saga, number) of the child that has this trigger; None for every other flow."""
+    saga = json.loads(trigger).get("saga")
+    return (str(saga[0]), int(saga[1])) if isinstance(saga, list) and len(saga) == 2 else None
+
+
 def read_event(contract: Contract, data: object) -> Event:
     """Validate a trigger: a JSON object with exactly the fields the contract names. Raises EventError."""
     if not isinstance(data, Mapping):

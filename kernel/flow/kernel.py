@@ -74,7 +74,7 @@ class Kernel:
         self._observer = Observer(contract, store, source, self.context, self.rules)
         self._committer = Committer(contract, store, signer, self.context, now_ms=now_ms, log=log)
         self._safeguards = safeguards_of(contract)
-        self._tolerances = jit.tolerances(contract)
+        self.tolerances = jit.tolerances(contract)
         if registry.lookup(store, contract.agent_id) is None:
             raise UsageError(f"agent `{contract.agent_id}` is not registered in this store")
 
@@ -192,7 +192,7 @@ class Kernel:
         live = self.observe(packet.key, now_ms, dfid=packet.dfid)
         if verdict.proposal is None or not live.situation.fields:
             return JitReport(False, age_ms, live.notes, code="STATE_DRIFT_DETECTED")
-        return jit.check(self.contract, self._tolerances, packet, verdict.proposal, live, self.envelope, now_ms)
+        return jit.check(self.contract, self.tolerances, packet, verdict.proposal, live, self.envelope, now_ms)
 
     def commit(
         self, packet: DecisionPacket, data: bytes, decoding: Decoding, verdict: Verdict, report: JitReport | None

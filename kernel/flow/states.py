@@ -52,7 +52,8 @@ UNDECIDED_TAGS = RESTARTABLE_TAGS | WAITING_TAGS
 # What ended ABORTED under one of these is decided: by a human, by what a saga's menu chose, by a step that was denied, by
 # whoever erased the case, which has no text any more to be decided on.
 ERASED = "ERASED"
-DECIDED_TAGS = frozenset({"HUMAN_ABORTED", "COMPENSATED", "PARTIAL_SUCCESS_DIRTY", "STEP_DENIED", ERASED})
+SAGA_DIRTY = "PARTIAL_SUCCESS_DIRTY"
+DECIDED_TAGS = frozenset({"HUMAN_ABORTED", "COMPENSATED", SAGA_DIRTY, "STEP_DENIED", ERASED})
 
 
 def may_restart(tag: str | None, restarts: int, restarts_max: int) -> bool:

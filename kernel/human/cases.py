@@ -22,10 +22,9 @@ from sds.kernel.errors import NOT_AS_WRITTEN, StoreError, UsageError, unreadable
 from sds.kernel.flow.answer import numbers_of
 from sds.kernel.flow.decision_record import SEALED, seal
 from sds.kernel.flow.intake import event_fields
-from sds.kernel.flow.states import State
+from sds.kernel.flow.states import SAGA_DIRTY, State
 from sds.kernel.operations.statement_cases import difference_in
 from sds.kernel.registry.contract_versions import recorded_contract
-from sds.kernel.saga.state import DIRTY
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store
 from sds.kernel.storage.vault import PROPOSAL, TRIGGER, Texts
@@ -280,8 +279,8 @@ class HumanDecision:
 def write_human(store: Store, case: Case, made: HumanDecision, *, state: State, now_ms: int) -> None:
     """Write a human's decision and its HUMAN entry, in the caller's transaction, and move the flow."""
     tag = ABORT_TAG if made.decision == "ABORT" else None
-    if case.tag == DIRTY:  # steps of it stand: whoever reads the record must go on seeing that
-        tag = DIRTY
+    if case.tag == SAGA_DIRTY:  # steps of it stand: whoever reads the record must go on seeing that
+        tag = SAGA_DIRTY
     envelope = canonical(made.packet.envelope.as_data()) if made.packet else None
     facts: dict[str, Any] = {
         "decision": made.decision,

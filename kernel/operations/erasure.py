@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sds.kernel.errors import UsageError
 from sds.kernel.flow import undecided
+from sds.kernel.flow.intake import saga_child
 from sds.kernel.flow.states import ERASED
 from sds.kernel.human.parsing import said
 from sds.kernel.saga import state as saga
@@ -81,9 +82,9 @@ def _flows(store: Reader, gate: str, event_id: str) -> list[_Flow]:
     own = list(_chain(store, gate, event_id))
     if not own:
         raise UsageError(f"there is no event `{event_id}` of gate `{gate}` in the record", hint="sds flows")
-    mandate = saga.mandate_in(own[0].trigger)
-    if mandate is not None:
-        of = store.value("SELECT event_id FROM decision_flows WHERE dfid = ?", (mandate[0],))
+    child = saga_child(own[0].trigger)
+    if child is not None:
+        of = store.value("SELECT event_id FROM decision_flows WHERE dfid = ?", (child[0],))
         raise UsageError(f"event `{event_id}` is a step of a saga", hint=f"erase the whole of it: --event {of}")
     return [*own, *(step for flow in own for step in _steps(store, gate, flow.dfid))]
 
@@ -101,13 +102,13 @@ def _chain(store: Reader, gate: str, event_id: str) -> Iterator[_Flow]:
 def _steps(store: Reader, gate: str, dfid: str) -> Iterator[_Flow]:
     for event_id in saga.children(store, dfid):
         flows = list(_chain(store, gate, event_id))
-        if flows and (saga.mandate_in(flows[0].trigger) or ("",))[0] == dfid:  # an outsider may have taken the name
+        if flows and (saga_child(flows[0].trigger) or ("",))[0] == dfid:  # an outsider may have taken the name
             yield from flows
 
 
 def _refuse_open(flow: _Flow) -> None:
     """Raise UsageError unless a flow is at its end; a step that was escalated waits as its saga does."""
-    if flow.state == "ESCALATED" and saga.mandate_in(flow.trigger):
+    if flow.state == "ESCALATED" and saga_child(flow.trigger):
         return
     if flow.state not in ("CLOSED", "ABORTED"):
         hint = _MENDS.get(flow.state, _MENDS["ACTIVE"]).format(dfid=flow.dfid)

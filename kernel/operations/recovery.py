@@ -11,9 +11,9 @@ from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.flow import undecided
 from sds.kernel.flow.in_flight import orders_in_flight, unfinished_flows
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.human import review
+from sds.kernel.human.kernel import HumanKernel
 from sds.kernel.saga import driver
-from sds.kernel.saga.kernels import mandated
+from sds.kernel.saga.kernels import kernel_of_flow
 
 ERROR_CHARS_MAX = 200
 
@@ -69,7 +69,16 @@ def recover_order(kernel: Kernel, dfid: str, *, now_ms: int) -> bool:
 
 
 def _resolve(kernel: Kernel, intent: ExecutionIntent) -> str:
-    return kernel.dispatcher.resolve(intent, partial(review.still_valid, mandated(kernel, intent.dfid)))
+    return kernel.dispatcher.resolve(intent, partial(_still_valid, kernel))
+
+
+def _still_valid(kernel: Kernel, order: ExecutionIntent) -> bool:
+    """Tell whether an order in flight would be reserved again now, by the terms of who decided it."""
+    if kernel.whole.doubt() is not None:
+        return False
+    if kernel.store.value("SELECT 1 FROM human_decisions WHERE dfid = ?", (order.dfid,)) is not None:
+        return HumanKernel(kernel, now_ms=lambda: kernel.now_ms).still_valid(order)
+    return kernel_of_flow(kernel, order.dfid).still_valid(order)
 
 
 def _failed(kernel: Kernel, dfid: str, error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The two kinds of child flow a saga has, each decided by the whole kernel under a mandate narrower than its own.
+"""The two kinds of child flow a saga has, each decided by the whole kernel under an authority narrower than its own.
 
 A step may decide its one kind, DENY or ESCALATE: the contract's own rules for that kind, met with every safeguard.
 The compensation decision may choose from the contract's menu and say nothing else (DIR-8). What of the menu cannot be
@@ -14,14 +14,12 @@ from dataclasses import replace
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.expressions import STRING
 from sds.kernel.contract.snapshot import FieldSpec, take_snapshot
-from sds.kernel.decision import jit
-from sds.kernel.decision.dim import Verdict
-from sds.kernel.decision.jit import JitReport
 from sds.kernel.decision.packet import DecisionPacket, static_text
 from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState
 from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound
 from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.flow import intake
+from sds.kernel.flow.intake import saga_child
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry.authority import authority_now
 from sds.kernel.saga import state as saga
@@ -58,7 +56,7 @@ class StepKernel(ChildKernel):
     def __init__(self, kernel: Kernel, parent: Saga, number: int) -> None:
         super().__init__(kernel, parent, number)
         self._kind = parent.steps[number - 1].kind
-        # a newer contract may no longer have the kind: then nothing is permitted, but what is in the air can be told
+        # a newer contract may no longer have the kind: then nothing is permitted, but what is in flight can be told
         self._named = (self._kind,) if self._kind in self.contract.kinds else ()
         self.rules = Rules(self.contract, authority=self._named)
 
@@ -69,13 +67,13 @@ class StepKernel(ChildKernel):
         return replace(packet, texts=(static, f"{self._due()}{recurring}", *rest))
 
     def _due(self) -> str:
-        """Return what the model is told of the mandate a later step is under; the case of the first is told as any is."""
+        """Return what the model is told of a later step; the case of the first is told as any is."""
         before = ", ".join(child.kind for child in self._parent.steps[: self._number - 1])
         place = f"Step {self._number} of {len(self._parent.steps)} of {self._parent.name}"
         return f"{place}: {before} was carried out; {self._kind} is due.\n" if before else ""
 
     def still_valid(self, intent: ExecutionIntent) -> bool:
-        """Tell whether an order in the air would be reserved again now: not once its saga takes no further step."""
+        """Tell whether an order in flight would be reserved again now: not once its saga takes no further step."""
         phase = self.store.value("SELECT phase FROM sagas WHERE dfid = ?", (self._parent.dfid,))
         return phase == "STEPS" and super().still_valid(intent)
 
@@ -85,25 +83,34 @@ class MenuKernel(ChildKernel):
 
     def __init__(self, kernel: Kernel, parent: Saga) -> None:
         super().__init__(kernel, parent, COMPENSATION)
+        self.tolerances = tuple((path, 0, -1) for path in parent.standing())
 
     def possible(self) -> tuple[str, ...]:
-        """Return what of the menu can be carried out now."""
-        return _possible(
-            self._parent.menu, self._look().situation.fields, self.dispatcher.reverts, self.dispatcher.voids
-        )
+        """Return, sorted, what of the menu can be carried out now."""
+        return self._possible(self.observe("", self.now_ms).situation.fields)
+
+    def _possible(self, steps: Mapping[str, object]) -> tuple[str, ...]:
+        """Return what of the menu can be carried out: nothing is offered that is known to fail."""
+        became = [str(value).rpartition(" ")[2] for value in steps.values()]
+        certain = "UNKNOWN" not in became and "DIRTY" not in became
+        reverts, voids = self.dispatcher.reverts, self.dispatcher.voids
+        can = {
+            REVERT: reverts and certain and "DONE" in became,
+            CLOSE_ALL: reverts and "DIRTY" not in became and (voids or "UNKNOWN" not in became),
+        }
+        return tuple(sorted({ALERT_HUMAN, *(name for name in self._parent.menu if can.get(name))}))
 
     def envelope(self, situation: EnvelopeInputs) -> DecisionEnvelope:
         """Return the menu as it stands; without authority, only the human."""
         if not situation.agent_active or situation.halted:
             return ESCALATE_ONLY
-        names = _possible(self._parent.menu, situation.fields, self.dispatcher.reverts, self.dispatcher.voids)
-        return DecisionEnvelope(tuple(KindBound(name, _REASONS[name]) for name in names))
+        return DecisionEnvelope(tuple(KindBound(name, _REASONS[name]) for name in self._possible(situation.fields)))
 
-    def _look(self) -> LiveState:
+    def observe(self, key: str, now_ms: int, *, dfid: str = "", without: str = "") -> LiveState:  # noqa: ARG002
+        """Look at what became of the steps: the fields are `step.1`, `step.2` ... None of them may move."""
         authority = authority_now(self.store, self.contract.agent_id, self._parent.dfid)
-        standing = saga.load(self.store, self.contract, self._parent.dfid).standing()
         situation = EnvelopeInputs(
-            fields=standing,
+            fields=saga.load(self.store, self.contract, self._parent.dfid).standing(),
             agent_active=authority.active and authority.contract_hash == self.contract.hash,
             in_effect=True,
             halted=authority.halted,
@@ -113,7 +120,8 @@ class MenuKernel(ChildKernel):
         return LiveState(situation, "", {}, authority.contract_hash)
 
     def compile(self, claimed: intake.ClaimedFlow) -> DecisionPacket:
-        now_ms, seen = self._now_ms(), self._look()
+        now_ms = self.now_ms
+        seen = self.observe(claimed.event.key, now_ms)
         fields = seen.situation.fields
         envelope = self.envelope(seen.situation)
         specs = tuple(FieldSpec(path, STRING) for path in fields)
@@ -136,34 +144,14 @@ class MenuKernel(ChildKernel):
             expires_at_ms=now_ms + self.contract.budget.ttl_ms,
         )
 
-    def just_in_time(self, packet: DecisionPacket, verdict: Verdict) -> JitReport:
-        """Tell whether the steps still stand as they did when the menu was shown. Changes nothing."""
-        now_ms, seen = self._now_ms(), self._look()
-        if verdict.proposal is None:
-            return JitReport(False, now_ms - packet.snapshot.taken_at_ms, code="STATE_DRIFT_DETECTED")
-        strict = tuple((path, 0, -1) for path in packet.situation.fields)
-        return jit.check(self.contract, strict, packet, verdict.proposal, seen, self.envelope, now_ms)
 
-
-def _possible(menu: tuple[str, ...], steps: Mapping[str, object], reverts: bool, voids: bool) -> tuple[str, ...]:
-    """Return, sorted, what of the menu can be carried out: nothing is offered that is known to fail."""
-    became = [str(value).rpartition(" ")[2] for value in steps.values()]
-    certain = "UNKNOWN" not in became and "DIRTY" not in became
-    can = {
-        REVERT: reverts and certain and "DONE" in became,
-        CLOSE_ALL: reverts and "DIRTY" not in became and (voids or "UNKNOWN" not in became),
-        ALERT_HUMAN: True,
-    }
-    return tuple(sorted({name for name in menu if can[name]} | {ALERT_HUMAN}))
-
-
-def mandated(kernel: Kernel, dfid: str) -> Kernel:
+def kernel_of_flow(kernel: Kernel, dfid: str) -> Kernel:
     """Return the kernel a flow is under: the gate's own, or the narrower one of the step it is."""
     trigger = kernel.store.value("SELECT trigger_event FROM decision_flows WHERE dfid = ?", (dfid,))
-    mandate = saga.mandate_in(trigger) if trigger else None
-    if mandate is None or mandate[1] == COMPENSATION:
+    parent, number = (saga_child(trigger) if trigger else None) or ("", COMPENSATION)
+    if number == COMPENSATION:
         return kernel
-    return StepKernel(kernel, saga.load(kernel.store, kernel.contract, mandate[0]), mandate[1])
+    return StepKernel(kernel, saga.load(kernel.store, kernel.contract, parent), number)
 
 
 def stopped(kernel: Kernel, dfid: str) -> str | None:

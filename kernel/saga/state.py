@@ -23,13 +23,13 @@ from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow import decision_record, intake, undecided
 from sds.kernel.flow.adopted import is_adopted
 from sds.kernel.flow.answer import Answer, answer
-from sds.kernel.flow.intake import Event, begin, event_fields, event_in, masked, refuse_another, write_event
-from sds.kernel.flow.states import DECIDED_TAGS, State, transition
+from sds.kernel.flow.intake import Event, begin, event_fields, event_in, masked, refuse_another, saga_child, write_event
+from sds.kernel.flow.states import DECIDED_TAGS, SAGA_DIRTY, State, transition
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store
 from sds.kernel.storage.vault import Texts
 
-DIRTY = "PARTIAL_SUCCESS_DIRTY"
+DIRTY = SAGA_DIRTY
 COMPENSATED = "COMPENSATED"
 MOVED_ON = "SAGA_MOVED_ON"
 COMPENSATION = 0  # the number of the child that chooses from the menu; steps count from 1
@@ -197,7 +197,7 @@ def _child(store: Reader, contract: Contract, prefix: str, saga: str, number: in
         (contract.gate, child_id(prefix, number)),
     )
     # an outsider's event may have taken the name; what was adopted stands for no event but the one that is named so
-    if row is None or (mandate_in(row[1]) != (saga, number) and not is_adopted(row[1])):
+    if row is None or (saga_child(row[1]) != (saga, number) and not is_adopted(row[1])):
         return Child(number, kind, None, "NOT_BEGUN")
     found = answer(store, row[0])
     if found is None:
@@ -249,12 +249,6 @@ def child_event(saga: Saga, number: int) -> Event:
     body: dict[str, object] = {spec.id: name, spec.key: saga.event.key, "saga": [saga.dfid, number]}
     body |= {spec.evidence: evidence} if spec.evidence else {}
     return masked(Event(name, saga.event.key, evidence, _body(body), spec.evidence or ""))
-
-
-def mandate_in(trigger: str) -> tuple[str, int] | None:
-    """Return (saga, number) of the child that has this trigger; None for every other flow."""
-    said = json.loads(trigger).get("saga")
-    return (str(said[0]), int(said[1])) if isinstance(said, list) and len(said) == 2 else None
 
 
 def _body(data: Mapping[str, object]) -> str:

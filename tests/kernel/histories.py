@@ -290,7 +290,7 @@ class History:
         if not cases:
             return
         case = self.rng.choice(cases)
-        seen = desk.look(case).seen if self.rng.random() < 0.7 else ""
+        seen = desk.view(case).seen if self.rng.random() < 0.7 else ""
         if self.rng.random() < 0.2:
             self.meddle()
         text = self.rng.choice(

@@ -115,7 +115,7 @@ def show_case(dfid: Dfid, gate: GateOption = "refund", as_json: JsonFlag = False
     with desk.preview_kernel(folder) as kernel:
         at = HumanReview(kernel, now_ms=now_ms)
         case = at.case(whole_dfid(kernel.store, dfid))
-        look = at.look(case)
+        look = at.view(case)
     facts = _facts(at.contract, case, look)
     if as_json:
         print_json(facts)

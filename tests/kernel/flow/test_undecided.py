@@ -134,7 +134,7 @@ def test_a_human_decides_what_came_to_them_so(world: World, end: Callable[[World
     world.rail.misfortunes = []
     desk = HumanReview(world.kernel, now_ms=world.clock)
     change = '{"action":"REFUND_TICKET","params":{"amount":40.00},"reason":"NOT_TRAVELLED"}'
-    seen = desk.look(desk.case(dfid)).seen
+    seen = desk.view(desk.case(dfid)).seen
     wanted = Resolution("MODIFY", "ada", "the bank is well again", change=change, seen=seen, acknowledged=True)
     assert "SUCCESS" == desk.resolve(dfid, wanted).execution
     assert [(dfid, "T1", "REFUND_TICKET", 4_000)] == world.rail.paid()
@@ -153,7 +153,7 @@ def test_what_a_human_ordered_and_was_declined_is_a_humans_again(world: World):
     world.rail.misfortunes = ["refuse"]
     desk = HumanReview(world.kernel, now_ms=world.clock)
     change = '{"action":"REFUND_TICKET","params":{"amount":40.00},"reason":"NOT_TRAVELLED"}'
-    seen = desk.look(desk.case(dfid)).seen
+    seen = desk.view(desk.case(dfid)).seen
     made = desk.resolve(dfid, Resolution("MODIFY", "ada", "owed", change=change, seen=seen, acknowledged=True))
     assert ("FAILED", "ABORTED") == (made.execution, made.state)
     (successor,) = cases(world)

@@ -91,7 +91,7 @@ def test_a_case_that_cannot_be_read_is_listed_as_such_and_hides_no_other(
     assert (dfids[1], "T2", False) == (other.dfid, other.key, other.damaged)
     for act in (
         lambda: desk(world).case(dfids[0]),
-        lambda: desk(world).look(damaged),
+        lambda: desk(world).view(damaged),
         lambda: resolve(world, dfids[0], "MODIFY", SORRY),
         lambda: resolve(world, dfids[0], "ABORT"),
     ):

@@ -147,7 +147,7 @@ def test_a_human_is_held_to_the_form_and_to_the_bounds(world: World, text: str, 
 def test_a_human_draws_on_what_is_there_now_and_spends_what_is_left(world: World):
     dfid = escalated(world)
     world.decide(compensate, "C2")
-    look = desk(world).look(desk(world).case(dfid))
+    look = desk(world).view(desk(world).case(dfid))
     assert "COMPENSATE" in look.packet.envelope.names
     resolve(world, dfid, "MODIFY", change("COMPENSATE", "LONG_DELAY"))
     second = escalated(world, name="C3")
@@ -227,7 +227,7 @@ def test_limits_of_what_may_be_spent_hold_for_humans_too_and_leave_what_is_withi
     world = World(folder, terms=contract(("per: ticket.customer, max_minor: 100000", "max_minor: 25500"), ALWAYS))
     first, second = escalated(world, refund("40.00")), escalated(world, compensate, "C2")
     assert "SUCCESS" == resolve(world, first, "OVERRIDE").execution
-    seen = desk(world).look(desk(world).case(second)).seen
+    seen = desk(world).view(desk(world).case(second)).seen
     assert "`COMPENSATE` is not permitted now" == str(refused(world, second, "OVERRIDE", seen=seen))
     assert "SUCCESS" == resolve(world, second, "MODIFY", PAY, seen=seen).execution
     world.close()
@@ -243,7 +243,7 @@ def test_an_override_never_carries_out_another_value_that_the_rules_fixed(folder
     world = World(folder, terms=fixed)
     dfid = escalated(world, compensate)
     world.tickets.put("T1", refundable_minor=19_000)
-    seen = desk(world).look(desk(world).case(dfid)).seen
+    seen = desk(world).view(desk(world).case(dfid)).seen
     error = refused(world, dfid, "OVERRIDE", seen=seen)
     assert "a value that the rules fix has changed since it was proposed" == str(error)
     answer = resolve(world, dfid, "MODIFY", change("COMPENSATE", "LONG_DELAY"), seen=seen)

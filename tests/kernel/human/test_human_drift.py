@@ -30,7 +30,7 @@ def test_a_world_that_moved_since_the_agent_looked_is_refused_until_the_human_ha
     world.tickets.put("T1", refundable_minor=19_000)
     error = refused(world, dfid, "OVERRIDE")
     assert ("STATE_DRIFT_DETECTED", "the state has moved: ticket.refundable_minor") == (error.reason_code, str(error))
-    look = desk(world).look(desk(world).case(dfid))
+    look = desk(world).view(desk(world).case(dfid))
     assert ("ticket.refundable_minor",) == look.moved
     assert "SUCCESS" == resolve(world, dfid, "OVERRIDE", seen=look.seen).execution
     assert ["2"] == world.column("SELECT state_version FROM execution_log")
@@ -38,7 +38,7 @@ def test_a_world_that_moved_since_the_agent_looked_is_refused_until_the_human_ha
 
 def test_what_moves_between_looking_and_deciding_is_refused(world: World):
     dfid = escalated(world, refund("40.00"))
-    look = desk(world).look(desk(world).case(dfid))
+    look = desk(world).view(desk(world).case(dfid))
     world.tickets.put("T1", mood="angry")
     error = refused(world, dfid, "OVERRIDE", seen=look.seen)
     assert "STATE_DRIFT_DETECTED" == error.reason_code
@@ -47,7 +47,7 @@ def test_what_moves_between_looking_and_deciding_is_refused(world: World):
 
 def test_a_look_at_another_case_or_a_made_up_one_counts_for_nothing(world: World):
     first, second = escalated(world, refund()), escalated(world, refund(), "C2")
-    other = desk(world).look(desk(world).case(second)).seen
+    other = desk(world).view(desk(world).case(second)).seen
     for seen in (other, "f" * 64, f"{other}:1"):
         assert "STATE_DRIFT_DETECTED" == refused(world, first, "OVERRIDE", seen=seen).reason_code
 
@@ -56,10 +56,10 @@ def test_looking_again_at_a_state_that_stood_still_gives_the_same_name_and_write
     dfid, before = escalated(world, refund()), ledger.head(world.store)
     names = set()
     for _ in range(3):
-        names.add(desk(world).look(desk(world).case(dfid)).seen)
+        names.add(desk(world).view(desk(world).case(dfid)).seen)
         world.clock.advance(1_000)
     world.tickets.put("T1")  # only its version
-    names.add(desk(world).look(desk(world).case(dfid)).seen)
+    names.add(desk(world).view(desk(world).case(dfid)).seen)
     assert (1, before) == (len(names), ledger.head(world.store))
 
 
@@ -68,7 +68,7 @@ def test_the_contracts_tolerances_hold_for_what_a_human_has_seen(folder: Path, n
     loose = contract(ALWAYS, more="drift: {fields: {ticket.refundable_minor: {abs: 100}}}\n")
     world = World(folder, terms=loose)
     dfid = escalated(world, refund("40.00"))
-    seen = desk(world).look(desk(world).case(dfid)).seen
+    seen = desk(world).view(desk(world).case(dfid)).seen
     world.tickets.put("T1", refundable_minor=now)
     if goes:
         assert "SUCCESS" == resolve(world, dfid, "OVERRIDE", seen=seen).execution
@@ -84,11 +84,11 @@ def test_a_field_that_may_move_a_little_but_was_missing_may_not_appear_unseen(fo
     world = World(folder, terms=loose)
     del world.tickets.rows["T1"]["ticket.refundable_minor"]
     dfid = escalated(world)
-    seen = desk(world).look(desk(world).case(dfid)).seen
+    seen = desk(world).view(desk(world).case(dfid)).seen
     world.tickets.put("T1", refundable_minor=FARE_MINOR)
     error = refused(world, dfid, "MODIFY", PAY, seen=seen)
     assert ("STATE_DRIFT_DETECTED", "the state has moved: ticket.refundable_minor") == (error.reason_code, str(error))
-    again = desk(world).look(desk(world).case(dfid)).seen
+    again = desk(world).view(desk(world).case(dfid)).seen
     assert "SUCCESS" == resolve(world, dfid, "MODIFY", PAY, seen=again).execution
     world.close()
 
@@ -102,7 +102,7 @@ def test_age_alone_refuses_nothing(world: World):
 def test_on_state_with_a_mistyped_field_nothing_but_an_abort_is_possible(world: World):
     dfid = escalated(world, refund())
     world.tickets.put("T1", customer=b"ada")  # type: ignore[arg-type]  # what a careless source may return
-    assert ("ticket.customer",) == desk(world).look(desk(world).case(dfid)).moved
+    assert ("ticket.customer",) == desk(world).view(desk(world).case(dfid)).moved
     assert "`ticket.customer` is not of its declared type" in str(refused(world, dfid, "OVERRIDE"))
     assert "ABORTED" == resolve(world, dfid, "ABORT").state
 

@@ -296,7 +296,7 @@ class TestTheCase:
         assert 1 == len(cases(world))
 
     def test_a_human_can_look_at_what_it_is_about(self, world: World, case: Case) -> None:
-        assert "T1" == desk(world).look(case).packet.key
+        assert "T1" == desk(world).view(case).packet.key
 
     def test_another_difference_about_the_same_key_is_another_case(self, world: World, case: Case) -> None:
         assert isinstance(world.rail, ListingRail)

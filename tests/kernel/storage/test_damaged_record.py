@@ -96,7 +96,7 @@ def of_flows(world: World, recorded: Recorded, desk: HumanReview) -> Iterator[Ca
         yield lambda dfid=dfid: verify.flow_record(world.store, dfid)
         yield lambda dfid=dfid: answer.answer(world.store, dfid)
         yield lambda dfid=dfid: stored_decision.read_decided(world.store, dfid)
-        yield lambda dfid=dfid: desk.look(desk.case(dfid))
+        yield lambda dfid=dfid: desk.view(desk.case(dfid))
     yield lambda: desk.resolve(recorded.dfids[0], Resolution("ABORT", "me", "a test"))
 
 
