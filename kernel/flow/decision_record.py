@@ -162,6 +162,11 @@ def write_reservation(store: Store, intent: ExecutionIntent, needs: Row, now_ms:
     )
 
 
+def is_ordered(store: Reader, key: str) -> bool:
+    """Tell whether the record has an order under an idempotency key, of whatever flow."""
+    return store.value("SELECT 1 FROM execution_log WHERE idempotency_key = ?", (key,)) is not None
+
+
 def reserved_at_ms(store: Reader, dfid: str) -> int:
     """Return when a flow's order was reserved, by the clock inside that transaction."""
     return int(store.value("SELECT reserved_at_ms FROM execution_log WHERE dfid = ?", (dfid,)))
