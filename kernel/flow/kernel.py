@@ -65,7 +65,7 @@ class Kernel:
             None  # an agent acts on events; a saga's step, on its saga's
         )
         self.dispatcher = Dispatcher(contract, store, executor, signer, now_ms=now_ms, log=log)
-        listing = self.dispatcher.statement if self.dispatcher.lists else None
+        listing = self.dispatcher.statement if self.dispatcher.executor.lists else None
         self.whole = Wholeness(store, contract.gate, listing, now_ms=now_ms)
         self._observer = Observer(contract, store, source, self.context, self.rules)
         self._committer = Committer(contract, store, signer, self.context, now_ms=now_ms, log=log)

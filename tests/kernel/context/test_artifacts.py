@@ -109,6 +109,15 @@ def test_a_missing_artifact_leaves_only_the_human(library: World):
     human_only(library, "artifact `fares` is missing")
 
 
+def test_without_a_reader_a_contract_that_names_artifacts_leaves_only_the_human(library: World):
+    library.kernel = Kernel(
+        library.contract, library.store, library.tickets, library.rail, SIGNER, now_ms=library.clock
+    )
+    packet = library.packet()
+    notes = ("artifact `fares` has no reader", "artifact `tone` has no reader")
+    assert (("ESCALATE",), notes) == (packet.envelope.names, packet.notes)
+
+
 def test_artifacts_over_the_budget_leave_only_the_human(library: World):
     put(library, text="x" * 256)
     human_only(library, f"the artifacts are {256 + 35 + len(TONE)} tokens long, more than 256")
