@@ -21,7 +21,6 @@ from sds.kernel.envelope.proposal import PROPOSAL_BYTES_MAX
 from sds.kernel.errors import UsageError
 from sds.kernel.executor import breaker
 from sds.kernel.executor.protocol import ExecutionIntent, Signer
-from sds.kernel.executor.statement import known_keys
 from sds.kernel.flow import decision_record, undecided
 from sds.kernel.flow.attempts import Attempt, write_attempt
 from sds.kernel.flow.dispatch import Log
@@ -154,7 +153,7 @@ class Committer:
         claim = reservations.claim_of(self._contract, kind, amounts)
         named_by = undecided.named_by(self._store, packet.dfid)
         key = idempotency_key(named_by, decision_record.STEP_ID, {"action": kind, **amounts})
-        if known_keys(self._store, [key]):
+        if decision_record.is_ordered(self._store, key):
             return None, ALREADY_ORDERED
         spending = spend.scopes(self._contract, observed.situation.fields, attempt.now_ms)
         code = reservations.reserve(

@@ -93,7 +93,7 @@ class MenuKernel(ChildKernel):
         """Return what of the menu can be carried out: nothing is offered that is known to fail."""
         became = [str(value).rpartition(" ")[2] for value in steps.values()]
         certain = "UNKNOWN" not in became and "DIRTY" not in became
-        reverts, voids = self.dispatcher.reverts, self.dispatcher.voids
+        reverts, voids = self.dispatcher.executor.reverts, self.dispatcher.executor.voids
         can = {
             REVERT: reverts and certain and "DONE" in became,
             CLOSE_ALL: reverts and "DIRTY" not in became and (voids or "UNKNOWN" not in became),

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract, parse_contract
-from sds.kernel.contract.snapshot import take_snapshot
 from sds.kernel.decision.dim import AuthorityState
 from sds.kernel.decision.packet import DecisionPacket, compile_packet
-from sds.kernel.decision.safeguards import EnvelopeInputs, envelope_in_force, safeguards_of
+from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState, envelope_in_force, safeguards_of
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.envelope.state import Fields, StateRead, Value
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
@@ -111,10 +110,8 @@ def packet(
         event_id="e-1",
         key="k-1",
         evidence=evidence,
-        snapshot=take_snapshot(rules.fields, "k-1", now.fields, "1", NOW_MS),
-        situation=now,
+        live=LiveState(now, "1", {}, contract.hash, notes),
         envelope=envelope_in_force(rules.envelope(now.fields), now, safeguards_of(contract)),
-        notes=notes,
         now_ms=NOW_MS,
     )
 

@@ -11,7 +11,7 @@ from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.context import Artifact
 from sds.kernel.decision.packet import DecisionPacket, compile_packet, static_text, with_feedback
-from sds.kernel.decision.safeguards import EnvelopeInputs
+from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState
 from sds.kernel.envelope.state import Value
 from sds.kernel.executor.protocol import Signer
 from sds.kernel.flow.intake import read_event
@@ -175,10 +175,8 @@ def compiled(memory: str, terms: Contract = TILL, now: EnvelopeInputs | None = N
         event_id=plain.event_id,
         key=plain.key,
         evidence="please",
-        snapshot=plain.snapshot,
-        situation=plain.situation,
+        live=LiveState(plain.situation, "1", {}, terms.hash),
         envelope=plain.envelope,
-        notes=(),
         now_ms=world.NOW_MS,
         memory=memory,
     )
