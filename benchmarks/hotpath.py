@@ -40,7 +40,7 @@ from sds.benchmarks.lib.weights import Weights, add_weights, weights_of
 from sds.engines.native import NativeEngine
 from sds.gate import Gate
 from sds.gates.refund import gate as desk
-from sds.host.paths import now_ms
+from sds.host.clock import now_ms
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.envelope import DENY
 from sds.kernel.envelope.proposal import Proposal, parse_proposal

@@ -15,7 +15,8 @@ from sds.engines.factory import open_engine
 from sds.engines.fallback import FallbackEngine
 from sds.engines.protocol import Checks, Engine, Explains
 from sds.escalations import Resolve, resolve
-from sds.host import paths as places
+from sds.host import paths
+from sds.host.clock import now_ms
 from sds.host.log import JsonLog
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.decision.packet import DecisionPacket
@@ -81,19 +82,19 @@ class Gate:
         model: Path | None = None,
         engine: Engine | None = None,
         on_reasoned: Reasoned | None = None,
-        now_ms: Callable[[], int] = places.now_ms,
+        now_ms: Callable[[], int] = now_ms,
     ) -> None:
         self.contract = load_contract(contract) if isinstance(contract, Path) else contract
         _check_parts(self.contract, source, executor, engine)
         self._now_ms = now_ms
         self._decided, self._closed = 0, False
         folder, model = _path(folder, "folder"), None if model is None else _path(model, "model")
-        places.make_private(folder, hint="`folder` names one that is there, or one that can be made")
+        paths.make_private(folder, hint="`folder` names one that is there, or one that can be made")
         with ExitStack() as opened:
-            self.store = places.open_record(folder)
+            self.store = paths.open_record(folder)
             opened.callback(self.store.close)
-            signer = places.signer(folder)
-            places.refuse_altered(folder, self.store)
+            signer = paths.signer(folder)
+            paths.refuse_altered(folder, self.store)
             self._log = JsonLog(folder / "log.jsonl")
             opened.callback(self._log.close)
             self.engine = engine or open_engine(model, now_ms=now_ms)
@@ -151,11 +152,11 @@ class Gate:
         cls, name: str, *, folder: Path | None = None, model: Path | None = None, engine: Engine | None = None
     ) -> Gate:
         """Open a gate that ships with this package; `refund` brings its airline and its payment rail."""
-        if name not in places.GATES:
-            raise UsageError(f"there is no gate `{name}`", hint=f"gates are: {', '.join(places.GATES)}")
+        if name not in paths.GATES:
+            raise UsageError(f"there is no gate `{name}`", hint=f"gates are: {', '.join(paths.GATES)}")
         from sds.gates.refund.gate import open_refund  # noqa: PLC0415  a gate's world is loaded when it is opened
 
-        return open_refund(folder or places.gate_home(name), model=model, engine=engine)
+        return open_refund(folder or paths.gate_home(name), model=model, engine=engine)
 
     @property
     def kernel(self) -> Kernel:

@@ -13,7 +13,7 @@ import pytest
 import sds
 from sds.engines.native import NativeEngine
 from sds.gates.refund.gate import ensure_world, open_refund, read_queue
-from sds.host.paths import now_ms
+from sds.host.clock import now_ms
 from sds.models.llamacpp.backend import LlamaBackend
 
 HOUSE = Path(sds.__file__).resolve().parents[1]

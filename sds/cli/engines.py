@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from sds.cli.common import existing, named_model
 from sds.engines.protocol import Checks, Engine
-from sds.host.paths import now_ms
+from sds.host.clock import now_ms
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.types import ContradictionError, say
 from sds.kernel.contract.yaml_lines import Lines

@@ -22,7 +22,8 @@ from sds.gate import Gate
 from sds.gates.refund import gate as desk
 from sds.gates.refund.rail.client import RailProcess
 from sds.gates.refund.world.airline import move_ticket
-from sds.host.paths import decisions_path, now_ms
+from sds.host.clock import now_ms
+from sds.host.paths import decisions_path
 from sds.kernel.audit import verify
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import Decoding

@@ -14,7 +14,8 @@ from sds.cli.common import operator
 from sds.gates.refund import gate as desk
 from sds.gates.refund.gate import read_queue
 from sds.gates.refund.rail.store import Order, PayoutStore
-from sds.host.paths import decisions_path, now_ms
+from sds.host.clock import now_ms
+from sds.host.paths import decisions_path
 from sds.kernel.audit import verify
 from sds.kernel.flow.answer import Answer
 from sds.kernel.storage.store import Store

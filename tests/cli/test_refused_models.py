@@ -20,7 +20,8 @@ from sds.engines.protocol import Engine
 from sds.gate import Gate
 from sds.gates.refund import gate
 from sds.gates.refund.gate import load_refund_contract, read_queue
-from sds.host.paths import decisions_path, now_ms, open_record
+from sds.host.clock import now_ms
+from sds.host.paths import decisions_path, open_record
 from sds.kernel.errors import ModelError, SdsError
 from sds.models.catalog.catalog import embedded_model
 from sds.models.catalog.inspect import Inspected, inspect_model

@@ -11,7 +11,8 @@ import pytest
 
 from sds.gates.refund import gate
 from sds.gates.refund.world.tickets import World
-from sds.host.paths import decisions_path, now_ms
+from sds.host.clock import now_ms
+from sds.host.paths import decisions_path
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import UsageError
 from sds.kernel.flow import intake

@@ -13,7 +13,7 @@ from sds.gate import Gate
 from sds.gates.refund.gate import QueuedClaim, ensure_world, open_refund, read_queue
 from sds.gates.refund.rail.client import RailProcess
 from sds.gates.refund.run import outcome
-from sds.host.paths import now_ms
+from sds.host.clock import now_ms
 from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import EventError, UsageError

@@ -17,7 +17,8 @@ from sds.gates.refund import gate
 from sds.gates.refund import run as refund
 from sds.gates.refund.gate import ensure_world, load_refund_contract, read_queue
 from sds.gates.refund.rail.client import RailProcess
-from sds.host.paths import now_ms, open_record
+from sds.host.clock import now_ms
+from sds.host.paths import open_record
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import ModelError, UsageError, WorldError
 from sds.kernel.flow.answer import Answer

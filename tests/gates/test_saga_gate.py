@@ -18,7 +18,7 @@ from sds.gates.refund.rail.client import RailProcess
 from sds.gates.refund.rail.store import Order, PayoutStore
 from sds.gates.refund.run import payments_of, wrongly_paid
 from sds.gates.refund.saga_run import Watch
-from sds.host.paths import now_ms
+from sds.host.clock import now_ms
 from sds.kernel.audit import verify
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.executor.protocol import Receipt

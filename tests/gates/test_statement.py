@@ -18,7 +18,8 @@ from sds.gates.refund.rail.client import RailProcess
 from sds.gates.refund.rail.store import PAGE_LINES, Line, Order, PayoutStore
 from sds.gates.refund.run import Watch, _chaos_report, payments_of, wrongly_paid
 from sds.gates.refund.source import TicketSource
-from sds.host.paths import decisions_path, now_ms
+from sds.host.clock import now_ms
+from sds.host.paths import decisions_path
 from sds.kernel.errors import ExecutorError
 from sds.kernel.executor.statement import StatementLine
 from sds.kernel.flow.answer import Answer

@@ -26,7 +26,7 @@ from sds.cli.common import (
 from sds.cli.decisions.decide import _range
 from sds.escalations import Resolve
 from sds.escalations import resolve as resolve_case
-from sds.host.paths import now_ms
+from sds.host.clock import now_ms
 from sds.kernel.contract.human_terms import Impact, human_contract, impact
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.snapshot import parse_type, show

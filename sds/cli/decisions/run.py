@@ -27,7 +27,8 @@ from sds.cli.engines import (
     check_asked,
     opened_engine,
 )
-from sds.host.paths import decisions_path, now_ms, open_record
+from sds.host.clock import now_ms
+from sds.host.paths import decisions_path, open_record
 from sds.kernel.envelope.bounds import format_literal
 from sds.kernel.errors import ModelError, SdsError, StoreError, UsageError, WorldError
 from sds.kernel.flow.answer import Answer

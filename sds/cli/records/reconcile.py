@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sds.cli.common import GateName, JsonFlag, counted, folder_of, open_store, operator, print_json
-from sds.host.paths import now_ms
+from sds.host.clock import now_ms
 from sds.kernel.errors import UsageError, WorldError
 from sds.kernel.executor.statement import Comparison
 

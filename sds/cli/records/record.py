@@ -25,8 +25,9 @@ from sds.cli.common import (
     when,
     whole_dfid,
 )
+from sds.host.clock import now_ms
 from sds.host.keys import read_public
-from sds.host.paths import gate_home, known_public_keys, ledger_key, now_ms
+from sds.host.paths import gate_home, known_public_keys, ledger_key
 from sds.kernel.audit import verify as auditing
 from sds.kernel.envelope.proposal import Proposal, parse_recorded
 from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, UsageError, unreadable

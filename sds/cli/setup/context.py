@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator, print_json
-from sds.host.paths import now_ms
+from sds.host.clock import now_ms
 from sds.kernel.context import artifacts as library
 from sds.kernel.context import memory
 from sds.kernel.context.artifacts import ARTIFACT_BYTES_MAX

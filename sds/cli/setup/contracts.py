@@ -24,7 +24,8 @@ from sds.cli.common import (
     print_json,
     when,
 )
-from sds.host.paths import gate_home, make_private, now_ms, open_record
+from sds.host.clock import now_ms
+from sds.host.paths import gate_home, make_private, open_record
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.contract.yaml_lines import Lines, load_with_lines
 from sds.kernel.envelope.state import Fields

@@ -26,13 +26,13 @@ from sds.cli.engines import (
     opened_engine,
 )
 from sds.engines.protocol import Engine
+from sds.host.clock import now_ms
 from sds.host.keys import PUBLIC_FILE
 from sds.host.paths import (
     GATES,
     decisions_path,
     gate_home,
     home,
-    now_ms,
     public_keys_of,
     refuse_altered,
     refuse_lost,

@@ -24,7 +24,8 @@ from sds.gates.refund.world.airline import write_airline
 from sds.gates.refund.world.claims import Cause
 from sds.gates.refund.world.flights import load_flights
 from sds.gates.refund.world.tickets import make_world
-from sds.host import paths as places
+from sds.host import paths
+from sds.host.clock import now_ms
 from sds.host.keys import KEY_BYTES, read_ring
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.envelope.state import Fields
@@ -59,7 +60,7 @@ def ensure_world(folder: Path, *, claims: int = CLAIMS, seed: int = SEED) -> Non
     if airline_path(folder).exists():
         _tighten(folder)
         return
-    places.make_private(folder)
+    paths.make_private(folder)
     world = make_world(load_flights(), claims, Random(seed))  # noqa: S311  a reproducible demo, not a secret
     queue = [{**c.event, "cause": c.cause.value} for c in world.claims]
     try:
@@ -125,21 +126,21 @@ def preview_kernel(folder: Path) -> Iterator[Kernel]:
         source = TicketSource(airline_path(folder))
         opened.callback(source.close)
         signer = Signer(secrets.token_bytes(KEY_BYTES))
-        yield Kernel(contract, store, source, NoExecutor(), signer, now_ms=places.now_ms)
+        yield Kernel(contract, store, source, NoExecutor(), signer, now_ms=now_ms)
 
 
 def _store_to_look_at(folder: Path, contract: Contract, opened: ExitStack) -> Store:
     """Return the record if there is one that knows the agent; else an empty one, gone when it is closed."""
-    if places.decisions_path(folder).exists():
-        store = places.open_record(folder)
+    if paths.decisions_path(folder).exists():
+        store = paths.open_record(folder)
         opened.callback(store.close)
-        if store.locked and places.key_path(folder).exists():
-            read_ring(places.key_path(folder))  # raises what is wrong with it: texts are looked at
+        if store.locked and paths.key_path(folder).exists():
+            read_ring(paths.key_path(folder))  # raises what is wrong with it: texts are looked at
         if registry.lookup(store, contract.agent_id) is not None:
             return store
-    empty = Store(places.decisions_path(Path(opened.enter_context(TemporaryDirectory()))))
+    empty = Store(paths.decisions_path(Path(opened.enter_context(TemporaryDirectory()))))
     opened.callback(empty.close)
-    registry.register(empty, contract, by="registry", now_ms=places.now_ms())
+    registry.register(empty, contract, by="registry", now_ms=now_ms())
     return empty
 
 
@@ -148,15 +149,15 @@ def recovery_kernel(folder: Path) -> Iterator[Kernel]:
     """Open a kernel with its tickets and its payment rail but without a model: to learn what became of orders."""
     contract = load_refund_contract()
     with ExitStack() as opened:
-        store = places.open_record(folder)
+        store = paths.open_record(folder)
         opened.callback(store.close)
-        signer = places.signer(folder)
-        places.refuse_altered(folder, store)
+        signer = paths.signer(folder)
+        paths.refuse_altered(folder, store)
         source = TicketSource(airline_path(folder))
         opened.callback(source.close)
         rail = opened.enter_context(RailProcess(folder / "rail.db"))
         executor = rail.executor(source.version)
-        yield Kernel(contract, store, source, executor, signer, now_ms=places.now_ms)
+        yield Kernel(contract, store, source, executor, signer, now_ms=now_ms)
 
 
 def open_refund(

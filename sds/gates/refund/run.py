@@ -26,7 +26,8 @@ from sds.gates.refund.adjudication import expected_action
 from sds.gates.refund.gate import QueuedClaim, airline_path, ensure_world, load_refund_contract, open_refund, read_queue
 from sds.gates.refund.source import TicketSource
 from sds.gates.refund.world.airline import move_ticket
-from sds.host.paths import decisions_path, now_ms, open_record, public_keys_of, refuse_lost
+from sds.host.clock import now_ms
+from sds.host.paths import decisions_path, open_record, public_keys_of, refuse_lost
 from sds.kernel.audit import verify
 from sds.kernel.audit.agent_history import agent_record
 from sds.kernel.decision.packet import DecisionPacket
