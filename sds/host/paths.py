@@ -19,8 +19,6 @@ from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.ledger import Head, head
 from sds.kernel.storage.store import Reader, Store
 
-GATES = ("refund",)  # the gates that ship with this package
-
 
 def home() -> Path:
     return Path(os.environ.get("SDS_HOME") or ".sds")

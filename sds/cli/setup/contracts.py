@@ -16,14 +16,14 @@ from sds.cli.common import (
     GgufPath,
     JsonFlag,
     Reason,
+    defined,
     existing,
-    folder_of,
     named_model,
     open_store,
     operator,
-    print_json,
-    when,
 )
+from sds.cli.render import print_json, when
+from sds.gates.opening import sample_reads
 from sds.host.clock import now_ms
 from sds.host.paths import gate_home, make_private, open_record
 from sds.kernel.contract.schema import Contract, load_contract
@@ -209,10 +209,8 @@ def _refuse_errors(file: Path, contract: Contract) -> None:
 
 
 def _real_reads(gate: str) -> list[Fields]:
-    folder = folder_of(gate)
-    from sds.gates.refund import gate as desk  # noqa: PLC0415
-
-    return desk.sample_reads(folder, READS_MAX)
+    found = defined(gate)
+    return sample_reads(found, gate_home(found.name), READS_MAX)
 
 
 def _print_findings(file: Path, found: Sequence[Finding], lines: Lines) -> None:
