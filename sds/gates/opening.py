@@ -13,6 +13,7 @@ from sds.gates.definition import GateDefinition
 from sds.host import paths
 from sds.host.clock import now_ms
 from sds.host.keys import KEY_BYTES, read_ring
+from sds.kernel.context.reader import RecordedContext
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.state import Fields
 from sds.kernel.executor.protocol import NoExecutor, Signer
@@ -29,7 +30,8 @@ def preview_kernel(gate: GateDefinition, folder: Path) -> Iterator[Kernel]:
         source = opened.enter_context(gate.opened_source(folder))
         store = _store_to_look_at(folder, contract, opened)
         signer = Signer(secrets.token_bytes(KEY_BYTES))
-        yield Kernel(contract, store, source, NoExecutor(), signer, now_ms=now_ms)
+        context = RecordedContext(store, contract)
+        yield Kernel(contract, store, source, NoExecutor(), signer, now_ms=now_ms, context=context)
 
 
 def _store_to_look_at(folder: Path, contract: Contract, opened: ExitStack) -> Store:
@@ -57,7 +59,8 @@ def recovery_kernel(gate: GateDefinition, folder: Path) -> Iterator[Kernel]:
         signer = paths.signer(folder)
         paths.refuse_altered(folder, store)
         source, executor = opened.enter_context(gate.opened(folder))
-        yield Kernel(contract, store, source, executor, signer, now_ms=now_ms)
+        context = RecordedContext(store, contract)
+        yield Kernel(contract, store, source, executor, signer, now_ms=now_ms, context=context)
 
 
 def sample_reads(gate: GateDefinition, folder: Path, limit: int) -> list[Fields]:

@@ -33,7 +33,8 @@ from sds.kernel.errors import UsageError, WorldError
 from sds.kernel.executor.statement import CLOCKS_APART_MS, StatementLine
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import settled_events
-from sds.kernel.registry import contract_versions, registry
+from sds.kernel.registry import registry
+from sds.kernel.registry.authority import authority_now
 from sds.kernel.storage.store import Store
 
 FAULTS_SHOWN = 10
@@ -300,7 +301,7 @@ def _stopped(opened: Gate, gate: GateDefinition) -> Stopped | None:
     agent_id = opened.contract.agent_id
     if paused := _paused(opened.store, agent_id, gate):
         return paused
-    if contract_versions.of_agent(opened.store, agent_id).contract_hash != opened.contract.hash:
+    if authority_now(opened.store, agent_id).contract_hash != opened.contract.hash:
         return f"agent `{agent_id}` is no longer under this contract", f"sds agents show {agent_id}{gate.option}"
     return None
 
