@@ -8,6 +8,7 @@ keeps lies in the folder that its functions are called with.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import traceback
@@ -126,8 +127,11 @@ class GateDefinition:
 
     @property
     def argument(self) -> str:
-        """Return how a command names it."""
-        return shlex.quote(str(self.path)) if self.path else self.name
+        """Return how a command names it: a path is told from a name by its separator."""
+        if self.path is None:
+            return self.name
+        above = self.path.is_absolute() or self.path.parts[:1] == ("..",)
+        return shlex.quote(str(self.path) if above else f".{os.sep}{self.path}")
 
     @property
     def option(self) -> str:

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
@@ -87,6 +88,7 @@ def _versions() -> str:
 
 
 def _model(gate: GateDefinition, opened: AbstractContextManager[Engine]) -> str:
+    import_module("sds.gate")  # what decides is loaded whole, so that what is missing of it is named
     with opened as engine:
         check_asked(engine, gate.load_contract())
         return f"{engine.model} answers, and was proved to be constrained"
