@@ -1,4 +1,7 @@
-"""A gate: one contract, one state source, one executor, one model, one record. What applications embed."""
+"""A gate: one contract, one state source, one executor, one model, one record. What applications embed.
+
+Sagas, human review, recovery, reconciliation, erasure and rationales are options: each is loaded when it is first used.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,15 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from sds.engines.factory import open_engine
 from sds.engines.fallback import FallbackEngine
 from sds.engines.protocol import Checks, Engine, Explains
-from sds.escalations import Resolve, resolve
 from sds.gates.definition import GateDefinition, check_parts
 from sds.gates.registry import find
 from sds.host import paths
@@ -30,19 +33,19 @@ from sds.kernel.executor.statement import Comparison
 from sds.kernel.flow import intake, undecided
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.human.cases import Case
-from sds.kernel.human.review import CaseView, HumanReview
-from sds.kernel.operations import erasure, monitor, recovery
-from sds.kernel.operations.erasure import Erased
-from sds.kernel.operations.recovery import Recovered
+from sds.kernel.operations import monitor
 from sds.kernel.registry import registry
-from sds.kernel.saga import driver
-from sds.kernel.saga.state import SagaAnswer
 from sds.key_locks import KeyLocks
 from sds.pipeline import Reasoned, Stream
-from sds.rationale.worker import Rationales, check_explains
-from sds.reconciliation import Schedule, adopt, reconcile
-from sds.sagas import SagaStream
+
+if TYPE_CHECKING:
+    from sds.escalations import Resolve
+    from sds.kernel.human.cases import Case
+    from sds.kernel.human.review import CaseView, HumanReview
+    from sds.kernel.operations.erasure import Erased
+    from sds.kernel.operations.recovery import Recovered
+    from sds.kernel.saga.state import SagaAnswer
+    from sds.sagas import SagaStream
 
 
 def _check_parts(contract: object, source: object, executor: object, engine: object) -> None:
@@ -54,6 +57,15 @@ def _check_parts(contract: object, source: object, executor: object, engine: obj
     if engine is not None and (isinstance(engine, type) or not asked):
         hint = "sds.engines.factory.open_engine opens one; `model` names a file or a folder of weights"
         raise UsageError("the engine is no object with `propose`, `count_tokens` and `close`", hint=hint)
+
+
+def _check_explains(contract: Contract, engine: Engine) -> None:
+    """Raise UsageError when the contract asks for what the engine cannot do."""
+    if contract.explanation_chars_max and not isinstance(engine, Explains):
+        raise UsageError(
+            f"the engine `{engine.model}` writes no rationale after the decision, and the contract asks for one",
+            hint="use a native engine alone, or `rationale: {order: before, ...}`",
+        )
 
 
 def _path(given: object, what: str) -> Path:
@@ -103,7 +115,7 @@ class Gate:
                 self.engine.log = self._log.write
             for notice in getattr(self.engine, "notices", ()):
                 self._log.write("engine.notice", {"notice": notice})
-            check_explains(self.contract, self.engine)
+            _check_explains(self.contract, self.engine)
             if isinstance(self.engine, Checks):
                 self.engine.check_contract(self.contract)
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
@@ -117,34 +129,41 @@ class Gate:
                 log=self._log.write,
                 context=RecordedContext(self.store, self.contract, self.engine.count_tokens),
             )
-            on_decided, locks = self._explained(opened), KeyLocks()
-            self._stream = Stream(
-                self._kernel,
-                self.engine,
-                now_ms=now_ms,
-                sleep=time.sleep,
-                on_reasoned=on_reasoned,
-                on_decided=on_decided,
-                locks=locks,
-            )
-            self._sagas = SagaStream(
-                self._kernel,
-                self.engine,
-                now_ms=now_ms,
-                sleep=time.sleep,
-                on_reasoned=on_reasoned,
-                on_decided=on_decided,
-                locks=locks,
-            )
+            self._on_reasoned, self._on_decided, self._locks = on_reasoned, self._explained(opened), KeyLocks()
+            self._stream = self._stream_of(self._kernel)
             self._closing = opened.pop_all()
 
     def _explained(self, opened: ExitStack) -> Reasoned | None:
         """Return what has a decision explained when its contract asks for that afterwards."""
         if not self.contract.explanation_chars_max or not isinstance(self.engine, Explains):
             return None
+        from sds.rationale.worker import Rationales  # noqa: PLC0415  an option
+
         rationales = Rationales(self._kernel, self.engine, now_ms=self._now_ms, log=self._log.write)
         opened.callback(rationales.close)
         return rationales.ask
+
+    def _stream_of(self, kernel: Kernel) -> Stream:
+        return Stream(
+            kernel,
+            self.engine,
+            now_ms=self._now_ms,
+            sleep=time.sleep,
+            on_reasoned=self._on_reasoned,
+            on_decided=self._on_decided,
+            locks=self._locks,
+        )
+
+    @cached_property
+    def _sagas(self) -> SagaStream:
+        from sds.sagas import SagaStream  # noqa: PLC0415  an option
+
+        return SagaStream(self._kernel, self._stream_of, now_ms=self._now_ms)
+
+    def _review(self) -> HumanReview:
+        from sds.kernel.human.review import HumanReview  # noqa: PLC0415  an option
+
+        return HumanReview(self.kernel, now_ms=self._now_ms)
 
     @classmethod
     def load(
@@ -226,21 +245,25 @@ class Gate:
 
     def recover(self) -> Recovered:
         """End what a crash left open, resolve every order in the air by its key, have what is dirty compensated."""
+        from sds.kernel.operations import recovery  # noqa: PLC0415  an option
+
         found = recovery.recover(self.kernel, now_ms=self._now_ms())
-        dirty = driver.waiting(self.kernel, now_ms=self._now_ms())
-        for dfid in dirty:
-            self._sagas.drive(dfid)
-        return replace(found, sagas_ended=found.sagas_ended + len(dirty), sagas_dirty=0)
+        dirty = self._sagas.compensate() if recovery.has_sagas(self.store) else 0
+        return replace(found, sagas_ended=found.sagas_ended + dirty, sagas_dirty=0)
 
     def reconcile(self, *, since_ms: int = 0, until_ms: int | None = None) -> Comparison:
         """Compare the record with what the executor lists, and open a case for every difference that has none yet.
 
         Without `until_ms`: all there is. Raises UsageError where the executor lists nothing, WorldError: unreadable.
         """
+        from sds.reconciliation import reconcile  # noqa: PLC0415  an option
+
         return reconcile(self.kernel, since_ms=since_ms, until_ms=until_ms, now_ms=self._now_ms, log=self._log.write)
 
     def reconcile_every(self, every_s: float) -> None:
         """Compare now and again, in a thread that ends with the gate; what is found is logged, and is a case."""
+        from sds.reconciliation import Schedule  # noqa: PLC0415  an option
+
         self._check_open()
         every = Schedule(self._kernel, every_s=every_s, now_ms=self._now_ms, log=self._log.write)
         self.on_close(every.close)
@@ -250,6 +273,8 @@ class Gate:
 
         Until then a record that was put back from a backup orders nothing.
         """
+        from sds.reconciliation import adopt  # noqa: PLC0415  an option
+
         return adopt(self.kernel, who=who, reason=reason, now_ms=self._now_ms)
 
     def escalations(self) -> list[Case]:
@@ -257,12 +282,12 @@ class Gate:
 
         One whose rows cannot be read is `damaged`, and all that is told of it is which it is and since when it waits.
         """
-        return HumanReview(self.kernel, now_ms=self._now_ms).waiting()
+        return self._review().waiting()
 
     def look(self, dfid: str) -> CaseView:
         """Return a case's state as it is now, its name for `seen`, and what a human may decide. Records nothing."""
-        desk = HumanReview(self.kernel, now_ms=self._now_ms)
-        return desk.view(desk.case(dfid))
+        review = self._review()
+        return review.view(review.case(dfid))
 
     def resolve(
         self,
@@ -277,6 +302,8 @@ class Gate:
         acknowledge: bool = False,
     ) -> Answer:
         """Carry out what a human decided about what waits for them, exactly once: see `sds.escalations.resolve`."""
+        from sds.escalations import resolve  # noqa: PLC0415  an option
+
         return resolve(
             self.kernel,
             dfid,
@@ -296,6 +323,8 @@ class Gate:
 
         Raises UsageError unless the case is at its end.
         """
+        from sds.kernel.operations import erasure  # noqa: PLC0415  an option
+
         return erasure.erase(
             self.kernel.store, self.contract.gate, event_id, who=who, reason=reason, now_ms=self._now_ms()
         )

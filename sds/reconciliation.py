@@ -9,8 +9,8 @@ from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.executor.statement import CLOCKS_APART_MS, Comparison, compare
 from sds.kernel.flow.dispatch import Log, no_log
 from sds.kernel.flow.kernel import Kernel
+from sds.kernel.human.statement_cases import open_cases
 from sds.kernel.operations import adoption
-from sds.kernel.operations.statement_cases import open_cases
 
 EVERY_S_MIN = 1.0
 STOP_S = 5.0

@@ -23,7 +23,7 @@ from sds.kernel.flow.answer import numbers_of
 from sds.kernel.flow.decision_record import SEALED, seal
 from sds.kernel.flow.intake import event_fields
 from sds.kernel.flow.states import SAGA_DIRTY, State
-from sds.kernel.operations.statement_cases import difference_in
+from sds.kernel.human.statement_cases import difference_in
 from sds.kernel.registry.contract_versions import recorded_contract
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store

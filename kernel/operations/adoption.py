@@ -23,7 +23,7 @@ from sds.kernel.flow.states import ADOPTED
 from sds.kernel.human import cases
 from sds.kernel.human.cases import HumanDecision
 from sds.kernel.human.parsing import said
-from sds.kernel.operations.statement_cases import case_of
+from sds.kernel.human.statement_cases import case_of
 from sds.kernel.registry import reservations, spend
 from sds.kernel.registry.reservations import Claim
 from sds.kernel.storage import ledger

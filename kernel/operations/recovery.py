@@ -1,4 +1,4 @@
-"""After a crash: end what nobody holds any more, and learn what became of every order that was in the air."""
+"""After a crash: end what nobody holds any more, and learn what became of every order that was in flight."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from sds.kernel.canonical import in_words, one_line
 from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.flow import undecided
 from sds.kernel.flow.in_flight import orders_in_flight, unfinished_flows
+from sds.kernel.flow.intake import saga_child
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.human.kernel import HumanKernel
-from sds.kernel.saga import driver
-from sds.kernel.saga.kernels import kernel_of_flow
+from sds.kernel.storage.store import Reader
 
 ERROR_CHARS_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """How many flows were found interrupted, and what the orders in the air turned out to be.
+    """How many flows were found interrupted, and what the orders in flight turned out to be.
 
     `leased`: flows left alone because their holder may still be alive; recover again when their lease is over.
     `sagas_dirty`: sagas of which something was done, and whose compensation a model must choose.
@@ -45,31 +44,42 @@ def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
     """
     counts: Counter[str] = Counter()
     interrupted, errors = _interrupt_orphans(kernel, now_ms)
-    for intent in orders_in_flight(kernel.store, kernel.contract.gate, now_ms):
+    for order in orders_in_flight(kernel.store, kernel.contract.gate, now_ms):
         try:
-            counts[_resolve(kernel, intent)] += 1
+            counts[_resolve(kernel, order)] += 1
         except Exception as error:  # noqa: BLE001  whatever is wrong with one order, the next is looked up all the same
-            errors.append(_failed(kernel, intent.dfid, error))
-    ended, dirty, failed = driver.recover(kernel, now_ms=now_ms)
-    errors += [_failed(kernel, dfid, error) for dfid, error in failed]
-    leased = sum(flow.held for flow in unfinished_flows(kernel.store, kernel.contract.gate, now_ms)) + driver.driven(
-        kernel, now_ms=now_ms
-    )
+            errors.append(_failed(kernel, order.dfid, error))
+    leased, ended, dirty = _recover_sagas(kernel, errors, now_ms) if has_sagas(kernel.store) else (0, 0, 0)
+    leased += sum(flow.held for flow in unfinished_flows(kernel.store, kernel.contract.gate, now_ms))
     return Recovered(
         interrupted, counts["SUCCESS"], counts["FAILED"], counts["UNKNOWN"], leased, ended, dirty, tuple(errors)
     )
 
 
+def has_sagas(record: Reader) -> bool:
+    """Tell whether a record has any saga: what recovers them is loaded only then."""
+    return record.value("SELECT 1 FROM sagas LIMIT 1") is not None
+
+
+def _recover_sagas(kernel: Kernel, errors: list[str], now_ms: int) -> tuple[int, int, int]:
+    """Return how many sagas are still driven, how many have ended and how many are dirty; what failed is put to `errors`."""
+    from sds.kernel.saga import driver  # noqa: PLC0415  an option
+
+    ended, dirty, failed = driver.recover(kernel, now_ms=now_ms)
+    errors += [_failed(kernel, dfid, error) for dfid, error in failed]
+    return driver.driven(kernel, now_ms=now_ms), ended, dirty
+
+
 def recover_order(kernel: Kernel, dfid: str, *, now_ms: int) -> bool:
     """Learn what became of a flow's order if its sender is gone; return whether there was one to ask about."""
-    found = [intent for intent in orders_in_flight(kernel.store, kernel.contract.gate, now_ms) if intent.dfid == dfid]
-    for intent in found:
-        _resolve(kernel, intent)
+    found = [order for order in orders_in_flight(kernel.store, kernel.contract.gate, now_ms) if order.dfid == dfid]
+    for order in found:
+        _resolve(kernel, order)
     return bool(found)
 
 
-def _resolve(kernel: Kernel, intent: ExecutionIntent) -> str:
-    return kernel.dispatcher.resolve(intent, partial(_still_valid, kernel))
+def _resolve(kernel: Kernel, order: ExecutionIntent) -> str:
+    return kernel.dispatcher.resolve(order, partial(_still_valid, kernel))
 
 
 def _still_valid(kernel: Kernel, order: ExecutionIntent) -> bool:
@@ -77,8 +87,15 @@ def _still_valid(kernel: Kernel, order: ExecutionIntent) -> bool:
     if kernel.whole.doubt() is not None:
         return False
     if kernel.store.value("SELECT 1 FROM human_decisions WHERE dfid = ?", (order.dfid,)) is not None:
+        from sds.kernel.human.kernel import HumanKernel  # noqa: PLC0415  an option
+
         return HumanKernel(kernel, now_ms=lambda: kernel.now_ms).still_valid(order)
-    return kernel_of_flow(kernel, order.dfid).still_valid(order)
+    child = saga_child(kernel.store.value("SELECT trigger_event FROM decision_flows WHERE dfid = ?", (order.dfid,)))
+    if child is None:
+        return kernel.still_valid(order)
+    from sds.kernel.saga.kernels import kernel_of_child  # noqa: PLC0415  an option
+
+    return kernel_of_child(kernel, *child).still_valid(order)
 
 
 def _failed(kernel: Kernel, dfid: str, error: Exception) -> str:

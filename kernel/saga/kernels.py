@@ -19,7 +19,6 @@ from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState
 from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound
 from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.flow import intake
-from sds.kernel.flow.intake import saga_child
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry.authority import authority_now
 from sds.kernel.saga import state as saga
@@ -145,10 +144,8 @@ class MenuKernel(ChildKernel):
         )
 
 
-def kernel_of_flow(kernel: Kernel, dfid: str) -> Kernel:
-    """Return the kernel a flow is under: the gate's own, or the narrower one of the step it is."""
-    trigger = kernel.store.value("SELECT trigger_event FROM decision_flows WHERE dfid = ?", (dfid,))
-    parent, number = (saga_child(trigger) if trigger else None) or ("", COMPENSATION)
+def kernel_of_child(kernel: Kernel, parent: str, number: int) -> Kernel:
+    """Return the kernel a child of a saga is under: of a step, one narrower than the gate's own."""
     if number == COMPENSATION:
         return kernel
     return StepKernel(kernel, saga.load(kernel.store, kernel.contract, parent), number)

@@ -324,7 +324,7 @@ class TestMany:
     def test_one_comparison_opens_so_many_cases_and_the_next_goes_on(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("sds.kernel.operations.statement_cases.CASES_MAX", 2)
+        monkeypatch.setattr("sds.kernel.human.statement_cases.CASES_MAX", 2)
         rail = listing(world)
         strangers = [StatementLine(key_of(str(n)), "settled", n) for n in range(5)]
         rail.statement = lambda *_: iter(strangers)  # type: ignore[method-assign]  # as above
