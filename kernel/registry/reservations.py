@@ -99,7 +99,8 @@ def reserve(
     """Reserve everything, or change nothing and return the reason code.
 
     `epochs` are those read just before the live state that was checked: had anything of this key been reserved or
-    settled since, even another field, that check would not hold. `spending`: the spend counters of this moment. Taking nothing of a resource leaves it alone.
+    settled since, even another field, that check would not hold. `spending`: the spend counters of this moment. Taking
+    nothing of a resource leaves it alone.
     """
     now = usage(store, contract, key)
     if now.epochs != epochs or any(path in now.held for path, _ in claim.draws):
@@ -182,7 +183,9 @@ def _draw(store: Store, dfid: str, name: str, amount: int, *, drawn: int, status
 
 
 def _change_drawn(store: Store, dfid: str, times: int, *, status: str = "%") -> None:
-    """Add what a flow's reservations took, -1, 0 or 1 `times`, to what is drawn of each resource, and begin its next epoch."""
+    """Add what a flow's reservations took, -1, 0 or 1 `times`, to what is drawn of each resource, and begin its next
+    epoch. Raises StoreError when a resource is missing.
+    """
     sql = "SELECT resource, amount FROM reservations WHERE dfid = ? AND status LIKE ?"
     for name, amount in store.rows(sql, (dfid, status)):
         sql = "UPDATE resources SET epoch = epoch + 1, drawn = drawn + ? WHERE resource = ?"
