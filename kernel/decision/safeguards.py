@@ -22,7 +22,8 @@ class EnvelopeInputs:
     """Everything besides the contract that an envelope depends on.
 
     `fields`: state net of what is reserved. `spend_left`: minor units left under the tightest limit, None without
-    one. `agent_active`: the registry has the agent active, and the flow is under the contract of this kernel. `halted`: by an operator.
+    one. `agent_active`: the registry has the agent active, and the flow is under the contract of this kernel.
+    `halted`: by an operator, or the agent is not registered.
     `context_whole`: memory and artifacts, the reference texts, could be read and are within their limits.
     """
 

@@ -1,7 +1,7 @@
 """The durable verdict: everything one decision rests on, written in the caller's one transaction, and sealed.
 
 The DECIDED entry of the ledger carries a digest of every row written here; `audit.verify` computes them again. Texts
-are sealed before they are written (`kernel.vault`), so the digests are of ciphertexts: they hold when a key is destroyed.
+are sealed before they are written (`storage.vault`), so the digests are of ciphertexts: they hold when a key is destroyed.
 """
 
 from __future__ import annotations

@@ -162,24 +162,23 @@ def claim(
     """
     saga = authorization.parent if authorization else None
     with store.transaction():
+        parent, restarts = saga, 0
         known = _known_flow(store, contract, event) or _take_over(store, contract, event)
-        if known is None:
-            _check_authorized(authorization)
-            dfid = write_event(store, contract.gate, event, 0)
-            begin(store, contract, event, dfid, parent=saga, restarts=0, now_ms=now_ms, saga=saga)
-            return ClaimedFlow(dfid, event)
-        last, state, tag, restarts, created_ms, lease_ms = known
-        if state == "ACTIVE" and not states.is_held(created_ms, lease_ms, now_ms):
-            state = undecided.interrupt(store, last, restarts_max=contract.retry.restarts_max, now_ms=now_ms)
-            tag = undecided.INTERRUPTED
-        if not undecided.is_undecided(state, tag) or (authorization and not child_restarts(store, contract, last, tag)):
-            return _known_answer(store, last, event)
-        if not anew and not undecided.has_restart(store, last, tag, contract.retry.restarts_max):
-            why = f"{restarts + 1} flows have ended without a decision"
-            return _known_answer(store, undecided.hand_over(store, last, tag or state, why, now_ms=now_ms), event)
-        _check_authorized(authorization)
-        dfid = write_event(store, contract.gate, event, restarts + 1)
-        begin(store, contract, event, dfid, parent=last, restarts=restarts + 1, now_ms=now_ms, saga=saga)
+        if known is not None:
+            last, state, tag, restarts, created_ms, lease_ms = known
+            if state == "ACTIVE" and not states.is_held(created_ms, lease_ms, now_ms):
+                state = undecided.interrupt(store, last, restarts_max=contract.retry.restarts_max, now_ms=now_ms)
+                tag = undecided.INTERRUPTED
+            if not undecided.is_undecided(state, tag) or (saga and not child_restarts(store, contract, last, tag)):
+                return _known_answer(store, last, event)
+            if not anew and not undecided.has_restart(store, last, tag, contract.retry.restarts_max):
+                why = f"{restarts + 1} flows have ended without a decision"
+                return _known_answer(store, undecided.hand_over(store, last, tag or state, why, now_ms=now_ms), event)
+            parent, restarts = last, restarts + 1
+        if authorization is not None:
+            authorization.check()
+        dfid = write_event(store, contract.gate, event, restarts)
+        begin(store, contract, event, dfid, parent=parent, restarts=restarts, now_ms=now_ms, saga=saga)
     return ClaimedFlow(dfid, event)
 
 
@@ -305,11 +304,6 @@ def _names(gate: str, event_id: str, body_hash: str) -> Iterator[tuple[str, int]
 def is_adopted(trigger: str) -> bool:
     """Tell whether a trigger is that of an adopted flow: an event's fields are text."""
     return isinstance(json.loads(trigger).get("adopted"), dict)
-
-
-def _check_authorized(authorization: ChildAuthorization | None) -> None:
-    if authorization is not None:
-        authorization.check()
 
 
 def _known_answer(store: Reader, dfid: str, event: Event) -> Answer:

@@ -61,9 +61,8 @@ class Kernel:
         store.unlock(Keyring(signer))
         self.rules, self.context = Rules(contract), context or NoContext(contract)
         self._now_ms, self.log = now_ms, log
-        self.authorization: intake.ChildAuthorization | None = (
-            None  # an agent acts on events; a saga's step, on its saga's
-        )
+        # an agent acts on events, a step of a saga on its saga's authorization
+        self.authorization: intake.ChildAuthorization | None = None
         self.dispatcher = Dispatcher(contract, store, executor, signer, now_ms=now_ms, log=log)
         listing = self.dispatcher.statement if self.dispatcher.executor.lists else None
         self.whole = Wholeness(store, contract.gate, listing, now_ms=now_ms)

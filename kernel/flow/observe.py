@@ -41,7 +41,7 @@ class Observer:
         as if it had taken nothing.
         """
         usage = reservations.usage(self._store, self._contract, key)
-        own = reservations.own(self._store, without) if without else {}
+        own = reservations.of_order(self._store, without) if without else {}
         drawn = {
             path: amount - own.get(reservations.resource(self._contract, key, path), 0)
             for path, amount in usage.drawn.items()

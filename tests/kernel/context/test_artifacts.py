@@ -186,7 +186,7 @@ def test_a_decision_made_on_artifacts_that_changed_since_is_not_carried_out(
 
 
 @CHANGES
-def test_an_order_in_the_air_is_sent_again_only_on_the_artifacts_it_was_made_on(
+def test_an_order_in_flight_is_sent_again_only_on_the_artifacts_it_was_made_on(
     library: World, change: Callable[[World], object]
 ):
     packet = library.packet()
