@@ -240,6 +240,7 @@ class Gate:
 
     def recover(self) -> Recovered:
         """End what a crash left open, resolve every order in flight by its key, have what is dirty compensated."""
+        from sds.kernel.operations import recovery  # noqa: PLC0415
         from sds.kernel.saga import driver  # noqa: PLC0415
 
         found = recovery.recover(self.kernel, now_ms=self._now_ms())
@@ -308,6 +309,8 @@ class Gate:
 
         Raises UsageError unless the case is at its end.
         """
+        from sds.kernel.operations import erasure  # noqa: PLC0415
+
         gate, now_ms = self.contract.gate, self._now_ms()
         return erasure.erase(self.kernel.store, gate, event_id, who=who, reason=reason, now_ms=now_ms)
 
