@@ -45,15 +45,7 @@ def test_a_new_gate_decides_at_once_and_its_contract_has_no_findings(cli: Cli) -
 
 def test_the_tests_of_a_new_gate_pass(cli: Cli) -> None:
     cli.ok("new", "fraud", "--folder", "gates/one")
-    paths = filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "gates/one"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = python("pytest", "-q", "-p", "no:cacheprovider", "gates/one")
     assert 0 == done.returncode, done.stdout + done.stderr
     assert "4 passed" in done.stdout
 
@@ -75,3 +67,20 @@ def test_nothing_is_written_over_and_a_mistake_leaves_nothing(cli: Cli, args: tu
     assert (2, True) == (code, message in said), said
     assert ["file", "there"] == sorted(path.name for path in Path().iterdir() if path.name != "home")
     assert ([], "mine") == (list(Path("there").iterdir()), Path("file").read_text())
+
+
+def test_a_new_gate_is_measured_on_its_own_queue_and_leaves_nothing(cli: Cli) -> None:
+    cli.ok("new", "fraud_watch")
+    measured = ("sds.benchmarks.gate", "--gate", "./fraud_watch", "--n", "2", "--json")
+    report = json.loads(python(*measured).stdout.splitlines()[-1])
+    names = ("gate", "decisions", "out_of_envelope", "record_faults")
+    assert ("fraud_watch", 2, 0, []) == tuple(report[name] for name in names)
+    assert ["fraud_watch"] == [path.name for path in Path().iterdir()]
+
+
+def python(*args: str) -> subprocess.CompletedProcess[str]:
+    """Run a module in this folder, in a process of its own."""
+    paths = filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", *args]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
