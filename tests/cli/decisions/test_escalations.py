@@ -31,7 +31,7 @@ from sds.kernel.errors import UsageError
 from sds.kernel.flow.answer import Answer
 from sds.kernel.storage.store import Store
 from tests.cli.conftest import Shell
-from tests.gates.refund import open_refund
+from tests.gates.refund.opened import open_refund
 from tests.kernel.durable import proposal
 from tests.proposers import Says
 from tests.scale import seeded

@@ -21,7 +21,7 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import EventError, UsageError
 from sds.kernel.flow.answer import Answer
 from sds.models.llamacpp.backend import LlamaBackend
-from tests.gates.refund import open_refund
+from tests.gates.refund.opened import open_refund
 from tests.proposers import Greedy
 
 CLAIMS = 120
