@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from sds.cli import app
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -45,6 +47,30 @@ class Shell:
 
     def json(self, *args: str, stdin: str = "") -> Any:
         return json.loads(self.ok(*args, stdin=stdin).splitlines()[-1])
+
+
+@dataclass
+class Cli:
+    """Runs `sds` in this process: (exit code, standard output, standard error)."""
+
+    capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch
+    folder: Path
+
+    def __call__(self, *args: str) -> tuple[int, str, str]:
+        self.monkeypatch.setattr(sys, "argv", ["sds", *args])
+        with pytest.raises(SystemExit) as ended:
+            app.main()
+        said = self.capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    def ok(self, *args: str) -> str:
+        code, out, err = self(*args)
+        assert 0 == code, err
+        return out
+
+    def json(self, *args: str) -> Any:
+        return json.loads(self.ok(*args, "--json"))
 
 
 @pytest.fixture(scope="session")
