@@ -128,7 +128,7 @@ def shell_in(home: Path, path: str = "") -> Callable[..., str]:
         environment = os.environ.get("PYTHONPATH", "")
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("PYTHONPATH", os.pathsep.join(filter(None, (path, str(ROOT), environment))))
-            done = Shell(home)("doctor", "--model", "README.md")
+            done = Shell(home).process("doctor", "--model", "README.md")
         assert 1 == done.returncode
         assert "Traceback" not in done.stderr
         return done.stdout
