@@ -269,9 +269,3 @@ def test_without_a_reason_a_record_or_a_flow_nothing_is_resolved(cli: Cli, tmp_p
     assert "there is no flow `nobody`" in cli("escalations", "show", "nobody")[2]
     done = Shell(cli.folder.parent)("escalations", "resolve", case.dfid, "--abort")
     assert (2, True) == (done.returncode, "Missing option '--reason'" in done.stderr)
-
-
-@pytest.mark.parametrize("args", [("list",), ("show",), ("resolve",), ()])
-def test_help_shows_an_example(cli: Cli, args: tuple[str, ...]) -> None:
-    name = " ".join(("sds escalations", *args)) if args else "sds escalations list"
-    assert f"Example: {name}" in cli.ok("escalations", *args, "--help").replace("\n  ", " ")

@@ -108,11 +108,6 @@ def test_a_models_folder_that_is_none_is_named(shell: Shell, monkeypatch: pytest
     )
 
 
-def test_every_command_has_help_with_an_example(shell: Shell) -> None:
-    for name in ("list", "show", "check", "prepare"):
-        assert f"Example: sds models {name}" in shell.ok("models", name, "--help")
-
-
 def test_prepare_measures_once_keeps_the_fastest_and_says_why(tmp_path: Path) -> None:
     shell, path = Shell(tmp_path / "home"), sentencepiece_gguf(tmp_path / "small.gguf")
     *types, why = shell.ok("models", "prepare", str(path)).splitlines()
