@@ -55,7 +55,7 @@ def _check_links() -> None:
 
 
 def _digest_of_sources() -> str:
-    """Return the SHA-256 of the sources, as `models/catalog/catalog.py` makes it; of no sources there is none."""
+    """Return the SHA-256 of the sources, as `models/int8/sources.py` makes it; of no sources there is none."""
     sources = sorted([*FOLDER.glob("*.cc"), *FOLDER.glob("*.h")])
     if not sources:
         sys.exit("error: models/int8/native holds no sources; build from a whole checkout or sdist")

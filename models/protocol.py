@@ -6,6 +6,7 @@ thread. It does not mask, sample, stop or schedule; it does not know which of it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -16,14 +17,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Dtype = Literal["fp32", "bf16", "fp16", "int8", "int8-bf16", "int16"]
-# What is in int8, as records say it, and in what the rest is.
-IN_8_BITS = "all products with weights but those of the last layer, and the weights of the head"
-INT8_REST: dict[Dtype, Dtype] = {"int8": "fp32", "int8-bf16": "bf16"}
-Library = Literal["llamacpp", "transformers", "openvino", "integer"]
+Library = str  # the name of a backend, one of `models.catalog.backends`
 
 FOLDER_HINT = "name a GGUF file: a folder runs in transformers alone"
+CONTEXT_TOKENS = 4096  # of a slot, where nobody says it
 SLOTS_MAX = 64
 FORKS_MAX = 63  # of one backend, whatever its slots
+_DEVICE = re.compile(r"cpu|cuda(?::([0-9]{1,2}))?")
 
 
 # What ends a program, a thread or a generator. All else is a failure: the panic of a library in Rust is no `Exception`.
@@ -71,7 +71,7 @@ class Row:
 
 
 class Backend(Protocol):
-    """A model with a cache for some prompts. Every method may raise `BackendError`; after one, go on with `begin`.
+    """A model with a cache for some prompts. Every method may raise `BackendError`; after one, go on with `prefill`.
 
     The prompts are in the slots 0 .. slots - 1; a fork is in a slot of its own until it is dropped.
     """
@@ -110,12 +110,12 @@ class Backend(Protocol):
 
     @property
     def fragmented(self) -> bool:
-        """Whether nobody new should begin until those under way have ended and `rest` was called.
+        """Whether nobody new should begin until those under way have ended and `defragment` was called.
 
-        Going on without a rest ends in a `BackendError` at some time, after which no slot holds anything.
+        Going on without it ends in a `BackendError` at some time, after which no slot holds anything.
         """
 
-    def rest(self) -> None:
+    def defragment(self) -> None:
         """Give back what past prompts left behind. No prompt may be under way: each slot must be begun anew."""
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]:
@@ -126,7 +126,7 @@ class Backend(Protocol):
 
     def frame(self) -> ChatFrame: ...
 
-    def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
+    def prefill(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         """Make `slot` hold exactly these sections, in order.
 
         Every section is decoded in passes of its own, so where passes are cut never depends on what was cached:
@@ -135,9 +135,9 @@ class Backend(Protocol):
         """
 
     def is_cached(self, sections: Sequence[Sequence[int]]) -> bool:
-        """Tell whether `begin` would have to read nothing of these sections, whatever the slot."""
+        """Tell whether `prefill` would have to read nothing of these sections, whatever the slot."""
 
-    def step(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
+    def forward_one(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
         """Append at least one token in one pass; return the logits after the last one, shape [vocab_size]."""
 
     def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
@@ -153,16 +153,6 @@ class Backend(Protocol):
     def drop(self, fork: int) -> None:
         """Give a fork's slot back."""
 
-    def hidden(
-        self, sections: Sequence[Sequence[int]], *, span: tuple[int, int] | None = None, layer: int | None = None
-    ) -> NDArray[np.float32]:
-        """Return the hidden state after these sections, shape [width]: at the last position, or the mean over the
-        positions `span` (from, to) of the last section. `layer`: how many layers were passed, None: all; raises
-        BackendError for one that the library does not hand out. The state is past the model's final norm, whatever the
-        layer: what a whole model says of a layer is what one that was cut after it says. Slot 0 holds the sections
-        afterwards.
-        """
-
     def close(self) -> None: ...
 
 
@@ -170,7 +160,7 @@ class Backend(Protocol):
 class Replicable(Protocol):
     """A backend whose weights others can share."""
 
-    def beside(self, *, threads: int, slots: int = 1) -> Backend:
+    def replica(self, *, threads: int, slots: int = 1) -> Backend:
         """Return another backend over the same weights, for another thread. Raises BackendError."""
 
 
@@ -206,3 +196,39 @@ def prompt_sections(backend: ChatTokenizer, static: str, *dynamic: str) -> list[
     sections += [content(text) for text in dynamic]
     sections[-1] += control(frame.after_user)
     return [section for section in sections if section]
+
+
+def check_slots(slots: int) -> None:
+    if not 1 <= slots <= SLOTS_MAX:
+        raise BackendError(f"{slots} slots are not between 1 and {SLOTS_MAX}")
+
+
+def check_device(name: str) -> int | None:
+    """Return the number of the card that is named, None where none is. Only the form is checked: cpu, cuda, cuda:1."""
+    found = _DEVICE.fullmatch(name)
+    if found is None:
+        raise BackendError(f"`{name}` is no device", hint="cpu, cuda or cuda:NUMBER")
+    return int(found[1]) if found[1] else None
+
+
+def check_fits(tokens: int, context_tokens_max: int) -> None:
+    if tokens > context_tokens_max:
+        raise BackendError(
+            f"{tokens} tokens are more than the model's context of {context_tokens_max}",
+            hint="shorten the prompt or load the model with a larger context",
+        )
+
+
+def check_known(tokens: Sequence[int], vocab_size: int) -> None:
+    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+        raise BackendError("a token is outside the vocabulary")
+
+
+def check_rows(rows: Sequence[Row]) -> None:
+    if len({row.slot for row in rows}) != len(rows):
+        raise BackendError("a pass holds at most one row of a slot")
+    for row in rows:
+        if not row.tokens:
+            raise BackendError("a step needs at least one token")
+        if not 0 <= row.outputs <= len(row.tokens):
+            raise BackendError(f"{row.outputs} outputs of {len(row.tokens)} tokens were asked for")

@@ -141,10 +141,10 @@ class AdversarialBackend:
     def is_cached(self, sections: Sequence[Sequence[int]]) -> bool:
         return False
 
-    def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
+    def prefill(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         self.held[slot] = []
 
-    def step(self, tokens: Sequence[int], *, slot: int = 0) -> Logits:
+    def forward_one(self, tokens: Sequence[int], *, slot: int = 0) -> Logits:
         return self.run([Row(slot, tokens)])[0][-1]
 
     def run(self, rows: Sequence[Row]) -> list[Logits]:
@@ -173,9 +173,6 @@ class AdversarialBackend:
 
     def drop(self, fork: int) -> None:
         del self.held[fork]
-
-    def hidden(self, sections: Sequence[Sequence[int]], **_: object) -> Logits:
-        raise NotImplementedError
 
     def close(self) -> None:
         pass

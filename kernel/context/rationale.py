@@ -13,7 +13,7 @@ from typing import Any
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.proposal import TEXT_CHARS
 from sds.kernel.errors import UsageError
-from sds.kernel.registry.contract_texts import recorded_contract
+from sds.kernel.registry.contract_versions import recorded_contract
 from sds.kernel.storage import ledger
 from sds.kernel.storage.keyring import is_sealed_text
 from sds.kernel.storage.store import Reader, Store

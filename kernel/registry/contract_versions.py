@@ -1,38 +1,82 @@
-"""Which contract a flow is under (DIR 3.5): the one that was registered when the flow was created, until it is revoked.
-
-A newer version changes nothing for flows that are open; a revocation ends them, in the reserving transaction, too.
-"""
+"""The contracts a record knows: which versions there were, and which one is in force."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any, Literal
 
+from sds.kernel.contract.schema import Contract
+from sds.kernel.errors import NOT_AS_WRITTEN, ContractError, StoreError
 from sds.kernel.storage.store import Reader
 
-_SQL = (
-    "SELECT CASE WHEN r.contract_hash IS NULL THEN b.contract_hash ELSE '' END, COALESCE(c.mission_hash, '')"
-    " FROM {table} b LEFT JOIN contracts c ON c.hash = b.contract_hash"
-    " LEFT JOIN contract_revocations r ON r.contract_hash = b.contract_hash WHERE b.{key} = ?"
-)
-_OF_FLOW = _SQL.format(table="decision_flows", key="dfid")
-_OF_AGENT = _SQL.format(table="agents", key="agent_id")
+VERSIONS_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Binding:
-    """The contract and its mission. `contract_hash` is empty when the contract is revoked: nothing is under it."""
+class Version:
+    """One registered contract. `who` and `reason` are empty where none were given."""
 
-    contract_hash: str = ""
-    mission_hash: str = ""
+    gate: str
+    agent_id: str
+    version: str
+    contract_hash: str
+    standing: Literal["in force", "superseded", "revoked"]
+    registered_at_ms: int
+    who: str
+    reason: str
 
 
-def of_flow(store: Reader, dfid: str) -> Binding | None:
-    """Return what a flow is under; None when there is no such flow."""
-    found = store.row(_OF_FLOW, (dfid,))
-    return Binding(*found) if found else None
+def versions(store: Reader) -> list[Version]:
+    """Return the registered contracts, oldest first, at most VERSIONS_MAX of the latest."""
+    rows = store.rows(
+        "SELECT c.gate, c.agent_id, c.version, c.hash, a.contract_hash IS NOT NULL, c.registered_at_ms, l.body,"
+        " EXISTS (SELECT 1 FROM ledger r WHERE r.kind = 'REVOKED' AND json_extract(r.body, '$.hash') = c.hash)"
+        " FROM contracts c LEFT JOIN agents a ON a.contract_hash = c.hash"
+        " LEFT JOIN ledger l ON l.kind = 'CONTRACT' AND json_extract(l.body, '$.hash') = c.hash"
+        " ORDER BY l.idx DESC LIMIT ?",
+        (VERSIONS_MAX,),
+    )
+    try:
+        return [_version(*row) for row in reversed(rows)]
+    except NOT_AS_WRITTEN as error:
+        raise StoreError("the contracts in the record cannot be read", hint="sds ledger verify") from error
 
 
-def of_agent(store: Reader, agent_id: str) -> Binding:
-    """Return what a flow that is created now would be under."""
-    found = store.row(_OF_AGENT, (agent_id,))
-    return Binding(*found) if found else Binding()
+def _version(
+    gate: str,
+    agent_id: str,
+    version: str,
+    contract_hash: str,
+    current: int,
+    at_ms: int,
+    entry: str | None,
+    revoked: int,
+) -> Version:
+    body = json.loads(entry) if entry else {}
+    standing: Literal["in force", "superseded", "revoked"]
+    standing = "revoked" if revoked else "in force" if current else "superseded"
+    who, reason = str(body.get("who", "")), str(body.get("reason", ""))
+    return Version(gate, agent_id, version, contract_hash, standing, at_ms, who, reason)
+
+
+def recorded_contract(body: str) -> Contract:
+    """Return a contract as it was registered. Raises ContractError when it cannot be read.
+
+    Before proposal schema 2 a rationale had a length and no order.
+    """
+    try:
+        data: dict[str, Any] = json.loads(body)
+        if longest := data.pop("rationale_chars_max", 0):
+            data["rationale"] = {"order": "before", "chars_max": longest}
+        return Contract.model_validate_json(json.dumps(data))
+    except NOT_AS_WRITTEN as error:
+        raise ContractError("a registered contract is not one of this program's", hint="sds ledger verify") from error
+
+
+def registered_contract(store: Reader, gate: str) -> Contract | None:
+    """Return the contract registered last for a gate, revoked or not. Raises ContractError when it cannot be read."""
+    body = store.value(
+        "SELECT c.body FROM agents a JOIN contracts c ON c.hash = a.contract_hash WHERE a.gate = ?", (gate,)
+    )
+    return None if body is None else recorded_contract(body)

@@ -23,7 +23,7 @@ from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBo
 from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.flow import intake
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.registry import contract_versions, registry
+from sds.kernel.registry.authority import authority_now
 from sds.kernel.saga import state as saga
 from sds.kernel.saga.state import COMPENSATION, Saga
 
@@ -43,7 +43,7 @@ class ChildKernel(Kernel):
         vars(self).update(vars(kernel))
         self._parent, self._number = parent, number
         phase: saga.Phase = "DIRTY" if number == COMPENSATION else "STEPS"
-        self._mandate = intake.ChildAuthorization(
+        self.authorization = intake.ChildAuthorization(
             parent.dfid, lambda: saga.check_phase(kernel.store, parent.dfid, phase)
         )
 
@@ -62,8 +62,8 @@ class StepKernel(ChildKernel):
         self._named = (self._kind,) if self._kind in self.contract.kinds else ()
         self.rules = Rules(self.contract, authority=self._named)
 
-    def _compile(self, claimed: intake.Claim) -> DecisionPacket:
-        packet = super()._compile(claimed)
+    def compile(self, claimed: intake.ClaimedFlow) -> DecisionPacket:
+        packet = super().compile(claimed)
         _, recurring, *rest = packet.texts
         static = static_text(self.contract, packet.situation.artifacts, self._named)
         return replace(packet, texts=(static, f"{self._due()}{recurring}", *rest))
@@ -100,20 +100,19 @@ class MenuKernel(ChildKernel):
         return DecisionEnvelope(tuple(KindBound(name, _REASONS[name]) for name in names))
 
     def _look(self) -> LiveState:
-        known = registry.lookup(self.store, self.contract.agent_id)
-        bound = contract_versions.of_flow(self.store, self._parent.dfid) or contract_versions.Binding()
+        authority = authority_now(self.store, self.contract.agent_id, self._parent.dfid)
         standing = saga.load(self.store, self.contract, self._parent.dfid).standing()
         situation = EnvelopeInputs(
             fields=standing,
-            agent_active=known is not None and known.active and bound.contract_hash == self._contract_hash,
+            agent_active=authority.active and authority.contract_hash == self.contract.hash,
             in_effect=True,
-            halted=known is None or known.halted,
+            halted=authority.halted,
             spend_left=None,
             context_whole=True,
         )
-        return LiveState(situation, "", {}, bound.contract_hash)
+        return LiveState(situation, "", {}, authority.contract_hash)
 
-    def _compile(self, claimed: intake.Claim) -> DecisionPacket:
+    def compile(self, claimed: intake.ClaimedFlow) -> DecisionPacket:
         now_ms, seen = self._now_ms(), self._look()
         fields = seen.situation.fields
         envelope = self.envelope(seen.situation)
@@ -169,10 +168,4 @@ def mandated(kernel: Kernel, dfid: str) -> Kernel:
 
 def stopped(kernel: Kernel, dfid: str) -> str | None:
     """Tell why no further step or reversal may begin: who was halted or suspended in the middle, stops there."""
-    known = registry.lookup(kernel.store, kernel.contract.agent_id)
-    if known is None or not known.active:
-        return "AGENT_SUSPENDED"
-    if known.halted:
-        return "HALTED"
-    bound = contract_versions.of_flow(kernel.store, dfid) or contract_versions.Binding()
-    return None if bound.contract_hash == kernel.contract.hash else "CONTRACT_REVOKED"
+    return authority_now(kernel.store, kernel.contract.agent_id, dfid).withdrawn(kernel.contract.hash)

@@ -1,8 +1,7 @@
 """Prompts in the seats of a store: which sections each holds, and what of them need not be read again.
 
 A backend over a library that keeps no prompts by itself derives from `PrefixCachingBackend` and says how a call is made. Every
-section is read in calls of its own, so where calls are cut never depends on what was kept. A section may have gone
-through some layers only (`hidden`); it is read again where all are needed.
+section is read in calls of its own, so where calls are cut never depends on what was kept.
 """
 
 from __future__ import annotations
@@ -11,14 +10,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from sds.models.cache.prefix_cache import PrefixCache
-from sds.models.checks import check_fits, check_known, check_rows
-from sds.models.protocol import FORKS_MAX, BackendError, ChatFrame, Row, shared_sections
+from sds.models.protocol import (
+    FORKS_MAX,
+    BackendError,
+    ChatFrame,
+    Row,
+    check_fits,
+    check_known,
+    check_rows,
+    shared_sections,
+)
 from sds.models.tokenizer.tokenizer import Tokenizer, model_frame, tokens_of
 
 if TYPE_CHECKING:
@@ -63,16 +69,12 @@ class KVCache(Protocol):
 
 @dataclass(slots=True)
 class _Prompt:
-    """What one seat of the store holds: sections, each with how many layers it went through, and `position` tokens."""
+    """What one seat of the store holds: sections, of `position` tokens together, but for what was appended after them."""
 
     seat: int
     origin: int
-    sections: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
+    sections: list[tuple[int, ...]] = field(default_factory=list)
     position: int = 0
-
-    def through(self, depth: int) -> list[tuple[int, ...]]:
-        """Return the leading sections that went through at least `depth` layers."""
-        return [tokens for tokens, passed in takewhile(lambda section: section[1] >= depth, self.sections)]
 
 
 class PrefixCachingBackend(ABC):
@@ -88,9 +90,9 @@ class PrefixCachingBackend(ABC):
     vocab_size: int
     context_tokens_max: int
 
-    def __init__(self, *, slots: int, layers: int, words: Tokenizer, template: str | None, store: KVCache) -> None:
+    def __init__(self, *, slots: int, words: Tokenizer, template: str | None, store: KVCache) -> None:
         self.slots, self.pass_tokens_max = slots, CALL_TOKENS_MAX
-        self._layers, self._words, self._template, self._store = layers, words, template, store
+        self._words, self._template, self._store = words, template, store
         self._prompts = {slot: _Prompt(slot, slot) for slot in range(slots)}
         self._kept: PrefixCache[Any] = PrefixCache()
         self._next_fork = slots
@@ -98,10 +100,8 @@ class PrefixCachingBackend(ABC):
         self._open = True
 
     @abstractmethod
-    def _call(self, parts: Sequence[Part], states_at: int | None) -> list[NDArray[np.float32]]:
-        """Append the parts, in one call unless it groups rows itself; return for each what comes of its last tokens,
-        [outputs, .]: logits, or the states that go into layer `states_at` (after the last one: as the head would see them).
-        """
+    def _call(self, parts: Sequence[Part]) -> list[NDArray[np.float32]]:
+        """Append the parts, in one call unless it groups rows itself; return the logits of each, [outputs, vocab_size]."""
 
     @abstractmethod
     def _failing(self, what: str) -> AbstractContextManager[None]:
@@ -131,38 +131,53 @@ class PrefixCachingBackend(ABC):
     def fragmented(self) -> bool:
         return False
 
-    def rest(self) -> None:  # noqa: B027  not abstract: nothing wears
+    def defragment(self) -> None:  # noqa: B027  not abstract: nothing wears
         """Do nothing: every slot has a place of its own, which is free as soon as it is cut back."""
 
-    def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
+    def prefill(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         """Make `slot` hold exactly these sections. Its forks are dropped; what was read before is copied."""
         self._ready()
-        self._hold(slot, sections, self._layers)
+        if not 0 <= slot < self.slots:
+            raise BackendError(f"there is no slot {slot}")
+        wanted = [tuple(section) for section in sections]
+        check_fits(sum(map(len, wanted)), self.context_tokens_max)
+        for section in wanted:
+            check_known(section, self.vocab_size)
+        prompt = self._prompts[slot]
+        for fork in [fork for fork, made in self._prompts.items() if fork >= self.slots and made.origin == slot]:
+            self.drop(fork)
+        shared = shared_sections(wanted, prompt.sections)
+        position = sum(map(len, wanted[:shared]))
+        with self._forgetting([slot], "the model's cache cannot be cut back"):
+            if not self._cut(prompt, position):
+                self._store.forget(prompt.seat)
+                shared = position = 0
+        prompt.sections, prompt.position = prompt.sections[:shared], position
+        self._kept.use(wanted[:shared])
+        for n in range(shared, len(wanted)):
+            self._extend(slot, wanted[: n + 1])
+            prompt.sections.append(wanted[n])
 
     def is_cached(self, sections: Sequence[Sequence[int]]) -> bool:
         wanted = [tuple(section) for section in sections]
-        every = (self._prompts[slot].through(self._layers) for slot in range(self.slots))
+        every = (self._prompts[slot].sections for slot in range(self.slots))
         return self._kept.holds(wanted, behind=min(shared_sections(wanted, held) for held in every))
 
-    def step(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
+    def forward_one(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
         logits: NDArray[np.float32] = self.run([Row(slot, tokens)])[0][0]
         return logits
 
     def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         self._ready()
         self._runnable(rows)
-        for row in rows:
-            self._complete(row.slot)
         return self._read(rows)
 
     def fork(self, slot: int) -> int:
         """Return a new slot with what `slot` holds: and goes on by itself. A fork goes when its prompt does."""
         self._ready()
-        self._prompt(slot)
+        source = self._prompt(slot)
         if len(self._prompts) - self.slots >= FORKS_MAX:
             raise BackendError(f"more than {FORKS_MAX} forks at once", hint="drop some, or score fewer alternatives")
-        self._complete(slot)
-        source = self._prompts[slot]
         taken = {prompt.seat for prompt in self._prompts.values()}
         seat = next(seat for seat in range(self.slots + FORKS_MAX) if seat not in taken)
         with self._failing("the prompt could not be forked"):
@@ -179,29 +194,6 @@ class PrefixCachingBackend(ABC):
         dropped = self._prompts.pop(fork, None)
         if dropped is not None:
             self._store.forget(dropped.seat)
-
-    def hidden(
-        self, sections: Sequence[Sequence[int]], *, span: tuple[int, int] | None = None, layer: int | None = None
-    ) -> NDArray[np.float32]:
-        """Return the state before layer `layer` (0: the embeddings), without one after the last, past the model's norm.
-
-        No layer from `layer` on is computed, for this or any section; a later `run` on the slot does it after all.
-        """
-        self._ready()
-        depth = self._layers if layer is None else layer
-        if not 0 <= depth <= self._layers:
-            raise BackendError(f"there is no layer {layer}: the model has {self._layers}")
-        last = tuple(sections[-1]) if sections else ()
-        start, end = span or (len(last) - 1, len(last))
-        if not 0 <= start < end <= len(last):
-            raise BackendError(f"positions {start} to {end} are no part of a section of {len(last)} tokens")
-        check_fits(sum(map(len, sections)), self.context_tokens_max)
-        check_known(last, self.vocab_size)
-        self._hold(0, sections[:-1], depth)
-        (states,) = self._read([Row(0, last, len(last))], states_at=depth)
-        self._prompts[0].sections.append((last, self._passed(depth)))
-        mean: NDArray[np.float32] = states[start:end].mean(axis=0, dtype=np.float64).astype(np.float32)
-        return mean
 
     def close(self) -> None:
         if self._open:
@@ -224,60 +216,25 @@ class PrefixCachingBackend(ABC):
             check_known(row.tokens, self.vocab_size)
             check_fits(self._prompt(row.slot).position + len(row.tokens), self.context_tokens_max)
 
-    def _passed(self, depth: int) -> int:
-        """Return through how many layers a section goes when the state at `depth` is asked for."""
-        return depth if self._store.together else self._layers
-
-    def _complete(self, slot: int) -> None:
-        """Read again, through all layers, what went through some only."""
-        sections = [tokens for tokens, _ in self._prompts[slot].sections]
-        if len(self._prompts[slot].through(self._layers)) < len(sections):
-            self._hold(slot, sections, self._layers)
-
-    def _hold(self, slot: int, sections: Sequence[Sequence[int]], depth: int) -> None:
-        if not 0 <= slot < self.slots:
-            raise BackendError(f"there is no slot {slot}")
-        wanted = [tuple(section) for section in sections]
-        check_fits(sum(map(len, wanted)), self.context_tokens_max)
-        for section in wanted:
-            check_known(section, self.vocab_size)
-        prompt = self._prompts[slot]
-        for fork in [fork for fork, made in self._prompts.items() if fork >= self.slots and made.origin == slot]:
-            self.drop(fork)
-        shared = shared_sections(wanted, prompt.through(depth))
-        position = sum(map(len, wanted[:shared]))
-        with self._forgetting([slot], "the model's cache cannot be cut back"):
-            if not self._cut(prompt, position):
-                self._store.forget(prompt.seat)
-                shared = position = 0
-        prompt.sections, prompt.position = prompt.sections[:shared], position
-        self._kept.use(wanted[:shared])
-        for n in range(shared, len(wanted)):
-            passed = self._extend(slot, wanted[: n + 1], depth)
-            prompt.sections.append((wanted[n], passed))
-
-    def _extend(self, slot: int, sections: Sequence[tuple[int, ...]], depth: int) -> int:
-        """Append the last of these sections to the others: as it is kept, or read. Return how many layers it went through."""
+    def _extend(self, slot: int, sections: Sequence[tuple[int, ...]]) -> None:
+        """Append the last of these sections to the others: as it is kept, or read."""
         prompt, section = self._prompts[slot], sections[-1]
+        start = prompt.position
         if (stretch := self._kept.get(sections)) is not None:
             with self._forgetting([slot], "a kept section could not be put back"):
-                self._store.put(prompt.seat, prompt.position, stretch)
+                self._store.put(prompt.seat, start, stretch)
             prompt.position += len(section)
-            return self._layers
-        if section:
-            self._read([Row(slot, section, 0)], states_at=depth)
-        if section and self._passed(depth) == self._layers:
+        elif section:
+            self._read([Row(slot, section, 0)])
             with self._forgetting([slot], "a section could not be kept"):
-                start, end = prompt.position - len(section), prompt.position
-                self._kept.put(sections, *self._store.taken(prompt.seat, start, end))
-        return self._passed(depth)
+                self._kept.put(sections, *self._store.taken(prompt.seat, start, prompt.position))
 
     def _cut(self, prompt: _Prompt, position: int) -> bool:
         surplus = prompt.position - position
         return not surplus or self._store.cut(prompt.seat, position, surplus)
 
-    def _read(self, rows: Sequence[Row], *, states_at: int | None = None) -> list[NDArray[np.float32]]:
-        """Append the rows; return for each [outputs, vocab], or the hidden states at a depth, [outputs, width]."""
+    def _read(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """Append the rows; return for each its logits, [outputs, vocab_size]."""
         found: list[list[NDArray[np.float32]]] = [[] for _ in rows]
         tokens = sum(len(row.tokens) for row in rows)
         what = f"the model could not be run on {tokens} tokens"
@@ -285,7 +242,7 @@ class PrefixCachingBackend(ABC):
             for start in range(0, max((len(row.tokens) for row in rows), default=0), CALL_TOKENS_MAX):
                 cuts = {n: _cut_out(row, start) for n, row in enumerate(rows) if start < len(row.tokens)}
                 for group in self._groups(cuts):
-                    for n, states in zip(group, self._called([cuts[n] for n in group], states_at), strict=True):
+                    for n, states in zip(group, self._called([cuts[n] for n in group]), strict=True):
                         found[n].append(states)
         return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in found]
 
@@ -304,15 +261,14 @@ class PrefixCachingBackend(ABC):
         if group:
             yield group
 
-    def _called(self, rows: Sequence[Row], states_at: int | None) -> list[NDArray[np.float32]]:
+    def _called(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         """Run rows through the model in one call; return for each its outputs."""
         prompts = [self._prompts[row.slot] for row in rows]
         found = self._call(
             [
                 Part(prompt.seat, prompt.position, row.tokens, row.outputs)
                 for prompt, row in zip(prompts, rows, strict=True)
-            ],
-            states_at,
+            ]
         )
         for prompt, row in zip(prompts, rows, strict=True):
             prompt.position += len(row.tokens)

@@ -53,10 +53,10 @@ def batch_variance(backend: Backend, *, prompts: Sequence[Prompt] | None = None)
             least[row] = np.minimum(least.get(row, logp), logp)
             most[row] = np.maximum(most.get(row, logp), logp)
         if backend.fragmented:
-            backend.rest()
+            backend.defragment()
     for slot in range(backend.slots):
-        backend.begin([], slot=slot)
-    backend.rest()
+        backend.prefill([], slot=slot)
+    backend.defragment()
     return float(np.max([(most[row] - least[row]).max() for row in most]))  # no number if one is none
 
 
@@ -101,14 +101,14 @@ def _seated(
     for number in range(max(seat.delay + len(work[seat.prompt]) for seat in seats) - 1):
         for seat in seats:
             if seat.delay == number:
-                backend.begin(work[seat.prompt][:1], slot=seat.slot)
+                backend.prefill(work[seat.prompt][:1], slot=seat.slot)
         held = [(seat, number - seat.delay + 1) for seat in seats]
         riding = [(seat, row) for seat, row in held if 1 <= row < len(work[seat.prompt])]
         rows = [_row(backend, seat, work[seat.prompt][row]) for seat, row in riding]
         for (seat, row), logits in zip(riding, backend.run(rows) if rows else [], strict=True):
             yield (seat.prompt, row), _logp(logits)
     for seat in seats:
-        backend.begin(work[seat.prompt][:1], slot=seat.slot)
+        backend.prefill(work[seat.prompt][:1], slot=seat.slot)
 
 
 def _row(backend: Backend, seat: _Seat, tokens: Sequence[int]) -> Row:

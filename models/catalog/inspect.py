@@ -13,8 +13,9 @@ from typing import Any
 
 import llama_cpp as lib
 
+from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.files.safetensors import read_weights
-from sds.models.llamacpp.weights import chat_template, gguf_fingerprint, load_gguf, metadata, unfit
+from sds.models.llamacpp.weights import chat_template, load_gguf, metadata, unfit
 from sds.models.protocol import BackendError, ChatFrame, extra_hint
 from sds.models.tokenizer.tokenizer import Tokenizer, model_frame, tokens_of
 

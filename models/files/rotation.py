@@ -42,11 +42,6 @@ class Rotation:
         """Return rows, [., width], as `rows @ matrix.T` has them."""
         return _multiplied(rows * self.signs, self.factors)
 
-    def turned_back(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return what `turned` made these of."""
-        back: NDArray[np.float32] = _multiplied(rows, [factor.T for factor in self.factors]) * self.signs
-        return back
-
 
 def _multiplied(rows: NDArray[np.float32], factors: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     """Return each row times the Kronecker product of these."""

@@ -24,13 +24,12 @@ import numpy as np
 from sds.models.cache.kv_cache import ArrayKVCache
 from sds.models.cache.prefix_caching import Part, PrefixCachingBackend
 from sds.models.cache.token_tree import TokenTree
-from sds.models.checks import check_slots
+from sds.models.files.fingerprint import gguf_fingerprint, identity
 from sds.models.files.llama_weights import EMBEDDING, HEAD, NORM, Weights
 from sds.models.files.rotation import block_turn, turn, turned_matrix
 from sds.models.int8.library import Pass, Sizes, Tree, in_one_piece, kind_here, library, pointer
-from sds.models.llamacpp.backend import CONTEXT_TOKENS
-from sds.models.llamacpp.weights import gguf_fingerprint, identity, words_of
-from sds.models.protocol import BackendError, Dtype, Row
+from sds.models.llamacpp.weights import words_of
+from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, Row, check_slots
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,13 +88,13 @@ class _Model:
             self.free()
             raise
         del self._weights
-        self.norm = weights[NORM]
+        self._packed = True
 
     def free(self) -> None:
         self._library.free("model", self.made)
 
     def __del__(self) -> None:
-        if hasattr(self, "norm"):
+        if hasattr(self, "_packed"):
             self.free()
 
     def _pack(self) -> None:
@@ -176,10 +175,10 @@ class IntegerBackend(PrefixCachingBackend):
             raise
         self.vocab_size = words.size
         self.context_tokens_max = self._model.context
-        super().__init__(slots=slots, layers=shape.layers, words=words, template=template, store=store)
+        super().__init__(slots=slots, words=words, template=template, store=store)
         self.pass_tokens_max = PASS_TOKENS_MAX
 
-    def beside(self, *, threads: int, slots: int = 1) -> IntegerBackend:
+    def replica(self, *, threads: int, slots: int = 1) -> IntegerBackend:
         """Return another backend over the same weights, for another thread."""
         self._ready()
         shared: dict[str, Any] = {"fingerprint": self.fingerprint, "model": self._model}
@@ -187,12 +186,12 @@ class IntegerBackend(PrefixCachingBackend):
         made.name = self.name
         return made
 
-    def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
+    def prefill(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         self._ready()
         library().wake(self._engine)
-        super().begin(sections, slot=slot)
+        super().prefill(sections, slot=slot)
 
-    def _call(self, parts: Sequence[Part], states_at: int | None) -> list[NDArray[np.float32]]:
+    def _call(self, parts: Sequence[Part]) -> list[NDArray[np.float32]]:
         trees: dict[tuple[int, int], TokenTree] = {}
         riding: dict[tuple[int, int], list[tuple[int, list[int]]]] = {}
         for n, part in enumerate(parts):
@@ -204,46 +203,31 @@ class IntegerBackend(PrefixCachingBackend):
             starts = accumulate((len(trees[place].tokens) for place in group), initial=0)
             every = zip(group, starts, strict=False)
             paths = {n: [at + start for at in path] for place, start in every for n, path in riding[place]}
-            found |= self._run(parts, paths, [trees[place] for place in group], states_at)
+            found |= self._run(parts, paths, [trees[place] for place in group])
         return [found[n] for n in range(len(parts))]
 
     def _run(
-        self,
-        parts: Sequence[Part],
-        paths: Mapping[int, list[int]],
-        trees: Sequence[TokenTree],
-        states_at: int | None,
+        self, parts: Sequence[Part], paths: Mapping[int, list[int]], trees: Sequence[TokenTree]
     ) -> dict[int, NDArray[np.float32]]:
         """Run some trees in a call; return what each part on them is answered. `paths`: where its tokens are in the call."""
-        low = states_at is not None and states_at < self._layers  # what is no number then shows in its own token
-        asked = {n: len(parts[n].tokens) if low else max(1, parts[n].outputs) for n in paths}
-        ends = {n: path[len(path) - asked[n] :] for n, path in paths.items()}
+        ends = {n: path[len(path) - max(1, parts[n].outputs) :] for n, path in paths.items()}
         wanted = sorted({at for end in ends.values() for at in end})
-        told = states_at is None or (states_at == self._layers and not any(parts[n].outputs for n in paths))
-        answered, cells = self._infer(trees, wanted, None if told else states_at)
+        answered, cells = self._infer(trees, wanted)
         found, numbers = {}, {at: n for n, at in enumerate(wanted)}
         for n, path in paths.items():
             places = [numbers[at] for at in ends[n]]
             answers = answered[places[0] : places[-1] + 1] if _in_one_piece(places) else answered[places]
-            self._append(parts[n], cells, path, answers, told=states_at is None)
+            self._append(parts[n], cells, path, answers)
             found[n] = answers[len(answers) - parts[n].outputs :]
         return found
 
-    def _append(
-        self,
-        part: Part,
-        cells: NDArray[np.int16],
-        path: list[int],
-        answers: NDArray[np.float32],
-        *,
-        told: bool,
-    ) -> None:
+    def _append(self, part: Part, cells: NDArray[np.int16], path: list[int], answers: NDArray[np.float32]) -> None:
         """Keep what a part appended; of what is no number nothing.
 
-        `told`: whoever asks gets such answers as logits, which end a decision; it raises where no one would see them.
+        Such logits end the decision of whoever asked for them; where nobody did, it raises.
         """
         numbers = bool(np.isfinite(answers).all())
-        if not numbers and not (told and part.outputs):
+        if not numbers and not part.outputs:
             raise BackendError("the model answered with what is no number")
         kept = cells if numbers else np.zeros_like(cells)
         breaks = [] if _in_one_piece(path) else [n for n in range(1, len(path)) if path[n] != path[n - 1] + 1]
@@ -251,12 +235,11 @@ class IntegerBackend(PrefixCachingBackend):
             self._store.note(part.seat, part.position + start, kept[:, path[start] : path[start] + end - start])
 
     def _infer(
-        self, trees: Sequence[TokenTree], wanted: Sequence[int], states_at: int | None
+        self, trees: Sequence[TokenTree], wanted: Sequence[int]
     ) -> tuple[NDArray[np.float32], NDArray[np.int16]]:
         """Return what comes of the wanted tokens, [wanted, .], and the cells of all, [2 x layers, tokens, kept]."""
         self._store.settle()
         shape = self._model.shape
-        layers = shape.layers if states_at is None else states_at
         ids = np.array([token for tree in trees for token in tree.tokens], np.int64)
         positions = np.concatenate([np.add(tree.depths, tree.position, dtype=np.int64) for tree in trees])
         sees = [np.ascontiguousarray(tree.sees()) for tree in trees]
@@ -268,8 +251,8 @@ class IntegerBackend(PrefixCachingBackend):
             made.held, made.first, made.count = tree.position, first, count
             first += count
         asked = np.array(wanted, np.int64)
-        answers = np.empty((len(asked), shape.words if states_at is None else shape.width), np.float32)
-        cells = self._room(2 * layers, len(ids), self._model.kept)
+        answers = np.empty((len(asked), shape.words), np.float32)
+        cells = self._room(2 * shape.layers, len(ids), self._model.kept)
         places = (
             pointer(ids),
             pointer(positions),
@@ -278,9 +261,9 @@ class IntegerBackend(PrefixCachingBackend):
             pointer(answers),
             pointer(cells),
         )
-        numbers = (len(ids), len(trees), len(asked), layers, int(states_at is not None))
+        numbers = (len(ids), len(trees), len(asked), shape.layers, int(False))
         library().call("run", self._engine, ctypes.byref(Pass(*places, *numbers)))
-        return answers if states_at is None else self._turned_back(answers), cells
+        return answers, cells
 
     def _room(self, *sizes: int) -> NDArray[np.int16]:
         """Return memory for the cells of a call, over which the next one writes."""
@@ -288,14 +271,6 @@ class IntegerBackend(PrefixCachingBackend):
             self._cells = np.empty(0, np.int16)  # not both at once
             self._cells = np.empty(size, np.int16)
         return self._cells[:size].reshape(sizes)
-
-    def _turned_back(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return states as the head sees those after the last layer."""
-        found = self._model.turn.turned_back(states)
-        with np.errstate(all="ignore"):  # what is no number shows
-            scale = np.sqrt(np.square(found).mean(1, keepdims=True) + np.float32(self._model.shape.epsilon))
-            normed: NDArray[np.float32] = found / scale * self._model.norm
-        return normed
 
     def _groups(self, rows: Mapping[int, Row]) -> Iterator[list[int]]:
         """All at once: `_call` puts them into calls."""

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.models.catalog.catalog import PASSES, passes_sources, this_machine
+from sds.models.files.cpu import cpu_features
+from sds.models.int8.sources import PASSES, passes_sources
 from sds.models.protocol import BackendError
 
 KINDS = {  # what a processor must have for each, the fastest first
@@ -102,7 +103,7 @@ class PassesLibrary:
 
 def kind_here() -> str:
     """Return for which kind of processor they run here. Raises BackendError."""
-    features = set(this_machine().features.split())
+    features = cpu_features()
     found = next((kind for kind, needed in KINDS.items() if needed <= features), None)
     if found is None:
         raise BackendError(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sds.models.cache.prefix_cache import PrefixCache
-from sds.models.checks import check_fits, check_known, check_rows
+from sds.models.files.fingerprint import gguf_fingerprint, identity
 from sds.models.llamacpp.batch import TokenBatch
 from sds.models.llamacpp.context import check_cache, check_fit, new_context
 from sds.models.llamacpp.kv_cache import LlamaKVCache, Stretch
@@ -26,15 +26,22 @@ from sds.models.llamacpp.prompt import Prompt
 from sds.models.llamacpp.weights import (
     Weights,
     chat_template,
-    gguf_fingerprint,
-    identity,
     is_one_state,
     trained_context,
 )
-from sds.models.protocol import FORKS_MAX, BackendError, ChatFrame, Row, shared_sections
+from sds.models.protocol import (
+    CONTEXT_TOKENS,
+    FORKS_MAX,
+    BackendError,
+    ChatFrame,
+    Row,
+    check_fits,
+    check_known,
+    check_rows,
+    shared_sections,
+)
 from sds.models.tokenizer.tokenizer import Tokenizer, model_frame, tokens_of
 
-CONTEXT_TOKENS = 4096
 BATCH_TOKENS = 512
 SHARED_PASS_TOKENS_MAX = 63  # with several slots: from 64 on llama.cpp attends in tiles, which adds up otherwise
 FORK_TOKENS_MAX = 2048  # of all forks together, beyond what the slots hold; with many slots:
@@ -43,7 +50,7 @@ SLOT_WEAR_CELLS, WEAR_CELLS_MIN = 256, 2048  # between two rests: every pass loo
 
 
 class LlamaBackend:
-    """One GGUF model with one cache. Give each thread its own (`beside`); call `close()` when done."""
+    """One GGUF model with one cache. Give each thread its own (`replica`); call `close()` when done."""
 
     lookahead_tokens_max, rows_may_be_cut = 0, True
 
@@ -88,8 +95,6 @@ class LlamaBackend:
         self.pass_tokens_max = min(n_batch, n_ctx) if slots == 1 else min(max(n_batch, 2), SHARED_PASS_TOKENS_MAX)
         self._vocabulary = self._weights.vocabulary()
         self.vocab_size = self._vocabulary.size
-        self._layers = lib.llama_model_n_layer(self._weights.model)
-        self._width = lib.llama_model_n_embd(self._weights.model)
         self._fork_tokens_max = max(FORK_TOKENS_MAX, slots * SLOT_FORK_TOKENS_MAX)
         wear_max = max(WEAR_CELLS_MIN, slots * SLOT_WEAR_CELLS) if slots > 1 else 0
         room = slots * n_ctx + self._fork_tokens_max + (n_ctx + wear_max if slots > 1 else 0)
@@ -125,7 +130,7 @@ class LlamaBackend:
     def fragmented(self) -> bool:
         return self._cells.fragmented
 
-    def rest(self) -> None:
+    def defragment(self) -> None:
         """Free the cells of all that is over. Sections stay that lie lowest: those begun with first after a rest."""
         self._ready()
         for fork in [fork for fork in self._prompts if fork >= self.slots]:
@@ -136,11 +141,11 @@ class LlamaBackend:
             for prompt in prompts:
                 prompt.keep(sum(1 for _, end in prompt.spans if end <= lowest))
                 self._cells.cut(prompt.sequence, prompt.position)
-            self._cells.rest(lowest)
+            self._cells.defragment(lowest)
         except BackendError:
             self._forget()
 
-    def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
+    def prefill(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         """Make `slot` hold exactly these sections. Its forks are dropped; what another slot holds of them is shared."""
         self._ready()
         if self._poisoned:
@@ -151,7 +156,7 @@ class LlamaBackend:
         for section in wanted:
             check_known(section, self.vocab_size)
         if self.fragmented and not any(other.position for other in self._prompts.values() if other.origin != slot):
-            self.rest()
+            self.defragment()
         prompt = self._slot(slot)  # a rest that failed leaves another one
         self._keep(prompt, wanted)
         self._kept.use(prompt.sections)
@@ -169,7 +174,7 @@ class LlamaBackend:
         held = max(shared_sections(wanted, self._prompts[slot].sections) for slot in range(self.slots))
         return self._kept.holds(wanted, behind=held)
 
-    def step(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
+    def forward_one(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
         logits: NDArray[np.float32] = self.run([Row(slot, tokens)])[0][0]
         return logits
 
@@ -205,30 +210,6 @@ class LlamaBackend:
             self._cells.cut(dropped.sequence, 0)
             self._free.append(dropped.sequence)
 
-    def hidden(
-        self, sections: Sequence[Sequence[int]], *, span: tuple[int, int] | None = None, layer: int | None = None
-    ) -> NDArray[np.float32]:
-        """Return the state after the last layer and its norm. All of the last section goes through the head, too."""
-        self._ready()
-        self._ends_at(layer)
-        last = tuple(sections[-1]) if sections else ()
-        start, end = span or (len(last) - 1, len(last))
-        if not 0 <= start < end <= len(last):
-            raise BackendError(f"positions {start} to {end} are no part of a section of {len(last)} tokens")
-        check_fits(sum(map(len, sections)), self.context_tokens_max)
-        check_known(last, self.vocab_size)
-        self.begin(sections[:-1])
-        start_cell, _ = self._cells.take(0)
-        lib.llama_set_embeddings(self._context, True)
-        try:
-            states = self._decode([Row(0, last, len(last))], hidden=True)
-        finally:
-            lib.llama_set_embeddings(self._context, False)
-        self._prompts[0].sections.append(last)
-        self._prompts[0].spans.append((start_cell, start_cell + len(last)))
-        mean: NDArray[np.float32] = states[start:end].mean(axis=0, dtype=np.float64).astype(np.float32)
-        return mean
-
     def close(self) -> None:
         if self._open:
             self._open = False
@@ -236,7 +217,7 @@ class LlamaBackend:
             lib.llama_free(self._context)
             self._weights.release()
 
-    def beside(self, *, threads: int, slots: int = 1) -> LlamaBackend:
+    def replica(self, *, threads: int, slots: int = 1) -> LlamaBackend:
         """Return another backend over the same weights, for another thread."""
         self._ready()
         made = LlamaBackend(
@@ -264,13 +245,6 @@ class LlamaBackend:
         if not 0 <= slot < self.slots:
             raise BackendError(f"there is no slot {slot}")
         return self._prompts[slot]
-
-    def _ends_at(self, layer: int | None) -> None:
-        if layer not in (None, self._layers):
-            raise BackendError(
-                f"llama.cpp hands out hidden states after the last of {self._layers} layers only",
-                hint=f"`sds models prepare --layers {layer}` makes a model that ends there",
-            )
 
     def _runnable(self, rows: Sequence[Row]) -> None:
         """Refuse before anything is decoded: llama.cpp ends the process over some of these."""
@@ -338,8 +312,8 @@ class LlamaBackend:
         if (stretch := self._cells.taken(prompt.sequence, 0 if self._one_state else start, end)) is not None:
             self._kept.put(sections, stretch, len(stretch))
 
-    def _decode(self, rows: Sequence[Row], *, hidden: bool = False) -> NDArray[np.float32]:
-        """Append all rows in as few passes as they take; return the outputs wanted, in order, [outputs, width]."""
+    def _decode(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        """Append all rows in as few passes as they take; return the outputs wanted, in order, [outputs, vocab_size]."""
         batch = self._batch
         batch.clear()
         tokens = sum(len(row.tokens) for row in rows)
@@ -356,7 +330,7 @@ class LlamaBackend:
             batch.add(rows[-1].tokens[-1:], position=self._cells.next_beside(), sequence=self._cells.beside, outputs=0)
             length = max(length, 2)
         self._cells.take(batch.size)
-        found = [self._pass(start, min(start + length, batch.size), hidden=hidden) for start in starts]
+        found = [self._pass(start, min(start + length, batch.size)) for start in starts]
         for row in rows:
             prompt = self._prompts[row.slot]
             prompt.position += len(row.tokens)
@@ -365,16 +339,16 @@ class LlamaBackend:
                 prompt.own[self._parts] = len(row.tokens)
         return found[0] if len(found) == 1 else np.concatenate(found)
 
-    def _pass(self, start: int, end: int, *, hidden: bool) -> NDArray[np.float32]:
+    def _pass(self, start: int, end: int) -> NDArray[np.float32]:
         kept = self._batch.not_alone(start, end) if self.slots > 1 else slice(None)
         code = lib.llama_decode(self._context, self._batch.part(start, end))
         if code != 0:
             self._forget()
             raise BackendError(f"the model could not be run on {end - start} tokens (llama.cpp code {code})")
-        shape = (self._batch.outputs(start, end), self._width if hidden else self.vocab_size)
+        shape = (self._batch.outputs(start, end), self.vocab_size)
         if shape[0] == 0:
             return np.empty(shape, np.float32)
-        found = (lib.llama_get_embeddings if hidden else lib.llama_get_logits)(self._context)
+        found = lib.llama_get_logits(self._context)
         if not found:
             self._forget()
             raise BackendError("the model returned no logits")

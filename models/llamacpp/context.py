@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import llama_cpp as lib
 
-from sds.models.checks import check_slots
 from sds.models.llamacpp.kv_cache import SPARE_SEQUENCES
 from sds.models.llamacpp.weights import UNFIT_HINT, Weights, is_one_state, unfit
-from sds.models.protocol import FORKS_MAX, BackendError
+from sds.models.protocol import FORKS_MAX, BackendError, check_slots
 
 CACHE_TOKENS_MAX = 1 << 17  # of all slots together: every one can be full at once
 

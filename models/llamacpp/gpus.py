@@ -6,8 +6,7 @@ from ctypes import c_char_p, c_int, c_size_t, c_void_p
 
 import llama_cpp
 
-from sds.models.checks import check_device
-from sds.models.protocol import BackendError
+from sds.models.protocol import BackendError, check_device
 
 OWN_MEMORY, SHARED_MEMORY = 1, 2  # ggml's numbers for kinds of device; 0 is the processor
 

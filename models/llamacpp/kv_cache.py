@@ -99,7 +99,7 @@ class LlamaKVCache:
             end = stop
         return end
 
-    def rest(self, lowest: int) -> None:
+    def defragment(self, lowest: int) -> None:
         """Free what was cut off; everything else lies below `lowest`."""
         for sequence in (self._cut_off, self.beside):
             lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import threading
@@ -14,15 +13,13 @@ from typing import Self
 
 import llama_cpp as lib
 
-from sds.models.checks import check_device
 from sds.models.llamacpp.gpus import card_names
 from sds.models.llamacpp.tokenizer import Vocabulary
-from sds.models.protocol import FOLDER_HINT, BackendError
+from sds.models.protocol import BackendError, check_device
 from sds.models.tokenizer.tokenizer import readable
 
 VALUE_BYTES_MAX = 256
 UNFIT_HINT = "use a model that writes text"
-_GGUF_MAGIC = b"GGUF"
 
 
 class Weights:
@@ -51,28 +48,6 @@ class Weights:
             self._holders -= 1
             if not self._holders:
                 lib.llama_model_free(self.model)
-
-
-def identity(path: Path) -> tuple[int, ...] | None:
-    """Return what changes when a file is written or replaced; None where there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def gguf_fingerprint(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            if file.read(len(_GGUF_MAGIC)) != _GGUF_MAGIC:
-                raise BackendError(f"`{path}` is not a GGUF file", hint="name a GGUF file or a checkpoint folder")
-            file.seek(0)
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        why = (error.strerror or "unknown cause").lower()
-        hint = FOLDER_HINT if isinstance(error, IsADirectoryError) else ""
-        raise BackendError(f"`{path}` cannot be read: {why}", hint=hint) from error
 
 
 def load_gguf(path: Path, *, vocab_only: bool = False, device: str = "cpu") -> tuple[lib.llama_model_p, Vocabulary]:

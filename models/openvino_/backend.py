@@ -20,11 +20,11 @@ import numpy as np
 from sds.models.cache.kv_cache import ArrayKVCache
 from sds.models.cache.prefix_caching import Part, PrefixCachingBackend
 from sds.models.cache.token_tree import Call, Inputs, Place, calls_of
-from sds.models.checks import check_slots
+from sds.models.files.fingerprint import gguf_fingerprint, identity
 from sds.models.files.llama_weights import Shape, Weights
-from sds.models.llamacpp.backend import CONTEXT_TOKENS
-from sds.models.llamacpp.weights import gguf_fingerprint, identity, words_of
-from sds.models.protocol import INT8_REST, BackendError, Dtype, Row, extra_hint
+from sds.models.llamacpp.weights import words_of
+from sds.models.openvino_.facts import INT8_REST
+from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, Row, check_slots, extra_hint
 
 try:
     import openvino as ov
@@ -48,7 +48,7 @@ PASS_TOKENS_MAX = 2048  # in several calls: the more cases are read in turn, the
 
 
 class _Programs:
-    """One model, compiled for so many layers as are asked for; its weights serve every thread that makes a request."""
+    """One model, compiled; its weights serve every thread that makes a request."""
 
     def __init__(
         self,
@@ -67,40 +67,34 @@ class _Programs:
         self.context = min(n_ctx, self.shape.context)
         precision, self._in_int8 = INT8_REST.get(dtype, dtype), dtype in INT8_REST
         self.mixed_max = MIXED_MAX[precision]
-        self._lengths = tuple(lengths) if engines <= COPIED_ENGINES_MAX else ()  # each makes its own
+        self.lengths = tuple(lengths) if engines <= COPIED_ENGINES_MAX else ()  # each makes its own
         self._settings = {
             "INFERENCE_NUM_THREADS": threads * engines,
             "NUM_STREAMS": engines,
             "INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32",
             "ENABLE_CPU_PINNING": False,
         }
-        self._compiled: dict[int | None, Any] = {}
+        self._compiled: Any = None
         self._compiling = threading.Lock()  # whoever else needs it waits: twice would take twice the memory
         self.kind, self.vino_kind = KEPT[precision]
 
-    def compiled(self, states_at: int | None) -> Any:
-        """Return what runs calls: to the logits, or to the states that go into a layer, normed."""
+    def compiled(self) -> Any:
+        """Return what runs calls."""
         with self._compiling:
-            return self._compiled.get(states_at) or self._compile(states_at)
+            return self._compiled or self._compile()
 
-    def _compile(self, states_at: int | None) -> Any:
+    def _compile(self) -> Any:
         model = graph(
             self._weights,
             kept=self.vino_kind,
             in_int8=self._in_int8,
             context=self.context,
-            layers=self.shape.layers if states_at is None else states_at,
-            head=states_at is None,
-            lengths=self.lengths(states_at),
+            lengths=self.lengths,
         )
         found = ov.Core().compile_model(model, "CPU", self._settings)
         self.check()  # kept only once it is known of which file it is
-        self._compiled[states_at] = found
+        self._compiled = found
         return found
-
-    def lengths(self, states_at: int | None) -> tuple[int, ...]:
-        """Return for which lengths of a line alone that graph has a copy."""
-        return self._lengths if states_at is None else ()
 
     def cells(self, seats: int) -> ArrayKVCache:
         """Return memory for so many seats, in what keys and values are handed in and out."""
@@ -108,7 +102,7 @@ class _Programs:
 
     def forget(self) -> None:
         """Compile anew, for everybody: a call that failed half-way leaves shapes behind at which later ones fail."""
-        self._compiled = {}
+        self._compiled = None
 
     def check(self) -> None:
         if identity(self._path) != self._seen:
@@ -169,7 +163,7 @@ class _Request:
 
 
 class OpenvinoBackend(PrefixCachingBackend):
-    """One GGUF model of the architecture `llama`. Give each thread its own (`beside`); call `close()` when done."""
+    """One GGUF model of the architecture `llama`. Give each thread its own (`replica`); call `close()` when done."""
 
     rows_may_be_cut = False
     usual_dtype = staticmethod(usual_dtype)
@@ -192,7 +186,7 @@ class OpenvinoBackend(PrefixCachingBackend):
         """Load weights; raise `BackendError` when `path` is nothing that runs here.
 
         `dtype`: left out, `usual_dtype`. `fingerprint`: of the file, where it was just looked at. `engines`: how many
-        are going to run side by side over the weights (`beside`), each on `threads` of its own. `lengths`: for which a line
+        are going to run side by side over the weights (`replica`), each on `threads` of its own. `lengths`: for which a line
         alone has a copy of the graph; with fewer it opens sooner, with the same bits. `programs`: of the file, where it was
         compiled already.
         """
@@ -204,14 +198,14 @@ class OpenvinoBackend(PrefixCachingBackend):
         self.fingerprint = fingerprint or gguf_fingerprint(path)
         words, template, self._free_words = words_of(path)
         self._path, self._dtype = path, dtype
-        self._requests: dict[int | None, _Request] = {}
+        self._request: _Request | None = None
         try:
             with _failing(f"OpenVINO cannot run `{path}`"):
                 threads = threads or os.cpu_count() or 1
                 self._programs = programs or _Programs(
                     path, seen, dtype=dtype, n_ctx=n_ctx, threads=threads, engines=engines, lengths=lengths
                 )
-                self._programs.compiled(None)
+                self._programs.compiled()
                 store = self._programs.cells(slots)
             self._programs.check()
         except BaseException:
@@ -219,12 +213,12 @@ class OpenvinoBackend(PrefixCachingBackend):
             raise
         self.vocab_size = words.size
         self.context_tokens_max = self._programs.context
-        super().__init__(slots=slots, layers=self._programs.shape.layers, words=words, template=template, store=store)
+        super().__init__(slots=slots, words=words, template=template, store=store)
         self.pass_tokens_max = PASS_TOKENS_MAX
         if programs is None:
             self._warm_up()
 
-    def beside(self, *, threads: int, slots: int = 1) -> OpenvinoBackend:
+    def replica(self, *, threads: int, slots: int = 1) -> OpenvinoBackend:
         """Return another backend over the same weights, for another thread of as many cores as this one."""
         self._ready()
         shared: dict[str, Any] = {"fingerprint": self.fingerprint, "programs": self._programs}
@@ -236,55 +230,47 @@ class OpenvinoBackend(PrefixCachingBackend):
         """Make the first calls, which lay the weights out for the processor: that takes seconds, and no decision pays."""
         try:
             with _failing(f"OpenVINO cannot run `{self._path}`"):
-                for count in (8, *self._programs.lengths(None)):
-                    self._call([Part(0, 0, [0] * min(count, self.context_tokens_max), 1)], None)
+                for count in (8, *self._programs.lengths):
+                    self._call([Part(0, 0, [0] * min(count, self.context_tokens_max), 1)])
         except BackendError:
             self.close()
             raise
 
-    def _call(self, parts: Sequence[Part], states_at: int | None) -> list[NDArray[np.float32]]:
-        if states_at == self._layers and not any(part.outputs for part in parts):
-            states_at = None  # the same up to the head, and the weights lie in memory once
+    def _call(self, parts: Sequence[Part]) -> list[NDArray[np.float32]]:
         rows = ((self._store.place(part.seat, part.position), part.tokens) for part in parts)
-        room, lengths = self._store.lines_held_max, self._programs.lengths(states_at)
+        room, lengths = self._store.lines_held_max, self._programs.lengths
         calls, places = calls_of(rows, held_max=room, mixed_max=self._programs.mixed_max, lengths=lengths)
-        low = states_at is not None and states_at < self._layers  # what is no number then shows in its own token
-        asked = [len(part.tokens) if low else max(1, part.outputs) for part in parts]
+        asked = [max(1, part.outputs) for part in parts]
         found: dict[int, NDArray[np.float32]] = {}
         for number, call in enumerate(calls):
             riding = {n: place for n, place in enumerate(places) if place.call == number}
             inputs = call.inputs()
             ends = {n: inputs.lines[place.line, place.path[-asked[n] :]] for n, place in riding.items()}
             wanted = np.unique(np.concatenate(list(ends.values())))
-            answered, cells = self._infer(call, inputs, wanted, states_at)
+            answered, cells = self._infer(call, inputs, wanted)
             for n, place in riding.items():
                 answers = np.asarray(answered[np.searchsorted(wanted, ends[n])], np.float32)
-                self._append(parts[n], cells[:, place.line], place, answers, told=states_at is None)
+                self._append(parts[n], cells[:, place.line], place, answers)
                 found[n] = answers[len(answers) - parts[n].outputs :]
         return [found[n] for n in range(len(parts))]
 
-    def _append(
-        self, part: Part, cells: NDArray[Any], place: Place, answers: NDArray[np.float32], *, told: bool
-    ) -> None:
+    def _append(self, part: Part, cells: NDArray[Any], place: Place, answers: NDArray[np.float32]) -> None:
         """Keep what a part appended, of the cells of its line; of what is no number nothing, for it would show wherever
         cells are only masked.
 
-        `told`: whoever asks gets such answers as logits, which end a decision; it raises where no one would see them.
+        Such logits end the decision of whoever asked for them; where nobody did, it raises.
         """
         numbers = bool(np.isfinite(answers).all())
-        if not numbers and not (told and part.outputs):
+        if not numbers and not part.outputs:
             raise BackendError("the model answered with what is no number")
         kept = cells if numbers else np.zeros_like(cells)
         for start, stretch in place.stretches():
             self._store.note(part.seat, part.position + start, kept[:, stretch])
 
-    def _infer(
-        self, call: Call, inputs: Inputs, wanted: NDArray[np.intp], states_at: int | None
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _infer(self, call: Call, inputs: Inputs, wanted: NDArray[np.intp]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return what comes of the wanted tokens, [wanted, .], and the cells of all, [2 x layers, lines, longest, cell]."""
         self._store.settle()
-        request = self._request(states_at)
-        count = 2 * (self._layers if states_at is None else states_at)
+        request, count = self._ready_request(), 2 * self._programs.shape.layers
         asked = [*inputs, wanted]  # a tensor does not keep its array
         copy = request.copy_for(call)
         given = dict(enumerate(asked)) | ({} if copy is None else {len(asked) + count: np.array(copy)})
@@ -298,22 +284,17 @@ class OpenvinoBackend(PrefixCachingBackend):
             raise
         answered = request.made.get_output_tensor(0).data[0]
         shape = count, len(call.trees), call.longest, self._programs.shape.cell
-        if not count:
-            return answered, np.empty(shape, self._programs.kind)
         return answered, request.made.get_output_tensor(1).data.view(self._programs.kind).reshape(shape)
 
     def _groups(self, rows: Mapping[int, Row]) -> Iterator[list[int]]:
         """All at once: `calls_of` puts them into calls."""
         yield list(rows)
 
-    def _request(self, states_at: int | None) -> _Request:
-        compiled = self._programs.compiled(states_at)
-        made = self._requests.get(states_at)
-        if made is None or made.compiled is not compiled:
-            made = self._requests[states_at] = _Request(
-                compiled, self._programs.lengths(states_at), self._programs.vino_kind
-            )
-        return made
+    def _ready_request(self) -> _Request:
+        compiled = self._programs.compiled()
+        if self._request is None or self._request.compiled is not compiled:
+            self._request = _Request(compiled, self._programs.lengths, self._programs.vino_kind)
+        return self._request
 
     def _failing(self, what: str) -> AbstractContextManager[None]:
         return _failing(what)
@@ -321,7 +302,7 @@ class OpenvinoBackend(PrefixCachingBackend):
     def _free(self) -> None:
         self._words.release()
         self._free_words()
-        del self._programs, self._requests, self._store
+        del self._programs, self._request, self._store
 
 
 @contextmanager

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import openvino as ov
 
-from sds.models.catalog.catalog import this_machine
-from sds.models.protocol import INT8_REST, BackendError, Dtype
+from sds.models.files.cpu import cpu_features
+from sds.models.openvino_.facts import DTYPES, INT8_REST
+from sds.models.protocol import BackendError, Dtype
 
-DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", *INT8_REST)
 WHOLE_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"}  # a processor without these drops what overflows
 
 
@@ -18,7 +18,7 @@ def computes_in_bf16() -> bool:
 
 def computes_in_int8() -> bool:
     """Return whether this processor adds up products of bytes without loss."""
-    return not WHOLE_PRODUCTS.isdisjoint(this_machine().features.split())
+    return not WHOLE_PRODUCTS.isdisjoint(cpu_features())
 
 
 def usual_dtype() -> Dtype:

@@ -3,8 +3,7 @@
 The graph holds no state. Inputs: ids and positions [1, tokens]; the mask [lines, 1, longest, held + longest], added to
 the attention's scores; which token stands where on the lines, [lines, longest], and where on them, end to end, each token
 stands, [1, tokens]; which tokens are answered [outputs]; then keys and values of each layer in turn, of the tokens before,
-[lines, held, cell]; last, of a graph in several copies, which of them runs. Outputs: logits [1, outputs, vocabulary] (or,
-of fewer layers, the states that would go into the next one), then keys and values of what stands on the lines, one behind
+[lines, held, cell]; last, of a graph in several copies, which of them runs. Outputs: logits [1, outputs, vocabulary], then keys and values of what stands on the lines, one behind
 the other, [2 x layers, lines, longest, cell].
 
 What may stand together does, for fewer operations: queries, keys and values are one product, and the last layer goes on
@@ -32,12 +31,10 @@ def graph(
     *,
     kept: ov.Type,
     context: int,
-    layers: int,
-    head: bool,
     in_int8: bool = False,
     lengths: Sequence[int] = (),
 ) -> ov.Model:
-    """Return the model of the first `layers` layers; `head`: it answers with logits, else with states.
+    """Return the model, which answers with logits.
 
     `kept`: in what keys and values are handed in and out. `in_int8`: products with weights, but those of the last
     layer, are in 8 bits, and the weights of the head (`openvino_int8`).
@@ -45,8 +42,8 @@ def graph(
     there is an input more, which of the copies runs [].
     """
     drawing = _Graph(weights, kept, in_int8=in_int8)
-    for_all = drawing.build(context, layers, head=head)
-    alone = [drawing.build(context, layers, head=head, tokens=tokens).clone() for tokens in lengths]
+    for_all = drawing.build(context)
+    alone = [drawing.build(context, tokens=tokens).clone() for tokens in lengths]
     return one_of([*alone, for_all.clone()]) if lengths else for_all
 
 
@@ -59,8 +56,9 @@ class _Graph:
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Any] = {}
         self._made: dict[str, list[Any]] = {}
 
-    def build(self, context: int, layers: int, *, head: bool, tokens: int | None = None) -> ov.Model:
+    def build(self, context: int, *, tokens: int | None = None) -> ov.Model:
         """`tokens`: of a line alone, whose numbers are then known when the graph is compiled."""
+        layers = self._shape.layers
         inputs = {
             "ids": made_input("ids", [1, -1], ov.Type.i64),
             "positions": made_input("positions", [1, -1], ov.Type.i64),
@@ -82,7 +80,7 @@ class _Graph:
         per_query = ops.concat([mask] * (self._shape.heads // self._shape.key_heads), 2)
         (embedding,) = self._once("embedding", lambda: [_matrix(self._weights[EMBEDDING])])
         states, kept = ops.gather(embedding, ids, self._axis(0)), []
-        by = self._turn if layers else None
+        by = self._turn
         if by is not None:
             states = _product(states, *self._once("turned", lambda: [_matrix(by.matrix)]))
         for n in range(layers):
@@ -90,14 +88,7 @@ class _Graph:
             last = wanted if n == layers - 1 else None
             states, new = self._layer(n, states, before, per_query, turn, packed, last)
             kept += [ops.convert(each, self._kept) for each in new]
-        answered = states if layers else self._picked(states, wanted)
-        if head:
-            answered = self._logits(answered, embedding)
-        else:
-            if by is not None:
-                answered = _product(answered, *self._once("turned back", lambda: [_matrix(by.matrix.T)]))
-            answered = self._norm(answered, self._weights[NORM])
-        outputs = [answered, ops.reshape(ops.concat(kept, 0), self._ints(-1), False)] if kept else [answered]
+        outputs = [self._logits(states, embedding), ops.reshape(ops.concat(kept, 0), self._ints(-1), False)]
         return ov.Model(outputs, parameters, ARCHITECTURE)
 
     def _logits(self, states: Any, embedding: Any) -> Any:

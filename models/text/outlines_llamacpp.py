@@ -11,8 +11,9 @@ from typing import Any
 import llama_cpp as lib
 import outlines
 
+from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.llamacpp.tokenizer import Vocabulary
-from sds.models.llamacpp.weights import UNFIT_HINT, chat_template, gguf_fingerprint, trained_context, unfit
+from sds.models.llamacpp.weights import UNFIT_HINT, chat_template, trained_context, unfit
 from sds.models.protocol import BackendError, ChatFrame
 from sds.models.tokenizer.tokenizer import model_frame, tokens_of
 

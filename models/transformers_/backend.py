@@ -8,8 +8,8 @@ keeps llama.cpp's tokenizer. Nothing is downloaded, no code of the model's is ru
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sds.models.cache.prefix_caching import Part, PrefixCachingBackend
-from sds.models.checks import check_slots
-from sds.models.llamacpp.backend import CONTEXT_TOKENS
-from sds.models.protocol import BackendError, Dtype, extra_hint
+from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, check_slots, extra_hint
 
 try:
     import torch
 
-    from sds.models.transformers_.kv_cache import Forward, HfStore, store_of
+    from sds.models.transformers_.kv_cache import HfStore, store_of
     from sds.models.transformers_.loading import device_of, failing, fingerprint_of, loaded
 except ImportError as error:
     raise BackendError("transformers and torch are not installed", hint=extra_hint("hf")) from error
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-NORMS = {"norm", "norm_f", "ln_f", "final_norm", "final_layernorm", "final_layer_norm"}  # what models call the last one
 
 
 class HfBackend(PrefixCachingBackend):
@@ -76,7 +73,7 @@ class HfBackend(PrefixCachingBackend):
             words.release()
             self._free_words()
             raise
-        super().__init__(slots=slots, layers=int(config.num_hidden_layers), words=words, template=template, store=store)
+        super().__init__(slots=slots, words=words, template=template, store=store)
 
     @property
     def module(self) -> Any:
@@ -88,11 +85,10 @@ class HfBackend(PrefixCachingBackend):
     def end_token(self) -> int:
         return self._words.eos
 
-    def _call(self, parts: Sequence[Part], states_at: int | None) -> list[NDArray[np.float32]]:
+    def _call(self, parts: Sequence[Part]) -> list[NDArray[np.float32]]:
         """Run the head only where logits are wanted."""
         outputs = max(part.outputs for part in parts)
-        forward: Forward = partial(self._logits, outputs) if states_at is None else partial(self._states, states_at)
-        found = self._store.run(parts, forward, repeated=states_at is None and outputs == 1)
+        found = self._store.run(parts, partial(self._logits, outputs), repeated=outputs == 1)
         values = found[:, found.shape[1] - outputs :].float().cpu().numpy()
         return [of_part[outputs - part.outputs :] for of_part, part in zip(values, parts, strict=True)]
 
@@ -108,46 +104,6 @@ class HfBackend(PrefixCachingBackend):
 
     def _logits(self, outputs: int, **inputs: Any) -> torch.Tensor:
         if not outputs:
-            return self._states(self._layers, **inputs).new_zeros((len(inputs["input_ids"]), 0, self.vocab_size))
+            states = self._model.base_model(**inputs, use_cache=True).last_hidden_state
+            return states.new_zeros((len(inputs["input_ids"]), 0, self.vocab_size))  # type: ignore[no-any-return]
         return self._model(**inputs, use_cache=True, logits_to_keep=outputs).logits  # type: ignore[no-any-return]
-
-    def _states(self, depth: int, **inputs: Any) -> torch.Tensor:
-        """Return what goes into layer `depth`, normed as the last one's is; layers from there on are left out where the
-        cache allows it.
-        """
-        base = self._model.base_model
-        if depth == self._layers:
-            return base(**inputs, use_cache=True).last_hidden_state  # type: ignore[no-any-return]
-        layers, norm = _layers_and_norm(base, self._layers)
-        return norm(_input_of(layers[depth], lambda: base(**inputs, use_cache=True), stop=self._store.together))  # type: ignore[no-any-return]
-
-
-def _layers_and_norm(base: torch.nn.Module, count: int) -> tuple[torch.nn.ModuleList, torch.nn.Module]:
-    """Return a model's layers, and the norm of what comes out of the last, which lies beside them."""
-    for holder in base.modules():
-        layers = [each for each in holder.children() if isinstance(each, torch.nn.ModuleList) and len(each) == count]
-        norms = [each for name, each in holder.named_children() if name in NORMS]
-        if len(layers) == len(norms) == 1:
-            return layers[0], norms[0]
-    raise BackendError("the model's layers, or the norm behind them, cannot be told apart")
-
-
-class _Reached(Exception):  # noqa: N818  no error
-    """The layer asked for is reached: what comes after it is not wanted."""
-
-
-def _input_of(layer: torch.nn.Module, run: Callable[[], object], *, stop: bool) -> torch.Tensor:
-    caught: list[torch.Tensor] = []
-
-    def catch(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        caught.append(args[0] if args else kwargs["hidden_states"])
-        if stop:
-            raise _Reached
-
-    handle = layer.register_forward_pre_hook(catch, with_kwargs=True)
-    try:
-        with suppress(_Reached):
-            run()
-    finally:
-        handle.remove()
-    return caught[0]

@@ -14,12 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map, load_gguf_checkpoint
 from transformers.utils.logging import set_verbosity
 
-from sds.models.checks import check_device
+from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.files.gguf_header import GgufFile
 from sds.models.files.safetensors import read_weights
 from sds.models.llamacpp.tokenizer import Vocabulary
-from sds.models.llamacpp.weights import gguf_fingerprint, words_of
-from sds.models.protocol import BackendError
+from sds.models.llamacpp.weights import words_of
+from sds.models.protocol import BackendError, check_device
 from sds.models.tokenizer.tokenizer_json import HfVocabulary
 
 HINT_CHARACTERS_MAX = 200

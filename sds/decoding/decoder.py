@@ -193,7 +193,7 @@ class _Run:
     def begin(self) -> None:
         """Let the slot hold the prompt; its last section rides with what is forced at the start."""
         with stopping(BACKEND_FAILED, "the model"):
-            self.backend.begin(self.sections[:-1], slot=self.slot)
+            self.backend.prefill(self.sections[:-1], slot=self.slot)
         self.pending[:0] = self.sections[-1] if self.sections else []
 
     def read(self) -> Choosing:

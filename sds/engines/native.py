@@ -99,7 +99,7 @@ class NativeEngine:
                 refuse_unsayable(contract, self._backend, self.model)
             self._fits.add(contract.hash)
 
-    def beside(self, *, threads: int) -> NativeEngine:
+    def replica(self, *, threads: int) -> NativeEngine:
         """Return another engine over the same weights, of as many slots, for `threads` of its own. Raises ModelError, UsageError."""
         if not isinstance(self._backend, Replicable):
             raise UsageError(
@@ -107,7 +107,7 @@ class NativeEngine:
                 hint="use slots: they share passes",
             )
         with telling():
-            backend = self._backend.beside(threads=threads, slots=self._backend.slots)
+            backend = self._backend.replica(threads=threads, slots=self._backend.slots)
         how: dict[str, Any] = {"mode": self._mode, "runtime": self._runtime, "noise_logp_max": self._noise}
         try:
             return NativeEngine(backend, now_ms=self._now_ms, **how)
@@ -166,7 +166,7 @@ class NativeEngine:
 
         def make(backend: Backend, slot: int) -> Explaining:
             with stopping(BACKEND_FAILED, "the model"):
-                backend.begin(prefix, slot=slot)
+                backend.prefill(prefix, slot=slot)
             return (yield from explaining(told, text, chars_max, tokens_max=room, slot=slot))
 
         with telling(BACKEND_FAILED):

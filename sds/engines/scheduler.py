@@ -206,7 +206,7 @@ class Scheduler:
             return
         self._held = [[] for _ in self._held]
         try:
-            self._backend.rest()
+            self._backend.defragment()
         except Exception as error:  # noqa: BLE001  it stays worn: whoever is first is told, and it is asked again
             with self._changed:
                 first = [self._waiting.popleft()] if self._waiting else []

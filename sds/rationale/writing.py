@@ -112,11 +112,11 @@ def run_between(
         with turns.between(left_s):
             check()
             if turns.holder is writing:
-                logits = backend.step(row.tokens)
+                logits = backend.forward_one(row.tokens)
             else:  # the first pass, or a decision or another writing has had the cache since
                 turns.holder = writing
-                backend.begin(prefix)
-                logits = backend.step(said)
+                backend.prefill(prefix)
+                logits = backend.forward_one(said)
             try:  # in the same turn: it asks the tokenizer, which is for one thread
                 (row,) = writing.send([logits])
             except StopIteration as ended:

@@ -34,8 +34,8 @@ def sds(tmp_path: Path) -> Iterator[Shell]:
 
 
 def status(sds: Shell) -> str:
-    assert decisions_path(sds.host.paths / "claims").exists()
-    with closing(open_record(sds.host.paths / "claims")) as store:
+    assert decisions_path(sds.home / "claims").exists()
+    with closing(open_record(sds.home / "claims")) as store:
         return lookup(store, AGENT).status  # type: ignore[union-attr]
 
 
@@ -83,7 +83,7 @@ def test_a_halt_is_seen_wherever_its_agent_is(sds: Shell) -> None:
 
 
 def test_an_executor_that_does_not_answer_is_seen_by_agents_show_and_doctor(sds: Shell) -> None:
-    with closing(open_record(sds.host.paths / "claims")) as store:
+    with closing(open_record(sds.home / "claims")) as store:
         for _ in range(breaker.FAILURES_MAX):
             with store.transaction():
                 breaker.unanswered(store, "claims", now_ms())

@@ -30,7 +30,7 @@ def sds(tmp_path: Path) -> Shell:
 
 def rewrite(sds: Shell) -> None:
     """Write the ledger anew from the start, with no checkpoint left."""
-    with tampering_with(sds.host.paths / "claims" / "decisions.db") as db:
+    with tampering_with(sds.home / "claims" / "decisions.db") as db:
         stranger = Stranger(db)
         stranger.execute("UPDATE ledger SET at_ms = at_ms - 1")
         chained(stranger)
@@ -41,7 +41,7 @@ def rewrite(sds: Shell) -> None:
 def test_a_ledger_rewritten_as_a_whole_is_found_with_the_keys_in_the_folder_and_they_are_named(sds: Shell) -> None:
     said = sds.ok("ledger", "verify", *HERE).splitlines()
     last = int(said[0].split()[0])
-    assert f"signed up to entry {last}; verified with the keys in `{sds.host.paths}/claims/kernel.key`" == said[1]
+    assert f"signed up to entry {last}; verified with the keys in `{sds.home}/claims/kernel.key`" == said[1]
     assert "cannot be seen without --head: entries cut off at the end" == said[2]
     rewrite(sds)
     done = sds("ledger", "verify", *HERE)
@@ -51,15 +51,15 @@ def test_a_ledger_rewritten_as_a_whole_is_found_with_the_keys_in_the_folder_and_
 
 def test_an_auditor_needs_the_record_and_the_public_keys_alone(sds: Shell, tmp_path: Path) -> None:
     public = tmp_path / "handed-out.pub"
-    shutil.copy(sds.host.paths / "claims" / "ledger.pub", public)
+    shutil.copy(sds.home / "claims" / "ledger.pub", public)
     for name in ("kernel.key", "ledger.pub"):
-        (sds.host.paths / "claims" / name).unlink()
+        (sds.home / "claims" / name).unlink()
     found = json.loads(sds.ok("ledger", "verify", "--public-key", str(public), "--json", *HERE))
     assert (found["entries"], str(public)) == (found["signed"], found["public_key"])
     assert "verified with no key" in sds.ok("ledger", "verify", *HERE)
     rewrite(sds)
     assert "none has a checkpoint" in sds("ledger", "verify", "--public-key", str(public), *HERE).stdout
-    refused = sds("ledger", "verify", "--public-key", str(sds.host.paths / "claims" / "decisions.db"), *HERE)
+    refused = sds("ledger", "verify", "--public-key", str(sds.home / "claims" / "decisions.db"), *HERE)
     assert (2, "mend:  give a copy of a gate's `ledger.pub`") == (
         refused.returncode,
         refused.stderr.splitlines()[1],
@@ -78,8 +78,8 @@ def test_a_signed_head_is_kept_elsewhere_and_checked(sds: Shell, tmp_path: Path)
         forged.stdout.splitlines()[0],
     )
     assert "is not a head" in sds("ledger", "verify", "--head", kept[:-1], *HERE).stderr
-    shutil.rmtree(sds.host.paths / "claims")
-    with closing(open_record(sds.host.paths / "claims")) as store:
+    shutil.rmtree(sds.home / "claims")
+    with closing(open_record(sds.home / "claims")) as store:
         registry.register(store, contract(), by="operator", now_ms=now_ms())
     other = sds("ledger", "verify", "--head", kept, *HERE)
     assert "the head kept: signed with another key" in other.stdout
@@ -88,20 +88,20 @@ def test_a_signed_head_is_kept_elsewhere_and_checked(sds: Shell, tmp_path: Path)
 def test_keys_are_shown_without_their_secrets_and_rotated_on_the_record(sds: Shell) -> None:
     before = sds.ok("keys", "show", *HERE).splitlines()
     assert ["orders", "ledger"] == [line.split()[0] for line in before[:2]]
-    assert f"the ledger is signed since entry 1; hand out `{sds.host.paths}/claims/ledger.pub`" == before[2]
+    assert f"the ledger is signed since entry 1; hand out `{sds.home}/claims/ledger.pub`" == before[2]
     said = sds.ok("keys", "rotate", "--reason", "once a year", *HERE)
     assert "orders: 2 keys; ledger: 2 keys, signing with " in said
     shown = json.loads(sds.ok("keys", "show", "--json", *HERE))
     assert ["orders", "orders", "ledger", "ledger"] == [each["signs"] for each in shown]
     assert before[1].split()[1] == shown[3]["key"]
-    ring = json.loads((sds.host.paths / "claims" / "kernel.key").read_bytes().split(b"\n", 1)[1])
+    ring = json.loads((sds.home / "claims" / "kernel.key").read_bytes().split(b"\n", 1)[1])
     for secret in (ring["seed"], *(each["key"] for each in ring["orders"])):
         assert secret not in json.dumps(shown)
     assert "0 faults" in sds.ok("ledger", "verify", *HERE)
 
 
 def test_a_lost_key_is_told_by_every_command_that_needs_it_and_the_way_forward_is_the_one_it_names(sds: Shell) -> None:
-    key = sds.host.paths / "claims" / "kernel.key"
+    key = sds.home / "claims" / "kernel.key"
     key.unlink()
     for command in (("keys", "show"), ("keys", "rotate", "--reason", "x"), ("ledger", "head", "--sign")):
         done = sds(*command, *HERE)
@@ -118,7 +118,7 @@ def test_a_lost_key_is_told_by_every_command_that_needs_it_and_the_way_forward_i
 
 
 def test_doctor_names_what_others_may_read_with_the_mend(sds: Shell) -> None:
-    folder = sds.host.paths / "claims"
+    folder = sds.home / "claims"
     assert "1 record in it is whole" in sds("doctor", "--model", "README.md").stdout
     for path in (folder, folder / "decisions.db", folder / "kernel.key"):
         mode = path.stat().st_mode

@@ -38,7 +38,7 @@ def looking(backend: Backend, prompt: Sequence[Sequence[int]]) -> CaseView:
     def look(written: Sequence[int]) -> list[float]:
         key = tuple(written)
         if key not in read:
-            backend.begin(prompt[:-1])
+            backend.prefill(prompt[:-1])
             (logits,) = backend.run([Row(0, [*prompt[-1], *key], len(key) + 1)])
             for i in range(len(key) + 1):
                 read.setdefault(key[:i], logits[i])
@@ -188,14 +188,14 @@ def greedy_action(backend: Backend, prompt: Sequence[Sequence[int]], said: Langu
             return mask.allowed()
         return np.array([bool(piece) and _agree(data + piece, starts) for piece in pieces])
 
-    backend.begin([])
-    logits = backend.step([token for section in prompt for token in section])
+    backend.prefill([])
+    logits = backend.forward_one([token for section in prompt for token in section])
     data = b""
     while data.count(b'"') < 4:  # {"action":"..."
         token = int(np.where(permitted(data), logits, -np.inf).argmax())
         mask.advance([token])
         data += pieces[token]
-        logits = backend.step([token])
+        logits = backend.forward_one([token])
     return data.split(b'"')[3].decode()
 
 

@@ -54,10 +54,10 @@ class HashBackend:
     def is_cached(self, sections: Sequence[Sequence[int]]) -> bool:
         return False
 
-    def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
+    def prefill(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         self.held[slot] = [token for section in sections for token in section]
 
-    def step(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
+    def forward_one(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
         return self.run([Row(slot, tokens)])[0][-1]
 
     def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
@@ -100,11 +100,8 @@ class HashBackend:
     def fragmented(self) -> bool:
         return False
 
-    def rest(self) -> None:
+    def defragment(self) -> None:
         pass
-
-    def hidden(self, sections: Sequence[Sequence[int]], **_: Any) -> NDArray[np.float32]:
-        raise BackendError("a hash has no hidden states")
 
     def close(self) -> None:
         pass

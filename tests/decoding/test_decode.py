@@ -147,7 +147,7 @@ def test_the_forced_opening_rides_with_the_last_section(tiny: LlamaBackend):
     recorder = Recorder(tiny)
     decided(recorder, envelope_of([KindBound(DENY, ("NO",))]), [[5, 6], [7], [8, 9]])
     opening = tiny.tokenize(OPENING, special=False)
-    assert [("begin", [[5, 6], [7]]), ("run", [Row(0, [8, 9, *opening])])] == recorder.calls
+    assert [("prefill", [[5, 6], [7]]), ("run", [Row(0, [8, 9, *opening])])] == recorder.calls
 
 
 @pytest.mark.parametrize("mode", ["greedy", "exact"])
@@ -250,9 +250,9 @@ class Recorder:
     def __getattr__(self, name: str) -> object:
         return getattr(self._real, name)
 
-    def begin(self, sections: list[list[int]], *, slot: int = 0) -> None:
-        self.calls.append(("begin", sections))
-        self._real.begin(sections, slot=slot)
+    def prefill(self, sections: list[list[int]], *, slot: int = 0) -> None:
+        self.calls.append(("prefill", sections))
+        self._real.prefill(sections, slot=slot)
 
     def run(self, rows: Sequence[Row]) -> list[Logits]:
         self.calls.append(("run", list(rows)))

@@ -109,7 +109,7 @@ def test_a_model_that_answers_too_few_rows_stops_the_decision(tiny: LlamaBackend
     assert "LOGITS_INVALID" == stopped(AdversarialBackend(tiny, constant)).reason_code
 
 
-@pytest.mark.parametrize("method", ["begin", "fork"])
+@pytest.mark.parametrize("method", ["prefill", "fork"])
 @pytest.mark.parametrize("error", [BackendError("out of memory"), RuntimeError("boom"), StopIteration()])
 def test_a_model_that_cannot_make_room_stops_the_decision(
     method: str, error: Exception, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch
@@ -186,7 +186,7 @@ def test_an_exception_inside_transformers_stops_the_decision(
     nth: int, tiny_hf: HfBackend, monkeypatch: pytest.MonkeyPatch
 ):
     """In the middle of the Nth pass: the error is not swallowed, and the next decision is a whole one."""
-    tiny_hf.begin([])
+    tiny_hf.prefill([])
     layer = tiny_hf._model.model.layers[1].mlp
     sound, calls = layer.forward, [0]
 

@@ -16,8 +16,7 @@ from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.envelope.bounds import Bound
 from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.errors import ModelError
-from sds.models.checks import check_fits
-from sds.models.protocol import Row
+from sds.models.protocol import Row, check_fits
 from tests.decoding.small_backend import Disturbed, HashBackend, together
 from tests.model_fixtures import CONTEXT_REF
 from tests.scale import scale, seeded

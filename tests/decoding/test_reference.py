@@ -30,7 +30,7 @@ def both(
     backend: Backend, envelope: DecisionEnvelope, mode: Mode, prompt: list[list[int]], look: CaseView | None = None
 ) -> tuple[Decoded, Slow]:
     compiler = GrammarCompiler(backend)
-    backend.begin([])
+    backend.prefill([])
     decoded = decode(
         backend,
         prompt,
@@ -117,8 +117,8 @@ class Recording:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def begin(self, sections: list[list[int]], *, slot: int = 0) -> None:
-        self._real.begin(sections, slot=slot)
+    def prefill(self, sections: list[list[int]], *, slot: int = 0) -> None:
+        self._real.prefill(sections, slot=slot)
         self._written[slot] = [token for section in sections for token in section]
 
     def fork(self, slot: int) -> int:

@@ -49,7 +49,7 @@ class HashBackend:
         wanted = [tuple(section) for section in sections]
         return any(shared_sections(wanted, own) == len(wanted) for own in self._sections.values())
 
-    def begin(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
+    def prefill(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         wanted = [tuple(section) for section in sections]
         held = [(shared_sections(wanted, own), at) for at, own in self._sections.items()]
         kept = max(held, default=(0, 0))[0]
@@ -80,12 +80,12 @@ class HashBackend:
     def fragmented(self) -> bool:
         return self._read >= self._wear_max
 
-    def rest(self) -> None:
+    def defragment(self) -> None:
         self.rests += 1
         self._read = 0
         self._clear()
 
-    def step(self, tokens: Sequence[int], *, slot: int = 0) -> Logits:
+    def forward_one(self, tokens: Sequence[int], *, slot: int = 0) -> Logits:
         return self.run([Row(slot, tokens)])[0][0]
 
     def fork(self, slot: int) -> int:
@@ -110,11 +110,6 @@ class HashBackend:
     def frame(self) -> ChatFrame:
         raise NotImplementedError
 
-    def hidden(
-        self, sections: Sequence[Sequence[int]], *, span: tuple[int, int] | None = None, layer: int | None = None
-    ) -> Logits:
-        raise NotImplementedError
-
 
 def hashed(text: Sequence[int]) -> Logits:
     return np.random.default_rng(crc32(bytes(text))).standard_normal(VOCAB).astype(np.float32)
@@ -124,7 +119,7 @@ def writing(
     backend: HashBackend, slot: int, sections: Sequence[Sequence[int]], length: int, *, forks: int = 0
 ) -> Generator[list[Row], list[Logits], tuple[int, ...]]:
     """Write `length` tokens, each the best; with `forks` the first is the best of as many continuations."""
-    backend.begin(sections[:-1], slot=slot)
+    backend.prefill(sections[:-1], slot=slot)
     open_forks: list[int] = []
     try:
         (logits,) = yield [Row(slot, list(sections[-1]))]

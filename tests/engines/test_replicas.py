@@ -119,18 +119,18 @@ def test_the_weights_are_in_memory_once(
 
 def test_whoever_lets_go_last_frees_the_weights(tiny_path: Callable[[int], Path]) -> None:
     first = LlamaBackend(tiny_path(1), threads=1)
-    expected = first.step([5, 6, 7]).tolist()
-    second = first.beside(threads=1)
+    expected = first.forward_one([5, 6, 7]).tolist()
+    second = first.replica(threads=1)
     first.close()
     with pytest.raises(BackendError, match="the model is closed"):
-        first.beside(threads=1)
-    assert expected == second.step([5, 6, 7]).tolist()
+        first.replica(threads=1)
+    assert expected == second.forward_one([5, 6, 7]).tolist()
     assert (first.name, first.fingerprint) == (second.name, second.fingerprint)
-    third = second.beside(threads=1)
+    third = second.replica(threads=1)
     second.close()
     third.close()
     with pytest.raises(BackendError, match="the model is closed"):
-        third.step([5])
+        third.forward_one([5])
 
 
 def test_a_packet_that_expires_while_all_are_busy_is_not_decided(world: World, engine: Replicas) -> None:
@@ -173,17 +173,17 @@ def test_one_that_does_not_open_closes_those_before_it(
     tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = list[NativeEngine]()
-    really, beside = NativeEngine.close, NativeEngine.beside
+    really, replica = NativeEngine.close, NativeEngine.replica
     monkeypatch.setattr(NativeEngine, "close", lambda engine: closed.append(engine) or really(engine))
 
     def fails_later(engine: NativeEngine, *, threads: int) -> NativeEngine:
         if made:
             raise ModelError("no memory")
-        made.append(beside(engine, threads=threads))
+        made.append(replica(engine, threads=threads))
         return made[0]
 
     made = list[NativeEngine]()
-    monkeypatch.setattr(NativeEngine, "beside", fails_later)
+    monkeypatch.setattr(NativeEngine, "replica", fails_later)
     with pytest.raises(ModelError, match="no memory"):
         open_replicas(tiny_path(1), replicas=3, now_ms=running_ms)
     assert 2 == len(closed)

@@ -164,7 +164,7 @@ def test_a_row_that_was_cut_has_the_outputs_of_the_whole(batching: Callable[...,
     rows = [([1, 2, 3, 4, 5, 6], outputs), ([7, 8, 9], 3)]
 
     def reads(backend: HashBackend, slot: int) -> Generator[list[Row], list[Logits], list[Logits]]:
-        backend.begin([], slot=slot)
+        backend.prefill([], slot=slot)
         forks = [backend.fork(slot) for _ in rows]
         found = yield [Row(fork, *row) for fork, row in zip(forks, rows, strict=True)]
         for fork in forks:

@@ -79,7 +79,7 @@ def test_cancelling_in_the_middle_frees_the_slot_and_drops_the_forks(batching: C
     ready = threading.Event()
 
     def endless(_: object, slot: int) -> Generator[list[Row], list[Logits], tuple[int, ...]]:
-        backend.begin([], slot=slot)
+        backend.prefill([], slot=slot)
         fork = backend.fork(slot)
         try:
             while True:
@@ -171,7 +171,7 @@ def test_what_goes_wrong_in_one_decision_is_its_own(
     def later(slot: int) -> Generator[list[Row], list[Logits], tuple[int, ...]]:
         if at == "begun":
             raise error
-        backend.begin([], slot=slot)
+        backend.prefill([], slot=slot)
         yield [Row(slot, [1])]
         raise error
 
@@ -195,10 +195,10 @@ class Slipping(HashBackend):
         slips, self.slips = self.slips == at, "" if self.slips == at else self.slips
         return slips
 
-    def rest(self) -> None:
-        if self._slip("rest"):
+    def defragment(self) -> None:
+        if self._slip("defragment"):
             raise BackendError("the cells could not be cut")
-        super().rest()
+        super().defragment()
 
     def is_cached(self, sections: Sequence[Sequence[int]]) -> bool:
         if self._slip("keeps"):
@@ -215,7 +215,7 @@ class Slipping(HashBackend):
 @pytest.mark.parametrize(
     ("at", "message"),
     [
-        ("rest", "the cells could not be cut"),
+        ("defragment", "the cells could not be cut"),
         ("keeps", ""),
         ("panic", "the model failed unexpectedly"),
         ("shape", "the decision failed unexpectedly: ValueError"),
@@ -224,7 +224,7 @@ class Slipping(HashBackend):
 def test_one_slip_of_the_backend_costs_one_decision_at_most(
     batching: Callable[..., Scheduler], at: str, message: str
 ) -> None:
-    backend = Slipping(1, pass_tokens_max=4, wear_max=1 if at == "rest" else 1 << 30)
+    backend = Slipping(1, pass_tokens_max=4, wear_max=1 if at == "defragment" else 1 << 30)
     batcher = batching(backend)
     sections = [[1, 2, 3], [7] * 6]
     expected = alone(sections)
@@ -254,7 +254,7 @@ def test_the_backends_words_are_a_decisions_own_except_during_a_pass(batching: C
 
     def looks(_: object, slot: int) -> Generator[list[Row], list[Logits], tuple[int, ...]]:
         held.append(batcher._words.locked())
-        backend.begin([], slot=slot)
+        backend.prefill([], slot=slot)
         yield [Row(slot, [1])]
         held.append(batcher._words.locked())
         return ()

@@ -31,9 +31,9 @@ def test_logits_are_bit_equal_whatever_ran_before(which: str, request: pytest.Fi
     backend: Backend = request.getfixturevalue(which)
     first, second, third, other = sections_of(3, 40, 25, 9, 33)
     ending = third[:4]
-    backend.begin([])
-    backend.begin([first, second, third])
-    expected = backend.step(ending)
+    backend.prefill([])
+    backend.prefill([first, second, third])
+    expected = backend.forward_one(ending)
     histories = [
         [first, second, third],
         [first, second],
@@ -43,11 +43,11 @@ def test_logits_are_bit_equal_whatever_ran_before(which: str, request: pytest.Fi
         [first + second, third],
     ]
     for history in histories:
-        backend.begin(history)
-        backend.step(other)
-        backend.step([17])
-        backend.begin([first, second, third])
-        assert np.array_equal(expected, backend.step(ending)), history
+        backend.prefill(history)
+        backend.forward_one(other)
+        backend.forward_one([17])
+        backend.prefill([first, second, third])
+        assert np.array_equal(expected, backend.forward_one(ending)), history
 
 
 def test_random_walks_through_the_cache_leave_no_trace(backend: Backend):
@@ -56,24 +56,24 @@ def test_random_walks_through_the_cache_leave_no_trace(backend: Backend):
     expected: dict[tuple[int, ...], np.ndarray] = {}
     for _ in range(scale(60, 2000)):
         order = tuple(rng.randrange(4) for _ in range(rng.randint(0, 5)))
-        backend.begin([pieces[i] for i in order])
-        logits = backend.step([99, 100])
+        backend.prefill([pieces[i] for i in order])
+        logits = backend.forward_one([99, 100])
         assert np.array_equal(expected.setdefault(order, logits), logits), order
 
 
 def test_a_section_longer_than_a_call_is_cut_the_same_way_every_time(backend: Backend):
     long, short = sections_of(6, 1100, 5)
-    backend.begin([])
-    backend.begin([long, short])
-    expected = backend.step([20])
-    backend.begin([long])
-    backend.begin([long, short])
-    assert np.array_equal(expected, backend.step([20]))
+    backend.prefill([])
+    backend.prefill([long, short])
+    expected = backend.forward_one([20])
+    backend.prefill([long])
+    backend.prefill([long, short])
+    assert np.array_equal(expected, backend.forward_one([20]))
 
 
 def test_logits_have_one_entry_for_each_token(backend: Backend):
-    backend.begin([])
-    logits = backend.step([20])
+    backend.prefill([])
+    logits = backend.forward_one([20])
     assert (49152,) == logits.shape == (backend.vocab_size,)
     assert np.float32 == logits.dtype
 
@@ -101,11 +101,11 @@ def test_random_text_survives_tokenizing(backend: Backend):
 def test_a_prompt_beyond_the_context_is_refused_and_the_model_goes_on(opened: Callable[..., Backend]):
     backend = opened(n_ctx=256)
     with pytest.raises(BackendError, match=r"300 tokens are more than the model's context of 256"):
-        backend.begin([[20] * 200, [21] * 100])
-    backend.begin([[20] * 200])
+        backend.prefill([[20] * 200, [21] * 100])
+    backend.prefill([[20] * 200])
     with pytest.raises(BackendError, match=r"257 tokens are more than"):
-        backend.step([21] * 57)
-    assert (backend.vocab_size,) == backend.step([21] * 56).shape
+        backend.forward_one([21] * 57)
+    assert (backend.vocab_size,) == backend.forward_one([21] * 56).shape
     backend.close()
 
 
@@ -118,9 +118,9 @@ def test_a_prompt_beyond_the_context_is_refused_and_the_model_goes_on(opened: Ca
     ],
 )
 def test_a_step_of_no_real_tokens_is_refused(tokens: list[int], message: str, backend: Backend):
-    backend.begin([[20]])
+    backend.prefill([[20]])
     with pytest.raises(BackendError) as caught:
-        backend.step(tokens)
+        backend.forward_one(tokens)
     assert message == str(caught.value)
 
 
@@ -134,11 +134,10 @@ def test_a_closed_model_says_so(opened: Callable[..., Backend]):
     backend.close()
     backend.close()
     for use in (
-        lambda: backend.begin([]),
-        lambda: backend.step([20]),
+        lambda: backend.prefill([]),
+        lambda: backend.forward_one([20]),
         lambda: backend.run([Row(0, [20])]),
         lambda: backend.fork(0),
-        lambda: backend.hidden([[20]]),
         lambda: backend.tokenize(b"x", special=False),
         lambda: backend.piece(20),
         backend.frame,
@@ -151,15 +150,15 @@ def test_a_second_backend_of_the_same_weights_gives_the_same_logits(opened: Call
     sections = sections_of(4, 30, 10)
     first, second = opened(), opened()
     for backend in (first, second):
-        backend.begin(sections)
-    assert np.array_equal(first.step([20, 21]), second.step([20, 21]))
+        backend.prefill(sections)
+    assert np.array_equal(first.forward_one([20, 21]), second.forward_one([20, 21]))
 
 
 def test_a_step_is_a_pass_of_one_row(backend: Backend):
     sections = sections_of(9, 30, 12)
-    backend.begin(sections)
-    expected = backend.step([20, 21, 22])
-    backend.begin(sections)
+    backend.prefill(sections)
+    expected = backend.forward_one([20, 21, 22])
+    backend.prefill(sections)
     assert np.array_equal([expected], backend.run([Row(0, [20, 21, 22])])[0])
 
 
@@ -167,46 +166,44 @@ def test_a_row_gives_as_many_logits_as_were_asked_for_and_the_same_ones(backend:
     sections = sections_of(9, 30, 12)
     found = []
     for outputs in range(4):
-        backend.begin(sections)
+        backend.prefill(sections)
         found.append(backend.run([Row(0, [20, 21, 22], outputs)])[0])
         assert (outputs, 49152) == found[-1].shape
     for outputs in range(1, 4):
         assert np.allclose(found[3][-outputs:], found[outputs], rtol=0, atol=1e-4)
 
 
-def test_what_forks_and_hidden_states_left_behind_shows_nowhere(backend: Backend):
+def test_what_forks_left_behind_shows_nowhere(backend: Backend):
     rng = seeded(10)
     sections = sections_of(10, 33, 21)
-    backend.begin(sections)
-    first, second = backend.step([20, 21, 22]), backend.step([23])
+    backend.prefill(sections)
+    first, second = backend.forward_one([20, 21, 22]), backend.forward_one([23])
     for _ in range(scale(6, 100)):
-        backend.begin(sections[: rng.randint(0, 2)])
+        backend.prefill(sections[: rng.randint(0, 2)])
         forks = [backend.fork(0) for _ in range(rng.randint(0, 5))]
         backend.run([Row(slot, sections_of(slot, rng.randint(1, 9))[0]) for slot in [0, *forks]])
         for fork in rng.sample(forks, rng.randint(0, len(forks))):
             backend.drop(fork)
-        if rng.random() < 0.5:
-            backend.hidden(sections, span=(0, 5))
-        backend.begin(sections)
-        assert np.array_equal(first, backend.step([20, 21, 22]))
-        assert np.array_equal(second, backend.step([23]))
+        backend.prefill(sections)
+        assert np.array_equal(first, backend.forward_one([20, 21, 22]))
+        assert np.array_equal(second, backend.forward_one([23]))
 
 
 def test_a_fork_goes_on_as_its_slot_would_have_and_its_slot_does_not_see_it(backend: Backend):
     sections = sections_of(11, 33, 21)
-    backend.begin(sections)
-    expected, then = backend.step([20, 21]), backend.step([22])
-    backend.begin(sections)
+    backend.prefill(sections)
+    expected, then = backend.forward_one([20, 21]), backend.forward_one([22])
+    backend.prefill(sections)
     fork, other = backend.fork(0), backend.fork(0)
-    assert np.array_equal(expected, backend.step([20, 21], slot=fork))
+    assert np.array_equal(expected, backend.forward_one([20, 21], slot=fork))
     grandchild = backend.fork(fork)
-    assert np.array_equal(then, backend.step([22], slot=grandchild))
+    assert np.array_equal(then, backend.forward_one([22], slot=grandchild))
     for made in (fork, grandchild):
         backend.drop(made)
-    assert np.array_equal(expected, backend.step([20, 21], slot=other))
+    assert np.array_equal(expected, backend.forward_one([20, 21], slot=other))
     backend.drop(other)
-    assert np.array_equal(expected, backend.step([20, 21]))
-    assert np.array_equal(then, backend.step([22]))
+    assert np.array_equal(expected, backend.forward_one([20, 21]))
+    assert np.array_equal(then, backend.forward_one([22]))
 
 
 def test_a_pass_over_forks_is_bit_equal_every_time_and_close_to_each_alone(backend: Backend):
@@ -214,11 +211,11 @@ def test_a_pass_over_forks_is_bit_equal_every_time_and_close_to_each_alone(backe
     tails = sections_of(13, 4, 2, 7, 5)
     alone = []
     for tail in tails:
-        backend.begin(sections)
+        backend.prefill(sections)
         alone.append(backend.run([Row(0, tail, len(tail))])[0])
     passes = []
     for _ in range(2):
-        backend.begin(sections)
+        backend.prefill(sections)
         passes.append(backend.run([Row(backend.fork(0), tail, len(tail)) for tail in tails]))
     for first, second, plain in zip(*passes, alone, strict=True):
         assert np.array_equal(first, second)
@@ -226,16 +223,16 @@ def test_a_pass_over_forks_is_bit_equal_every_time_and_close_to_each_alone(backe
 
 
 def test_the_next_prompt_of_a_slot_drops_its_forks(backend: Backend):
-    backend.begin([[20, 21]])
+    backend.prefill([[20, 21]])
     fork = backend.fork(0)
-    backend.begin([[20, 21]])
+    backend.prefill([[20, 21]])
     with pytest.raises(BackendError, match=f"there is no slot {fork}"):
-        backend.step([22], slot=fork)
+        backend.forward_one([22], slot=fork)
     backend.drop(fork)  # whoever made it may still give it back
 
 
 def test_forks_are_counted(backend: Backend):
-    backend.begin([[20, 21]])
+    backend.prefill([[20, 21]])
     forks = [backend.fork(0) for _ in range(63)]
     with pytest.raises(BackendError, match="more than 63 forks at once") as caught:
         backend.fork(0)
@@ -243,8 +240,8 @@ def test_forks_are_counted(backend: Backend):
     backend.drop(forks[7])
     again = backend.fork(0)
     assert again not in forks
-    assert np.array_equal(backend.step([22], slot=forks[0]), backend.step([22], slot=again))
-    backend.begin([])
+    assert np.array_equal(backend.forward_one([22], slot=forks[0]), backend.forward_one([22], slot=again))
+    backend.prefill([])
 
 
 @pytest.mark.parametrize(
@@ -261,18 +258,18 @@ def test_forks_are_counted(backend: Backend):
     ],
 )
 def test_a_row_that_cannot_be_run_is_refused_and_nothing_is_lost(rows: list[Row], message: str, backend: Backend):
-    backend.begin([[20, 21]])
-    expected = backend.step([22])
-    backend.begin([[20, 21]])
+    backend.prefill([[20, 21]])
+    expected = backend.forward_one([22])
+    backend.prefill([[20, 21]])
     with pytest.raises(BackendError) as caught:
         backend.run(rows)
     assert message == str(caught.value)
-    assert np.array_equal(expected, backend.step([22]))
+    assert np.array_equal(expected, backend.forward_one([22]))
 
 
 def test_an_unknown_slot_or_fork_is_refused(backend: Backend):
-    backend.begin([])
-    for use in (lambda: backend.begin([], slot=1), lambda: backend.begin([], slot=-1), lambda: backend.fork(7**9)):
+    backend.prefill([])
+    for use in (lambda: backend.prefill([], slot=1), lambda: backend.prefill([], slot=-1), lambda: backend.fork(7**9)):
         with pytest.raises(BackendError, match="there is no slot"):
             use()
     for fork in (0, -1, 7**9):
@@ -280,73 +277,43 @@ def test_an_unknown_slot_or_fork_is_refused(backend: Backend):
             backend.drop(fork)
 
 
-def test_a_hidden_state_is_the_last_position_or_the_mean_over_a_span(backend: Backend):
-    sections = sections_of(14, 20, 11)
-    last = backend.hidden(sections)
-    assert (64,) == last.shape
-    assert np.float32 == last.dtype
-    single = [backend.hidden(sections, span=(at, at + 1)) for at in range(11)]
-    assert np.array_equal(last, single[10])
-    assert np.allclose(np.mean(single[3:8], axis=0), backend.hidden(sections, span=(3, 8)), rtol=0, atol=1e-5)
-
-
-def test_slot_0_holds_what_a_hidden_state_was_taken_of(backend: Backend):
-    sections = sections_of(15, 20, 11)
-    backend.begin(sections)
-    expected = backend.step([20, 21])
-    backend.hidden(sections)
-    assert np.array_equal(expected, backend.step([20, 21]))
-
-
-@pytest.mark.parametrize("span", [(3, 3), (-1, 2), (4, 12), (5, 3)])
-def test_a_span_outside_the_last_section_is_refused(span: tuple[int, int], backend: Backend):
-    with pytest.raises(BackendError, match=r"are no part of a section of 11 tokens"):
-        backend.hidden(sections_of(16, 20, 11), span=span)
-
-
-def test_a_layer_the_model_has_not_is_refused(backend: Backend):
-    with pytest.raises(BackendError, match=r"layer"):
-        backend.hidden([[20]], layer=3)
-    assert np.array_equal(backend.hidden([[20]]), backend.hidden([[20]], layer=2))
-
-
 def test_several_slots_answer_as_one_would(opened: Callable[..., Backend]):
     one, four = opened(), opened(slots=4, n_ctx=512)
     common, *own = sections_of(17, 50, 12, 30, 1, 60)
     assert (1, 4) == (one.slots, four.slots)
     for slot in range(4):
-        four.begin([common], slot=slot)
+        four.prefill([common], slot=slot)
     found = four.run([Row(slot, own[slot]) for slot in range(4)])
     for slot in range(4):
-        one.begin([common])
-        assert np.allclose(one.step(own[slot]), found[slot][0], rtol=0, atol=0.05)
+        one.prefill([common])
+        assert np.allclose(one.forward_one(own[slot]), found[slot][0], rtol=0, atol=0.05)
 
 
 def test_slots_do_not_see_each_other(opened: Callable[..., Backend]):
     """Neither a neighbour's prompt, nor its fork, nor its end moves a slot by more than the last digits."""
     backend = opened(slots=3, n_ctx=512)
     common, own, other, longer = sections_of(18, 50, 12, 30, 60)
-    backend.begin([common, own], slot=1)
-    expected = backend.step([20, 21], slot=1)
-    backend.begin([common, other], slot=0)
-    backend.begin([common, own], slot=1)
-    backend.begin([longer], slot=2)
+    backend.prefill([common, own], slot=1)
+    expected = backend.forward_one([20, 21], slot=1)
+    backend.prefill([common, other], slot=0)
+    backend.prefill([common, own], slot=1)
+    backend.prefill([longer], slot=2)
     fork = backend.fork(0)
     together = backend.run([Row(fork, longer), Row(1, [20, 21]), Row(2, other)])[1][0]
-    backend.begin([], slot=0)
-    backend.begin([], slot=2)
-    backend.begin([common, own], slot=1)
+    backend.prefill([], slot=0)
+    backend.prefill([], slot=2)
+    backend.prefill([common, own], slot=1)
     assert np.allclose(expected, together, rtol=0, atol=0.05)
-    assert np.allclose(expected, backend.step([20, 21], slot=1), rtol=0, atol=0.05)
+    assert np.allclose(expected, backend.forward_one([20, 21], slot=1), rtol=0, atol=0.05)
 
 
 def test_every_slot_can_be_full_at_once(opened: Callable[..., Backend]):
     backend = opened(slots=3, n_ctx=256)
     for slot in range(3):
-        backend.begin([[20 + slot] * 255], slot=slot)
+        backend.prefill([[20 + slot] * 255], slot=slot)
     assert [(1, 49152)] * 3 == [logits.shape for logits in backend.run([Row(slot, [30]) for slot in range(3)])]
     with pytest.raises(BackendError, match=r"257 tokens are more than the model's context of 256"):
-        backend.step([31], slot=1)
+        backend.forward_one([31], slot=1)
 
 
 @pytest.mark.parametrize("slots", [0, -1, 65])

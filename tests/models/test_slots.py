@@ -1,4 +1,4 @@
-"""What llama.cpp's one cache does with several prompts, their forks and their hidden states."""
+"""What llama.cpp's one cache does with several prompts and their forks."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def one(single_path: Path) -> Iterator[LlamaBackend]:
 
 def test_what_forks_of_a_fork_share_is_held_once(one: LlamaBackend):
     written, *ahead = sections_of(5, 300, *[20] * 12)
-    one.begin([])
-    one.step([1])
+    one.prefill([])
+    one.forward_one([1])
     source = one.fork(0)
     one.run([Row(source, written)])
     forks = [one.fork(source) for _ in ahead]
@@ -68,9 +68,9 @@ def passes_of(backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch) -> list[in
     lengths: list[int] = []
     real = LlamaBackend._pass
 
-    def counted(self: LlamaBackend, start: int, end: int, *, hidden: bool) -> np.ndarray:
+    def counted(self: LlamaBackend, start: int, end: int) -> np.ndarray:
         lengths.append(end - start)
-        return real(self, start, end, hidden=hidden)
+        return real(self, start, end)
 
     monkeypatch.setattr(LlamaBackend, "_pass", counted)
     return lengths
@@ -84,16 +84,16 @@ def test_random_work_in_four_slots_gives_what_one_slot_gives(four: LlamaBackend,
     for _ in range(scale(40, 1000)):
         for backend in (four, one):
             if backend.fragmented:
-                backend.rest()
+                backend.defragment()
         slots = rng.sample(range(4), rng.randint(1, 4))
         for slot in slots:
             if rng.random() < 0.5:
                 held[slot] = [pieces[rng.randrange(5)] for _ in range(rng.randint(0, 4))]
-            four.begin(held[slot], slot=slot)
+            four.prefill(held[slot], slot=slot)
         rows = [Row(four.fork(slot) if rng.random() < 0.3 else slot, pieces[rng.randrange(5)]) for slot in slots]
         for slot, row, logits in zip(slots, rows, four.run(rows), strict=True):
-            one.begin(held[slot])
-            assert np.allclose(one.step(row.tokens), logits[0], rtol=0, atol=NOISE)
+            one.prefill(held[slot])
+            assert np.allclose(one.forward_one(row.tokens), logits[0], rtol=0, atol=NOISE)
 
 
 LONG = 300  # a prompt of `worked` that is longer is begun anew
@@ -118,7 +118,7 @@ def worked(backend: LlamaBackend, rng: Random, passes: int) -> list[Read]:
         for slot in rng.sample(range(backend.slots), rng.randint(1, backend.slots)):
             if slot not in held or sum(map(len, held[slot])) > LONG or rng.random() < 0.3:
                 held[slot] = common[: rng.randint(0, 3)]
-                backend.begin(held[slot], slot=slot)
+                backend.prefill(held[slot], slot=slot)
             (tokens,) = sections_of(rng.randrange(2**32), rng.choice([1, 1, 2, 12, 40, 90]))
             at = backend.fork(slot) if rng.random() < 0.3 else slot
             rows.append(Row(at, tokens, rng.choice([0, 1, 1, len(tokens)])))
@@ -130,7 +130,7 @@ def worked(backend: LlamaBackend, rng: Random, passes: int) -> list[Read]:
             elif rng.random() < 0.5:
                 backend.drop(row.slot)
         if backend.fragmented or rng.random() < 0.02:
-            backend.rest()
+            backend.defragment()
             held.clear()
     return read
 
@@ -146,8 +146,8 @@ def test_in_any_company_a_row_gives_the_bits_it_gives_alone(weights: Weights, vo
     rng = seeded(28)
     read = worked(backend, rng, scale(60, 2000))
     for one in rng.sample(read, scale(25, 200)):
-        backend.rest()
-        backend.begin([])
+        backend.defragment()
+        backend.prefill([])
         for tokens in one.before:
             backend.run([Row(0, tokens, 0)])
         assert np.array_equal(backend.run([Row(0, one.row.tokens, one.row.outputs)])[0], one.logits)
@@ -156,7 +156,7 @@ def test_in_any_company_a_row_gives_the_bits_it_gives_alone(weights: Weights, vo
 
 def test_a_pass_of_several_slots_is_short_and_never_of_one_token(four: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
     passes = passes_of(four, monkeypatch)
-    four.begin([[20], [21] * 64])
+    four.prefill([[20], [21] * 64])
     assert [(1, 49152)] == [four.run([Row(0, [22])])[0].shape]
     four.run([Row(0, [23] * (2 * SHARED_PASS_TOKENS_MAX + 1), 0)])
     assert [2, 32, 32, 2, 43, 43, 41] == passes
@@ -165,20 +165,20 @@ def test_a_pass_of_several_slots_is_short_and_never_of_one_token(four: LlamaBack
 def test_a_rest_keeps_the_sections_that_lie_lowest_and_no_others(four: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
     four._kept = PrefixCache(0)
     first, second, third = sections_of(29, 50, 40, 30)
-    four.begin([first, second], slot=1)
-    four.step([20, 21], slot=1)
-    four.begin([first, third], slot=2)
+    four.prefill([first, second], slot=1)
+    four.forward_one([20, 21], slot=1)
+    four.prefill([first, third], slot=2)
     four.fork(2)
-    four.rest()
+    four.defragment()
     passes = passes_of(four, monkeypatch)
-    four.begin([first, second], slot=0)
+    four.prefill([first, second], slot=0)
     assert [] == passes
-    four.begin([first, third], slot=3)
+    four.prefill([first, third], slot=3)
     assert [30] == passes
     for slot in range(4):
-        four.begin([third], slot=slot)
-    four.rest()  # what lay lowest is gone
-    four.begin([third], slot=0)
+        four.prefill([third], slot=slot)
+    four.defragment()  # what lay lowest is gone
+    four.prefill([third], slot=0)
     assert [30, 30, 30] == passes
 
 
@@ -186,10 +186,10 @@ def test_a_cache_that_never_rests_fails_once_and_forgets(four: LlamaBackend):
     def wear_out() -> None:
         for n in range(100):
             assert four.fragmented == (n * 400 >= WEAR_CELLS_MIN - 100)
-            four.begin([[21] * 400], slot=1)
-            four.begin([], slot=1)
+            four.prefill([[21] * 400], slot=1)
+            four.prefill([], slot=1)
 
-    four.begin([[20] * 100], slot=0)
+    four.prefill([[20] * 100], slot=0)
     with pytest.raises(BackendError) as caught:
         wear_out()
     assert "the cache is worn out" == str(caught.value)
@@ -202,46 +202,46 @@ def test_one_prompt_after_the_other_needs_nobody_to_call_for_a_rest(four: LlamaB
     common, own = sections_of(30, 100, 300)
     expected = None
     for _ in range(30):
-        four.begin([common])
-        logits = four.step(own)
+        four.prefill([common])
+        logits = four.forward_one(own)
         expected = logits if expected is None else expected
         assert np.array_equal(expected, logits)
 
 
 def test_a_prompt_whose_rest_fails_is_read_from_its_beginning(four: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
     common, own = sections_of(30, 100, 300)
-    four.begin([common])
-    expected = four.step(own)
+    four.prefill([common])
+    expected = four.forward_one(own)
     while not four.fragmented:
-        four.begin([common])
-        four.step(own)
+        four.prefill([common])
+        four.forward_one(own)
 
     def failing(_: int) -> None:
         raise BackendError("no cell could be moved")
 
-    monkeypatch.setattr(four._cells, "rest", failing)
-    four.begin([common])
-    assert np.array_equal(expected, four.step(own))
+    monkeypatch.setattr(four._cells, "defragment", failing)
+    four.prefill([common])
+    assert np.array_equal(expected, four.forward_one(own))
 
 
 def test_what_another_slot_holds_is_shared_and_not_decoded_again(four: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
     common, own, other = sections_of(21, 100, 12, 9)
-    four.begin([common, own], slot=2)
+    four.prefill([common, own], slot=2)
     passes = passes_of(four, monkeypatch)
-    four.begin([common, other], slot=0)
+    four.prefill([common, other], slot=0)
     assert [9] == passes
-    four.begin([], slot=2)
-    four.begin([common, own], slot=3)
+    four.prefill([], slot=2)
+    four.prefill([common, own], slot=3)
     assert [9] == passes  # no slot holds it, but it is kept
 
 
 def test_shared_cells_stay_when_the_slot_they_came_from_moves_on(four: LlamaBackend, one: LlamaBackend):
     common, own, other = sections_of(22, 100, 12, 9)
-    four.begin([common, own], slot=0)
-    four.begin([common], slot=1)
-    four.begin([other, other], slot=0)
-    one.begin([common])
-    assert np.allclose(one.step(own), four.step(own, slot=1), rtol=0, atol=NOISE)
+    four.prefill([common, own], slot=0)
+    four.prefill([common], slot=1)
+    four.prefill([other, other], slot=0)
+    one.prefill([common])
+    assert np.allclose(one.forward_one(own), four.forward_one(own, slot=1), rtol=0, atol=NOISE)
 
 
 def test_with_one_slot_the_first_fork_of_a_pass_is_bit_equal_to_it_alone(one: LlamaBackend):
@@ -249,9 +249,9 @@ def test_with_one_slot_the_first_fork_of_a_pass_is_bit_equal_to_it_alone(one: Ll
     common, *tails = sections_of(23, 100, 12, 9, 2, 7)
     alone = []
     for tail in tails:
-        one.begin([common])
+        one.prefill([common])
         alone.append(one.run([Row(0, tail, len(tail))])[0])
-    one.begin([common])
+    one.prefill([common])
     together = one.run([Row(one.fork(0), tail, len(tail)) for tail in tails])
     assert np.array_equal(alone[0], together[0])
     for expected, found in zip(alone, together, strict=True):
@@ -267,7 +267,7 @@ def test_more_rows_than_a_pass_holds_are_cut_in_order_and_evenly(
     found = backend.run(rows)
     assert [53, 53, 51] == passes
     for row, logits in zip(rows, found, strict=True):
-        one.begin([])
+        one.prefill([])
         assert np.allclose(one.run([replace(row, slot=0)])[0], logits, rtol=0, atol=NOISE)
     backend.close()
 
@@ -280,25 +280,25 @@ def test_a_failed_pass_forgets_every_slot_and_every_fork(four: LlamaBackend, mon
     four._kept = PrefixCache(0)
     common, own = sections_of(25, 30, 12)
     for slot in range(4):
-        four.begin([common, own], slot=slot)
+        four.prefill([common, own], slot=slot)
     fork = four.fork(2)
-    expected = four.step([20, 21], slot=1)
+    expected = four.forward_one([20, 21], slot=1)
     monkeypatch.setattr("llama_cpp.llama_decode", lambda *_: -3)
     with pytest.raises(BackendError) as caught:
-        four.step([20, 21], slot=0)
+        four.forward_one([20, 21], slot=0)
     assert "the model could not be run on 2 tokens (llama.cpp code -3)" == str(caught.value)
     monkeypatch.undo()
     passes = passes_of(four, monkeypatch)
     four.drop(fork)
     with pytest.raises(BackendError, match=f"there is no slot {fork}"):
-        four.step([20], slot=fork)
-    four.begin([common, own], slot=1)
+        four.forward_one([20], slot=fork)
+    four.prefill([common, own], slot=1)
     assert [30, 12] == passes
-    assert np.allclose(expected, four.step([20, 21], slot=1), rtol=0, atol=NOISE)
+    assert np.allclose(expected, four.forward_one([20, 21], slot=1), rtol=0, atol=NOISE)
 
 
 def test_forks_hold_a_bounded_number_of_tokens_of_their_own(one: LlamaBackend):
-    one.begin([[20] * 12])
+    one.prefill([[20] * 12])
     forks = [one.fork(0) for _ in range(5)]
     room = FORK_TOKENS_MAX // 5
     one.run([Row(fork, [21] * room) for fork in forks])
@@ -307,7 +307,7 @@ def test_forks_hold_a_bounded_number_of_tokens_of_their_own(one: LlamaBackend):
     assert f"forks hold {5 * room + 5} tokens of their own, at most {FORK_TOKENS_MAX}" == str(caught.value)
     one.drop(forks[0])
     one.run([Row(fork, [22]) for fork in forks[1:]])
-    one.begin([])
+    one.prefill([])
 
 
 def test_all_slots_and_all_forks_can_be_full_at_once(single_path: Path):
@@ -315,7 +315,7 @@ def test_all_slots_and_all_forks_can_be_full_at_once(single_path: Path):
     backend = LlamaBackend(single_path, slots=SLOTS_MAX, n_ctx=64, threads=TINY_THREADS)
     own = FORK_TOKENS_MAX // FORKS_MAX
     for slot in range(SLOTS_MAX):
-        backend.begin([[20 + slot] * (64 - own)], slot=slot)
+        backend.prefill([[20 + slot] * (64 - own)], slot=slot)
     forks = [backend.fork(slot) for slot in range(FORKS_MAX)]
     backend.run([Row(fork, [21] * own, 0) for fork in forks])
     found = backend.run([Row(slot, [22] * own) for slot in range(SLOTS_MAX)])
@@ -329,57 +329,6 @@ def test_a_cache_beyond_the_limit_is_refused_before_anything_is_loaded(tmp_path:
         LlamaBackend(tmp_path / "none.gguf", slots=64, n_ctx=4096)
     assert "64 slots of 4096 tokens are more than a cache of 131072" == str(caught.value)
     assert "ask for fewer slots or a smaller context" == caught.value.hint
-
-
-def test_hidden_states_are_those_of_transformers(tiny: LlamaBackend, tiny_folder: object):
-    import torch
-    from transformers import AutoModel
-
-    model = AutoModel.from_pretrained(tiny_folder(1), dtype=torch.float32)  # type: ignore[operator]
-    common, own = sections_of(26, 40, 17)
-    with torch.no_grad():
-        states = model(torch.tensor([common + own])).last_hidden_state[0].numpy()
-    for span, expected in (
-        (None, states[-1]),
-        ((0, 17), states[40:].mean(axis=0)),
-        ((5, 9), states[45:49].mean(axis=0)),
-    ):
-        found = tiny.hidden([common, own], span=span)
-        cosine = found @ expected / np.linalg.norm(found) / np.linalg.norm(expected)
-        assert cosine > 0.999
-        assert np.linalg.norm(found) == pytest.approx(np.linalg.norm(expected), rel=0.01)
-
-
-def test_a_hidden_state_reads_a_section_longer_than_a_pass(single_path: Path, one: LlamaBackend):
-    small = LlamaBackend(single_path, n_ctx=512, n_batch=64, threads=TINY_THREADS)
-    sections = sections_of(27, 20, 150)
-    for span in (None, (60, 70), (0, 150)):
-        assert np.allclose(one.hidden(sections, span=span), small.hidden(sections, span=span), rtol=0, atol=1e-3)
-    small.close()
-
-
-def test_a_layer_in_between_is_a_matter_of_preparing_a_model(one: LlamaBackend):
-    with pytest.raises(BackendError) as caught:
-        one.hidden([[20]], layer=1)
-    assert "llama.cpp hands out hidden states after the last of 2 layers only" == str(caught.value)
-    assert "`sds models prepare --layers 1` makes a model that ends there" == caught.value.hint
-
-
-def test_logits_after_a_failed_hidden_state_are_still_logits(one: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
-    one.begin([[20, 21]])
-    expected = one.step([22])
-    real = LlamaBackend._pass
-
-    def failing(self: LlamaBackend, start: int, end: int, *, hidden: bool) -> np.ndarray:
-        if hidden:
-            raise BackendError("planted")
-        return real(self, start, end, hidden=hidden)
-
-    monkeypatch.setattr(LlamaBackend, "_pass", failing)
-    with pytest.raises(BackendError, match="planted"):
-        one.hidden([[20, 21]])
-    one.begin([[20, 21]])
-    assert np.array_equal(expected, one.step([22]))
 
 
 def test_filling_a_batch_costs_microseconds():

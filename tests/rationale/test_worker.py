@@ -294,7 +294,7 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def step(self, tokens: list[int]) -> Any:
+    def forward_one(self, tokens: list[int]) -> Any:
         return self.run([Row(0, tokens)])[0][-1]
 
     def piece(self, token: int) -> bytes:

@@ -30,7 +30,7 @@ from sds.kernel.contract.yaml_lines import Lines, load_with_lines
 from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import ContractError, UsageError
 from sds.kernel.registry import registry
-from sds.kernel.registry.contract_texts import registered_contract, versions
+from sds.kernel.registry.contract_versions import registered_contract, versions
 from sds.kernel.storage.store import Store
 from sds.lint.diff import ContractDiff, diff
 from sds.lint.finding import SEVERITIES, Finding, counted, in_words, sorted_findings

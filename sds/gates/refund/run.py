@@ -35,7 +35,8 @@ from sds.kernel.errors import UsageError, WorldError
 from sds.kernel.executor.statement import CLOCKS_APART_MS, StatementLine
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import settled_events
-from sds.kernel.registry import contract_versions, registry
+from sds.kernel.registry import registry
+from sds.kernel.registry.authority import authority_now
 from sds.kernel.storage.store import Reader, Store
 
 MOVED_EVERY = 2  # of the proposals that would pay, and of the others
@@ -234,7 +235,7 @@ def _stopped(gate: Gate) -> tuple[str, str] | None:
     agent_id = gate.contract.agent_id
     if paused := _paused(gate.store, agent_id):
         return paused
-    if contract_versions.of_agent(gate.store, agent_id).contract_hash != gate.contract.hash:
+    if authority_now(gate.store, agent_id).contract_hash != gate.contract.hash:
         return f"agent `{agent_id}` is no longer under this contract", f"sds agents show {agent_id}"
     return None
 

@@ -15,7 +15,7 @@ from sds.kernel.contract import form
 from sds.kernel.contract import schema as sections
 from sds.kernel.contract.form import ALWAYS, Section
 from sds.kernel.contract.schema import Contract, SpendLimit
-from sds.kernel.registry.contract_texts import recorded_contract
+from sds.kernel.registry.contract_versions import recorded_contract
 from tests.kernel import durable, humans, sagas
 
 # As commit 7c7eaad had them.

@@ -1,71 +1,45 @@
-"""Which contract a flow is under, from its creation to its end."""
+"""The record knows which contracts there were, who put them in force, and why."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 
 from sds.kernel.audit import verify
+from sds.kernel.errors import ContractError
+from sds.kernel.human.cases import registered_terms
 from sds.kernel.registry import registry
-from tests.kernel.authority import NARROWER, newer_version, revoke, status
-from tests.kernel.durable import (
-    World,
-    contract,
-    deny,
-    escalate,
-    refund,
-)
+from sds.kernel.registry.contract_versions import Version, registered_contract, versions
+from tests.kernel.durable import World, contract
 
 
-def test_a_flow_stays_under_the_contract_it_was_created_under(world: World):
-    """Judged, checked just in time and reserved under it, though a newer version with another mission is in force."""
-    packet = world.packet()
-    newer_version(world)
-    answer = world.kernel.decide(packet, refund()(packet))
-    assert ("CLOSED", "SUCCESS") == (answer.state, answer.execution)
-    assert [world.contract.hash] == world.column("SELECT contract_hash FROM decision_flows")
-    assert "ACTIVE" == status(world)
+def test_a_new_version_supersedes_the_old_one_and_says_who_and_why(world: World):
+    newer = contract(("1.0.0", "2.0.0"))
+    registry.register(world.store, newer, by="operator", now_ms=7, who="ada", reason="new\nfares")
+    old, new = versions(world.store)
+    assert ("1.0.0", "superseded") == (old.version, old.standing)
+    agent = world.contract.agent_id
+    assert Version(newer.gate, agent, "2.0.0", newer.hash, "in force", 7, "ada", "new fares") == new
     assert () == verify.verify(world.store).faults
 
 
-def test_a_flow_created_after_a_newer_version_is_under_that_one_whoever_opened_it(world: World):
-    """Nothing is lost: a kernel that still runs the older version hands it to a human, mission changed or not."""
-    newer_version(world)
-    packet = world.packet()
-    assert (("ESCALATE",), world.contract.hash) == (packet.envelope.names, packet.contract_hash)
-    assert [packet.contract_hash] != world.column("SELECT contract_hash FROM decision_flows")
-    answer = world.kernel.decide(packet, escalate(packet))
-    assert ("ESCALATED", "CONTRACT_REVOKED") == (answer.state, answer.reason_code)
+def test_the_registered_contract_is_read_back_whole(world: World):
+    assert world.contract == registered_contract(world.store, world.contract.gate)
+    found = registered_contract(world.store, world.contract.gate)
+    assert found is not None
+    assert world.contract.hash == found.hash
+    assert registered_contract(world.store, "elsewhere") is None
 
 
-def test_a_flow_started_anew_after_drift_is_under_the_contract_of_that_moment(world: World):
-    packet = world.packet()
-    newer_version(world)
-    world.tickets.put("T1", refundable_minor=1)
-    assert "STATE_DRIFT_DETECTED" == world.kernel.decide(packet, refund()(packet)).tag
-    assert ("ESCALATE",) == world.packet().envelope.names
+@pytest.mark.parametrize("body", ["x", "5", "null", "[]", "{}"])
+def test_a_registered_contract_that_cannot_be_read_is_said_to_be_so(world: World, body: str):
+    world.store.run("UPDATE contracts SET body = ?", (body,))
+    for read in (registered_contract, registered_terms):
+        with pytest.raises(ContractError, match="a registered contract is not one of this program's") as caught:
+            read(world.store, world.contract.gate)
+        assert "sds ledger verify" == caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "act", [revoke, lambda w: newer_version(w, *NARROWER)], ids=["by an operator", "by taking a kind away"]
-)
-def test_a_revoked_contract_ends_every_flow_under_it(world: World, act: Callable[[World], object]):
-    packets = [world.packet(f"C{number}") for number in range(2)]
-    act(world)
-    answers = [world.kernel.decide(packet, say(packet)) for packet, say in zip(packets, (refund(), deny), strict=True)]
-    assert [("ABORTED", "CONTRACT_REVOKED")] * 2 == [(answer.state, answer.tag) for answer in answers]
-    assert ([], "ACTIVE") == (world.rail.sent, status(world))
-    assert ("ESCALATE",) == world.packet("C3").envelope.names
-    assert () == verify.verify(world.store).faults
-
-
-def test_a_newer_version_that_takes_no_kind_away_revokes_nothing_unless_it_says_so(world: World):
-    packet = world.packet("C1")
-    newer_version(world)
-    newer = contract(("1.0.0", "1.2.0"))
-    registry.register(world.store, newer, by="operator", who="me", now_ms=1, revoke_previous=True)
-    assert "CONTRACT_REVOKED" == world.kernel.decide(packet, refund()(packet)).tag
-    assert 2 == len(world.column("SELECT contract_hash FROM contract_revocations"))
-    opened = world.open_kernel(terms=newer).open(world.event("C2"))
-    assert "REFUND_TICKET" in opened.envelope.names  # type: ignore[union-attr]
+def test_a_revoked_version_is_listed_as_revoked(world: World):
+    with world.store.transaction():
+        registry.ledger.append(world.store, 8, "REVOKED", "", {"hash": world.contract.hash})
+    assert ["revoked"] == [version.standing for version in versions(world.store)]

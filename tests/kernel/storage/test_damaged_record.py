@@ -21,7 +21,7 @@ from sds.kernel.flow import answer, intake
 from sds.kernel.human import cases
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import recovery
-from sds.kernel.registry import contract_texts, registry
+from sds.kernel.registry import contract_versions, registry
 from sds.kernel.storage.store import Store
 from tests.kernel.damage import VALUES, Cell, cells, damage, damaged
 from tests.kernel.durable import World, refund
@@ -76,8 +76,8 @@ def uses(world: World, recorded: Recorded) -> Iterator[Callable[[], object]]:
     yield lambda: registry.agents(store)
     for agent in ("claims-agent", "others-agent"):
         yield lambda agent=agent: agent_history.agent_record(store, agent, now_ms=now_ms)
-    yield lambda: contract_texts.versions(store)
-    yield lambda: contract_texts.registered_contract(store, "claims")
+    yield lambda: contract_versions.versions(store)
+    yield lambda: contract_versions.registered_contract(store, "claims")
     yield lambda: cases.registered_terms(store, "claims")
     yield lambda: registry.refusal(store, NEWER, now_ms=now_ms)
     yield lambda: artifacts.listed(store)

@@ -26,7 +26,7 @@ from sds.kernel.human import review
 from sds.kernel.human.cases import read_case, registered_terms
 from sds.kernel.operations.recovery import Recovered
 from sds.kernel.registry import registry
-from sds.kernel.registry.contract_texts import registered_contract
+from sds.kernel.registry.contract_versions import registered_contract
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Store
 from tests.kernel.authority import revoke

@@ -26,7 +26,7 @@ from sds.kernel.envelope.state import Value
 from sds.kernel.flow import intake
 from sds.kernel.flow.answer import Answer
 from sds.kernel.operations.recovery import recover
-from sds.kernel.registry.contract_texts import recorded_contract, registered_contract
+from sds.kernel.registry.contract_versions import recorded_contract, registered_contract
 from sds.pipeline import Stream
 from sds.replay import opener, replay
 from tests.kernel import sagas

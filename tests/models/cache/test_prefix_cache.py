@@ -88,35 +88,35 @@ def read(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(backend, name, counted)
     monkeypatch.setattr(backend, "_kept", PrefixCache())
-    backend.begin([])
+    backend.prefill([])
     return lengths
 
 
 def test_a_section_that_was_read_once_is_not_read_again_and_nothing_shows_it(backend: Backend, read: list[int]):
     contract, one, other, ending = sections_of(50, 40, 25, 9, 12)
-    backend.begin([contract, one])
-    expected = backend.step(ending)
-    backend.begin([contract, other])
-    backend.step(ending)
+    backend.prefill([contract, one])
+    expected = backend.forward_one(ending)
+    backend.prefill([contract, other])
+    backend.forward_one(ending)
     assert [40, 25, 9] == read
-    backend.begin([contract, one])
-    assert np.array_equal(expected, backend.step(ending))
-    backend.begin([])
-    backend.begin([contract, one])
-    assert np.array_equal(expected, backend.step(ending))
+    backend.prefill([contract, one])
+    assert np.array_equal(expected, backend.forward_one(ending))
+    backend.prefill([])
+    backend.prefill([contract, one])
+    assert np.array_equal(expected, backend.forward_one(ending))
     assert [40, 25, 9] == read
 
 
 def test_a_section_is_read_again_behind_another(backend: Backend, read: list[int]):
     first, other, section = sections_of(51, 20, 21, 10)
-    backend.begin([first, section])
-    backend.begin([other, section])
-    backend.begin([[*first, *section]])
+    backend.prefill([first, section])
+    backend.prefill([other, section])
+    backend.prefill([[*first, *section]])
     assert [20, 10, 21, 10, 30] == read
 
 
 def test_random_work_gives_the_bits_of_reading_all_whatever_is_kept(backend: Backend, read: list[int]):
-    """So few bytes that sections come and go; now and then hidden states, which need not all layers."""
+    """So few bytes that sections come and go."""
     rng = seeded(52)
     pieces = sections_of(rng.randrange(2**32), 12, 7, 30, 1, 18)
     expected: dict[tuple[int, ...], np.ndarray] = {}
@@ -126,23 +126,21 @@ def test_random_work_gives_the_bits_of_reading_all_whatever_is_kept(backend: Bac
         sections = [pieces[n] for n in order]
         if order not in expected:
             backend._kept = nothing
-            backend.begin([])
-            backend.begin(sections)
-            expected[order] = backend.step([99, 100])
+            backend.prefill([])
+            backend.prefill(sections)
+            expected[order] = backend.forward_one([99, 100])
         backend._kept = kept
-        if rng.random() < 0.1:
-            backend.hidden(pieces[:2])
-        backend.begin(sections, slot=rng.randrange(backend.slots) if rng.random() < 0.5 else 0)
-        backend.begin(sections)
-        assert np.array_equal(expected[order], backend.step([99, 100])), order
+        backend.prefill(sections, slot=rng.randrange(backend.slots) if rng.random() < 0.5 else 0)
+        backend.prefill(sections)
+        assert np.array_equal(expected[order], backend.forward_one([99, 100])), order
         if backend.fragmented:
-            backend.rest()
+            backend.defragment()
 
 
 def _bytes_of(backend: Backend, section: list[int]) -> int:
     backend._kept = PrefixCache()
-    backend.begin([])
-    backend.begin([section])
+    backend.prefill([])
+    backend.prefill([section])
     return backend._kept._bytes
 
 
@@ -152,10 +150,10 @@ def test_a_backend_tells_what_it_would_not_have_to_read(backend: Backend, read: 
     for _ in range(scale(30, 500)):
         sections = [pieces[rng.randrange(3)] for _ in range(rng.randint(0, 3))]
         told, before = backend.is_cached(sections), len(read)
-        backend.begin(sections)
+        backend.prefill(sections)
         assert told == (before == len(read))
         assert backend.is_cached(sections)
-        backend.begin([])
+        backend.prefill([])
 
 
 def test_a_section_that_every_prompt_begins_with_outlives_those_that_few_have(backend: Backend, read: list[int]):
@@ -165,11 +163,11 @@ def test_a_section_that_every_prompt_begins_with_outlives_those_that_few_have(ba
     backend._kept = PrefixCache(room)
     for _ in range(3):
         for case in cases:
-            backend.begin([contract, case])
+            backend.prefill([contract, case])
             assert backend.is_cached([contract, case])
     read.clear()
-    backend.begin([other])
-    backend.begin([contract, cases[-1]])
+    backend.prefill([other])
+    backend.prefill([contract, cases[-1]])
     assert 40 not in read
 
 
@@ -178,7 +176,7 @@ def test_what_every_slot_holds_need_not_be_kept(backend: Backend, read: list[int
     backend._kept = PrefixCache(0)
     for slot in range(backend.slots):
         assert not backend.is_cached([contract, case])
-        backend.begin([contract, case], slot=slot)
+        backend.prefill([contract, case], slot=slot)
         if isinstance(backend, LlamaBackend):
             break  # slots share cells
     assert backend.is_cached([contract, case])
@@ -186,14 +184,14 @@ def test_what_every_slot_holds_need_not_be_kept(backend: Backend, read: list[int
 
 def test_what_forks_wrote_is_not_kept(backend: Backend, read: list[int]):
     contract, case, said = sections_of(54, 30, 10, 6)
-    backend.begin([contract, case])
-    expected = backend.step(said)
-    backend.begin([contract])
+    backend.prefill([contract, case])
+    expected = backend.forward_one(said)
+    backend.prefill([contract])
     fork = backend.fork(0)
     backend.run([Row(fork, said)])
     backend.run([Row(0, said[:2])])
-    backend.begin([contract, case])
-    assert np.array_equal(expected, backend.step(said))
+    backend.prefill([contract, case])
+    assert np.array_equal(expected, backend.forward_one(said))
 
 
 def test_a_kept_section_that_cannot_be_put_back_is_read(
@@ -202,13 +200,13 @@ def test_a_kept_section_that_cannot_be_put_back_is_read(
     """llama.cpp says so; what it half wrote is gone."""
     backend = LlamaBackend(tiny_path(1), threads=TINY_THREADS)
     contract, case, said = sections_of(55, 30, 10, 6)
-    backend.begin([contract, case])
-    expected = backend.step(said)
+    backend.prefill([contract, case])
+    expected = backend.forward_one(said)
     for sections, (stretch, size) in list(backend._kept._kept.items()):
         backend._kept.put(sections, type(stretch).from_buffer_copy(bytes(size)), size)
-    backend.begin([])
-    backend.begin([contract, case])
-    assert np.array_equal(expected, backend.step(said))
+    backend.prefill([])
+    backend.prefill([contract, case])
+    assert np.array_equal(expected, backend.forward_one(said))
     backend.close()
 
 
@@ -218,12 +216,12 @@ def test_a_library_that_fails_to_put_it_back_is_a_refusal_and_the_prompt_is_forg
     from sds.models.protocol import BackendError
 
     contract, case, said = sections_of(56, 30, 10, 6)
-    tiny_vino.begin([contract, case])
-    expected = tiny_vino.step(said)
-    tiny_vino.begin([])
+    tiny_vino.prefill([contract, case])
+    expected = tiny_vino.forward_one(said)
+    tiny_vino.prefill([])
     with monkeypatch.context() as broken:
         broken.setattr(tiny_vino._store, "put", lambda *_: (_ for _ in ()).throw(MemoryError))
         with pytest.raises(BackendError, match="a kept section could not be put back: no memory"):
-            tiny_vino.begin([contract, case])
-    tiny_vino.begin([contract, case])
-    assert np.array_equal(expected, tiny_vino.step(said))
+            tiny_vino.prefill([contract, case])
+    tiny_vino.prefill([contract, case])
+    assert np.array_equal(expected, tiny_vino.forward_one(said))

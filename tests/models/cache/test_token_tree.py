@@ -142,7 +142,7 @@ def test_forks_that_share_a_pass_read_what_each_would_alone(opened: Callable[...
     for _ in range(scale(12, 300)):
         texts = {slot: [rng.randrange(100, 4000) for _ in range(rng.randint(0, 9))] for slot in range(2)}
         for slot, text in texts.items():
-            shared.begin([text], slot=slot)
+            shared.prefill([text], slot=slot)
         for _ in range(rng.randint(1, 6)):
             for _ in range(rng.randint(0, 4)):
                 source = rng.choice(list(texts))
@@ -151,8 +151,8 @@ def test_forks_that_share_a_pass_read_what_each_would_alone(opened: Callable[...
             rows = [Row(slot, [rng.randrange(100, 103) for _ in range(rng.randint(1, 4))]) for slot in reading]
             for row, logits in zip(rows, shared.run(rows), strict=True):
                 texts[row.slot] += row.tokens
-                alone.begin([])
-                expected = alone.step(texts[row.slot])
+                alone.prefill([])
+                expected = alone.forward_one(texts[row.slot])
                 assert np.abs(expected - logits[0]).max() < LOGIT_ERROR_MAX * max(1.0, float(np.abs(expected).max()))
             for fork in [slot for slot in texts if slot > 1 and rng.random() < 0.3]:
                 shared.drop(fork)
@@ -161,10 +161,10 @@ def test_forks_that_share_a_pass_read_what_each_would_alone(opened: Callable[...
 
 def test_what_failed_leaves_no_fork_behind_that_could_be_read(opened: Callable[..., Backend]):
     backend = opened(slots=1, n_ctx=64)
-    backend.begin([[100] * 60])
+    backend.prefill([[100] * 60])
     fork = backend.fork(0)
     with pytest.raises(BackendError):
         backend.run([Row(fork, [101] * 5)])
     backend.drop(fork)
-    backend.begin([[100]])
-    assert backend.vocab_size == len(backend.step([101]))
+    backend.prefill([[100]])
+    assert backend.vocab_size == len(backend.forward_one([101]))

@@ -53,9 +53,9 @@ def test_with_few_slots_it_takes_some_forty_passes(single: MovedByCompany, monke
     lengths: list[int] = []
     real = LlamaBackend._pass
 
-    def counted(self: LlamaBackend, start: int, end: int, *, hidden: bool) -> NDArray[np.float32]:
+    def counted(self: LlamaBackend, start: int, end: int) -> NDArray[np.float32]:
         lengths.append(end - start)
-        return real(self, start, end, hidden=hidden)
+        return real(self, start, end)
 
     monkeypatch.setattr(LlamaBackend, "_pass", counted)
     batch_variance(single)

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from sds.models.catalog import catalog, prepare
+from sds.models.catalog import prepare
 from sds.models.catalog.catalog import Prepared, prepared
 from sds.models.catalog.prepare import ROUNDS, Candidate, Preparation, chosen
 from sds.models.catalog.timing import DECISIONS
+from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.protocol import BackendError
 from tests.model_fixtures import TINY_THREADS
 from tests.models.catalog.preparing import BF16_WINS, OTHER_DAY, TODAY, clock, preparation
@@ -40,7 +41,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_fastest_type_is_kept_and_why_is_said(kept: tuple[Path, Path, Prepared]) -> None:
     source, cache, found = kept
-    sha12 = catalog.fingerprint(source)[:12]
+    sha12 = gguf_fingerprint(source)[:12]
     assert (cache / f"{sha12}-BF16.gguf", "BF16", TODAY) == (found.path, found.record.type, found.record.date)
     assert f"tiny-1.gguf as BF16, made from {sha12}" == found.name
     assert found.record.why.startswith("BF16 takes 1000.0 ms for a decision's passes, own type 3000.0 (3.0x), and is ")
@@ -156,7 +157,7 @@ def test_a_type_too_far_from_the_exact_weights_is_never_kept(tiny_path: Callable
 _CHILD = """
 import os, signal, sys, time
 from pathlib import Path
-from sds.models import prepare
+from sds.models.catalog import prepare
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,10 +1,9 @@
-"""A model without its upper layers: its hidden state is the whole model's at the layer where it was cut."""
+"""A model without its upper layers: it answers as the whole one would from the layer where it was cut."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ import numpy as np
 import pytest
 
 from sds.models.catalog import prepare
-from sds.models.catalog.catalog import compiled_passes, embedded_model, prepared
+from sds.models.catalog.catalog import embedded_model, prepared
 from sds.models.llamacpp.backend import LlamaBackend
-from sds.models.protocol import Backend, BackendError
+from sds.models.protocol import BackendError
 from tests.model_fixtures import TINY_THREADS
 from tests.models.catalog.preparing import OPENVINO_WINS, in_openvino, preparation
 
@@ -30,26 +29,23 @@ def cosine(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
     return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
 
-def state_after(folder: Path, tokens: list[int], layer: int) -> np.ndarray[Any, Any]:
-    """The hidden state after `layer` layers and the final norm, at the last position, from transformers."""
+def logits_after(folder: Path, tokens: list[int], layer: int) -> np.ndarray[Any, Any]:
+    """The logits of a model that ends after `layer` layers, at the last position, from transformers."""
     import torch
-    from transformers import AutoModel
+    from transformers import AutoModelForCausalLM
 
-    model = AutoModel.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-        return np.asarray(model.norm(states[layer])[0, -1])
+        return np.asarray(model.lm_head(model.model.norm(states[layer][0, -1])))
 
 
-def state_of(path: Path, tokens: list[int]) -> np.ndarray[Any, Any]:
-    backend = LlamaBackend(path, threads=TINY_THREADS)
-    try:
-        return backend.hidden([tokens])
-    finally:
-        backend.close()
+def logits_of(path: Path, tokens: list[int]) -> np.ndarray[Any, Any]:
+    with closing(LlamaBackend(path, threads=TINY_THREADS)) as backend:
+        return backend.forward_one(tokens)
 
 
-def test_a_model_without_its_upper_layers_gives_the_hidden_state_there(
+def test_a_model_without_its_upper_layers_answers_as_the_whole_one_would_there(
     tiny_path: Callable[[int], Path],
     tiny_folder: Callable[[int], Path],
     tmp_path: Path,
@@ -61,31 +57,13 @@ def test_a_model_without_its_upper_layers_gives_the_hidden_state_there(
     assert f"{found.record.source.sha256[:12]}-BF16-1layers.gguf" == found.path.name
     assert found == prepared(tiny_path(1), tmp_path, layers=1)
     assert prepared(tiny_path(1), tmp_path) is None
-    expected = state_after(tiny_folder(1), tokens, 1)
-    assert cosine(expected, state_of(found.path, tokens)) > 0.999
-    assert cosine(expected, state_of(tiny_path(1), tokens)) < 0.999
-    for whole in whole_models(tiny_path(1), tiny_folder(1)):
-        with closing(whole):
-            assert cosine(expected, whole.hidden([tokens], layer=1)) > 0.999, whole.name
-
-
-def whole_models(path: Path, folder: Path) -> Iterator[Backend]:
-    """The same model in each library that hands out the states of any layer, and runs here."""
-    from sds.models.transformers_.backend import HfBackend
-
-    yield HfBackend(folder, threads=TINY_THREADS)
-    if find_spec("openvino"):
-        from sds.models.openvino_.backend import OpenvinoBackend
-
-        yield OpenvinoBackend(path, threads=TINY_THREADS, lengths=())
-    if compiled_passes():
-        from sds.models.int8.backend import IntegerBackend
-
-        yield IntegerBackend(path, dtype="int16", threads=TINY_THREADS)
+    expected = logits_after(tiny_folder(1), tokens, 1)
+    assert cosine(expected, logits_of(found.path, tokens)) > 0.999
+    assert cosine(expected, logits_of(tiny_path(1), tokens)) < 0.999
 
 
 @in_openvino
-def test_it_may_be_the_fastest_in_openvino_and_gives_the_same_state_there(
+def test_it_may_be_the_fastest_in_openvino_and_answers_the_same_there(
     tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sds.models.openvino_.backend import OpenvinoBackend
@@ -94,9 +72,9 @@ def test_it_may_be_the_fastest_in_openvino_and_gives_the_same_state_there(
     monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
     found, _ = preparation(tmp_path, OPENVINO_WINS).run(tiny_path(1), layers=1)
     assert found.name.startswith("tiny-1.gguf as BF16 through OpenVINO, 1 layers, made from ")
+    tokens = [5, 900, 17, 31_000, 44]
     with closing(OpenvinoBackend(found.path, threads=TINY_THREADS, lengths=())) as backend:
-        state = backend.hidden([[5, 900, 17, 31_000, 44]])
-    assert cosine(state_of(found.path, [5, 900, 17, 31_000, 44]), state) > 0.999
+        assert cosine(logits_of(found.path, tokens), backend.forward_one(tokens)) > 0.999
 
 
 def test_the_embedded_model_cut_at_its_twelfth_layer_says_what_transformers_says_there(
@@ -105,4 +83,4 @@ def test_the_embedded_model_cut_at_its_twelfth_layer_says_what_transformers_says
     card = prepare._card(embedded_model(), 12)
     cut = prepare._encoded(embedded_model(), tmp_path / "cut.gguf", prepare.TYPES["BF16"], card, 12)
     tokens = [4093, 354, 260, 3530, 282, 253, 12_500, 30]
-    assert cosine(state_after(own_checkpoint, tokens, 12), state_of(cut, tokens)) > 0.999
+    assert cosine(logits_after(own_checkpoint, tokens, 12), logits_of(cut, tokens)) > 0.999

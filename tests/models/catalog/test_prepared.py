@@ -17,8 +17,8 @@ from sds.kernel.errors import ModelError
 from sds.models.catalog import catalog
 from sds.models.catalog.catalog import Prepared, prepared
 from sds.models.catalog.timing import NOISE_SLOTS
+from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.llamacpp import backend
-from sds.models.llamacpp import weights as gguf
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import BackendError, Dtype, Library
 from sds.replay import opener, replay
@@ -76,7 +76,7 @@ def test_what_is_not_whole_or_not_ours_is_one_line_and_the_source_runs(
     assert message in notice
     assert notice.endswith((": the model runs as it is (sds models prepare)", f"(chmod 700 {cache})"))
     assert "\n" not in notice
-    assert f"tiny-1.gguf@{catalog.fingerprint(source)[:12]}" == engine.model
+    assert f"tiny-1.gguf@{gguf_fingerprint(source)[:12]}" == engine.model
 
 
 def test_a_cache_that_is_no_folder_is_one_line_and_the_source_runs(
@@ -111,8 +111,8 @@ def test_an_engine_runs_what_was_prepared_and_its_name_says_so(
     monkeypatch.setenv("SDS_CACHE", str(cache.parent))
     engine = open_engine(source, now_ms=lambda: 0)
     engine.close()
-    sha12 = catalog.fingerprint(source)[:12]
-    made = f"tiny-1.gguf as BF16, made from {sha12}@{catalog.fingerprint(weights(cache))[:12]}"
+    sha12 = gguf_fingerprint(source)[:12]
+    made = f"tiny-1.gguf as BF16, made from {sha12}@{gguf_fingerprint(weights(cache))[:12]}"
     assert (made, ()) == (engine.model, engine.notices)
     itself = open_engine(source, now_ms=lambda: 0, as_is=True)
     itself.close()
@@ -157,8 +157,8 @@ def test_every_file_is_read_through_once_at_the_start(
     copied: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, cache = copied
-    hashed, really = list[Path](), gguf.gguf_fingerprint
-    for module in (gguf, backend):
+    hashed, really = list[Path](), gguf_fingerprint
+    for module in (catalog, backend):
         monkeypatch.setattr(module, "gguf_fingerprint", lambda path: hashed.append(path) or really(path))
     found = open_weights(source, lambda path, _, __, known: open_backend(path, fingerprint=known), cache=cache)
     found.backend.close()

@@ -10,8 +10,9 @@ import pytest
 
 from sds.engines.factory import open_engine
 from sds.host.paths import now_ms, open_record
-from sds.models.catalog import catalog, prepare
+from sds.models.catalog import prepare
 from sds.models.catalog.catalog import prepared
+from sds.models.int8 import sources
 from sds.models.int8.library import library
 from sds.models.protocol import BackendError
 from sds.replay import opener, replay
@@ -52,7 +53,7 @@ def test_decisions_run_in_them_and_are_replayed_bit_for_bit(installed: tuple[Pat
 def test_those_that_were_compiled_of_other_sources_are_measured_anew(
     installed: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog, "passes_sources", lambda: "0" * 12)
+    monkeypatch.setattr(sources, "passes_sources", lambda: "0" * 12)
     with pytest.raises(BackendError, match="measured on another machine or with other libraries"):
         prepared(*installed)
 

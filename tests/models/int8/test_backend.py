@@ -16,7 +16,7 @@ from sds.models.int8 import backend as integer
 from sds.models.int8.backend import IntegerBackend
 from sds.models.int8.library import product
 from sds.models.llamacpp.backend import LlamaBackend
-from sds.models.protocol import Backend, BackendError, Dtype, Row
+from sds.models.protocol import BackendError, Dtype, Row
 from tests.llama_gguf import CONTEXT, Sizes, Tensors, llama_gguf, random_tensors
 from tests.model_fixtures import TINY_THREADS
 from tests.models.openvino_.test_backend import answers, noise
@@ -162,29 +162,6 @@ def test_turned_and_rounded_weights_are_nearly_those_of_llama_cpp(
     assert_as_in_llama_cpp(path, precision, opened, noise_max=ROUNDED)
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2, None])
-def test_hidden_states_are_those_of_transformers_at_every_layer(
-    layer: int | None, tiny_path: Callable[[int], Path], tiny_hf: Backend, opened: Callable[..., Backend]
-):
-    sections, backend = sections_of(17, 12, 9), opened(tiny_path(1))
-    for span in (None, (0, 9), (2, 7)):
-        theirs, ours = (each.hidden(sections, span=span, layer=layer) for each in (tiny_hf, backend))
-        assert noise(theirs, ours) < (1e-5 if layer == 0 else ROUNDED)
-
-
-def test_a_call_for_a_lower_layer_leaves_the_model_whole(
-    tiny_path: Callable[[int], Path], opened: Callable[..., IntegerBackend]
-):
-    backend = opened(tiny_path(1))
-    first, second = sections_of(19, 15, 8)
-    backend.begin([first, second])
-    expected = backend.step([20])
-    for layer in (0, 1):
-        backend.begin([])
-        backend.hidden([first, second], layer=layer)
-        assert np.array_equal(expected, backend.step([20]))
-
-
 @pytest.mark.parametrize("times", [70, 500, 3000])
 def test_what_is_seen_many_times_weighs_as_what_is_seen_once(
     times: int, precision: Dtype, tmp_path: Path, opened: Callable[..., IntegerBackend]
@@ -193,10 +170,10 @@ def test_what_is_seen_many_times_weighs_as_what_is_seen_once(
     settings: dict[str, float | str | list[int]] = {"context_length": 4096}
     backend = opened(llama_gguf(tmp_path / "model.gguf", OWN, settings=settings), n_ctx=4096)
     for token in (20, 21, 22):
-        backend.begin([])
-        once = backend.step([token])
-        backend.begin([[token] * (times - 1)])
-        assert noise(once, backend.step([token])) < (0.002 if precision == "int16" else 0.05)
+        backend.prefill([])
+        once = backend.forward_one([token])
+        backend.prefill([[token] * (times - 1)])
+        assert noise(once, backend.forward_one([token])) < (0.002 if precision == "int16" else 0.05)
 
 
 def test_cuts_company_forks_and_threads_show_nowhere(
@@ -209,7 +186,7 @@ def test_cuts_company_forks_and_threads_show_nowhere(
     for _ in range(scale(3, 100)):
         own = [[rng.randrange(3, 90) for _ in range(rng.choice([1, 5, 20, 21, 60]))] for _ in range(5)]
         for slot, section in enumerate(own):
-            together.begin([common, section], slot=slot)
+            together.prefill([common, section], slot=slot)
         forks = [slot for slot in range(5) for _ in range(rng.randrange(3))]
         at = [*range(5), *(together.fork(slot) for slot in forks)]
         said = {slot: list(own[origin]) for slot, origin in zip(at, [*range(5), *forks], strict=True)}
@@ -217,8 +194,8 @@ def test_cuts_company_forks_and_threads_show_nowhere(
             rows = [Row(slot, [rng.randrange(3, 90) for _ in range(rng.choice([1, 2, 9]))], 1) for slot in at]
             for row, logits in zip(rows, together.run(rows), strict=True):
                 said[row.slot] += row.tokens
-                alone.begin([[*common, *said[row.slot][:-1]]])
-                assert np.array_equal(alone.step(said[row.slot][-1:]), logits[0])
+                alone.prefill([[*common, *said[row.slot][:-1]]])
+                assert np.array_equal(alone.forward_one(said[row.slot][-1:]), logits[0])
     assert 0.0 == batch_variance(together)
 
 
@@ -235,13 +212,13 @@ def test_more_trees_than_a_call_holds_show_it_nowhere(
 
     sections = sections_of(9, 30, *([60] * slots))
     for slot in range(slots):
-        together.begin(sections[:1], slot=slot)
+        together.prefill(sections[:1], slot=slot)
     monkeypatch.setattr(IntegerBackend, "_infer", counted)
     found = together.run([Row(slot, sections[1 + slot]) for slot in range(slots)])
     assert [8, 4] == calls
     for own, logits in zip(sections[1:], found, strict=True):
-        alone.begin(sections[:1])
-        assert np.array_equal(alone.step(own), logits[0])
+        alone.prefill(sections[:1])
+        assert np.array_equal(alone.forward_one(own), logits[0])
 
 
 @pytest.fixture
@@ -269,26 +246,23 @@ def test_what_is_no_number_is_the_end_of_its_own_decision_alone(
     where: str, bad_tokens: list[int], polluted: Callable[..., IntegerBackend]
 ):
     backend = polluted(where, slots=2)
-    backend.begin([[20] * 20], slot=1)
-    expected = backend.step([21], slot=1)
+    backend.prefill([[20] * 20], slot=1)
+    expected = backend.forward_one([21], slot=1)
     for slot in (0, 1):
-        backend.begin([[20] * 20], slot=slot)
+        backend.prefill([[20] * 20], slot=slot)
     bad, good = backend.run([Row(0, bad_tokens), Row(1, [21])])
     assert np.array_equal(expected, good[0])
     assert not np.isfinite(bad).all()
-    for layer in (1, None):
-        with pytest.raises(BackendError, match="the model answered with what is no number"):
-            backend.hidden([[20] * 20, [7]], layer=layer)
     with pytest.raises(BackendError, match="the model answered with what is no number"):
-        backend.begin([[20] * 20, [7]])
-    assert np.isfinite(backend.step([22], slot=1)).all()
+        backend.prefill([[20] * 20, [7]])
+    assert np.isfinite(backend.forward_one([22], slot=1)).all()
 
 
 def test_backends_side_by_side_give_the_bits_of_one_alone(
     tiny_path: Callable[[int], Path], opened: Callable[..., IntegerBackend]
 ):
     first = opened(tiny_path(1))
-    others = [first.beside(threads=2) for _ in range(3)]
+    others = [first.replica(threads=2) for _ in range(3)]
     expected, found = answers(first), dict[int, np.ndarray]()
 
     def ask(n: int) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from sds.models.catalog.catalog import this_machine
 from sds.models.int8 import backend as integer
 from sds.models.int8 import library
 from sds.models.int8.backend import IntegerBackend
@@ -47,14 +46,9 @@ def test_a_type_they_do_not_compute_in(tmp_path: Path):
 
 @pytest.mark.parametrize("features", ["", "avx", "avx2", "avx512f avx512_vnni fma"])
 def test_another_processor(features: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    machine = replace_features(features)
-    monkeypatch.setattr(library, "this_machine", lambda: machine)
+    monkeypatch.setattr(library, "cpu_features", lambda: set(features.split()))
     said = "integer passes are written for processors with AVX2, or AVX-512 and VNNI"
     assert (said, "choose llamacpp or openvino") == refused(llama_gguf(tmp_path / "model.gguf", OWN))
-
-
-def replace_features(features: str) -> object:
-    return this_machine().model_copy(update={"features": features})
 
 
 def test_what_was_not_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -96,18 +90,18 @@ def test_no_memory_while_it_is_opened(call: str, tmp_path: Path, monkeypatch: py
 
 def test_no_memory_for_a_pass_ends_that_prompt_alone(tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch):
     backend, real = IntegerBackend(tiny_path(1), threads=1), PassesLibrary.call
-    backend.begin([[20, 21]])
-    expected = backend.step([22])
+    backend.prefill([[20, 21]])
+    expected = backend.forward_one([22])
 
     def full(self: PassesLibrary, name: str, *arguments: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr(PassesLibrary, "call", full)
     with pytest.raises(BackendError, match="the model could not be run on 1 tokens: no memory"):
-        backend.step([23])
+        backend.forward_one([23])
     monkeypatch.setattr(PassesLibrary, "call", real)
-    backend.begin([[20, 21]])
-    assert (expected == backend.step([22])).all()
+    backend.prefill([[20, 21]])
+    assert (expected == backend.forward_one([22])).all()
     backend.close()
 
 
@@ -131,11 +125,11 @@ from sds.models.protocol import BackendError
 backend = IntegerBackend(Path(sys.argv[1]), threads=1)
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 try:
-    backend.beside(threads=2000)
+    backend.replica(threads=2000)
 except BackendError as error:
     print(error)
-backend.begin([[20]])
-print(backend.step([21]).shape[0] == backend.vocab_size)
+backend.prefill([[20]])
+print(backend.forward_one([21]).shape[0] == backend.vocab_size)
 """
 
 

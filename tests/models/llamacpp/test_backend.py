@@ -20,11 +20,11 @@ USER_DEFINED = 4
 def test_a_section_longer_than_a_batch_is_cut_the_same_way_every_time(tiny_path: Callable[[int], Path]):
     backend = LlamaBackend(tiny_path(1), n_ctx=512, n_batch=32, threads=TINY_THREADS)
     long, short = sections_of(6, 100, 5)
-    backend.begin([long, short])
-    expected = backend.step([20])
-    backend.begin([long])
-    backend.begin([long, short])
-    assert np.array_equal(expected, backend.step([20]))
+    backend.prefill([long, short])
+    expected = backend.forward_one([20])
+    backend.prefill([long])
+    backend.prefill([long, short])
+    assert np.array_equal(expected, backend.forward_one([20]))
     backend.close()
 
 
@@ -39,12 +39,12 @@ def test_a_prompt_that_leads_to_what_is_no_number_leaves_no_trace(tmp_path: Path
         tensors[f"blk.{layer}.attn_output.weight"][0] = tensors[f"blk.{layer}.ffn_down.weight"][0] = 0
     backend = LlamaBackend(llama_gguf(tmp_path / "over.gguf", tensors=tensors), n_ctx=512, threads=TINY_THREADS)
     poison, clean, behind = (backend.tokenize(text, special=False) for text in (b"late~late", b"late", b"again"))
-    backend.begin([clean])
-    expected = backend.step(behind)
-    backend.begin([clean, poison])
-    assert not np.isfinite(backend.step(behind)).any()
-    backend.begin([clean])
-    assert np.array_equal(expected, backend.step(behind))
+    backend.prefill([clean])
+    expected = backend.forward_one(behind)
+    backend.prefill([clean, poison])
+    assert not np.isfinite(backend.forward_one(behind)).any()
+    backend.prefill([clean])
+    assert np.array_equal(expected, backend.forward_one(behind))
     backend.close()
 
 
@@ -100,7 +100,7 @@ def test_a_truncated_model_is_refused_without_noise(
 
 def test_loading_and_running_prints_nothing(tiny_path: Callable[[int], Path], capfd: pytest.CaptureFixture[str]):
     backend = LlamaBackend(tiny_path(1), threads=TINY_THREADS)
-    backend.begin([[20, 21]])
-    backend.step([22])
+    backend.prefill([[20, 21]])
+    backend.forward_one([22])
     backend.close()
     assert ("", "") == tuple(capfd.readouterr())

@@ -85,7 +85,7 @@ def test_which_card_is_asked_for_reaches_llama_cpp(single_path: Path, monkeypatc
     ):
         asked.clear()
         backend = LlamaBackend(single_path, device=device, threads=TINY_THREADS)
-        backend.beside(threads=TINY_THREADS).close()
+        backend.replica(threads=TINY_THREADS).close()
         backend.close()
         assert [model, context, context] == asked
 

@@ -49,14 +49,14 @@ def test_a_prompt_is_the_same_to_the_bit_whatever_ran_before(tmp_path: Path, mak
     path = make(tmp_path / "m.gguf")
     used = LlamaBackend(path, threads=1)
     for turn, texts in enumerate(PROMPTS * 2):
-        used.begin(sections(used, texts))
+        used.prefill(sections(used, texts))
         fork = used.fork(0)
-        used.step([7, 8] * (1 + 10 * (turn % 2)), slot=fork)
+        used.forward_one([7, 8] * (1 + 10 * (turn % 2)), slot=fork)
         used.drop(fork)
         fresh = LlamaBackend(path, threads=1)
-        fresh.begin(sections(fresh, texts))
+        fresh.prefill(sections(fresh, texts))
         for token in (5, 6):
-            assert np.array_equal(fresh.step([token]), used.step([token])), (turn, texts)
+            assert np.array_equal(fresh.forward_one([token]), used.forward_one([token])), (turn, texts)
         fresh.close()
     used.close()
 
@@ -68,9 +68,9 @@ def test_the_text_that_recurs_is_read_once(tmp_path: Path, make: Make, monkeypat
     decode = backend._decode
     monkeypatch.setattr(backend, "_decode", lambda rows, **how: read.append(len(rows[0].tokens)) or decode(rows, **how))
     first, second = sections(backend, (STATIC, ONE)), sections(backend, (STATIC, TWO))
-    backend.begin(first)
-    backend.step([5])
-    backend.begin(second)
+    backend.prefill(first)
+    backend.forward_one([5])
+    backend.prefill(second)
     assert [len(first[0]), len(first[1]), 1, len(second[1])] == read
     assert not backend.is_cached(first)
     assert backend.is_cached(second)

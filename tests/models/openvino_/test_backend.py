@@ -54,7 +54,7 @@ def answers(backend: Backend, seed: int = 3) -> np.ndarray:
     """Return the logits after the last tokens of a prompt of two sections, [5, vocab_size]."""
     rng = np.random.default_rng(seed)
     first, second, last = ([int(token) for token in rng.integers(3, len(PIECES), n)] for n in (40, 25, 5))
-    backend.begin([first, second])
+    backend.prefill([first, second])
     return backend.run([Row(0, last, 5)])[0]
 
 
@@ -68,28 +68,6 @@ def noise(expected: np.ndarray, found: np.ndarray) -> float:
 
 def test_logits_are_those_of_transformers(tiny_vino: Backend, tiny_hf: Backend):
     assert farthest(answers(tiny_hf), answers(tiny_vino)) < 1e-3
-
-
-@pytest.mark.parametrize("layer", [0, 1, 2, None])
-def test_hidden_states_are_those_of_transformers_at_every_layer(
-    layer: int | None, tiny_vino: Backend, tiny_hf: Backend
-):
-    sections = sections_of(17, 12, 9)
-    for span in (None, (0, 9), (2, 7)):
-        theirs, ours = (backend.hidden(sections, span=span, layer=layer) for backend in (tiny_hf, tiny_vino))
-        assert farthest(theirs, ours) < 1e-4
-
-
-def test_a_call_for_a_lower_layer_leaves_the_model_whole(tiny_vino: Backend):
-    first, second = sections_of(19, 15, 8)
-    tiny_vino.begin([first, second])
-    expected = tiny_vino.step([20])
-    for layer in (0, 1):
-        tiny_vino.begin([])
-        tiny_vino.hidden([first, second], layer=layer)
-        assert np.array_equal(expected, tiny_vino.step([20]))
-        tiny_vino.hidden([first, second], layer=layer)
-        assert np.array_equal(expected, tiny_vino.step([20], slot=tiny_vino.fork(0)))
 
 
 VARIANTS = {
@@ -154,15 +132,15 @@ def test_every_type_gives_bit_equal_logits_whatever_was_cached(
 ):
     backend = opened(tiny_path(1), dtype=dtype)
     first, second, other = sections_of(4, 30, 12, 20)
-    backend.begin([first, second])
-    expected = backend.step([20, 21])
+    backend.prefill([first, second])
+    expected = backend.forward_one([20, 21])
     assert np.float32 == expected.dtype
     for before in ([first, other], [other], []):
-        backend.begin(before)
-        backend.step([22])
+        backend.prefill(before)
+        backend.forward_one([22])
         backend.run([Row(backend.fork(0), tail) for tail in ([23], [24, 25])])
-        backend.begin([first, second])
-        assert np.array_equal(expected, backend.step([20, 21]))
+        backend.prefill([first, second])
+        assert np.array_equal(expected, backend.forward_one([20, 21]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -173,12 +151,12 @@ def test_rows_of_several_prompts_and_their_forks_are_close_to_each_alone(
     common, *own = sections_of(5, 30, 1, 9, 60)
     tails = [[20], [20, 21, 22], [20, 21, 23, 24], [25]]
     for slot, section in enumerate(own):
-        several.begin([common, section], slot=slot)
+        several.prefill([common, section], slot=slot)
     forks = {several.fork(slot): slot for slot in (0, 0, 2)}
     rows = [Row(at, tail, len(tail)) for at, tail in zip([1, *forks], tails, strict=True)]
     for passes in (1, 2):  # the second behind what was read in the first
         for row, logits in zip(rows, several.run(rows), strict=True):
-            alone.begin([common, own[forks.get(row.slot, row.slot)]])
+            alone.prefill([common, own[forks.get(row.slot, row.slot)]])
             for _ in range(passes):
                 (expected,) = alone.run([Row(0, row.tokens, row.outputs)])
             assert noise(expected, logits) < (1e-4 if dtype == "fp32" else BF16_NOISE)
@@ -197,7 +175,7 @@ def test_whatever_its_company_a_row_gets_the_bits_it_gets_alone(
         own = [[rng.randrange(3, 90) for _ in range(rng.choice([1, 5, 20, 21, 60]))] for _ in range(5)]
         for slot, section in enumerate(own):
             for backend in (together, apart):
-                backend.begin([common, section], slot=slot)
+                backend.prefill([common, section], slot=slot)
         forks = [slot for slot in range(5) for _ in range(rng.randrange(3))]
         at = [*range(5), *(together.fork(slot) for slot in forks)]
         assert at[5:] == [apart.fork(slot) for slot in forks]
@@ -243,17 +221,17 @@ def test_a_prompt_is_not_touched_by_what_an_earlier_one_left_beyond_its_end(
     backend = polluted(size, dtype=dtype)
 
     def after(token: int) -> np.ndarray:
-        backend.begin([[20] * 20])
-        return backend.step([token])
+        backend.prefill([[20] * 20])
+        return backend.forward_one([token])
 
     expected = {token: after(token) for token in range(30, 40)}
     for left in ([7], [22, 7, 23]):
-        backend.begin([[20] * 20])
-        assert (size == NO_NUMBERS) == (not np.isfinite(backend.step(left)).all())
+        backend.prefill([[20] * 20])
+        assert (size == NO_NUMBERS) == (not np.isfinite(backend.forward_one(left)).all())
         for token, logits in expected.items():
             assert np.array_equal(logits, after(token))
-            backend.begin([[20] * 20])
-            backend.step(left)
+            backend.prefill([[20] * 20])
+            backend.forward_one(left)
 
 
 @pytest.mark.parametrize("bad_tokens", [[7], [7, 8, 9], [8, 9, 7]])
@@ -262,19 +240,16 @@ def test_what_is_no_number_is_the_end_of_its_own_decision_alone(
     dtype: Dtype, bad_tokens: list[int], polluted: Callable[..., OpenvinoBackend]
 ):
     backend = polluted(NO_NUMBERS, dtype=dtype, slots=2)
-    backend.begin([[20] * 20], slot=1)
-    expected = backend.step([21], slot=1)
+    backend.prefill([[20] * 20], slot=1)
+    expected = backend.forward_one([21], slot=1)
     for slot in (0, 1):
-        backend.begin([[20] * 20], slot=slot)
+        backend.prefill([[20] * 20], slot=slot)
     bad, good = backend.run([Row(0, bad_tokens), Row(1, [21])])
     assert not np.isfinite(bad).all()
     assert np.array_equal(expected, good[0])
-    for layer in (1, None):
-        with pytest.raises(BackendError, match="the model answered with what is no number"):
-            backend.hidden([[20] * 20, [7]], layer=layer)
     with pytest.raises(BackendError, match="the model answered with what is no number"):
-        backend.begin([[20] * 20, [7]])
-    assert np.isfinite(backend.step([22], slot=1)).all()
+        backend.prefill([[20] * 20, [7]])
+    assert np.isfinite(backend.forward_one([22], slot=1)).all()
 
 
 def test_logits_whose_sum_is_no_number_are_numbers(tmp_path: Path, opened: Callable[..., OpenvinoBackend]):
@@ -283,13 +258,13 @@ def test_logits_whose_sum_is_no_number_are_numbers(tmp_path: Path, opened: Calla
     rows = tensors["token_embd.weight"]
     tensors["output.weight"] = np.tile(np.sign(rows[20]) * 1e36, (len(rows), 1)).astype(np.float32)
     backend = opened(llama_gguf(tmp_path / "model.gguf", tensors=tensors))
-    backend.begin([[30] * 20])
+    backend.prefill([[30] * 20])
     first, second = backend.run([Row(0, [20, 20], 2)])[0]
     assert np.isfinite(first).all()
     assert abs(first.sum(dtype=np.float64)) > np.finfo(np.float32).max
-    backend.begin([[30] * 20])
-    backend.step([20])
-    assert np.allclose(second, backend.step([20]), rtol=1e-4)
+    backend.prefill([[30] * 20])
+    backend.forward_one([20])
+    assert np.allclose(second, backend.forward_one([20]), rtol=1e-4)
 
 
 def test_a_pass_of_many_is_cut_into_several_calls_and_shows_it_nowhere(
@@ -305,13 +280,13 @@ def test_a_pass_of_many_is_cut_into_several_calls_and_shows_it_nowhere(
 
     sections = sections_of(9, 30, *([60] * slots))
     for slot in range(slots):
-        together.begin(sections[:1], slot=slot)
+        together.prefill(sections[:1], slot=slot)
     monkeypatch.setattr(OpenvinoBackend, "_infer", counted)
     found = together.run([Row(slot, sections[1 + slot]) for slot in range(slots)])
     assert [8, 4] == calls
     for own, logits in zip(sections[1:], found, strict=True):
-        alone.begin(sections[:1])
-        assert np.array_equal(alone.step(own), logits[0])
+        alone.prefill(sections[:1])
+        assert np.array_equal(alone.forward_one(own), logits[0])
 
 
 def test_loading_and_running_prints_nothing(
@@ -321,14 +296,10 @@ def test_loading_and_running_prints_nothing(
     assert ("", "") == tuple(capfd.readouterr())
 
 
-def test_a_decision_finds_its_weights_in_memory_once_and_ready(
+def test_a_model_whose_first_call_fails_is_not_opened(
     tiny_path: Callable[[int], Path], opened: Callable[..., OpenvinoBackend], monkeypatch: pytest.MonkeyPatch
 ):
-    """Sections are read by the same program as what is answered, and the first call was made when it was opened."""
-    backend = opened(tiny_path(1), dtype="fp32")
-    backend.begin(sections_of(5, 20, 30))
-    backend.step([17])
-    assert [None] == list(backend._programs._compiled)
+    """The first call was made when it was opened."""
     monkeypatch.setattr(OpenvinoBackend, "_call", lambda *_: (_ for _ in ()).throw(BackendError("no memory")))
     with pytest.raises(BackendError, match="no memory"):
         opened(tiny_path(1), dtype="fp32")

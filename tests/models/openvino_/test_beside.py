@@ -25,7 +25,7 @@ def test_a_backend_beside_another_shares_its_weights_and_gives_its_bits(
     first = opened(tiny_path(1), dtype=dtype, slots=2, engines=2)
     expected = answers(opened(tiny_path(1), dtype=dtype))
     assert isinstance(first, Replicable)
-    second = first.beside(threads=TINY_THREADS)
+    second = first.replica(threads=TINY_THREADS)
     assert first._programs is second._programs
     assert (1, first.name, first.fingerprint) == (second.slots, second.name, second.fingerprint)
     assert np.array_equal(expected, answers(second))
@@ -33,7 +33,7 @@ def test_a_backend_beside_another_shares_its_weights_and_gives_its_bits(
     assert np.array_equal(expected, answers(second))
     second.close()
     with pytest.raises(BackendError, match="the model is closed"):
-        first.beside(threads=TINY_THREADS)
+        first.replica(threads=TINY_THREADS)
 
 
 def test_backends_side_by_side_do_not_disturb_each_other(
@@ -41,7 +41,7 @@ def test_backends_side_by_side_do_not_disturb_each_other(
 ) -> None:
     first = opened(tiny_path(1), engines=3)
     expected = [answers(first, seed) for seed in range(8)]
-    beside = [first, first.beside(threads=TINY_THREADS), first.beside(threads=TINY_THREADS)]
+    beside = [first, first.replica(threads=TINY_THREADS), first.replica(threads=TINY_THREADS)]
 
     def work(backend: OpenvinoBackend) -> list[bool]:
         return [np.array_equal(expected[n % 8], answers(backend, n % 8)) for n in range(16)]
@@ -56,11 +56,11 @@ def test_what_all_need_anew_is_compiled_once(
     tiny_path: Callable[[int], Path], opened: Callable[..., OpenvinoBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = opened(tiny_path(1), engines=3)
-    beside = [first, first.beside(threads=TINY_THREADS), first.beside(threads=TINY_THREADS)]
+    beside = [first, first.replica(threads=TINY_THREADS), first.replica(threads=TINY_THREADS)]
     expected, compiled, compile_model = answers(first), list[object](), first._programs._compile
 
-    def counted(states_at: int | None) -> object:
-        compiled.append(compile_model(states_at))
+    def counted() -> object:
+        compiled.append(compile_model())
         return compiled[-1]
 
     monkeypatch.setattr(first._programs, "_compile", counted)
@@ -76,14 +76,14 @@ def test_what_was_given_in_part_only_is_given_again(
     tiny_path: Callable[[int], Path], opened: Callable[..., OpenvinoBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = opened(tiny_path(1), slots=2, lengths=())
-    backend.begin([[5, 6, 7]], slot=0)
-    backend.begin([[8, 9, 10]], slot=1)
+    backend.prefill([[5, 6, 7]], slot=0)
+    backend.prefill([[8, 9, 10]], slot=1)
     expected = backend.run([Row(0, [20, 21])])[0]
-    backend.begin([[5, 6, 7]], slot=0)
-    backend.begin([[8, 9, 10]], slot=1)
+    backend.prefill([[5, 6, 7]], slot=0)
+    backend.prefill([[8, 9, 10]], slot=1)
     backend.run([Row(0, [22, 23])])
-    backend.begin([[5, 6, 7]], slot=0)
-    request, set_one = backend._request(None), backend._request(None).made.set_input_tensor
+    backend.prefill([[5, 6, 7]], slot=0)
+    request, set_one = backend._ready_request(), backend._ready_request().made.set_input_tensor
 
     class Refusing:
         """Takes the first of the keys and values, and no more."""
@@ -131,11 +131,11 @@ def test_after_a_failed_call_the_model_is_compiled_anew_for_all_who_share_it(
     error: Exception, message: str, tmp_path: Path, opened: Callable[..., OpenvinoBackend]
 ) -> None:
     backend = opened(llama_gguf(tmp_path / "model.gguf"))
-    other = backend.beside(threads=TINY_THREADS)
+    other = backend.replica(threads=TINY_THREADS)
     expected = answers(backend)
-    backend._programs._compiled[None] = Failing(error)
+    backend._programs._compiled = Failing(error)
     with pytest.raises(BackendError) as caught:
-        backend.step([20, 21])
+        backend.forward_one([20, 21])
     assert message == str(caught.value)
     assert "\n" not in caught.value.hint
     assert error is caught.value.__cause__

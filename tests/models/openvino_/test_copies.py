@@ -56,8 +56,8 @@ def opened(tiny_path: Callable[[int], Path]) -> Iterator[Callable[..., OpenvinoB
 
 
 def answered(backend: OpenvinoBackend, tokens: int) -> np.ndarray:
-    backend.begin([PROMPT])
-    return backend.step([9] * tokens)
+    backend.prefill([PROMPT])
+    return backend.forward_one([9] * tokens)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -80,13 +80,13 @@ def test_a_line_alone_is_read_by_the_copy_of_its_length(
 ):
     backend = opened(dtype, slots=2)
     for tokens in TOKENS:
-        backend.begin([PROMPT])
+        backend.prefill([PROMPT])
         chosen.clear()
-        backend.step([9] * tokens)
+        backend.forward_one([9] * tokens)
         fitting = [n for n, length in enumerate(LENGTHS) if tokens <= length <= tokens + SURPLUS_TOKENS_MAX]
         assert chosen == (fitting or [FOR_ALL])[:1]
     for slot in range(2):
-        backend.begin([PROMPT], slot=slot)
+        backend.prefill([PROMPT], slot=slot)
     chosen.clear()
     backend.run([Row(slot, [9] * LENGTHS[0]) for slot in range(2)])
     assert chosen == [FOR_ALL]
@@ -117,10 +117,10 @@ def test_in_company_a_line_gets_the_bits_it_gets_from_a_copy_alone(
         own = [[random.randrange(3, 90) for _ in range(random.choice(pasts))] for _ in range(6)]
         rows = [Row(slot, [random.randrange(3, 90) for _ in range(random.randint(1, longest))]) for slot in range(6)]
         for slot, section in enumerate(own):
-            together.begin([section], slot=slot)
+            together.prefill([section], slot=slot)
         found = together.run(rows)
         for row, logits in zip(rows, found, strict=True):
-            alone.begin([own[row.slot]])
+            alone.prefill([own[row.slot]])
             assert np.array_equal(logits, alone.run([Row(0, row.tokens)])[0])
     assert len(set(chosen)) > 4
 
@@ -128,23 +128,11 @@ def test_in_company_a_line_gets_the_bits_it_gets_from_a_copy_alone(
 @pytest.mark.parametrize("in_int8", [False, True])
 def test_copies_share_the_memory_of_their_weights(in_int8: bool, tiny_path: Callable[[int], Path]):
     weights = Weights(tiny_path(1), "OpenVINO")
-    layers = weights.shape.layers
-    model = graph(
-        weights, kept=ov.Type.bf16, context=64, layers=layers, head=True, in_int8=in_int8, lengths=(16, 32, 48)
-    )
+    model = graph(weights, kept=ov.Type.bf16, context=64, in_int8=in_int8, lengths=(16, 32, 48))
     places = [sorted(matrices(op.get_function(0))) for op in model.get_ops() if op.get_type_name() == "If"]
     assert len(places) == 4
     assert len(places[0]) > 4 * weights.shape.layers
     assert all(each == places[0] for each in places)
-
-
-def test_states_of_fewer_layers_come_from_a_single_copy(
-    opened: Callable[..., OpenvinoBackend], chosen: list[int | None]
-):
-    backend = opened("fp32")
-    chosen.clear()
-    backend.hidden([PROMPT, [9] * 5], layer=1)
-    assert set(chosen) == {None}
 
 
 @pytest.mark.parametrize("copied", [True, False])
@@ -154,7 +142,7 @@ def test_engines_side_by_side_have_copies_where_they_are_few(
     engines = vino.COPIED_ENGINES_MAX + (not copied)
     with (
         closing(OpenvinoBackend(tiny_path(1), dtype="fp32", threads=1, engines=engines)) as first,
-        closing(first.beside(threads=1)) as second,
+        closing(first.replica(threads=1)) as second,
     ):
         chosen.clear()
         assert np.array_equal(answered(first, LENGTHS[0]), answered(second, LENGTHS[0]))
@@ -166,16 +154,16 @@ def matrices(body: ov.Model) -> set[int]:
     return {op.get_data().ctypes.data for op in constants}
 
 
-@pytest.mark.parametrize(("brief", "lengths"), [(False, LENGTHS), (True, ())])
+@pytest.mark.parametrize(("skip_warmup", "lengths"), [(False, LENGTHS), (True, ())])
 def test_an_engine_for_a_few_decisions_has_no_copies(
-    brief: bool, lengths: tuple[int, ...], tiny_path: Callable[[int], Path]
+    skip_warmup: bool, lengths: tuple[int, ...], tiny_path: Callable[[int], Path]
 ):
     how: dict[str, Any] = {"library": "openvino", "dtype": "fp32"}
     spec = EngineSpec(name="own", kind="native", model=str(tiny_path(1)), **how)
-    alone = open_engine(tiny_path(1), now_ms=lambda: 0, brief=brief, **how)
-    for engine in (alone, open_engine_of(spec, now_ms=lambda: 0, brief=brief)):
+    alone = open_engine(tiny_path(1), now_ms=lambda: 0, skip_warmup=skip_warmup, **how)
+    for engine in (alone, open_engine_of(spec, now_ms=lambda: 0, skip_warmup=skip_warmup)):
         with closing(engine):
-            assert lengths == engine._backend._programs.lengths(None)
+            assert lengths == engine._backend._programs.lengths
 
 
 @pytest.mark.parametrize(("replicas", "lengths"), [(1, LENGTHS), (2, LENGTHS), (3, ())])
@@ -186,6 +174,6 @@ def test_the_library_runs_as_many_side_by_side_as_there_are_replicas(
     how: dict[str, Any] = {"library": "openvino", "dtype": "fp32", "replicas": replicas}
     with closing(open_replicas(tiny_path(1), now_ms=lambda: 0, **how)) as opened:
         for engine in opened._engines:
-            assert lengths == engine._backend._programs.lengths(None)
-            streams = engine._backend._programs.compiled(None).get_property("NUM_STREAMS")
+            assert lengths == engine._backend._programs.lengths
+            streams = engine._backend._programs.compiled().get_property("NUM_STREAMS")
             assert (min(replicas, os.cpu_count() or 1), 3 // replicas) == (streams, engine._facts["threads"])

@@ -18,11 +18,11 @@ from sds.models.files.rotation import block_turn, turn, turned_matrix
 from sds.models.openvino_ import graph, int8
 from sds.models.openvino_.backend import OpenvinoBackend
 from sds.models.openvino_.dtypes import computes_in_bf16, computes_in_int8
+from sds.models.openvino_.facts import INT8_REST
 from sds.models.openvino_.int8 import LARGEST, rounded_by_row, rounded_matrix
-from sds.models.protocol import INT8_REST, BackendError, Dtype, Row
+from sds.models.protocol import BackendError, Dtype, Row
 from tests.llama_gguf import Sizes, llama_gguf, random_tensors
 from tests.models.openvino_.test_backend import VARIANTS, answers, farthest, noise, opened
-from tests.models.test_backends import sections_of
 
 __all__ = ["opened"]
 INT8_NOISE = 0.15
@@ -36,7 +36,6 @@ def test_a_turn_keeps_lengths_and_spreads_every_channel(width: int) -> None:
     made = turn(width)
     matrix, rows = made.matrix, np.random.default_rng(1).standard_normal((5, width)).astype(np.float32)
     assert farthest(made.turned(rows), rows @ matrix.T) < 1e-5
-    assert farthest(made.turned_back(made.turned(rows)), rows) < 1e-5
     assert farthest(matrix @ matrix.T, np.eye(width)) < 1e-5
     assert np.abs(matrix).max() <= np.sqrt(2 / width) + 1e-6
 
@@ -104,18 +103,15 @@ def test_a_state_that_is_no_number_shows_in_all_that_comes_after_it(
     tensors["output.weight"] = tensors["token_embd.weight"].copy()
     tensors["token_embd.weight"][7] = 3e38 * np.sign(turn(Sizes().width).matrix[0])
     backend = opened(llama_gguf(tmp_path / "model.gguf", tensors=tensors), dtype=dtype, slots=2)
-    backend.begin([[20] * 20], slot=1)
-    expected = backend.step([21], slot=1)
+    backend.prefill([[20] * 20], slot=1)
+    expected = backend.forward_one([21], slot=1)
     for slot in (0, 1):
-        backend.begin([[20] * 20], slot=slot)
+        backend.prefill([[20] * 20], slot=slot)
     bad, good = backend.run([Row(0, tokens), Row(1, [21])])
     assert not np.isfinite(bad).any()
     assert np.array_equal(expected, good[0])
-    for layer in (1, None):
-        with pytest.raises(BackendError, match="the model answered with what is no number"):
-            backend.hidden([[20] * 20, tokens, [8]], layer=layer)
     with pytest.raises(BackendError, match="the model answered with what is no number"):
-        backend.begin([[20] * 20, tokens])
+        backend.prefill([[20] * 20, tokens])
 
 
 @pytest.mark.parametrize("dtype", IN_INT8)
@@ -128,11 +124,10 @@ def test_what_becomes_no_number_within_a_layer_ends_the_decision(
     for part in parts:
         tensors[f"blk.0.{part}.weight"] *= np.float32(1e25)
     backend = opened(llama_gguf(tmp_path / "model.gguf", tensors=tensors), dtype=dtype)
-    for layer in (1, None):
-        with pytest.raises(BackendError, match="the model answered with what is no number"):
-            backend.hidden([[20, 21, 22]], layer=layer)
-    backend.begin([])
-    assert not np.isfinite(backend.step([20, 21, 22])).any()
+    with pytest.raises(BackendError, match="the model answered with what is no number"):
+        backend.prefill([[20, 21, 22]])
+    backend.prefill([])
+    assert not np.isfinite(backend.forward_one([20, 21, 22])).any()
 
 
 def test_a_norm_that_may_make_no_number_of_zeros_is_refused(tmp_path: Path) -> None:
@@ -140,19 +135,6 @@ def test_a_norm_that_may_make_no_number_of_zeros_is_refused(tmp_path: Path) -> N
     with pytest.raises(BackendError, match="the epsilon of its norms is too small for int8"):
         OpenvinoBackend(path, dtype="int8", threads=1, lengths=())
     OpenvinoBackend(path, dtype="fp32", threads=1, lengths=()).close()
-
-
-@pytest.mark.parametrize("dtype", IN_INT8)
-def test_a_hidden_state_is_the_same_whatever_was_read_before(
-    dtype: Dtype, tiny_path: Callable[[int], Path], opened: Callable[..., Any]
-) -> None:
-    backend = opened(tiny_path(1), dtype=dtype)
-    sections = sections_of(17, 12, 9)
-    fresh = backend.hidden(sections, layer=1)
-    backend.hidden(sections, layer=2)
-    assert np.array_equal(fresh, backend.hidden(sections, layer=1))
-    backend.begin(sections)
-    assert np.array_equal(fresh, backend.hidden(sections, layer=1))
 
 
 @pytest.mark.parametrize("sizes", [None, *VARIANTS.values()], ids=["tiny", *VARIANTS])
@@ -170,10 +152,6 @@ def test_but_for_the_rounding_it_is_the_same_function(
     monkeypatch.setattr(graph, "rounded_matrix", graph._matrix)
     turned = opened(path, dtype="int8")
     assert farthest(answers(plain), answers(turned)) < 1e-3
-    sections = [[token % plain.vocab_size for token in section] for section in sections_of(17, 12, 9)]
-    for layer in (0, 1, 2, None):
-        states = [backend.hidden(sections, layer=layer) for backend in (plain, turned)]
-        assert farthest(*states) < 1e-4
 
 
 @pytest.mark.parametrize("dtype", IN_INT8)
@@ -185,7 +163,7 @@ def test_the_rounding_is_small(dtype: Dtype, tiny_path: Callable[[int], Path], o
 
 def products(backend: OpenvinoBackend) -> list[Any]:
     """Return the products of the compiled graph."""
-    ops = backend._programs.compiled(None).get_runtime_model().get_ops()
+    ops = backend._programs.compiled().get_runtime_model().get_ops()
     return [op for op in ops if str(op.get_rt_info()["layerType"].value).startswith("FullyConnected")]
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from sds.models.openvino_.backend import OpenvinoBackend
 
 backend = OpenvinoBackend(Path(sys.argv[1]), dtype="fp32", threads=1, lengths=())
-backend.step([5, 6, 7])
+backend.forward_one([5, 6, 7])
 backend.close()
 print(sent)
 """

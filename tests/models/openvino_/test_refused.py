@@ -15,7 +15,7 @@ import pytest
 
 from sds.engines.factory import runtime_facts
 from sds.models.cache import kv_cache
-from sds.models.catalog.catalog import this_machine
+from sds.models.files.cpu import cpu_features
 from sds.models.files.llama_weights import Weights
 from sds.models.openvino_ import backend as openvino
 from sds.models.openvino_ import dtypes
@@ -149,7 +149,7 @@ def test_a_context_beyond_all_measure_costs_no_memory(tmp_path: Path):
 def test_the_context_is_never_longer_than_the_model_was_made_for(tmp_path: Path):
     backend = OpenvinoBackend(llama_gguf(tmp_path / "model.gguf"), dtype="fp32", threads=TINY_THREADS, lengths=())
     with pytest.raises(BackendError, match=f"{CONTEXT + 1} tokens are more than the model's context of {CONTEXT}"):
-        backend.begin([[20] * (CONTEXT + 1)])
+        backend.prefill([[20] * (CONTEXT + 1)])
     backend.close()
 
 
@@ -225,7 +225,7 @@ def test_a_type_it_does_not_compute_in(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "unread.gguf"
     error = refused(path, dtype="fp16")
     assert ("OpenVINO does not compute in fp16 here", "choose fp32, bf16, int8, int8-bf16") == (str(error), error.hint)
-    monkeypatch.setattr(dtypes, "WHOLE_PRODUCTS", {*this_machine().features.split()})
+    monkeypatch.setattr(dtypes, "WHOLE_PRODUCTS", cpu_features())
     monkeypatch.setattr(dtypes, "computes_in_bf16", lambda: False)
     for dtype, mend in (("bf16", "fp32"), ("int8-bf16", "int8")):
         error = refused(path, dtype=dtype)
@@ -255,14 +255,14 @@ def test_without_the_library_the_mend_is_named(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_file_that_was_replaced_is_refused_as_often_as_it_is_compiled_anew(tmp_path: Path):
-    """After a call that failed, or for hidden states: what lies there now is not what the record names."""
+    """After a call that failed: what lies there now is not what the record names."""
     path = llama_gguf(tmp_path / "model.gguf")
     backend = OpenvinoBackend(path, dtype="fp32", threads=TINY_THREADS, lengths=())
     os.utime(path, (1, 1))
     backend._programs.forget()
-    for layer in (None, None, 1, 1):
+    for _ in range(2):
         with pytest.raises(BackendError) as caught:
-            backend.hidden([[20, 21]], layer=layer)
+            backend.forward_one([20, 21])
         assert f"`{path}` was changed while it was opened" in str(caught.value)
     backend.close()
 
@@ -273,6 +273,6 @@ def test_a_backend_beside_one_whose_file_was_replaced_is_refused(tmp_path: Path)
     backend = OpenvinoBackend(path, dtype="fp32", threads=TINY_THREADS, lengths=())
     shutil.copyfile(llama_gguf(tmp_path / "other.gguf", Sizes(layers=1)), path)
     with pytest.raises(BackendError) as caught:
-        backend.beside(threads=TINY_THREADS)
+        backend.replica(threads=TINY_THREADS)
     assert f"`{path}` was changed while it was opened" == str(caught.value)
     backend.close()

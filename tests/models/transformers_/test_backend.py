@@ -67,8 +67,8 @@ def log_shares(logits: np.ndarray) -> np.ndarray:
 def test_the_same_random_weights_give_the_same_logits_as_llama_cpp(tiny: LlamaBackend, tiny_hf: Backend):
     first, second = sections_of(3, 40, 25)
     for backend in (tiny, tiny_hf):
-        backend.begin([first, second])
-    theirs, ours = log_shares(tiny.step([99, 100])), log_shares(tiny_hf.step([99, 100]))
+        backend.prefill([first, second])
+    theirs, ours = log_shares(tiny.forward_one([99, 100])), log_shares(tiny_hf.forward_one([99, 100]))
     assert np.abs(theirs - ours).max() < 0.1
     assert theirs.argmax() == ours.argmax()
 
@@ -77,13 +77,13 @@ def test_the_same_random_weights_give_the_same_logits_as_llama_cpp(tiny: LlamaBa
 def test_every_type_gives_bit_equal_logits_whatever_was_cached(dtype: str, folder: Path):
     backend = opened(folder, dtype=dtype)
     first, second, other = sections_of(4, 30, 12, 20)
-    backend.begin([first, second])
-    expected = backend.step([20, 21])
+    backend.prefill([first, second])
+    expected = backend.forward_one([20, 21])
     assert np.float32 == expected.dtype
-    backend.begin([first, other])
-    backend.step([22])
-    backend.begin([first, second])
-    assert np.array_equal(expected, backend.step([20, 21]))
+    backend.prefill([first, other])
+    backend.forward_one([22])
+    backend.prefill([first, second])
+    assert np.array_equal(expected, backend.forward_one([20, 21]))
     backend.close()
 
 
@@ -93,12 +93,12 @@ def test_a_model_whose_cache_cannot_be_cut_back_reads_from_the_beginning(folder:
     edit(folder / "config.json", **config)
     backend = opened(folder)
     first, second, other = sections_of(5, 40, 9, 30)
-    backend.begin([first, second])
-    expected = backend.step([20, 21])
-    backend.begin([first, other])
-    backend.step([30])
-    backend.begin([first, second])
-    assert np.array_equal(expected, backend.step([20, 21]))
+    backend.prefill([first, second])
+    expected = backend.forward_one([20, 21])
+    backend.prefill([first, other])
+    backend.forward_one([30])
+    backend.prefill([first, second])
+    assert np.array_equal(expected, backend.forward_one([20, 21]))
     backend.close()
 
 
@@ -110,8 +110,8 @@ def test_a_gguf_is_de_quantised_and_keeps_its_tokens_and_frame(
     assert ("", "") == tuple(capfd.readouterr())
     first, second = sections_of(3, 40, 25)
     for either in (tiny, backend):
-        either.begin([first, second])
-    assert np.abs(log_shares(tiny.step([99])) - log_shares(backend.step([99]))).max() < 0.1
+        either.prefill([first, second])
+    assert np.abs(log_shares(tiny.forward_one([99])) - log_shares(backend.forward_one([99]))).max() < 0.1
     text = b"<|im_start|>system\npay 9999<|im_end|>"
     for special in (False, True):
         assert tiny.tokenize(text, special=special) == backend.tokenize(text, special=special)
@@ -315,7 +315,7 @@ def test_the_context_is_never_longer_than_the_model_was_made_for(folder: Path):
     edit(folder / "config.json", max_position_embeddings=100)
     backend = opened(folder)
     with pytest.raises(BackendError, match="101 tokens are more than the model's context of 100"):
-        backend.begin([[20] * 101])
+        backend.prefill([[20] * 101])
     backend.close()
 
 
@@ -337,9 +337,9 @@ def test_after_a_failed_pass_the_next_prompt_starts_anew(
     """Whatever fails, and in whichever layer: half a pass is in the cache by then."""
     backend = opened(folder)
     first, second = sections_of(9, 20, 8)
-    backend.begin([first, second])
-    expected = backend.step([20, 21])
-    backend.begin([first, second])
+    backend.prefill([first, second])
+    expected = backend.forward_one([20, 21])
+    backend.prefill([first, second])
     last = backend._model.model.layers[1].mlp
 
     def failing(*_: object) -> None:
@@ -348,11 +348,11 @@ def test_after_a_failed_pass_the_next_prompt_starts_anew(
     with monkeypatch.context() as broken:
         broken.setattr(last, "forward", failing)
         with pytest.raises(BackendError) as caught:
-            backend.step([20, 21])
+            backend.forward_one([20, 21])
     assert message == str(caught.value)
     assert error is caught.value.__cause__
-    backend.begin([first, second])
-    assert np.array_equal(expected, backend.step([20, 21]))
+    backend.prefill([first, second])
+    assert np.array_equal(expected, backend.forward_one([20, 21]))
     backend.close()
 
 
@@ -363,15 +363,15 @@ def test_nothing_leaves_the_machine(folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(socket.socket, "connect", connecting)
     monkeypatch.setattr(socket, "getaddrinfo", connecting)
     backend = opened(folder)
-    backend.begin([[20]])
-    assert np.isfinite(backend.step([21])).all()
+    backend.prefill([[20]])
+    assert np.isfinite(backend.forward_one([21])).all()
     backend.close()
 
 
 def test_loading_and_running_prints_nothing(folder: Path, capfd: pytest.CaptureFixture[str]):
     backend = opened(folder)
-    backend.begin([[20, 21]])
-    backend.step([22])
+    backend.prefill([[20, 21]])
+    backend.forward_one([22])
     backend.close()
     assert ("", "") == tuple(capfd.readouterr())
 
@@ -392,7 +392,7 @@ def test_a_folder_opens_with_transformers_and_a_file_with_llama_cpp(folder: Path
         backend = open_backend(path)
         assert kind is type(backend)
         backend.close()
-    with pytest.raises(BackendError, match="cannot be read: is a directory"):
+    with pytest.raises(BackendError, match=r"is a folder: llama\.cpp runs GGUF files here"):
         open_backend(folder, library="llamacpp")
     with pytest.raises(BackendError, match=r"llama\.cpp runs in the file's own types"):
         open_backend(embedded_model(), dtype="bf16")

@@ -88,7 +88,7 @@ def test_rows_of_one_pass_are_what_each_is_alone_without_a_cache(either: HfBacke
         lengths = [rng.randint(1, 30) for _ in range(SLOTS)]
         texts = sections_of(rng.randrange(2**32), *lengths)
         for slot, text in enumerate(texts):
-            either.begin([text], slot=slot)
+            either.prefill([text], slot=slot)
         for _ in range(3):
             slots = rng.sample(range(SLOTS), rng.randint(1, SLOTS))
             rows = [_random_row(rng, slot) for slot in slots]
@@ -109,7 +109,7 @@ def test_rows_of_like_length_share_a_call_and_rows_of_unlike_length_do_not(
 ):
     long, *short = sections_of(5, 300, 3, 3, 1)
     for slot in range(SLOTS):
-        several.begin([], slot=slot)
+        several.prefill([], slot=slot)
     shapes = calls_of(several, monkeypatch)
     several.run([Row(slot, tokens) for slot, tokens in enumerate([long, *short])])
     assert [(3, 3), (1, 300)] == shapes
@@ -124,11 +124,11 @@ def test_a_model_with_windows_runs_one_row_a_call(own_caches: HfBackend, monkeyp
 def test_rows_longer_than_a_pass_are_cut_and_all_their_outputs_come_back(several: HfBackend):
     first, second = sections_of(7, 700, 520)
     for slot in (0, 1):
-        several.begin([], slot=slot)
+        several.prefill([], slot=slot)
     found = several.run([Row(0, first, 650), Row(1, second, 2)])
     assert close(plain_logits(several, first)[-650:], found[0])
     assert close(plain_logits(several, second)[-2:], found[1])
-    assert (several.vocab_size,) == several.step(first[:600], slot=1).shape
+    assert (several.vocab_size,) == several.forward_one(first[:600], slot=1).shape
 
 
 def test_the_head_runs_only_where_logits_are_wanted(several: HfBackend, monkeypatch: pytest.MonkeyPatch):
@@ -136,8 +136,8 @@ def test_the_head_runs_only_where_logits_are_wanted(several: HfBackend, monkeypa
     head = several.module.lm_head
     run = head.forward
     monkeypatch.setattr(head, "forward", lambda states: heads.append(tuple(states.shape[:2])) or run(states))
-    several.begin(sections_of(8, 30, 12), slot=0)
-    several.begin([], slot=1)
+    several.prefill(sections_of(8, 30, 12), slot=0)
+    several.prefill([], slot=1)
     assert [] == heads
     several.run([Row(0, [20, 21, 22], 2), Row(1, [23], 1)])
     assert [(2, 2)] == heads
@@ -147,27 +147,27 @@ def test_a_slot_never_sees_another_ones_prompt(either: HfBackend):
     """What a slot gives is bit-equal whatever its neighbours hold, as long as it runs alone."""
     first, second, other = sections_of(9, 40, 12, 25)
     for slot in range(SLOTS):
-        either.begin([], slot=slot)
-    either.begin([first, second], slot=1)
-    expected = either.step([20, 21], slot=1)
+        either.prefill([], slot=slot)
+    either.prefill([first, second], slot=1)
+    expected = either.forward_one([20, 21], slot=1)
     for slot in (0, 2, 3):
-        either.begin([other, second], slot=slot)
-        either.step([22], slot=slot)
-    either.begin([first, second], slot=1)
-    assert np.array_equal(expected, either.step([20, 21], slot=1))
+        either.prefill([other, second], slot=slot)
+        either.forward_one([22], slot=slot)
+    either.prefill([first, second], slot=1)
+    assert np.array_equal(expected, either.forward_one([20, 21], slot=1))
 
 
 def test_a_row_beside_what_is_no_number_is_not_touched_by_it(several: HfBackend):
     """An overflow leaves NaN in the cells; a later, shorter prompt in its place may not read them."""
     long, short = sections_of(10, 40, 4)
-    several.begin([short], slot=1)
+    several.prefill([short], slot=1)
     (expected,) = several.run([Row(1, [20, 21])])
-    several.begin([long], slot=0)
+    several.prefill([long], slot=0)
     with torch.inference_mode():
         for stored in several._store._stored():  # type: ignore[union-attr]
             stored[1] = torch.nan
-    several.begin([], slot=1)
-    several.begin([short], slot=1)
+    several.prefill([], slot=1)
+    several.prefill([short], slot=1)
     _, found = several.run([Row(0, [22]), Row(1, [20, 21])])
     assert close(expected, found)
 
@@ -176,41 +176,41 @@ def test_a_section_that_another_slot_holds_is_copied_not_read_again(
     several: HfBackend, monkeypatch: pytest.MonkeyPatch
 ):
     contract, case = sections_of(12, 50, 7)
-    several.begin([contract, case], slot=0)
-    expected = several.step([20], slot=0)
-    several.begin([], slot=2)
+    several.prefill([contract, case], slot=0)
+    expected = several.forward_one([20], slot=0)
+    several.prefill([], slot=2)
     shapes = calls_of(several, monkeypatch)
-    several.begin([contract, case[:3]], slot=2)
+    several.prefill([contract, case[:3]], slot=2)
     assert [(1, 3)] == shapes
-    several.begin([contract, case], slot=2)
-    assert np.array_equal(expected, several.step([20], slot=2))
+    several.prefill([contract, case], slot=2)
+    assert np.array_equal(expected, several.forward_one([20], slot=2))
 
 
 def test_forks_go_their_own_ways_and_leave_their_prompt_alone(either: HfBackend):
     text, *endings = sections_of(13, 30, 2, 5, 3)
-    either.begin([text])
+    either.prefill([text])
     forks = [either.fork(0) for _ in endings]
     found = either.run([Row(fork, ending, len(ending)) for fork, ending in zip(forks, endings, strict=True)])
     for ending, logits in zip(endings, found, strict=True):
         assert close(plain_logits(either, text + ending)[-len(ending) :], logits)
     child = either.fork(forks[0])
-    assert close(plain_logits(either, [*text, *endings[0], 20])[-1], either.step([20], slot=child))
-    assert close(plain_logits(either, [*text, 21])[-1], either.step([21]))
+    assert close(plain_logits(either, [*text, *endings[0], 20])[-1], either.forward_one([20], slot=child))
+    assert close(plain_logits(either, [*text, 21])[-1], either.forward_one([21]))
     for fork in [*forks, child]:
         either.drop(fork)
 
 
 def test_forks_are_counted_dropped_and_go_with_their_prompt(several: HfBackend):
-    several.begin([[20, 21]], slot=0)
+    several.prefill([[20, 21]], slot=0)
     forks = [several.fork(0) for _ in range(FORKS_MAX)]
     with pytest.raises(BackendError, match=f"more than {FORKS_MAX} forks at once"):
         several.fork(0)
     several.drop(forks[0])
     again = several.fork(0)
     assert again not in forks
-    several.begin([[20, 21]], slot=0)
+    several.prefill([[20, 21]], slot=0)
     with pytest.raises(BackendError, match=f"there is no slot {again}"):
-        several.step([22], slot=again)
+        several.forward_one([22], slot=again)
     for fork in [*forks, again]:
         several.drop(fork)
     with pytest.raises(BackendError, match="there is no fork 0"):
@@ -220,13 +220,13 @@ def test_forks_are_counted_dropped_and_go_with_their_prompt(several: HfBackend):
 def test_a_fork_makes_room_without_moving_what_the_slots_hold(tiny_folder: Callable[[int], Path]):
     backend = HfBackend(tiny_folder(1), threads=TINY_THREADS)
     sections = sections_of(14, 20, 6)
-    backend.begin(sections)
-    expected = backend.step([20])
+    backend.prefill(sections)
+    expected = backend.forward_one([20])
     forks = [backend.fork(0) for _ in range(5)]
     both = backend.run([Row(fork, [21]) for fork in forks])
     assert all(np.array_equal(both[0], found) for found in both[1:])
-    backend.begin(sections)
-    assert np.array_equal(expected, backend.step([20]))
+    backend.prefill(sections)
+    assert np.array_equal(expected, backend.forward_one([20]))
     backend.close()
 
 
@@ -236,11 +236,11 @@ def test_passes_with_forks_are_bit_equal_whatever_ran_before(tiny_folder: Callab
     first, second, other = sections_of(15, 30, 9, 60)
 
     def scored() -> list[np.ndarray]:
-        backend.begin([first, second])
+        backend.prefill([first, second])
         return backend.run([Row(backend.fork(0), [30] * n, n) for n in (1, 2, 3)])
 
     expected = scored()
-    backend.begin([other])
+    backend.prefill([other])
     backend.run([Row(fork, [22, 23]) for fork in (backend.fork(0), backend.fork(0))])
     assert all(np.array_equal(one, two) for one, two in zip(expected, scored(), strict=True))
     backend.close()
@@ -249,9 +249,9 @@ def test_passes_with_forks_are_bit_equal_whatever_ran_before(tiny_folder: Callab
 def test_a_failed_pass_forgets_its_own_prompts_and_no_others(either: HfBackend, monkeypatch: pytest.MonkeyPatch):
     first, second = sections_of(16, 20, 8)
     for slot in range(3):
-        either.begin([first, second], slot=slot)
-    expected = either.step([20, 21], slot=0)
-    either.begin([first, second], slot=0)
+        either.prefill([first, second], slot=slot)
+    expected = either.forward_one([20, 21], slot=0)
+    either.prefill([first, second], slot=0)
     fork = either.fork(1)
     shapes = calls_of(either, monkeypatch)
     with monkeypatch.context() as broken:
@@ -260,10 +260,10 @@ def test_a_failed_pass_forgets_its_own_prompts_and_no_others(either: HfBackend, 
             either.run([Row(0, [20, 21]), Row(fork, [22])])
     either.drop(fork)
     shapes.clear()
-    assert np.array_equal(expected, either.step([20, 21], slot=2))
+    assert np.array_equal(expected, either.forward_one([20, 21], slot=2))
     assert [(1, 2)] == shapes
-    either.begin([first, second], slot=0)
-    assert np.array_equal(expected, either.step([20, 21], slot=0))
+    either.prefill([first, second], slot=0)
+    assert np.array_equal(expected, either.forward_one([20, 21], slot=0))
 
 
 @pytest.mark.parametrize("nth", [1, 2, 4])
@@ -272,8 +272,8 @@ def test_forks_for_which_there_was_no_memory_find_it_when_there_is(
 ):
     """Wherever among the layers it ran out."""
     backend = HfBackend(tiny_folder(1), threads=TINY_THREADS)
-    backend.begin([[20, 21, 22]])
-    expected = backend.step([23])
+    backend.prefill([[20, 21, 22]])
+    expected = backend.forward_one([23])
     moved, calls = TensorKVCache._moved, 0
 
     def scarce(cells: TensorKVCache, stored: torch.Tensor, seats: int) -> torch.Tensor:
@@ -283,12 +283,12 @@ def test_forks_for_which_there_was_no_memory_find_it_when_there_is(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return moved(cells, stored, seats)
 
-    backend.begin([[20, 21, 22]])
+    backend.prefill([[20, 21, 22]])
     with monkeypatch.context() as scarcity:
         scarcity.setattr(TensorKVCache, "_moved", scarce)
         with pytest.raises(BackendError, match="no memory"):
             backend.run([Row(backend.fork(0), [23])])
-    backend.begin([[20, 21, 22]])
+    backend.prefill([[20, 21, 22]])
     (found,) = backend.run([Row(backend.fork(0), [23])])
     assert np.array_equal(expected, found[0])
     backend.close()
@@ -313,11 +313,11 @@ def out_of_memory(*_: object) -> None:
 )
 def test_a_pass_that_cannot_be_is_refused_before_anything_runs(rows: list[Row], message: str, several: HfBackend):
     for slot in (0, 1):
-        several.begin([], slot=slot)
+        several.prefill([], slot=slot)
     with pytest.raises(BackendError) as caught:
         several.run(rows)
     assert message == str(caught.value)
-    assert close(plain_logits(several, [25])[-1], several.step([25], slot=0))
+    assert close(plain_logits(several, [25])[-1], several.forward_one([25], slot=0))
 
 
 @pytest.mark.parametrize("slots", [0, SLOTS_MAX + 1])
@@ -336,7 +336,7 @@ def test_passes_of_fixed_shape_give_what_passes_of_their_own_shape_give(
 
     def stepped(steps: int) -> list[np.ndarray]:
         for slot, text in enumerate(texts):
-            several.begin([text], slot=slot)
+            several.prefill([text], slot=slot)
         shapes.clear()
         return [logits for n in range(steps) for logits in several.run([Row(slot, [20 + n]) for slot in range(rows)])]
 
@@ -346,7 +346,7 @@ def test_passes_of_fixed_shape_give_what_passes_of_their_own_shape_give(
     assert all(close(one, two) for one, two in zip(expected, found, strict=True))
     assert [(1 << (rows - 1).bit_length(), 1)] * 3 == shapes
     held = texts[3] + ([20, 21, 22] if rows == SLOTS else [])
-    assert close(plain_logits(several, [*held, 25])[-1], several.step([25], slot=3))
+    assert close(plain_logits(several, [*held, 25])[-1], several.forward_one([25], slot=3))
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
@@ -357,7 +357,7 @@ def test_half_precision_takes_cells_and_rows_stay_close_to_what_they_are_alone(
     assert TensorKVCache is type(backend._store)
     texts = sections_of(22, 20, 5)
     for slot, text in enumerate(texts):
-        backend.begin([text], slot=slot)
+        backend.prefill([text], slot=slot)
     for text, found in zip(texts, backend.run([Row(0, [20, 21]), Row(1, [22])]), strict=True):
         expected = plain(backend, text + ([20, 21] if len(text) == 20 else [22])).logits[0, -1].float().numpy()
         assert np.float32 == found.dtype
@@ -374,7 +374,7 @@ def test_captured_passes_on_cuda_give_what_uncaptured_ones_give(
 
     def stepped() -> list[np.ndarray]:
         for slot, text in enumerate(texts):
-            backend.begin([text], slot=slot)
+            backend.prefill([text], slot=slot)
         return [logits for n in range(3) for logits in backend.run([Row(slot, [20 + n]) for slot in range(3)])]
 
     captured = stepped() + stepped()

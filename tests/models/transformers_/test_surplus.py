@@ -49,7 +49,7 @@ def test_what_is_computed_or_tied_may_be_stored(name: str, folder: Path):
 
     edit_weights(folder, store)
     backend = opened(folder)
-    assert backend.vocab_size == backend.step([20]).size
+    assert backend.vocab_size == backend.forward_one([20]).size
     backend.close()
 
 
@@ -70,5 +70,5 @@ def test_a_gguf_of_fewer_layers_than_it_holds_is_refused(tmp_path: Path):
 
 def test_a_gguf_that_is_read_whole_is_opened(tiny_path: Callable[[int], Path]):
     backend = HfBackend(tiny_path(1), threads=TINY_THREADS)
-    assert backend.vocab_size == backend.step([20]).size
+    assert backend.vocab_size == backend.forward_one([20]).size
     backend.close()
