@@ -1,7 +1,4 @@
-"""A gate: one contract, one state source, one executor, one model, one record. What applications embed.
-
-Sagas, human review, recovery, reconciliation, erasure and rationales are options: each is loaded when it is first used.
-"""
+"""A gate: one contract, one state source, one executor, one model, one record. What applications embed."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.state import StateSource
 from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.executor.protocol import Executor
-from sds.kernel.executor.statement import Comparison
 from sds.kernel.flow import intake, undecided
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
@@ -37,9 +33,11 @@ from sds.kernel.operations import monitor
 from sds.kernel.registry import registry
 from sds.key_locks import KeyLocks
 from sds.pipeline import Reasoned, Stream
+from sds.rationale.worker import Rationales, check_explains
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # options: each is loaded when it is first asked for
     from sds.escalations import Resolve
+    from sds.kernel.executor.statement import Comparison
     from sds.kernel.human.cases import Case
     from sds.kernel.human.review import CaseView, HumanReview
     from sds.kernel.operations.erasure import Erased
@@ -57,15 +55,6 @@ def _check_parts(contract: object, source: object, executor: object, engine: obj
     if engine is not None and (isinstance(engine, type) or not asked):
         hint = "sds.engines.factory.open_engine opens one; `model` names a file or a folder of weights"
         raise UsageError("the engine is no object with `propose`, `count_tokens` and `close`", hint=hint)
-
-
-def _check_explains(contract: Contract, engine: Engine) -> None:
-    """Raise UsageError when the contract asks for what the engine cannot do."""
-    if contract.explanation_chars_max and not isinstance(engine, Explains):
-        raise UsageError(
-            f"the engine `{engine.model}` writes no rationale after the decision, and the contract asks for one",
-            hint="use a native engine alone, or `rationale: {order: before, ...}`",
-        )
 
 
 def _path(given: object, what: str) -> Path:
@@ -108,42 +97,34 @@ class Gate:
             paths.refuse_altered(folder, self.store)
             self._log = JsonLog(folder / "log.jsonl")
             opened.callback(self._log.close)
-            self.engine = engine or open_engine(model, now_ms=now_ms)
-            if engine is None:
-                opened.callback(self.engine.close)
-            if isinstance(self.engine, FallbackEngine):
-                self.engine.log = self._log.write
-            for notice in getattr(self.engine, "notices", ()):
-                self._log.write("engine.notice", {"notice": notice})
-            _check_explains(self.contract, self.engine)
-            if isinstance(self.engine, Checks):
-                self.engine.check_contract(self.contract)
+            self.engine = self._checked_engine(engine, model, opened)
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
+            context = RecordedContext(self.store, self.contract, self.engine.count_tokens)
+            log = self._log.write
             self._kernel = Kernel(
-                self.contract,
-                self.store,
-                source,
-                executor,
-                signer,
-                now_ms=now_ms,
-                log=self._log.write,
-                context=RecordedContext(self.store, self.contract, self.engine.count_tokens),
+                self.contract, self.store, source, executor, signer, now_ms=now_ms, log=log, context=context
             )
-            self._on_reasoned, self._on_decided, self._locks = on_reasoned, self._explained(opened), KeyLocks()
+            self._on_reasoned, self._on_decided = on_reasoned, self._explained(opened)
+            self._locks = KeyLocks()
             self._stream = self._stream_of(self._kernel)
             self._closing = opened.pop_all()
 
-    def _explained(self, opened: ExitStack) -> Reasoned | None:
-        """Return what has a decision explained when its contract asks for that afterwards."""
-        if not self.contract.explanation_chars_max or not isinstance(self.engine, Explains):
-            return None
-        from sds.rationale.worker import Rationales  # noqa: PLC0415  an option
-
-        rationales = Rationales(self._kernel, self.engine, now_ms=self._now_ms, log=self._log.write)
-        opened.callback(rationales.close)
-        return rationales.ask
+    def _checked_engine(self, engine: Engine | None, model: Path | None, opened: ExitStack) -> Engine:
+        """Return the engine that decides, opened unless it was given. Raises ModelError where it cannot decide."""
+        if engine is None:
+            engine = open_engine(model, now_ms=self._now_ms)
+            opened.callback(engine.close)
+        if isinstance(engine, FallbackEngine):
+            engine.log = self._log.write
+        for notice in getattr(engine, "notices", ()):
+            self._log.write("engine.notice", {"notice": notice})
+        check_explains(self.contract, engine)
+        if isinstance(engine, Checks):
+            engine.check_contract(self.contract)
+        return engine
 
     def _stream_of(self, kernel: Kernel) -> Stream:
+        """Return what decides through a kernel: the gate's own, or that of a saga's step."""
         return Stream(
             kernel,
             self.engine,
@@ -156,14 +137,22 @@ class Gate:
 
     @cached_property
     def _sagas(self) -> SagaStream:
-        from sds.sagas import SagaStream  # noqa: PLC0415  an option
+        from sds.sagas import SagaStream  # noqa: PLC0415
 
         return SagaStream(self._kernel, self._stream_of, now_ms=self._now_ms)
 
     def _review(self) -> HumanReview:
-        from sds.kernel.human.review import HumanReview  # noqa: PLC0415  an option
+        from sds.kernel.human.review import HumanReview  # noqa: PLC0415
 
-        return HumanReview(self.kernel, now_ms=self._now_ms)
+        return HumanReview(self.kernel, now_ms=self._now_ms, log=self._log.write)
+
+    def _explained(self, opened: ExitStack) -> Reasoned | None:
+        """Return what has a decision explained when its contract asks for that afterwards."""
+        if not self.contract.explanation_chars_max or not isinstance(self.engine, Explains):
+            return None
+        rationales = Rationales(self._kernel, self.engine, now_ms=self._now_ms, log=self._log.write)
+        opened.callback(rationales.close)
+        return rationales.ask
 
     @classmethod
     def load(
@@ -244,8 +233,8 @@ class Gate:
         return self.kernel.preview(self.read(event))
 
     def recover(self) -> Recovered:
-        """End what a crash left open, resolve every order in the air by its key, have what is dirty compensated."""
-        from sds.kernel.operations import recovery  # noqa: PLC0415  an option
+        """End what a crash left open, resolve every order in flight by its key, have what is dirty compensated."""
+        from sds.kernel.operations import recovery  # noqa: PLC0415
 
         found = recovery.recover(self.kernel, now_ms=self._now_ms())
         dirty = self._sagas.compensate() if recovery.has_sagas(self.store) else 0
@@ -256,16 +245,15 @@ class Gate:
 
         Without `until_ms`: all there is. Raises UsageError where the executor lists nothing, WorldError: unreadable.
         """
-        from sds.reconciliation import reconcile  # noqa: PLC0415  an option
+        from sds.reconciliation import reconcile  # noqa: PLC0415
 
         return reconcile(self.kernel, since_ms=since_ms, until_ms=until_ms, now_ms=self._now_ms, log=self._log.write)
 
     def reconcile_every(self, every_s: float) -> None:
-        """Compare now and again, in a thread that ends with the gate; what is found is logged, and is a case."""
-        from sds.reconciliation import Schedule  # noqa: PLC0415  an option
+        """Compare now and again, in a thread that ends with the gate; each difference is logged, and is a case."""
+        from sds.reconciliation import Schedule  # noqa: PLC0415
 
-        self._check_open()
-        every = Schedule(self._kernel, every_s=every_s, now_ms=self._now_ms, log=self._log.write)
+        every = Schedule(self.kernel, every_s=every_s, now_ms=self._now_ms, log=self._log.write)
         self.on_close(every.close)
 
     def adopt(self, *, who: str, reason: str) -> tuple[str, ...]:
@@ -273,14 +261,14 @@ class Gate:
 
         Until then a record that was put back from a backup orders nothing.
         """
-        from sds.reconciliation import adopt  # noqa: PLC0415  an option
+        from sds.reconciliation import adopt  # noqa: PLC0415
 
         return adopt(self.kernel, who=who, reason=reason, now_ms=self._now_ms)
 
     def escalations(self) -> list[Case]:
         """Return what waits for a human, oldest first: escalated cases, and orders whose end nobody knows.
 
-        One whose rows cannot be read is `damaged`, and all that is told of it is which it is and since when it waits.
+        Of one whose rows cannot be read, `damaged`, only its flow and since when it waits are known.
         """
         return self._review().waiting()
 
@@ -302,32 +290,20 @@ class Gate:
         acknowledge: bool = False,
     ) -> Answer:
         """Carry out what a human decided about what waits for them, exactly once: see `sds.escalations.resolve`."""
-        from sds.escalations import resolve  # noqa: PLC0415  an option
+        from sds.escalations import HumanDecision, resolve  # noqa: PLC0415
 
-        return resolve(
-            self.kernel,
-            dfid,
-            decision,
-            who=who,
-            reason=reason,
-            change=change,
-            seen=seen,
-            reference=reference,
-            acknowledge=acknowledge,
-            now_ms=self._now_ms,
-            log=self._log.write,
-        )
+        decided = HumanDecision(decision, who, reason, change, seen, reference, acknowledge)
+        return resolve(self.kernel, dfid, decided, now_ms=self._now_ms, log=self._log.write)
 
     def erase(self, event_id: str, *, who: str, reason: str) -> Erased:
         """Destroy the key under which the texts of an event's case lie; what was decided and paid stays. Final.
 
         Raises UsageError unless the case is at its end.
         """
-        from sds.kernel.operations import erasure  # noqa: PLC0415  an option
+        from sds.kernel.operations import erasure  # noqa: PLC0415
 
-        return erasure.erase(
-            self.kernel.store, self.contract.gate, event_id, who=who, reason=reason, now_ms=self._now_ms()
-        )
+        gate, now_ms = self.contract.gate, self._now_ms()
+        return erasure.erase(self.kernel.store, gate, event_id, who=who, reason=reason, now_ms=now_ms)
 
     def request_retire(self, *, reason: str) -> None:
         """Retire the gate's agent because its work is done: the one move it may ask for itself, and a final one.

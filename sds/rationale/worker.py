@@ -10,10 +10,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from sds.engines.protocol import Explains
+from sds.engines.protocol import Engine, Explains
 from sds.kernel.context.rationale import explain
+from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket
-from sds.kernel.errors import SdsError
+from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.flow.kernel import Kernel
 from sds.models.protocol import ENDINGS
 
@@ -21,6 +22,15 @@ QUEUE_MAX = 64
 DRAIN_S_MAX = 5.0
 
 Log = Callable[[str, Mapping[str, object]], None]
+
+
+def check_explains(contract: Contract, engine: Engine) -> None:
+    """Raise UsageError when the contract asks for what the engine cannot do."""
+    if contract.explanation_chars_max and not isinstance(engine, Explains):
+        raise UsageError(
+            f"the engine `{engine.model}` writes no rationale after the decision, and the contract asks for one",
+            hint="use a native engine alone, or `rationale: {order: before, ...}`",
+        )
 
 
 class Rationales:
