@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sds.kernel.canonical import in_words, one_line, sha256_hex
-from sds.kernel.contract.schema import ArtifactSpec
+from sds.kernel.contract.sections import ArtifactSpec
 from sds.kernel.decision.context import Artifact, artifacts_text
 from sds.kernel.errors import UsageError
 from sds.kernel.identifiers import person

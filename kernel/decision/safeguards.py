@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import ContractFields
 from sds.kernel.decision.context import Artifact
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, bound
 from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of, meet
@@ -62,7 +62,7 @@ def envelope_in_force(
         return ESCALATE_ONLY
 
 
-def safeguards_of(contract: Contract, *, for_human: bool = False) -> tuple[Safeguard, ...]:
+def safeguards_of(contract: ContractFields, *, for_human: bool = False) -> tuple[Safeguard, ...]:
     """Return the safeguards every contract is under. For a human a used-up limit drops the kind: they can tell it from
     a denial, and there is nobody to escalate to.
     """
@@ -102,7 +102,7 @@ def standing_notes(situation: EnvelopeInputs) -> list[str]:
     return [*found, "an operator has halted the system"] if situation.halted else found
 
 
-def _within_draws(contract: Contract, kind: KindBound, fields: Fields) -> KindBound | None:
+def _within_draws(contract: ContractFields, kind: KindBound, fields: Fields) -> KindBound | None:
     spec = contract.kinds.get(kind.kind)
     for path, drawn in (spec.draws if spec else {}).items():
         left = fields.get(path)
@@ -115,7 +115,7 @@ def _within_draws(contract: Contract, kind: KindBound, fields: Fields) -> KindBo
     return kind
 
 
-def _within_spend(contract: Contract, kind: KindBound, left: int) -> KindBound | None:
+def _within_spend(contract: ContractFields, kind: KindBound, left: int) -> KindBound | None:
     spec = contract.kinds.get(kind.kind)
     return kind if spec is None or spec.spends is None else _at_most(kind, spec.spends, left)
 
