@@ -8,12 +8,12 @@ than drops the kind: running out of budget must not read as a denial of the clai
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sds.kernel.contract.sections import ContractFields
 from sds.kernel.decision.context import Artifact
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, bound
-from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of, meet
+from sds.kernel.envelope.envelope import ESCALATE, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of, meet
 from sds.kernel.envelope.state import Fields
 
 
@@ -22,7 +22,8 @@ class EnvelopeInputs:
     """Everything besides the contract that an envelope depends on.
 
     `fields`: state net of what is reserved. `spend_left`: minor units left under the tightest limit, None without
-    one. `agent_active`: the registry has the agent active, and the flow is under the contract of this kernel. `halted`: by an operator.
+    one. `agent_active`: the registry has the agent active, and the flow is under the contract of this kernel.
+    `halted`: by an operator, or the agent is not registered.
     `context_whole`: memory and artifacts, the reference texts, could be read and are within their limits.
     """
 
@@ -100,6 +101,13 @@ def standing_notes(situation: EnvelopeInputs) -> list[str]:
     found = [] if situation.agent_active else ["the agent is not active under this contract"]
     found += [] if situation.in_effect else ["the contract is not in effect yet"]
     return [*found, "an operator has halted the system"] if situation.halted else found
+
+
+def with_notes(live: LiveState, envelope: DecisionEnvelope) -> LiveState:
+    """Say why only the human is left where nothing else has said so."""
+    if live.notes or envelope.names != (ESCALATE,):
+        return live
+    return replace(live, notes=("the contract's rules or limits leave only the human",))
 
 
 def _within_draws(contract: ContractFields, kind: KindBound, fields: Fields) -> KindBound | None:

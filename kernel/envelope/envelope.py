@@ -143,7 +143,7 @@ def envelope_of(kinds: Iterable[KindBound], rationale_chars_max: int = 0) -> Dec
 
 
 def envelope_from_data(data: Any, sha256: str) -> DecisionEnvelope:
-    """Return the envelope that `as_data` told, and whose hash this is. Raises StoreError when it is not that one."""
+    """Return the envelope that `as_data` gave, and whose hash this is. Raises StoreError when it is not that one."""
     try:
         made = DecisionEnvelope(tuple(map(_kind_from_data, data["kinds"])), int(data["rationale_chars_max"]))
         if made.hash == sha256 == digest(data):

@@ -200,6 +200,12 @@ def add(store: Store, dfid: str, now: Scopes, amount: int) -> None:
     store.run(f"INSERT INTO spend VALUES {rows}", tuple(values))
 
 
+def recount(store: Store, dfid: str, times: int) -> None:
+    """Add what one order has taken of each counter, 1 or -1 `times`, in the caller's transaction."""
+    for scope, amount in of_order(store, dfid).items():
+        store.run("UPDATE spend_totals SET used = used + ? WHERE scope = ?", (times * amount, scope))
+
+
 def still_counted(store: Reader, contract: Contract, dfid: str, fields: Fields, at_ms: int) -> bool:
     """Tell whether one order in flight is counted where it would be counted if it were reserved now.
 

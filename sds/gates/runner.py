@@ -169,7 +169,7 @@ def _report(
     waiting = sum(map(_waits, answers))
     failed = [answer for answer in answers if _undecided(answer) and not _waits(answer)]
     wrong = wrongly_paid(opened, gate, payments)
-    dfids, lists = {answer.dfid for answer in answers}, opened.kernel.dispatcher.lists
+    dfids, lists = {answer.dfid for answer in answers}, opened.kernel.dispatcher.executor.lists
     return {
         "model": opened.engine.model,
         "decisions": len(decided),
@@ -201,7 +201,7 @@ def payments_of(opened: Gate, gate: GateDefinition) -> list[StatementLine]:
 
     Raises WorldError, with how to learn what became of orders, when it does not answer.
     """
-    if not opened.kernel.dispatcher.lists:
+    if not opened.kernel.dispatcher.executor.lists:
         return []
     try:
         lines = opened.kernel.dispatcher.statement(0, now_ms() + CLOCKS_APART_MS)
@@ -216,7 +216,7 @@ def wrongly_paid(opened: Gate, gate: GateDefinition, payments: Iterable[Statemen
     """Return one line for every difference between record and statement, each a case by now, and for every fault that the
     definition finds in the statement.
     """
-    if not opened.kernel.dispatcher.lists:
+    if not opened.kernel.dispatcher.executor.lists:
         return []
     return [*(difference.words for difference in opened.reconcile().differences), *gate.demo.faults(payments)]
 

@@ -167,7 +167,7 @@ def test_two_orders_of_one_event_that_both_stand_are_a_case(world: World) -> Non
     assert {"CARRIED_OUT_OUTSIDE", "EVENT_CARRIED_OUT_TWICE"} == set(codes(world))
 
 
-def test_what_is_in_the_air_is_recoverys_and_only_counted(world: World) -> None:
+def test_what_is_in_flight_is_recoverys_and_only_counted(world: World) -> None:
     rail = listing(world)
     rail.misfortunes = ["raise", "drop"]
     rail.blind = True
