@@ -135,7 +135,7 @@ class Bench:
         clock.append(time.perf_counter() - since)
         report = kernel.just_in_time(narrowed, verdict) if verdict.outcome == "ACCEPTED" else None
         clock.append(time.perf_counter() - since)
-        intent = kernel.conclude(narrowed, data, decoding, verdict, report)
+        intent = kernel.commit(narrowed, data, decoding, verdict, report)
         clock.append(time.perf_counter() - since)
         if intent is not None:
             kernel.dispatcher.carry_out(intent, until_ms=now_ms() + self.gate.contract.budget.dispatch_ms_max)

@@ -17,6 +17,7 @@ from sds.engines.protocol import Checks, Engine, Explains
 from sds.escalations import Resolve, resolve
 from sds.host import paths as places
 from sds.host.log import JsonLog
+from sds.kernel.context.reader import RecordedContext
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.state import StateSource
@@ -28,10 +29,10 @@ from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.human.cases import Case
 from sds.kernel.human.review import CaseView, HumanReview
-from sds.kernel.operations import erasure, recovery
+from sds.kernel.operations import erasure, monitor, recovery
 from sds.kernel.operations.erasure import Erased
 from sds.kernel.operations.recovery import Recovered
-from sds.kernel.registry import monitor, registry
+from sds.kernel.registry import registry
 from sds.kernel.saga import driver
 from sds.kernel.saga.state import SagaAnswer
 from sds.key_locks import KeyLocks
@@ -115,7 +116,7 @@ class Gate:
                 signer,
                 now_ms=now_ms,
                 log=self._log.write,
-                count_tokens=self.engine.count_tokens,
+                context=RecordedContext(self.store, self.contract, self.engine.count_tokens),
             )
             on_decided, locks = self._explained(opened), KeyLocks()
             self._stream = Stream(

@@ -62,7 +62,7 @@ class AuthorityState:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judgement. `numbers`: every number of the decision in minor units, kernel-filled ones included.
+    """The judgement. `amounts_minor`: every number of the decision in minor units, kernel-filled ones included.
 
     `gate_reached`: the first gate that objected, 5 when none did. `final`: trying again cannot help.
     """
@@ -71,7 +71,7 @@ class Verdict:
     reasons: tuple[Reason, ...]
     gate_reached: int
     proposal: Proposal | None = None
-    numbers: tuple[tuple[str, int], ...] = ()
+    amounts_minor: tuple[tuple[str, int], ...] = ()
 
     @property
     def reason_code(self) -> str | None:
@@ -156,11 +156,11 @@ def _accepted_or_escalated(
 ) -> Verdict:
     escalation = _escalation(contract, packet, proposal, decoding)
     if escalation is not None:
-        return Verdict("ESCALATED", (escalation,), 5, proposal, numbers(proposal, permitted))
-    return Verdict("ACCEPTED", (), 5, proposal, numbers(proposal, permitted))
+        return Verdict("ESCALATED", (escalation,), 5, proposal, amounts_minor(proposal, permitted))
+    return Verdict("ACCEPTED", (), 5, proposal, amounts_minor(proposal, permitted))
 
 
-def numbers(proposal: Proposal, permitted: KindBound) -> tuple[tuple[str, int], ...]:
+def amounts_minor(proposal: Proposal, permitted: KindBound) -> tuple[tuple[str, int], ...]:
     """Return every number of a proposal without objections, in minor units: what it says, then what the rules fix."""
     said = ((n, parse_literal(t, b.scale)) for (n, t), (_, b) in zip(proposal.params, permitted.params, strict=True))
     return tuple((n, v) for n, v in said if v is not None) + tuple((n, v) for n, v, _ in permitted.fills)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sds.kernel.context.artifacts import Artifact
 from sds.kernel.contract.schema import Contract
+from sds.kernel.decision.context import Artifact
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, bound
 from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of, meet
 from sds.kernel.envelope.state import Fields

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from sds.kernel.errors import NOT_AS_WRITTEN, unreadable
+from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, unreadable
 from sds.kernel.flow.states import FINAL, UNDECIDED_TAGS
 from sds.kernel.storage.store import Reader
 from sds.kernel.storage.vault import Texts
@@ -96,6 +96,14 @@ def _justified(texts: Texts, code: str | None, proposal: bytes | None, entry: st
         return None
     said = texts.justification(code, proposal or b"")
     return f"{said}: {texts.rationale(json.loads(entry))}" if entry else said
+
+
+def known_answer(store: Reader, dfid: str) -> Answer:
+    """Return the answer of a flow that is in the record. Raises SdsError when it is not, StoreError: unreadable."""
+    found = answer(store, dfid)
+    if found is None:
+        raise SdsError(f"flow `{dfid}` is not in the record", dfid=dfid)
+    return found
 
 
 def numbers_of(text: str | None) -> dict[str, int]:

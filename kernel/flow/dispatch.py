@@ -20,7 +20,7 @@ from sds.kernel.executor.deadline import LateError, within
 from sds.kernel.executor.protocol import ExecutionIntent, Executor, Receipt, Signer, VerifyingExecutor
 from sds.kernel.executor.statement import StatementLine, unreadable_statement
 from sds.kernel.flow import undecided
-from sds.kernel.flow.states import EXECUTION_FAILED, NOT_SENT, State, walk
+from sds.kernel.flow.states import EXECUTION_FAILED, NOT_SENT, State, transition
 from sds.kernel.registry import reservations
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Store
@@ -277,7 +277,7 @@ class Dispatcher:
 
     def _write_dirty(self, intent: ExecutionIntent, receipt: Receipt, was: str) -> str:
         now_ms = self._now_ms()
-        reservations.reinstate(self._store, intent.dfid, succeeded=was == "SUCCESS")
+        reservations.reserve_again(self._store, intent.dfid, succeeded=was == "SUCCESS")
         self._write_status(intent, receipt, "DIRTY", now_ms)
         self._store.run("UPDATE decision_flows SET tag = 'DIRTY' WHERE dfid = ?", (intent.dfid,))
         body = {
@@ -312,7 +312,7 @@ class Dispatcher:
         if status != "UNKNOWN":
             succeeded = status == "SUCCESS"
             reservations.settle(self._store, intent.dfid, succeeded=succeeded, kept=kept)
-            end: State = walk("EXECUTING", "CLOSED" if succeeded else "ABORTED")
+            end: State = transition("EXECUTING", "CLOSED" if succeeded else "ABORTED")
             self._store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (end, tag, intent.dfid))
         body = {"status": status, "reference": receipt.reference, "detail": receipt.detail, "kept": kept, "tag": tag}
         ledger.append(self._store, now_ms, kind, intent.dfid, body | ({"by": dict(by)} if by else {}))

@@ -42,7 +42,7 @@ from sds.kernel.canonical import one_line
 from sds.kernel.errors import ContractError, SdsError, StoreError, UsageError, WorldError
 from sds.kernel.executor import breaker
 from sds.kernel.executor.statement import read_statement
-from sds.kernel.flow.wholeness import Wholeness
+from sds.kernel.executor.wholeness import Wholeness
 from sds.kernel.registry import registry
 from sds.kernel.storage.private_files import OTHERS
 from sds.kernel.storage.store import UPGRADABLE, Reader, Store, expected_schema

@@ -26,6 +26,7 @@ from sds.gates.refund.world.flights import load_flights
 from sds.gates.refund.world.tickets import make_world
 from sds.host import paths as places
 from sds.host.keys import KEY_BYTES, read_ring
+from sds.kernel.context.reader import RecordedContext
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import NOT_AS_WRITTEN, StateError
@@ -125,7 +126,8 @@ def preview_kernel(folder: Path) -> Iterator[Kernel]:
         source = TicketSource(airline_path(folder))
         opened.callback(source.close)
         signer = Signer(secrets.token_bytes(KEY_BYTES))
-        yield Kernel(contract, store, source, NoExecutor(), signer, now_ms=places.now_ms)
+        context = RecordedContext(store, contract)
+        yield Kernel(contract, store, source, NoExecutor(), signer, now_ms=places.now_ms, context=context)
 
 
 def _store_to_look_at(folder: Path, contract: Contract, opened: ExitStack) -> Store:
@@ -156,7 +158,8 @@ def recovery_kernel(folder: Path) -> Iterator[Kernel]:
         opened.callback(source.close)
         rail = opened.enter_context(RailProcess(folder / "rail.db"))
         executor = rail.executor(source.version)
-        yield Kernel(contract, store, source, executor, signer, now_ms=places.now_ms)
+        context = RecordedContext(store, contract)
+        yield Kernel(contract, store, source, executor, signer, now_ms=places.now_ms, context=context)
 
 
 def open_refund(

@@ -17,10 +17,10 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import Receipt
 from sds.kernel.executor.statement import CLOCKS_APART_MS, KEYS_AT_ONCE, StatementLine, compare
-from sds.kernel.flow import escalation_budget
 from sds.kernel.human.cases import Case, waiting
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import recovery
+from sds.kernel.registry import escalation_budget
 from sds.kernel.storage import ledger
 from tests.gates.orders import key_of
 from tests.kernel.authority import AGENT
