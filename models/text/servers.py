@@ -4,7 +4,7 @@
     vllm, sglang, tgi        the regular expression, in the server's own parameter, as Outlines sends it
     ollama, lmstudio, openai JSON Schema through Outlines' OpenAI model; `form="gbnf"` sends GBNF to a server that reads it
 
-Every request goes through `models.bounded_http`: one exchange, no retry, no redirect, no proxy, a deadline and a limit
+Every request goes through `models.text.http`: one exchange, no retry, no redirect, no proxy, a deadline and a limit
 on bytes. A server applies its own chat template: whether a text that spells a control token becomes one is up to it, and
 so is whether the model thinks first, which it is told not to have it do where it has a parameter for that.
 """
@@ -170,12 +170,8 @@ def _through_chat(kind: Server, wire: _Wire, model: str) -> Ask:
 
 def _client(wire: _Wire) -> Any:
     """Return OpenAI's client over our exchange. What it would read from the environment is given here instead."""
+    import httpx2 as httpx  # noqa: PLC0415
     import openai  # noqa: PLC0415
-
-    try:
-        import httpx2 as httpx  # noqa: PLC0415
-    except ImportError:  # openai before 3
-        import httpx  # type: ignore[import-not-found,no-redef,unused-ignore]  # noqa: PLC0415
 
     class Exchange(httpx.BaseTransport):
         def handle_request(self, request: Any) -> Any:
