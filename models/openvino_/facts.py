@@ -6,9 +6,10 @@ from typing import Any
 
 from sds.models.cache.token_tree import prepared_for
 from sds.models.facts import BackendFacts, Opening, installed
-from sds.models.protocol import Backend, Dtype
+from sds.models.protocol import Backend, Dtype, extra_hint
 
 DISTRIBUTION = "openvino"
+INSTALL_HINT = extra_hint("openvino", target="openvino")
 # What is quantized in int8, as records say it, and in what the rest is computed.
 QUANTIZED = "all products with weights but those of the last layer, and the weights of the head"
 INT8_REST: dict[Dtype, Dtype] = {"int8": "fp32", "int8-bf16": "bf16"}
@@ -50,6 +51,7 @@ OPENVINO = BackendFacts(
     title="OpenVINO",
     distribution=DISTRIBUTION,
     extra="openvino",
+    install_hint=INSTALL_HINT,
     dtypes=DTYPES,
     usual_dtype=_usual_dtype,
     bits_need_slots=True,
