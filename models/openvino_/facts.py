@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from sds.models.cache.token_tree import prepared_for
 from sds.models.facts import BackendFacts, Opening, installed
 from sds.models.protocol import Backend, Dtype, extra_hint
 
@@ -17,6 +16,7 @@ DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", *INT8_REST)
 
 
 def _open(opening: Opening) -> Backend:
+    from sds.models.cache.token_tree import prepared_for  # noqa: PLC0415  numpy is loaded with a model
     from sds.models.openvino_.backend import LENGTHS, OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
 
     wanted = opening.warm_up

@@ -6,7 +6,7 @@
 
 Every request goes through `models.text.http`: one exchange, no retry, no redirect, no proxy, a deadline and a limit
 on bytes. A server applies its own chat template: whether a text that spells a control token becomes one is up to it, and
-so is whether the model thinks first, which it is told not to have it do where it has a parameter for that.
+so is whether the model thinks first, which it is asked not to have it do where it has a parameter for that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEED = 0  # greedy all the same; some servers draw even then
 # A template that has the model think first would have the decision written as a thought. What a template does not know it
 # passes over.
 _NO_THOUGHTS = {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
-# Greedy means no penalty on what was said before: some servers have one unless told, others read it with the weights.
+# Greedy means no penalty on what was said before: some servers have one unless asked not to, others read it with the weights.
 _PLAIN: dict[Server, dict[str, Any]] = {
     "llama-server": {"repeat_penalty": 1.0, **_NO_THOUGHTS},
     "vllm": {"repetition_penalty": 1.0, **_NO_THOUGHTS},
@@ -66,7 +66,7 @@ class RemoteWriter:
             raise self._wire.failure or _unexpected(error) from error
         if not isinstance(text, str):
             raise BackendError("the server's answer holds no text")
-        cut, tokens = self._wire.told(text, grammar)
+        cut, tokens = self._wire.reported(text, grammar)
         if cut:
             raise BackendError(f"the server stopped after {tokens_max} tokens, before the sentence ended")
         data = text.encode("utf-8", "replace")
@@ -102,8 +102,8 @@ class _Wire:
             raise
         return self._answer
 
-    def told(self, text: str, grammar: Grammar) -> tuple[bool, int]:
-        """Return whether the server says that it cut the answer short, and how many tokens it counted; 0: not told."""
+    def reported(self, text: str, grammar: Grammar) -> tuple[bool, int]:
+        """Return whether the server says that it cut the answer short, and how many tokens it counted; 0: it does not say."""
         try:
             answer = json.loads(self._answer.decode())
             usage = answer.get("usage") or {}
