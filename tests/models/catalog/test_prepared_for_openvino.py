@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from sds.cli.setup import doctor
 from sds.engines import factory
 from sds.engines.factory import library_of_record, open_backend, open_engine, open_weights, runtime_facts
 from sds.engines.native import NativeEngine
@@ -169,6 +170,16 @@ def test_where_it_is_not_installed_it_is_not_tried(
     found, _ = preparation(tmp_path, OPENVINO_WINS, log=lines.append).run(tiny_path(1))
     assert ("BF16", "llamacpp", 4) == (found.record.type, found.record.library, len(found.record.measured))
     assert [] == [line for line in lines if "OpenVINO" in line]
+
+
+@in_openvino
+@pytest.mark.usefixtures("installed")
+def test_doctor_says_what_a_model_was_prepared_for_that_is_gone_and_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "which is not installed" not in doctor._versions()
+    monkeypatch.setitem(BACKENDS, OPENVINO.name, replace(OPENVINO, version=lambda: None))
+    assert doctor._versions().endswith(f", a model was prepared for OpenVINO, which is not installed ({INSTALL_HINT})")
 
 
 def facts_of(engine: NativeEngine) -> dict[str, Any]:
