@@ -8,7 +8,7 @@ import pytest
 
 from sds.engines import config
 from sds.engines.config import EngineSpec, load_engines, open_chain
-from sds.host.paths import now_ms
+from sds.host.clock import now_ms
 from sds.kernel.errors import ModelError, UsageError
 from tests.engines.servers import LlamaServer, free_port
 
