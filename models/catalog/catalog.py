@@ -85,7 +85,7 @@ class Source(_Kept):
 class Measured(_Kept):
     """One weight type in one library: quickest, median and longest time of a decision's passes, mean KL from the exact weights.
 
-    `dtype`: what it is computed in, None: what the library does unless told.
+    `dtype`: what it is computed in, None: what the library does where nobody says it.
     """
 
     type: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -198,28 +198,18 @@ def _open(
 
     def opener(path: Path, runs: Library | None, computes: Dtype | None, fingerprint: str | None) -> Backend:
         runs = runs or library_for(folder=path.is_dir())
-        share = share_of(runs)
-        return open_backend(
-            path,
-            library=runs,
-            device=device,
-            dtype=computes,
-            slots=share.slots,
-            threads=share.threads,
-            replicas=share.replicas,
-            fingerprint=fingerprint,
-            skip_warmup=skip_warmup,
-        )
+        how = {"device": device, "skip_warmup": skip_warmup, **asdict(share_of(runs))}
+        return open_backend(path, library=runs, dtype=computes, fingerprint=fingerprint, **how)
 
     with telling():
         path = model or embedded_model()
         asked = library or library_for(folder=path.is_dir())
         check_slots(share_of(asked).slots, mode)
+        _check_taken(path, asked, device, dtype)
         if as_is or not BACKENDS[asked].measured_in or device != "cpu":  # what was prepared is for the processor
             dtype = dtype or BACKENDS[asked].usual_dtype()
             opened = LoadedModel(opener(path, asked, dtype, None), asked, dtype)
         else:
-            _check_taken(path, asked, device, dtype)
             opened = open_weights(path, opener, cache=model_cache(), library=library, dtype=dtype)
     share = share_of(opened.library)
     if noise_logp_max is None and 1 < share.slots <= opened.noise_slots:

@@ -7,22 +7,25 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sds.cli.setup import doctor
 from sds.engines import factory
 from sds.engines.factory import library_of_record, open_backend, open_engine, open_weights, runtime_facts
 from sds.engines.native import NativeEngine
 from sds.host.clock import now_ms
 from sds.host.paths import open_record
 from sds.models.catalog import prepare
+from sds.models.catalog.backends import BACKENDS
 from sds.models.catalog.catalog import Prepared, prepared
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.llamacpp.backend import LlamaBackend
-from sds.models.openvino_.facts import QUANTIZED
-from sds.models.protocol import BackendError, Dtype, extra_hint
+from sds.models.openvino_.facts import INSTALL_HINT, OPENVINO, QUANTIZED
+from sds.models.protocol import BackendError, Dtype
 from sds.replay import Circumstance, Replay, _circumstances, opener, replay
 from tests.models.catalog.preparing import (
     BF16_WINS,
@@ -159,15 +162,25 @@ def test_weights_that_are_bf16_already_are_run_from_their_own_file(
 
 
 @pytest.mark.usefixtures("uninstalled")
-def test_where_it_is_not_installed_one_line_says_so(
+def test_where_it_is_not_installed_it_is_not_tried(
     tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare, "ROUNDS", 1)
+    quick(monkeypatch)
+    monkeypatch.setitem(BACKENDS, OPENVINO.name, replace(OPENVINO, version=lambda: None))
     lines: list[str] = []
-    found, _ = preparation(tmp_path, {**OPENVINO_WINS, "BF16": 0.2}, log=lines.append).run(tiny_path(1))
+    found, _ = preparation(tmp_path, OPENVINO_WINS, log=lines.append).run(tiny_path(1))
     assert ("BF16", "llamacpp", 4) == (found.record.type, found.record.library, len(found.record.measured))
-    missing = f"OpenVINO is not installed ({extra_hint('openvino')})"
-    assert [f"BF16 through OpenVINO is not measured: {missing}"] == [line for line in lines if "OpenVINO" in line]
+    assert [] == [line for line in lines if "OpenVINO" in line]
+
+
+@in_openvino
+@pytest.mark.usefixtures("installed")
+def test_doctor_says_what_a_model_was_prepared_for_that_is_gone_and_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "which is not installed" not in doctor._versions()
+    monkeypatch.setitem(BACKENDS, OPENVINO.name, replace(OPENVINO, version=lambda: None))
+    assert doctor._versions().endswith(f", a model was prepared for OpenVINO, which is not installed ({INSTALL_HINT})")
 
 
 def facts_of(engine: NativeEngine) -> dict[str, Any]:
@@ -233,7 +246,7 @@ def test_where_it_cannot_be_opened_any_more_the_file_itself_runs_in_llama_cpp(in
     engine = open_engine(source, now_ms=lambda: 0)
     assert facts_of(engine)["library"].startswith("llama-cpp-python ")
     assert f"tiny-1.gguf@{gguf_fingerprint(source)[:12]}" == engine.model
-    assert (f"OpenVINO is not installed: the model runs as it is ({extra_hint('openvino')})",) == (engine.notices)
+    assert (f"OpenVINO is not installed: the model runs as it is ({INSTALL_HINT})",) == (engine.notices)
 
 
 def replayed(home: Path, source: Path, dfid: str) -> Replay:
