@@ -114,7 +114,7 @@ def test_the_ticket_can_be_refunded_again_once_its_refund_was_taken_back(desk: D
 
 def test_a_reversal_whose_reply_is_lost_is_looked_up_and_happens_once(desk: Desk) -> None:
     reasoned = desk.watch.reasoned
-    desk.gate._sagas._on_reasoned = lambda packet, data: (
+    desk.gate._on_reasoned = lambda packet, data: (
         desk.rail.misbehave(lose_reply=1.0) if packet.event_id.endswith("/compensation") else reasoned(packet, data)
     )
     before = desk.rail.payouts()["reversed"]
@@ -124,7 +124,7 @@ def test_a_reversal_whose_reply_is_lost_is_looked_up_and_happens_once(desk: Desk
 
 def test_a_rail_that_dies_before_the_reversal_leaves_it_unknown_until_recovery_has_looked(desk: Desk) -> None:
     reasoned = desk.watch.reasoned
-    desk.gate._sagas._on_reasoned = lambda packet, data: (
+    desk.gate._on_reasoned = lambda packet, data: (
         desk.rail.kill() if packet.event_id.endswith("/compensation") else reasoned(packet, data)
     )
     found = desk.decide()
