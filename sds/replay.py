@@ -20,7 +20,7 @@ from sds.engines.factory import cores, library_of_record, open_engine
 from sds.engines.native import telling
 from sds.engines.protocol import Engine
 from sds.kernel.audit.stored_decision import Decided, read_decided
-from sds.kernel.contract.schema import PROPOSAL_SCHEMA
+from sds.kernel.contract.sections import PROPOSAL_SCHEMA
 from sds.kernel.decision.packet import NOT_ASKED, Decoding
 from sds.kernel.envelope.proposal import Proposal, parse_recorded
 from sds.kernel.errors import UsageError

@@ -21,7 +21,7 @@ from sds.host.paths import now_ms, open_record
 from sds.kernel.audit.stored_decision import read_decided
 from sds.kernel.audit.verify import flow_record, verify
 from sds.kernel.contract import compatibility
-from sds.kernel.contract.schema import PROPOSAL_SCHEMA
+from sds.kernel.contract.sections import PROPOSAL_SCHEMA
 from sds.kernel.decision import dim
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.proposal import parse_recorded

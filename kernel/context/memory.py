@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 from sds.kernel.context import artifacts
 from sds.kernel.context.artifacts import DAY_MS, Swept
-from sds.kernel.contract.schema import Contract, MemorySpec
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import MemorySpec
 from sds.kernel.decision import phrases
 from sds.kernel.storage.store import Reader, Row, Store
 from sds.kernel.storage.vault import PROPOSAL, Texts

@@ -5,7 +5,8 @@ from __future__ import annotations
 from sds.kernel.canonical import in_words, one_line, sha256_hex
 from sds.kernel.context import memory
 from sds.kernel.context.memory import CountTokens, counted
-from sds.kernel.contract.schema import ArtifactSpec, Contract
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import ArtifactSpec
 from sds.kernel.decision.context import Artifact
 from sds.kernel.decision.packet import artifacts_text
 from sds.kernel.storage.store import Reader

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import ContractFields
 from sds.kernel.decision.context import Artifact
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, bound
 from sds.kernel.envelope.envelope import ESCALATE, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of, meet
@@ -63,7 +63,7 @@ def envelope_in_force(
         return ESCALATE_ONLY
 
 
-def safeguards_of(contract: Contract, *, for_human: bool = False) -> tuple[Safeguard, ...]:
+def safeguards_of(contract: ContractFields, *, for_human: bool = False) -> tuple[Safeguard, ...]:
     """Return the safeguards every contract is under. For a human a used-up limit drops the kind: they can tell it from
     a denial, and there is nobody to escalate to.
     """
@@ -110,7 +110,7 @@ def with_notes(live: LiveState, envelope: DecisionEnvelope) -> LiveState:
     return replace(live, notes=("the contract's rules or limits leave only the human",))
 
 
-def _within_draws(contract: Contract, kind: KindBound, fields: Fields) -> KindBound | None:
+def _within_draws(contract: ContractFields, kind: KindBound, fields: Fields) -> KindBound | None:
     spec = contract.kinds.get(kind.kind)
     for path, drawn in (spec.draws if spec else {}).items():
         left = fields.get(path)
@@ -123,7 +123,7 @@ def _within_draws(contract: Contract, kind: KindBound, fields: Fields) -> KindBo
     return kind
 
 
-def _within_spend(contract: Contract, kind: KindBound, left: int) -> KindBound | None:
+def _within_spend(contract: ContractFields, kind: KindBound, left: int) -> KindBound | None:
     spec = contract.kinds.get(kind.kind)
     return kind if spec is None or spec.spends is None else _at_most(kind, spec.spends, left)
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from sds.kernel.canonical import canonical, digest, flow_id, one_line
-from sds.kernel.contract.schema import Contract, EventSpec
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import EventSpec
 from sds.kernel.errors import EventError, UsageError
 from sds.kernel.flow import states, undecided
 from sds.kernel.flow.answer import Answer, known_answer

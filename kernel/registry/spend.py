@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 from sds.kernel.canonical import digest
-from sds.kernel.contract.schema import Contract, SpendLimit
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import SpendLimit
 from sds.kernel.envelope.state import Fields
 from sds.kernel.storage.clock import BACK_MS, Step, steps
 from sds.kernel.storage.store import Reader, Store

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sds.kernel.canonical import canonical
-from sds.kernel.contract.schema import Contract, EventSpec, SagaSpec
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import EventSpec, SagaSpec
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow import decision_record, intake, undecided
 from sds.kernel.flow.answer import Answer, answer

@@ -20,7 +20,8 @@ from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.grammars.tokens.selftest import check_mask_constrains, follow
 from sds.kernel.canonical import one_line
 from sds.kernel.contract.compiler import Rules
-from sds.kernel.contract.schema import Contract, KindSpec, ParamSpec
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import KindSpec, ParamSpec
 from sds.kernel.contract.snapshot import STRING_CHARS_MAX, FieldSpec, level, take_snapshot
 from sds.kernel.decision.packet import EVIDENCE, case_texts, static_text
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, bound, format_literal

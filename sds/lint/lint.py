@@ -12,7 +12,8 @@ from random import Random
 
 from sds.kernel.contract.compiler import Path
 from sds.kernel.contract.expressions import Program, Tree
-from sds.kernel.contract.schema import Contract, KindSpec
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import KindSpec
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, bound
 from sds.kernel.envelope.envelope import DENY
 from sds.kernel.envelope.state import Fields

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from sds.kernel.contract.schema import Contract, DriftSpec, KindSpec, SpendLimit
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import DriftSpec, KindSpec, SpendLimit
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX
 
 Direction = Literal["wider", "narrower", "different"]
