@@ -26,7 +26,8 @@ from sds.decoding.lookahead import numbers_shown
 from sds.engines.expressible import refuse_unsayable
 from sds.engines.queueing import QueueTimeoutError, after_waiting
 from sds.engines.scheduler import CLOSE_S_MAX, Scheduler
-from sds.grammars.tokens.compiler import GrammarCompiler, TokenMatcher
+from sds.grammars.tokens.compiler import GrammarCompiler
+from sds.grammars.tokens.matcher import TokenMatcher
 from sds.grammars.tokens.selftest import check_mask_constrains
 from sds.grammars.tokens.text import TextTokens
 from sds.kernel.contract.schema import Contract
@@ -72,7 +73,7 @@ class NativeEngine:
             self._noise = batch_variance(backend) if noise_logp_max is None else noise_logp_max
         if not 0.0 <= self._noise < inf:  # less than none, or no number, would guard nothing
             raise ModelError(f"the noise of company is `{self._noise}`, no log-probability")
-        self._planner, self._runtime, self._known = GrammarCompiler(backend), runtime, _TokenizationCache(backend)
+        self._compiler, self._runtime, self._known = GrammarCompiler(backend), runtime, _TokenizationCache(backend)
         self._facts = {
             **(runtime or {}),
             "weights": backend.fingerprint,
@@ -130,7 +131,7 @@ class NativeEngine:
         return decode(
             self._backend,
             sections,
-            self._walk(packet),
+            self._matcher(packet),
             tokens_max=tokens_max,
             now_ms=self._now_ms,
             deadline_ms=packet.expires_at_ms,
@@ -145,7 +146,7 @@ class NativeEngine:
                 backend,
                 slot,
                 sections,
-                self._walk(packet),
+                self._matcher(packet),
                 tokens_max=tokens_max,
                 mode=self._mode,
                 noise_logp_max=self._noise,
@@ -182,7 +183,7 @@ class NativeEngine:
 
     def _text_tokens(self) -> TextTokens:
         if self._text is None:  # a look at the whole vocabulary, for the first rationale only
-            self._text = TextTokens(self._planner.spelling)
+            self._text = TextTokens(self._compiler.tokenizer_index)
         return self._text
 
     def _check_open(self) -> None:
@@ -213,9 +214,9 @@ class NativeEngine:
         with telling():
             return prompt_sections(self._known, *packet.sections)
 
-    def _walk(self, packet: DecisionPacket) -> TokenMatcher:
+    def _matcher(self, packet: DecisionPacket) -> TokenMatcher:
         with telling():
-            return self._planner.walk(packet.envelope, packet.snapshot.id)
+            return self._compiler.matcher(packet.envelope, packet.snapshot.id)
 
     def _measured(self, decoded: Decoded, sections: Sequence[Sequence[int]], duration_ms: float) -> Decoding:
         if not decoded.passes:  # only one decision was possible: the model was not asked
@@ -233,7 +234,7 @@ class NativeEngine:
             facts={
                 **self._facts,
                 "prompt": _digest(chain.from_iterable(sections)),
-                "plan": decoded.plan,
+                "plan": decoded.grammar_sha256,
                 "rows": decoded.rows,
                 "canonical": decoded.canonical,
             },
