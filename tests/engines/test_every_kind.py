@@ -42,6 +42,8 @@ Spec = Callable[[Kind, str], EngineSpec]
 @pytest.fixture(scope="module")
 def spec_of(tiny_path: Callable[[int], Path], tiny_folder: Callable[[int], Path]) -> Spec:
     def make(kind: Kind, library: str) -> EngineSpec:
+        if library == "openvino":
+            pytest.importorskip("openvino", reason="OpenVINO is not installed: make openvino")
         model = tiny_folder(1) if library == "transformers" else tiny_path(1)
         return EngineSpec(
             name="here",

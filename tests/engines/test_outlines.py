@@ -16,7 +16,6 @@ from sds.engines.text import TextEngine, grammar_of
 from sds.grammars.language import language
 from sds.kernel.envelope.envelope import envelope_of
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
-from sds.kernel.errors import ModelError
 from sds.models.protocol import BackendError
 from sds.models.text import outlines
 from sds.models.text.outlines import (
@@ -219,17 +218,6 @@ def test_an_interrupt_inside_the_mask_stays_an_interrupt(
         writer.write("Decide.", "A claim.", grammar_of(refund_language(), "regex"), tokens_max=300, timeout_s=60)
 
 
-@pytest.mark.parametrize("library", ["llamacpp", "transformers"])
-def test_a_mask_that_permits_everything_is_refused_at_the_start(
-    opened_writer: Open, library: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = opened_writer(library, "llguidance")
-    monkeypatch.setattr(writer, "_compiled", lambda _grammar: Idle())
-    with pytest.raises(ModelError, match="the engine `outlines` does not constrain its model") as refused:
-        TextEngine("outlines", writer, nonce=lambda: NONCE, now_ms=running_ms)
-    assert "MASK_FAILED" == refused.value.reason_code
-
-
 def test_a_mask_that_is_never_called_is_noticed(writer: OutlinesWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer._driven, "generate", lambda *_: "Of course, I will pay!")
     with pytest.raises(BackendError, match="the model was run without its mask"):
@@ -241,16 +229,6 @@ def test_a_mask_that_permits_nothing_is_an_error_and_ends_the_generation() -> No
     found = guard(np.zeros(3, np.int32), np.full(5, -np.inf, np.float32))
     assert "the mask permits no token, or the model returned no logits" == str(guard.error)
     assert [2] == np.flatnonzero(np.isfinite(found)).tolist()
-
-
-@pytest.mark.parametrize("library", ["llamacpp", "transformers"])
-def test_a_slow_model_is_stopped_at_the_deadline(opened_writer: Open, library: str) -> None:
-    writer = opened_writer(library, "llguidance")
-    grammar = grammar_of(refund_language(), "regex")
-    began = monotonic()
-    with pytest.raises(BackendError, match="the model did not finish in time"):
-        writer.write("Decide.", "A claim.", grammar, tokens_max=300, timeout_s=0.02)
-    assert monotonic() - began < 2
 
 
 def test_a_claim_that_spells_control_tokens_is_read_as_text(writer: OutlinesWriter) -> None:
@@ -297,11 +275,6 @@ def test_a_short_rationale_is_possible_with_outlines_core(opened_writer: Open) -
     proposal = parse_proposal(found.data)
     assert isinstance(proposal, Proposal)
     assert [] == envelope.objections(proposal)
-
-
-def test_xgrammar_needs_transformers(drive: Drive) -> None:
-    with pytest.raises(BackendError, match="xgrammar runs only with transformers"):
-        OutlinesWriter(drive("llamacpp"), "xgrammar")
 
 
 @pytest.mark.parametrize("library", outlines.PROCESSINGS)

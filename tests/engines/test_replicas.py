@@ -56,7 +56,7 @@ def test_many_threads_get_bit_for_bit_what_one_engine_decides_alone(
 def test_openvino_has_replicas_and_they_decide_as_one_does_alone(
     world: World, tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("openvino")
+    pytest.importorskip("openvino", reason="OpenVINO is not installed: make openvino")
     monkeypatch.setenv("SDS_THREADS", "2")
     how: dict[str, Any] = {"now_ms": running_ms, "library": "openvino", "dtype": "fp32"}
     asked = packets(world, scale(12, 120))
@@ -74,7 +74,7 @@ def test_replicas_of_some_slots_each_decide_as_one_does_alone(
     library: str, world: World, tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if library == "openvino":
-        pytest.importorskip("openvino")
+        pytest.importorskip("openvino", reason="OpenVINO is not installed: make openvino")
     if library == "integer":
         try:
             integer_library.library()
@@ -211,7 +211,7 @@ def test_transformers_has_none(tiny_folder: Callable[[int], Path]) -> None:
 def test_company_in_openvino_leaves_no_trace_in_a_decision(
     slots: int, mode: Mode, dtype: Dtype, world: World, tiny_path: Callable[[int], Path]
 ) -> None:
-    pytest.importorskip("openvino")
+    pytest.importorskip("openvino", reason="OpenVINO is not installed: make openvino")
     from sds.models.openvino_ import dtypes
 
     if dtype == "bf16" and not dtypes.computes_in_bf16():
@@ -257,6 +257,7 @@ def test_on_a_card_llama_cpp_decides_several_at_once_in_shared_passes(
 def test_openvino_and_transformers_decide_several_at_once_in_shared_passes(
     tiny_path: Callable[[int], Path], tiny_folder: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("openvino", reason="OpenVINO is not installed: make openvino")
     monkeypatch.setenv("SDS_THREADS", "1")
     for path, library in ((tiny_path(1), "openvino"), (tiny_folder(1), None)):
         with closing(open_parallel(path, parallel=3, now_ms=running_ms, library=library)) as opened:

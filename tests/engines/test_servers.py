@@ -16,7 +16,6 @@ from sds.grammars.emit import gbnf as emit_gbnf
 from sds.grammars.emit import json_schema
 from sds.grammars.language import language
 from sds.kernel.decision.packet import ALTERNATIVES_UNAVAILABLE
-from sds.kernel.envelope.envelope import envelope_of
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.kernel.errors import ModelError
 from sds.models.protocol import BackendError
@@ -96,16 +95,6 @@ def test_a_server_that_ignores_the_grammar_it_is_sent_is_refused_at_the_start(
     with pytest.raises(ModelError, match="the engine `served` does not constrain its model") as refused:
         engine_of(server.url, kind)
     assert "MASK_FAILED" == refused.value.reason_code
-
-
-def test_a_proof_leaves_room_for_its_whole_sentence_in_a_tokenizer_that_reads_byte_by_byte() -> None:
-    with misbehaving(lambda connection, _request: reply(connection, completion("yes"))) as (url, requests):
-        with pytest.raises(ModelError, match="does not constrain its model"):
-            engine_of(url)
-        body = body_of(requests[0])
-    said = language(envelope_of([]), NONCE)
-
-    assert grammar_of(said, "gbnf").bytes_max + END_TOKENS == body["max_tokens"]
 
 
 def test_no_two_proofs_are_the_same_request() -> None:
