@@ -100,15 +100,9 @@ class Gate:
             self.engine = self._checked_engine(engine, model, opened)
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
             context = RecordedContext(self.store, self.contract, self.engine.count_tokens)
+            log = self._log.write
             self._kernel = Kernel(
-                self.contract,
-                self.store,
-                source,
-                executor,
-                signer,
-                now_ms=now_ms,
-                log=self._log.write,
-                context=context,
+                self.contract, self.store, source, executor, signer, now_ms=now_ms, log=log, context=context
             )
             self._on_reasoned, self._on_decided = on_reasoned, self._explained(opened)
             self._locks = KeyLocks()

@@ -13,13 +13,17 @@ PROPOSAL_FIELDS = frozenset({"action", "params", "reason", "reason_code", "ratio
 
 def check_kinds(contract: ContractFields) -> None:
     kinds = contract.kinds
-    if DENY not in kinds:
-        raise ContradictionError(("kinds",), "DENY is missing: every contract lets its agent say no")
+    refusal = contract.refusal
+    if refusal not in kinds:
+        named = "" if refusal == DENY else ", which `refusal` names,"
+        raise ContradictionError(("kinds",), f"{refusal}{named} is missing: every contract lets its agent say no")
+    if refusal != DENY and DENY in kinds:
+        raise ContradictionError(("kinds", DENY), f"is a second refusal: `refusal` names {refusal}")
     if ESCALATE in kinds:
         raise ContradictionError(("kinds", ESCALATE), "is always there and is not declared")
-    deny = kinds[DENY]
-    if deny.params or deny.fills or deny.executes or deny.when != "true":
-        raise ContradictionError(("kinds", DENY), "takes only reasons")
+    spec = kinds[refusal]
+    if spec.params or spec.fills or spec.executes or spec.when != "true":
+        raise ContradictionError(("kinds", refusal), "takes only reasons")
     for path, codes in ((("authority",), contract.authority), (("escalation", "always"), contract.escalation.always)):
         for index, code in enumerate(codes):
             if code not in kinds:

@@ -12,7 +12,7 @@ from sds.kernel.contract.expressions import Checked, Program, Tree, check_expres
 from sds.kernel.contract.sections import ContractFields, KindSpec
 from sds.kernel.contract.snapshot import faults, parse_type
 from sds.kernel.envelope.bounds import Bound, bound, within_limits
-from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import ContractError
 
@@ -29,7 +29,7 @@ class Rules:
         self.contract = contract
         self.fields = tuple(parse_type(path, text) for path, text in contract.snapshot.items())
         named = contract.authority if authority is None else authority
-        self._kinds = {name: contract.kinds[name] for name in sorted({*named, DENY})}
+        self._kinds = {name: contract.kinds[name] for name in sorted({*named, contract.refusal})}
         self._forms = [_CompiledKind(name, kind) for name, kind in self._kinds.items()]
         self._recurring: set[tuple[str, str]] = set()
         self._program = Program(tuple(self._checked()))
@@ -72,11 +72,11 @@ class Rules:
             kinds = []
             for form in self._forms:
                 kind = form.bound(values)
-                if kind is not None and (eligible is True or form.name == DENY):
+                if kind is not None and (eligible is True or form.name == self.contract.refusal):
                     kinds.append(kind)
         except Exception:  # noqa: BLE001  fail closed: whatever an expression raises, a human decides
             return ESCALATE_ONLY
-        return envelope_of(kinds, self.contract.rationale_chars_max)
+        return envelope_of(kinds, self.contract.rationale_chars_max, refusal=self.contract.refusal)
 
 
 def expressions_of(name: str, kind: KindSpec) -> list[tuple[Path, str, str]]:

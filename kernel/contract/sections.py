@@ -31,7 +31,7 @@ from sds.kernel.contract.types import (
     TimeZone,
 )
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX, SCALE_MAX
-from sds.kernel.envelope.envelope import RATIONALE_CHARS_MAX
+from sds.kernel.envelope.envelope import DENY, RATIONALE_CHARS_MAX
 
 PROPOSAL_SCHEMA = "4.0.0"
 KINDS_MAX = 16
@@ -67,7 +67,8 @@ class FillSpec(Section):
 class KindSpec(Section):
     """One decision kind. `draws`: snapshot field -> parameter name or a fixed integer taken from it.
 
-    `spends`: the parameter or fill that counts against the spend limits. A kind with neither has no side effect.
+    `spends`: the parameter or fill that counts against the spend limits. `side_effect`: the executor carries it out although
+    it draws and spends nothing; a kind with none of the three has no side effect.
     `impact`: what a human is shown (DIR 4.7); left out, HIGH for what has a side effect, else LOW.
     """
 
@@ -78,10 +79,11 @@ class KindSpec(Section):
     draws: dict[FieldPath, Drawn] = Field(default_factory=dict, max_length=4)
     spends: Name | None = None
     impact: Literal["LOW", "HIGH"] | None = None
+    side_effect: bool = False
 
     @property
     def executes(self) -> bool:
-        return bool(self.draws) or self.spends is not None
+        return self.side_effect or bool(self.draws) or self.spends is not None
 
     @model_validator(mode="after")
     def _names_agree(self) -> KindSpec:
@@ -259,6 +261,7 @@ class ContractFields(Section):
     levels: dict[FieldPath, Levels] = Field(default_factory=dict, max_length=FIELDS_MAX)  # words it reads for a number
     when: Expression = "true"
     kinds: dict[Code, KindSpec] = Field(min_length=1, max_length=KINDS_MAX)
+    refusal: Code = DENY  # the kind by which the agent says no, always permitted
     rationale: RationaleSpec | None = None
     draws_settle_in: Literal["kernel", "source"] = "kernel"
     drift: DriftPolicy = DriftPolicy()

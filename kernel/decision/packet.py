@@ -19,7 +19,7 @@ from sds.kernel.decision.context import Artifact
 from sds.kernel.decision.injection import findings
 from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState
 from sds.kernel.envelope.bounds import format_literal
-from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound
+from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound
 
 FORM = '{"action":"KIND","reason":"REASON"}'  # read once, and the model means to say what it may
 EVIDENCE = "Claim:"
@@ -135,7 +135,7 @@ def static_text(
 
     `authority`: the kinds of that step; the form of the answer names the first.
     """
-    named = sorted({*(contract.authority if authority is None else authority), DENY})
+    named = sorted({*(contract.authority if authority is None else authority), contract.refusal})
     form = FORM.replace("KIND", authority[0]) if authority else FORM
     kinds = "\n".join(f"- {name}: {', '.join(sorted(contract.kinds[name].reasons))}" for name in named)
     return (

@@ -85,7 +85,7 @@ def _narrowed(full: DecisionEnvelope, kinds: list[KindBound | None]) -> Decision
     """Return the envelope of these kinds, in the order of `full`'s; `full` itself when none was narrowed."""
     if all(kind is was for kind, was in zip(kinds, full.kinds, strict=True)):
         return full
-    return envelope_of((kind for kind in kinds if kind is not None), full.rationale_chars_max)
+    return envelope_of((kind for kind in kinds if kind is not None), full.rationale_chars_max, refusal=full.refusal)
 
 
 def standing(full: DecisionEnvelope, situation: EnvelopeInputs) -> DecisionEnvelope:

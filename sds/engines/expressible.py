@@ -25,7 +25,7 @@ from sds.kernel.contract.sections import KindSpec, ParamSpec
 from sds.kernel.contract.snapshot import STRING_CHARS_MAX, FieldSpec, level, take_snapshot
 from sds.kernel.decision.packet import EVIDENCE, case_texts, static_text
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, bound, format_literal
-from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.envelope.state import Value
 from sds.kernel.errors import LanguageError, ModelError
@@ -238,8 +238,10 @@ _CHECKS: dict[str, Callable[[Question], str]] = {
 def widest_envelope(contract: Contract) -> DecisionEnvelope:
     """Return more than any snapshot can permit: a bound that is an expression is taken as far as a number may go."""
     steps = {step for saga in contract.sagas.values() for step in saga.steps}
-    kinds = (_widest_kind(name, contract.kinds[name]) for name in sorted({*contract.authority, *steps, DENY}))
-    return envelope_of([kind for kind in kinds if kind], contract.rationale_chars_max)
+    kinds = (
+        _widest_kind(name, contract.kinds[name]) for name in sorted({*contract.authority, *steps, contract.refusal})
+    )
+    return envelope_of([kind for kind in kinds if kind], contract.rationale_chars_max, refusal=contract.refusal)
 
 
 def _widest_kind(name: str, spec: KindSpec) -> KindBound | None:

@@ -25,7 +25,6 @@ from sds.host.clock import now_ms
 from sds.host.paths import decisions_path, open_record, public_keys_of, refuse_lost
 from sds.kernel.audit import verify
 from sds.kernel.audit.agent_history import agent_record
-from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.state import StateSource
@@ -260,9 +259,9 @@ def kind_outcome(gate: GateDefinition, kind: str) -> str:
     return gate.demo.outcomes.get(kind, kind.lower())
 
 
-def outcome_rows(gate: GateDefinition, contract: Contract) -> list[str]:
+def outcome_rows(gate: GateDefinition) -> list[str]:
     """Return the outcomes that a table always shows, in its order."""
-    return [*(kind_outcome(gate, kind) for kind in contract.authority), "escalated", "aborted_on_drift"]
+    return [*(kind_outcome(gate, kind) for kind in gate.load_contract().authority), "escalated", "aborted_on_drift"]
 
 
 def percentiles(values: list[float]) -> dict[str, float]:

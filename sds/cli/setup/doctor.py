@@ -120,9 +120,9 @@ def _store() -> str:
         _signed(path)
     found = f"{counted(len(records), 'record')} in it {'is' if len(records) == 1 else 'are'} whole"
     halted = [path.parent.name for path in records if _halted(path)]
-    told = f"; halted by an operator: {', '.join(halted)}" if halted else ""
-    told += "".join(f"; the executor of {gate} {text}" for path in records for gate, text in _not_answering(path))
-    return f"`{home()}` is writable, {found if records else 'no record in it'}{told}"
+    said = f"; halted by an operator: {', '.join(halted)}" if halted else ""
+    said += "".join(f"; the executor of {gate} {text}" for path in records for gate, text in _not_answering(path))
+    return f"`{home()}` is writable, {found if records else 'no record in it'}{said}"
 
 
 def _halted(path: Path) -> bool:

@@ -13,7 +13,7 @@ from sds.gates.registry import installed
 from sds.kernel.errors import UsageError
 
 TEMPLATE = Path(__file__).parents[2] / "gates" / "template"
-FILES = ("contract.yaml", "gate.py", "test_gate.py")
+FILES = {"contract.yaml": "contract.yaml", "gate.py": "gate.py", "test_gate.txt": "test_gate.py"}  # of the template: as
 CALLED, AGENT = "my_gate", "my-gate"  # in the template
 
 
@@ -40,7 +40,7 @@ def new(
         _write(name, into)
     except OSError as error:
         raise UsageError(f"`{into}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
-    typer.echo(f"`{into}` holds {', '.join(FILES)}")
+    typer.echo(f"`{into}` holds {', '.join(FILES.values())}")
     where = into if into.is_absolute() else f"./{into}"
     typer.echo(f"try it:   sds run {where} --limit 3")
     typer.echo(f"check it: sds contracts check {where}/contract.yaml; pytest {where}")
@@ -54,8 +54,8 @@ def _write(name: str, into: Path) -> None:
     with TemporaryDirectory(dir=into.absolute().parent, prefix=f".{name}-") as temporary:
         made = Path(temporary) / name
         made.mkdir()
-        for file in FILES:
-            text = (TEMPLATE / file).read_text(encoding="utf-8")
+        for source, file in FILES.items():
+            text = (TEMPLATE / source).read_text(encoding="utf-8")
             text = text.replace(CALLED, name).replace(AGENT, name.replace("_", "-"))
             (made / file).write_text(text, encoding="utf-8")
         made.rename(into)

@@ -18,7 +18,7 @@ from sds import ExecutionIntent, ExecutorError, GateDefinition, Receipt, StateEr
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS payments (
-    payment_id TEXT PRIMARY KEY, open_minor INTEGER NOT NULL CHECK (open_minor >= 0), challenges_left INTEGER NOT NULL,
+    payment_id TEXT PRIMARY KEY, open_minor INTEGER NOT NULL CHECK (open_minor >= 0), challenged INTEGER NOT NULL,
     abroad INTEGER NOT NULL, usual_minor INTEGER NOT NULL, stolen INTEGER NOT NULL, note TEXT NOT NULL,
     version INTEGER NOT NULL DEFAULT 1
 ) STRICT;
@@ -46,16 +46,10 @@ def make_samples(folder: Path) -> None:
     with connected(folder) as db:
         db.executescript(SCHEMA)
         for number in range(1, 51):
-            usual = rng.randrange(1_000, 20_000)
-            row = (
-                usual * rng.choice((1, 1, 2, 9)),
-                1,
-                rng.random() < 0.3,
-                usual,
-                rng.random() < 0.1,
-                rng.choice(NOTES),
-            )
-            db.execute("INSERT OR IGNORE INTO payments VALUES (?, ?, ?, ?, ?, ?, ?, 1)", (f"PAY-{number:03}", *row))
+            usual, factor = rng.randrange(1_000, 20_000), rng.choice((1, 1, 2, 9))
+            abroad, stolen, note = rng.random() < 0.3, rng.random() < 0.1, rng.choice(NOTES)
+            row = (f"PAY-{number:03}", usual * factor, False, abroad, usual, stolen, note)
+            db.execute("INSERT OR IGNORE INTO payments VALUES (?, ?, ?, ?, ?, ?, ?, 1)", row)
 
 
 class Payments:
@@ -73,10 +67,10 @@ class Payments:
             raise StateError(f"the payments cannot be read: {error}") from error
         if row is None:
             return None
-        _, open_minor, challenges_left, abroad, usual_minor, stolen, _, version = row
+        _, open_minor, challenged, abroad, usual_minor, stolen, _, version = row
         fields: dict[str, bool | int | str] = {
             "payment.open_minor": open_minor,
-            "payment.challenges_left": challenges_left,
+            "payment.challenged": bool(challenged),
             "payment.abroad": bool(abroad),
             "card.usual_minor": usual_minor,
             "card.reported_stolen": bool(stolen),
@@ -102,7 +96,7 @@ class Releases:
             if not db.execute("INSERT OR IGNORE INTO orders VALUES (?, ?, ?, ?, ?, ?)", row).rowcount:
                 return Receipt("settled", reference=key[:12])
             moved = db.execute(
-                "UPDATE payments SET open_minor = open_minor - ?, challenges_left = challenges_left - ?,"
+                "UPDATE payments SET open_minor = open_minor - ?, challenged = challenged + ?,"
                 " version = version + 1 WHERE payment_id = ? AND version = ?",
                 (amount, intent.kind == "CHALLENGE", intent.resource_key, int(intent.state_version)),
             )

@@ -22,7 +22,7 @@ from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import recovery
 from sds.kernel.registry import escalation_budget
 from sds.kernel.storage import ledger
-from tests.gates.orders import key_of
+from tests.gates.refund.rail.orders import key_of
 from tests.kernel.authority import AGENT
 from tests.kernel.durable import World, counters, deny, refund
 from tests.kernel.sagas import REVERT, Script, run, terms

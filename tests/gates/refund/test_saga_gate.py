@@ -24,9 +24,9 @@ from sds.kernel.contract.compiler import Rules
 from sds.kernel.executor.protocol import Receipt
 from sds.kernel.saga.state import SagaAnswer
 from sds.models.llamacpp.backend import LlamaBackend
-from tests.gates.orders import SOON_S, key_of, pay, post
-from tests.gates.refund import open_refund
-from tests.gates.test_refund_policy import ON_TIME
+from tests.gates.refund.opened import open_refund
+from tests.gates.refund.rail.orders import SOON_S, key_of, pay, post
+from tests.gates.refund.test_refund_policy import ON_TIME
 from tests.proposers import Greedy
 
 SAGA, STEPS = "REFUND_WITH_VOUCHER", ("REFUND_TICKET", "REFUND_VOUCHER")

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import ROOT
-from tests.cli.test_escalations import Cli
+from tests.cli.conftest import ROOT, Cli
 
 
 @pytest.fixture
