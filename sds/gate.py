@@ -37,7 +37,6 @@ from sds.kernel.saga import driver
 from sds.kernel.saga.state import SagaAnswer
 from sds.key_locks import KeyLocks
 from sds.pipeline import Reasoned, Stream
-from sds.rationale.worker import Rationales, check_explains
 from sds.reconciliation import Schedule, adopt, reconcile
 from sds.sagas import SagaStream
 
@@ -104,7 +103,7 @@ class Gate:
                 self.engine.log = self._log.write
             for notice in getattr(self.engine, "notices", ()):
                 self._log.write("engine.notice", {"notice": notice})
-            check_explains(self.contract, self.engine)
+            writer = self._rationale_writer()
             if isinstance(self.engine, Checks):
                 self.engine.check_contract(self.contract)
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
@@ -118,7 +117,7 @@ class Gate:
                 log=self._log.write,
                 context=RecordedContext(self.store, self.contract, self.engine.count_tokens),
             )
-            on_decided, locks = self._explained(opened), KeyLocks()
+            on_decided, locks = self._after_decision(writer, opened), KeyLocks()
             self._stream = Stream(
                 self._kernel,
                 self.engine,
@@ -139,11 +138,20 @@ class Gate:
             )
             self._closing = opened.pop_all()
 
-    def _explained(self, opened: ExitStack) -> Reasoned | None:
-        """Return what has a decision explained when its contract asks for that afterwards."""
-        if not self.contract.explanation_chars_max or not isinstance(self.engine, Explains):
+    def _rationale_writer(self) -> Explains | None:
+        """Return what writes the rationales its contract asks for. Raises UsageError where the engine cannot."""
+        if not self.contract.explanation_chars_max:
             return None
-        rationales = Rationales(self._kernel, self.engine, now_ms=self._now_ms, log=self._log.write)
+        from sds.rationale.writing import writer_of  # noqa: PLC0415  an option: loaded where a contract asks for it
+
+        return writer_of(self.engine)
+
+    def _after_decision(self, writer: Explains | None, opened: ExitStack) -> Reasoned | None:
+        if writer is None:
+            return None
+        from sds.rationale.worker import Rationales  # noqa: PLC0415  as its writer
+
+        rationales = Rationales(self._kernel, writer, now_ms=self._now_ms, log=self._log.write)
         opened.callback(rationales.close)
         return rationales.ask
 
