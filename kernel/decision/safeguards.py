@@ -89,7 +89,7 @@ def _narrowed(full: DecisionEnvelope, kinds: list[KindBound | None]) -> Decision
 
 def standing(full: DecisionEnvelope, situation: EnvelopeInputs) -> DecisionEnvelope:
     """Leave only the human while the system is halted, the agent not active or its contract not in effect, and where
-    the model could not be told all it must know.
+    the model could not be given all it must read.
     """
     able = situation.agent_active and situation.in_effect and situation.context_whole
     return full if able and not situation.halted else ESCALATE_ONLY

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 
 from sds.kernel.errors import WorldError
 from sds.kernel.executor.breaker import EXECUTOR_DOWN
-from sds.kernel.executor.statement import CLOCKS_APART_MS, StatementLine, known_keys
+from sds.kernel.executor.statement import CLOCKS_APART_MS, Statement, known_keys
 from sds.kernel.storage.store import Reader
 
 RECORD_BEHIND = "RECORD_BEHIND"
-
-Statement = Callable[[int, int], tuple[StatementLine, ...]]
 
 _LAST_ORDER = (
     "SELECT l.at_ms FROM ledger l JOIN decision_flows f ON f.dfid = l.dfid"

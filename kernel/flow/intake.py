@@ -318,18 +318,18 @@ def event_fields(store: Reader, dfid: str) -> EventSpec | None:
     if found is None:
         return None
     gate, event_id, trigger, contract_hash = found
-    said = json.loads(trigger)
+    body = json.loads(trigger)
     forms = store.rows(
         "SELECT body -> '$.event' FROM contracts WHERE gate = ? ORDER BY hash = ? DESC, rowid DESC",
         (gate, contract_hash),
     )
     specs = (EventSpec.model_validate_json(form) for (form,) in forms)
-    return next((spec for spec in specs if _is_form(spec, said, event_id)), None)
+    return next((spec for spec in specs if _is_form(spec, body, event_id)), None)
 
 
-def _is_form(spec: EventSpec, said: Mapping[str, object], event_id: str) -> bool:
+def _is_form(spec: EventSpec, body: Mapping[str, object], event_id: str) -> bool:
     named = {name for name in (spec.id, spec.key, spec.evidence) if name}
-    return named == said.keys() - {"saga"} and said[spec.id] == event_id
+    return named == body.keys() - {"saga"} and body[spec.id] == event_id
 
 
 def event_in(texts: vault.Texts, spec: EventSpec, event_id: str, trigger: str) -> Event:

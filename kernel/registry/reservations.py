@@ -116,14 +116,14 @@ def reserve(
 
 
 def own(store: Store, dfid: str) -> dict[str, int]:
-    """Return what one order in the air holds itself of each resource."""
+    """Return what one order in flight holds itself of each resource."""
     return dict(store.rows("SELECT resource, amount FROM reservations WHERE dfid = ? AND status = 'live'", (dfid,)))
 
 
 def stays_drawn(store: Store, dfid: str) -> bool:
     """Tell whether what an order drew stays subtracted once it is settled, by the contract it was reserved under.
 
-    By now another may be in force, and the source was told of the payout, or not, by the terms of then.
+    By now another may be in force, and the source knew of the payout, or not, by the terms of then.
     """
     return bool(store.value(_SETTLES_IN, (dfid,)) != "source")
 

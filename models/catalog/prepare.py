@@ -21,14 +21,13 @@ from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from statistics import median
-from typing import get_args
 
 import llama_cpp as lib
 
+from sds.models.catalog.backends import BACKENDS, DEFAULT, MEASURED
 from sds.models.catalog.catalog import (
     FILE_NAME,
     PREPARED_MAX,
-    GgufLibrary,
     Measured,
     Prepared,
     Record,
@@ -50,13 +49,9 @@ from sds.models.catalog.timing import (
 )
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.llamacpp.weights import load_gguf
-from sds.models.protocol import BackendError, Dtype
+from sds.models.protocol import BackendError, Dtype, Library
 
 TYPES = {"BF16": lib.LLAMA_FTYPE_MOSTLY_BF16, "F16": lib.LLAMA_FTYPE_MOSTLY_F16, "Q8_0": lib.LLAMA_FTYPE_MOSTLY_Q8_0}
-BESIDES: dict[GgufLibrary, tuple[Dtype | None, ...]] = {
-    "openvino": (None, "fp32", "int8", "int8-bf16"),
-    "integer": ("int8", "int16"),
-}
 BITS = {"F32": 32.0, "BF16": 16.0, "F16": 16.0, "Q8_0": 8.5}
 ROUNDS = 3
 TIE = 1.03
@@ -73,7 +68,7 @@ class Candidate:
 
     type: str
     path: Path
-    library: GgufLibrary = "llamacpp"
+    library: Library = DEFAULT
     dtype: Dtype | None = None
     kl_mean: float = 0.0
     times_ms: list[float] = field(default_factory=list)
@@ -115,7 +110,7 @@ class Preparation:
     clock_s: Callable[[], float]
     sleep: Callable[[float], None]
     log: Log
-    libraries: Sequence[GgufLibrary] = get_args(GgufLibrary)
+    libraries: Sequence[Library] = MEASURED
     kl_max: float = KL_MAX
 
     def run(self, source: Path, *, layers: int | None = None, again: bool = False) -> tuple[Prepared, bool]:
@@ -146,7 +141,7 @@ class Preparation:
         """Tell whether what was kept may be kept."""
         kept = (record.type, record.library, record.dtype)
         far = {(each.type, each.library, each.dtype) for each in record.measured if each.kl_mean > self.kl_max}
-        return kept not in far or kept == (record.source.type, "llamacpp", None)
+        return kept not in far or kept == (record.source.type, DEFAULT, None)
 
     def _prepare(self, source: Path, card: ModelCard, layers: int | None, folder: Path) -> Prepared:
         types = [name for name in TYPES if name != card.weights]
@@ -181,7 +176,7 @@ class Preparation:
         self.log("re-encoding as F32, which is exact, to compare with")
         _encoded(source, path, lib.LLAMA_FTYPE_ALL_F32, card, layers)
         try:
-            return distributions(path, "llamacpp", None, self.threads)
+            return distributions(path, DEFAULT, None, self.threads)
         finally:
             path.unlink()
 
@@ -196,9 +191,9 @@ class Preparation:
             Candidate(each.type, each.path, library, dtype)
             for each in candidates
             if each.type == "BF16"
-            for library, dtypes in BESIDES.items()
-            if library in self.libraries
-            for dtype in dtypes
+            for library in self.libraries
+            if library != DEFAULT
+            for dtype in BACKENDS[library].measured_in
         ]
 
     def _close(self, candidates: Sequence[Candidate], exact: Distributions) -> list[Candidate]:
@@ -218,7 +213,7 @@ class Preparation:
         try:
             each.kl_mean = divergence(exact, self._distributions(each))
         except BackendError as error:
-            if each.library == "llamacpp":
+            if each.library == DEFAULT:
                 raise
             if str(error) not in said:
                 self.log(f"{each.name} is not measured: {error}{f' ({error.hint})' if error.hint else ''}")

@@ -23,7 +23,8 @@ from sds.models.cache.token_tree import Call, Inputs, Place, calls_of
 from sds.models.files.fingerprint import gguf_fingerprint, identity
 from sds.models.files.llama_weights import Shape, Weights
 from sds.models.llamacpp.weights import words_of
-from sds.models.protocol import CONTEXT_TOKENS, INT8_REST, BackendError, Dtype, Row, check_slots, extra_hint
+from sds.models.openvino_.facts import INT8_REST
+from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, Row, check_slots, extra_hint
 
 try:
     import openvino as ov

@@ -17,9 +17,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
-from sds.models.protocol import ENDINGS, BackendError, ChatFrame, Dtype, extra_hint
+from sds.models.llamacpp.facts import LLAMACPP
+from sds.models.protocol import ENDINGS, BackendError, ChatFrame, Dtype, Library, extra_hint
 from sds.models.text.protocol import Completion, Form, Grammar, Processing
 from sds.models.tokenizer.tokenizer import Tokenizer
+from sds.models.transformers_.facts import TRANSFORMERS
 
 OUTLINES_HINT = extra_hint("outlines")
 XGRAMMAR_HINT = "pip install xgrammar, or take --backend llguidance"
@@ -28,6 +30,14 @@ CONTEXT_TOKENS = 4096
 # of free text, and states grow with the expression. The others build as they go.
 CORE_FREE_CHARS_MAX = 200
 CORE_REGEX_CHARS_MAX = 16_384
+
+
+# Which libraries Outlines drives, and what can constrain each; which of them on a GPU.
+PROCESSINGS: dict[Library, tuple[Processing, ...]] = {
+    LLAMACPP.name: ("outlines_core", "llguidance"),
+    TRANSFORMERS.name: ("outlines_core", "llguidance", "xgrammar"),
+}
+ON_GPUS = (TRANSFORMERS.name,)
 
 
 class Driven(Protocol):
@@ -224,6 +234,13 @@ def _compiler(model: Any, processing: Processing) -> Any:
         raise BackendError(f"the package {processing} is missing", hint=hint) from error
     except Exception as error:
         raise BackendError(f"{processing} does not take this tokenizer: {type(error).__name__}") from error
+
+
+def drive(path: Path, library: Library, *, device: str, dtype: Dtype | None, threads: int | None) -> Driven:
+    """Load a model for Outlines. Raises BackendError."""
+    if library == LLAMACPP.name:
+        return drive_llamacpp(path, threads=threads)
+    return drive_transformers(path, device=device, dtype=dtype or "fp32", threads=threads)
 
 
 def drive_llamacpp(path: Path, *, n_ctx: int = CONTEXT_TOKENS, threads: int | None = None) -> Driven:

@@ -17,7 +17,8 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.types import ContradictionError, say
 from sds.kernel.contract.yaml_lines import Lines
 from sds.kernel.errors import UsageError
-from sds.models.protocol import Dtype, Library
+from sds.models.catalog.backends import LibraryChoice
+from sds.models.protocol import Dtype
 from sds.models.text.protocol import Processing
 
 EngineKind = Annotated[
@@ -28,7 +29,7 @@ BackendName = Annotated[
     Processing | None, typer.Option("--backend", help="What constrains it under Outlines.", show_default=False)
 ]
 LibraryName = Annotated[
-    Library | None,
+    LibraryChoice | None,
     typer.Option(
         "--library",
         help="What runs it; without it, transformers for a folder, for a GGUF what it was prepared for, or llama.cpp.",
@@ -95,11 +96,11 @@ def _open(model: Path | None, engines: Path | None, given: dict[str, Any], *, br
         if model is not None or given:
             other = "model" if model is not None else min(given).replace("_", "-")
             raise UsageError(f"--engines and --{other} exclude each other", hint="write it into the file")
-        return open_chain(load_engines(engines), now_ms=now_ms, brief=brief)
+        return open_chain(load_engines(engines), now_ms=now_ms, skip_warmup=brief)
     if model is not None:
         existing(model)
     if not given:
-        return open_engine(model, now_ms=now_ms, brief=brief)
+        return open_engine(model, now_ms=now_ms, skip_warmup=brief)
     kind = given.pop("engine", "native")
     try:
         spec = EngineSpec(name=kind, kind=kind, model=None if model is None else str(model), **given)
@@ -108,7 +109,7 @@ def _open(model: Path | None, engines: Path | None, given: dict[str, Any], *, br
         nowhere[()] = 0  # options stand on no line
         _, message = say(error.errors()[0], nowhere)
         raise UsageError(message, hint=_mend(error.errors()[0], kind)) from error
-    return open_engine_of(spec, now_ms=now_ms, brief=brief)
+    return open_engine_of(spec, now_ms=now_ms, skip_warmup=brief)
 
 
 def _mend(error: Any, kind: str) -> str:

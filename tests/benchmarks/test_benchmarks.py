@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,12 +21,12 @@ from sds.benchmarks.peer.contenders import Contender, ours_with
 from sds.benchmarks.peer.process import PeerProcess
 from sds.benchmarks.peer.tally import KINDS, PeerTally, speedups
 from sds.benchmarks.peers import Entry
-from sds.engines.factory import usual_dtype
 from sds.gates.refund import gate
 from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.errors import UsageError
 from sds.kernel.flow.intake import read_event
 from sds.models.catalog.catalog import embedded_model
+from sds.models.openvino_.facts import OPENVINO
 from tests.models.catalog.preparing import in_openvino
 from tests.questions import asked
 
@@ -303,9 +304,13 @@ def test_ours_is_asked_once_where_nothing_tells_it_apart() -> None:
 def test_ours_in_whole_numbers_is_compared_with_what_is_installed(
     installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contenders, "find_spec", lambda _: installed or None)
+    monkeypatch.setattr(
+        contenders,
+        "OPENVINO",
+        replace(OPENVINO, version=lambda: "2026.4" if installed else None, usual_dtype=lambda: "bf16"),
+    )
     found = [each.name for each in ours_with(Weights(Path("mine.gguf"), "integer", "int8"))]
-    alike = f"ours-{usual_dtype('openvino')}" if installed else "ours-llamacpp"
+    alike = "ours-bf16" if installed else "ours-llamacpp"
     assert ["ours", alike, "ours-llamacpp"] == found
 
 

@@ -231,7 +231,7 @@ MISTAKES = [
     (
         ("run", "refund", "--limit", "1", "--library", "llamacpp", "--model", "tests"),
         2,
-        "mend:  name a GGUF file: a folder runs in transformers alone",
+        "mend:  leave out --library",
     ),
     (("contracts", "check", "sds/gates/refund/contract.yaml", "--model", "tests"), 2, "mend:  name a GGUF file: "),
     (("run", "refund", "--backend", "llguidance"), 2, "error: `native` has no use for `backend`"),

@@ -80,7 +80,7 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
         ),
         (
             "engines:\n  - {name: a, kind: native, library: openvino, device: cuda}\n",
-            "f.yaml:2: engines.0.device: `device` is for the libraries transformers and llamacpp",
+            "f.yaml:2: engines.0.device: `device` is for the libraries llamacpp and transformers",
         ),
         (
             "engines:\n  - {name: a, kind: native, device: cuda, replicas: 2}\n",

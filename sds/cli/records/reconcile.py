@@ -66,7 +66,7 @@ def _moment(given: str | None, otherwise: Any) -> Any:
 
 
 def _tell(found: Comparison, adopted: tuple[str, ...], *, as_json: bool) -> None:
-    counts = {"orders": found.orders, "lines": found.lines, "in_the_air": found.in_the_air}
+    counts = {"orders": found.orders, "lines": found.lines, "in_the_air": found.in_flight}
     if as_json:
         differences = [difference.as_data() for difference in found.differences]
         print_json({**counts, "adopted": adopted, "differences": differences})
@@ -76,6 +76,6 @@ def _tell(found: Comparison, adopted: tuple[str, ...], *, as_json: bool) -> None
     for difference in found.differences:
         typer.echo(difference.words)
     typer.echo(
-        f"{counted(found.orders, 'order')} in the record, {found.lines} outside, {found.in_the_air} in the air:"
+        f"{counted(found.orders, 'order')} in the record, {found.lines} outside, {found.in_flight} in the air:"
         f" {counted(len(found.differences), 'difference')}"
     )

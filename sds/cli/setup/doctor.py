@@ -49,7 +49,6 @@ from sds.kernel.storage.store import UPGRADABLE, Reader, Store, expected_schema
 
 _DAMAGED = "keep the file as it is and put a copy back"
 _SHOWN = ("llama-cpp-python", "common-expression-language", "pydantic", "orjson", "numpy")
-_SHOWN_IF_INSTALLED = ("openvino", "transformers")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -104,9 +103,10 @@ def doctor(
 
 
 def _versions() -> str:
-    from sds.models.catalog.catalog import installed  # noqa: PLC0415
+    from sds.models.catalog.backends import BACKENDS  # noqa: PLC0415
 
-    optional = [f"{name} {found}" for name in _SHOWN_IF_INSTALLED if (found := installed(name))]
+    extras = [each for each in BACKENDS.values() if each.extra]
+    optional = [f"{each.distribution} {found}" for each in extras if (found := each.version())]
     libraries = ", ".join([*(f"{name} {version(name)}" for name in _SHOWN), *optional])
     return f"sds {version('sovereign-decision-stream')}, python {platform.python_version()}, sqlite {sqlite3.sqlite_version}, {libraries}"
 

@@ -27,7 +27,6 @@ ContractFile = Annotated[
     Path | None, typer.Option("--contract", help="A contract; without it, the refund gate's.", show_default=False)
 ]
 LINE_CHARS_MAX = 500
-LIBRARY_NAMES = {"llamacpp": "llama.cpp", "openvino": "OpenVINO", "integer": "integer"}
 
 models = typer.Typer(
     help="List models, show what one is, check whether it can say a contract's decisions, prepare it for this machine."
@@ -190,7 +189,10 @@ def _prepared_lines(found: Prepared, *, now: bool) -> Iterator[str]:
 
 
 def _runs(each: Measured | Record) -> str:
-    return f"{LIBRARY_NAMES[each.library]} in {each.dtype}" if each.dtype else LIBRARY_NAMES[each.library]
+    from sds.models.catalog.backends import BACKENDS  # noqa: PLC0415
+
+    title = BACKENDS[each.library].title
+    return f"{title} in {each.dtype}" if each.dtype else title
 
 
 def _listed(record: Record) -> dict[str, str]:

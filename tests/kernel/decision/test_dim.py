@@ -282,7 +282,7 @@ def test_an_agent_that_may_not_act_may_still_hand_the_case_to_a_human(standing: 
 
 PIECES = [
     (dim, "parse_proposal"),
-    (dim, "_packet_reasons"),
+    (dim, "authority_gate"),
     (dim, "_escalation"),
     (dim, "parse_literal"),
     (DecisionEnvelope, "objections"),

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from sds.models.catalog import prepare
-from sds.models.catalog.catalog import GgufLibrary
 from sds.models.catalog.prepare import Log, Preparation
 from sds.models.catalog.timing import DECISIONS
 from sds.models.protocol import BackendError
@@ -48,7 +47,7 @@ def clock(**durations_s: float) -> Callable[[], float]:
 
 BF16_WINS = {"own": 3.0, "BF16": 1.0, "F16": 2.0, "Q8_0": 2.5}
 OPENVINO_WINS = {**BF16_WINS, "openvino": 0.5, "fp32": 0.7, "int8": 0.75, "int8-bf16": 0.8}
-LIBRARIES: dict[GgufLibrary, set[str]] = {"llamacpp": {"own"}, "openvino": {"openvino", "int8"}, "integer": {"int16"}}
+LIBRARIES: dict[str, set[str]] = {"llamacpp": {"own"}, "openvino": {"openvino", "int8"}, "integer": {"int16"}}
 INT8_WINS = {**OPENVINO_WINS, "int8": 0.25}
 
 

@@ -20,7 +20,8 @@ from sds.models.catalog import prepare
 from sds.models.catalog.catalog import Prepared, prepared
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.llamacpp.backend import LlamaBackend
-from sds.models.protocol import IN_8_BITS, BackendError, Dtype, extra_hint
+from sds.models.openvino_.facts import QUANTIZED
+from sds.models.protocol import BackendError, Dtype, extra_hint
 from sds.replay import Circumstance, Replay, _circumstances, opener, replay
 from tests.models.catalog.preparing import (
     BF16_WINS,
@@ -268,7 +269,7 @@ def test_a_record_says_what_is_in_int8_and_in_what_the_rest_is() -> None:
     assert ["fp32", "bf16", None] == [each.get("rest") for each in facts]
     assert [True, True, False] == ["in_8_bits" in each for each in facts]
     found = _circumstances(before, {name: facts[0][name] for name in ("dtype", "in_8_bits", "rest")})
-    assert (Circumstance("in_8_bits", None, IN_8_BITS), Circumstance("rest", None, "fp32")) == found
+    assert (Circumstance("in_8_bits", None, QUANTIZED), Circumstance("rest", None, "fp32")) == found
 
 
 @pytest.mark.parametrize(
