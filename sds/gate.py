@@ -14,6 +14,7 @@ from typing import Self
 from sds.engines.factory import open_engine
 from sds.engines.fallback import FallbackEngine
 from sds.engines.protocol import Checks, Engine, Explains
+from sds.engines.queueing import KeyLocks
 from sds.escalations import Resolve, resolve
 from sds.host import paths as places
 from sds.host.log import JsonLog
@@ -35,7 +36,6 @@ from sds.kernel.operations.recovery import Recovered
 from sds.kernel.registry import registry
 from sds.kernel.saga import driver
 from sds.kernel.saga.state import SagaAnswer
-from sds.key_locks import KeyLocks
 from sds.pipeline import Reasoned, Stream
 from sds.reconciliation import Schedule, adopt, reconcile
 from sds.sagas import SagaStream

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from itertools import count
 
 from sds.engines.protocol import Engine
-from sds.engines.queueing import QueueTimeoutError
+from sds.engines.queueing import KeyLocks, QueueTimeoutError
 from sds.kernel.canonical import one_line
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket
 from sds.kernel.errors import ModelError, SdsError, UsageError, WorldError
@@ -23,7 +23,6 @@ from sds.kernel.flow.intake import Event
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import CONTENTION, EXECUTION_FAILED, WAITING_TAGS
 from sds.kernel.operations.recovery import recover_order
-from sds.key_locks import KeyLocks
 from sds.models.protocol import ENDINGS
 
 POLL_S = 0.005

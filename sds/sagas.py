@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sds.engines.protocol import Engine
+from sds.engines.queueing import KeyLocks
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import Event
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.saga import driver
 from sds.kernel.saga import state as saga
 from sds.kernel.saga.state import SagaAnswer
-from sds.key_locks import KeyLocks
 from sds.pipeline import Reasoned, Stream
 
 

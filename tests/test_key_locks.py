@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.engines.queueing import QueueTimeoutError
+from sds.engines.queueing import KeyLocks, QueueTimeoutError
 from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
@@ -18,7 +18,6 @@ from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.states import WAITING_TAGS
 from sds.kernel.human.cases import waiting
 from sds.kernel.registry import escalation_budget
-from sds.key_locks import KeyLocks
 from sds.pipeline import Stream
 from tests.kernel.authority import AGENT, status
 from tests.kernel.durable import World, compensate, contract, if_permitted, refund, together

@@ -72,6 +72,32 @@ class FairPool(Generic[T]):
                 self._free.append(thing)
 
 
+class KeyLocks:
+    """A fair lock for each key: of decisions that draw on one account only one is made at a time, in order.
+
+    Among the callers in this process; what another process holds shows when it is reserved.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._locks: dict[str, tuple[FairPool[None], list[None]]] = {}  # by key, with an entry for each who asks
+
+    @contextmanager
+    def hold(self, key: str, wait_s: float) -> Iterator[None]:
+        """Hold the key for a block. Raises QueueTimeoutError when it does not become free within `wait_s` seconds."""
+        with self._guard:
+            lock, asking = self._locks.setdefault(key, (FairPool(None), []))
+            asking.append(None)
+        try:
+            with lock.acquired(wait_s, "another decision on the same key has not ended in time"):
+                yield
+        finally:
+            with self._guard:
+                asking.pop()
+                if not asking:
+                    del self._locks[key]
+
+
 @contextmanager
 def after_waiting(asked_ms: float, admitted_ms: float, deadline_ms: float) -> Iterator[None]:
     """Raise what is late inside as QueueTimeoutError where the wait from `asked_ms` to `admitted_ms` took most of the time."""

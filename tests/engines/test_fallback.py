@@ -91,9 +91,11 @@ def test_the_first_engine_answers_while_it_is_well(still: World) -> None:
     assert (0, []) == (last.asked, logged)
 
 
-@pytest.mark.parametrize("failure", [ModelError("gone", reason_code="BACKEND_FAILED"), RuntimeError("bug")])
+@pytest.mark.parametrize(
+    "failure", [ModelError("gone", reason_code="BACKEND_FAILED"), RuntimeError("bug"), Panic("no `Exception`")]
+)
 def test_a_failing_engine_rests_for_its_cool_down_then_is_probed_and_comes_back(
-    still: World, failure: Exception
+    still: World, failure: BaseException
 ) -> None:
     first, last = Scripted("first"), Scripted("last")
     engine, logged = chain(still, first, last)
@@ -182,17 +184,6 @@ def test_what_is_wrong_with_the_packet_is_not_held_against_the_engine(still: Wor
     packet = still.packet()
     assert ["last", "last"] == [answered(engine, packet), answered(engine, packet)]
     assert (2, []) == (first.asked, logged)
-
-
-def test_a_panic_is_a_failure_like_any_other(still: World) -> None:
-    first, last = Scripted("first"), Scripted("last")
-    engine, logged = chain(still, first, last)
-    first.failure = Panic("no `Exception`")
-    packet = still.packet()
-    assert "last" == answered(engine, packet)
-    first.failure = None
-    still.clock.advance(1_000)
-    assert ("first", ["engine.down", "engine.up"]) == (answered(engine, packet), [event for event, _ in logged])
 
 
 def test_a_chain_counts_tokens_with_the_engines_that_can(still: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +367,7 @@ def test_a_server_that_comes_back_unconstrained_is_not_asked(still: World) -> No
         engine = FallbackEngine(
             [Link("box", opens(box), 8_000, 1_000), Link("last", opens(last), 8_000, 1_000)], now_ms=still.clock
         )
-        engine._fell(engine._links[0], ModelError("it was away"), dfid=None)
+        engine._went_down(engine._links[0], ModelError("it was away"), dfid=None)
         well[0] = False
         still.clock.advance(1_000)
         assert "last" == answered(engine, still.packet())
