@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +13,11 @@ import pytest
 from sds.engines.fallback import FallbackEngine, Link
 from sds.engines.native import NativeEngine
 from sds.engines.queueing import FairPool, QueueTimeoutError, after_waiting
-from sds.engines.scheduler import Scheduler
 from sds.kernel.errors import ModelError
 from sds.models.llamacpp.backend import LlamaBackend
-from tests.engines.batches import CONTRACTS, FAR, make
+from tests.engines.batches import FAR
 from tests.engines.conftest import running_ms
-from tests.engines.hashing import HashBackend
-from tests.engines.test_fallback import Scripted, answered, chain, opens
+from tests.engines.scripted import Scripted, answered, chain, opens
 from tests.kernel.durable import World
 
 LATE = "DEADLINE_EXCEEDED"
@@ -120,23 +117,6 @@ def test_a_model_that_is_not_free_in_time_is_not_waited_for(world: World, tiny: 
         engine.propose(replace(packet, expires_at_ms=running_ms() + 50), tokens_max=1024)
     assert LATE == found.value.reason_code
     assert local.model == answered(engine, packet)
-
-
-def test_in_a_batch_only_who_had_a_slot_in_time_is_the_engines_failure(batching: Callable[..., Scheduler]) -> None:
-    backend, clock = HashBackend(1), [0]
-    scheduler = batching(backend, now_ms=lambda: clock[0])
-    backend.gate.clear()
-    late = scheduler.start(make([CONTRACTS[0], [1]], 3), [CONTRACTS[0], [1]], 100)
-    assert backend.waits.wait(10)
-    queued = scheduler.start(make([CONTRACTS[0], [2]], 3), [CONTRACTS[0], [2]], 100)
-    clock[0] = 107
-    backend.gate.set()
-    found = []
-    for request in (late, queued):
-        with pytest.raises(ModelError, match="7 ms past its deadline") as raised:
-            request.result()
-        found.append((type(raised.value), raised.value.reason_code))
-    assert [(ModelError, LATE), (QueueTimeoutError, LATE)] == found
 
 
 def test_that_of_which_most_are_free_is_given_and_of_equals_the_last_released() -> None:

@@ -1,4 +1,4 @@
-"""Many decisions over one model: each as if it were alone, who rides in which pass, and none waits for ever."""
+"""Many decisions over one model: each as if it were alone, which pass reads what of whom, and none waits for ever."""
 
 from __future__ import annotations
 
@@ -48,21 +48,8 @@ def test_one_that_ends_frees_its_slot_for_the_next_pass(batching: Callable[..., 
     assert [[0], [0, 1], [0, 1], [0]] == [sorted(row.slot for row in rows) for rows in backend.passes]
 
 
-def test_a_stream_of_newcomers_delays_nobody_who_has_begun(batching: Callable[..., Scheduler]) -> None:
-    backend = HashBackend(3, pass_tokens_max=8)
-    scheduler = batching(backend)
-    first = held_up(backend, scheduler, length=12)
-    others = [start(scheduler, [CONTRACTS[n % 3], [n] * 8], 2) for n in range(20)]
-    backend.gate.set()
-    first.result()
-    rode = [n for n, rows in enumerate(backend.passes) if any(row.slot == 0 for row in rows)][:12]
-    assert 12 + 11 * (PASSES_SKIPPED_MAX + backend.slots) > rode[-1]
-    assert rode[-1] - rode[0] < 11 * 2  # under way it rides in nearly every pass
-    assert [alone([CONTRACTS[n % 3], [n] * 8], 2) for n in range(20)] == [request.result() for request in others]
-
-
 @pytest.mark.parametrize("rows_may_be_cut", [True, False])
-def test_nobody_is_left_out_of_more_passes_than_the_limit_and_one_for_each_slot(
+def test_nobody_skips_more_passes_than_the_limit_and_one_for_each_slot(
     rows_may_be_cut: bool, batching: Callable[..., Scheduler]
 ) -> None:
     rng = seeded(3)
@@ -179,7 +166,7 @@ def test_a_row_that_was_cut_has_the_outputs_of_the_whole(batching: Callable[...,
     assert [[4], [2, 2], [1]] == [[len(row.tokens) for row in found] for found in cut._backend.passes]  # type: ignore[attr-defined]
 
 
-def test_a_worn_backend_rests_when_all_under_way_have_ended_and_before_the_next(
+def test_a_fragmented_backend_is_defragmented_when_all_under_way_have_ended_and_before_the_next(
     batching: Callable[..., Scheduler],
 ) -> None:
     rng = seeded(31)
@@ -248,7 +235,9 @@ def test_after_a_failed_pass_shared_sections_are_read_again_by_one(batching: Cal
     assert [1, 1, 2] == [len(rows) for rows in backend.passes[:3]]
 
 
-def test_of_those_whose_sections_must_be_read_one_joins_between_two_passes(batching: Callable[..., Scheduler]) -> None:
+def test_of_those_whose_sections_must_be_read_one_is_admitted_between_two_passes(
+    batching: Callable[..., Scheduler],
+) -> None:
     backend = HashBackend(8)
     scheduler = batching(backend)
     waiting = [held_up(backend, scheduler, length=9)]
@@ -258,3 +247,22 @@ def test_of_those_whose_sections_must_be_read_one_joins_between_two_passes(batch
         request.result()
     assert [1, 4, 6] == [len(rows) for rows in backend.passes[:3]]
     assert 3 == sum(read for _, _, read in backend.begun)
+
+
+def test_a_background_request_gives_its_slot_to_whoever_wants_it_and_begins_again(
+    batching: Callable[..., Scheduler],
+) -> None:
+    backend = HashBackend(1)
+    scheduler = batching(backend)
+    backend.gate.clear()
+    background = scheduler.start(make([CONTRACTS[0], [9]], 5), [CONTRACTS[0], [9]], FAR, background=True)
+    assert backend.waits.wait(10)
+    another = scheduler.start(make([CONTRACTS[0], [8]], 2), [CONTRACTS[0], [8]], FAR, background=True)
+    decisions = [start(scheduler, [CONTRACTS[0], [n]], 2) for n in (1, 2)]
+    backend.gate.set()
+    assert [alone([CONTRACTS[0], [n]], 2) for n in (1, 2)] == [request.result() for request in decisions]
+    assert alone([CONTRACTS[0], [9]], 5) == background.result()
+    assert alone([CONTRACTS[0], [8]], 2) == another.result()
+    first_rows = [rows[0].tokens[0] for rows in backend.passes if rows[0].tokens in ([9], [8], [1], [2])]
+    assert [9, 1, 2] == first_rows[:3]
+    assert 0 == background.restarts, "it counts only what failed"
