@@ -13,7 +13,8 @@ from functools import cached_property
 from random import Random
 from typing import TYPE_CHECKING
 
-from sds.grammars.language import Choice, Language, Literal, Node, Number, language
+from sds.grammars.language import Language, language
+from sds.grammars.nodes import Choice, Literal, Node, Number
 from sds.grammars.number_regex import number_regex
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.grammars.tokens.selftest import check_mask_constrains, follow
@@ -158,13 +159,13 @@ def _spelling(question: Question) -> str:
 
 def _alive(question: Question) -> str:
     check_mask_constrains(TokenizerOnly(question.words))
-    return "the mask is alive: no walk through it leaves its language"
+    return "the mask is alive: no decision under it leaves its language"
 
 
 def _decisions(question: Question) -> str:
-    planner = GrammarCompiler(TokenizerOnly(question.words))
+    compiler = GrammarCompiler(TokenizerOnly(question.words))
     for sentence in question.sentences:
-        written = follow(planner.walk(question.said.envelope, _CONTEXT_REF), sentence)
+        written = follow(compiler.matcher(question.said.envelope, _CONTEXT_REF), sentence)
         if written != sentence:
             raise ModelError(f"`{_example(sentence)}` cannot be said beyond `{_example(written[-EXAMPLE_CHARS_MAX:])}`")
     kinds = len(question.said.envelope.kinds)

@@ -122,7 +122,7 @@ class NativeEngine:
 
         def make(backend: Backend, slot: int) -> Deciding:
             with backend_errors():
-                matcher = self._compiler.walk(packet.envelope, packet.snapshot.id)
+                matcher = self._compiler.matcher(packet.envelope, packet.snapshot.id)
             return deciding(
                 backend,
                 slot,
@@ -145,7 +145,7 @@ class NativeEngine:
             sections = self._sections(packet, deadline_ms)
 
         def make(backend: Backend, slot: int) -> Passes[T]:
-            return task(Prompt(backend, slot, sections, self._compiler.spelling))
+            return task(Prompt(backend, slot, sections, self._compiler.tokenizer_index))
 
         return self._scheduler.submit(make, sections, deadline_ms, background=True)
 
@@ -176,7 +176,7 @@ class NativeEngine:
             facts={
                 **self._facts,
                 "prompt": _digest(chain.from_iterable(sections)),
-                "plan": decoded.plan,
+                "plan": decoded.grammar_sha256,
                 "rows": decoded.rows,
                 "canonical": decoded.canonical,
             },

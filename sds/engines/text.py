@@ -15,7 +15,6 @@ from sds.decoding.errors import BACKEND_FAILED, DEADLINE_EXCEEDED, TOKEN_BUDGET_
 from sds.engines.expressible import refuse_unsayable
 from sds.engines.native import thinking_notices
 from sds.engines.queueing import QueueTimeoutError, after_waiting
-from sds.grammars import regex
 from sds.grammars.emit import gbnf, json_schema
 from sds.grammars.language import Language, language
 from sds.grammars.nodes import Choice, Literal, Node, Number, Text
@@ -136,7 +135,7 @@ class TextEngine:
 def grammar_of(said: Language, form: Form) -> Grammar:
     """Return a language as a grammar. Raises LanguageError where the form cannot say it within the limits."""
     texts: dict[Form, Callable[[Language], str]] = {
-        "regex": regex.emit,
+        "regex": Language.regex,
         "gbnf": gbnf.to_gbnf,
         "json_schema": lambda found: json.dumps(json_schema.emit(found)),
     }

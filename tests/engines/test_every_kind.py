@@ -84,7 +84,7 @@ def test_a_local_engine_whose_mask_is_dead_does_not_open(
 ) -> None:
     closed = closings(monkeypatch)
     if kind == "native":
-        monkeypatch.setattr(TokenMatcher, "take", lambda _walk, _token: None)
+        monkeypatch.setattr(TokenMatcher, "accept", lambda _matcher, _token: None)
     else:
         monkeypatch.setattr(OutlinesWriter, "_compiled", lambda _self, _grammar: Idle())
     with pytest.raises(ModelError) as refused:
@@ -175,7 +175,7 @@ def test_a_mask_that_raises_while_a_local_model_decides_escalates(
         raise ZeroDivisionError("broken")
 
     owner, name, reason = (
-        (TokenMatcher, "fork", "MASK_FAILED") if kind == "native" else (Guard, "_masked", "BACKEND_FAILED")
+        (TokenMatcher, "choice_point", "MASK_FAILED") if kind == "native" else (Guard, "_masked", "BACKEND_FAILED")
     )
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, broken)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from sds.engines.text import END_TOKENS, TextEngine, grammar_of
-from sds.grammars import regex as emit_regex
 from sds.grammars.emit import gbnf as emit_gbnf
 from sds.grammars.emit import json_schema
 from sds.grammars.language import language
@@ -189,7 +188,7 @@ def timed(folder: Path, engine: TextEngine) -> tuple[float, tuple[str, str | Non
 
 def test_each_kind_of_server_is_sent_the_exact_language_in_its_own_parameter_and_told_not_to_think() -> None:
     said = refund_language()
-    regex, gbnf, schema = emit_regex.emit(said), emit_gbnf.to_gbnf(said), json_schema.emit(said)
+    regex, gbnf, schema = said.regex(), emit_gbnf.to_gbnf(said), json_schema.emit(said)
     sent = {kind: _sent(kind) for kind in FORMS}
     assert gbnf == sent["llama-server"]["grammar"]
     assert {"regex": f"({regex})"} == sent["vllm"]["structured_outputs"]
