@@ -22,7 +22,6 @@ from sds.kernel.flow.attempts import refuse_unkeepable
 from sds.kernel.flow.intake import Event
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import CONTENTION, EXECUTION_FAILED, WAITING_TAGS
-from sds.kernel.operations.recovery import recover_order
 from sds.models.protocol import ENDINGS
 
 POLL_S = 0.005
@@ -93,8 +92,11 @@ class Stream:
     def _wait_for(self, known: Answer, event: Event, tries: int, give_up_ms: int) -> None:
         """Wait a little for who is at work on an event; an order whose sender is gone is looked up instead."""
         late = self._now_ms() > give_up_ms
-        if (late or not tries) and recover_order(self._kernel, known.dfid, now_ms=self._now_ms()):
-            return
+        if late or not tries:
+            from sds.kernel.operations.recovery import recover_order  # noqa: PLC0415  recovery is an option
+
+            if recover_order(self._kernel, known.dfid, now_ms=self._now_ms()):
+                return
         if late:
             raise _busy(event, known)
         self._sleep(POLL_S)
