@@ -1,7 +1,7 @@
 """A recorded decision, decided again from the record: identical, or what differs. It changes nothing anywhere.
 
 The texts, the envelope and the context reference come from the record, weights and machine from here. What was decided
-in company is decided alone, in OpenVINO with as many slots; elsewhere the scores may differ, and the account says why.
+in a batch is decided alone, with as many slots where its bits need them; elsewhere the scores may differ, and the account says why.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def replay(store: Store, dfid: str, *, open_it: Open, now_ms: Callable[[], int])
 
 
 def opener(model: Path | None, *, now_ms: Callable[[], int]) -> Open:
-    """Return what opens a native engine as the record describes it, with this model; with one slot, where company shows."""
+    """Return what opens a native engine as the record describes it, with this model; with one slot, where the batch shows."""
 
     def open_it(facts: Mapping[str, Any]) -> Engine:
         library = library_of_record(facts)

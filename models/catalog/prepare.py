@@ -41,12 +41,12 @@ from sds.models.catalog.catalog import (
 )
 from sds.models.catalog.inspect import NOT_SAID, ModelCard, inspect_model
 from sds.models.catalog.timing import (
-    NOISE_SLOTS,
+    VARIANCE_SLOTS,
     Distributions,
     decision_times_ms,
     distributions,
     divergence,
-    noise_logp,
+    variance_logp,
 )
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.llamacpp.weights import load_gguf
@@ -249,7 +249,7 @@ class Preparation:
     ) -> Prepared:
         """Give the chosen weights, then what is known of them, their names: a reader sees both whole or neither."""
         place = record_path(self.cache, card.sha256, layers)
-        noise = noise_logp(best.path, self.threads)
+        variance = variance_logp(best.path, self.threads)
         cut = f"-{layers}layers" if layers else ""
         file = None if best.path == source else f"{card.sha256[:12]}-{_plain(best.type)}{cut}.gguf"
         record = Record(
@@ -266,8 +266,8 @@ class Preparation:
             threads=self.threads,
             measured=tuple(each.measured() for each in candidates),
             why=why,
-            shape_noise_logp_max=noise,
-            shape_noise_slots=None if noise is None else NOISE_SLOTS,
+            shape_noise_logp_max=variance,
+            shape_noise_slots=None if variance is None else VARIANCE_SLOTS,
             date=self.today,
         )
         if file is not None:

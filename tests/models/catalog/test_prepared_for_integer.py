@@ -35,7 +35,7 @@ def installed(tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pyt
     """A source, and where the program looks for what was prepared of it."""
     outruns(monkeypatch, here=True)
     monkeypatch.setattr(prepare, "ROUNDS", 1)
-    monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
+    monkeypatch.setattr(prepare, "variance_logp", lambda *_: None)
     monkeypatch.setenv("SDS_THREADS", "1")
     monkeypatch.setenv("SDS_CACHE", str(tmp_path / "cache"))
     source, cache = tiny_path(1), tmp_path / "cache" / "models"
@@ -66,7 +66,7 @@ def test_on_a_processor_where_they_may_be_slower_every_type_is_measured(
 ) -> None:
     outruns(monkeypatch, here=False)
     monkeypatch.setattr(prepare, "ROUNDS", 1)
-    monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
+    monkeypatch.setattr(prepare, "variance_logp", lambda *_: None)
     found, _ = preparation(tmp_path, {**BF16_WINS, "bytes": 1.7, "int16": 1.5}, kl_max=1.0).run(tiny_path(1))
     assert ["own type", "BF16", "F16", "Q8_0", "BF16", "BF16"] == [each.type for each in found.record.measured]
     assert ("BF16", "llamacpp") == (found.record.type, found.record.library)

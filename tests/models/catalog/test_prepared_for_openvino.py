@@ -52,7 +52,7 @@ def installed(
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure once, and what company does not at all."""
     monkeypatch.setattr(prepare, "ROUNDS", 1)
-    monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
+    monkeypatch.setattr(prepare, "variance_logp", lambda *_: None)
 
 
 @pytest.fixture
