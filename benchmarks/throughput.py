@@ -52,6 +52,7 @@ from sds.engines.protocol import Engine
 from sds.host.clock import now_ms
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import ModelError, UsageError
+from sds.models.openvino_.facts import OPENVINO
 from sds.models.protocol import SLOTS_MAX
 
 AT_ONCE = (1, 2, 4, 8, 16)
@@ -262,7 +263,7 @@ def run(
         "rounds": rounds,
         "model": weights.facts(),
         "versions": {
-            **versions("llama-cpp-python", "openvino"),
+            **versions("llama-cpp-python", OPENVINO.distribution),
             **{name: number for row in rows for name, number in row["peer"]["versions"].items()},
         },
         "predicted": most,

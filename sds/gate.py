@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 from sds.engines.factory import open_engine
 from sds.engines.fallback import FallbackEngine
 from sds.engines.protocol import Checks, Engine, Explains
+from sds.engines.queueing import KeyLocks
 from sds.gates.definition import GateDefinition, check_parts
 from sds.gates.registry import find
 from sds.host import paths
@@ -31,9 +32,7 @@ from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.operations import monitor
 from sds.kernel.registry import registry
-from sds.key_locks import KeyLocks
 from sds.pipeline import Reasoned, Stream
-from sds.rationale.worker import Rationales, check_explains
 
 if TYPE_CHECKING:  # options: each is loaded when it is first asked for
     from sds.escalations import Resolve
@@ -98,13 +97,14 @@ class Gate:
             self._log = JsonLog(folder / "log.jsonl")
             opened.callback(self._log.close)
             self.engine = self._checked_engine(engine, model, opened)
+            writer = self._rationale_writer()
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
             context = RecordedContext(self.store, self.contract, self.engine.count_tokens)
             log = self._log.write
             self._kernel = Kernel(
                 self.contract, self.store, source, executor, signer, now_ms=now_ms, log=log, context=context
             )
-            self._on_reasoned, self._on_decided = on_reasoned, self._explained(opened)
+            self._on_reasoned, self._on_decided = on_reasoned, self._after_decision(writer, opened)
             self._locks = KeyLocks()
             self._stream = self._stream_of(self._kernel)
             self._closing = opened.pop_all()
@@ -118,7 +118,6 @@ class Gate:
             engine.log = self._log.write
         for notice in getattr(engine, "notices", ()):
             self._log.write("engine.notice", {"notice": notice})
-        check_explains(self.contract, engine)
         if isinstance(engine, Checks):
             engine.check_contract(self.contract)
         return engine
@@ -146,11 +145,20 @@ class Gate:
 
         return HumanReview(self.kernel, now_ms=self._now_ms, log=self._log.write)
 
-    def _explained(self, opened: ExitStack) -> Reasoned | None:
-        """Return what has a decision explained when its contract asks for that afterwards."""
-        if not self.contract.explanation_chars_max or not isinstance(self.engine, Explains):
+    def _rationale_writer(self) -> Explains | None:
+        """Return what writes the rationales its contract asks for. Raises UsageError where the engine cannot."""
+        if not self.contract.explanation_chars_max:
             return None
-        rationales = Rationales(self._kernel, self.engine, now_ms=self._now_ms, log=self._log.write)
+        from sds.rationale.writing import writer_of  # noqa: PLC0415
+
+        return writer_of(self.engine)
+
+    def _after_decision(self, writer: Explains | None, opened: ExitStack) -> Reasoned | None:
+        if writer is None:
+            return None
+        from sds.rationale.worker import Rationales  # noqa: PLC0415
+
+        rationales = Rationales(self._kernel, writer, now_ms=self._now_ms, log=self._log.write)
         opened.callback(rationales.close)
         return rationales.ask
 

@@ -42,6 +42,8 @@ Spec = Callable[[Kind, str], EngineSpec]
 @pytest.fixture(scope="module")
 def spec_of(tiny_path: Callable[[int], Path], tiny_folder: Callable[[int], Path]) -> Spec:
     def make(kind: Kind, library: str) -> EngineSpec:
+        if library == "openvino":
+            pytest.importorskip("openvino", reason="OpenVINO is not installed: make openvino")
         model = tiny_folder(1) if library == "transformers" else tiny_path(1)
         return EngineSpec(
             name="here",
@@ -97,7 +99,7 @@ def closings(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Return a list that grows by each model that is closed."""
     from sds.models.cache.prefix_caching import PrefixCachingBackend
     from sds.models.llamacpp.backend import LlamaBackend
-    from sds.models.text.outlines_llamacpp import DrivenLlama
+    from sds.models.text.outlines import DrivenLlama
 
     closed: list[object] = []
 

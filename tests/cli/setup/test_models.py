@@ -148,7 +148,7 @@ def test_what_was_prepared_for_openvino_is_listed_shown_and_run_so(
     tmp_path: Path, tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare, "ROUNDS", 1)
-    monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
+    monkeypatch.setattr(prepare, "variance_logp", lambda *_: None)
     shell, source = Shell(tmp_path / "home"), tiny_path(1)
     found, _ = preparation(shell.cache / "models", OPENVINO_WINS).run(source)
     sha12, made = found.record.source.sha256[:12], found.record.sha256[:12]
