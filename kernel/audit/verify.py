@@ -69,11 +69,11 @@ def verify(store: Store, expected: Head | Checkpoint | None = None, public: Publ
             faults.append(f"database: {error}")
         except NOT_AS_WRITTEN as error:  # columns of other types than their tables declare
             faults.append(f"database: the rows cannot be compared: {one_line(error, 200)}")
-    told = tuple(one_line(fault, FAULT_CHARS_MAX) for fault in faults[:FAULTS_MAX])
+    shown = tuple(one_line(fault, FAULT_CHARS_MAX) for fault in faults[:FAULTS_MAX])
     last = signed[-1].idx if signed else None
     blind = None if expected else _blind(head, last, public)
     notes = tuple(str(step) for step in stepped[:FAULTS_MAX])
-    return Report(head, len(entries), told, blind, last, notes)
+    return Report(head, len(entries), shown, blind, last, notes)
 
 
 def _blind(head: Head, signed: int | None, public: PublicKeys | None) -> str:

@@ -63,7 +63,7 @@ def _objection(flow: tuple[Any, ...] | None, contract: Contract) -> str | None:
 
 
 def _unsealable(contract: Contract, body: Mapping[str, Any]) -> str | None:
-    """Return why this is no sealed rationale within the contract's bound, as far as can be told without its key, or None."""
+    """Return why this is no sealed rationale within the contract's bound, as far as can be seen without its key, or None."""
     if body.keys() != {SEALED} or not contract.explanation_chars_max:
         return "not a rationale"
     return None if is_sealed_text(body[SEALED], contract.explanation_chars_max) else "not sealed, or too long"

@@ -179,7 +179,7 @@ class HumanSpec(Section):
 
 
 class MemorySpec(Section):
-    """What the model is told of earlier decisions (DIR 3.2a): the last about the same key, or of the whole agent.
+    """What the model reads of earlier decisions (DIR 3.2a): the last about the same key, or of the whole agent.
 
     `tokens_max`: all of them together, in tokens of the model that decides. `days_max`: after that they are forgotten.
     """

@@ -279,8 +279,7 @@ class HumanDecision:
 def write_human(store: Store, case: Case, made: HumanDecision, *, state: State, now_ms: int) -> None:
     """Write a human's decision and its HUMAN entry, in the caller's transaction, and move the flow."""
     tag = ABORT_TAG if made.decision == "ABORT" else None
-    if case.tag == SAGA_DIRTY:  # steps of it stand: whoever reads the record must go on seeing that
-        tag = SAGA_DIRTY
+    tag = SAGA_DIRTY if case.tag == SAGA_DIRTY else tag  # steps of it stand: whoever reads the record must see that
     envelope = canonical(made.packet.envelope.as_data()) if made.packet else None
     facts: dict[str, Any] = {
         "decision": made.decision,

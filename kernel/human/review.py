@@ -118,7 +118,7 @@ class HumanReview:
         return self._answer(dfid)
 
     def _carried(self, case: Case, wanted: Resolution) -> tuple[HumanDecision, ExecutionIntent | None]:
-        """Do what `_carry` does; of two humans at once, the second is told of the first before anything else."""
+        """Do what `_carry` does; of two humans at once, the second learns of the first before anything else."""
         try:
             return self._carry(case, wanted)
         except SdsError:

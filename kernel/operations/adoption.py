@@ -106,7 +106,7 @@ def _numbers(spec: KindSpec, line: StatementLine) -> dict[str, int] | None:
 
 
 def _flow(store: Store, contract: Contract, line: StatementLine, now_ms: int) -> str:
-    """Return the flow that an order is written to: the one that ordered it, where that is told and has no other order."""
+    """Return the flow that an order is written to: the one that ordered it, where that is known and has no other order."""
     found = store.row(_FLOW, (line.dfid,)) if line.dfid else None
     if found is not None:
         gate, state, free = found

@@ -55,7 +55,7 @@ class StepKernel(ChildKernel):
     def __init__(self, kernel: Kernel, parent: Saga, number: int) -> None:
         super().__init__(kernel, parent, number)
         self._kind = parent.steps[number - 1].kind
-        # a newer contract may no longer have the kind: then nothing is permitted, but what is in flight can be told
+        # a newer contract may no longer have the kind: then nothing is permitted, but what is in flight can be looked up
         self._named = (self._kind,) if self._kind in self.contract.kinds else ()
         self.rules = Rules(self.contract, authority=self._named)
 
@@ -66,7 +66,7 @@ class StepKernel(ChildKernel):
         return replace(packet, texts=(static, f"{self._due()}{recurring}", *rest))
 
     def _due(self) -> str:
-        """Return what the model is told of a later step; the case of the first is told as any is."""
+        """Return what the model reads of a later step; the first is shown as any case is."""
         before = ", ".join(child.kind for child in self._parent.steps[: self._number - 1])
         place = f"Step {self._number} of {len(self._parent.steps)} of {self._parent.name}"
         return f"{place}: {before} was carried out; {self._kind} is due.\n" if before else ""

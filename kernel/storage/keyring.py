@@ -1,7 +1,7 @@
 """The keys under which the texts of cases lie: a random one for each case, wrapped under the kernel's. Pure but for chance.
 
 AES-256-GCM (NIST SP 800-38D) by the package `cryptography`. A ciphertext is bound to its case and column, not to its
-flow: a case may have several flows. What is sealed is marked, so that what an older version left in clear is told from it.
+flow: a case may have several flows. What is sealed is marked, so that what an older version left in clear can be recognised.
 """
 
 from __future__ import annotations

@@ -143,8 +143,8 @@ class Texts:
 
     def prompt(self, stored: str) -> tuple[str, ...]:
         """Return the texts of a snapshot's prompt. Raises ValueError or TypeError when they are none."""
-        told = self.text(PROMPT, stored)
-        return (told,) if told in (ERASED, LOCKED) else tuple(map(str, json.loads(told)))
+        text = self.text(PROMPT, stored)
+        return (text,) if text in (ERASED, LOCKED) else tuple(map(str, json.loads(text)))
 
     def justification(self, stored: str, proposal: bytes) -> str:
         """Return a reason code, and the rationale that came with it: sealed, where the proposal is."""
