@@ -364,8 +364,8 @@ def test_a_packet_narrowed_to_a_denial_has_no_number_left(tmp_path: Path) -> Non
 
 
 def test_a_peer_that_does_not_answer_in_time_is_ended_and_its_next_answers_are_errors(tmp_path: Path) -> None:
-    module, arguments = "tests.own_peers", ["model", "1", "sleeping"]
-    peer = PeerProcess(module, arguments, log=tmp_path / "log", overlay=None, timeout_s=60)
+    arguments = ["tests.own_peers", "model", "1", "sleeping"]
+    peer = PeerProcess(contenders.SERVING, arguments, log=tmp_path / "log", overlay=None, timeout_s=60)
     late = peer.ask({}, timeout_s=0.2)
     assert {"error": "no answer within 0.2 s"} == late == peer.ask({}, timeout_s=60)
     peer.close()

@@ -26,7 +26,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from sds.benchmarks.peer.drivers.serving import Peer, Request, Said, serve, timed
+from sds.benchmarks.peer.drivers.serving import Peer, Request, Said, timed
 
 CACHE_GB = 1
 TRIAL_COMMON_TOKENS, TRIAL_OWN_TOKENS, TRIAL_TOKENS_MAX, TRIALS = 192, 96, 160, 3
@@ -140,7 +140,3 @@ def _trial_ms(genai: Any, pipeline: Pipeline, words: Any, turn: int) -> float:
     asked = _greedy(genai, words, decision, TRIAL_TOKENS_MAX)
     _, ms = timed(lambda: pipeline([int(token) for token in prompt], asked))
     return ms
-
-
-if __name__ == "__main__":
-    serve(open_peer)
