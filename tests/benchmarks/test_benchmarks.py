@@ -21,6 +21,7 @@ from sds.benchmarks.peer.contenders import Contender, ours_with
 from sds.benchmarks.peer.process import PeerProcess
 from sds.benchmarks.peer.tally import KINDS, PeerTally, speedups
 from sds.benchmarks.peers import Entry
+from sds.gates.opening import preview_kernel
 from sds.gates.refund import gate
 from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.errors import UsageError
@@ -352,7 +353,7 @@ def test_the_packets_of_the_benchmark_are_of_the_two_kinds_it_says(tmp_path: Pat
 
 
 def test_a_packet_narrowed_to_a_denial_has_no_number_left(tmp_path: Path) -> None:
-    with gate.preview_kernel(tmp_path) as kernel:
+    with preview_kernel(gate.gate, tmp_path) as kernel:
         events = (read_event(kernel.contract, queued.event) for queued in gate.read_queue(tmp_path))
         packets = list(islice((p for p in map(kernel.preview, events) if len(p.texts) > 3), 3))
         denials = [narrow_to_denial(kernel, packet, 0) for packet in packets]

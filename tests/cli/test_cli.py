@@ -209,7 +209,7 @@ MISTAKES = [
     (("envelope", "refund", "--event", "Makefile"), 2, "error: the event is not JSON"),
     (("grammar", "refund", "--event", "Makefile", "--format", "xml"), 2, "error: there is no format `xml`"),
     (("audit", "no-such-flow"), 2, "error: there is no flow `no-such-flow`"),
-    (("audit", "x", "--gate", "../etc"), 2, "error: `../etc` is not the name of a gate"),
+    (("audit", "x", "--gate", "../etc"), 2, "error: there is no gate at `../etc`: no such file or folder"),
     (("ledger", "verify", "--head", "nonsense"), 2, "error: `nonsense` is not a head"),
     (("ledger", "burn"), 2, "No such command 'burn'"),
     (("agents", "suspend", "nobody", "--reason", "r"), 2, "error: there is no agent `nobody`"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sds.engines.config import load_engines, open_chain, parse_engines
-from sds.host.paths import now_ms
+from sds.host.clock import now_ms
 from sds.kernel.errors import ModelError, UsageError
 from tests.engines.servers import LlamaServer, free_port
 

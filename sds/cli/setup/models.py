@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sds.cli.common import JsonFlag, counted, existing, named_model, print_json
+from sds.cli.common import JsonFlag, existing, named_model
+from sds.cli.render import counted, print_json
+from sds.gates.definition import DEFAULT
+from sds.gates.registry import find
 from sds.host.paths import home, model_cache
 from sds.kernel.canonical import one_line
 from sds.kernel.contract.schema import Contract, load_contract
@@ -232,9 +235,7 @@ def _folder() -> Path:
 def _contract(path: Path | None) -> Contract:
     if path:
         return load_contract(path)
-    from sds.gates.refund.gate import load_refund_contract  # noqa: PLC0415
-
-    return load_refund_contract()
+    return find(DEFAULT).load_contract()
 
 
 def _shown(card: Mapping[str, Any]) -> dict[str, object]:

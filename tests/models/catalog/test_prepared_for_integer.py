@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from sds.engines.factory import open_engine
-from sds.host.paths import now_ms, open_record
+from sds.host.clock import now_ms
+from sds.host.paths import open_record
 from sds.models.catalog import prepare
 from sds.models.catalog.catalog import prepared
 from sds.models.int8 import sources

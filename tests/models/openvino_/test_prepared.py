@@ -15,7 +15,8 @@ import pytest
 from sds.engines import factory
 from sds.engines.factory import library_of_record, open_backend, open_engine, open_weights, runtime_facts
 from sds.engines.native import NativeEngine
-from sds.host.paths import now_ms, open_record
+from sds.host.clock import now_ms
+from sds.host.paths import open_record
 from sds.models.catalog import prepare
 from sds.models.catalog.catalog import Prepared, prepared
 from sds.models.files.fingerprint import gguf_fingerprint
