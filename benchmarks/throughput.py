@@ -37,14 +37,13 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from sds.benchmarks.lib.floor import Device, device
+from sds.benchmarks.lib.floor import TIMEOUT_S, Device, device
 from sds.benchmarks.lib.measuring import Parser, Report, Say, machine, main, names, versions, whole_number
 from sds.benchmarks.lib.packets import EARLIER, digits_packets, fixed_packets, permits
-from sds.benchmarks.lib.predicting import TIMEOUT_S
 from sds.benchmarks.lib.weights import Weights, add_weights, vocabulary, weights_of
 from sds.benchmarks.peer.contenders import OVERLAYS, PEERS, Contender
+from sds.benchmarks.peer.outcomes import Task
 from sds.benchmarks.peer.process import PeerProcess
-from sds.benchmarks.peer.tally import Task
 from sds.benchmarks.peers import tasks_of
 from sds.decoding.errors import CHOICE_TOO_CLOSE
 from sds.engines.factory import cores, open_engine, open_replicas
@@ -85,8 +84,8 @@ def _together(each: Sequence[Found]) -> Found:
     middle = sorted(each, key=lambda found: found["per_s"])[(len(each) - 1) // 2]
     became = sum((Counter(found["became"]) for found in each), Counter[str]())
     notes = next((found["notes"] for found in each if found.get("notes")), "")
-    told = {"notes": notes} if "notes" in middle else {}
-    return {**middle, **told, "became": dict(became), "each_per_s": [found["per_s"] for found in each]}
+    noted = {"notes": notes} if "notes" in middle else {}
+    return {**middle, **noted, "became": dict(became), "each_per_s": [found["per_s"] for found in each]}
 
 
 def best_of_ours(tried: Mapping[str, Found]) -> Found:

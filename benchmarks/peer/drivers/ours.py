@@ -1,4 +1,4 @@
-"""Ours: the native engine on one slot, from the packet to the proposal's bytes. It is told which library runs the model,
+"""Ours: the native engine on one slot, from the packet to the proposal's bytes. Its options say which library runs the model,
 and in which data type.
 """
 
