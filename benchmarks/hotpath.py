@@ -45,6 +45,7 @@ from sds.host.clock import now_ms
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.envelope import DENY
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
+from sds.models.openvino_.facts import OPENVINO
 from sds.models.protocol import Backend
 
 N = 30
@@ -239,7 +240,7 @@ def run(folder: Path, weights: Weights, n: int, say: Say) -> Report:
         **machine(),
         "n": n,
         "model": facts,
-        "versions": versions("llama-cpp-python", "openvino", "numpy"),
+        "versions": versions("llama-cpp-python", OPENVINO.distribution, "numpy"),
         "over_floor": round(summary(over)["p50"], 3),
         "exact_over_greedy": round(summary(exact_over)["p50"], 3),
         "stages_ms": {sort: found["stages_ms"] for sort, found in reports.items()},

@@ -65,6 +65,7 @@ from sds.grammars.emit import gbnf
 from sds.grammars.language import language
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import UsageError
+from sds.models.openvino_.facts import OPENVINO
 from sds.models.protocol import prompt_sections
 
 WARM_UP = 2
@@ -223,32 +224,41 @@ def run(
             entry.process.close()
         own = [started(contender) for contender in different]
         _check_ours(own)
-        outcomes = {entry.contender: entry.outcomes for entry in own}
         measure([*own, *others], work)
-        ours, *alike = (row(entry, own[0]) for entry in own)
-        rows = [row(entry, own[0]) for entry in others]
-        return {
-            "benchmark": "peers",
-            **machine(),
-            "threads": threads,
-            "n": count,
-            "model": weights.facts(),
-            "versions": versions("llama_cpp_python", "openvino", "llguidance", "numpy"),
-            "recurring": {kind: of_kind.recurring for kind, of_kind in work.items()},
-            "chosen_from": chosen_from,
-            "passes": {kind: dict(sorted(own[0].outcomes[kind].passes.items())) for kind in KINDS},
-            "amount_shown": own[0].outcomes["digits"].amount_shown,
-            "predicted_ms": predicted,
-            "ours_ms_p50": ours["ms_p50"],
-            "ours_digits_ms_p50": ours["digits_ms_p50"],
-            **speedups(
-                {entry.contender.name: entry.outcomes for entry in others},
-                *(outcomes[contender] for contender in of_ours),
-            ),
-            "ours": ours,
-            "ours_besides": alike,
-            "peers": rows,
-        }
+        chosen = {"chosen_from": chosen_from, "predicted_ms": predicted}
+        return _document(weights, threads, count, work, own, others, of_ours) | chosen
+
+
+def _document(
+    weights: Weights,
+    threads: int,
+    count: int,
+    work: Mapping[str, Work],
+    own: Sequence[Entry],
+    others: Sequence[Entry],
+    of_ours: Sequence[Contender],
+) -> Report:
+    """Return what was measured. `of_ours`: ours as it runs, in numbers as peers have them, on llama.cpp."""
+    ours, *alike = (row(entry, own[0]) for entry in own)
+    outcomes = {entry.contender: entry.outcomes for entry in own}
+    theirs = {entry.contender.name: entry.outcomes for entry in others}
+    return {
+        "benchmark": "peers",
+        **machine(),
+        "threads": threads,
+        "n": count,
+        "model": weights.facts(),
+        "versions": versions("llama_cpp_python", OPENVINO.distribution, "llguidance", "numpy"),
+        "recurring": {kind: of_kind.recurring for kind, of_kind in work.items()},
+        "passes": {kind: dict(sorted(own[0].outcomes[kind].passes.items())) for kind in KINDS},
+        "amount_shown": own[0].outcomes["digits"].amount_shown,
+        "ours_ms_p50": ours["ms_p50"],
+        "ours_digits_ms_p50": ours["digits_ms_p50"],
+        **speedups(theirs, *(outcomes[contender] for contender in of_ours)),
+        "ours": ours,
+        "ours_besides": alike,
+        "peers": [row(entry, own[0]) for entry in others],
+    }
 
 
 def _check_ours(own: Sequence[Entry]) -> None:

@@ -51,6 +51,7 @@ from sds.engines.protocol import Engine
 from sds.host.clock import now_ms
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import ModelError, UsageError
+from sds.models.openvino_.facts import OPENVINO
 from sds.models.protocol import SLOTS_MAX
 
 AT_ONCE = (1, 2, 4, 8, 16)
@@ -246,22 +247,29 @@ def run(
     for count in counts:
         own = ways_of_ours(on_this_processor(weights, count), packets, earlier, count)
         others = ways_of_peers(folder, weights.path, tasks, before, count, only, overlays)
-        tried = in_rounds({**own, **others}, rounds)
-        ours, peer = (
-            best_of_ours({name: tried[name] for name in own}),
-            best_peer({name: tried[name] for name in others}),
-        )
-        rows.append({"at_once": count, "ours": ours, "peer": peer})
+        rows.append({"at_once": count, **_compared(own, others, rounds)})
         say(str(rows[-1]))
+    return _document(weights, len(packets), rounds, most, rows)
+
+
+def _compared(own: Ways, others: Ways, rounds: int) -> dict[str, Found]:
+    tried = in_rounds({**own, **others}, rounds)
+    return {
+        "ours": best_of_ours({name: tried[name] for name in own}),
+        "peer": best_peer({name: tried[name] for name in others}),
+    }
+
+
+def _document(weights: Weights, n: int, rounds: int, most: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Report:
     ours_per_s = {str(row["at_once"]): row["ours"]["per_s"] for row in rows}
     return {
         "benchmark": "throughput",
         **machine(),
-        "n": len(packets),
+        "n": n,
         "rounds": rounds,
         "model": weights.facts(),
         "versions": {
-            **versions("llama-cpp-python", "openvino"),
+            **versions("llama-cpp-python", OPENVINO.distribution),
             **{name: number for row in rows for name, number in row["peer"]["versions"].items()},
         },
         "predicted": most,

@@ -49,7 +49,7 @@ class Contender:
 _OURS, _ON_LLAMACPP, _ON_TRANSFORMERS = (f"{_DRIVERS}.{name}" for name in ("ours", "on_llamacpp", "on_transformers"))
 PEERS = (
     Contender("guidance-llamacpp", _ON_LLAMACPP, ("guidance",), overlay="guidance"),
-    Contender("openvino-genai", f"{_DRIVERS}.openvino_genai", overlay="openvino", keeps_many=True),
+    Contender("openvino-genai", f"{_DRIVERS}.openvino_genai", overlay=OPENVINO.name, keeps_many=True),
     Contender("llamacpp-grammar", _ON_LLAMACPP, ("grammar",)),
     Contender("llamacpp-server", _ON_LLAMACPP, ("server",)),
     Contender("outlines-llamacpp", _ON_LLAMACPP, ("outlines_core",)),
