@@ -34,6 +34,7 @@ from sds.host.clock import now_ms
 from sds.kernel.decision.packet import DecisionPacket
 from sds.models.catalog.catalog import embedded_model
 from sds.models.protocol import SLOTS_MAX, Backend
+from sds.models.transformers_.facts import TRANSFORMERS
 
 AT_ONCE = (1, 2, 4, 8, 16, 32, 64)
 N, N_MAX = 30, 500
@@ -106,7 +107,7 @@ def _propose_ms(engine: NativeEngine, packet: DecisionPacket) -> float:
 
 def run(folder: Path, model: Path, device: str, n: int, decisions: int, at_once: Sequence[int], say: Say) -> Report:
     """Measure on any device of torch's: on a card for its figures, on the CPU for its tests."""
-    opener = partial(open_backend, model, library="transformers", device=device, dtype="bf16")
+    opener = partial(open_backend, model, library=TRANSFORMERS.name, device=device, dtype="bf16")
     with closing(cast("Any", opener())) as backend:
         from sds.models.transformers_.loading import device_of  # noqa: PLC0415  torch is there, or nothing would have been opened
 
@@ -133,7 +134,7 @@ def run(folder: Path, model: Path, device: str, n: int, decisions: int, at_once:
         "n": n,
         "decisions": len(packets),
         "model": {"name": model.name, "sha256": weights},
-        "versions": versions("torch", "transformers"),
+        "versions": versions("torch", TRANSFORMERS.distribution),
         "predicted": least,
         "over_floor": {sort: found["over_floor"] for sort, found in warm.items()},
         "exact_over_greedy": {sort: found["exact_over_greedy"] for sort, found in warm.items()},

@@ -6,15 +6,16 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from sds.engines.factory import open_engine
 from sds.engines.fallback import FallbackEngine
 from sds.engines.protocol import Checks, Engine, Explains
-from sds.escalations import Resolve, resolve
+from sds.engines.queueing import KeyLocks
 from sds.gates.definition import GateDefinition, check_parts
 from sds.gates.registry import find
 from sds.host import paths
@@ -26,23 +27,22 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.state import StateSource
 from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.executor.protocol import Executor
-from sds.kernel.executor.statement import Comparison
 from sds.kernel.flow import intake, undecided
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.human.cases import Case
-from sds.kernel.human.review import CaseView, HumanReview
-from sds.kernel.operations import erasure, monitor, recovery
-from sds.kernel.operations.erasure import Erased
-from sds.kernel.operations.recovery import Recovered
+from sds.kernel.operations import monitor
 from sds.kernel.registry import registry
-from sds.kernel.saga import driver
-from sds.kernel.saga.state import SagaAnswer
-from sds.key_locks import KeyLocks
 from sds.pipeline import Reasoned, Stream
-from sds.rationale.worker import Rationales, check_explains
-from sds.reconciliation import Schedule, adopt, reconcile
-from sds.sagas import SagaStream
+
+if TYPE_CHECKING:  # options: each is loaded when it is first asked for
+    from sds.escalations import Resolve
+    from sds.kernel.executor.statement import Comparison
+    from sds.kernel.human.cases import Case
+    from sds.kernel.human.review import CaseView, HumanReview
+    from sds.kernel.operations.erasure import Erased
+    from sds.kernel.operations.recovery import Recovered
+    from sds.kernel.saga.state import SagaAnswer
+    from sds.sagas import SagaStream
 
 
 def _check_parts(contract: object, source: object, executor: object, engine: object) -> None:
@@ -96,53 +96,69 @@ class Gate:
             paths.refuse_altered(folder, self.store)
             self._log = JsonLog(folder / "log.jsonl")
             opened.callback(self._log.close)
-            self.engine = engine or open_engine(model, now_ms=now_ms)
-            if engine is None:
-                opened.callback(self.engine.close)
-            if isinstance(self.engine, FallbackEngine):
-                self.engine.log = self._log.write
-            for notice in getattr(self.engine, "notices", ()):
-                self._log.write("engine.notice", {"notice": notice})
-            check_explains(self.contract, self.engine)
-            if isinstance(self.engine, Checks):
-                self.engine.check_contract(self.contract)
+            self.engine = self._checked_engine(engine, model, opened)
+            writer = self._rationale_writer()
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
+            context = RecordedContext(self.store, self.contract, self.engine.count_tokens)
+            log = self._log.write
             self._kernel = Kernel(
-                self.contract,
-                self.store,
-                source,
-                executor,
-                signer,
-                now_ms=now_ms,
-                log=self._log.write,
-                context=RecordedContext(self.store, self.contract, self.engine.count_tokens),
+                self.contract, self.store, source, executor, signer, now_ms=now_ms, log=log, context=context
             )
-            on_decided, locks = self._explained(opened), KeyLocks()
-            self._stream = Stream(
-                self._kernel,
-                self.engine,
-                now_ms=now_ms,
-                sleep=time.sleep,
-                on_reasoned=on_reasoned,
-                on_decided=on_decided,
-                locks=locks,
-            )
-            self._sagas = SagaStream(
-                self._kernel,
-                self.engine,
-                now_ms=now_ms,
-                sleep=time.sleep,
-                on_reasoned=on_reasoned,
-                on_decided=on_decided,
-                locks=locks,
-            )
+            self._on_reasoned, self._on_decided = on_reasoned, self._after_decision(writer, opened)
+            self._locks = KeyLocks()
+            self._stream = self._stream_of(self._kernel)
             self._closing = opened.pop_all()
 
-    def _explained(self, opened: ExitStack) -> Reasoned | None:
-        """Return what has a decision explained when its contract asks for that afterwards."""
-        if not self.contract.explanation_chars_max or not isinstance(self.engine, Explains):
+    def _checked_engine(self, engine: Engine | None, model: Path | None, opened: ExitStack) -> Engine:
+        """Return the engine that decides, opened unless it was given. Raises ModelError where it cannot decide."""
+        if engine is None:
+            engine = open_engine(model, now_ms=self._now_ms)
+            opened.callback(engine.close)
+        if isinstance(engine, FallbackEngine):
+            engine.log = self._log.write
+        for notice in getattr(engine, "notices", ()):
+            self._log.write("engine.notice", {"notice": notice})
+        if isinstance(engine, Checks):
+            engine.check_contract(self.contract)
+        return engine
+
+    def _stream_of(self, kernel: Kernel) -> Stream:
+        """Return what decides through a kernel: the gate's own, or that of a saga's step."""
+        return Stream(
+            kernel,
+            self.engine,
+            now_ms=self._now_ms,
+            sleep=time.sleep,
+            on_reasoned=self._on_reasoned,
+            on_decided=self._on_decided,
+            locks=self._locks,
+        )
+
+    @cached_property
+    def _sagas(self) -> SagaStream:
+        from sds.sagas import SagaStream  # noqa: PLC0415
+
+        return SagaStream(self._kernel, self._stream_of, now_ms=self._now_ms)
+
+    def _review(self) -> HumanReview:
+        from sds.kernel.human.review import HumanReview  # noqa: PLC0415
+
+        return HumanReview(self.kernel, now_ms=self._now_ms, log=self._log.write)
+
+    def _rationale_writer(self) -> Explains | None:
+        """Return what writes the rationales its contract asks for. Raises UsageError where the engine cannot."""
+        if not self.contract.explanation_chars_max:
             return None
-        rationales = Rationales(self._kernel, self.engine, now_ms=self._now_ms, log=self._log.write)
+        from sds.rationale.writing import writer_of  # noqa: PLC0415
+
+        return writer_of(self.engine)
+
+    def _after_decision(self, writer: Explains | None, opened: ExitStack) -> Reasoned | None:
+        if writer is None:
+            return None
+        from sds.rationale.worker import Rationales  # noqa: PLC0415
+
+        rationales = Rationales(self._kernel, writer, now_ms=self._now_ms, log=self._log.write)
         opened.callback(rationales.close)
         return rationales.ask
 
@@ -225,7 +241,10 @@ class Gate:
         return self.kernel.preview(self.read(event))
 
     def recover(self) -> Recovered:
-        """End what a crash left open, resolve every order in the air by its key, have what is dirty compensated."""
+        """End what a crash left open, resolve every order in flight by its key, have what is dirty compensated."""
+        from sds.kernel.operations import recovery  # noqa: PLC0415
+        from sds.kernel.saga import driver  # noqa: PLC0415
+
         found = recovery.recover(self.kernel, now_ms=self._now_ms())
         dirty = driver.waiting(self.kernel, now_ms=self._now_ms())
         for dfid in dirty:
@@ -237,12 +256,15 @@ class Gate:
 
         Without `until_ms`: all there is. Raises UsageError where the executor lists nothing, WorldError: unreadable.
         """
+        from sds.reconciliation import reconcile  # noqa: PLC0415
+
         return reconcile(self.kernel, since_ms=since_ms, until_ms=until_ms, now_ms=self._now_ms, log=self._log.write)
 
     def reconcile_every(self, every_s: float) -> None:
-        """Compare now and again, in a thread that ends with the gate; what is found is logged, and is a case."""
-        self._check_open()
-        every = Schedule(self._kernel, every_s=every_s, now_ms=self._now_ms, log=self._log.write)
+        """Compare now and again, in a thread that ends with the gate; each difference is logged, and is a case."""
+        from sds.reconciliation import Schedule  # noqa: PLC0415
+
+        every = Schedule(self.kernel, every_s=every_s, now_ms=self._now_ms, log=self._log.write)
         self.on_close(every.close)
 
     def adopt(self, *, who: str, reason: str) -> tuple[str, ...]:
@@ -250,19 +272,21 @@ class Gate:
 
         Until then a record that was put back from a backup orders nothing.
         """
+        from sds.reconciliation import adopt  # noqa: PLC0415
+
         return adopt(self.kernel, who=who, reason=reason, now_ms=self._now_ms)
 
     def escalations(self) -> list[Case]:
         """Return what waits for a human, oldest first: escalated cases, and orders whose end nobody knows.
 
-        One whose rows cannot be read is `damaged`, and all that is told of it is which it is and since when it waits.
+        Of one whose rows cannot be read, `damaged`, only its flow and since when it waits are known.
         """
-        return HumanReview(self.kernel, now_ms=self._now_ms).waiting()
+        return self._review().waiting()
 
     def look(self, dfid: str) -> CaseView:
         """Return a case's state as it is now, its name for `seen`, and what a human may decide. Records nothing."""
-        desk = HumanReview(self.kernel, now_ms=self._now_ms)
-        return desk.look(desk.case(dfid))
+        review = self._review()
+        return review.look(review.case(dfid))
 
     def resolve(
         self,
@@ -277,28 +301,20 @@ class Gate:
         acknowledge: bool = False,
     ) -> Answer:
         """Carry out what a human decided about what waits for them, exactly once: see `sds.escalations.resolve`."""
-        return resolve(
-            self.kernel,
-            dfid,
-            decision,
-            who=who,
-            reason=reason,
-            change=change,
-            seen=seen,
-            reference=reference,
-            acknowledge=acknowledge,
-            now_ms=self._now_ms,
-            log=self._log.write,
-        )
+        from sds.escalations import HumanDecision, resolve  # noqa: PLC0415
+
+        decided = HumanDecision(decision, who, reason, change, seen, reference, acknowledge)
+        return resolve(self.kernel, dfid, decided, now_ms=self._now_ms, log=self._log.write)
 
     def erase(self, event_id: str, *, who: str, reason: str) -> Erased:
         """Destroy the key under which the texts of an event's case lie; what was decided and paid stays. Final.
 
         Raises UsageError unless the case is at its end.
         """
-        return erasure.erase(
-            self.kernel.store, self.contract.gate, event_id, who=who, reason=reason, now_ms=self._now_ms()
-        )
+        from sds.kernel.operations import erasure  # noqa: PLC0415
+
+        gate, now_ms = self.contract.gate, self._now_ms()
+        return erasure.erase(self.kernel.store, gate, event_id, who=who, reason=reason, now_ms=now_ms)
 
     def request_retire(self, *, reason: str) -> None:
         """Retire the gate's agent because its work is done: the one move it may ask for itself, and a final one.

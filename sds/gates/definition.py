@@ -127,7 +127,7 @@ class GateDefinition:
 
     @property
     def argument(self) -> str:
-        """Return how a command names it: a path is told from a name by its separator."""
+        """Return how a command names it: a path has a separator, a name has none."""
         if self.path is None:
             return self.name
         above = self.path.is_absolute() or self.path.parts[:1] == ("..",)

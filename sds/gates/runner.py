@@ -25,7 +25,6 @@ from sds.host.clock import now_ms
 from sds.host.paths import decisions_path, open_record, public_keys_of, refuse_lost
 from sds.kernel.audit import verify
 from sds.kernel.audit.agent_history import agent_record
-from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.state import StateSource
@@ -169,7 +168,7 @@ def _report(
     waiting = sum(map(_waits, answers))
     failed = [answer for answer in answers if _undecided(answer) and not _waits(answer)]
     wrong = wrongly_paid(opened, gate, payments)
-    dfids, lists = {answer.dfid for answer in answers}, opened.kernel.dispatcher.lists
+    dfids, lists = {answer.dfid for answer in answers}, opened.kernel.dispatcher.executor.lists
     return {
         "model": opened.engine.model,
         "decisions": len(decided),
@@ -201,7 +200,7 @@ def payments_of(opened: Gate, gate: GateDefinition) -> list[StatementLine]:
 
     Raises WorldError, with how to learn what became of orders, when it does not answer.
     """
-    if not opened.kernel.dispatcher.lists:
+    if not opened.kernel.dispatcher.executor.lists:
         return []
     try:
         lines = opened.kernel.dispatcher.statement(0, now_ms() + CLOCKS_APART_MS)
@@ -216,7 +215,7 @@ def wrongly_paid(opened: Gate, gate: GateDefinition, payments: Iterable[Statemen
     """Return one line for every difference between record and statement, each a case by now, and for every fault that the
     definition finds in the statement.
     """
-    if not opened.kernel.dispatcher.lists:
+    if not opened.kernel.dispatcher.executor.lists:
         return []
     return [*(difference.words for difference in opened.reconcile().differences), *gate.demo.faults(payments)]
 
@@ -260,9 +259,9 @@ def kind_outcome(gate: GateDefinition, kind: str) -> str:
     return gate.demo.outcomes.get(kind, kind.lower())
 
 
-def outcome_rows(gate: GateDefinition, contract: Contract) -> list[str]:
+def outcome_rows(gate: GateDefinition) -> list[str]:
     """Return the outcomes that a table always shows, in its order."""
-    return [*(kind_outcome(gate, kind) for kind in contract.authority), "escalated", "aborted_on_drift"]
+    return [*(kind_outcome(gate, kind) for kind in gate.load_contract().authority), "escalated", "aborted_on_drift"]
 
 
 def percentiles(values: list[float]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sds.cli.decisions import decide, run
-from tests.cli.test_escalations import Cli
+from tests.cli.conftest import Cli
 from tests.gates.own import GATE, written
 from tests.proposers import Greedy
 

@@ -128,7 +128,7 @@ def shell_in(home: Path, path: str = "") -> Callable[..., str]:
         environment = os.environ.get("PYTHONPATH", "")
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("PYTHONPATH", os.pathsep.join(filter(None, (path, str(ROOT), environment))))
-            done = Shell(home)("doctor", "--model", "README.md")
+            done = Shell(home).process("doctor", "--model", "README.md")
         assert 1 == done.returncode
         assert "Traceback" not in done.stderr
         return done.stdout
@@ -162,8 +162,3 @@ def test_doctor_fails_where_the_gate_would_refuse_to_open(folder: Path) -> None:
     assert "is writable, 1 record in it is whole" in doctor()
     decisions_path(folder).unlink()
     assert f"FAIL  store: the record `{decisions_path(folder)}` is gone, but its key is there" in doctor()
-
-
-def test_the_groups_of_commands_show_an_example(tmp_path: Path) -> None:
-    for name, example in (("ledger", "Example: sds ledger verify"), ("agents", "Example: sds agents list")):
-        assert example in Shell(tmp_path).ok(name, "--help")

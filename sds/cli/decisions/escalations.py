@@ -13,7 +13,7 @@ from rich.console import Console
 
 from sds.cli.common import GateOption, JsonFlag, OpenedGate, Reason, defined, open_store, operator, whole_dfid
 from sds.cli.render import number_range, plain, print_json, when
-from sds.escalations import Resolve
+from sds.escalations import HumanDecision, Resolve
 from sds.escalations import resolve as resolve_case
 from sds.gates.opening import preview_kernel, recovery_kernel
 from sds.host.clock import now_ms
@@ -246,18 +246,8 @@ def resolve(
     found = defined(gate)
     open_store(found.name).close()
     with recovery_kernel(found, gate_home(found.name)) as kernel:
-        answer = resolve_case(
-            kernel,
-            whole_dfid(kernel.store, dfid),
-            wanted,
-            who=operator(),
-            reason=reason,
-            change=modify or "",
-            seen=seen,
-            reference=settled or "",
-            acknowledge=acknowledge,
-            now_ms=now_ms,
-        )
+        decided = HumanDecision(wanted, operator(), reason, modify or "", seen, settled or "", acknowledge)
+        answer = resolve_case(kernel, whole_dfid(kernel.store, dfid), decided, now_ms=now_ms)
         terms = human_contract(kernel.contract)
     if as_json:
         print_json(asdict(answer))

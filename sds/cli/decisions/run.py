@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,10 +19,10 @@ from sds.cli.decisions import sagas
 from sds.cli.engines import NO_OPTIONS, EngineOptions, check_asked, opened_engine
 from sds.cli.options import flat
 from sds.cli.render import counted, print_json
+from sds.engines.protocol import Engine
 from sds.gates.definition import GateDefinition
 from sds.host.clock import now_ms
 from sds.host.paths import decisions_path, gate_home, open_record
-from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.bounds import format_literal
 from sds.kernel.errors import ModelError, SdsError, StoreError, UsageError, WorldError
 from sds.kernel.flow.answer import Answer
@@ -40,26 +40,31 @@ def add_to(app: typer.Typer) -> None:
     app.command("run")(flat(run))
 
 
+Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many claims to decide.")]
+Parallel = Annotated[
+    int, typer.Option("--parallel", min=1, max=PARALLEL_MAX, help="How many claims to decide at once.")
+]
+ChaosName = Annotated[
+    Literal["drift", "fail-second"] | None,
+    typer.Option(
+        "--chaos", help="drift: move tickets before execution; fail-second: the rail declines a saga's second step."
+    ),
+]
+SagaName = Annotated[
+    str | None, typer.Option("--saga", help="Decide each claim in the steps of this saga.", show_default=False)
+]
+Reset = Annotated[bool, typer.Option("--reset", help="Set the gate's folder aside first and start anew.")]
+
+
 def run(
     gate: ChosenGate,
-    limit: Annotated[
-        int, typer.Option("--limit", min=1, max=10_000, help="How many claims to decide.")
-    ] = LIMIT_DEFAULT,
+    limit: Limit = LIMIT_DEFAULT,
     as_json: JsonFlag = False,
     options: EngineOptions = NO_OPTIONS,
-    parallel: Annotated[
-        int, typer.Option("--parallel", min=1, max=PARALLEL_MAX, help="How many claims to decide at once.")
-    ] = 1,
-    chaos: Annotated[
-        Literal["drift", "fail-second"] | None,
-        typer.Option(
-            "--chaos", help="drift: move tickets before execution; fail-second: the rail declines a saga's second step."
-        ),
-    ] = None,
-    saga: Annotated[
-        str | None, typer.Option("--saga", help="Decide each claim in the steps of this saga.", show_default=False)
-    ] = None,
-    reset: Annotated[bool, typer.Option("--reset", help="Set the gate's folder aside first and start anew.")] = False,
+    parallel: Parallel = 1,
+    chaos: ChaosName = None,
+    saga: SagaName = None,
+    reset: Reset = False,
 ) -> None:
     """Decide the next claims of the queue with a real local model.
 
@@ -70,34 +75,48 @@ def run(
     contract, folder = found.load_contract(), gate_home(found.name)
     if saga is not None:
         spec_of(contract, saga)
-    _refuse_unoffered(found, chaos)
+    if chaos is not None and chaos not in found.demo.chaos:
+        raise UsageError(f"gate `{found.name}` offers no chaos `{chaos}`", hint="leave out --chaos, or: sds run refund")
     _may_begin(found, folder, anew=reset)
-    brief = limit < MANY
-    if saga is not None:
-        with opened_engine(options, brief=brief) as engine:
+
+    @contextmanager
+    def began() -> Iterator[Engine]:
+        with opened_engine(options, brief=limit < MANY, parallel=parallel) as engine:
             check_asked(engine, contract)
             _begin(folder, anew=reset)
-            sagas.show(found, folder, saga, limit, engine, chaos=chaos, as_json=as_json)
+            yield engine
+
+    if saga is None:
+        _run_decisions(found, folder, limit, began, parallel=parallel, chaos=chaos, as_json=as_json)
         return
+    with began() as engine:
+        sagas.show(found, folder, saga, limit, engine, chaos=chaos, as_json=as_json)
 
-    def report_of(on_decided: Callable[[Answer], None]) -> dict[str, Any]:
-        from sds.gates import runner  # noqa: PLC0415  the model's libraries load when a model is needed
 
-        with opened_engine(options, brief=brief, parallel=parallel) as engine:
-            check_asked(engine, contract)
-            _begin(folder, anew=reset)
-            return runner.run(
-                found, folder, limit=limit, engine=engine, chaos=chaos, on_decided=on_decided, parallel=parallel
-            )
+def _run_decisions(
+    gate: GateDefinition,
+    folder: Path,
+    limit: int,
+    began: Callable[[], AbstractContextManager[Engine]],
+    *,
+    parallel: int,
+    chaos: str | None,
+    as_json: bool,
+) -> None:
+    """Decide cases one by one, or several at once; show what came of it, and fail where a promise was broken."""
+    from sds.gates import runner  # noqa: PLC0415  the model's libraries load when a model is needed
 
-    report = _with_progress(found, limit, report_of)
-    _table(found, contract, report, chaos, Console(highlight=False, stderr=as_json))
+    with _progress(gate, limit) as decided, began() as engine:
+        report = runner.run(
+            gate, folder, limit=limit, engine=engine, chaos=chaos, on_decided=decided, parallel=parallel
+        )
+    _table(gate, report, chaos, Console(highlight=False, stderr=as_json))
     if as_json:
         print_json(report)
-    _judge(found, report, None if report["stopped"] else chaos)
+    _judge(gate, report, None if report["stopped"] else chaos)
     if report["stopped"]:
         why, hint = report["stopped"]
-        what = f"{report['decisions']} of {counted(limit, found.demo.case)}"
+        what = f"{report['decisions']} of {counted(limit, gate.demo.case)}"
         raise WorldError(f"stopped after {what}: {why}", hint=hint)
 
 
@@ -110,15 +129,9 @@ def _refuse_together(chaos: str | None, saga: str | None, parallel: int) -> None
         raise UsageError(f"--parallel does not go with {'--saga' if saga else '--chaos'}: they decide one by one")
 
 
-def _refuse_unoffered(gate: GateDefinition, chaos: str | None) -> None:
-    if chaos is not None and chaos not in gate.demo.chaos:
-        raise UsageError(f"gate `{gate.name}` offers no chaos `{chaos}`", hint="leave out --chaos, or: sds run refund")
-
-
-def _with_progress(
-    gate: GateDefinition, limit: int, report_of: Callable[[Callable[[Answer], None]], dict[str, Any]]
-) -> dict[str, Any]:
-    """Return the report of a run, with a progress bar meanwhile where somebody sees it."""
+@contextmanager
+def _progress(gate: GateDefinition, limit: int) -> Iterator[Callable[[Answer], None]]:
+    """Show a progress bar where somebody sees it; yield what each answer is given to."""
     console = Console(stderr=True)
     shown = console.is_terminal  # elsewhere a bar is one line of noise before an error
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -133,7 +146,7 @@ def _with_progress(
             progress.update(task, advance=1, description=f"{answer.action or answer.state:<13}")
 
         try:
-            return report_of(decided)
+            yield decided
         except KeyboardInterrupt:
             done = int(progress.tasks[0].completed)
             console.print(sagas.STOPPED.format(counted(done, gate.demo.case)), markup=False)
@@ -159,7 +172,7 @@ def _begin(folder: Path, *, anew: bool) -> None:
 
 
 def _set_aside(folder: Path) -> None:
-    """Rename the gate's folder. Raises UsageError while a reset would lift a halt or forget an order in the air."""
+    """Rename the gate's folder. Raises UsageError while a reset would lift a halt or forget an order in flight."""
     if decisions_path(folder).exists():
         _may_be_set_aside(folder, noted=True)
     kept = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}.old-{n}")).exists())
@@ -199,12 +212,10 @@ def _refuse_while_needed(store: Store, folder: Path) -> None:
         raise UsageError(f"{sagas} sagas are half done, and a reset would forget them", hint="sds recover")
 
 
-def _table(
-    gate: GateDefinition, contract: Contract, report: dict[str, Any], chaos: str | None, console: Console
-) -> None:
+def _table(gate: GateDefinition, report: dict[str, Any], chaos: str | None, console: Console) -> None:
     from sds.gates.runner import outcome_rows  # noqa: PLC0415  as above
 
-    case, rows = gate.demo.case, outcome_rows(gate, contract)
+    case, rows = gate.demo.case, outcome_rows(gate)
     table = Table()
     table.add_column("outcome")
     table.add_column(f"{case}s", justify="right")

@@ -27,7 +27,7 @@ def erase(
 ) -> None:
     """Erase the texts of a case for good: its evidence, prompts, proposals, rationales. What was decided and paid stays.
 
-    A case that is open, waits for a human or has an order in the air is ended first.
+    A case that is open, waits for a human or has an order in flight is ended first.
 
     Example: sds erase --event C-00017 --reason "the customer asked for it"
     """

@@ -181,7 +181,7 @@ def recover(
     reason: Annotated[str, typer.Option("--reason", help="Why, for the record.")] = "after a crash",
     as_json: JsonFlag = False,
 ) -> None:
-    """After a crash: end what nobody holds any more, resolve every order in the air by its key.
+    """After a crash: end what nobody holds any more, resolve every order in flight by its key.
 
     A saga that was half done is taken back or handed to a human, as the model chooses from the contract's menu.
 
@@ -286,14 +286,7 @@ def _show(found: dict[str, Any]) -> None:
     for attempt in found["attempts"]:
         console.print(f"rejected attempt {attempt['attempt_number']}")
         _reasons(console, attempt["reasons"])
-    if proposal:
-        _lines(console, "proposal", {"bytes": proposal["proposal"], "model": proposal["model"]})
-        alternatives = json.loads(proposal["alternatives"])
-        if isinstance(alternatives, str):
-            console.print(f"alternatives: {alternatives}")
-        for choice in alternatives if isinstance(alternatives, list) else ():
-            shares = ", ".join(f"{label} {p:.3f}" for label, p in choice["probabilities"].items())
-            _lines(console, f"alternatives of {choice['choice']} (Z {choice['z']:.3g})", {choice["chosen"]: shares})
+    _proposal(console, proposal)
     _lines(console, "rationale", _rationale(found))
     if verdict:
         facts = {k: verdict[k] for k in ("outcome", "gate_reached", "attempt_number")}
@@ -310,6 +303,18 @@ def _show(found: dict[str, Any]) -> None:
         "ledger",
         {str(e["idx"]): f"{when(e['at_ms'])} {e['kind']} {e['entry_hash']}" for e in found["ledger"]},
     )
+
+
+def _proposal(console: Console, proposal: dict[str, Any]) -> None:
+    if not proposal:
+        return
+    _lines(console, "proposal", {"bytes": proposal["proposal"], "model": proposal["model"]})
+    alternatives = json.loads(proposal["alternatives"])
+    if isinstance(alternatives, str):
+        console.print(f"alternatives: {alternatives}")
+    for choice in alternatives if isinstance(alternatives, list) else ():
+        shares = ", ".join(f"{label} {p:.3f}" for label, p in choice["probabilities"].items())
+        _lines(console, f"alternatives of {choice['choice']} (Z {choice['z']:.3g})", {choice["chosen"]: shares})
 
 
 def _rationale(found: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from sds.host.paths import (
     decisions_path,
     gate_home,
     home,
+    model_cache,
     public_keys_of,
     refuse_altered,
     refuse_lost,
@@ -80,9 +81,16 @@ def doctor(options: EngineOptions = NO_OPTIONS, gate: OpenedGate = "refund") -> 
 
 def _versions() -> str:
     from sds.models.catalog.backends import BACKENDS  # noqa: PLC0415
+    from sds.models.catalog.catalog import records  # noqa: PLC0415
 
     extras = [each for each in BACKENDS.values() if each.extra]
     optional = [f"{each.distribution} {found}" for each in extras if (found := each.version())]
+    named = {record.library for record in records(model_cache())}
+    optional += [
+        f"a model was prepared for {each.title}, which is not installed ({each.install_hint})"
+        for each in extras
+        if each.name in named and not each.version()
+    ]
     libraries = ", ".join([*(f"{name} {version(name)}" for name in _SHOWN), *optional])
     return f"sds {version('sovereign-decision-stream')}, python {platform.python_version()}, sqlite {sqlite3.sqlite_version}, {libraries}"
 
@@ -112,9 +120,9 @@ def _store() -> str:
         _signed(path)
     found = f"{counted(len(records), 'record')} in it {'is' if len(records) == 1 else 'are'} whole"
     halted = [path.parent.name for path in records if _halted(path)]
-    told = f"; halted by an operator: {', '.join(halted)}" if halted else ""
-    told += "".join(f"; the executor of {gate} {text}" for path in records for gate, text in _not_answering(path))
-    return f"`{home()}` is writable, {found if records else 'no record in it'}{told}"
+    said = f"; halted by an operator: {', '.join(halted)}" if halted else ""
+    said += "".join(f"; the executor of {gate} {text}" for path in records for gate, text in _not_answering(path))
+    return f"`{home()}` is writable, {found if records else 'no record in it'}{said}"
 
 
 def _halted(path: Path) -> bool:

@@ -5,18 +5,14 @@ The cases are made by a small engine that says what a test wants: which words a 
 
 from __future__ import annotations
 
-import json
 import shlex
-import sys
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from sds.cli import app
 from sds.cli.common import operator
 from sds.gate import Gate
 from sds.gates.refund import gate as desk
@@ -30,8 +26,8 @@ from sds.kernel.decision.packet import Decoding
 from sds.kernel.errors import UsageError
 from sds.kernel.flow.answer import Answer
 from sds.kernel.storage.store import Store
-from tests.cli.conftest import Shell
-from tests.gates.refund import open_refund
+from tests.cli.conftest import Cli, Shell
+from tests.gates.refund.opened import open_refund
 from tests.kernel.durable import proposal
 from tests.proposers import Says
 from tests.scale import seeded
@@ -43,30 +39,6 @@ def says(action: str = "ESCALATE", reason: str = "HUMAN_REVIEW", **params: str) 
     """Return an engine that proposes this, as likely at three to one."""
     alternatives = ({"choice": "action", "chosen": action, "z": 1.0, "probabilities": {"DENY": 0.25, action: 0.75}},)
     return Says(proposal(action, reason, **params), Decoding("says", 0.75, alternatives))
-
-
-@dataclass
-class Cli:
-    """Runs `sds` in this process: (exit code, standard output, standard error)."""
-
-    capsys: pytest.CaptureFixture[str]
-    monkeypatch: pytest.MonkeyPatch
-    folder: Path
-
-    def __call__(self, *args: str) -> tuple[int, str, str]:
-        self.monkeypatch.setattr(sys, "argv", ["sds", *args])
-        with pytest.raises(SystemExit) as ended:
-            app.main()
-        said = self.capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
-
-    def ok(self, *args: str) -> str:
-        code, out, err = self(*args)
-        assert 0 == code, err
-        return out
-
-    def json(self, *args: str) -> Any:
-        return json.loads(self.ok(*args, "--json"))
 
 
 @pytest.fixture(scope="module")
@@ -297,9 +269,3 @@ def test_without_a_reason_a_record_or_a_flow_nothing_is_resolved(cli: Cli, tmp_p
     assert "there is no flow `nobody`" in cli("escalations", "show", "nobody")[2]
     done = Shell(cli.folder.parent)("escalations", "resolve", case.dfid, "--abort")
     assert (2, True) == (done.returncode, "Missing option '--reason'" in done.stderr)
-
-
-@pytest.mark.parametrize("args", [("list",), ("show",), ("resolve",), ()])
-def test_help_shows_an_example(cli: Cli, args: tuple[str, ...]) -> None:
-    name = " ".join(("sds escalations", *args)) if args else "sds escalations list"
-    assert f"Example: {name}" in cli.ok("escalations", *args, "--help").replace("\n  ", " ")

@@ -24,9 +24,9 @@ from sds.kernel.contract.compiler import Rules
 from sds.kernel.executor.protocol import Receipt
 from sds.kernel.saga.state import SagaAnswer
 from sds.models.llamacpp.backend import LlamaBackend
-from tests.gates.orders import SOON_S, key_of, pay, post
-from tests.gates.refund import open_refund
-from tests.gates.test_refund_policy import ON_TIME
+from tests.gates.refund.opened import open_refund
+from tests.gates.refund.rail.orders import SOON_S, key_of, pay, post
+from tests.gates.refund.test_refund_policy import ON_TIME
 from tests.proposers import Greedy
 
 SAGA, STEPS = "REFUND_WITH_VOUCHER", ("REFUND_TICKET", "REFUND_VOUCHER")
@@ -114,7 +114,7 @@ def test_the_ticket_can_be_refunded_again_once_its_refund_was_taken_back(desk: D
 
 def test_a_reversal_whose_reply_is_lost_is_looked_up_and_happens_once(desk: Desk) -> None:
     reasoned = desk.watch.reasoned
-    desk.gate._sagas._on_reasoned = lambda packet, data: (
+    desk.gate._on_reasoned = lambda packet, data: (
         desk.rail.misbehave(lose_reply=1.0) if packet.event_id.endswith("/compensation") else reasoned(packet, data)
     )
     before = desk.rail.payouts()["reversed"]
@@ -124,7 +124,7 @@ def test_a_reversal_whose_reply_is_lost_is_looked_up_and_happens_once(desk: Desk
 
 def test_a_rail_that_dies_before_the_reversal_leaves_it_unknown_until_recovery_has_looked(desk: Desk) -> None:
     reasoned = desk.watch.reasoned
-    desk.gate._sagas._on_reasoned = lambda packet, data: (
+    desk.gate._on_reasoned = lambda packet, data: (
         desk.rail.kill() if packet.event_id.endswith("/compensation") else reasoned(packet, data)
     )
     found = desk.decide()

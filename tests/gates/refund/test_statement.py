@@ -27,8 +27,8 @@ from sds.kernel.executor.statement import StatementLine
 from sds.kernel.flow.answer import Answer
 from sds.kernel.human.cases import waiting
 from sds.reconciliation import reconcile
-from tests.gates.orders import key_of, raw
-from tests.gates.refund import open_refund
+from tests.gates.refund.opened import open_refund
+from tests.gates.refund.rail.orders import key_of, raw
 from tests.proposers import Greedy
 
 CLAIMS = 40

@@ -11,7 +11,7 @@ import pytest
 from sds.gates.refund.rail.client import RailExecutor, RailProcess
 from sds.kernel.errors import StateError
 from sds.kernel.executor.protocol import ExecutionIntent
-from tests.gates.orders import SOON_S, key_of, pay
+from tests.gates.refund.rail.orders import SOON_S, key_of, pay
 
 
 class TestClient:

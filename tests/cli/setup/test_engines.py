@@ -53,7 +53,7 @@ def test_several_claims_are_decided_at_once_and_the_record_says_how(
 
 
 def test_a_run_through_openvino_is_recorded_as_one_and_replayed_as_one(tiny_model: Path, tmp_path: Path) -> None:
-    pytest.importorskip("openvino")
+    pytest.importorskip("openvino", reason="OpenVINO is not installed: make openvino")
     alone = Shell(tmp_path)
     options = ("--library", "openvino", "--dtype", "fp32", "--parallel", "2", "--model", str(tiny_model))
     found = alone.json("run", "refund", "--limit", "3", "--json", *options)

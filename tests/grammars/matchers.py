@@ -1,11 +1,11 @@
-"""Walks through plans, and the envelopes they are walked through."""
+"""Matchers driven to their end, and the envelopes they are made for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from random import Random
 
-from sds.grammars.tokens.compiler import ChoicePoint, TokenMatcher
+from sds.grammars.tokens.matcher import ChoicePoint, TokenMatcher
 from sds.kernel.envelope.bounds import Bound, bound
 from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
 from tests.scale import seeded
@@ -21,37 +21,37 @@ def some(**params: Bound | None) -> DecisionEnvelope:
     return envelope_of([KindBound("PAY", ("LATE", "LATER"), chosen), KindBound(DENY, ("LATE", "NO"))])
 
 
-def walked(walk: TokenMatcher, pick: Picking) -> TokenMatcher:
-    """Go to the end, choosing by `pick` an index into the tokens of each fork."""
+def finished_by(matcher: TokenMatcher, pick: Picking) -> TokenMatcher:
+    """Go to the end, choosing by `pick` an index into the tokens of each choice point."""
     for _ in range(STEPS_MAX):
-        walk.forced()
-        if walk.finished:
-            return walk
-        fork = walk.fork()
-        walk.take(int(fork.tokens[pick(fork)]))
-    raise AssertionError("the walk does not end")
+        matcher.accept_forced()
+        if matcher.finished:
+            return matcher
+        point = matcher.choice_point()
+        matcher.accept(int(point.tokens[pick(point)]))
+    raise AssertionError("the matcher does not end")
 
 
 def at_random(rng: Random) -> Picking:
-    return lambda fork: rng.randrange(len(fork.tokens))
+    return lambda point: rng.randrange(len(point.tokens))
 
 
-def taken(walk: TokenMatcher, *labels: str) -> None:
+def taken(matcher: TokenMatcher, *labels: str) -> None:
     """Take the token that leaves these labels open."""
-    walk.forced()
-    fork = walk.fork()
-    walk.take(int(fork.tokens[fork.labels.index(labels)]))
-    walk.forced()
+    matcher.accept_forced()
+    point = matcher.choice_point()
+    matcher.accept(int(point.tokens[point.labels.index(labels)]))
+    matcher.accept_forced()
 
 
-def every_end(walk: TokenMatcher) -> Iterator[TokenMatcher]:
-    walk.forced()
-    if walk.finished:
-        yield walk
+def every_end(matcher: TokenMatcher) -> Iterator[TokenMatcher]:
+    matcher.accept_forced()
+    if matcher.finished:
+        yield matcher
         return
-    for token in walk.fork().tokens.tolist():
-        copied = walk.copy()
-        copied.take(token)
+    for token in matcher.choice_point().tokens.tolist():
+        copied = matcher.copy()
+        copied.accept(token)
         yield from every_end(copied)
 
 

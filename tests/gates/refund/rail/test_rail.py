@@ -21,7 +21,7 @@ from sds.gates.refund.rail.client import RailExecutor, RailProcess
 from sds.gates.refund.rail.server import BODY_BYTES_MAX
 from sds.kernel.errors import ExecutorError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
-from tests.gates.orders import SOON_S, intent_for, key_of, pay, post, raw
+from tests.gates.refund.rail.orders import SOON_S, intent_for, key_of, pay, post, raw
 
 
 def order(name: str, **changes: object) -> dict[str, object]:

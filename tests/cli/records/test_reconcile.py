@@ -20,8 +20,9 @@ from sds.host.paths import decisions_path
 from sds.kernel.audit import verify
 from sds.kernel.flow.answer import Answer
 from sds.kernel.storage.store import Store
-from tests.cli.test_escalations import CLAIMS, Cli
-from tests.gates.orders import key_of
+from tests.cli.conftest import Cli
+from tests.cli.decisions.test_escalations import CLAIMS
+from tests.gates.refund.rail.orders import key_of
 from tests.proposers import Greedy
 
 HALF = CLAIMS // 2

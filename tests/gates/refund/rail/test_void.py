@@ -14,7 +14,7 @@ import pytest
 from sds.gates.refund.rail.client import RailExecutor, RailProcess
 from sds.gates.refund.rail.store import Order, PayoutStore
 from sds.kernel.executor.protocol import Receipt
-from tests.gates.orders import SOON_S, key_of, pay, post
+from tests.gates.refund.rail.orders import SOON_S, key_of, pay, post
 
 VOID = Receipt("rejected", detail="the key was made void")
 

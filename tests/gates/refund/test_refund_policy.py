@@ -13,7 +13,7 @@ from sds.kernel.envelope.bounds import Bound
 from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope
 from sds.kernel.envelope.state import Value
 
-CONTRACT = load_contract(Path(__file__).parents[2] / "sds" / "gates" / "refund" / "contract.yaml")
+CONTRACT = load_contract(Path(__file__).parents[3] / "sds" / "gates" / "refund" / "contract.yaml")
 RULES = Rules(CONTRACT)
 FARE = 20_000
 # On time, due, nothing refunded, nothing paid: every test says what is different.

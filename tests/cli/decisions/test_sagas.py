@@ -15,7 +15,7 @@ from sds.gates.refund.source import TicketSource
 from sds.host.clock import now_ms
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from tests.cli.conftest import Shell
-from tests.gates.test_saga_gate import SAGA, STEPS
+from tests.gates.refund.test_saga_gate import SAGA, STEPS
 from tests.proposers import Greedy
 
 pytestmark = pytest.mark.xdist_group("cli")
