@@ -24,7 +24,7 @@ from sds.models.transformers_.facts import TRANSFORMERS
 TRIAL_PROMPT_TOKENS, TRIAL_STEPS = 64, 8
 
 
-class Model:
+class CachedModel:
     """One model with the prefix of a prompt in its cache."""
 
     def __init__(self, path: Path, threads: int) -> None:
@@ -85,13 +85,13 @@ def open_peer(path: Path, threads: int, options: list[str]) -> Peer:
     (name,) = options
     torch.compiler.set_stance("force_eager")  # compiling a mask's one line takes a minute and a C++ compiler
     kinds = {"xgrammar": _xgrammar, "lm-format-enforcer": _lm_format_enforcer}
-    model = Model(path, threads)
+    model = CachedModel(path, threads)
     dists = (*(() if name in kinds else ("outlines",)), name, TRANSFORMERS.distribution, "torch")
     decide = kinds[name](model) if name in kinds else _outlines(model, name)
     return Peer(decide, dists, f"transformers in {model.dtype} (the quicker of fp32 and bf16), static prefix cached")
 
 
-def _outlines(model: Model, backend: str) -> Decide:
+def _outlines(model: CachedModel, backend: str) -> Decide:
     import outlines  # noqa: PLC0415  a peer may be missing
     from outlines.models.transformers import TransformerTokenizer  # noqa: PLC0415
 
@@ -123,7 +123,7 @@ def _outlines(model: Model, backend: str) -> Decide:
     return without_gradients
 
 
-def _xgrammar(model: Model) -> Decide:
+def _xgrammar(model: CachedModel) -> Decide:
     import xgrammar  # noqa: PLC0415  a peer may be missing
     from xgrammar.contrib.hf import LogitsProcessor  # noqa: PLC0415
 
@@ -137,7 +137,7 @@ def _xgrammar(model: Model) -> Decide:
     return decide
 
 
-def _lm_format_enforcer(model: Model) -> Decide:
+def _lm_format_enforcer(model: CachedModel) -> Decide:
     # Its integration looks for one class where transformers 4 had it; nothing else of it has moved.
     import_module("transformers.tokenization_utils").PreTrainedTokenizerBase = transformers.PreTrainedTokenizerBase  # type: ignore[attr-defined]
     enforcer: Any = import_module("lmformatenforcer")
