@@ -13,7 +13,7 @@ seen another packet of the same kind. The checks, that each permits all tokens t
 Predicted before measuring: ours is one look-up under a key of about thirty strings and numbers, one copy of the forced
 opening and one small array: 10 us; a whole decision asks ten viability questions of 1 us at each of eight digits:
 200 us, most of it the spelling of the 64 digits of the context reference. llguidance parses and compiles an expression
-of 1,000 characters: 1 ms. xgrammar compiles masks ahead for every state: some 10 ms. outlines-core walks the whole
+of 1,000 characters: 1 ms. xgrammar compiles masks ahead for every state: some 10 ms. outlines-core runs the whole
 vocabulary through the whole automaton: 100 ms or more. What ours must do at least is first timed bare (`predicted`): the
 look-up, and a copy of every text and of every set of tokens that it hands out.
 """
@@ -72,7 +72,7 @@ Ids = NDArray[np.intp]
 Script = list[tuple[list[int], int | None]]  # forced tokens, and the token chosen after them; None at the end
 
 
-class Contender(Protocol):
+class MaskEngine(Protocol):
     """`begin` makes ready for one packet, `forward` writes what is forced, `permit` computes the next mask.
 
     `text` is what `begin` is given, made before the clock runs; `ids` reads the last mask.
@@ -209,7 +209,7 @@ def _ids(bits: NDArray[np.uint8], size: int) -> Ids:
     return np.flatnonzero(np.unpackbits(bits, count=size, bitorder="little"))
 
 
-PEERS: dict[str, Callable[[Tokenizer], Contender]] = {
+PEERS: dict[str, Callable[[Tokenizer], MaskEngine]] = {
     "llguidance": LlGuidance,
     "xgrammar (GBNF)": lambda words: XGrammar(words, form="GBNF"),
     "xgrammar (regex)": lambda words: XGrammar(words, form="regex"),
@@ -251,35 +251,35 @@ def script(compiler: GrammarCompiler, said: Language, rng: Random) -> tuple[Scri
     raise SystemExit("the benchmark's own decision does not end")
 
 
-def ask(contender: Contender, said: Language, steps: Script, permitted: list[Ids]) -> tuple[float, float]:
+def ask(engine: MaskEngine, said: Language, steps: Script, permitted: list[Ids]) -> tuple[float, float]:
     """Return the microseconds to the first mask and through the whole decision; stop where a mask permits too little."""
-    text = contender.text(said)
+    text = engine.text(said)
     began = time.perf_counter_ns()
-    contender.begin(text)
-    contender.forward(steps[0][0])
-    contender.permit()
+    engine.begin(text)
+    engine.forward(steps[0][0])
+    engine.permit()
     first = decision = time.perf_counter_ns() - began
     for (tokens, _), wanted in zip(steps[1:], permitted, strict=True):
-        if not np.isin(wanted, contender.ids()).all():
-            raise SystemExit(f"{contender.name} permits fewer tokens than the language")
+        if not np.isin(wanted, engine.ids()).all():
+            raise SystemExit(f"{engine.name} permits fewer tokens than the language")
         began = time.perf_counter_ns()
-        contender.forward(tokens)
+        engine.forward(tokens)
         if tokens is not steps[-1][0]:
-            contender.permit()
+            engine.permit()
         decision += time.perf_counter_ns() - began
     return first / 1000, decision / 1000
 
 
-def measure(contenders: list[Contender], words: Tokenizer, n: int) -> dict[str, list[tuple[float, float]]]:
+def measure(engines: list[MaskEngine], words: Tokenizer, n: int) -> dict[str, list[tuple[float, float]]]:
     rng, compiler = Random(SEED), GrammarCompiler(TokenizerOnly(words))  # noqa: S311  a fixed choice, no secret
-    found: dict[str, list[tuple[float, float]]] = {contender.name: [] for contender in contenders}
+    found: dict[str, list[tuple[float, float]]] = {engine.name: [] for engine in engines}
     for i in range(-1, n):  # the one before the first is for warming up
         said = packet(rng)
         steps, permitted = script(compiler, said, rng)
-        for contender in contenders:
-            if i < 0 or i % contender.every == 0:
-                times = ask(contender, said, steps, permitted)
-                found[contender.name] += [times] if i >= 0 else []
+        for engine in engines:
+            if i < 0 or i % engine.every == 0:
+                times = ask(engine, said, steps, permitted)
+                found[engine.name] += [times] if i >= 0 else []
     return found
 
 
@@ -308,8 +308,8 @@ def run(n: int, model: Path, only: set[str], say: Say) -> Report:
     with inspect_model(model) as inspected:
         least = predicted(inspected.words)
         say(f"predicted for ours, in us: {least}")
-        contenders: list[Contender] = [Ours(inspected.words), *(make(inspected.words) for make in wanted)]
-        found = measure(contenders, inspected.words, n)
+        engines: list[MaskEngine] = [Ours(inspected.words), *(make(inspected.words) for make in wanted)]
+        found = measure(engines, inspected.words, n)
     rows: list[dict[str, Any]] = [
         {"name": name, "first_us": summary([a for a, _ in times]), "decision_us": summary([b for _, b in times])}
         for name, times in found.items()

@@ -36,6 +36,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from sds.benchmarks.lib.floor import TIMEOUT_S, predict
 from sds.benchmarks.lib.measuring import (
     Parser,
     Report,
@@ -54,11 +55,10 @@ from sds.benchmarks.lib.packets import (
     fixed_packets,
     recurring,
 )
-from sds.benchmarks.lib.predicting import TIMEOUT_S, predict
 from sds.benchmarks.lib.weights import Vocabulary, Weights, add_weights, vocabulary, weights_of
 from sds.benchmarks.peer.contenders import OVERLAYS, PEERS, Contender, ours_with
+from sds.benchmarks.peer.outcomes import KINDS, PeerOutcomes, Task, action_of, speedups
 from sds.benchmarks.peer.process import PeerProcess
-from sds.benchmarks.peer.tally import KINDS, PeerTally, Task, action_of, speedups
 from sds.engines.factory import cores
 from sds.engines.text import END_TOKENS, grammar_of
 from sds.grammars.emit import gbnf
@@ -81,7 +81,7 @@ class Entry:
 
     contender: Contender
     process: PeerProcess
-    tallies: dict[str, PeerTally] = field(default_factory=lambda: {kind: PeerTally() for kind in KINDS})
+    outcomes: dict[str, PeerOutcomes] = field(default_factory=lambda: {kind: PeerOutcomes() for kind in KINDS})
 
     @property
     def in_the_run(self) -> bool:
@@ -110,13 +110,13 @@ def tasks_of(packets: Sequence[DecisionPacket], words: Vocabulary) -> list[Task]
 def _request(packet: DecisionPacket, words: Vocabulary) -> dict[str, Any]:
     said = language(packet.envelope, packet.snapshot.id)
     grammar = grammar_of(said, "regex")
-    static, recurs, told = packet.sections
-    frame, sections = words.frame(), prompt_sections(words, static, recurs, told)
+    static, recurs, varying = packet.sections
+    frame, sections = words.frame(), prompt_sections(words, static, recurs, varying)
     return {
         "tokens": [token for section in sections for token in section],
         "tokens_static": len(sections[0]),
         "tokens_kept": sum(map(len, sections[:-1])),
-        "text": f"{frame.before_system}{static}{frame.between}{recurs}{told}{frame.after_user}",
+        "text": f"{frame.before_system}{static}{frame.between}{recurs}{varying}{frame.after_user}",
         "regex": grammar.text,
         "gbnf": gbnf.to_gbnf(said),
         "tokens_max": grammar.bytes_max + END_TOKENS,
@@ -160,11 +160,11 @@ def measure(entries: Sequence[Entry], work: Mapping[str, Work]) -> None:
             for task in of_kind.earlier:
                 ask(entry, task)
         for number, task in enumerate(of_kind.tasks):
-            for entry in _in_turn([entry for entry in entries if not entry.tallies[kind].is_enough], number):
+            for entry in _in_turn([entry for entry in entries if not entry.outcomes[kind].is_enough], number):
                 began = time.perf_counter()
                 answer = ask(entry, task)
                 if number >= WARM_UP:
-                    entry.tallies[kind].add(task, answer, time.perf_counter() - began)
+                    entry.outcomes[kind].add(task, answer, time.perf_counter() - began)
 
 
 def _in_turn(entries: Sequence[Entry], number: int) -> list[Entry]:
@@ -178,20 +178,20 @@ def row(entry: Entry, ours: Entry) -> dict[str, Any]:
     """Return what is reported of one engine."""
     found: dict[str, Any] = {"name": entry.contender.name, "version": entry.process.versions}
     for kind, prefix in (("fixed", ""), ("digits", "digits_")):
-        tally = entry.tallies[kind]
-        found[f"{prefix}ms_p50"] = tally.ms_p50
-        found[f"{prefix}ms"] = summary(tally.ms) if tally.ms else None
-        found[f"{prefix}each_ms"] = [ms and round(ms, 2) for ms in tally.each_ms]
-        found[f"{prefix}compile_ms_p50"] = summary(tally.compile_ms)["p50"] if tally.compile_ms else None
-        found[f"{prefix}decided"] = dict(sorted(tally.decided.items()))
-        pairs = zip(tally.texts, ours.tallies[kind].texts, strict=False)
+        of_kind = entry.outcomes[kind]
+        found[f"{prefix}ms_p50"] = of_kind.ms_p50
+        found[f"{prefix}ms"] = summary(of_kind.ms) if of_kind.ms else None
+        found[f"{prefix}each_ms"] = [ms and round(ms, 2) for ms in of_kind.each_ms]
+        found[f"{prefix}compile_ms_p50"] = summary(of_kind.compile_ms)["p50"] if of_kind.compile_ms else None
+        found[f"{prefix}decided"] = dict(sorted(of_kind.decided.items()))
+        pairs = zip(of_kind.texts, ours.outcomes[kind].texts, strict=False)
         found[f"{prefix}same_as_ours"] = sum(mine is not None and mine == other for mine, other in pairs)
-    refunds = entry.tallies["digits"].refund_ms
+    refunds = entry.outcomes["digits"].refund_ms
     found["digits_refund_ms_p50"] = summary(refunds)["p50"] if refunds else None
-    tallies = entry.tallies.values()
-    found["violations"] = sum(tally.violations for tally in tallies)
-    found["errors"] = sum(tally.errors for tally in tallies)
-    errors = (tally.first_error for tally in tallies if tally.first_error)
+    outcomes = entry.outcomes.values()
+    found["violations"] = sum(of_kind.violations for of_kind in outcomes)
+    found["errors"] = sum(of_kind.errors for of_kind in outcomes)
+    errors = (of_kind.first_error for of_kind in outcomes if of_kind.first_error)
     found["notes"] = entry.process.missing or entry.process.failed or next(errors, "") or entry.process.notes
     return found
 
@@ -224,32 +224,41 @@ def run(
             entry.process.close()
         own = [started(contender) for contender in different]
         _check_ours(own)
-        tallies = {entry.contender: entry.tallies for entry in own}
         measure([*own, *others], work)
-        ours, *alike = (row(entry, own[0]) for entry in own)
-        rows = [row(entry, own[0]) for entry in others]
-        return {
-            "benchmark": "peers",
-            **machine(),
-            "threads": threads,
-            "n": count,
-            "model": weights.facts(),
-            "versions": versions("llama_cpp_python", OPENVINO.distribution, "llguidance", "numpy"),
-            "recurring": {kind: of_kind.recurring for kind, of_kind in work.items()},
-            "chosen_from": chosen_from,
-            "passes": {kind: dict(sorted(own[0].tallies[kind].passes.items())) for kind in KINDS},
-            "amount_shown": own[0].tallies["digits"].amount_shown,
-            "predicted_ms": predicted,
-            "ours_ms_p50": ours["ms_p50"],
-            "ours_digits_ms_p50": ours["digits_ms_p50"],
-            **speedups(
-                {entry.contender.name: entry.tallies for entry in others},
-                *(tallies[contender] for contender in of_ours),
-            ),
-            "ours": ours,
-            "ours_besides": alike,
-            "peers": rows,
-        }
+        chosen = {"chosen_from": chosen_from, "predicted_ms": predicted}
+        return _document(weights, threads, count, work, own, others, of_ours) | chosen
+
+
+def _document(
+    weights: Weights,
+    threads: int,
+    count: int,
+    work: Mapping[str, Work],
+    own: Sequence[Entry],
+    others: Sequence[Entry],
+    of_ours: Sequence[Contender],
+) -> Report:
+    """Return what was measured. `of_ours`: ours as it runs, in numbers as peers have them, on llama.cpp."""
+    ours, *alike = (row(entry, own[0]) for entry in own)
+    outcomes = {entry.contender: entry.outcomes for entry in own}
+    theirs = {entry.contender.name: entry.outcomes for entry in others}
+    return {
+        "benchmark": "peers",
+        **machine(),
+        "threads": threads,
+        "n": count,
+        "model": weights.facts(),
+        "versions": versions("llama_cpp_python", OPENVINO.distribution, "llguidance", "numpy"),
+        "recurring": {kind: of_kind.recurring for kind, of_kind in work.items()},
+        "passes": {kind: dict(sorted(own[0].outcomes[kind].passes.items())) for kind in KINDS},
+        "amount_shown": own[0].outcomes["digits"].amount_shown,
+        "ours_ms_p50": ours["ms_p50"],
+        "ours_digits_ms_p50": ours["digits_ms_p50"],
+        **speedups(theirs, *(outcomes[contender] for contender in of_ours)),
+        "ours": ours,
+        "ours_besides": alike,
+        "peers": [row(entry, own[0]) for entry in others],
+    }
 
 
 def _check_ours(own: Sequence[Entry]) -> None:

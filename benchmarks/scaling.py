@@ -4,13 +4,13 @@
     ledger               the same for every size: one record a size, asked in turn, so that all see the same disk
     prompt               a decision with one choice, by the tokens of the case's own text
     alternatives         the choice of a kind, by the number of kinds, greedy and exact
-    contract             the pure verdict and the language's walk, by kinds, reasons of each, fields
+    contract             the pure verdict and a decision written without a model, by kinds, reasons of each, fields
 
 Predicted before measuring. Ledger: every statement of a verdict goes through an index, so a thousand times the rows cost
 one or two more pages of each tree, which are in memory: at most 1.1; a record that is read from end to end anywhere would
 show as 10 and more. Prompt: linear from where arithmetic costs more than reading the weights; at this machine's rates,
 said before each is timed. Alternatives: greedy as long as its passes, exact a pass or two more, with the tokens of all
-alternatives in it. Contract: the verdict linear in kinds, the walk as long as what it writes, whatever the contract's size.
+alternatives in it. Contract: the verdict linear in kinds, the writing as long as what it writes, whatever the contract's size.
 """
 
 from __future__ import annotations

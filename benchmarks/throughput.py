@@ -37,14 +37,13 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from sds.benchmarks.lib.floor import Device, device
+from sds.benchmarks.lib.floor import TIMEOUT_S, Device, device
 from sds.benchmarks.lib.measuring import Parser, Report, Say, machine, main, names, versions, whole_number
 from sds.benchmarks.lib.packets import EARLIER, digits_packets, fixed_packets, permits
-from sds.benchmarks.lib.predicting import TIMEOUT_S
 from sds.benchmarks.lib.weights import Weights, add_weights, vocabulary, weights_of
 from sds.benchmarks.peer.contenders import OVERLAYS, PEERS, Contender
+from sds.benchmarks.peer.outcomes import Task
 from sds.benchmarks.peer.process import PeerProcess
-from sds.benchmarks.peer.tally import Task
 from sds.benchmarks.peers import tasks_of
 from sds.decoding.errors import CHOICE_TOO_CLOSE
 from sds.engines.factory import cores, open_engine, open_replicas
@@ -86,8 +85,8 @@ def _together(each: Sequence[Found]) -> Found:
     middle = sorted(each, key=lambda found: found["per_s"])[(len(each) - 1) // 2]
     became = sum((Counter(found["became"]) for found in each), Counter[str]())
     notes = next((found["notes"] for found in each if found.get("notes")), "")
-    told = {"notes": notes} if "notes" in middle else {}
-    return {**middle, **told, "became": dict(became), "each_per_s": [found["per_s"] for found in each]}
+    noted = {"notes": notes} if "notes" in middle else {}
+    return {**middle, **noted, "became": dict(became), "each_per_s": [found["per_s"] for found in each]}
 
 
 def best_of_ours(tried: Mapping[str, Found]) -> Found:
@@ -248,18 +247,25 @@ def run(
     for count in counts:
         own = ways_of_ours(on_this_processor(weights, count), packets, earlier, count)
         others = ways_of_peers(folder, weights.path, tasks, before, count, only, overlays)
-        tried = in_rounds({**own, **others}, rounds)
-        ours, peer = (
-            best_of_ours({name: tried[name] for name in own}),
-            best_peer({name: tried[name] for name in others}),
-        )
-        rows.append({"at_once": count, "ours": ours, "peer": peer})
+        rows.append({"at_once": count, **_compared(own, others, rounds)})
         say(str(rows[-1]))
+    return _document(weights, len(packets), rounds, most, rows)
+
+
+def _compared(own: Ways, others: Ways, rounds: int) -> dict[str, Found]:
+    tried = in_rounds({**own, **others}, rounds)
+    return {
+        "ours": best_of_ours({name: tried[name] for name in own}),
+        "peer": best_peer({name: tried[name] for name in others}),
+    }
+
+
+def _document(weights: Weights, n: int, rounds: int, most: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Report:
     ours_per_s = {str(row["at_once"]): row["ours"]["per_s"] for row in rows}
     return {
         "benchmark": "throughput",
         **machine(),
-        "n": len(packets),
+        "n": n,
         "rounds": rounds,
         "model": weights.facts(),
         "versions": {

@@ -1,4 +1,4 @@
-"""Peers that misbehave, for the benchmark of peers: `python -m tests.own_peers MODEL THREADS HOW`."""
+"""Peers that misbehave, for the benchmark of peers: driver `tests.own_peers`, option HOW."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from sds.benchmarks.peer.drivers.serving import Peer, Request, Said, serve
+from sds.benchmarks.peer.drivers.serving import Peer, Request, Said
 
 
 def beyond_its_bounds(request: Request) -> Said:
@@ -43,7 +43,3 @@ def open_peer(model: Path, threads: int, options: list[str]) -> Peer:
     ways = {"beyond": beyond_its_bounds, "elsewhere": for_another_case}
     ways |= {"raising": raising, "dying": dying, "sleeping": sleeping}
     return Peer(ways[how], ("numpy",), "misbehaves")
-
-
-if __name__ == "__main__":
-    serve(open_peer)

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from sds.benchmarks.lib.weights import Weights
+from sds.benchmarks.lib.weights import Vocabulary, Weights
+from sds.benchmarks.peer.process import PeerProcess
 from sds.engines.factory import cores
 from sds.models.int8.facts import INT8
 from sds.models.openvino_.facts import INT8_REST
@@ -26,6 +27,7 @@ from sds.models.protocol import Backend, Dtype, Row
 COPY_BYTES = 1 << 28
 MATRIX = 1536
 REPEATS = 5
+TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +160,36 @@ class Recorded:
         for fork in forks.values():
             self.backend.drop(fork)
         return 1000 * took_s
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The shapes of the passes of one decision, before it is timed; what each costs is asked of a process of ours.
+
+    `passes`: how many tokens each of ours reads, what is read ahead among them.
+    """
+
+    passes: list[int]
+    tokens: list[int]
+    read_tokens: int
+    decision_tokens: int
+
+    def ms(self, process: PeerProcess) -> dict[str, float]:
+        """Return what ours must take, and an engine that runs a pass for every token, in the library of this process."""
+        *ours, read, single = (self._pass_ms(process, shape) for shape in (*self.passes, self.read_tokens, 1))
+        return {"ours": round(sum(ours), 2), "token_by_token": round(read + self.decision_tokens * single, 2)}
+
+    def _pass_ms(self, process: PeerProcess, tokens: int) -> float:
+        """Return what one pass of so many tokens costs there, behind the rest of the prompt."""
+        asked = {"tokens": self.tokens, "pass_tokens": min(tokens, len(self.tokens) - 1)}
+        return float(process.ask(asked, timeout_s=TIMEOUT_S)["pass_ms"])
+
+
+def predict(request: dict[str, Any], answer: dict[str, Any], words: Vocabulary) -> Prediction:
+    """`answer`: of our own engine to this request, with its shape."""
+    return Prediction(
+        answer["tokens_of_passes"],
+        request["tokens"],
+        len(request["tokens"]) - request["tokens_kept"],
+        len(words.tokenize(answer["text"].encode(), special=False)),
+    )

@@ -80,12 +80,12 @@ def _measure(
 ) -> None:
     if asked.save:
         make_folder(asked.save)
-    told = [] if asked.json or not doc else [doc]
+    unsaid = [] if asked.json or not doc else [doc]
 
     def say(line: str) -> None:
         """Say what it asks with the first thing it finds: a mistake is one line."""
-        while told:
-            print(told.pop())
+        while unsaid:
+            print(unsaid.pop())
         print(line)
 
     report = run(asked, _silent if asked.json else say)
@@ -93,8 +93,8 @@ def _measure(
     if asked.save:
         write_whole(asked.save / f"{report['benchmark']}.json", json.dumps(report, indent=1) + "\n")
     if not asked.json:
-        while told:
-            print(told.pop())
+        while unsaid:
+            print(unsaid.pop())
         show(report)
     print(json.dumps(report))
 
@@ -194,8 +194,8 @@ def _git(*asked: str) -> str | None:
     git, here = shutil.which("git"), Path(__file__).resolve().parents[2]
     if git is None or not (here / ".git").exists():  # installed, perhaps within another's repository
         return None
-    told = subprocess.run([git, "-C", here, *asked], capture_output=True, text=True, check=False)  # noqa: S603
-    return told.stdout.strip() or None
+    answer = subprocess.run([git, "-C", here, *asked], capture_output=True, text=True, check=False)  # noqa: S603
+    return answer.stdout.strip() or None
 
 
 def versions(*distributions: str) -> dict[str, str]:

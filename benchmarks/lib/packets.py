@@ -91,8 +91,8 @@ def _narrowed(kernel: Kernel, packet: DecisionPacket, *kinds: KindBound) -> Deci
     _, before = case_texts(kernel.contract, kernel.rules, packet.snapshot, packet.envelope)
     recurring, numbers = case_texts(kernel.contract, kernel.rules, packet.snapshot, envelope)
     kept = [text for text in rest if text != before]
-    told = [*kept[:-1], numbers, kept[-1]] if numbers else kept  # a preview has no feedback: evidence follows
-    return replace(packet, envelope=envelope, texts=(static, recurring, *told))
+    case = [*kept[:-1], numbers, kept[-1]] if numbers else kept  # a preview has no feedback: evidence follows
+    return replace(packet, envelope=envelope, texts=(static, recurring, *case))
 
 
 @contextmanager

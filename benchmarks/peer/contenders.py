@@ -15,17 +15,19 @@ from sds.models.protocol import Dtype, Library
 
 START_TIMEOUT_S = 300.0
 OVERLAYS = Path(".peers")
+_DRIVERS = "sds.benchmarks.peer.drivers"
+SERVING = f"{_DRIVERS}.serving"
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One engine: the module that drives it and what that is told. `overlay`: whose other versions it needs.
+    """One engine: the module that drives it and what that is given. `overlay`: whose other versions it needs.
 
     `keeps_many`: it keeps more of past prompts than the beginning of the last.
     """
 
     name: str
-    module: str
+    driver: str
     options: tuple[str, ...] = ()
     overlay: str = ""
     keeps_many: bool = False
@@ -33,30 +35,29 @@ class Contender:
     @property
     def is_ours(self) -> bool:
         """Ours is given the packet itself, and makes of it what the others are handed."""
-        return self.module == _OURS
+        return self.driver == _OURS
 
     def start(self, opened: ExitStack, model: Path, threads: int, *, log: Path, overlays: Path) -> PeerProcess:
         """Start a process of its own and wait until its model is loaded; `opened` ends it."""
-        arguments = [str(model), str(threads), *self.options]
+        arguments = [self.driver, str(model), str(threads), *self.options]
         overlay = overlays / self.overlay if self.overlay else None
-        process = PeerProcess(self.module, arguments, log=log, overlay=overlay, timeout_s=START_TIMEOUT_S)
+        process = PeerProcess(SERVING, arguments, log=log, overlay=overlay, timeout_s=START_TIMEOUT_S)
         opened.callback(process.close)
         return process
 
 
-_DRIVERS = "sds.benchmarks.peer.drivers"
-_OURS = f"{_DRIVERS}.ours"
+_OURS, _ON_LLAMACPP, _ON_TRANSFORMERS = (f"{_DRIVERS}.{name}" for name in ("ours", "on_llamacpp", "on_transformers"))
 PEERS = (
-    Contender("guidance-llamacpp", f"{_DRIVERS}.guidance_llamacpp", overlay="guidance"),
+    Contender("guidance-llamacpp", _ON_LLAMACPP, ("guidance",), overlay="guidance"),
     Contender("openvino-genai", f"{_DRIVERS}.openvino_genai", overlay=OPENVINO.name, keeps_many=True),
-    Contender("llamacpp-grammar", f"{_DRIVERS}.llamacpp_grammar"),
-    Contender("llamacpp-server", f"{_DRIVERS}.llamacpp_server"),
-    Contender("outlines-llamacpp", f"{_DRIVERS}.outlines_llamacpp", ("outlines_core",)),
-    Contender("outlines-llamacpp-llguidance", f"{_DRIVERS}.outlines_llamacpp", ("llguidance",)),
-    Contender("outlines-transformers", f"{_DRIVERS}.on_transformers", ("outlines_core",)),
-    Contender("outlines-transformers-llguidance", f"{_DRIVERS}.on_transformers", ("llguidance",)),
-    Contender("xgrammar-transformers", f"{_DRIVERS}.on_transformers", ("xgrammar",)),
-    Contender("lm-format-enforcer-transformers", f"{_DRIVERS}.on_transformers", ("lm-format-enforcer",)),
+    Contender("llamacpp-grammar", _ON_LLAMACPP, ("grammar",)),
+    Contender("llamacpp-server", _ON_LLAMACPP, ("server",)),
+    Contender("outlines-llamacpp", _ON_LLAMACPP, ("outlines_core",)),
+    Contender("outlines-llamacpp-llguidance", _ON_LLAMACPP, ("llguidance",)),
+    Contender("outlines-transformers", _ON_TRANSFORMERS, ("outlines_core",)),
+    Contender("outlines-transformers-llguidance", _ON_TRANSFORMERS, ("llguidance",)),
+    Contender("xgrammar-transformers", _ON_TRANSFORMERS, ("xgrammar",)),
+    Contender("lm-format-enforcer-transformers", _ON_TRANSFORMERS, ("lm-format-enforcer",)),
 )
 
 

@@ -18,8 +18,8 @@ from sds.benchmarks.lib.packets import amount_is_shown, digits_packets, fixed_pa
 from sds.benchmarks.lib.weights import Weights, vocabulary, weights_of
 from sds.benchmarks.peer import contenders
 from sds.benchmarks.peer.contenders import Contender, ours_with
+from sds.benchmarks.peer.outcomes import KINDS, PeerOutcomes, speedups
 from sds.benchmarks.peer.process import PeerProcess
-from sds.benchmarks.peer.tally import KINDS, PeerTally, speedups
 from sds.benchmarks.peers import Entry
 from sds.gates.opening import preview_kernel
 from sds.gates.refund import gate
@@ -251,8 +251,8 @@ def test_ours_on_openvino_is_asked_beside_ours_on_llama_cpp(
 
 
 def test_what_the_library_gives_is_told_from_what_the_decoder_gives() -> None:
-    def of_kinds(*each_ms: list[float | None]) -> dict[str, PeerTally]:
-        return {kind: PeerTally(each_ms=each) for kind, each in zip(KINDS, each_ms, strict=True)}
+    def of_kinds(*each_ms: list[float | None]) -> dict[str, PeerOutcomes]:
+        return {kind: PeerOutcomes(each_ms=each) for kind, each in zip(KINDS, each_ms, strict=True)}
 
     ours, typed, alike = (of_kinds([fixed], [digits]) for fixed, digits in _OURS_MS)
     theirs = {"quick": of_kinds([60.0], [90.0]), "absent": of_kinds([], [None])}
@@ -262,8 +262,8 @@ def test_what_the_library_gives_is_told_from_what_the_decoder_gives() -> None:
 
 
 def test_a_ratio_is_of_the_packets_that_both_decided() -> None:
-    ours = dict.fromkeys(KINDS, PeerTally(each_ms=[10.0, None, 20.0, 500.0]))
-    theirs = {"outlines-llamacpp": dict.fromkeys(KINDS, PeerTally(each_ms=[100.0, 7.0, 200.0]))}
+    ours = dict.fromkeys(KINDS, PeerOutcomes(each_ms=[10.0, None, 20.0, 500.0]))
+    theirs = {"outlines-llamacpp": dict.fromkeys(KINDS, PeerOutcomes(each_ms=[100.0, 7.0, 200.0]))}
     found = speedups(theirs, ours, ours, ours)
     assert 10.0 == found["speedup_over_fastest"] == found["speedup_digits_over_outlines_llamacpp"]
     assert found["speedup_over_llamacpp_grammar"] is None
@@ -365,8 +365,8 @@ def test_a_packet_narrowed_to_a_denial_has_no_number_left(tmp_path: Path) -> Non
 
 
 def test_a_peer_that_does_not_answer_in_time_is_ended_and_its_next_answers_are_errors(tmp_path: Path) -> None:
-    module, arguments = "tests.own_peers", ["model", "1", "sleeping"]
-    peer = PeerProcess(module, arguments, log=tmp_path / "log", overlay=None, timeout_s=60)
+    arguments = ["tests.own_peers", "model", "1", "sleeping"]
+    peer = PeerProcess(contenders.SERVING, arguments, log=tmp_path / "log", overlay=None, timeout_s=60)
     late = peer.ask({}, timeout_s=0.2)
     assert {"error": "no answer within 0.2 s"} == late == peer.ask({}, timeout_s=60)
     peer.close()

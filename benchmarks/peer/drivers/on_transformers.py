@@ -7,8 +7,6 @@ prompt stays in the cache from one decision to the next.
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Callable
 from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
@@ -18,16 +16,15 @@ import torch
 import transformers
 from transformers import AutoTokenizer, DynamicCache, GenerationConfig
 
-from sds.benchmarks.peer.drivers.outlines_llamacpp import compiler_of
-from sds.benchmarks.peer.drivers.serving import Peer, Request, Said, serve, timed
+from sds.benchmarks.peer.drivers.on_llamacpp import by_outlines
+from sds.benchmarks.peer.drivers.serving import Decide, Peer, Request, Said, timed
 from sds.models.transformers_.backend import HfBackend
 from sds.models.transformers_.facts import TRANSFORMERS
 
 TRIAL_PROMPT_TOKENS, TRIAL_STEPS = 64, 8
-Processor = Callable[[str], dict[str, Any]]
 
 
-class Model:
+class CachedModel:
     """One model with the prefix of a prompt in its cache."""
 
     def __init__(self, path: Path, threads: int) -> None:
@@ -88,13 +85,13 @@ def open_peer(path: Path, threads: int, options: list[str]) -> Peer:
     (name,) = options
     torch.compiler.set_stance("force_eager")  # compiling a mask's one line takes a minute and a C++ compiler
     kinds = {"xgrammar": _xgrammar, "lm-format-enforcer": _lm_format_enforcer}
-    model = Model(path, threads)
+    model = CachedModel(path, threads)
     dists = (*(() if name in kinds else ("outlines",)), name, TRANSFORMERS.distribution, "torch")
     decide = kinds[name](model) if name in kinds else _outlines(model, name)
     return Peer(decide, dists, f"transformers in {model.dtype} (the quicker of fp32 and bf16), static prefix cached")
 
 
-def _outlines(model: Model, backend: str) -> Callable[[Request], Said]:
+def _outlines(model: CachedModel, backend: str) -> Decide:
     import outlines  # noqa: PLC0415  a peer may be missing
     from outlines.models.transformers import TransformerTokenizer  # noqa: PLC0415
 
@@ -112,20 +109,21 @@ def _outlines(model: Model, backend: str) -> Callable[[Request], Said]:
 
     driven: Any = outlines.from_transformers(model.module, model.tokenizer)
     driven.tokenizer = TokenPrompt(model.tokenizer)
-    compiler = compiler_of(driven, backend)
 
-    def decide(request: Request) -> Said:
-        processor, compile_ms = timed(lambda: compiler.get_regex_logits_processor(request["regex"]))
+    def options(request: Request) -> dict[str, Any]:
         driven.tokenizer.held = request["tokens"]
+        return model.options(request)
+
+    decide = by_outlines(driven, backend, options)
+
+    def without_gradients(request: Request) -> Said:
         with torch.inference_mode():
-            generate: Any = outlines.Generator(driven, processor=processor)
-            text = generate("-", **model.options(request))
-        return Said(text, compile_ms)
+            return decide(request)
 
-    return decide
+    return without_gradients
 
 
-def _xgrammar(model: Model) -> Callable[[Request], Said]:
+def _xgrammar(model: CachedModel) -> Decide:
     import xgrammar  # noqa: PLC0415  a peer may be missing
     from xgrammar.contrib.hf import LogitsProcessor  # noqa: PLC0415
 
@@ -139,7 +137,7 @@ def _xgrammar(model: Model) -> Callable[[Request], Said]:
     return decide
 
 
-def _lm_format_enforcer(model: Model) -> Callable[[Request], Said]:
+def _lm_format_enforcer(model: CachedModel) -> Decide:
     # Its integration looks for one class where transformers 4 had it; nothing else of it has moved.
     import_module("transformers.tokenization_utils").PreTrainedTokenizerBase = transformers.PreTrainedTokenizerBase  # type: ignore[attr-defined]
     enforcer: Any = import_module("lmformatenforcer")
@@ -152,9 +150,3 @@ def _lm_format_enforcer(model: Model) -> Callable[[Request], Said]:
         return Said(model.write(request, prefix_allowed_tokens_fn=allowed), compile_ms)
 
     return decide
-
-
-if __name__ == "__main__":
-    with warnings.catch_warnings():  # what torch loads with its peers is deprecated by torch itself
-        warnings.simplefilter("ignore", DeprecationWarning)
-        serve(open_peer)

@@ -26,7 +26,8 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from sds.benchmarks.peer.drivers.serving import Peer, Request, Said, serve, timed
+from sds.benchmarks.peer.drivers.serving import Peer, Request, Said, timed
+from sds.models.openvino_.facts import OPENVINO
 
 CACHE_GB = 1
 TRIAL_COMMON_TOKENS, TRIAL_OWN_TOKENS, TRIAL_TOKENS_MAX, TRIALS = 192, 96, 160, 3
@@ -47,7 +48,7 @@ def open_peer(model: Path, threads: int, _options: list[str]) -> Peer:
         tokens, compile_ms = quickest(request["tokens"], asked)
         return Said(words.decode(tokens), compile_ms)
 
-    return Peer(decide, ("openvino_genai", "openvino"), f"{how}{encoding}")
+    return Peer(decide, ("openvino_genai", OPENVINO.distribution), f"{how}{encoding}")
 
 
 def _readable(genai: Any, model: Path, folder: Path) -> tuple[Path, str]:
@@ -128,7 +129,7 @@ def _compile_ms(found: Any) -> float | None:
 
 
 def _tensor(tokens: list[int]) -> Any:
-    return import_module("openvino").Tensor(np.array([tokens], np.int64))
+    return import_module(OPENVINO.distribution).Tensor(np.array([tokens], np.int64))
 
 
 def _trial_ms(genai: Any, pipeline: Pipeline, words: Any, turn: int) -> float:
@@ -140,7 +141,3 @@ def _trial_ms(genai: Any, pipeline: Pipeline, words: Any, turn: int) -> float:
     asked = _greedy(genai, words, decision, TRIAL_TOKENS_MAX)
     _, ms = timed(lambda: pipeline([int(token) for token in prompt], asked))
     return ms
-
-
-if __name__ == "__main__":
-    serve(open_peer)

@@ -1,4 +1,4 @@
-"""Ours: the native engine on one slot, from the packet to the proposal's bytes. It is told which library runs the model,
+"""Ours: the native engine on one slot, from the packet to the proposal's bytes. Its options say which library runs the model,
 and in which data type.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from sds.benchmarks.lib.floor import Recorded
-from sds.benchmarks.peer.drivers.serving import Peer, Request, Said, serve, timed
+from sds.benchmarks.peer.drivers.serving import Peer, Request, Said, timed
 from sds.engines.factory import open_backend
 from sds.engines.native import NativeEngine
 from sds.models.catalog.backends import BACKENDS, MEASURED
@@ -57,7 +57,3 @@ def _one_pass(backend: Backend, before: list[int], tokens: list[int]) -> float:
     backend.prefill([before])
     _, ms = timed(lambda: backend.forward_one(tokens))
     return ms
-
-
-if __name__ == "__main__":
-    serve(open_peer)

@@ -1,4 +1,6 @@
-"""A peer in a process of its own: one JSON line in, one decision, one JSON line out. It idles on standard input.
+"""A peer in a process of its own: `python -m sds.benchmarks.peer.drivers.serving DRIVER MODEL THREADS [OPTION ...]`.
+
+One JSON line in, one decision, one JSON line out; it idles on standard input. DRIVER: a module with `open_peer`.
 
 It imports nothing of ours, so that a peer may have other versions of our libraries beside it.
 """
@@ -8,9 +10,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
@@ -19,6 +23,7 @@ from typing import Any, TextIO
 ERROR_CHARS_MAX = 300
 
 Request = dict[str, Any]
+Decide = Callable[[Request], "Said"]
 LoadedModel = tuple[str, tuple[str, ...], Callable[[Request], dict[str, Any]]]  # notes, distributions, what answers
 
 
@@ -38,16 +43,16 @@ class Peer:
     `dists`: the distributions whose versions it names. `notes`: in which mode it runs.
     """
 
-    decide: Callable[[Request], Said]
+    decide: Decide
     dists: tuple[str, ...]
     notes: str = ""
 
 
-def serve(open_peer: Callable[[Path, int, list[str]], Peer]) -> None:
-    """Answer requests until standard input ends. Arguments: MODEL THREADS [what the driver takes]."""
+def serve(driver: str, model: Path, threads: int, options: list[str]) -> None:
+    """Open a driver's peer and answer requests until standard input ends."""
 
     def opened() -> LoadedModel:
-        peer = open_peer(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+        peer: Peer = import_module(driver).open_peer(model, threads, options)
         return peer.notes, peer.dists, partial(_answer, peer)
 
     converse(opened)
@@ -107,3 +112,8 @@ def _write(out: TextIO, answer: dict[str, Any]) -> None:
 
 def _line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:ERROR_CHARS_MAX]
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")  # a peer's libraries call each other by old names
+    serve(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -31,7 +31,7 @@ class Task:
 
 
 @dataclass
-class PeerTally:
+class PeerOutcomes:
     """What one engine did with the packets of one kind."""
 
     ms: list[float] = field(default_factory=list)
@@ -84,10 +84,10 @@ def action_of(text: str) -> str:
 
 
 def speedups(
-    theirs: Mapping[str, Mapping[str, PeerTally]],
-    ours: Mapping[str, PeerTally],
-    same_type: Mapping[str, PeerTally],
-    on_llamacpp: Mapping[str, PeerTally],
+    theirs: Mapping[str, Mapping[str, PeerOutcomes]],
+    ours: Mapping[str, PeerOutcomes],
+    same_type: Mapping[str, PeerOutcomes],
+    on_llamacpp: Mapping[str, PeerOutcomes],
 ) -> dict[str, float | None]:
     """Return how many times quicker ours was, by the medians over the packets that both decided: than the peer of whom it
     is the least, violations or not, and than those of a name.
@@ -107,6 +107,6 @@ def speedups(
     return found
 
 
-def _ratio(peer: PeerTally, ours: PeerTally) -> float | None:
+def _ratio(peer: PeerOutcomes, ours: PeerOutcomes) -> float | None:
     pairs = [(a, b) for a, b in zip(peer.each_ms, ours.each_ms, strict=False) if a is not None and b is not None]
     return round(float(np.divide(*np.median(pairs, axis=0))), 2) if pairs else None
