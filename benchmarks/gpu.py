@@ -8,8 +8,7 @@
 Every model of `--shapes` is measured; those that are no folder have random weights, drawn on the device: they decide at
 random, in the time that trained ones take. The packets are those of `sds bench peers`, after 64 (`EARLIER`) that came
 before them in the queue. Predicted before measuring: a pass cannot be faster than reading the weights once, at the rate
-at which this device copies its own memory, nor than starting its kernels one by one. Where a pass of few tokens is captured
-as a CUDA graph, `captured` says what that brings. What runs out of memory or of `--minutes` is left out, and said.
+at which this device copies its own memory, nor than starting its kernels one by one. What runs out of memory or of `--minutes` is left out, and said.
 """
 
 from __future__ import annotations
@@ -47,11 +46,12 @@ from sds.benchmarks.throughput import TOKENS_MAX, best_of_ours, in_rounds, ways_
 from sds.decoding.errors import CHOICE_TOO_CLOSE
 from sds.engines.factory import open_backend
 from sds.engines.native import NativeEngine
-from sds.host.paths import now_ms
+from sds.host.clock import now_ms
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import ModelError, UsageError
 from sds.models.catalog.catalog import embedded_model
 from sds.models.protocol import SLOTS_MAX, Backend, BackendError
+from sds.models.transformers_.facts import TRANSFORMERS
 
 AT_ONCE = (1, 8, 64, 256)
 N, N_MAX = 30, 500
@@ -205,7 +205,7 @@ def one_model(
     """Measure one checkpoint folder: latency beside its floor, Outlines, decisions a second."""
     from sds.models.transformers_.loading import device_of  # noqa: PLC0415  torch is there, or nothing would have been opened
 
-    opener = partial(open_backend, folder, library="transformers", device=device, dtype="bf16")
+    opener = partial(open_backend, folder, library=TRANSFORMERS.name, device=device, dtype="bf16")
     with closing(cast("Any", opener())) as backend:
         where = device_of(device)
         least = floor(backend, where)
@@ -290,7 +290,7 @@ def run(
         "device": _name(device),
         "dtype": "bf16",
         "n": len(packets["fixed"]) - EARLIER,
-        "versions": versions("torch", "transformers", "outlines"),
+        "versions": versions("torch", TRANSFORMERS.distribution, "outlines"),
         "models": found,
         "left_out": left_out,
     }

@@ -46,7 +46,6 @@ from sds.benchmarks.lib.measuring import (
     versions,
     whole_number,
 )
-from sds.grammars import regex
 from sds.grammars.emit import gbnf, lark
 from sds.grammars.language import Language, language
 from sds.grammars.tokens.compiler import GrammarCompiler
@@ -97,25 +96,25 @@ class Ours:
     name, every = "ours", 1
 
     def __init__(self, words: Tokenizer) -> None:
-        self._planner = GrammarCompiler(TokenizerOnly(words))
+        self._compiler = GrammarCompiler(TokenizerOnly(words))
 
     def text(self, said: Language) -> tuple[DecisionEnvelope, str]:
         return said.envelope, said.context_ref
 
     def begin(self, text: tuple[DecisionEnvelope, str]) -> None:
-        self._walk = self._planner.walk(*text)
+        self._matcher = self._compiler.matcher(*text)
 
     def forward(self, tokens: list[int]) -> None:
-        """Take the token chosen, if any: it comes first. What is forced the walk knows itself."""
-        if self._walk.tokens:
-            self._walk.take(tokens[0])
-        self._walk.forced()
+        """Accept the token chosen, if any: it comes first. What is forced the matcher knows itself."""
+        if self._matcher.tokens:
+            self._matcher.accept(tokens[0])
+        self._matcher.accept_forced()
 
     def permit(self) -> None:
-        self._fork = self._walk.fork()
+        self._choice_point = self._matcher.choice_point()
 
     def ids(self) -> Ids:
-        return self._fork.tokens
+        return self._choice_point.tokens
 
 
 class LlGuidance:
@@ -159,7 +158,7 @@ class XGrammar:
         self.name = f"xgrammar ({form})"
 
     def text(self, said: Language) -> str:
-        return gbnf.to_gbnf(said) if self._form == "GBNF" else regex.emit(said)
+        return gbnf.to_gbnf(said) if self._form == "GBNF" else said.regex()
 
     def begin(self, text: str) -> None:
         make = self._compiler.compile_grammar if self._form == "GBNF" else self._compiler.compile_regex
@@ -190,7 +189,7 @@ class OutlinesCore:
         self._mask = np.full(-(-words.size // 32), -1, dtype=np.int32)
 
     def text(self, said: Language) -> str:
-        return regex.emit(said)
+        return said.regex()
 
     def begin(self, text: str) -> None:
         self._guide = self._guide_of(self._index_of(text, self._vocabulary))
@@ -233,22 +232,22 @@ def packet(rng: Random) -> Language:
     return language(envelope_of(kinds), f"{rng.getrandbits(256):064x}")
 
 
-def script(planner: GrammarCompiler, said: Language, rng: Random) -> tuple[Script, list[Ids]]:
+def script(compiler: GrammarCompiler, said: Language, rng: Random) -> tuple[Script, list[Ids]]:
     """Return the tokens of a refund of four digits, cut where tokens part, and what is permitted there."""
-    walk, found, permitted = planner.walk(said.envelope, said.context_ref), Script(), list[Ids]()
+    matcher, found, permitted = compiler.matcher(said.envelope, said.context_ref), Script(), list[Ids]()
     chosen: int | None = None
     for _ in range(FORKS_MAX):
         lead = [] if chosen is None else [chosen]
-        forced = lead + walk.forced()
-        if walk.finished:
+        forced = lead + matcher.accept_forced()
+        if matcher.finished:
             found.append((forced, None))
             return found, permitted
-        fork = walk.fork()
-        labels = [REFUND] if fork.choice == "action" else rng.choice(fork.labels[: 9 if fork.finite else None])
-        chosen = int(fork.tokens[next(i for i, open_ in enumerate(fork.labels) if labels[0] in open_)])
-        walk.take(chosen)
+        point = matcher.choice_point()
+        labels = [REFUND] if point.choice == "action" else rng.choice(point.labels[: 9 if point.finite else None])
+        chosen = int(point.tokens[next(i for i, open_ in enumerate(point.labels) if labels[0] in open_)])
+        matcher.accept(chosen)
         found.append((forced, chosen))
-        permitted.append(fork.tokens)
+        permitted.append(point.tokens)
     raise SystemExit("the benchmark's own decision does not end")
 
 
@@ -272,11 +271,11 @@ def ask(contender: Contender, said: Language, steps: Script, permitted: list[Ids
 
 
 def measure(contenders: list[Contender], words: Tokenizer, n: int) -> dict[str, list[tuple[float, float]]]:
-    rng, planner = Random(SEED), GrammarCompiler(TokenizerOnly(words))  # noqa: S311  a fixed choice, no secret
+    rng, compiler = Random(SEED), GrammarCompiler(TokenizerOnly(words))  # noqa: S311  a fixed choice, no secret
     found: dict[str, list[tuple[float, float]]] = {contender.name: [] for contender in contenders}
     for i in range(-1, n):  # the one before the first is for warming up
         said = packet(rng)
-        steps, permitted = script(planner, said, rng)
+        steps, permitted = script(compiler, said, rng)
         for contender in contenders:
             if i < 0 or i % contender.every == 0:
                 times = ask(contender, said, steps, permitted)
@@ -286,9 +285,9 @@ def measure(contenders: list[Contender], words: Tokenizer, n: int) -> dict[str, 
 
 def predicted(words: Tokenizer) -> dict[str, float]:
     """Return the least that ours can take, in microseconds: one look-up, and copies of what it hands out."""
-    rng, planner = Random(SEED), GrammarCompiler(TokenizerOnly(words))  # noqa: S311  a fixed choice, no secret
+    rng, compiler = Random(SEED), GrammarCompiler(TokenizerOnly(words))  # noqa: S311  a fixed choice, no secret
     said = packet(rng)
-    steps, permitted = script(planner, said, rng)
+    steps, permitted = script(compiler, said, rng)
     key = (*said.envelope.kinds, said.context_ref)
     kept = {key: [tokens for tokens, _ in steps]}
 

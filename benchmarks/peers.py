@@ -65,6 +65,7 @@ from sds.grammars.emit import gbnf
 from sds.grammars.language import language
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import UsageError
+from sds.models.openvino_.facts import OPENVINO
 from sds.models.protocol import prompt_sections
 
 WARM_UP = 2
@@ -233,7 +234,7 @@ def run(
             "threads": threads,
             "n": count,
             "model": weights.facts(),
-            "versions": versions("llama_cpp_python", "openvino", "llguidance", "numpy"),
+            "versions": versions("llama_cpp_python", OPENVINO.distribution, "llguidance", "numpy"),
             "recurring": {kind: of_kind.recurring for kind, of_kind in work.items()},
             "chosen_from": chosen_from,
             "passes": {kind: dict(sorted(own[0].tallies[kind].passes.items())) for kind in KINDS},

@@ -15,40 +15,22 @@ from pathlib import Path
 from types import MappingProxyType
 
 from sds.benchmarks.lib.measuring import Parser, Report, Say, main, write_whole
-from sds.benchmarks.page import tables, targets
-from sds.benchmarks.page.tables import SECTIONS, table
-from sds.benchmarks.page.targets import Judged, Target
+from sds.benchmarks.page import targets
 from sds.kernel.errors import UsageError
 
+# In the order of the page.
+QUESTIONS = ("hotpath", "peers", "throughput", "grammar", "kernel", "scaling", "gpu")
 RESULTS, PAGE = Path("benchmarks/results"), Path("benchmarks/report.md")
 ELSEWHERE = "elsewhere"
 RESULT_BYTES_MAX = 1 << 24
 Results = Mapping[str, Report]
-
-BIAS = """This benchmark is ours, and so is what it praises. What that means for its figures:
-
-- The task is ours: decisions of one fixed form, 70 to 100 tokens, most of them the reference at the end, of which few are
-  chosen. Engines made for free text or any grammar do more than it asks, and are not measured at what they are made for.
-- Every peer is given the exact language of each packet, its best mode as far as we found it, a prompt laid out for its
-  cache, and a process of its own; but we know our own engine better. Whoever finds a better mode: it is a file in
-  `benchmarks/peer/drivers/`.
-- Weights, library and data type are those that `sds models prepare` found quickest for ours on this machine. Peers run the
-  same file, in the library that each is made for: those on transformers in the quicker of two data types, OpenVINO GenAI
-  with the same weights as F16. On a processor without BF16 that file is not llama.cpp's quickest. Where ours multiplies in
-  int8, which no peer does with this file, `ours-bf16` or `ours-fp32` is ours without it, and its ratios to the fastest peer
-  are judged, too; the other ratios and `throughput` are of ours as it runs. Where ours runs in another library than
-  llama.cpp, which most peers run in, `ours-llamacpp` is ours in llama.cpp: over it a peer differs by the decoder, from it
-  to ours by the library.
-- The small model suits us: passes are short, so what surrounds them shows. With a larger one everything but the number of
-  passes matters less.
-- Ratios are of one run on one machine. Times of different runs, or of different machines, are not to be compared."""
 
 
 def read_results(folder: Path) -> dict[str, Report]:
     """Return the documents by question. Raises UsageError for a file that is no such document."""
     if not folder.is_dir():
         raise UsageError(f"`{folder}` is no folder", hint="sds bench QUESTION --save FOLDER makes one")
-    return {name: _read(path, name) for name in SECTIONS if (path := folder / f"{name}.json").exists()}
+    return {name: _read(path, name) for name in QUESTIONS if (path := folder / f"{name}.json").exists()}
 
 
 def read_elsewhere(folder: Path) -> dict[str, dict[str, Report]]:
@@ -72,21 +54,36 @@ def _read(path: Path, name: str) -> Report:
 
 
 def page(results: Results, elsewhere: Mapping[str, Results] = MappingProxyType({})) -> tuple[str, dict[str, str]]:
-    """Return the page in Markdown, and its plots by file name. Raises UsageError for a document that lacks something."""
-    parts, plots = [_head(results)], dict[str, str]()
-    for name, section in SECTIONS.items():
-        if name in results:
-            with _whole(name):
-                text, drawn = section(results[name])
-            parts.append("\n\n".join([text, *(f"![{file.removesuffix('.svg')}]({file})" for file in drawn)]))
-            plots |= drawn
-    if elsewhere:
-        parts.append(_elsewhere(elsewhere))
-    return "\n\n".join([*parts, f"## Our bias\n\n{BIAS}\n"]), plots
+    """Return the page in Markdown, and its plots by file name. Raises UsageError for a document that lacks something,
+    and where the libraries that typeset are not installed.
+    """
+    try:
+        from sds.benchmarks.page.plots import PLOTS  # noqa: PLC0415  both need the extra `bench`
+        from sds.benchmarks.page.rendering import section, whole  # noqa: PLC0415
+    except ImportError as error:
+        raise UsageError(f"the page needs what is not installed: {error.name}", hint="make peers") from error
+    sections, plots = list[str](), dict[str, str]()
+    for name, found in ((name, results[name]) for name in QUESTIONS if name in results):
+        with _complete(name):
+            sections.append(section(name, found))
+            if name in PLOTS:
+                file, draw = PLOTS[name]
+                plots[file] = draw(found)
+                sections.append(f"![{file.removesuffix('.svg')}]({file})")
+    text = whole(
+        results=results,
+        missing=[name for name in QUESTIONS if name not in results],
+        targets=targets.judged(results),
+        wins=list(_wins(results)),
+        compared=[name for name in targets.COMPARING if name in results],
+        sections=sections,
+        elsewhere={name: {"results": found, "targets": _asked(found)} for name, found in elsewhere.items()},
+    )
+    return text, plots
 
 
 @contextmanager
-def _whole(name: str) -> Iterator[None]:
+def _complete(name: str) -> Iterator[None]:
     """Refuse a document that lacks what is asked of it."""
     try:
         yield
@@ -96,79 +93,15 @@ def _whole(name: str) -> Iterator[None]:
         ) from error
 
 
-def _head(results: Results) -> str:
-    missing = [name for name in SECTIONS if name not in results]
-    lines = ["# What decisions cost, here and elsewhere"]
-    lines.append(
-        "Written by `sds bench report` from the documents that `sds bench QUESTION --save` keeps; nothing here is typed in\n"
-        "by hand. [docs/benchmarks.md](../docs/benchmarks.md) says what each question asks."
-    )
-    if missing:
-        asked = ", ".join(f"`{name}`" for name in missing)
-        lines.append(f"**Not measured: {asked}.** What these would say is left out.")
-    if len({tuple(map(found.get, ("machine", "features", "cores"))) for found in results.values()}) > 1:
-        lines.append("**Not all was measured on one machine**: compare only within a section.")
-    lines.append(f"## How it was measured\n\n{_how(results)}")
-    lines.append(f"## What it must reach\n\n{_judged(dict(targets.judged(results)))}")
-    lines.append(f"## Where others are quicker\n\n{_wins(results)}")
-    return "\n\n".join(lines)
+def _asked(results: Results) -> list[tuple[targets.Target, targets.Judged]]:
+    return [(target, found) for target, found in targets.judged(results) if target.question in results]
 
 
-def _elsewhere(results: Mapping[str, Results]) -> str:
-    lines = [
-        "## On other machines, or with other weights",
-        "Each measured on its day, with the code of that day; ratios are of one run.",
-    ]
-    for name, found in results.items():
-        asked = {target: judged for target, judged in targets.judged(found) if target.question in found}
-        lines += [f"### {name}", _how(found), _judged(asked)]
-    return "\n\n".join(lines)
-
-
-def _how(results: Results) -> str:
-    rows = [
-        [
-            name,
-            f"`{found.get('command', '-')}`",
-            found.get("date"),
-            found.get("code"),
-            " ".join(filter(None, (found.get("machine"), found.get("features")))),
-            found.get("cores"),
-            found.get("n"),
-            _weights(found.get("model")),
-            ", ".join(f"{library} {number}" for library, number in found.get("versions", {}).items()),
-        ]
-        for name, found in results.items()
-    ]
-    return table(["question", "command", "date", "commit", "machine", "cores", "N", "weights", "versions"], rows)
-
-
-def _weights(model: object) -> str | None:
-    if isinstance(model, Mapping):
-        library = f", in {model['library']}" if "library" in model else ""
-        library += f" in {model['dtype']}" if "dtype" in model else ""
-        return f"{model.get('name')}, SHA-256 {str(model.get('sha256'))[:12]}{library}"
-    return None if model is None else str(model)
-
-
-def _judged(found: Mapping[Target, Judged]) -> str:
-    rows = [
-        [target.figure, f"`{target.question}`", target.said, judged.value, judged.verdict]
-        for target, judged in found.items()
-    ]
-    return table(["figure", "question", "target", "measured", ""], rows)
-
-
-def _wins(results: Results) -> str:
-    compared = [name for name in targets.COMPARING if name in results]
-    if not compared:
-        return "No question that asks others was measured."
-    found: list[str] = []
-    for name in compared:
-        with _whole(name):
-            found += targets.COMPARING[name](results[name])
-    asked = ", ".join(f"`{name}`" for name in compared)
-    return "\n".join(f"- {line}" for line in found) or f"Nowhere, in what was measured of {asked}."
+def _wins(results: Results) -> Iterator[str]:
+    for name, wins in targets.COMPARING.items():
+        if name in results:
+            with _complete(name):
+                yield from wins(results[name])
 
 
 def _options(parser: Parser) -> None:
@@ -190,9 +123,9 @@ def _run(asked: argparse.Namespace, _say: Say) -> Report:
         "benchmark": "report",
         "page": str(asked.page),
         "plots": sorted(plots),
-        "missing": [name for name in tables.SECTIONS if name not in results],
+        "missing": [name for name in QUESTIONS if name not in results],
         "targets": [
-            {"figure": target.figure, "question": target.question, "target": target.said, "measured": found.value}
+            {"figure": target.figure, "question": target.question, "target": target.limit, "measured": found.value}
             | {"reached": found.reached}
             for target, found in targets.judged(results)
         ],

@@ -28,6 +28,7 @@ from sds.benchmarks.lib.records import make_record
 from sds.benchmarks.lib.weights import Weights, add_weights, weights_of
 from sds.benchmarks.scaling_contract import contracts
 from sds.benchmarks.scaling_model import alternatives, opened, prompt_lengths
+from sds.models.openvino_.facts import OPENVINO
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 ENTRIES_MAX = 10_000_000
@@ -77,7 +78,7 @@ def run(
         "n": n,
         "decisions": decisions,
         "model": facts,
-        "versions": versions("llama-cpp-python", "openvino") | {"sqlite": sqlite3.sqlite_version},
+        "versions": versions("llama-cpp-python", OPENVINO.distribution) | {"sqlite": sqlite3.sqlite_version},
         "durable_1m_over_1k": round(most / least, 3),
         "ledger": rows,
         "prompt": prompts,

@@ -1,4 +1,4 @@
-"""How the kernel's verdict and the language's walk grow with a contract: kinds, reasons for each, fields."""
+"""How the kernel's verdict and writing a decision grow with a contract: kinds, reasons for each, fields."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from sds.benchmarks.kernel import open_kernel, pure_verdict
 from sds.benchmarks.lib.measuring import Say, summary, timed_us
-from sds.grammars.tokens.compiler import GrammarCompiler, Tokenizer
+from sds.grammars.tokens.compiler import GrammarCompiler
+from sds.grammars.tokens.tokenizer import Tokenizer
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import DENY, DecisionEnvelope
 from sds.kernel.envelope.state import StateRead
@@ -57,9 +58,9 @@ def contract_of(kinds: int, reasons: int, fields: int) -> Contract:
 def contracts(
     folder: Path, words: Tokenizer, sizes: Sequence[tuple[int, int, int]], n: int, say: Say
 ) -> list[dict[str, Any]]:
-    """Return one row a size: the pure verdict, a walk in a language known, and one whose plan must be made."""
+    """Return one row a size: the pure verdict, a decision in a compiled grammar, and one whose grammar must be compiled."""
     say(
-        "contracts: predicted 8 us a kind for the verdict; a walk that does not grow; a plan that grows with kinds x reasons"
+        "contracts: predicted 8 us a kind for the verdict; a decision that does not grow; a grammar that grows with kinds x reasons"
     )
     return [_row(folder, words, size, n) for size in sizes]
 
@@ -69,34 +70,34 @@ def _row(folder: Path, words: Tokenizer, size: tuple[int, int, int], n: int) -> 
     name = f"{kinds}-{reasons}-{fields}"
     kernel = open_kernel(folder / f"{name}.db", contract=contract_of(*size), source=_Fields(_paths(fields)))
     packet = kernel.preview(intake.read_event(kernel.contract, {"claim_id": "A", "ticket_id": "T"}))
-    planner = GrammarCompiler(words)
-    made_us = timed_us(lambda: written(planner, packet.envelope, packet.snapshot.id))
-    data = written(planner, packet.envelope, packet.snapshot.id)
-    walks = [timed_us(_walking(planner, packet.envelope, number)) for number in range(n)]
+    compiler = GrammarCompiler(words)
+    made_us = timed_us(lambda: written(compiler, packet.envelope, packet.snapshot.id))
+    data = written(compiler, packet.envelope, packet.snapshot.id)
+    writing = [timed_us(_writing(compiler, packet.envelope, number)) for number in range(n)]
     found = {
         "kinds": kinds,
         "reasons": reasons,
         "fields": fields,
         "verdict_us": pure_verdict(kernel, packet, data, n),
-        "walk_us": summary(walks),
+        "walk_us": summary(writing),
         "plan_ms": round(made_us / 1000, 2),
     }
     kernel.store.close()
     return found
 
 
-def _walking(planner: GrammarCompiler, envelope: DecisionEnvelope, number: int) -> Callable[[], bytes]:
-    return lambda: written(planner, envelope, f"{number:064x}")
+def _writing(compiler: GrammarCompiler, envelope: DecisionEnvelope, number: int) -> Callable[[], bytes]:
+    return lambda: written(compiler, envelope, f"{number:064x}")
 
 
-def written(planner: GrammarCompiler, envelope: DecisionEnvelope, context_ref: str) -> bytes:
+def written(compiler: GrammarCompiler, envelope: DecisionEnvelope, context_ref: str) -> bytes:
     """Write one decision without a model: at every fork the last token that may come."""
-    walk = planner.walk(envelope, context_ref)
+    matcher = compiler.matcher(envelope, context_ref)
     for _ in range(FORKS_MAX):
-        walk.forced()
-        if walk.finished:
-            return walk.data
-        walk.take(int(walk.fork().tokens[-1]))
+        matcher.accept_forced()
+        if matcher.finished:
+            return matcher.data
+        matcher.accept(int(matcher.choice_point().tokens[-1]))
     raise SystemExit("the benchmark's own decision does not end")
 
 

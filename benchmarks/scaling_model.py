@@ -47,12 +47,12 @@ KINDS = (
 
 
 class Model:
-    """One backend, a planner, and what its passes must cost at this machine's rates."""
+    """One backend, a compiler, and what its passes must cost at this machine's rates."""
 
     def __init__(self, backend: Backend, rates: Device, size: tuple[int, int]) -> None:
         self.backend, self._recorded = backend, Recorded(backend)
         self._rates, self._size = rates, size
-        self._planner, self._refs = GrammarCompiler(backend), count()
+        self._compiler, self._refs = GrammarCompiler(backend), count()
         closing = backend.tokenize(backend.frame().after_user.encode(), special=True)
         self._static, self._closing = prompt_sections(backend, STATIC, CASE)[0], closing
         self._case = backend.tokenize(CASE.encode(), special=False)
@@ -66,11 +66,11 @@ class Model:
         """Return what one decision took, in milliseconds; its context reference is new."""
         self._recorded.clear()
         began = time.perf_counter()
-        walk = self._planner.walk(envelope, f"{next(self._refs):064x}")
+        matcher = self._compiler.matcher(envelope, f"{next(self._refs):064x}")
         decode(
             cast("Backend", self._recorded),
             sections,
-            walk,
+            matcher,
             tokens_max=TOKENS_MAX,
             now_ms=lambda: 0,
             deadline_ms=DEADLINE_MS,

@@ -49,9 +49,10 @@ from sds.benchmarks.peers import tasks_of
 from sds.decoding.errors import CHOICE_TOO_CLOSE
 from sds.engines.factory import cores, open_engine, open_replicas
 from sds.engines.protocol import Engine
-from sds.host.paths import now_ms
+from sds.host.clock import now_ms
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import ModelError, UsageError
+from sds.models.openvino_.facts import OPENVINO
 from sds.models.protocol import SLOTS_MAX
 
 AT_ONCE = (1, 2, 4, 8, 16)
@@ -262,7 +263,7 @@ def run(
         "rounds": rounds,
         "model": weights.facts(),
         "versions": {
-            **versions("llama-cpp-python", "openvino"),
+            **versions("llama-cpp-python", OPENVINO.distribution),
             **{name: number for row in rows for name, number in row["peer"]["versions"].items()},
         },
         "predicted": most,

@@ -20,8 +20,6 @@ from sds.grammars.nodes import Choice, Literal, Node, Number, Option, Text
 from sds.kernel.envelope.envelope import Bound, DecisionEnvelope, KindBound, format_literal
 from sds.kernel.errors import LanguageError
 
-__all__ = ["Choice", "Language", "Literal", "Node", "Number", "Option", "Text", "language"]
-
 FORM = "sds-language/4 rationale?,action,params?,reason,context_ref"
 CHOICE_VALUES_MAX = 64
 PARAMS_MAX = 16
@@ -40,10 +38,14 @@ class Language:
     envelope: DecisionEnvelope
     context_ref: str
 
+    def regex(self) -> str:
+        """Return the expression that matches exactly these bytes. Raises LanguageError where it would be too long."""
+        return regex.emit(self.root)
+
     @property
     def hash(self) -> str:
         """SHA-256 of the form and the regular expression, 64 hexadecimal digits."""
-        return hashlib.sha256(f"{FORM}\n{regex.emit(self)}".encode()).hexdigest()
+        return hashlib.sha256(f"{FORM}\n{self.regex()}".encode()).hexdigest()
 
 
 def language(envelope: DecisionEnvelope, context_ref: str) -> Language:

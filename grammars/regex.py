@@ -1,26 +1,22 @@
-"""The language as one regular expression over the whole proposal, read alike by Python `re` and Rust engines."""
+"""The nodes of a language as one regular expression over the whole proposal, read alike by Python `re` and Rust engines."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from sds.grammars.nodes import Choice, Literal, Node, Number
 from sds.grammars.number_regex import REGEX_CHARS_MAX, number_regex
 from sds.kernel.errors import LanguageError
-
-if TYPE_CHECKING:
-    from sds.grammars.language import Language
 
 TEXT_CLASS = r"[ !#-\[\]-~]"
 # Within the characters a language can hold, only these mean something to an engine.
 _SPECIAL = re.compile(r"([{}.])")
 
 
-def emit(language: Language) -> str:
+def emit(root: Iterable[Node]) -> str:
     """Return the expression that must match the whole of the bytes. Raises LanguageError beyond REGEX_CHARS_MAX."""
-    regex = _sequence(language.root)
+    regex = _sequence(root)
     if len(regex) > REGEX_CHARS_MAX:
         raise LanguageError(f"the language needs an expression of more than {REGEX_CHARS_MAX} characters")
     return regex

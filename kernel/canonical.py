@@ -36,7 +36,7 @@ def in_words(error: Exception) -> str:
     """Return what an error says; where it says nothing, or a foreign one fails at that as well, the name of its type."""
     try:
         return str(error) or type(error).__name__
-    except Exception:  # noqa: BLE001  it is told of all the same
+    except Exception:  # noqa: BLE001  there is an error all the same
         return type(error).__name__
 
 

@@ -3,7 +3,7 @@ a name is one thing.
 
 What looks the same must be the same: no blanks around, Unicode's composed form (NFC), no character that cannot be seen, no
 digits but 0 to 9, which most programs read as the same number. Letters that look alike (upper and lower case, full width,
-another script's) are told apart, here and by whoever answers for the name.
+another script's) are different names, here and by whoever answers for the name.
 """
 
 from __future__ import annotations

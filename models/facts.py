@@ -53,7 +53,7 @@ class BackendFacts:
     name: as options, engine files and records spell it.
     title: as sentences do.
     distribution: the Python distribution whose version records keep.
-    extra: the extra of this package that brings it; empty: it is always there.
+    extra, install_hint: the extra of this package that brings it, and how to get that; empty: it is always there.
     dtypes: in which data types it can be asked to compute; empty: in the file's own alone.
     usual_dtype: returns in which it computes where nobody says it; None: in its own. Raises BackendError.
     reads_folders: whether it runs checkpoint folders besides GGUF files.
@@ -65,6 +65,7 @@ class BackendFacts:
     version: returns what it is, as `sds models prepare` compares it; None: it is not installed.
     facts: returns what a record keeps of (device, dtype), beside the version.
     measured_in: in which data types `sds models prepare` measures GGUF files; None: in `unsaid_dtype`; empty: it does not.
+    outruns: returns whether it is known to be quicker, on this processor, than llama.cpp with weights of any type.
     machine_key: under which name a prepared model keeps `version`.
     measures_variance: whether `prepare` measures, too, how far batch composition moves its log-probabilities.
     runs_as, unsaid_dtype: what a model's name says runs it, and the data type left unsaid; empty: nothing.
@@ -74,6 +75,7 @@ class BackendFacts:
     title: str
     distribution: str
     extra: str = ""
+    install_hint: str = ""
     dtypes: tuple[Dtype, ...] = ()
     usual_dtype: Callable[[], Dtype | None] = _no_dtype
     reads_folders: bool = False
@@ -85,6 +87,7 @@ class BackendFacts:
     version: Callable[[], str | None]
     facts: Callable[[str, Dtype | None], dict[str, object]]
     measured_in: tuple[Dtype | None, ...] = ()
+    outruns: Callable[[], bool] = bool
     machine_key: str = ""
     measures_variance: bool = False
     runs_as: str = ""

@@ -38,9 +38,9 @@ class BackendError(Exception):
         self.hint = hint
 
 
-def extra_hint(extra: str) -> str:
-    """Say how to get an extra of this package, which no index has yet."""
-    return f"`make install` in the source folder; elsewhere pip install 'PATH_TO_THAT_FOLDER[{extra}]'"
+def extra_hint(extra: str, *, target: str = "install") -> str:
+    """Say how to get an extra of this package, which no index has yet. `target`: the Makefile's that brings it."""
+    return f"`make {target}` in the source folder; elsewhere pip install 'PATH_TO_THAT_FOLDER[{extra}]'"
 
 
 @dataclass(frozen=True, slots=True)

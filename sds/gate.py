@@ -6,16 +6,20 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from sds.engines.factory import open_engine
 from sds.engines.fallback import FallbackEngine
 from sds.engines.protocol import Checks, Engine, Explains
-from sds.escalations import Resolve, resolve
-from sds.host import paths as places
+from sds.engines.queueing import KeyLocks
+from sds.gates.definition import GateDefinition, check_parts
+from sds.gates.registry import find
+from sds.host import paths
+from sds.host.clock import now_ms
 from sds.host.log import JsonLog
 from sds.kernel.context.reader import RecordedContext
 from sds.kernel.contract.schema import Contract, load_contract
@@ -23,34 +27,29 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.state import StateSource
 from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.executor.protocol import Executor
-from sds.kernel.executor.statement import Comparison
 from sds.kernel.flow import intake, undecided
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.human.cases import Case
-from sds.kernel.human.review import CaseView, HumanReview
-from sds.kernel.operations import erasure, monitor, recovery
-from sds.kernel.operations.erasure import Erased
-from sds.kernel.operations.recovery import Recovered
+from sds.kernel.operations import monitor
 from sds.kernel.registry import registry
-from sds.kernel.saga import driver
-from sds.kernel.saga.state import SagaAnswer
-from sds.key_locks import KeyLocks
 from sds.pipeline import Reasoned, Stream
-from sds.rationale.worker import Rationales, check_explains
-from sds.reconciliation import Schedule, adopt, reconcile
-from sds.sagas import SagaStream
+
+if TYPE_CHECKING:  # options: each is loaded when it is first asked for
+    from sds.escalations import Resolve
+    from sds.kernel.executor.statement import Comparison
+    from sds.kernel.human.cases import Case
+    from sds.kernel.human.review import CaseView, HumanReview
+    from sds.kernel.operations.erasure import Erased
+    from sds.kernel.operations.recovery import Recovered
+    from sds.kernel.saga.state import SagaAnswer
+    from sds.sagas import SagaStream
 
 
 def _check_parts(contract: object, source: object, executor: object, engine: object) -> None:
     """Refuse what cannot work before anything is opened. Raises UsageError."""
     if not isinstance(contract, Contract):
         raise UsageError("the contract is neither a Contract nor a Path", hint="parse_contract(text) makes one of text")
-    if isinstance(source, type) or not callable(getattr(source, "read", None)):
-        raise UsageError("the state source is no object with a method `read(key)`")
-    methods = all(callable(getattr(executor, name, None)) for name in ("dispatch", "lookup"))
-    if isinstance(executor, type) or not methods or not isinstance(getattr(executor, "idempotent", None), bool):
-        raise UsageError("the executor is no object with `idempotent` (bool), `dispatch` and `lookup`")
+    check_parts(source, executor)
     asked = all(callable(getattr(engine, name, None)) for name in ("propose", "count_tokens", "close"))
     if engine is not None and (isinstance(engine, type) or not asked):
         hint = "sds.engines.factory.open_engine opens one; `model` names a file or a folder of weights"
@@ -82,81 +81,108 @@ class Gate:
         model: Path | None = None,
         engine: Engine | None = None,
         on_reasoned: Reasoned | None = None,
-        now_ms: Callable[[], int] = places.now_ms,
+        now_ms: Callable[[], int] = now_ms,
     ) -> None:
         self.contract = load_contract(contract) if isinstance(contract, Path) else contract
         _check_parts(self.contract, source, executor, engine)
         self._now_ms = now_ms
         self._decided, self._closed = 0, False
         folder, model = _path(folder, "folder"), None if model is None else _path(model, "model")
-        places.make_private(folder, hint="`folder` names one that is there, or one that can be made")
+        paths.make_private(folder, hint="`folder` names one that is there, or one that can be made")
         with ExitStack() as opened:
-            self.store = places.open_record(folder)
+            self.store = paths.open_record(folder)
             opened.callback(self.store.close)
-            signer = places.signer(folder)
-            places.refuse_altered(folder, self.store)
+            signer = paths.signer(folder)
+            paths.refuse_altered(folder, self.store)
             self._log = JsonLog(folder / "log.jsonl")
             opened.callback(self._log.close)
-            self.engine = engine or open_engine(model, now_ms=now_ms)
-            if engine is None:
-                opened.callback(self.engine.close)
-            if isinstance(self.engine, FallbackEngine):
-                self.engine.log = self._log.write
-            for notice in getattr(self.engine, "notices", ()):
-                self._log.write("engine.notice", {"notice": notice})
-            check_explains(self.contract, self.engine)
-            if isinstance(self.engine, Checks):
-                self.engine.check_contract(self.contract)
+            self.engine = self._checked_engine(engine, model, opened)
+            writer = self._rationale_writer()
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
+            context = RecordedContext(self.store, self.contract, self.engine.count_tokens)
+            log = self._log.write
             self._kernel = Kernel(
-                self.contract,
-                self.store,
-                source,
-                executor,
-                signer,
-                now_ms=now_ms,
-                log=self._log.write,
-                context=RecordedContext(self.store, self.contract, self.engine.count_tokens),
+                self.contract, self.store, source, executor, signer, now_ms=now_ms, log=log, context=context
             )
-            on_decided, locks = self._explained(opened), KeyLocks()
-            self._stream = Stream(
-                self._kernel,
-                self.engine,
-                now_ms=now_ms,
-                sleep=time.sleep,
-                on_reasoned=on_reasoned,
-                on_decided=on_decided,
-                locks=locks,
-            )
-            self._sagas = SagaStream(
-                self._kernel,
-                self.engine,
-                now_ms=now_ms,
-                sleep=time.sleep,
-                on_reasoned=on_reasoned,
-                on_decided=on_decided,
-                locks=locks,
-            )
+            self._on_reasoned, self._on_decided = on_reasoned, self._after_decision(writer, opened)
+            self._locks = KeyLocks()
+            self._stream = self._stream_of(self._kernel)
             self._closing = opened.pop_all()
 
-    def _explained(self, opened: ExitStack) -> Reasoned | None:
-        """Return what has a decision explained when its contract asks for that afterwards."""
-        if not self.contract.explanation_chars_max or not isinstance(self.engine, Explains):
+    def _checked_engine(self, engine: Engine | None, model: Path | None, opened: ExitStack) -> Engine:
+        """Return the engine that decides, opened unless it was given. Raises ModelError where it cannot decide."""
+        if engine is None:
+            engine = open_engine(model, now_ms=self._now_ms)
+            opened.callback(engine.close)
+        if isinstance(engine, FallbackEngine):
+            engine.log = self._log.write
+        for notice in getattr(engine, "notices", ()):
+            self._log.write("engine.notice", {"notice": notice})
+        if isinstance(engine, Checks):
+            engine.check_contract(self.contract)
+        return engine
+
+    def _stream_of(self, kernel: Kernel) -> Stream:
+        """Return what decides through a kernel: the gate's own, or that of a saga's step."""
+        return Stream(
+            kernel,
+            self.engine,
+            now_ms=self._now_ms,
+            sleep=time.sleep,
+            on_reasoned=self._on_reasoned,
+            on_decided=self._on_decided,
+            locks=self._locks,
+        )
+
+    @cached_property
+    def _sagas(self) -> SagaStream:
+        from sds.sagas import SagaStream  # noqa: PLC0415
+
+        return SagaStream(self._kernel, self._stream_of, now_ms=self._now_ms)
+
+    def _review(self) -> HumanReview:
+        from sds.kernel.human.review import HumanReview  # noqa: PLC0415
+
+        return HumanReview(self.kernel, now_ms=self._now_ms, log=self._log.write)
+
+    def _rationale_writer(self) -> Explains | None:
+        """Return what writes the rationales its contract asks for. Raises UsageError where the engine cannot."""
+        if not self.contract.explanation_chars_max:
             return None
-        rationales = Rationales(self._kernel, self.engine, now_ms=self._now_ms, log=self._log.write)
+        from sds.rationale.writing import writer_of  # noqa: PLC0415
+
+        return writer_of(self.engine)
+
+    def _after_decision(self, writer: Explains | None, opened: ExitStack) -> Reasoned | None:
+        if writer is None:
+            return None
+        from sds.rationale.worker import Rationales  # noqa: PLC0415
+
+        rationales = Rationales(self._kernel, writer, now_ms=self._now_ms, log=self._log.write)
         opened.callback(rationales.close)
         return rationales.ask
 
     @classmethod
     def load(
-        cls, name: str, *, folder: Path | None = None, model: Path | None = None, engine: Engine | None = None
+        cls,
+        name: str | PathLike[str] | GateDefinition,
+        *,
+        folder: Path | None = None,
+        model: Path | None = None,
+        engine: Engine | None = None,
+        on_reasoned: Reasoned | None = None,
     ) -> Gate:
-        """Open a gate that ships with this package; `refund` brings its airline and its payment rail."""
-        if name not in places.GATES:
-            raise UsageError(f"there is no gate `{name}`", hint=f"gates are: {', '.join(places.GATES)}")
-        from sds.gates.refund.gate import open_refund  # noqa: PLC0415  a gate's world is loaded when it is opened
+        """Open a gate by its definition, or by what finds it: its name, or the path of its folder or file.
 
-        return open_refund(folder or places.gate_home(name), model=model, engine=engine)
+        Its state source and its executor are closed with it. Without `folder`, it is the gate's own in the home.
+        """
+        definition = name if isinstance(name, GateDefinition) else find(name)
+        contract, folder = definition.load_contract(), folder or paths.gate_home(definition.name)
+        with ExitStack() as opened:
+            source, executor = opened.enter_context(definition.opened(folder))
+            gate = cls(contract, source, executor, folder=folder, model=model, engine=engine, on_reasoned=on_reasoned)
+            gate.on_close(opened.pop_all().close)
+        return gate
 
     @property
     def kernel(self) -> Kernel:
@@ -215,7 +241,10 @@ class Gate:
         return self.kernel.preview(self.read(event))
 
     def recover(self) -> Recovered:
-        """End what a crash left open, resolve every order in the air by its key, have what is dirty compensated."""
+        """End what a crash left open, resolve every order in flight by its key, have what is dirty compensated."""
+        from sds.kernel.operations import recovery  # noqa: PLC0415
+        from sds.kernel.saga import driver  # noqa: PLC0415
+
         found = recovery.recover(self.kernel, now_ms=self._now_ms())
         dirty = driver.waiting(self.kernel, now_ms=self._now_ms())
         for dfid in dirty:
@@ -227,12 +256,15 @@ class Gate:
 
         Without `until_ms`: all there is. Raises UsageError where the executor lists nothing, WorldError: unreadable.
         """
+        from sds.reconciliation import reconcile  # noqa: PLC0415
+
         return reconcile(self.kernel, since_ms=since_ms, until_ms=until_ms, now_ms=self._now_ms, log=self._log.write)
 
     def reconcile_every(self, every_s: float) -> None:
-        """Compare now and again, in a thread that ends with the gate; what is found is logged, and is a case."""
-        self._check_open()
-        every = Schedule(self._kernel, every_s=every_s, now_ms=self._now_ms, log=self._log.write)
+        """Compare now and again, in a thread that ends with the gate; each difference is logged, and is a case."""
+        from sds.reconciliation import Schedule  # noqa: PLC0415
+
+        every = Schedule(self.kernel, every_s=every_s, now_ms=self._now_ms, log=self._log.write)
         self.on_close(every.close)
 
     def adopt(self, *, who: str, reason: str) -> tuple[str, ...]:
@@ -240,19 +272,21 @@ class Gate:
 
         Until then a record that was put back from a backup orders nothing.
         """
+        from sds.reconciliation import adopt  # noqa: PLC0415
+
         return adopt(self.kernel, who=who, reason=reason, now_ms=self._now_ms)
 
     def escalations(self) -> list[Case]:
         """Return what waits for a human, oldest first: escalated cases, and orders whose end nobody knows.
 
-        One whose rows cannot be read is `damaged`, and all that is told of it is which it is and since when it waits.
+        Of one whose rows cannot be read, `damaged`, only its flow and since when it waits are known.
         """
-        return HumanReview(self.kernel, now_ms=self._now_ms).waiting()
+        return self._review().waiting()
 
     def look(self, dfid: str) -> CaseView:
         """Return a case's state as it is now, its name for `seen`, and what a human may decide. Records nothing."""
-        desk = HumanReview(self.kernel, now_ms=self._now_ms)
-        return desk.look(desk.case(dfid))
+        review = self._review()
+        return review.look(review.case(dfid))
 
     def resolve(
         self,
@@ -267,28 +301,20 @@ class Gate:
         acknowledge: bool = False,
     ) -> Answer:
         """Carry out what a human decided about what waits for them, exactly once: see `sds.escalations.resolve`."""
-        return resolve(
-            self.kernel,
-            dfid,
-            decision,
-            who=who,
-            reason=reason,
-            change=change,
-            seen=seen,
-            reference=reference,
-            acknowledge=acknowledge,
-            now_ms=self._now_ms,
-            log=self._log.write,
-        )
+        from sds.escalations import HumanDecision, resolve  # noqa: PLC0415
+
+        decided = HumanDecision(decision, who, reason, change, seen, reference, acknowledge)
+        return resolve(self.kernel, dfid, decided, now_ms=self._now_ms, log=self._log.write)
 
     def erase(self, event_id: str, *, who: str, reason: str) -> Erased:
         """Destroy the key under which the texts of an event's case lie; what was decided and paid stays. Final.
 
         Raises UsageError unless the case is at its end.
         """
-        return erasure.erase(
-            self.kernel.store, self.contract.gate, event_id, who=who, reason=reason, now_ms=self._now_ms()
-        )
+        from sds.kernel.operations import erasure  # noqa: PLC0415
+
+        gate, now_ms = self.contract.gate, self._now_ms()
+        return erasure.erase(self.kernel.store, gate, event_id, who=who, reason=reason, now_ms=now_ms)
 
     def request_retire(self, *, reason: str) -> None:
         """Retire the gate's agent because its work is done: the one move it may ask for itself, and a final one.

@@ -3,7 +3,7 @@
     event -> kernel.open -> packet -> engine.propose -> bytes -> kernel.decide -> answer
 
 Whatever the model's side does wrong ends as an escalation; drift, and an order that was declined, end the flow and start
-a fresh one. What gets no turn, with the model or with its key, is not decided: it waits, and may be sent again.
+a fresh one. What finds no place in time, at the model or at its key, is not decided: it waits, and may be sent again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from itertools import count
 
 from sds.engines.protocol import Engine
-from sds.engines.queueing import QueueTimeoutError
+from sds.engines.queueing import KeyLocks, QueueTimeoutError
 from sds.kernel.canonical import one_line
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket
 from sds.kernel.errors import ModelError, SdsError, UsageError, WorldError
@@ -22,8 +22,6 @@ from sds.kernel.flow.attempts import refuse_unkeepable
 from sds.kernel.flow.intake import Event
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import CONTENTION, EXECUTION_FAILED, WAITING_TAGS
-from sds.kernel.operations.recovery import recover_order
-from sds.key_locks import KeyLocks
 from sds.models.protocol import ENDINGS
 
 POLL_S = 0.005
@@ -70,9 +68,9 @@ class Stream:
         wait_ms = budget.ttl_ms + budget.dispatch_ms_max
         give_up_ms = self._now_ms() + wait_ms
         # of decisions that draw on one key each finds the state moved by the one before: they are made one by one
-        turn = self._locks.turn(event.key, wait_ms / 1000) if self._draws else nullcontext()
+        held = self._locks.hold(event.key, wait_ms / 1000) if self._draws else nullcontext()
         try:
-            with turn:
+            with held:
                 return self._decide(event, give_up_ms, anew=anew)
         except QueueTimeoutError as error:
             return self._not_decided(event, str(error), anew=anew)
@@ -94,8 +92,11 @@ class Stream:
     def _wait_for(self, known: Answer, event: Event, tries: int, give_up_ms: int) -> None:
         """Wait a little for who is at work on an event; an order whose sender is gone is looked up instead."""
         late = self._now_ms() > give_up_ms
-        if (late or not tries) and recover_order(self._kernel, known.dfid, now_ms=self._now_ms()):
-            return
+        if late or not tries:
+            from sds.kernel.operations.recovery import recover_order  # noqa: PLC0415  recovery is an option
+
+            if recover_order(self._kernel, known.dfid, now_ms=self._now_ms()):
+                return
         if late:
             raise _busy(event, known)
         self._sleep(POLL_S)

@@ -1,7 +1,7 @@
 """A recorded decision, decided again from the record: identical, or what differs. It changes nothing anywhere.
 
 The texts, the envelope and the context reference come from the record, weights and machine from here. What was decided
-in company is decided alone, in OpenVINO with as many slots; elsewhere the scores may differ, and the account says why.
+in a batch is decided alone, with as many slots where its bits need them; elsewhere the scores may differ, and the account says why.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any, get_args
 from sds.decoding.decoder import Mode
 from sds.decoding.probabilities import JOINT
 from sds.engines.factory import cores, library_of_record, open_engine
-from sds.engines.native import telling
+from sds.engines.native import backend_errors
 from sds.engines.protocol import Engine
 from sds.kernel.audit.stored_decision import Decided, read_decided
-from sds.kernel.contract.schema import PROPOSAL_SCHEMA
+from sds.kernel.contract.sections import PROPOSAL_SCHEMA
 from sds.kernel.decision.packet import NOT_ASKED, Decoding
 from sds.kernel.envelope.proposal import Proposal, parse_recorded
 from sds.kernel.errors import UsageError
@@ -121,7 +121,7 @@ def replay(store: Store, dfid: str, *, open_it: Open, now_ms: Callable[[], int])
 
 
 def opener(model: Path | None, *, now_ms: Callable[[], int]) -> Open:
-    """Return what opens a native engine as the record describes it, with this model; with one slot, where company shows."""
+    """Return what opens a native engine as the record describes it, with this model; with one slot, where the batch shows."""
 
     def open_it(facts: Mapping[str, Any]) -> Engine:
         library = library_of_record(facts)
@@ -147,7 +147,7 @@ def _is(model: Path | None, weights: object) -> bool:
     from sds.models.catalog.catalog import embedded_model  # noqa: PLC0415
     from sds.models.files.fingerprint import gguf_fingerprint  # noqa: PLC0415
 
-    with telling():
+    with backend_errors():
         path = model or embedded_model()
         return path.is_file() and gguf_fingerprint(path) == weights
 

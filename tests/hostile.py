@@ -13,7 +13,7 @@ import numpy as np
 from gguf.quants import quantize
 from numpy.typing import NDArray
 
-from sds.grammars.tokens.compiler import TokenMatcher
+from sds.grammars.tokens.matcher import TokenMatcher
 from sds.models.protocol import Backend, ChatFrame, Row
 
 LAYERS, WIDTH, HEADS, HEADS_KV, FEED_FORWARD = 2, 64, 2, 1, 128
@@ -110,7 +110,7 @@ def _write_weights(
 class AdversarialBackend:
     """The tokenizer of a real model, and logits from a wish: `wish(self) -> logits`, shape [vocab_size].
 
-    Call `face(walk)` with a walk of its own before each decision: `permitted` then follows what a slot was told, so that
+    Call `face(matcher)` with a matcher of its own before each decision: `permitted` then follows what a slot was sent, so that
     a wish can know exactly what is forbidden.
     """
 
@@ -124,10 +124,10 @@ class AdversarialBackend:
         self.pieces = [real.piece(token) for token in range(real.vocab_size)]
         self.held: dict[int, list[int]] = {0: []}
         self.permitted = np.zeros(0, np.intp)
-        self._walk: TokenMatcher | None = None
+        self._matcher: TokenMatcher | None = None
 
-    def face(self, walk: TokenMatcher) -> None:
-        self._walk = walk
+    def face(self, matcher: TokenMatcher) -> None:
+        self._matcher = matcher
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]:
         return self._real.tokenize(text, special=special)
@@ -160,11 +160,11 @@ class AdversarialBackend:
         return np.array(answers, np.float32)
 
     def _look(self, written: Sequence[int]) -> None:
-        if self._walk is not None:
-            walk = self._walk.copy()
+        if self._matcher is not None:
+            matcher = self._matcher.copy()
             for token in written:
-                walk.take(token)
-            self.permitted = np.array(walk.forced()[:1] or walk.fork().tokens, np.intp)
+                matcher.accept(token)
+            self.permitted = np.array(matcher.accept_forced()[:1] or matcher.choice_point().tokens, np.intp)
 
     def fork(self, slot: int) -> int:
         fork = max(self.held) + 1

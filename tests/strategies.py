@@ -49,11 +49,13 @@ def random_kind(pick: Pick, name: str) -> KindBound:
 
 
 def random_envelope(pick: Pick) -> DecisionEnvelope:
-    """Draw an envelope: one in eight has no `DENY` and is therefore the bottom, one in three asks for a rationale."""
+    """Draw an envelope: one in eight has no refusal and is therefore the bottom, one calls it BLOCK, one in three asks for a rationale."""
     kinds = [random_kind(pick, name) for name in some_of(pick, KINDS)]
-    if pick(0, 7):
-        kinds.append(KindBound(DENY, some_of(pick, REASONS) or ("CREW",)))
-    return envelope_of(kinds, 0 if pick(0, 2) else pick(1, 60))
+    named = pick(0, 7)
+    refusal = "BLOCK" if named == 7 else DENY
+    if named:
+        kinds.append(KindBound(refusal, some_of(pick, REASONS) or ("CREW",)))
+    return envelope_of(kinds, 0 if pick(0, 2) else pick(1, 60), refusal=refusal)
 
 
 def one_of(pick: Pick, items: Sequence[T]) -> T:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from sds.kernel.contract import expressions, yaml_lines
+from sds.kernel.contract import expressions, sections, yaml_lines
 from sds.kernel.contract import schema as contract
 from sds.kernel.contract import types as contract_types
 
@@ -37,10 +37,17 @@ def test_the_command_line_page_is_what_the_program_says_of_itself() -> None:
 
 def test_the_contract_page_names_every_field_of_a_contract() -> None:
     page = (ROOT / "docs" / "contract.md").read_text(encoding="utf-8")
-    models = [m for m in vars(contract).values() if isinstance(m, type) and issubclass(m, BaseModel)]
+    models = [m for m in vars(sections).values() if isinstance(m, type) and issubclass(m, BaseModel)]
     named = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]*)`", page))))
     missing = {field for model in models for field in model.model_fields if field not in named}
     assert set() == missing
+
+
+def test_the_fraud_gate_of_the_contract_page_is_a_contract() -> None:
+    page = (ROOT / "docs" / "contract.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```yaml\n(gate: .*?)```", page, re.DOTALL)
+    fraud = contract.parse_contract(text)
+    assert ("BLOCK", ["CHALLENGE"]) == (fraud.refusal, [kind for kind in fraud.kinds if fraud.executes(kind)])
 
 
 def test_every_promise_names_a_test_that_exists() -> None:

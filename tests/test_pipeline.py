@@ -252,7 +252,7 @@ def test_an_exception_inside_the_language_stops_the_decision(
     def broken(self: object) -> None:
         raise RuntimeError("the language broke")
 
-    monkeypatch.setattr("sds.grammars.tokens.matcher.TokenMatcher.fork", broken)
+    monkeypatch.setattr("sds.grammars.tokens.matcher.TokenMatcher.choice_point", broken)
     answer = decide(world, engine)
     assert ("ESCALATED", "MASK_FAILED") == (answer.state, answer.reason_code)
 
@@ -260,7 +260,7 @@ def test_an_exception_inside_the_language_stops_the_decision(
 def test_an_engine_refuses_to_start_when_its_language_refuses_nothing(
     world: World, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sds.grammars.tokens.matcher.TokenMatcher.take", lambda _walk, _token: None)
+    monkeypatch.setattr("sds.grammars.tokens.matcher.TokenMatcher.accept", lambda _matcher, _token: None)
     with pytest.raises(LanguageError, match="it took a forbidden token"):
         NativeEngine(tiny, now_ms=world.clock)
 

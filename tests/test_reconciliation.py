@@ -13,7 +13,7 @@ import pytest
 
 from sds.gate import Gate
 from sds.kernel.errors import UsageError
-from tests.gates.orders import key_of
+from tests.gates.refund.rail.orders import key_of
 from tests.kernel.durable import Clock, PaysOnly, Tickets, refund, usual_contract
 from tests.kernel.statements import ListingRail, paid_elsewhere
 from tests.proposers import Says

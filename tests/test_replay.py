@@ -17,11 +17,12 @@ import pytest
 
 from sds.engines.factory import open_engine, open_replicas
 from sds.engines.protocol import Engine
-from sds.host.paths import now_ms, open_record
+from sds.host.clock import now_ms
+from sds.host.paths import open_record
 from sds.kernel.audit.stored_decision import read_decided
 from sds.kernel.audit.verify import flow_record, verify
 from sds.kernel.contract import compatibility
-from sds.kernel.contract.schema import PROPOSAL_SCHEMA
+from sds.kernel.contract.sections import PROPOSAL_SCHEMA
 from sds.kernel.decision import dim
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.proposal import parse_recorded
@@ -283,7 +284,7 @@ def test_a_decision_made_in_company_says_so(tiny_path: Callable[[int], Path], tm
 
 
 def test_company_in_openvino_leaves_nothing_to_find(tiny_path: Callable[[int], Path], tmp_path: Path) -> None:
-    pytest.importorskip("openvino")
+    pytest.importorskip("openvino", reason="OpenVINO is not installed: make openvino")
     with closing(open_engine(tiny_path(1), now_ms=now_ms, slots=4, library="openvino")) as engine:
         made = Home(tmp_path, record(tmp_path, engine=Meeting(engine, 4), events=8, at_once=4))
     found = [made.replay(dfid, tiny_path(1)) for dfid in made.dfids]

@@ -1,19 +1,23 @@
-"""Bars as SVG, written by hand: a title, a row for every bar, its label before it and its value behind it."""
+"""The plots of the page, drawn by matplotlib as SVG: bars that begin at zero, each with its label and its value."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 
-WIDTH, LABEL_WIDTH, VALUE_WIDTH = 860, 300, 90
-ROW, BAR, TOP = 22, 15, 44
-COLOURS = ("#2f6db3", "#e08a2e", "#5a9c57", "#9a5fb0", "#b34a4a", "#777777")
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from sds.benchmarks.lib.measuring import Report
+
+WIDTH_IN, HEAD_IN, ROW_IN = 9.0, 0.8, 0.25
+NO_DATE = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`series`: whose it is; its colour is that of its place among all series, and the same everywhere."""
+    """`series`: whose it is, which gives its colour. `value`: None where it was not measured."""
 
     label: str
     series: str
@@ -21,39 +25,69 @@ class Bar:
 
 
 def bars(title: str, drawn: Sequence[Bar]) -> str:
-    """Return an SVG document; bars begin at zero, and one without a value says so."""
+    """Return an SVG document with a row for each bar, from the top."""
     series = list(dict.fromkeys(bar.series for bar in drawn))
-    most = max((bar.value or 0.0 for bar in drawn), default=0.0) or 1.0
-    height = TOP + ROW * len(drawn) + 12
-    rows = [_row(bar, TOP + ROW * number, most, series.index(bar.series)) for number, bar in enumerate(drawn)]
-    legend = [_legend(name, number) for number, name in enumerate(series)] if len(series) > 1 else []
-    size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">',
-            f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-            f'<text x="10" y="18" font-size="14" font-weight="bold">{escape(title)}</text>',
-            *legend,
-            *rows,
-            "</svg>\n",
-        ]
-    )
+    # Words stay text, and the same figures give the same bytes.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "sds", "font.size": 9.0}):
+        figure = Figure(figsize=(WIDTH_IN, HEAD_IN + ROW_IN * len(drawn)), layout="constrained")
+        axes = figure.subplots()
+        for name in series:
+            places = [place for place, bar in enumerate(drawn) if bar.series == name]
+            values = [drawn[place].value for place in places]
+            patches = axes.barh(places, [value or 0.0 for value in values], label=name)
+            axes.bar_label(patches, ["not measured" if value is None else f"{value}" for value in values], padding=4)
+        axes.set_title(title, loc="left", fontweight="bold")
+        axes.set_yticks(range(len(drawn)), [bar.label for bar in drawn])
+        axes.invert_yaxis()
+        axes.xaxis.set_visible(False)
+        axes.spines[["top", "right", "bottom"]].set_visible(False)
+        if len(series) > 1:
+            axes.legend(frameon=False)
+        written = io.StringIO()
+        figure.savefig(written, format="svg", metadata=NO_DATE)
+    return written.getvalue()
 
 
-def _row(bar: Bar, y: int, most: float, series: int) -> str:
-    length = (WIDTH - LABEL_WIDTH - VALUE_WIDTH) * (bar.value or 0.0) / most
-    said = "not measured" if bar.value is None else f"{bar.value}"
-    middle = y + BAR - 3
-    return (
-        f'<text x="{LABEL_WIDTH - 6}" y="{middle}" text-anchor="end">{escape(bar.label)}</text>'
-        f'<rect x="{LABEL_WIDTH}" y="{y}" width="{length:.1f}" height="{BAR}" fill="{COLOURS[series % len(COLOURS)]}"/>'
-        f'<text x="{LABEL_WIDTH + length + 6:.1f}" y="{middle}">{said}</text>'
-    )
+def stages(found: Report) -> str:
+    drawn = [Bar(stage, sort, ms) for sort, of in found["stages_ms"].items() for stage, ms in of.items()]
+    return bars("Stages of one decision, median ms", drawn)
 
 
-def _legend(name: str, number: int) -> str:
-    x = LABEL_WIDTH + 110 * number
-    return (
-        f'<rect x="{x}" y="26" width="11" height="11" fill="{COLOURS[number % len(COLOURS)]}"/>'
-        f'<text x="{x + 16}" y="36">{escape(name)}</text>'
-    )
+def peers(found: Report) -> str:
+    every = [found["ours"], *found["ours_besides"], *found["peers"]]
+    drawn = [
+        Bar(of["name"], kind, of[key])
+        for of in every
+        for kind, key in (("fixed", "ms_p50"), ("digits", "digits_ms_p50"))
+    ]
+    return bars("One decision, median ms: shorter is better", drawn)
+
+
+def throughput(found: Report) -> str:
+    sides = (("ours", "ours"), ("best peer", "peer"))
+    drawn = [Bar(f"{of['at_once']} at once", who, of[key]["per_s"]) for of in found["rows"] for who, key in sides]
+    return bars("Decisions a second: longer is better", drawn)
+
+
+def ledger(found: Report) -> str:
+    drawn = [Bar(f"{row['entries']} entries", "p50", row["durable_us"]["p50"]) for row in found["ledger"]]
+    return bars("Durable verdict by ledger size, median us", drawn)
+
+
+def gpu(found: Report) -> str:
+    drawn = [
+        Bar(f"{at_once} at once", of["model"]["name"], rate)
+        for of in found["models"]
+        for at_once, rate in of["ours_per_s"].items()
+    ]
+    return bars("Decisions a second on the card", drawn)
+
+
+# By question: the plot's file beside the page, and what draws it.
+PLOTS: dict[str, tuple[str, Callable[[Report], str]]] = {
+    "hotpath": ("report-stages.svg", stages),
+    "peers": ("report-peers.svg", peers),
+    "throughput": ("report-throughput.svg", throughput),
+    "scaling": ("report-ledger.svg", ledger),
+    "gpu": ("report-gpu.svg", gpu),
+}

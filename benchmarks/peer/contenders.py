@@ -48,7 +48,7 @@ _DRIVERS = "sds.benchmarks.peer.drivers"
 _OURS = f"{_DRIVERS}.ours"
 PEERS = (
     Contender("guidance-llamacpp", f"{_DRIVERS}.guidance_llamacpp", overlay="guidance"),
-    Contender("openvino-genai", f"{_DRIVERS}.openvino_genai", overlay="openvino", keeps_many=True),
+    Contender("openvino-genai", f"{_DRIVERS}.openvino_genai", overlay=OPENVINO.name, keeps_many=True),
     Contender("llamacpp-grammar", f"{_DRIVERS}.llamacpp_grammar"),
     Contender("llamacpp-server", f"{_DRIVERS}.llamacpp_server"),
     Contender("outlines-llamacpp", f"{_DRIVERS}.outlines_llamacpp", ("outlines_core",)),

@@ -6,10 +6,9 @@ compete with the longer number beside it. Inside one expression its lexer knows 
 
 from __future__ import annotations
 
-from sds.grammars import regex
 from sds.grammars.language import Language
 
 
 def emit(language: Language) -> str:
     """Return the grammar. Raises LanguageError as the regular expression does."""
-    return f"start: /{regex.emit(language)}/\n"
+    return f"start: /{language.regex()}/\n"

@@ -1,8 +1,8 @@
-"""The shape of a decision language in one tokenizer, made once; what changes from packet to packet is data.
+"""Compile the shape of a decision language for one tokenizer, once; what changes from packet to packet is data.
 
 The shape: which kinds, reasons, parameters and scales there are, the signs a number may have, whether a rationale is
-written. The bounds and the context reference are no part of it, so a new packet's language costs a look-up. The form
-itself is `language()`'s: a plan is made from its nodes.
+written. The bounds and the context reference are no part of it, so a new packet's matcher costs a look-up. The form
+itself is `language()`'s: a grammar is compiled from its nodes.
 """
 
 from __future__ import annotations
@@ -11,22 +11,20 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from sds.grammars.language import TEXT_CHARS_MAX, language
-from sds.grammars.nodes import Choice, Literal, Number, Text
-from sds.grammars.nodes import Node as Part
-from sds.grammars.tokens.matcher import MASK_FAILED, ChoicePoint, TokenMatcher
+from sds.grammars.nodes import Choice, Literal, Node, Number, Text
+from sds.grammars.tokens.matcher import TokenMatcher
 from sds.grammars.tokens.tokenizer import LANGUAGE_UNSPEAKABLE, Tokenizer, TokenizerIndex
-from sds.grammars.tokens.trie import End, Node, NumberSlot, OptionMark, Path, Suffix, TextEnd, grow
+from sds.grammars.tokens.trie import End, NumberSlot, OptionMark, Path, Suffix, TextEnd, TrieNode, insert
 from sds.kernel.envelope.bounds import Bound
 from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound
 from sds.kernel.errors import LanguageError
 
-__all__ = ["MASK_FAILED", "ChoicePoint", "GrammarCompiler", "TokenMatcher", "Tokenizer"]
-
-PLANS_MAX = 64
+GRAMMARS_MAX = 64
 PATHS_MAX = 1 << 14
 _HEX = "0123456789abcdef"
 _NO_REF = "0" * 64
 
+# By whether there are values below zero, and others: ends of a bound that has them.
 _SIGNS: dict[tuple[bool, bool], tuple[int, int]] = {
     (False, True): (0, 1),
     (True, False): (-2, -1),
@@ -34,18 +32,18 @@ _SIGNS: dict[tuple[bool, bool], tuple[int, int]] = {
 }
 _ParamShape = tuple[str, int, bool, bool]
 _Shape = tuple[tuple[tuple[str, tuple[str, ...], tuple[_ParamShape, ...]], ...], bool]
-_Way = tuple[bytes, tuple[OptionMark, ...], str, Sequence[Part]]
+_Unspelled = tuple[bytes, tuple[OptionMark, ...], str, Sequence[Node]]
 
 
 class GrammarCompiler:
-    """The plans of one tokenizer, at most PLANS_MAX of them; for one thread."""
+    """The compiled grammars of one tokenizer, the GRAMMARS_MAX used last; for one thread."""
 
-    def __init__(self, words: Tokenizer) -> None:
-        self.spelling = TokenizerIndex(words)
-        self._plans: OrderedDict[_Shape, Node] = OrderedDict()
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer_index = TokenizerIndex(tokenizer)
+        self._grammars: OrderedDict[_Shape, TrieNode] = OrderedDict()
 
-    def walk(self, envelope: DecisionEnvelope, context_ref: str) -> TokenMatcher:
-        """Return a walk through the envelope's language.
+    def matcher(self, envelope: DecisionEnvelope, context_ref: str) -> TokenMatcher:
+        """Return a matcher at the start of the envelope's language.
 
         Raises LanguageError where `language()` does, for a bound without a value, and where no tokens spell a decision.
         """
@@ -57,18 +55,18 @@ class GrammarCompiler:
             tuple([(kind.kind, kind.reasons, tuple([_param(*p) for p in kind.params])) for kind in envelope.kinds]),
             envelope.rationale_chars_max > 0,
         )
-        root = self._plans.get(shape)
+        root = self._grammars.get(shape)
         if root is None:
-            root = self._planned(shape, envelope)
+            root = self._compiled(shape, envelope)
         else:
-            self._plans.move_to_end(shape)
-        return TokenMatcher(self.spelling, root, envelope, context_ref)
+            self._grammars.move_to_end(shape)
+        return TokenMatcher(self.tokenizer_index, root, envelope, context_ref)
 
-    def _planned(self, shape: _Shape, envelope: DecisionEnvelope) -> Node:
+    def _compiled(self, shape: _Shape, envelope: DecisionEnvelope) -> TrieNode:
         language(envelope, _NO_REF)  # names, sizes and codes are the form's
-        root = self._plans[shape] = _Planning(self.spelling, shape).root
-        if len(self._plans) > PLANS_MAX:
-            self._plans.popitem(last=False)
+        root = self._grammars[shape] = _Compilation(self.tokenizer_index, shape).root
+        if len(self._grammars) > GRAMMARS_MAX:
+            self._grammars.popitem(last=False)
         return root
 
 
@@ -81,64 +79,68 @@ def _param(name: str, allowed: Bound) -> _ParamShape:
     return name, allowed.scale, lo < 0, hi - (hi - allowed.residue) % step >= 0
 
 
-class _Planning:
-    """One plan in the making, from the language of an envelope that has the shape and bounds of no importance."""
+class _Compilation:
+    """One grammar being compiled, from the language of an envelope of that shape; its bounds do not matter."""
 
-    def __init__(self, spelling: TokenizerIndex, shape: _Shape) -> None:
+    def __init__(self, index: TokenizerIndex, shape: _Shape) -> None:
         kinds, rationale = shape
         bare = (KindBound(kind, reasons, tuple(map(_some_bound, params))) for kind, reasons, params in kinds)
         self._envelope = DecisionEnvelope(tuple(bare), int(rationale))
-        self._spelling = spelling
+        self._index = index
         self._count = 0
         only = self._envelope.kinds[0].kind  # where there are several, the one chosen takes its place
         self.root = self._segment(language(self._envelope, _NO_REF).root, only, b"")
 
-    def _segment(self, parts: Sequence[Part], kind: str, before: bytes) -> Node:
+    def _segment(self, nodes: Sequence[Node], kind: str, before: bytes) -> TrieNode:
         """Return the trie of all that can follow up to the next number or text; `kind`: the one chosen before."""
-        root = Node()
-        grow(root, [path for way in self._ways(parts, b"", (), kind) for path in self._paths(way, before)])
+        root = TrieNode()
+        insert(root, [path for each in self._unspelled(nodes, b"", (), kind) for path in self._paths(each, before)])
         return root
 
-    def _ways(self, parts: Sequence[Part], text: bytes, facts: tuple[OptionMark, ...], kind: str) -> Iterator[_Way]:
-        """Yield every way: its text, the options it takes, its kind, and what follows from the number or text on."""
-        for i, part in enumerate(parts):
-            if isinstance(part, Literal):
-                text += part.text
-            elif isinstance(part, Choice):
-                for option in part.options:
-                    fact = OptionMark(part.name, option.label, len(text), len(text) + len(option.label))
-                    chosen = option.label if part.name == "action" else kind
-                    yield from self._ways([*option.then, *parts[i + 1 :]], text, (*facts, fact), chosen)
+    def _unspelled(
+        self, nodes: Sequence[Node], text: bytes, marks: tuple[OptionMark, ...], kind: str
+    ) -> Iterator[_Unspelled]:
+        """Yield for every path its text, the options it takes, its kind, and the nodes from the number or text on."""
+        for i, node in enumerate(nodes):
+            if isinstance(node, Literal):
+                text += node.text
+            elif isinstance(node, Choice):
+                for option in node.options:
+                    mark = OptionMark(node.name, option.label, len(text), len(text) + len(option.label))
+                    chosen = option.label if node.name == "action" else kind
+                    yield from self._unspelled([*option.then, *nodes[i + 1 :]], text, (*marks, mark), chosen)
                 return
             else:
-                yield text, facts, kind, parts[i:]
+                yield text, marks, kind, nodes[i:]
                 return
-        yield text, facts, kind, ()
+        yield text, marks, kind, ()
 
-    def _paths(self, way: _Way, before: bytes) -> Iterator[Path]:
+    def _paths(self, unspelled: _Unspelled, before: bytes) -> Iterator[Path]:
         self._count += 1
         if self._count > PATHS_MAX:
             raise LanguageError(f"the language has more than {PATHS_MAX} ways through it")
-        text, facts, kind, parts = way
-        first = parts[0] if parts else None
+        text, marks, kind, nodes = unspelled
+        first = nodes[0] if nodes else None
         if isinstance(first, Number):
             kind_at, param_at = self._place(kind, first.name)
-            then = self._closing(first, parts[1:], kind, b"0")
+            then = self._closing(first, nodes[1:], kind, b"0")
             for negative in _signs(first):
                 end = NumberSlot(kind_at, param_at, first.name, negative, len(text), then)
-                yield self._path(text + b"-" * negative, facts, end, before, b"1")
+                yield self._path(text + b"-" * negative, marks, end, before, b"1")
         elif isinstance(first, Text):
-            then = self._closing(first, parts[1:], kind, b"a")
-            yield self._path(text, facts, TextEnd(first.name, then), before, b"a")
+            then = self._closing(first, nodes[1:], kind, b"a")
+            yield self._path(text, marks, TextEnd(first.name, then), before, b"a")
         else:
-            yield self._path(text.removesuffix(f'{_NO_REF}"}}'.encode()), facts, Suffix(), before, b"0")
+            yield self._path(text.removesuffix(f'{_NO_REF}"}}'.encode()), marks, Suffix(), before, b"0")
 
-    def _closing(self, part: Number | Text, parts: Sequence[Part], kind: str, before: bytes) -> Node:
-        """Return the trie of what follows a number or text. What ends it makes no choice: that would be made unseen."""
-        then = self._segment(parts, kind, before)
-        if then.parting is not None:
+    def _closing(self, node: Number | Text, nodes: Sequence[Node], kind: str, before: bytes) -> TrieNode:
+        """Return the trie of what follows a number or text. The token that ends it may decide no choice behind it:
+        such a choice would have no probability of its own.
+        """
+        then = self._segment(nodes, kind, before)
+        if then.branch is not None:
             raise LanguageError(
-                f"the token that ends `{part.name}` would make the choice behind it", reason_code=LANGUAGE_UNSPEAKABLE
+                f"the token that ends `{node.name}` would make the choice behind it", reason_code=LANGUAGE_UNSPEAKABLE
             )
         return then
 
@@ -146,9 +148,9 @@ class _Planning:
         at = self._envelope.names.index(kind)
         return at, [param for param, _ in self._envelope.kinds[at].params].index(name)
 
-    def _path(self, text: bytes, facts: tuple[OptionMark, ...], end: End, before: bytes, after: bytes) -> Path:
-        tokens = self._spelling.fixed(text, before=before, after=after)
-        return Path(tokens, tuple(map(self._spelling.piece, tokens)), facts, end)
+    def _path(self, text: bytes, marks: tuple[OptionMark, ...], end: End, before: bytes, after: bytes) -> Path:
+        tokens = self._index.fixed(text, before=before, after=after)
+        return Path(tokens, tuple(map(self._index.piece, tokens)), marks, end)
 
 
 def _some_bound(param: _ParamShape) -> tuple[str, Bound]:

@@ -16,7 +16,7 @@ _TENS: tuple[int, ...] = tuple(10**n for n in range(24))
 
 
 class DigitPrefix(NamedTuple):
-    """The part of a literal that stands: its digits as one integer, how many of them are whole, how many decimals
+    """The written part of a literal: its digits as one integer, how many stand before the point, how many behind it
     (-1: no point yet).
     """
 
@@ -41,9 +41,9 @@ class DigitMatcher:
             self._lo, self._hi, self._residue = max(0, allowed.lo), allowed.hi, allowed.residue
         self._step, self._scale = allowed.step, allowed.scale
 
-    def after(self, written: DigitPrefix, char: str) -> DigitPrefix | None:
-        """Return what stands after one more digit or the point; None where no value of the bound begins so."""
-        digits, whole, decimals, _ = written
+    def after(self, prefix: DigitPrefix, char: str) -> DigitPrefix | None:
+        """Return the prefix that is one digit or the point longer; None where no value of the bound begins so."""
+        digits, whole, decimals, _ = prefix
         if char == ".":
             pointed = DigitPrefix(digits, whole, 0)
             return pointed if decimals < 0 < whole and self._scale and self._reaches(digits, self._scale) else None
@@ -55,16 +55,16 @@ class DigitMatcher:
             return None
         return DigitPrefix(digits, whole + 1, -1) if self._grows(digits) else None
 
-    def ends(self, written: DigitPrefix) -> bool:
-        """Tell whether what stands is a value of the bound."""
+    def ends(self, prefix: DigitPrefix) -> bool:
+        """Tell whether the prefix is a value of the bound."""
         if self._scale:
-            return written.decimals == self._scale
-        return bool(written.whole) and self._reaches(written.digits, 0)
+            return prefix.decimals == self._scale
+        return bool(prefix.whole) and self._reaches(prefix.digits, 0)
 
-    def chunks(self, written: DigitPrefix, size: int) -> Iterator[tuple[str, DigitPrefix]]:
+    def chunks(self, prefix: DigitPrefix, size: int) -> Iterator[tuple[str, DigitPrefix]]:
         """Yield the runs of `size` digits that may come next, and shorter ones where the point or the end may follow."""
-        for char in "" if written.closed else DIGITS:
-            after = self.after(written, char)
+        for char in "" if prefix.closed else DIGITS:
+            after = self.after(prefix, char)
             if after is None:
                 continue
             if size == 1:

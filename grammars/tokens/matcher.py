@@ -1,6 +1,6 @@
-"""One decision being written: what is forced, where tokens part, and what each of them leaves open.
+"""One decision being written: which tokens are forced, where there is a choice, and what each token leaves open.
 
-It knows tokens and bytes, and nothing of a model. A token outside `fork().tokens` is refused.
+Purely tokens and bytes: it knows no model. A token outside `choice_point().tokens` is refused.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from sds.grammars.language import CHOICE_VALUES_MAX
 from sds.grammars.tokens.digits import START, DigitMatcher, DigitPrefix, every_literal
 from sds.grammars.tokens.tokenizer import TokenizerIndex
-from sds.grammars.tokens.trie import Node, NumberSlot, Path, TextEnd
+from sds.grammars.tokens.trie import NumberSlot, Path, TextEnd, TrieNode
 from sds.kernel.envelope.envelope import Bound, DecisionEnvelope
 from sds.kernel.errors import LanguageError
 
 MASK_FAILED = "MASK_FAILED"
-LEADING_BYTES_MAX = 32  # of a text, of which only the first token is wanted
+PREFIX_BYTES_MAX = 32  # of a text of which only the first token is wanted
 _BEFORE_REF = b'","context_ref":"'
 _DIGITS = re.compile(r"[0-9]*\.?[0-9]+")
 
@@ -31,9 +31,9 @@ _DIGITS = re.compile(r"[0-9]*\.?[0-9]+")
 class ChoicePoint:
     """A place where more than one token may come next.
 
-    `choice`: "action", "reason_code", "rationale", or the name of a parameter. `tokens`: those permitted, two at least.
+    `choice`: "action", "reason_code", "rationale", or the name of a parameter. `tokens`: those permitted, at least two.
     `labels`: for each token the options it leaves open, whole labels where the choice is `finite`; of a wider number the
-    characters that come next (`""`: it ends here); of text none. `start`: the offset at which the choice begins; the
+    characters that come next (`""`: it ends here); of text none. `start`: the byte offset at which the choice begins; the
     token of a sign may begin before it.
     """
 
@@ -44,73 +44,81 @@ class ChoicePoint:
     finite: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Writing:
-    """A number being written. `text`: its characters so far, the sign among them. `start`: its offset."""
+# What a token writes of a number, and the prefix that is then written; None: the token ends the number.
+_DigitRun = tuple[str, DigitPrefix | None]
 
-    end: NumberSlot
-    literals: DigitMatcher
-    every: tuple[str, ...]  # all its literals, of both signs; none where there are too many
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _OpenNumber:
+    """A number being written. `text`: its characters so far, sign included. `start`: its byte offset.
+
+    `listed`: all its literals, of both signs; empty where they are more than CHOICE_VALUES_MAX.
+    """
+
+    slot: NumberSlot
+    digits: DigitMatcher
+    listed: tuple[str, ...]
     start: int
     text: str
-    written: DigitPrefix = START
+    prefix: DigitPrefix = START
 
     def labels(self, run: str, after: DigitPrefix | None) -> tuple[str, ...]:
-        """Return what stays open after `run`; `after` is what then stands, None where the number has ended."""
-        if not self.every:
+        """Return the options that stay open after a digit run."""
+        if not self.listed:
             return (run,)
         if after is None:
             return (self.text,)
         text = self.text + run
-        begun = (each for each in self.every if each.startswith(text))
-        return tuple(each for each in begun if not (after.closed and each[len(text) :][:1].isdigit()))
+        begun = (literal for literal in self.listed if literal.startswith(text))
+        return tuple(literal for literal in begun if not (after.closed and literal[len(text) :][:1].isdigit()))
 
 
 class TokenMatcher:
-    """One walk through one language. `data` is written so far, as `tokens`; begin with `forced()`. `plan`: SHA-256 of its plan.
+    """The state of one decision in one language. `data`: the bytes written, `tokens`: the same as tokens.
 
-    What ends a decision is of no choice: no model reads it, and it is spelled when it is asked for.
+    Call `accept_forced()` first. `grammar_sha256`: digest of the compiled grammar. The end of a decision, behind its last
+    choice, is spelled only when `tokens` is read: no model reads it.
 
     Every method raises LanguageError (MASK_FAILED) where the language is left or nothing can follow, and whatever the
-    words raise.
+    tokenizer raises.
     """
 
-    def __init__(self, spelling: TokenizerIndex, root: Node, envelope: DecisionEnvelope, context_ref: str) -> None:
+    def __init__(self, index: TokenizerIndex, root: TrieNode, envelope: DecisionEnvelope, context_ref: str) -> None:
         self.data = b""
         self._written: list[int] = []
         self.finished = False
-        self.plan = root.digest()
-        self._spelling, self._envelope, self._context_ref = spelling, envelope, context_ref
+        self.grammar_sha256 = root.digest()
+        self._index, self._envelope, self._context_ref = index, envelope, context_ref
         self._unspelled = b""
         self._node = root
         self._base = 0  # the offset at which the trie's paths begin
-        self._number: _Writing | None = None
+        self._number: _OpenNumber | None = None
         self._text: TextEnd | None = None
         self._text_start = 0
-        self._runs: dict[int, tuple[str, DigitPrefix | None]] | None = None
+        self._runs: dict[int, _DigitRun] | None = None
 
     @property
     def tokens(self) -> list[int]:
         if self._unspelled:
-            self._written += self._spelling.fixed(self._unspelled, before=_BEFORE_REF)
+            self._written += self._index.fixed(self._unspelled, before=_BEFORE_REF)
             self._unspelled = b""
         return self._written
 
     def canonical(self) -> bool:
-        """Return whether the tokens are those that the tokenizer makes of `data`; what ends it is then spelled as there."""
-        every = self._spelling.words.tokenize(self.data, special=False)
+        """Return whether the tokens are those that the tokenizer makes of `data`; if so, the end is spelled as there."""
+        every = self._index.tokenizer.tokenize(self.data, special=False)
         if self._unspelled and every[: len(self._written)] == self._written:
             self._written, self._unspelled = every, b""
         return every == self.tokens
 
     def copy(self) -> TokenMatcher:
-        """Return a walk of its own that has written the same."""
+        """Return an independent matcher in the same state."""
         copied = copy(self)
         self._written = self._written.copy()  # the copy keeps the list they shared
         return copied
 
-    def forced(self) -> list[int]:
-        """Take everything that is forced now, and return these tokens; not those of what ends the decision."""
+    def accept_forced(self) -> list[int]:
+        """Write everything that is forced now, and return these tokens; not those of the decision's end."""
         begun = len(self._written)
         while not self.finished:
             if self._number is None and self._text is None and (run := self._node.run) is not None:
@@ -118,18 +126,18 @@ class TokenMatcher:
                 self._written += tokens
                 self.data += data
                 self._enter()
-            elif (token := self.only()) is not None:
-                self.take(token)
+            elif (token := self.forced_token()) is not None:
+                self.accept(token)
             else:
                 break
         return self._written[begun:]
 
-    def only(self) -> int | None:
-        """Return the one token that is forced now, None where there are several."""
+    def forced_token(self) -> int | None:
+        """Return the one token that may come next, without writing it; None where there are several."""
         if self._text is not None:
             tokens = self._text_tokens(self._text)
             return int(tokens[0]) if len(tokens) == 1 else None
-        if self._number is None:  # where there is no run, tokens part, were it only over a sign
+        if self._number is None:  # without a run there are several tokens here, were it only over a sign
             return self._node.run[0][0] if self._node.run else None
         runs = self._open_runs()
         if not runs:
@@ -137,73 +145,73 @@ class TokenMatcher:
         return next(iter(runs)) if len(runs) == 1 else None
 
     @property
-    def number_at(self) -> int | None:
-        """The offset of the number that is next to be written on. It is whole with the last of its decimals; without
-        any, with the token behind its last digit.
+    def number_start(self) -> int | None:
+        """The byte offset of the number that is being written or begins here; None elsewhere.
+
+        A number is whole with the last of its decimals; without any, with the token behind its last digit.
         """
         if self._number is not None:
-            whole = "." in self._number.text and self._number.literals.ends(self._number.written)
+            whole = "." in self._number.text and self._number.digits.ends(self._number.prefix)
             return None if whole else self._number.start
         end = self._node.paths[0].end if self._node.paths else None
         return self._base + end.start if isinstance(end, NumberSlot) else None
 
-    def fork(self) -> ChoicePoint:
-        """Return what may come next; for after `forced()`, unless all is written."""
-        if self.finished:
-            raise LanguageError("the decision is finished", reason_code=MASK_FAILED)
+    def choice_point(self) -> ChoicePoint:
+        """Return what may come next. Call it after `accept_forced()`, unless the decision is finished."""
+        self._check_unfinished()
         if self._text is not None:
             return ChoicePoint(self._text.name, self._text_tokens(self._text), (), self._text_start, finite=False)
-        parting = self._node.parting
-        if self._number is not None or parting is None:
-            return self._number_fork()
-        return ChoicePoint(parting.choice, parting.tokens, parting.labels, self._base + parting.start, finite=True)
+        branch = self._node.branch
+        if self._number is not None or branch is None:
+            return self._number_choice_point()
+        return ChoicePoint(branch.choice, branch.tokens, branch.labels, self._base + branch.start, finite=True)
 
-    def take(self, token: int) -> None:
+    def accept(self, token: int) -> None:
         """Write a token that may come next, forced or not."""
-        if self.finished:
-            raise LanguageError("the decision is finished", reason_code=MASK_FAILED)
+        self._check_unfinished()
         if self._text is not None:
-            self._take_text(self._text, token)
+            self._accept_text(self._text, token)
             return
-        found = self._open_runs().get(token)
-        if found is not None:
-            self._take_run(token, *found)
+        run = self._open_runs().get(token)
+        if run is not None:
+            self._accept_run(token, *run)
         elif self._number is None:
-            self._step(self._node, token)
+            self._descend(self._node, token)
         else:
             raise _refused()
 
-    def leading(self, text: bytes) -> list[int]:
-        """Return the tokens with which `text` may go on here, every token of a spelling. For after `forced()`.
+    def prefix_tokens(self, text: bytes) -> list[int]:
+        """Return the permitted tokens that `text` begins with. Call it after `accept_forced()`.
 
-        Of free text, whose tokens are most of a vocabulary, what the tokenizer makes of it and of its first character; `take`
-        may refuse these.
+        Of free text, whose tokens are most of a vocabulary, only those the tokenizer makes of `text` and of its first
+        character; `accept` may refuse these.
         """
         if self.finished or not text:
             return []
         if self._text is None:
-            tokens = self.fork().tokens.tolist()
+            tokens = self.choice_point().tokens.tolist()
         else:
-            made = (self._spelling.words.tokenize(text[:size], special=False)[:1] for size in (1, LEADING_BYTES_MAX))
+            tokenize = self._index.tokenizer.tokenize
+            made = (tokenize(text[:size], special=False)[:1] for size in (1, PREFIX_BYTES_MAX))
             tokens = list(dict.fromkeys([*chain.from_iterable(made), *self._text.then.children]))
-        return [token for token in tokens if text.startswith(self._spelling.piece(token) or b"\0")]
+        return [token for token in tokens if text.startswith(self._index.piece(token) or b"\0")]
 
-    def towards(self, literal: str) -> tuple[int, ...]:
-        """Return the tokens that write what is left of this number; nothing where it is none that may be written here, or
-        is a negative one whose sign is still to be written.
+    def tokens_for(self, literal: str) -> tuple[int, ...]:
+        """Return the tokens that write the rest of this number; none where it may not be written here, or where it is a
+        negative one whose sign is still to be written.
         """
-        number = self._here()
+        number = self._number_here()
         if number is None or not literal.startswith(number.text):
             return ()
-        left, written = literal[len(number.text) :], number.written
-        if not _DIGITS.fullmatch(left) or (written.closed and left[0] != "."):
+        left, prefix = literal[len(number.text) :], number.prefix
+        if not _DIGITS.fullmatch(left) or (prefix.closed and left[0] != "."):
             return ()
         for char in left:
-            after = number.literals.after(written, char)
+            after = number.digits.after(prefix, char)
             if after is None:
                 return ()
-            written = after
-        return tuple(self._spelling.number(left)) if number.literals.ends(written) else ()
+            prefix = after
+        return tuple(self._index.number(left)) if number.digits.ends(prefix) else ()
 
     def alternatives(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Return (label, all tokens from here through the one that completes the option), none a prefix of another.
@@ -212,13 +220,17 @@ class TokenMatcher:
         """
         if self.finished or self._text is not None:
             return ()
-        if self._number is not None or self._node.parting is None:
+        if self._number is not None or self._node.branch is None:
             return self._number_alternatives()
-        return self._node.parting.alternatives
+        return self._node.branch.alternatives
+
+    def _check_unfinished(self) -> None:
+        if self.finished:
+            raise LanguageError("the decision is finished", reason_code=MASK_FAILED)
 
     # Tries
 
-    def _step(self, node: Node, token: int) -> None:
+    def _descend(self, node: TrieNode, token: int) -> None:
         child = node.children.get(token)
         if child is None:
             raise _refused()
@@ -228,22 +240,19 @@ class TokenMatcher:
         self._enter()
 
     def _enter(self) -> None:
-        """Go on to what begins where a path ends. Where a sign may still be written, the trie is not left yet."""
+        """Begin what a path ends with. Where a sign may still be written, the trie is not left yet."""
         self._runs = None
         end = self._node.end
         if end is None or self._node.children:
             return
         if isinstance(end, NumberSlot):
-            self._number = self._writing(end)
+            self._number = self._open_number(end)
         elif isinstance(end, TextEnd):
             self._text, self._text_start = end, len(self.data)
         else:
-            self._finish()
-
-    def _finish(self) -> None:
-        self._unspelled = f'{self._context_ref}"}}'.encode()
-        self.data += self._unspelled
-        self.finished = True
+            self._unspelled = f'{self._context_ref}"}}'.encode()
+            self.data += self._unspelled
+            self.finished = True
 
     # Text
 
@@ -251,118 +260,114 @@ class TokenMatcher:
         return self._text_start + self._envelope.rationale_chars_max - len(self.data)
 
     def _text_tokens(self, text: TextEnd) -> NDArray[np.intp]:
-        """Return what closes the text, then what may go on with it."""
-        return np.concatenate([_ids(list(text.then.children)), self._spelling.text(self._chars_left())])
+        """Return what closes the text, then what may continue it."""
+        return np.concatenate([_ids(list(text.then.children)), self._index.text(self._chars_left())])
 
-    def _take_text(self, text: TextEnd, token: int) -> None:
+    def _accept_text(self, text: TextEnd, token: int) -> None:
         if token in text.then.children:
             self._text, self._base = None, len(self.data)
-            self._step(text.then, token)
+            self._descend(text.then, token)
             return
-        if not 0 < self._spelling.text_chars.get(token, 0) <= self._chars_left():
+        if not 0 < self._index.text_chars.get(token, 0) <= self._chars_left():
             raise _refused()
         self._written.append(token)
-        self.data += self._spelling.piece(token)
+        self.data += self._index.piece(token)
 
     # Numbers
 
-    def _writing(self, end: NumberSlot) -> _Writing:
-        allowed, every = self._bound(end)
-        start = len(self.data) - end.negative
-        return _Writing(end, DigitMatcher(allowed, negative=end.negative), every, start, "-" * end.negative)
+    def _open_number(self, slot: NumberSlot) -> _OpenNumber:
+        allowed, listed = self._bound(slot)
+        start = len(self.data) - slot.negative
+        return _OpenNumber(slot, DigitMatcher(allowed, negative=slot.negative), listed, start, "-" * slot.negative)
 
-    def _here(self) -> _Writing | None:
+    def _number_here(self) -> _OpenNumber | None:
         """Return the number that is being written, or could be from here without a sign."""
         if self._number is None and isinstance(self._node.end, NumberSlot):
-            return self._writing(self._node.end)
+            return self._open_number(self._node.end)
         return self._number
 
-    def _open_runs(self) -> dict[int, tuple[str, DigitPrefix | None]]:
-        """Return the tokens that go on with a number, or end it (None): what they write of it, what then stands."""
+    def _open_runs(self) -> dict[int, _DigitRun]:
+        """Return the tokens that may continue or end a number."""
         if self._runs is None:
-            self._runs = {}
-            number = self._here()
-            if number is not None:
-                self._runs = dict(self._number_runs(number))
+            number = self._number_here()
+            self._runs = {} if number is None else dict(self._number_runs(number))
         return self._runs
 
-    def _number_runs(self, number: _Writing) -> Iterator[tuple[int, tuple[str, DigitPrefix | None]]]:
-        digits = self._spelling.digits
-        for run, after in number.literals.chunks(number.written, self._spelling.chunk):
-            yield digits[run], (run, after)
-        pointed = number.literals.after(number.written, ".")
+    def _number_runs(self, number: _OpenNumber) -> Iterator[tuple[int, _DigitRun]]:
+        tokens = self._index.digits
+        for run, after in number.digits.chunks(number.prefix, self._index.chunk):
+            yield tokens[run], (run, after)
+        pointed = number.digits.after(number.prefix, ".")
         if pointed is not None:
-            yield digits["."], (".", pointed)
-        if number.literals.ends(number.written):
-            for token in number.end.then.children:
+            yield tokens["."], (".", pointed)
+        if number.digits.ends(number.prefix):
+            for token in number.slot.then.children:
                 yield token, ("", None)
 
-    def _take_run(self, token: int, run: str, after: DigitPrefix | None) -> None:
-        number = self._here()
+    def _accept_run(self, token: int, run: str, after: DigitPrefix | None) -> None:
+        number = self._number_here()
         if number is None:
             raise _refused()
         self._runs = None
         if after is None:
             self._number, self._base = None, len(self.data)
-            self._step(number.end.then, token)
+            self._descend(number.slot.then, token)
             return
-        self._number = replace(number, text=number.text + run, written=after)
+        self._number = replace(number, text=number.text + run, prefix=after)
         self._written.append(token)
         self.data += run.encode()
 
-    def _number_fork(self) -> ChoicePoint:
-        number = self._here()
+    def _number_choice_point(self) -> ChoicePoint:
         tokens, labels = list[int](), list[tuple[str, ...]]()
-        if number is not None:
+        if (number := self._number_here()) is not None:
             tokens += self._open_runs()
             labels += (number.labels(run, after) for run, after in self._open_runs().values())
             if self._number is not None:
-                return ChoicePoint(
-                    number.end.name, _ids(tokens), tuple(labels), number.start, finite=bool(number.every)
-                )
-        end = _number_of(self._node.paths[0])
-        allowed, every = self._bound(end)
+                name, finite = number.slot.name, bool(number.listed)
+                return ChoicePoint(name, _ids(tokens), tuple(labels), number.start, finite=finite)
+        slot = _slot_of(self._node.paths[0])
+        allowed, listed = self._bound(slot)
         for token, child in self._node.children.items():
             tokens.append(token)
-            labels.append(_signed(allowed, every, {_number_of(path).negative for path in child.paths}))
-        return ChoicePoint(end.name, _ids(tokens), tuple(labels), self._base + end.start, finite=bool(every))
+            labels.append(_signed(allowed, listed, {_slot_of(path).negative for path in child.paths}))
+        return ChoicePoint(slot.name, _ids(tokens), tuple(labels), self._base + slot.start, finite=bool(listed))
 
     def _number_alternatives(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         if self._number is not None:
-            text, every = self._number.text, self._number.every
-            ways: list[tuple[tuple[int, ...], NumberSlot]] = [((), self._number.end)]
-            if any(each.startswith("-") != self._number.end.negative for each in every):
+            text, listed = self._number.text, self._number.listed
+            leads: list[tuple[tuple[int, ...], NumberSlot]] = [((), self._number.slot)]
+            if any(literal.startswith("-") != self._number.slot.negative for literal in listed):
                 return ()  # the sign is decided
         else:
-            ways = [(path.tokens[self._node.depth :], _number_of(path)) for path in self._node.paths]
-            text, (_, every) = "", self._bound(ways[0][1])
-        if len(every) < 2 or not all(each.startswith(text) for each in every):
-            return ()  # one value is no choice, even where the tokens part over what comes after it
-        found = list[tuple[str, tuple[int, ...]]]()
-        for each in every:
-            lead, end = next(way for way in ways if way[1].negative == each.startswith("-"))
-            tokens = (*lead, *self._spelling.number(each[max(len(text), end.negative) :]))
-            closed = [()] if "." in each else [(token,) for token in end.then.children]
-            found += [(each, tokens + close) for close in closed]
-        return tuple(found)
+            leads = [(path.tokens[self._node.depth :], _slot_of(path)) for path in self._node.paths]
+            text, (_, listed) = "", self._bound(leads[0][1])
+        if len(listed) < 2 or not all(literal.startswith(text) for literal in listed):
+            return ()  # one value is no choice, even where several tokens may come after it
+        alternatives = list[tuple[str, tuple[int, ...]]]()
+        for literal in listed:
+            lead, slot = next(each for each in leads if each[1].negative == literal.startswith("-"))
+            tokens = (*lead, *self._index.number(literal[max(len(text), slot.negative) :]))
+            closings = [()] if "." in literal else [(token,) for token in slot.then.children]
+            alternatives += [(literal, tokens + closing) for closing in closings]
+        return tuple(alternatives)
 
-    def _bound(self, end: NumberSlot) -> tuple[Bound, tuple[str, ...]]:
+    def _bound(self, slot: NumberSlot) -> tuple[Bound, tuple[str, ...]]:
         """Return a number's bound, and its literals where they are few."""
-        _, allowed = self._envelope.kinds[end.kind].params[end.param]
+        _, allowed = self._envelope.kinds[slot.kind].params[slot.param]
         return allowed, every_literal(allowed) if len(allowed) <= CHOICE_VALUES_MAX else ()
 
 
-def _signed(allowed: Bound, every: tuple[str, ...], signs: set[bool]) -> tuple[str, ...]:
-    """Return what a token leaves open that settles no more than the sign: the literals, or the first characters."""
-    if every:
-        return tuple(each for each in every if each.startswith("-") in signs)
+def _signed(allowed: Bound, listed: tuple[str, ...], signs: set[bool]) -> tuple[str, ...]:
+    """Return what a token leaves open that decides no more than the sign: the literals, or the first characters."""
+    if listed:
+        return tuple(literal for literal in listed if literal.startswith("-") in signs)
     digits = (run for run, _ in DigitMatcher(allowed, negative=False).chunks(START, 1)) if False in signs else ()
     return (*digits, *("-" for sign in signs if sign))
 
 
-def _number_of(path: Path) -> NumberSlot:
+def _slot_of(path: Path) -> NumberSlot:
     if not isinstance(path.end, NumberSlot):
-        raise LanguageError("the walk is at no number", reason_code=MASK_FAILED)
+        raise LanguageError("no number begins here", reason_code=MASK_FAILED)
     return path.end
 
 

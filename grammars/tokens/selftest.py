@@ -1,4 +1,4 @@
-"""The proof, at start-up, that walks in a model's tokens really constrain; and one walk along given bytes."""
+"""The self-test at start-up: a mask over a model's tokens really constrains. And `follow`: whether bytes can be written."""
 
 from __future__ import annotations
 
@@ -11,57 +11,63 @@ from sds.kernel.envelope.bounds import bound
 from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.errors import LanguageError
 
-PROOF_TOKENS_MAX = 512
-FOLLOW_TURNS_MAX = 20_000
+SELFTEST_TOKENS_MAX = 512
+FOLLOW_STEPS_MAX = 20_000
 _NO_REF = "0" * 64
-_Rank = tuple[int, bytes]
+_Preference = Callable[[bytes], tuple[int, bytes]]
+_PREFERENCES: tuple[_Preference, ...] = (
+    lambda piece: (len(piece), piece),  # the longest
+    lambda piece: (-len(piece), piece),  # the shortest
+    lambda piece: (0, piece),  # the last in the order of bytes
+    lambda piece: (0, bytes(255 - byte for byte in piece)),  # the first
+)
 
 
-def check_mask_constrains(words: Tokenizer) -> None:
-    """Raise LanguageError unless walks in these words really constrain. Run once at start-up.
+def check_mask_constrains(tokenizer: Tokenizer) -> None:
+    """Raise LanguageError unless matchers over this tokenizer really constrain. Run once at start-up.
 
-    A small language is walked as a model would that wants its longest, shortest, first and last bytes; every end must
-    be one of the language's six decisions, and at the first choice every other token of the vocabulary must be refused.
+    A small language is written by four models that each prefer other tokens; every end must be one of the language's six
+    decisions, and at the first choice every other token of the vocabulary must be refused.
     """
-    proof, decisions = _proof()
-    planner = GrammarCompiler(words)
-    _refuses(planner.walk(proof, _NO_REF), words.vocab_size)
-    for wish in (_longest, _shortest, _last, _first):
-        _follow_wish(planner.walk(proof, _NO_REF), words, decisions, wish)
+    envelope, decisions = _small_language()
+    compiler = GrammarCompiler(tokenizer)
+    _check_refuses(compiler.matcher(envelope, _NO_REF), tokenizer.vocab_size)
+    for preference in _PREFERENCES:
+        _check_stays_within(compiler.matcher(envelope, _NO_REF), tokenizer, decisions, preference)
 
 
-def follow(walk: TokenMatcher, data: bytes) -> bytes:
-    """Write `data` as far as the language goes along, and return what was written.
+def follow(matcher: TokenMatcher, data: bytes) -> bytes:
+    """Write `data` as far as the language goes along, and return what was written; at most FOLLOW_STEPS_MAX tries.
 
     Where several tokens continue `data`, the longest is tried first.
     """
-    best, open_ = b"", [walk]
-    for _ in range(FOLLOW_TURNS_MAX):
+    best, open_ = b"", [matcher]
+    for _ in range(FOLLOW_STEPS_MAX):
         if not open_ or best == data:
             break
         at = open_.pop()
-        at.forced()
+        at.accept_forced()
         if data.startswith(at.data):
             best = max(best, at.data, key=len)
-            taken = (_taken(at, token) for token in at.leading(data[len(at.data) :]))
-            open_ += sorted(filter(None, taken), key=lambda after: len(after.data))
+            accepted = (_accepted(at, token) for token in at.prefix_tokens(data[len(at.data) :]))
+            open_ += sorted(filter(None, accepted), key=lambda after: len(after.data))
     return best
 
 
-def _taken(walk: TokenMatcher, token: int) -> TokenMatcher | None:
-    """Return a copy of the walk that has taken the token; None where it is refused."""
-    copied = walk.copy()
+def _accepted(matcher: TokenMatcher, token: int) -> TokenMatcher | None:
+    """Return a copy of the matcher that has accepted the token; None where it is refused."""
+    copied = matcher.copy()
     try:
-        copied.take(token)
+        copied.accept(token)
     except LanguageError:
         return None
     return copied
 
 
-def _proof() -> tuple[DecisionEnvelope, set[bytes]]:
+def _small_language() -> tuple[DecisionEnvelope, set[bytes]]:
     amounts = bound(995, 1010, step=5, scale=2)
     if amounts is None:
-        raise _dead("has no language to be proved on")
+        raise _not_alive("has no language to be tested on")
     kinds = [KindBound(DENY, ("NO",)), KindBound("PAY", ("YES",), (("amount", amounts),))]
     written = [("DENY", "", "NO"), ("ESCALATE", "", "HUMAN_REVIEW")]
     written += [("PAY", f'"params":{{"amount":{amount}}},', "YES") for amount in ("9.95", "10.00", "10.05", "10.10")]
@@ -69,38 +75,25 @@ def _proof() -> tuple[DecisionEnvelope, set[bytes]]:
     return envelope_of(kinds), {form.format(*w, _NO_REF).encode() for w in written}
 
 
-def _refuses(walk: TokenMatcher, vocab_size: int) -> None:
-    walk.forced()
-    open_ = set(walk.fork().tokens.tolist())
-    if any(_taken(walk, token) for token in range(-1, vocab_size + 1) if token not in open_):
-        raise _dead("took a forbidden token")
+def _check_refuses(matcher: TokenMatcher, vocab_size: int) -> None:
+    matcher.accept_forced()
+    permitted = set(matcher.choice_point().tokens.tolist())
+    if any(_accepted(matcher, token) for token in range(-1, vocab_size + 1) if token not in permitted):
+        raise _not_alive("took a forbidden token")
 
 
-def _follow_wish(walk: TokenMatcher, words: Tokenizer, decisions: set[bytes], wish: Callable[[bytes], _Rank]) -> None:
-    while not walk.finished:
-        if not walk.forced():
-            walk.take(max(walk.fork().tokens.tolist(), key=lambda token: wish(words.piece(token))))
-        if len(walk.tokens) > PROOF_TOKENS_MAX or not any(each.startswith(walk.data) for each in decisions):
-            raise _dead("let a walk leave the language")
-    if walk.data not in decisions or walk.data != b"".join(map(words.piece, walk.tokens)):
-        raise _dead("ended elsewhere than the decision")
+def _check_stays_within(
+    matcher: TokenMatcher, tokenizer: Tokenizer, decisions: set[bytes], preference: _Preference
+) -> None:
+    while not matcher.finished:
+        if not matcher.accept_forced():
+            tokens = matcher.choice_point().tokens.tolist()
+            matcher.accept(max(tokens, key=lambda token: preference(tokenizer.piece(token))))
+        if len(matcher.tokens) > SELFTEST_TOKENS_MAX or not any(each.startswith(matcher.data) for each in decisions):
+            raise _not_alive("let a decision leave the language")
+    if matcher.data not in decisions or matcher.data != b"".join(map(tokenizer.piece, matcher.tokens)):
+        raise _not_alive("ended elsewhere than the decision")
 
 
-def _longest(piece: bytes) -> _Rank:
-    return len(piece), piece
-
-
-def _shortest(piece: bytes) -> _Rank:
-    return -len(piece), piece
-
-
-def _last(piece: bytes) -> _Rank:
-    return 0, piece
-
-
-def _first(piece: bytes) -> _Rank:
-    return 0, bytes(255 - byte for byte in piece)
-
-
-def _dead(what: str) -> LanguageError:
+def _not_alive(what: str) -> LanguageError:
     return LanguageError(f"the mask is not alive: it {what}", reason_code=MASK_FAILED, hint="run `sds doctor`")

@@ -1,6 +1,6 @@
 """The language of a bounded text alone, token by token: `TEXT"}`, what stands after `"rationale":"` when nothing follows.
 
-It needs no plan: a token is permitted by the characters it has and by those that are left.
+It needs no compiled grammar: a token is permitted by the characters it has and by those that are left.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class TextTokens:
-    """Which tokens of one vocabulary may go on with a text. Looks through all of it once; holds nothing of a text.
+    """Which tokens of one vocabulary may continue a text. Reads the whole vocabulary once; keeps no state of a text.
 
     Raises LanguageError where no token ends a text.
     """
 
-    def __init__(self, spelling: TokenizerIndex) -> None:
-        self._spelling, self._end = spelling, spelling.fixed(b'"}', before=b"a")[0]
-        self._chars = spelling.text_chars
+    def __init__(self, index: TokenizerIndex) -> None:
+        self._index, self._end = index, index.fixed(b'"}', before=b"a")[0]
+        self._chars = index.text_chars
 
     def allowed(self, chars_left: int) -> NDArray[np.intp]:
-        """Return the tokens that may come next: what ends the text, then what goes on with it."""
-        return np.append(np.array([self._end], np.intp), self._spelling.text(chars_left))
+        """Return the tokens that may come next: what ends the text, then what continues it."""
+        return np.append(np.array([self._end], np.intp), self._index.text(chars_left))
 
     def read(self, token: int) -> tuple[str, bool]:
         """Return the characters a permitted token adds, and whether it ends the text."""
@@ -37,4 +37,4 @@ class TextTokens:
             return "", True
         if token not in self._chars:
             raise LanguageError("the token is not one of a text", reason_code=MASK_FAILED)
-        return self._spelling.piece(token).decode(), False
+        return self._index.piece(token).decode(), False

@@ -26,7 +26,7 @@ _NUMBERS = ("1", "12", "123", "1234", "12345", "1234567", "1000", "2024", "99999
 
 
 class Tokenizer(Protocol):
-    """What a plan needs of a tokenizer; every backend has it."""
+    """What a compiled grammar needs of a tokenizer; every backend has it. `special`: whether control tokens may be made."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -37,16 +37,16 @@ class Tokenizer(Protocol):
 
 
 class TokenizerIndex:
-    """The spelling of one tokenizer. `digits`: the token of every run of digits it writes at once, and of the point.
+    """Which tokens one tokenizer makes of fixed text, digits and free text, looked up once.
 
-    `chunk`: how many digits such a run has; a shorter one is the last before the point or the end. Raises LanguageError
-    where a digit has no token of its own.
+    `digits`: the token of every run of digits that it writes as one, and of the point. `chunk`: how many digits such a run
+    has; only the last before the point or the end is shorter. Raises LanguageError where a digit has no token of its own.
     """
 
-    def __init__(self, words: Tokenizer) -> None:
-        self.words = words
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
         self._pieces: dict[int, bytes] = {}  # of the tokens met so far, at most the vocabulary
-        self.chunk = next((size for size in range(CHUNK_DIGITS_MAX, 1, -1) if _cuts(words, size)), 1)
+        self.chunk = next((size for size in range(CHUNK_DIGITS_MAX, 1, -1) if _cuts(tokenizer, size)), 1)
         runs = [f"{n:0{width}}" for width in range(1, self.chunk + 1) for n in range(10**width)]
         self.digits = {run: self._one(run) for run in (*runs, ".")}
 
@@ -56,7 +56,7 @@ class TokenizerIndex:
         Where a token reaches across an edge the text is spelled alone. Raises LanguageError when no tokens spell it.
         """
         for left, right in ((before, after), (b"", b"")):
-            tokens = self.words.tokenize(left + text + right, special=False)
+            tokens = self.tokenizer.tokenize(left + text + right, special=False)
             pieces = [self.piece(token) for token in tokens]
             edges = list(accumulate(map(len, pieces), initial=0))
             first, last = len(left), len(left) + len(text)
@@ -68,13 +68,13 @@ class TokenizerIndex:
         raise LanguageError(f"no tokens of the model spell `{shown}`", reason_code=LANGUAGE_UNSPEAKABLE)
 
     def piece(self, token: int) -> bytes:
-        found = self._pieces.get(token)
-        if found is None:
-            found = self._pieces[token] = self.words.piece(token)
-        return found
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self.tokenizer.piece(token)
+        return piece
 
     def number(self, unsigned: str) -> Iterator[int]:
-        """Yield the tokens of a literal without its sign, or of what is left of one after some runs."""
+        """Yield the tokens of a literal without its sign, or of the rest of one behind whole runs."""
         for i, part in enumerate(unsigned.split(".")):
             if i:
                 yield self.digits["."]
@@ -82,14 +82,14 @@ class TokenizerIndex:
                 yield self.digits[part[at : at + self.chunk]]
 
     def text(self, chars_max: int) -> NDArray[np.intp]:
-        """Return the tokens of at most so many characters, all of them characters of free text."""
+        """Return the tokens of free text that have at most so many characters."""
         tokens, lengths = self._text
         return tokens[: np.searchsorted(lengths, chars_max, side="right")]
 
     @cached_property
     def _text(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """The tokens of free text, the shortest first, and their lengths."""
-        pieces = (self.words.piece(token) for token in range(self.words.vocab_size))
+        pieces = (self.tokenizer.piece(token) for token in range(self.tokenizer.vocab_size))
         lengths = np.array([len(piece) if _TEXT.fullmatch(piece) else 0 for piece in pieces], dtype=np.intp)
         order = np.argsort(lengths, kind="stable")
         order = order[np.searchsorted(lengths[order], 1) :]
@@ -108,11 +108,11 @@ class TokenizerIndex:
         return tokens[0]
 
 
-def _cuts(words: Tokenizer, size: int) -> bool:
+def _cuts(tokenizer: Tokenizer, size: int) -> bool:
     """Tell whether digits are cut into runs of `size` from the left."""
     every = (f"{n:0{size}}" for n in range(10**size))
     for number in (*_NUMBERS, *every):
-        pieces = [words.piece(token) for token in words.tokenize(number.encode(), special=False)]
+        pieces = [tokenizer.piece(token) for token in tokenizer.tokenize(number.encode(), special=False)]
         if pieces != [number[at : at + size].encode() for at in range(0, len(number), size)]:
             return False
     return True

@@ -1,6 +1,6 @@
-"""Tries of tokens: every way from the start, or from a number, to the next number, or to the end.
+"""A trie of token paths: all token sequences from the start, or from behind a number, to the next number, text or end.
 
-Two ways part where their tokens do. What may follow a number is a trie of its own.
+Paths share nodes as long as their tokens are the same. What may follow a number or a text is a trie of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class OptionMark:
-    """An option that a path takes: its choice, its label, and where the label stands in the path's text."""
+    """An option that a path takes: its choice, its label, and the byte range of the label in the path's text."""
 
     choice: str
     label: str
@@ -26,9 +26,10 @@ class OptionMark:
 
 @dataclass(frozen=True, slots=True)
 class NumberSlot:
-    """A number begins here, its sign written. `start`: where in the path's text, the sign counted to the number.
+    """A path's end: a number begins here. `negative`: its sign is already written.
 
-    `kind`, `param`: its place in the envelope. `then`: what follows it.
+    `kind`, `param`: indices into `envelope.kinds` and its `params`. `start`: the number's byte offset in the path's text,
+    sign included. `then`: the trie of what follows the number.
     """
 
     kind: int
@@ -36,19 +37,19 @@ class NumberSlot:
     name: str
     negative: bool
     start: int
-    then: Node
+    then: TrieNode
 
 
 @dataclass(frozen=True, slots=True)
 class TextEnd:
-    """Free text begins here; `then` closes it."""
+    """A path's end: free text begins here. `then`: the trie of what closes and follows it."""
 
     name: str
-    then: Node
+    then: TrieNode
 
 
 class Suffix:
-    """Nothing is open any more: the context reference and the end follow."""
+    """A path's end: no choice is left, only the context reference and the closing brace follow."""
 
 
 End = NumberSlot | TextEnd | Suffix
@@ -56,23 +57,25 @@ End = NumberSlot | TextEnd | Suffix
 
 @dataclass(frozen=True, slots=True)
 class Path:
+    """One token sequence, its tokens as bytes, the options it takes in order, and what it leads to."""
+
     tokens: tuple[int, ...]
     pieces: tuple[bytes, ...]
-    facts: tuple[OptionMark, ...]
+    options: tuple[OptionMark, ...]
     end: End
 
-    def closes(self, fact: int) -> int:
-        """Return how many tokens it takes to go past the end of an option."""
+    def tokens_through(self, option: int) -> int:
+        """Return how many tokens it takes to go past the end of an option's label."""
         reached = accumulate(map(len, self.pieces))
-        return next(n for n, size in enumerate(reached, 1) if size > self.facts[fact].stop)
+        return next(n for n, size in enumerate(reached, 1) if size > self.options[option].stop)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branch:
-    """Where the options of a choice part: the tokens, and for each the labels it leaves open.
+    """A node whose tokens decide between the options of a choice: the tokens, and the labels that each leaves open.
 
-    `start`: where the choice begins in the paths' text. `alternatives`: where nothing of it was decided before, each
-    label with all tokens from here through the one that goes past its end.
+    `start`: the choice's byte offset in the paths' text. `alternatives`: where nothing of the choice was decided before,
+    each label with all tokens from here through the one that goes past its end; else empty.
     """
 
     choice: str
@@ -83,83 +86,81 @@ class Branch:
 
 
 @dataclass(slots=True, eq=False)
-class Node:
-    """A place in a trie. `depth`: tokens before it. `run`: what is forced from here, and where it leads.
+class TrieNode:
+    """`depth`: tokens before it. `paths`: those that lead through it. `branch`: the choice its tokens decide, if any.
 
-    `parting`: where tokens part over a choice, what they leave open.
+    `run`: the longest token sequence that is forced from here, its bytes, and the node it leads to.
     """
 
     depth: int = 0
     piece: bytes = b""
-    children: dict[int, Node] = field(default_factory=dict)
+    children: dict[int, TrieNode] = field(default_factory=dict)
     paths: list[Path] = field(default_factory=list)
     end: End | None = None
-    parting: Branch | None = None
-    run: tuple[tuple[int, ...], bytes, Node] | None = None
-    sha256: str = ""  # what `digest` found
+    branch: Branch | None = None
+    run: tuple[tuple[int, ...], bytes, TrieNode] | None = None
+    sha256: str = ""  # what `digest` has computed
 
     def digest(self) -> str:
-        """Return the SHA-256 of a plan, asked of its root: every way in tokens, the options it takes, where numbers stand.
+        """Return the SHA-256 of a compiled grammar, called on its root: every path's tokens, options and end.
 
-        How digits are spelled is the tokenizer's, and what numbers there may be the envelope's.
+        The spelling of digits is the tokenizer's and the bounds are the envelope's: neither is part of it.
         """
-        if not self.sha256:  # several paths may lead on to one trie
-            ways = [(path.tokens, _told(path.facts), *_ending(path.end)) for path in self.paths]
-            self.sha256 = hashlib.sha256(repr(ways).encode()).hexdigest()
+        if not self.sha256:  # several paths may share the trie that follows
+            paths = [(path.tokens, _option_fields(path), *_end_fields(path.end)) for path in self.paths]
+            self.sha256 = hashlib.sha256(repr(paths).encode()).hexdigest()
         return self.sha256
 
-    @property
-    def only(self) -> bool:
-        """Whether one token, and nothing else, can follow."""
-        return len(self.children) == 1 and self.end is None
+
+def _option_fields(path: Path) -> list[tuple[str, str, int, int]]:
+    return [(mark.choice, mark.label, mark.start, mark.stop) for mark in path.options]
 
 
-def _told(facts: Iterable[OptionMark]) -> list[tuple[str, str, int, int]]:
-    return [(fact.choice, fact.label, fact.start, fact.stop) for fact in facts]
-
-
-def _ending(end: End) -> tuple[object, ...]:
+def _end_fields(end: End) -> tuple[object, ...]:
     if isinstance(end, NumberSlot):
         return end.kind, end.param, end.name, end.negative, end.then.digest()
     return (end.name, end.then.digest()) if isinstance(end, TextEnd) else ()
 
 
-def grow(root: Node, paths: Iterable[Path]) -> None:
-    """Put the paths into the trie at `root`, note what parts where, and what is forced from there."""
+def insert(root: TrieNode, paths: Iterable[Path]) -> None:
+    """Put all paths of a trie into its root, then find its branches and forced runs."""
     for path in paths:
         node = root
         node.paths.append(path)
         for token, piece in zip(path.tokens, path.pieces, strict=True):
-            node = node.children.setdefault(token, Node(node.depth + 1, piece))
+            node = node.children.setdefault(token, TrieNode(node.depth + 1, piece))
             node.paths.append(path)
         node.end = path.end
-    _note(root, frozenset())
+    _annotate(root, frozenset())
 
 
-def _note(node: Node, seen: frozenset[int]) -> None:
-    if len(node.children) > 1 and (fact := _open_fact(node.paths)) is not None:
-        node.parting = _parting(node, fact, first=fact not in seen)
-        seen |= {fact}
+def _annotate(node: TrieNode, decided: frozenset[int]) -> None:
+    """Set `branch` and `run` of a node and all below it. `decided`: the options that nodes above have begun to decide."""
+    if len(node.children) > 1 and (option := _undecided(node.paths)) is not None:
+        node.branch = _branch(node, option, first=option not in decided)
+        decided |= {option}
     for child in node.children.values():
-        _note(child, seen)
-    if node.only:
+        _annotate(child, decided)
+    if len(node.children) == 1 and node.end is None:
         ((token, child),) = node.children.items()
         tokens, data, last = child.run or ((), b"", child)
         node.run = ((token, *tokens), child.piece + data, last)
 
 
-def _parting(node: Node, at: int, *, first: bool) -> Branch:
-    fact, children = node.paths[0].facts[at], node.children
+def _branch(node: TrieNode, option: int, *, first: bool) -> Branch:
+    mark, children = node.paths[0].options[option], node.children
     tokens = np.fromiter(children, dtype=np.intp, count=len(children))
-    tokens.flags.writeable = False  # every fork here hands out the same
-    labels = tuple(tuple(dict.fromkeys(path.facts[at].label for path in each.paths)) for each in children.values())
-    spelled = ((path.facts[at].label, path.tokens[node.depth : path.closes(at)]) for path in node.paths)
-    return Branch(fact.choice, fact.start, tokens, labels, tuple(dict.fromkeys(spelled)) if first else ())
+    tokens.flags.writeable = False  # every choice point here hands out the same array
+    labels = tuple(tuple(dict.fromkeys(path.options[option].label for path in n.paths)) for n in children.values())
+    spelled = (
+        (path.options[option].label, path.tokens[node.depth : path.tokens_through(option)]) for path in node.paths
+    )
+    return Branch(mark.choice, mark.start, tokens, labels, tuple(dict.fromkeys(spelled)) if first else ())
 
 
-def _open_fact(paths: Iterable[Path]) -> int | None:
-    """Return the first fact in which the paths differ; None where all have the same (they differ in a sign)."""
-    for i, facts in enumerate(zip(*(path.facts for path in paths), strict=False)):
-        if len({fact.label for fact in facts}) > 1:
+def _undecided(paths: Iterable[Path]) -> int | None:
+    """Return the index of the first option in which the paths differ; None where they differ in a sign alone."""
+    for i, marks in enumerate(zip(*(path.options for path in paths), strict=False)):
+        if len({mark.label for mark in marks}) > 1:
             return i
     return None

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sds.kernel.contract.schema import EscalationSpec
+from sds.kernel.contract.sections import EscalationSpec
 from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
 from sds.kernel.executor import breaker
 from sds.kernel.executor.breaker import Breaker

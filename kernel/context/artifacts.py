@@ -7,12 +7,10 @@ SHA-256; the text itself is in the table until it is no longer in force and rete
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from sds.kernel.canonical import in_words, one_line, sha256_hex
-from sds.kernel.contract.schema import ArtifactSpec
-from sds.kernel.decision.context import Artifact, artifacts_text
+from sds.kernel.canonical import one_line, sha256_hex
+from sds.kernel.decision.context import Artifact
 from sds.kernel.errors import UsageError
 from sds.kernel.identifiers import person
 from sds.kernel.registry.registry import REASON_CHARS_MAX
@@ -22,8 +20,6 @@ from sds.kernel.storage.store import Reader, Store
 ARTIFACT_BYTES_MAX = 64 * 1024
 SWEEP_MAX = 1_000
 DAY_MS = 24 * 3600 * 1000
-
-CountTokens = Callable[[str], int]
 
 _NAME = re.compile("[a-z][a-z0-9_]{0,63}")
 
@@ -95,59 +91,6 @@ def sweep(store: Store, *, days_max: int, who: str, reason: str, now_ms: int) ->
         body = {"artifacts": taken, "count": len(taken), "before_ms": before_ms}
         ledger.append(store, now_ms, "RETENTION", "", body | _by(who, reason))
     return Swept(len(taken), more=len(past) > SWEEP_MAX)
-
-
-class ArtifactReader:
-    """The artifacts that one contract names. Its tokens are counted once for each set of versions."""
-
-    def __init__(self, store: Reader, spec: ArtifactSpec, count_tokens: CountTokens) -> None:
-        self._store, self._spec, self._count = store, spec, count_tokens
-        self._names = tuple(dict.fromkeys(spec.names))
-        self._counted: tuple[tuple[Artifact, ...], int] = ((), 0)
-
-    def read(self) -> tuple[tuple[Artifact, ...], tuple[str, ...]]:
-        """Return the texts in force in the contract's order, or none of them and why not."""
-        if not self._names:
-            return (), ()
-        try:
-            found, faults = self._in_force()
-            tokens = self._tokens(found)
-        except Exception as error:  # noqa: BLE001  a foreign tokenizer may fail in any way; without the texts, a human decides
-            return (), (one_line(f"the artifacts cannot be read: {in_words(error)}", 200),)
-        if tokens > self._spec.tokens_max:
-            faults = (*faults, f"the artifacts are {tokens} tokens long, more than {self._spec.tokens_max}")
-        return (() if faults else found), faults
-
-    def _in_force(self) -> tuple[tuple[Artifact, ...], tuple[str, ...]]:
-        names = self._names
-        rows = self._store.rows(
-            "SELECT name, version, sha256, text FROM artifacts WHERE ended_at_ms IS NULL"
-            f" AND name IN ({', '.join('?' * len(names))})",
-            names,
-        )
-        kept = {row[0]: Artifact(*row) for row in rows}
-        faults = [f"artifact `{name}` is missing" for name in names if name not in kept]
-        faults += [f"artifact `{a.name}` was altered" for a in kept.values() if sha256_hex(a.text.encode()) != a.sha256]
-        return tuple(kept[name] for name in names if name in kept), tuple(faults)
-
-    def _tokens(self, found: tuple[Artifact, ...]) -> int:
-        if self._counted[0] != found:
-            self._counted = found, counted(self._count, artifacts_text(found))
-        return self._counted[1]
-
-
-def in_force(store: Reader, artifacts: Iterable[Artifact]) -> bool:
-    """Tell whether exactly these versions are still the ones in force."""
-    sql = "SELECT 1 FROM artifacts WHERE name = ? AND version = ? AND sha256 = ? AND ended_at_ms IS NULL"
-    return all(store.row(sql, artifact.reference) is not None for artifact in artifacts)
-
-
-def counted(count_tokens: CountTokens, text: str) -> int:
-    """Return how long a text is. Raises ValueError when what counts gives no count."""
-    tokens = count_tokens(text)
-    if type(tokens) is not int or tokens < 0:
-        raise ValueError("the tokenizer gave no count")
-    return tokens
 
 
 def _check(name: str, text: str) -> None:

@@ -11,13 +11,17 @@ Session and memory are written in codes and numbers of the contract alone (`deci
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 from sds.kernel.context import artifacts
-from sds.kernel.context.artifacts import DAY_MS, CountTokens, Swept, counted
-from sds.kernel.contract.schema import Contract, MemorySpec
+from sds.kernel.context.artifacts import DAY_MS, Swept
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import MemorySpec
 from sds.kernel.decision import phrases
 from sds.kernel.storage.store import Reader, Row, Store
 from sds.kernel.storage.vault import PROPOSAL, Texts
+
+CountTokens = Callable[[str], int]
 
 SCAN_MAX = 64  # of one key's newest decisions, how many are looked at: gates that share a record may share keys
 _HEADS = {"key": "Decided before, newest first:", "agent": "Decided before, any case, newest first:"}
@@ -63,6 +67,14 @@ def memory_text(spec: MemorySpec, entries: tuple[str, ...], count_tokens: CountT
         if counted(count_tokens, text) <= spec.tokens_max:
             return text
     return ""
+
+
+def counted(count_tokens: CountTokens, text: str) -> int:
+    """Return how long a text is. Raises ValueError when what counts gives no count."""
+    tokens = count_tokens(text)
+    if type(tokens) is not int or tokens < 0:
+        raise ValueError("the tokenizer gave no count")
+    return tokens
 
 
 def sweep(store: Store, *, who: str, reason: str, now_ms: int) -> Swept:

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sds.kernel.contract.expressions import INT
+from sds.kernel.contract.sections import MENU, ContractFields
 from sds.kernel.contract.snapshot import parse_type
 from sds.kernel.contract.types import ContradictionError
 from sds.kernel.envelope.envelope import DENY, ESCALATE
 
-if TYPE_CHECKING:
-    from sds.kernel.contract.schema import Contract
-
 PROPOSAL_FIELDS = frozenset({"action", "params", "reason", "reason_code", "rationale", "context_ref"})
 
 
-def check_kinds(contract: Contract) -> None:
+def check_kinds(contract: ContractFields) -> None:
     kinds = contract.kinds
-    if DENY not in kinds:
-        raise ContradictionError(("kinds",), "DENY is missing: every contract lets its agent say no")
+    refusal = contract.refusal
+    if refusal not in kinds:
+        named = "" if refusal == DENY else ", which `refusal` names,"
+        raise ContradictionError(("kinds",), f"{refusal}{named} is missing: every contract lets its agent say no")
+    if refusal != DENY and DENY in kinds:
+        raise ContradictionError(("kinds", DENY), f"is a second refusal: `refusal` names {refusal}")
     if ESCALATE in kinds:
         raise ContradictionError(("kinds", ESCALATE), "is always there and is not declared")
-    deny = kinds[DENY]
-    if deny.params or deny.fills or deny.executes or deny.when != "true":
-        raise ContradictionError(("kinds", DENY), "takes only reasons")
+    spec = kinds[refusal]
+    if spec.params or spec.fills or spec.executes or spec.when != "true":
+        raise ContradictionError(("kinds", refusal), "takes only reasons")
     for path, codes in ((("authority",), contract.authority), (("escalation", "always"), contract.escalation.always)):
         for index, code in enumerate(codes):
             if code not in kinds:
                 raise ContradictionError((*path, index), f"`{code}` is not one of the kinds")
 
 
-def check_sagas(contract: Contract) -> None:
-    from sds.kernel.contract.schema import MENU  # noqa: PLC0415  the menu's names are part of a contract's form
-
+def check_sagas(contract: ContractFields) -> None:
     for field in ("id", "key", "evidence"):
         if getattr(contract.event, field) == "saga":
             raise ContradictionError(("event", field), "`saga` is the kernel's own field, in the parts of a saga")
@@ -49,7 +47,7 @@ def check_sagas(contract: Contract) -> None:
             raise ContradictionError(("sagas", name, "compensation"), "ALERT_HUMAN is missing: a human is always there")
 
 
-def check_paths(contract: Contract) -> None:
+def check_paths(contract: ContractFields) -> None:
     """Every path that is named is a declared field."""
     named: list[tuple[tuple[str | int, ...], str]] = [(("show", path), path) for path, _ in contract.show]
     named += [(("levels", path), path) for path in contract.levels]
@@ -61,7 +59,7 @@ def check_paths(contract: Contract) -> None:
             raise ContradictionError(at, f"`{path}` is not a declared snapshot field")
 
 
-def check_levels(contract: Contract) -> None:
+def check_levels(contract: ContractFields) -> None:
     """What has levels is a number, and one that the model reads: words nobody reads are a mistake."""
     shown = dict(contract.show) or contract.snapshot
     for path in contract.levels:
@@ -71,14 +69,14 @@ def check_levels(contract: Contract) -> None:
             raise ContradictionError(("levels", path), "is not shown to the model")
 
 
-def check_names(contract: Contract) -> None:
+def check_names(contract: ContractFields) -> None:
     """What the model chooses of a parameter is recorded under its name, and must not pass for another choice."""
     for name, kind in contract.kinds.items():
         for param in PROPOSAL_FIELDS.intersection(kind.params):
             raise ContradictionError(("kinds", name, "params", param), "is the name of a field of every proposal")
 
 
-def check_numbers(contract: Contract) -> None:
+def check_numbers(contract: ContractFields) -> None:
     """What is drawn, spent or may drift is a number, and numbers that are set against each other share a scale."""
     fields = {path: parse_type(path, text) for path, text in contract.snapshot.items()}
     for path, rule in contract.drift.fields.items():

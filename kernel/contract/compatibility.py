@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sds.kernel.contract.schema import PROPOSAL_SCHEMA, Contract
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import PROPOSAL_SCHEMA
 
 
 @dataclass(frozen=True, slots=True)

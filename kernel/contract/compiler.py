@@ -6,17 +6,15 @@ Whatever fails (a missing or mistyped field, an expression, a bound beyond the l
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sds.kernel.contract.expressions import Checked, Program, Tree, check_expression
+from sds.kernel.contract.sections import ContractFields, KindSpec
 from sds.kernel.contract.snapshot import faults, parse_type
 from sds.kernel.envelope.bounds import Bound, bound, within_limits
-from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import ContractError
-
-if TYPE_CHECKING:
-    from sds.kernel.contract.schema import Contract, KindSpec
-    from sds.kernel.envelope.state import Fields
 
 Path = tuple[str, ...]
 
@@ -27,11 +25,11 @@ class Rules:
     `authority`: the kinds of a mandate within the contract, as one step of a saga has; None: the agent's own.
     """
 
-    def __init__(self, contract: Contract, *, authority: tuple[str, ...] | None = None) -> None:
+    def __init__(self, contract: ContractFields, *, authority: tuple[str, ...] | None = None) -> None:
         self.contract = contract
         self.fields = tuple(parse_type(path, text) for path, text in contract.snapshot.items())
         named = contract.authority if authority is None else authority
-        self._kinds = {name: contract.kinds[name] for name in sorted({*named, DENY})}
+        self._kinds = {name: contract.kinds[name] for name in sorted({*named, contract.refusal})}
         self._forms = [_CompiledKind(name, kind) for name, kind in self._kinds.items()]
         self._recurring: set[tuple[str, str]] = set()
         self._program = Program(tuple(self._checked()))
@@ -74,11 +72,11 @@ class Rules:
             kinds = []
             for form in self._forms:
                 kind = form.bound(values)
-                if kind is not None and (eligible is True or form.name == DENY):
+                if kind is not None and (eligible is True or form.name == self.contract.refusal):
                     kinds.append(kind)
         except Exception:  # noqa: BLE001  fail closed: whatever an expression raises, a human decides
             return ESCALATE_ONLY
-        return envelope_of(kinds, self.contract.rationale_chars_max)
+        return envelope_of(kinds, self.contract.rationale_chars_max, refusal=self.contract.refusal)
 
 
 def expressions_of(name: str, kind: KindSpec) -> list[tuple[Path, str, str]]:

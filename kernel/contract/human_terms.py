@@ -6,24 +6,25 @@ They are the agent's contract with what its section `human` replaces, and are ch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from sds.kernel.contract.schema import KINDS_MAX, Contract, HumanSpec
+from sds.kernel.contract.sections import KINDS_MAX, ContractFields, HumanSpec
 from sds.kernel.contract.types import ContradictionError
 
 Impact = Literal["LOW", "HIGH"]
+Terms = TypeVar("Terms", bound=ContractFields)
 
 
-def human_contract(contract: Contract) -> Contract:
+def human_contract(contract: Terms) -> Terms:
     """Return the contract a human decides under. It escalates nothing, and no rationale is asked for: who decides
     says why, for the record.
     """
     return contract.model_copy(update=_changes(contract))
 
 
-def _changes(contract: Contract) -> dict[str, Any]:
+def _changes(contract: ContractFields) -> dict[str, Any]:
     human = contract.human
     kinds = {name: kind for name, kind in contract.kinds.items() if name not in human.kinds}
     return {
@@ -37,7 +38,7 @@ def _changes(contract: Contract) -> dict[str, Any]:
     }
 
 
-def check_human(contract: Contract, checks: Iterable[Callable[[Contract], None]]) -> None:
+def check_human(contract: ContractFields, checks: Iterable[Callable[[ContractFields], None]]) -> None:
     """Hold a contract's human section to the checks of the contract itself. Raises ContradictionError."""
     if contract.human == HumanSpec():
         return
@@ -56,7 +57,7 @@ def check_human(contract: Contract, checks: Iterable[Callable[[Contract], None]]
             raise ContradictionError(("human", *error.path), str(error)) from None
 
 
-def _check_spends(contract: Contract) -> None:
+def _check_spends(contract: ContractFields) -> None:
     """What a human's kinds spend is counted where the agent's is, those that they replace included."""
     spent = {kind.scale(kind.spends) for kind in contract.kinds.values() if kind.spends}
     for name, kind in contract.human.kinds.items():
@@ -65,7 +66,7 @@ def _check_spends(contract: Contract) -> None:
             raise ContradictionError(where, "has another scale than what other kinds spend, the agent's among them")
 
 
-def impact(contract: Contract, action: str, numbers: Mapping[str, int]) -> Impact:
+def impact(contract: ContractFields, action: str, numbers: Mapping[str, int]) -> Impact:
     """Return what a decision means outside: HIGH when it cannot be undone or its amount is large.
 
     A number that is not known is as large as any, and so is a kind that is not.

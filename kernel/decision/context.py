@@ -23,11 +23,6 @@ class Artifact:
         return self.name, self.version, self.sha256
 
 
-def artifacts_text(artifacts: tuple[Artifact, ...]) -> str:
-    """Return artifacts as the model reads them; no artifacts, no text."""
-    return "".join(f"Reference {artifact.name}:\n{artifact.text.strip()}\n" for artifact in artifacts)
-
-
 class ContextReader(Protocol):
     """Reads the artifacts and the memory of one gate; `sds.kernel.context.reader` has the one over the record."""
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sds.kernel.contract.schema import Contract, DriftSpec
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import DriftSpec
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState
 from sds.kernel.envelope.envelope import DecisionEnvelope

@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from sds.kernel.contract.schema import Contract, KindSpec
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import KindSpec
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX, format_literal, parse_literal
 from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.proposal import parse_recorded

@@ -8,12 +8,12 @@ than drops the kind: running out of budget must not read as a denial of the clai
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import ContractFields
 from sds.kernel.decision.context import Artifact
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, bound
-from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of, meet
+from sds.kernel.envelope.envelope import ESCALATE, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of, meet
 from sds.kernel.envelope.state import Fields
 
 
@@ -22,7 +22,8 @@ class EnvelopeInputs:
     """Everything besides the contract that an envelope depends on.
 
     `fields`: state net of what is reserved. `spend_left`: minor units left under the tightest limit, None without
-    one. `agent_active`: the registry has the agent active, and the flow is under the contract of this kernel. `halted`: by an operator.
+    one. `agent_active`: the registry has the agent active, and the flow is under the contract of this kernel.
+    `halted`: by an operator, or the agent is not registered.
     `context_whole`: memory and artifacts, the reference texts, could be read and are within their limits.
     """
 
@@ -62,7 +63,7 @@ def envelope_in_force(
         return ESCALATE_ONLY
 
 
-def safeguards_of(contract: Contract, *, for_human: bool = False) -> tuple[Safeguard, ...]:
+def safeguards_of(contract: ContractFields, *, for_human: bool = False) -> tuple[Safeguard, ...]:
     """Return the safeguards every contract is under. For a human a used-up limit drops the kind: they can tell it from
     a denial, and there is nobody to escalate to.
     """
@@ -84,7 +85,7 @@ def _narrowed(full: DecisionEnvelope, kinds: list[KindBound | None]) -> Decision
     """Return the envelope of these kinds, in the order of `full`'s; `full` itself when none was narrowed."""
     if all(kind is was for kind, was in zip(kinds, full.kinds, strict=True)):
         return full
-    return envelope_of((kind for kind in kinds if kind is not None), full.rationale_chars_max)
+    return envelope_of((kind for kind in kinds if kind is not None), full.rationale_chars_max, refusal=full.refusal)
 
 
 def standing(full: DecisionEnvelope, situation: EnvelopeInputs) -> DecisionEnvelope:
@@ -102,7 +103,14 @@ def standing_notes(situation: EnvelopeInputs) -> list[str]:
     return [*found, "an operator has halted the system"] if situation.halted else found
 
 
-def _within_draws(contract: Contract, kind: KindBound, fields: Fields) -> KindBound | None:
+def with_notes(live: LiveState, envelope: DecisionEnvelope) -> LiveState:
+    """Say why only the human is left where nothing else has said so."""
+    if live.notes or envelope.names != (ESCALATE,):
+        return live
+    return replace(live, notes=("the contract's rules or limits leave only the human",))
+
+
+def _within_draws(contract: ContractFields, kind: KindBound, fields: Fields) -> KindBound | None:
     spec = contract.kinds.get(kind.kind)
     for path, drawn in (spec.draws if spec else {}).items():
         left = fields.get(path)
@@ -115,7 +123,7 @@ def _within_draws(contract: Contract, kind: KindBound, fields: Fields) -> KindBo
     return kind
 
 
-def _within_spend(contract: Contract, kind: KindBound, left: int) -> KindBound | None:
+def _within_spend(contract: ContractFields, kind: KindBound, left: int) -> KindBound | None:
     spec = contract.kinds.get(kind.kind)
     return kind if spec is None or spec.spends is None else _at_most(kind, spec.spends, left)
 

@@ -4,8 +4,9 @@ Laws, each stated as a property in `tests/kernel/envelope/test_envelope_laws.py`
 
 - `meet` is commutative, associative, idempotent, and never allows more than either side.
 - `ESCALATE` is in every envelope, without parameters and with one fixed reason; `meet` never touches it.
-- `DENY` is in every envelope but the bottom, `ESCALATE_ONLY`.
-- Equal sets of decisions have equal hashes.
+- The refusal, `DENY` or what the contract calls it, is in every envelope but the bottom, `ESCALATE_ONLY`. The meet of two
+  envelopes with different refusals is the bottom.
+- Equal sets of decisions with the same refusal have equal hashes.
 
 A decision is a kind, a reason and numbers. The rationale is a comment on it, with a form of its own: at most so many
 characters where the envelope bounds one, and none at all where that bound is 0. `meet` takes the smaller bound.
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 ESCALATE = "ESCALATE"
-DENY = "DENY"
+DENY = "DENY"  # the refusal of a contract that names none
 ESCALATE_REASON = "HUMAN_REVIEW"
 RATIONALE_CHARS_MAX = 2000
 
@@ -64,11 +65,12 @@ _ESCALATE_BOUND = KindBound(ESCALATE, (ESCALATE_REASON,))
 class DecisionEnvelope:
     """The permitted decision kinds, sorted by name, and the longest rationale in characters (0: none is written).
 
-    Build one with `envelope_of()`, which keeps the laws; the constructor does not.
+    `refusal`: the kind by which the agent says no; DENY in the bottom, which has none. Build one with `envelope_of()`, which keeps the laws; the constructor does not.
     """
 
     kinds: tuple[KindBound, ...]
     rationale_chars_max: int = 0
+    refusal: str = DENY
 
     def kind(self, name: str) -> KindBound | None:
         return next((k for k in self.kinds if k.kind == name), None)
@@ -96,7 +98,7 @@ class DecisionEnvelope:
         return isinstance(proposal, Proposal) and not self.objections(proposal)
 
     def as_data(self) -> dict[str, object]:
-        """Return the envelope as JSON data: bounds in minor units, kinds and reasons sorted."""
+        """Return the envelope as JSON data: bounds in minor units, kinds and reasons sorted; the refusal unless it is DENY."""
         return {
             "kinds": [
                 {
@@ -108,6 +110,7 @@ class DecisionEnvelope:
                 for k in self.kinds
             ],
             "rationale_chars_max": self.rationale_chars_max,
+            **({"refusal": self.refusal} if self.refusal != DENY else {}),
         }
 
     @property
@@ -132,23 +135,24 @@ def _objections(permitted: KindBound, proposal: Proposal) -> list[tuple[str, str
     return found
 
 
-def envelope_of(kinds: Iterable[KindBound], rationale_chars_max: int = 0) -> DecisionEnvelope:
-    """Build an envelope that keeps the laws: sorted, `ESCALATE` always in, nothing else without `DENY`."""
+def envelope_of(kinds: Iterable[KindBound], rationale_chars_max: int = 0, *, refusal: str = DENY) -> DecisionEnvelope:
+    """Build an envelope that keeps the laws: sorted, `ESCALATE` always in, nothing else without the refusal."""
     rationale = max(0, min(rationale_chars_max, RATIONALE_CHARS_MAX))
     chosen = {k.kind: _sorted(k) for k in kinds if k.reasons}
-    if DENY not in chosen:
-        chosen = {}
+    if refusal not in chosen:
+        chosen, refusal = {}, DENY
     chosen[ESCALATE] = _ESCALATE_BOUND
-    return DecisionEnvelope(tuple(chosen[name] for name in sorted(chosen)), rationale)
+    return DecisionEnvelope(tuple(chosen[name] for name in sorted(chosen)), rationale, refusal)
 
 
 def envelope_from_data(data: Any, sha256: str) -> DecisionEnvelope:
-    """Return the envelope that `as_data` told, and whose hash this is. Raises StoreError when it is not that one."""
+    """Return the envelope that `as_data` gave, and whose hash this is. Raises StoreError when it is not that one."""
     try:
-        made = DecisionEnvelope(tuple(map(_kind_from_data, data["kinds"])), int(data["rationale_chars_max"]))
+        kinds, refusal = tuple(map(_kind_from_data, data["kinds"])), str(data.get("refusal", DENY))
+        made = DecisionEnvelope(kinds, int(data["rationale_chars_max"]), refusal)
         if made.hash == sha256 == digest(data):
             return made
-    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise StoreError("the recorded envelope is none") from error
     raise StoreError("the recorded envelope is not the one with the recorded hash")
 
@@ -185,8 +189,11 @@ def meet(*envelopes: DecisionEnvelope) -> DecisionEnvelope:
 def _meet_two(a: DecisionEnvelope, b: DecisionEnvelope) -> DecisionEnvelope:
     if a is b or a == b:
         return a
+    rationale_chars_max = min(a.rationale_chars_max, b.rationale_chars_max)
+    if a.refusal != b.refusal:
+        return envelope_of((), rationale_chars_max)
     both = (_meet_kinds(k, other) for k in a.kinds if (other := b.kind(k.kind)) is not None)
-    return envelope_of((k for k in both if k is not None), min(a.rationale_chars_max, b.rationale_chars_max))
+    return envelope_of((k for k in both if k is not None), rationale_chars_max, refusal=a.refusal)
 
 
 def _meet_kinds(a: KindBound, b: KindBound) -> KindBound | None:

@@ -32,4 +32,3 @@ class StateSource(Protocol):
 
     def read(self, key: str) -> StateRead | None:
         """Return the state of `key` as it is now, or None when there is no such key. Raises StateError."""
-        ...

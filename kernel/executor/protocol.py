@@ -68,11 +68,9 @@ class Executor(Protocol):
         Called in a thread of its own. Who is not back in time is not waited for: the order is UNKNOWN until the answer
         comes, or is looked up.
         """
-        ...
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:
         """Tell what became of `key`. `absent` only if it is certain that nothing was done."""
-        ...
 
 
 @runtime_checkable
@@ -81,7 +79,6 @@ class Voids(Protocol):
 
     def void(self, key: str, deadline_s: float) -> Receipt:
         """Void `key`: `rejected` once it is void, `settled` when it has happened already, else `unknown`."""
-        ...
 
 
 @runtime_checkable
@@ -90,11 +87,9 @@ class Reverts(Protocol):
 
     def revert(self, key: str, deadline_s: float) -> Receipt:
         """Undo what was carried out under `key`: `settled` once it is undone, `rejected` if it never will be."""
-        ...
 
     def reverted(self, key: str, deadline_s: float) -> Receipt:
         """Tell whether `key` was undone: `settled`, or `absent` only if it is certain that it was not."""
-        ...
 
 
 @runtime_checkable
@@ -106,7 +101,6 @@ class Lists(Protocol):
 
         One line for each key, refused ones too; times by the outside's own clock, in milliseconds since 1970.
         """
-        ...
 
 
 class Signer:

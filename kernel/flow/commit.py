@@ -21,7 +21,6 @@ from sds.kernel.envelope.proposal import PROPOSAL_BYTES_MAX
 from sds.kernel.errors import UsageError
 from sds.kernel.executor import breaker
 from sds.kernel.executor.protocol import ExecutionIntent, Signer
-from sds.kernel.executor.statement import known_keys
 from sds.kernel.flow import decision_record, undecided
 from sds.kernel.flow.attempts import Attempt, write_attempt
 from sds.kernel.flow.dispatch import Log
@@ -86,29 +85,39 @@ class Committer:
         return int(flow[0]), int(flow[1])
 
     def _accept(self, attempt: Attempt, created_at_ms: int) -> ExecutionIntent | None:
-        report, intent = attempt.report, None
-        code = self._revoked(attempt, created_at_ms)
-        if code is None and (report is None or not report.ok or report.observed is None):
-            code = (report.code if report else None) or "STATE_DRIFT_DETECTED"
-        if code is None and report is not None and report.observed is not None:
-            moved = self._moved(attempt, report.observed)
-            if not moved:
-                intent, code = self.reserve(attempt, report.observed)
-            else:
-                age_ms = attempt.now_ms - attempt.packet.snapshot.taken_at_ms
-                report, code = replace(report, ok=False, age_ms=age_ms, drift=moved), "STATE_DRIFT_DETECTED"
+        """Reserve what was accepted, if all that it rests on still holds; else end the flow as undecided."""
+        attempt, live, code = self._asked_again(attempt, created_at_ms)
+        order, code = (None, code) if live is None else self.reserve(attempt, live)
+        if code is None:
+            self._finish(attempt, "EXECUTING" if order else "CLOSED", None)
+            return order
+        verdict, report = attempt.verdict, attempt.report
         if code == ALREADY_ORDERED:
             reasons = (Reason(dim.AFTER_THE_GATES, code, ORDERED_BEFORE),)
-            self._escalate(replace(attempt, verdict=replace(attempt.verdict, outcome="ESCALATED", reasons=reasons)))
+            self._escalate(replace(attempt, verdict=replace(verdict, outcome="ESCALATED", reasons=reasons)))
             return None
-        if code is None:
-            self._finish(attempt, "EXECUTING" if intent else "CLOSED", None)
-            return intent
         why = "; ".join((*report.drift, *report.objections)) if report else ""
         reasons = (Reason(dim.AFTER_THE_GATES, code, why or code.lower()),)
-        rejected = replace(attempt.verdict, outcome="REJECTED", reasons=reasons, gate_reached=dim.AFTER_THE_GATES)
-        self._undecided(replace(attempt, verdict=rejected, report=report), code)
+        verdict = replace(verdict, outcome="REJECTED", reasons=reasons, gate_reached=dim.AFTER_THE_GATES)
+        self._undecided(replace(attempt, verdict=verdict), code)
         return None
+
+    def _asked_again(self, attempt: Attempt, created_at_ms: int) -> tuple[Attempt, LiveState | None, str | None]:
+        """Ask again for all that may have changed since the drift check: (the attempt, the live state to reserve on, None)
+        or (the attempt with what moved, None, why not).
+        """
+        report = attempt.report
+        code = self._revoked(attempt, created_at_ms)
+        if code is not None:
+            return attempt, None, code
+        if report is None or not report.ok or report.observed is None:
+            return attempt, None, (report.code if report else None) or "STATE_DRIFT_DETECTED"
+        moved = self._moved(attempt, report.observed)
+        if not moved:
+            return attempt, report.observed, None
+        age_ms = attempt.now_ms - attempt.packet.snapshot.taken_at_ms
+        report = replace(report, ok=False, age_ms=age_ms, drift=moved)
+        return replace(attempt, report=report), None, "STATE_DRIFT_DETECTED"
 
     def not_decided(self, attempt: Attempt) -> None:
         """End a flow that got no turn: it waits, is shown to no human and charged to nobody. UsageError: not open."""
@@ -154,7 +163,7 @@ class Committer:
         claim = reservations.claim_of(self._contract, kind, amounts)
         named_by = undecided.named_by(self._store, packet.dfid)
         key = idempotency_key(named_by, decision_record.STEP_ID, {"action": kind, **amounts})
-        if known_keys(self._store, [key]):
+        if decision_record.is_ordered(self._store, key):
             return None, ALREADY_ORDERED
         spending = spend.scopes(self._contract, observed.situation.fields, attempt.now_ms)
         code = reservations.reserve(

@@ -1,7 +1,7 @@
 """The durable verdict: everything one decision rests on, written in the caller's one transaction, and sealed.
 
 The DECIDED entry of the ledger carries a digest of every row written here; `audit.verify` computes them again. Texts
-are sealed before they are written (`kernel.vault`), so the digests are of ciphertexts: they hold when a key is destroyed.
+are sealed before they are written (`storage.vault`), so the digests are of ciphertexts: they hold when a key is destroyed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sds.kernel.flow.attempts import Attempt, reasons_text
 from sds.kernel.storage import ledger
 from sds.kernel.storage.keyring import CaseKey
 from sds.kernel.storage.store import Reader, Row, Store
-from sds.kernel.storage.vault import JUSTIFICATION, PROMPT, PROPOSAL, key_digest, key_for_flow, seal_facts
+from sds.kernel.storage.vault import JUSTIFICATION, PROMPT, PROPOSAL, Texts, key_digest, key_for_flow, seal_facts
 
 STEP_ID = "execute"
 
@@ -162,6 +162,11 @@ def write_reservation(store: Store, intent: ExecutionIntent, needs: Row, now_ms:
     )
 
 
+def is_ordered(store: Reader, key: str) -> bool:
+    """Tell whether the record has an order under an idempotency key, of whatever flow."""
+    return store.value("SELECT 1 FROM execution_log WHERE idempotency_key = ?", (key,)) is not None
+
+
 def reserved_at_ms(store: Reader, dfid: str) -> int:
     """Return when a flow's order was reserved, by the clock inside that transaction."""
     return int(store.value("SELECT reserved_at_ms FROM execution_log WHERE dfid = ?", (dfid,)))
@@ -184,7 +189,9 @@ def _numbers(text: str) -> tuple[tuple[str, int], ...]:
         return ()
 
 
-def artifacts_of(store: Reader, dfid: str) -> tuple[tuple[str, int, str], ...]:
-    """Return the references of the artifacts that a decided flow read, from the ledger."""
-    text = store.value("SELECT body -> '$.artifacts' FROM ledger WHERE dfid = ? AND kind = 'DECIDED'", (dfid,))
-    return tuple((name, version, sha256) for name, version, sha256 in json.loads(text or "[]"))
+def read_basis(store: Reader, dfid: str) -> tuple[bytes, tuple[tuple[str, int, str], ...]]:
+    """Return what a decided flow proposed, b"" where it proposed nothing, and the references of the artifacts it read."""
+    proposal = store.value("SELECT proposal FROM policy_proposals WHERE dfid = ?", (dfid,))
+    data = Texts(store, dfid, shown=True).data(PROPOSAL, proposal) if isinstance(proposal, bytes) else b""
+    read = store.value("SELECT body -> '$.artifacts' FROM ledger WHERE dfid = ? AND kind = 'DECIDED'", (dfid,))
+    return data, tuple((name, version, sha256) for name, version, sha256 in json.loads(read or "[]"))

@@ -58,7 +58,7 @@ class Dispatcher:
     ) -> None:
         self._store, self._signer = store, signer
         self._gate, self._restarts_max = contract.gate, contract.retry.restarts_max
-        self._executor = VerifyingExecutor(executor, signer)
+        self.executor = VerifyingExecutor(executor, signer)
         self._now_ms, self._log = now_ms, log
         self._deadline_s = contract.budget.dispatch_ms_max / 1000
 
@@ -90,7 +90,7 @@ class Dispatcher:
         """Send an order once. What is not certain is looked up; so is that nothing was done, before it is sent again."""
 
         def send() -> Receipt:
-            return _cleaned(self._executor.dispatch(intent, intent.idempotency_key, self._deadline_s))
+            return _cleaned(self.executor.dispatch(intent, intent.idempotency_key, self._deadline_s))
 
         try:
             receipt = within(self._deadline_s, send, late=lambda receipt: self._came_late(intent, receipt))
@@ -138,7 +138,7 @@ class Dispatcher:
         return one_line(f"{what}: {text} ({place})", DETAIL_CHARS_MAX)
 
     def _lookup(self, intent: ExecutionIntent) -> Receipt:
-        ask = self._executor.lookup
+        ask = self.executor.lookup
         return self._asked(intent, "the look-up", lambda: ask(intent.idempotency_key, self._deadline_s))
 
     def resolve(self, intent: ExecutionIntent, still_valid: Callable[[ExecutionIntent], bool]) -> str:
@@ -157,7 +157,7 @@ class Dispatcher:
         receipt = self._lookup(intent)
         if receipt.status != "absent":
             return self.settle(intent, receipt)
-        if self._executor.idempotent and still_valid(intent):
+        if self.executor.idempotent and still_valid(intent):
             sent = self._send(intent)
             return self.settle(intent, sent if sent.status == "settled" else self._lookup(intent))
         self._announce_void(intent)
@@ -167,7 +167,7 @@ class Dispatcher:
         """Write down that an order is about to be voided: afterwards the executor only says that it is rejected, and
         whoever reads that, after a crash, too, has to know that nobody decided it.
         """
-        if not self.voids:
+        if not self.executor.voids:
             return
         with self._store.transaction():
             status = self._store.value("SELECT status FROM execution_log WHERE dfid = ?", (intent.dfid,))
@@ -195,25 +195,13 @@ class Dispatcher:
         return self.settle(intent, _cleaned(stated), by=by)
 
     def _void(self, intent: ExecutionIntent) -> Receipt:
-        ask = self._executor.void
+        ask = self.executor.void
         return self._asked(intent, "voiding", lambda: ask(intent.idempotency_key, self._deadline_s))
-
-    @property
-    def voids(self) -> bool:
-        return self._executor.voids
-
-    @property
-    def reverts(self) -> bool:
-        return self._executor.reverts
-
-    @property
-    def lists(self) -> bool:
-        return self._executor.lists
 
     def statement(self, since_ms: int, until_ms: int) -> tuple[StatementLine, ...]:
         """Return what the executor lists of a time. Raises UsageError where it lists nothing, WorldError: unreadable."""
         try:
-            return within(STATEMENT_S_MAX, lambda: self._executor.statement(since_ms, until_ms))
+            return within(STATEMENT_S_MAX, lambda: self.executor.statement(since_ms, until_ms))
         except LateError:
             raise unreadable_statement(f"it is not there within {STATEMENT_S_MAX:.0f} s") from None
 
@@ -221,13 +209,13 @@ class Dispatcher:
         """Undo an order that was carried out. Not asked for twice without a look-up between."""
         if sent_before and (known := self.reverted(intent)).status != "absent":
             return known
-        ask = self._executor.revert
+        ask = self.executor.revert
         receipt = self._asked(intent, "taking it back", lambda: ask(intent, self._deadline_s))
         return receipt if receipt.status in ("settled", "rejected") else self.reverted(intent)
 
     def reverted(self, intent: ExecutionIntent) -> Receipt:
         """Look up whether an order was undone."""
-        ask = self._executor.reverted
+        ask = self.executor.reverted
         return self._asked(intent, "the look-up", lambda: ask(intent, self._deadline_s))
 
     def settle(self, intent: ExecutionIntent, receipt: Receipt, *, by: Mapping[str, object] | None = None) -> str:

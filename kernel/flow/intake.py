@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import json
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from sds.kernel.canonical import canonical, digest, flow_id, one_line
-from sds.kernel.contract.schema import Contract, EventSpec
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import EventSpec
 from sds.kernel.errors import EventError, UsageError
 from sds.kernel.flow import states, undecided
-from sds.kernel.flow.adopted import adopted_flow
 from sds.kernel.flow.answer import Answer, known_answer
-from sds.kernel.flow.states import EXECUTION_FAILED, transition
+from sds.kernel.flow.states import ADOPTED, EXECUTION_FAILED, transition
 from sds.kernel.identifiers import check_identifier
 from sds.kernel.storage import vault
 from sds.kernel.storage.masking import mask
@@ -33,6 +33,11 @@ _BOUND = (
     "SELECT COALESCE((SELECT contract_hash FROM decision_flows WHERE dfid = ?),"
     " (SELECT contract_hash FROM agents WHERE agent_id = ?))"
 )
+RESTARTS_LOOKED_AT = 256  # a flow that was started anew more often than this is not recognised
+HAND_OVERS_LOOKED_AT = 3  # in a row: the flow that a human was handed, and what followed when that was declined, too
+
+_ANY_ADOPTED = f"SELECT 1 FROM decision_flows WHERE gate = ? AND tag = '{ADOPTED}' LIMIT 1"
+_ADOPTED_NAMED = f"SELECT dfid, state FROM decision_flows WHERE gate = ? AND tag = '{ADOPTED}' AND dfid IN ({{marks}})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,24 +156,23 @@ def claim(
     """
     saga = authorization.parent if authorization else None
     with store.transaction():
+        parent, restarts = saga, 0
         known = _known_flow(store, contract, event) or _take_over(store, contract, event)
-        if known is None:
-            _check_authorized(authorization)
-            dfid = write_event(store, contract.gate, event, 0)
-            begin(store, contract, event, dfid, parent=saga, restarts=0, now_ms=now_ms, saga=saga)
-            return ClaimedFlow(dfid, event)
-        last, state, tag, restarts, created_ms, lease_ms = known
-        if state == "ACTIVE" and not states.is_held(created_ms, lease_ms, now_ms):
-            state = undecided.interrupt(store, last, restarts_max=contract.retry.restarts_max, now_ms=now_ms)
-            tag = undecided.INTERRUPTED
-        if not undecided.is_undecided(state, tag) or (authorization and not child_restarts(store, contract, last, tag)):
-            return _known_answer(store, last, event)
-        if not anew and not undecided.has_restart(store, last, tag, contract.retry.restarts_max):
-            why = f"{restarts + 1} flows have ended without a decision"
-            return _known_answer(store, undecided.hand_over(store, last, tag or state, why, now_ms=now_ms), event)
-        _check_authorized(authorization)
-        dfid = write_event(store, contract.gate, event, restarts + 1)
-        begin(store, contract, event, dfid, parent=last, restarts=restarts + 1, now_ms=now_ms, saga=saga)
+        if known is not None:
+            last, state, tag, restarts, created_ms, lease_ms = known
+            if state == "ACTIVE" and not states.is_held(created_ms, lease_ms, now_ms):
+                state = undecided.interrupt(store, last, restarts_max=contract.retry.restarts_max, now_ms=now_ms)
+                tag = undecided.INTERRUPTED
+            if not undecided.is_undecided(state, tag) or (saga and not child_restarts(store, contract, last, tag)):
+                return _known_answer(store, last, event)
+            if not anew and not undecided.has_restart(store, last, tag, contract.retry.restarts_max):
+                why = f"{restarts + 1} flows have ended without a decision"
+                return _known_answer(store, undecided.hand_over(store, last, tag or state, why, now_ms=now_ms), event)
+            parent, restarts = last, restarts + 1
+        if authorization is not None:
+            authorization.check()
+        dfid = write_event(store, contract.gate, event, restarts)
+        begin(store, contract, event, dfid, parent=parent, restarts=restarts, now_ms=now_ms, saga=saga)
     return ClaimedFlow(dfid, event)
 
 
@@ -260,9 +264,40 @@ def _take_over(store: Store, contract: Contract, event: Event) -> Row | None:
     return known and (*known[:3], restarts, *known[4:])
 
 
-def _check_authorized(authorization: ChildAuthorization | None) -> None:
-    if authorization is not None:
-        authorization.check()
+def adopted_flow(store: Reader, gate: str, event_id: str, body_hash: str) -> tuple[str, int] | None:
+    """Return the adopted flow of an event and how often it had been started anew by then; None for an event of none.
+
+    One cheap query where nothing was ever adopted. Of several, one that was carried out counts, else the last.
+    """
+    if store.value(_ANY_ADOPTED, (gate,)) is None:
+        return None
+    restarts = dict(_names(gate, event_id, body_hash))
+    sql = _ADOPTED_NAMED.format(marks=", ".join("?" * len(restarts)))
+    found = [(state == "CLOSED", restarts[dfid], dfid) for dfid, state in store.rows(sql, (gate, *restarts))]
+    if not found:
+        return None
+    _, number, dfid = max(found)
+    return dfid, number
+
+
+def is_named(dfid: str, gate: str, event_id: str, body_hash: str) -> bool:
+    """Tell whether a flow's id is one that an event gives it."""
+    return any(dfid == name for name, _ in _names(gate, event_id, body_hash))
+
+
+def _names(gate: str, event_id: str, body_hash: str) -> Iterator[tuple[str, int]]:
+    """Yield every id that a flow of an event may have, and its restarts: `undecided.hand_over` names by the flow before."""
+    for restarts in range(RESTARTS_LOOKED_AT):
+        name = flow_id(gate, event_id, body_hash, restarts)
+        yield name, restarts
+        for successor in range(1, HAND_OVERS_LOOKED_AT + 1):
+            name = flow_id(gate, event_id, name, restarts + successor)
+            yield name, restarts + successor
+
+
+def is_adopted(trigger: str) -> bool:
+    """Tell whether a trigger is that of an adopted flow: an event's fields are text."""
+    return isinstance(json.loads(trigger).get("adopted"), dict)
 
 
 def _known_answer(store: Reader, dfid: str, event: Event) -> Answer:

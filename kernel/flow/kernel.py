@@ -11,20 +11,18 @@ several processes may share one store.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
-from sds.kernel.canonical import in_words, one_line
+from sds.kernel.canonical import one_line
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
-from sds.kernel.contract.snapshot import take_snapshot
 from sds.kernel.decision import dim, jit
 from sds.kernel.decision import packet as packets
 from sds.kernel.decision.context import ContextReader, NoContext
 from sds.kernel.decision.dim import AuthorityState, Reason, Verdict
 from sds.kernel.decision.jit import JitReport
 from sds.kernel.decision.packet import DecisionPacket, Decoding
-from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState, envelope_in_force, safeguards_of
-from sds.kernel.envelope.envelope import ESCALATE, DecisionEnvelope
+from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState, envelope_in_force, safeguards_of, with_notes
+from sds.kernel.envelope.envelope import DecisionEnvelope
 from sds.kernel.envelope.state import StateSource
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import ExecutionIntent, Executor, Signer
@@ -34,12 +32,10 @@ from sds.kernel.flow.answer import Answer, known_answer
 from sds.kernel.flow.attempts import Attempt
 from sds.kernel.flow.commit import Committer
 from sds.kernel.flow.dispatch import Dispatcher, Log, no_log
-from sds.kernel.flow.observe import Observer
+from sds.kernel.flow.observe import Observer, authority_state
 from sds.kernel.registry import registry, reservations
-from sds.kernel.registry.authority import authority_now
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.store import Store
-from sds.kernel.storage.vault import PROPOSAL, Texts
 
 
 class Kernel:
@@ -65,11 +61,10 @@ class Kernel:
         store.unlock(Keyring(signer))
         self.rules, self.context = Rules(contract), context or NoContext(contract)
         self._now_ms, self.log = now_ms, log
-        self.authorization: intake.ChildAuthorization | None = (
-            None  # an agent acts on events; a saga's step, on its saga's
-        )
+        # an agent acts on events, a step of a saga on its saga's authorization
+        self.authorization: intake.ChildAuthorization | None = None
         self.dispatcher = Dispatcher(contract, store, executor, signer, now_ms=now_ms, log=log)
-        listing = self.dispatcher.statement if self.dispatcher.lists else None
+        listing = self.dispatcher.statement if self.dispatcher.executor.lists else None
         self.whole = Wholeness(store, contract.gate, listing, now_ms=now_ms)
         self._observer = Observer(contract, store, source, self.context, self.rules)
         self._committer = Committer(contract, store, signer, self.context, now_ms=now_ms, log=log)
@@ -122,13 +117,8 @@ class Kernel:
     def compile(self, claimed: intake.ClaimedFlow) -> DecisionPacket:
         """Look at the world, derive the envelope in force and make the packet of a claimed flow."""
         event, now_ms = claimed.event, self.now_ms
-        memory, unread = self._memory(event.key, now_ms)
-        live = self.observe(event.key, now_ms, dfid="" if claimed.dfid == intake.PREVIEW else claimed.dfid)
-        if unread:
-            situation = replace(live.situation, context_whole=False)
-            live = replace(live, situation=situation, notes=(*live.notes, unread))
+        live, memory = self._observer.with_memory(event.key, now_ms, dfid=claimed.dfid)
         envelope = self.envelope(live.situation)
-        by_rule = envelope.names == (ESCALATE,) and not live.notes
         return packets.compile_packet(
             self.contract,
             self.rules,
@@ -136,20 +126,11 @@ class Kernel:
             event_id=event.id,
             key=event.key,
             evidence=event.evidence,
-            snapshot=take_snapshot(self.rules.fields, event.key, live.situation.fields, live.version, now_ms),
-            situation=live.situation,
+            live=with_notes(live, envelope),
             envelope=envelope,
-            notes=("the contract's rules or limits leave only the human",) if by_rule else live.notes,
             now_ms=now_ms,
             memory=memory,
         )
-
-    def _memory(self, key: str, now_ms: int) -> tuple[str, str]:
-        """Return what the model reads of earlier decisions, or why that cannot be had."""
-        try:
-            return self.context.memory(key, now_ms), ""
-        except Exception as error:  # noqa: BLE001  rows and a tokenizer that are not as they should be: a human decides
-            return "", one_line(f"memory cannot be read: {in_words(error)}", 200)
 
     def observe(self, key: str, now_ms: int, *, dfid: str = "", without: str = "") -> LiveState:
         """Look at the world: see `Observer.observe`."""
@@ -165,19 +146,7 @@ class Kernel:
 
     def authority(self, packet: DecisionPacket) -> AuthorityState:
         """Return what registry and store say at the moment of judgement."""
-        authority = authority_now(self.store, packet.agent_id, packet.dfid)
-        under = authority.contract_hash == packet.contract_hash
-        rejected, spent = attempts.rejected(self.store, packet.dfid)
-        return AuthorityState(
-            agent_active=authority.active,
-            halted=authority.halted,
-            contract_hash=authority.contract_hash,
-            # of another contract there is no mission to compare: gate 2 objects, and a human may still be asked
-            mission_hash=authority.mission_hash if under else packet.mission_hash,
-            held=reservations.usage(self.store, self.contract, packet.key).held,
-            tokens_spent=spent,
-            rejected=rejected,
-        )
+        return authority_state(self.store, self.contract, packet)
 
     def just_in_time(self, packet: DecisionPacket, verdict: Verdict) -> JitReport:
         """Read the world again and tell whether an accepted decision still holds. Changes nothing.
@@ -224,11 +193,9 @@ class Kernel:
         """Tell whether an order in flight would be reserved again now: same authority, same state, same amounts."""
         now_ms = self.now_ms
         live = self.observe(order.resource_key, now_ms, dfid=order.dfid, without=order.dfid)
-        read = tuple(artifact.reference for artifact in live.situation.artifacts)
-        if decision_record.artifacts_of(self.store, order.dfid) != read:
+        data, read = decision_record.read_basis(self.store, order.dfid)
+        if read != tuple(artifact.reference for artifact in live.situation.artifacts):
             return False
-        stored = self.store.value("SELECT proposal FROM policy_proposals WHERE dfid = ?", (order.dfid,))
-        data = Texts(self.store, order.dfid, shown=True).data(PROPOSAL, stored) if isinstance(stored, bytes) else b""
         envelope = self.envelope(live.situation)
         return in_flight.is_reservable(self.store, self.contract, order, data, live, envelope, now_ms)
 

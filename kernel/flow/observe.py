@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from sds.kernel.canonical import in_words, one_line
@@ -10,8 +11,12 @@ from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.snapshot import well_typed
 from sds.kernel.decision.context import ContextReader
+from sds.kernel.decision.dim import AuthorityState
+from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState, standing_notes
 from sds.kernel.envelope.state import StateRead, StateSource, Value
+from sds.kernel.flow import attempts
+from sds.kernel.flow.intake import PREVIEW
 from sds.kernel.registry import reservations, spend
 from sds.kernel.registry.authority import authority_now
 from sds.kernel.storage.store import Store
@@ -36,7 +41,7 @@ class Observer:
         as if it had taken nothing.
         """
         usage = reservations.usage(self._store, self._contract, key)
-        own = reservations.own(self._store, without) if without else {}
+        own = reservations.of_order(self._store, without) if without else {}
         drawn = {
             path: amount - own.get(reservations.resource(self._contract, key, path), 0)
             for path, amount in usage.drawn.items()
@@ -57,6 +62,20 @@ class Observer:
         notes += [*standing_notes(situation), *faults]
         return LiveState(situation, version, usage.epochs, authority.contract_hash, tuple(notes))
 
+    def with_memory(self, key: str, now_ms: int, *, dfid: str) -> tuple[LiveState, str]:
+        """Return one look, and the earlier decisions as the model reads them; where these cannot be had, only the human
+        is left. `dfid`: the flow it is for, or `intake.PREVIEW`.
+        """
+        memory, unread = "", ""
+        try:
+            memory = self._context.memory(key, now_ms)
+        except Exception as error:  # noqa: BLE001  rows and a tokenizer that are not as they should be: a human decides
+            unread = one_line(f"memory cannot be read: {in_words(error)}", 200)
+        live = self.observe(key, now_ms, dfid="" if dfid == PREVIEW else dfid)
+        if unread:
+            live = replace(live, situation=replace(live.situation, context_whole=False), notes=(*live.notes, unread))
+        return live, memory
+
     def _net_state(self, key: str, drawn: Mapping[str, int]) -> tuple[dict[str, Value], str, list[str]]:
         """Return the declared fields net of what is drawn, the source's version of them, and what is wrong with them."""
         read, notes = self._read(key)
@@ -76,6 +95,23 @@ class Observer:
             return StateRead(dict(read.fields), read.version), []
         except Exception as error:  # noqa: BLE001  a foreign source may fail in any way
             return None, [one_line(f"state cannot be read: {in_words(error)}", 200)]
+
+
+def authority_state(store: Store, contract: Contract, packet: DecisionPacket) -> AuthorityState:
+    """Return what registry and store say of a packet's flow at the moment of judgement."""
+    authority = authority_now(store, packet.agent_id, packet.dfid)
+    under = authority.contract_hash == packet.contract_hash
+    rejected, spent = attempts.rejected(store, packet.dfid)
+    return AuthorityState(
+        agent_active=authority.active,
+        halted=authority.halted,
+        contract_hash=authority.contract_hash,
+        # of another contract there is no mission to compare: gate 2 objects, and a human may still be asked
+        mission_hash=authority.mission_hash if under else packet.mission_hash,
+        held=reservations.usage(store, contract, packet.key).held,
+        tokens_spent=spent,
+        rejected=rejected,
+    )
 
 
 def _subtracted(fields: Mapping[str, Value | None], drawn: Mapping[str, int]) -> dict[str, Value]:

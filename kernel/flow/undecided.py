@@ -20,6 +20,12 @@ from sds.kernel.storage.store import Reader, Row, Store
 REASON_CHARS_MAX = 300
 INTERRUPTED = "INTERRUPTED"
 
+_SUCCESSOR = (
+    "INSERT INTO decision_flows (dfid, restarts, created_at_ms, state, tag, lease_until_ms,"
+    " agent_id, trigger_event, parent_dfid, gate, event_id, contract_hash)"
+    " SELECT ?, ?, ?, ?, ?, ?, agent_id, trigger_event, dfid, gate, event_id, contract_hash"
+    " FROM decision_flows WHERE dfid = ?"
+)
 _COPIED = ("context_snapshots", "policy_proposals")  # both begin with the dfid
 _CHAIN = f"""
 WITH RECURSIVE chain(dfid, parent, gate, event_id, tag) AS (
@@ -95,29 +101,13 @@ def is_child(store: Reader, dfid: str) -> bool:
 
 def hand_over(store: Store, dfid: str, tag: str, why: str, *, now_ms: int) -> str:
     """Give the event of a flow that has ended a successor that waits for a human; return its dfid."""
-    flow = store.row(
-        "SELECT agent_id, trigger_event, gate, event_id, contract_hash, restarts FROM decision_flows WHERE dfid = ?",
-        (dfid,),
-    )
+    flow = store.row("SELECT gate, event_id, restarts + 1 FROM decision_flows WHERE dfid = ?", (dfid,))
     if flow is None:
         raise StoreError(f"flow `{dfid}` is not in the record", dfid=dfid)
-    agent_id, trigger, gate, event_id, contract_hash, restarts = flow
-    successor = flow_id(gate, event_id, dfid, restarts + 1)
-    store.insert(
-        "decision_flows",
-        dfid=successor,
-        agent_id=agent_id,
-        trigger_event=trigger,
-        parent_dfid=dfid,
-        gate=gate,
-        event_id=event_id,
-        contract_hash=contract_hash,
-        restarts=restarts + 1,
-        created_at_ms=now_ms,
-        state=transition("CREATED", "ACTIVE", "VALIDATING", "ESCALATED"),
-        tag=tag,
-        lease_until_ms=now_ms,
-    )
+    gate, event_id, restarts = flow
+    successor = flow_id(gate, event_id, dfid, restarts)
+    state = transition("CREATED", "ACTIVE", "VALIDATING", "ESCALATED")
+    store.run(_SUCCESSOR, (successor, restarts, now_ms, state, tag, now_ms, dfid))
     store.run(
         "UPDATE events SET dfid = ? WHERE gate = ? AND event_id = ? AND dfid = ?", (successor, gate, event_id, dfid)
     )

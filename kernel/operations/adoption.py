@@ -12,7 +12,8 @@ from typing import Any
 
 from sds.kernel.canonical import canonical, digest, flow_id, idempotency_key
 from sds.kernel.contract.human_terms import human_contract
-from sds.kernel.contract.schema import Contract, KindSpec
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import KindSpec
 from sds.kernel.envelope.state import Fields
 from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.executor.statement import Difference, StatementLine, known_keys

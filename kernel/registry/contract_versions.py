@@ -12,6 +12,8 @@ from sds.kernel.storage.store import Reader
 
 VERSIONS_MAX = 1000
 
+Standing = Literal["in force", "superseded", "revoked"]
+
 
 @dataclass(frozen=True, slots=True)
 class Version:
@@ -21,7 +23,7 @@ class Version:
     agent_id: str
     version: str
     contract_hash: str
-    standing: Literal["in force", "superseded", "revoked"]
+    standing: Standing
     registered_at_ms: int
     who: str
     reason: str
@@ -54,8 +56,7 @@ def _version(
     revoked: int,
 ) -> Version:
     body = json.loads(entry) if entry else {}
-    standing: Literal["in force", "superseded", "revoked"]
-    standing = "revoked" if revoked else "in force" if current else "superseded"
+    standing: Standing = "revoked" if revoked else "in force" if current else "superseded"
     who, reason = str(body.get("who", "")), str(body.get("reason", ""))
     return Version(gate, agent_id, version, contract_hash, standing, at_ms, who, reason)
 

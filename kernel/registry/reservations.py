@@ -99,7 +99,8 @@ def reserve(
     """Reserve everything, or change nothing and return the reason code.
 
     `epochs` are those read just before the live state that was checked: had anything of this key been reserved or
-    settled since, even another field, that check would not hold. `spending`: the spend counters of this moment. Taking nothing of a resource leaves it alone.
+    settled since, even another field, that check would not hold. `spending`: the spend counters of this moment. Taking
+    nothing of a resource leaves it alone.
     """
     now = usage(store, contract, key)
     if now.epochs != epochs or any(path in now.held for path, _ in claim.draws):
@@ -109,13 +110,13 @@ def reserve(
         return "SPEND_LIMIT_EXCEEDED"
     for path, amount in claim.draws:
         if amount:
-            _draw(store, dfid, resource(contract, key, path), amount)
+            _draw(store, dfid, resource(contract, key, path), amount, drawn=amount, status="live", epochs=1)
     if claim.spends and spending.names:
         spend.add(store, dfid, spending, claim.spends)
     return None
 
 
-def own(store: Store, dfid: str) -> dict[str, int]:
+def of_order(store: Store, dfid: str) -> dict[str, int]:
     """Return what one order in flight holds itself of each resource."""
     return dict(store.rows("SELECT resource, amount FROM reservations WHERE dfid = ? AND status = 'live'", (dfid,)))
 
@@ -138,15 +139,10 @@ def reserve_again(store: Store, dfid: str, *, succeeded: bool) -> None:
 
     `succeeded`: it was settled so; then what it spent is still counted, and what it drew may be.
     """
-    drawn = succeeded and left_drawn(store, dfid)
-    for name, amount in store.rows("SELECT resource, amount FROM reservations WHERE dfid = ?", (dfid,)):
-        again = 0 if drawn else amount
-        store.run("UPDATE resources SET epoch = epoch + 1, drawn = drawn + ? WHERE resource = ?", (again, name))
-    if succeeded:
-        return
-    store.run("UPDATE reservations SET status = 'settled' WHERE dfid = ?", (dfid,))
-    for name, amount in store.rows("SELECT scope, amount FROM spend WHERE dfid = ?", (dfid,)):
-        store.run("UPDATE spend_totals SET used = used + ? WHERE scope = ?", (amount, name))
+    _change_drawn(store, dfid, 0 if succeeded and left_drawn(store, dfid) else 1)
+    if not succeeded:
+        store.run("UPDATE reservations SET status = 'settled' WHERE dfid = ?", (dfid,))
+        spend.recount(store, dfid, 1)
 
 
 def count(
@@ -154,51 +150,44 @@ def count(
 ) -> None:
     """Count what an order took that was carried out without having been reserved here; `kept`: it stays subtracted."""
     for path, amount in claim.draws:
-        if amount:
-            name = resource(contract, key, path)
-            store.insert("reservations", dfid=dfid, resource=name, amount=amount, status="settled")
-            store.run(
-                "INSERT INTO resources VALUES (?, 2, ?)"  # taken and settled: two epochs, as for any order
-                " ON CONFLICT DO UPDATE SET epoch = epoch + 2, drawn = drawn + excluded.drawn",
-                (name, amount if kept else 0),
-            )
+        if amount:  # taken and settled: two epochs, as for any order
+            name, drawn = resource(contract, key, path), amount if kept else 0
+            _draw(store, dfid, name, amount, drawn=drawn, status="settled", epochs=2)
     if claim.spends and spending is not None and spending.names:
         spend.add(store, dfid, spending, claim.spends)
 
 
-def release(store: Store, dfid: str, *, kept: bool) -> None:
-    """Return what a settled decision took, because its effect has been undone. `kept`: it was still subtracted."""
-    settled = "SELECT resource, amount FROM reservations WHERE dfid = ? AND status = 'settled'"
-    for name, amount in store.rows(settled, (dfid,)):
-        back = amount if kept else 0
-        store.run("UPDATE resources SET epoch = epoch + 1, drawn = drawn - ? WHERE resource = ?", (back, name))
-    store.run("UPDATE reservations SET status = 'released' WHERE dfid = ? AND status = 'settled'", (dfid,))
-    for name, amount in store.rows("SELECT scope, amount FROM spend WHERE dfid = ?", (dfid,)):
-        store.run("UPDATE spend_totals SET used = used - ? WHERE scope = ?", (amount, name))
-
-
-def _draw(store: Store, dfid: str, name: str, amount: int) -> None:
-    store.insert("reservations", dfid=dfid, resource=name, amount=amount, status="live")
-    store.run(
-        "INSERT INTO resources VALUES (?, 1, ?)"
-        " ON CONFLICT DO UPDATE SET epoch = epoch + 1, drawn = drawn + excluded.drawn",
-        (name, amount),
-    )
-
-
 def settle(store: Store, dfid: str, *, succeeded: bool, kept: bool) -> None:
     """End a flow's reservations: `kept` keeps what was drawn subtracted, otherwise it is given back."""
-    for name, amount in store.rows(
-        "SELECT resource, amount FROM reservations WHERE dfid = ? AND status = 'live'", (dfid,)
-    ):
-        back = 0 if succeeded and kept else amount
-        changed = store.run(
-            "UPDATE resources SET epoch = epoch + 1, drawn = drawn - ? WHERE resource = ?", (back, name)
-        )
-        if changed != 1:
-            raise StoreError(f"resource `{name}` of a reservation is not in the record", dfid=dfid)
+    _change_drawn(store, dfid, 0 if succeeded and kept else -1, status="live")
     status = "settled" if succeeded else "released"
     store.run("UPDATE reservations SET status = ? WHERE dfid = ? AND status = 'live'", (status, dfid))
     if not succeeded:
-        for name, amount in store.rows("SELECT scope, amount FROM spend WHERE dfid = ?", (dfid,)):
-            store.run("UPDATE spend_totals SET used = used - ? WHERE scope = ?", (amount, name))
+        spend.recount(store, dfid, -1)
+
+
+def release(store: Store, dfid: str, *, kept: bool) -> None:
+    """Return what a settled decision took, because its effect has been undone. `kept`: it was still subtracted."""
+    _change_drawn(store, dfid, -1 if kept else 0, status="settled")
+    store.run("UPDATE reservations SET status = 'released' WHERE dfid = ? AND status = 'settled'", (dfid,))
+    spend.recount(store, dfid, -1)
+
+
+def _draw(store: Store, dfid: str, name: str, amount: int, *, drawn: int, status: str, epochs: int) -> None:
+    store.insert("reservations", dfid=dfid, resource=name, amount=amount, status=status)
+    store.run(
+        "INSERT INTO resources VALUES (?, ?, ?)"
+        " ON CONFLICT DO UPDATE SET epoch = epoch + excluded.epoch, drawn = drawn + excluded.drawn",
+        (name, epochs, drawn),
+    )
+
+
+def _change_drawn(store: Store, dfid: str, times: int, *, status: str = "%") -> None:
+    """Add what a flow's reservations took, -1, 0 or 1 `times`, to what is drawn of each resource, and begin its next
+    epoch. Raises StoreError when a resource is missing.
+    """
+    sql = "SELECT resource, amount FROM reservations WHERE dfid = ? AND status LIKE ?"
+    for name, amount in store.rows(sql, (dfid, status)):
+        sql = "UPDATE resources SET epoch = epoch + 1, drawn = drawn + ? WHERE resource = ?"
+        if store.run(sql, (times * amount, name)) != 1:
+            raise StoreError(f"resource `{name}` of a reservation is not in the record", dfid=dfid)

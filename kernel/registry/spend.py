@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 from sds.kernel.canonical import digest
-from sds.kernel.contract.schema import Contract, SpendLimit
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import SpendLimit
 from sds.kernel.envelope.state import Fields
 from sds.kernel.storage.clock import BACK_MS, Step, steps
 from sds.kernel.storage.store import Reader, Store
@@ -197,6 +198,12 @@ def add(store: Store, dfid: str, now: Scopes, amount: int) -> None:
     rows = ", ".join("(?, ?, ?)" for _ in now.names)
     values = (value for name in now.names for value in (dfid, name, amount))
     store.run(f"INSERT INTO spend VALUES {rows}", tuple(values))
+
+
+def recount(store: Store, dfid: str, times: int) -> None:
+    """Add what one order has taken of each counter, 1 or -1 `times`, in the caller's transaction."""
+    for scope, amount in of_order(store, dfid).items():
+        store.run("UPDATE spend_totals SET used = used + ? WHERE scope = ?", (times * amount, scope))
 
 
 def still_counted(store: Reader, contract: Contract, dfid: str, fields: Fields, at_ms: int) -> bool:

@@ -89,14 +89,19 @@ class MenuKernel(ChildKernel):
     def possible(self) -> tuple[str, ...]:
         """Return what of the menu can be carried out now."""
         return _possible(
-            self._parent.menu, self._look().situation.fields, self.dispatcher.reverts, self.dispatcher.voids
+            self._parent.menu,
+            self._look().situation.fields,
+            self.dispatcher.executor.reverts,
+            self.dispatcher.executor.voids,
         )
 
     def envelope(self, situation: EnvelopeInputs) -> DecisionEnvelope:
         """Return the menu as it stands; without authority, only the human."""
         if not situation.agent_active or situation.halted:
             return ESCALATE_ONLY
-        names = _possible(self._parent.menu, situation.fields, self.dispatcher.reverts, self.dispatcher.voids)
+        names = _possible(
+            self._parent.menu, situation.fields, self.dispatcher.executor.reverts, self.dispatcher.executor.voids
+        )
         return DecisionEnvelope(tuple(KindBound(name, _REASONS[name]) for name in names))
 
     def _look(self) -> LiveState:

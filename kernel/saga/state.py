@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sds.kernel.canonical import canonical
-from sds.kernel.contract.schema import Contract, EventSpec, SagaSpec
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import EventSpec, SagaSpec
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow import decision_record, intake, undecided
-from sds.kernel.flow.adopted import is_adopted
 from sds.kernel.flow.answer import Answer, answer
-from sds.kernel.flow.intake import Event, begin, event_fields, event_in, masked, refuse_another, write_event
+from sds.kernel.flow.intake import Event, begin, event_fields, event_in, is_adopted, masked, refuse_another, write_event
 from sds.kernel.flow.states import DECIDED_TAGS, State, transition
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store

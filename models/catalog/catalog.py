@@ -85,7 +85,7 @@ class Source(_Kept):
 class Measured(_Kept):
     """One weight type in one library: quickest, median and longest time of a decision's passes, mean KL from the exact weights.
 
-    `dtype`: what it is computed in, None: what the library does unless told.
+    `dtype`: what it is computed in, None: what the library does where nobody says it.
     """
 
     type: str
@@ -102,7 +102,7 @@ class Measured(_Kept):
 class Record(_Kept):
     """Why which weights are run for a source, and in what (`dtype`: as in `Measured`). `file`: None where the source itself is the fastest.
 
-    `layers`: how many of the source's were kept, None: all. `shape_noise_logp_max`: in llama.cpp, None where it was not measured.
+    `layers`: how many of the source's were kept, None: all. `shape_noise_logp_max`: batch variance in llama.cpp, None where it was not measured.
     """
 
     form: Literal[5]  # those before did not know integer passes

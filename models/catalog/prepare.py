@@ -1,8 +1,8 @@
 """Which weights, in which library, is this machine fastest with on a decision's passes? Measure it, and keep those.
 
-llama.cpp itself re-encodes them; OpenVINO runs the very file that llama.cpp runs as BF16, in BF16 and in FP32, and in each
-with nearly all products in int8; integer passes run it, too. Every candidate is measured in turn, one model in memory at a time, in rounds, so that
-what the machine does besides hits all of them alike. The fastest is kept; of those within `TIE` of it the one closest to
+llama.cpp itself re-encodes them; the other backends run the very file that it runs as BF16, each in its data types. Where one
+of them is known to outrun llama.cpp on this processor, no other weight type is encoded. Every candidate is measured in turn,
+one model in memory at a time, in rounds, so that what the machine does besides hits all of them alike. The fastest is kept; of those within `TIE` of it the one closest to
 the exact weights, which are the source's in F32.
 Nothing here knows what is decided.
 """
@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -40,12 +41,12 @@ from sds.models.catalog.catalog import (
 )
 from sds.models.catalog.inspect import NOT_SAID, ModelCard, inspect_model
 from sds.models.catalog.timing import (
-    NOISE_SLOTS,
+    VARIANCE_SLOTS,
     Distributions,
     decision_times_ms,
     distributions,
     divergence,
-    noise_logp,
+    variance_logp,
 )
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.llamacpp.weights import load_gguf
@@ -147,11 +148,8 @@ class Preparation:
         types = [name for name in TYPES if name != card.weights]
         self._check_room(card, layers, types)
         exact = self._exact(source, card, layers, folder / "F32.gguf")
-        candidates = [self._own(source, card, layers, folder)]
-        for name in types:
-            self.log(f"re-encoding as {name}")
-            candidates.append(Candidate(name, _encoded(source, folder / f"{name}.gguf", TYPES[name], card, layers)))
-        candidates = self._close([*candidates, *self._besides(candidates)], exact)
+        own = self._own(source, card, layers, folder)
+        candidates = self._candidates(own, self._encodings(source, card, layers, folder, types), exact)
         self._measure(candidates)
         best, why = chosen(candidates)
         return self._keep(source, card, layers, candidates, best, why)
@@ -185,25 +183,36 @@ class Preparation:
             return Candidate(_own_type(card), source)
         return Candidate(_own_type(card), _encoded(source, folder / "own.gguf", None, card, layers))
 
-    def _besides(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Return what the other libraries are measured with: the BF16 weights that are here anyway, in each data type."""
+    def _encodings(
+        self, source: Path, card: ModelCard, layers: int | None, folder: Path, types: Sequence[str]
+    ) -> Iterator[Candidate]:
+        for name in types:
+            self.log(f"re-encoding as {name}")
+            yield Candidate(name, _encoded(source, folder / f"{name}.gguf", TYPES[name], card, layers))
+
+    def _besides(self, each: Candidate) -> list[Candidate]:
+        """Return what the other backends are measured with: the BF16 weights that are here anyway, in each data type."""
+        others = [BACKENDS[name] for name in self.libraries if name != DEFAULT and each.type == "BF16"]
+        here = [backend for backend in others if not backend.extra or backend.version()]  # an extra is not missed
         return [
-            Candidate(each.type, each.path, library, dtype)
-            for each in candidates
-            if each.type == "BF16"
-            for library in self.libraries
-            if library != DEFAULT
-            for dtype in BACKENDS[library].measured_in
+            Candidate(each.type, each.path, backend.name, dtype) for backend in here for dtype in backend.measured_in
         ]
 
-    def _close(self, candidates: Sequence[Candidate], exact: Distributions) -> list[Candidate]:
-        """Return the source's own type, and of the others those that say nearly what the exact weights say."""
-        own, *others = candidates
+    def _candidates(self, own: Candidate, encodings: Iterator[Candidate], exact: Distributions) -> list[Candidate]:
+        """Return the source's own type, and of the others those that say nearly what the exact weights say.
+
+        No further type is encoded once there is one that outruns whatever llama.cpp could make of it.
+        """
         own.kl_mean = divergence(exact, self._distributions(own))
         if own.kl_mean == float("inf"):
             raise BackendError(f"`{own.path}` gives no probabilities: its weights are no numbers")
-        said: set[str] = set()
-        return [own, *(each for each in others if self._is_close(each, exact, said))]
+        close, said = [own], set[str]()
+        for each in chain([own], encodings):
+            others = [*([] if each is own else [each]), *self._besides(each)]
+            close += [other for other in others if self._is_close(other, exact, said)]
+            if any(BACKENDS[other.library].outruns() for other in close):
+                break
+        return sorted(close, key=lambda each: each.library != DEFAULT)
 
     def _distributions(self, each: Candidate) -> Distributions:
         return distributions(each.path, each.library, each.dtype, self.threads)
@@ -240,7 +249,7 @@ class Preparation:
     ) -> Prepared:
         """Give the chosen weights, then what is known of them, their names: a reader sees both whole or neither."""
         place = record_path(self.cache, card.sha256, layers)
-        noise = noise_logp(best.path, self.threads)
+        variance = variance_logp(best.path, self.threads)
         cut = f"-{layers}layers" if layers else ""
         file = None if best.path == source else f"{card.sha256[:12]}-{_plain(best.type)}{cut}.gguf"
         record = Record(
@@ -257,8 +266,8 @@ class Preparation:
             threads=self.threads,
             measured=tuple(each.measured() for each in candidates),
             why=why,
-            shape_noise_logp_max=noise,
-            shape_noise_slots=None if noise is None else NOISE_SLOTS,
+            shape_noise_logp_max=variance,
+            shape_noise_slots=None if variance is None else VARIANCE_SLOTS,
             date=self.today,
         )
         if file is not None:

@@ -21,7 +21,7 @@ from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend, BackendError, Dtype, Library
 
 STATIC_TOKENS, PASSES_TOKENS, AHEAD_TOKENS = 240, (60, 12, 1, 1, 1, 1), (84, 8)
-NOISE_SLOTS, NOISE_CONTEXT = 16, 512
+VARIANCE_SLOTS, VARIANCE_CONTEXT = 16, 512
 DECISIONS = 6  # a round, after one that is not counted
 PARTS = 12  # of each text: where next-token distributions are compared
 _TEXT = (  # fixed: two preparations of the same weights compare the same positions
@@ -96,10 +96,10 @@ def divergence(exact: Distributions, found: Distributions) -> float:
     return max(0.0, mean) if np.isfinite(mean) else float("inf")
 
 
-def noise_logp(path: Path, threads: int) -> float | None:
-    """Return how far company in a pass moves log-probabilities in llama.cpp; None: not to be measured with this model."""
+def variance_logp(path: Path, threads: int) -> float | None:
+    """Return the batch variance of these weights in llama.cpp, in nats; None: not to be measured with this model."""
     try:
-        backend = LlamaBackend(path, threads=threads, slots=NOISE_SLOTS, n_ctx=NOISE_CONTEXT)
+        backend = LlamaBackend(path, threads=threads, slots=VARIANCE_SLOTS, n_ctx=VARIANCE_CONTEXT)
     except BackendError:
         return None
     try:

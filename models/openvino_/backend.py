@@ -23,8 +23,8 @@ from sds.models.cache.token_tree import Call, Inputs, Place, calls_of
 from sds.models.files.fingerprint import gguf_fingerprint, identity
 from sds.models.files.llama_weights import Shape, Weights
 from sds.models.llamacpp.weights import words_of
-from sds.models.openvino_.facts import INT8_REST
-from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, Row, check_slots, extra_hint
+from sds.models.openvino_.facts import INSTALL_HINT, INT8_REST
+from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, Row, check_slots
 
 try:
     import openvino as ov
@@ -32,7 +32,7 @@ try:
     from sds.models.openvino_.dtypes import check_dtype, usual_dtype
     from sds.models.openvino_.graph import graph
 except ImportError as error:
-    raise BackendError("OpenVINO is not installed", hint=extra_hint("openvino")) from error
+    raise BackendError("OpenVINO is not installed", hint=INSTALL_HINT) from error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sds.models.cache.token_tree import prepared_for
 from sds.models.facts import BackendFacts, Opening, installed
-from sds.models.protocol import Backend, Dtype
+from sds.models.protocol import Backend, Dtype, extra_hint
 
 DISTRIBUTION = "openvino"
+INSTALL_HINT = extra_hint("openvino", target="openvino")
 # What is quantized in int8, as records say it, and in what the rest is computed.
 QUANTIZED = "all products with weights but those of the last layer, and the weights of the head"
 INT8_REST: dict[Dtype, Dtype] = {"int8": "fp32", "int8-bf16": "bf16"}
@@ -16,6 +16,7 @@ DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", *INT8_REST)
 
 
 def _open(opening: Opening) -> Backend:
+    from sds.models.cache.token_tree import prepared_for  # noqa: PLC0415  numpy is loaded with a model
     from sds.models.openvino_.backend import LENGTHS, OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
 
     wanted = opening.warm_up
@@ -50,6 +51,7 @@ OPENVINO = BackendFacts(
     title="OpenVINO",
     distribution=DISTRIBUTION,
     extra="openvino",
+    install_hint=INSTALL_HINT,
     dtypes=DTYPES,
     usual_dtype=_usual_dtype,
     bits_need_slots=True,

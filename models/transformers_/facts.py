@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from sds.models.facts import BackendFacts, Opening, installed
-from sds.models.protocol import Backend, Dtype
+from sds.models.protocol import Backend, Dtype, extra_hint
 
 DISTRIBUTION = "transformers"
 USUAL_DTYPE: Dtype = "fp32"
@@ -38,6 +38,7 @@ TRANSFORMERS = BackendFacts(
     title="transformers",
     distribution=DISTRIBUTION,
     extra="hf",
+    install_hint=extra_hint("hf"),
     dtypes=("fp32", "bf16", "fp16"),
     reads_folders=True,
     on_gpus=True,

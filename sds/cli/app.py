@@ -13,10 +13,11 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from sds.cli.common import A_GOOD_EVENT, plain
+from sds.cli.common import A_GOOD_EVENT
 from sds.cli.decisions import decide, escalations, run
 from sds.cli.records import erase, keys, reconcile, record, replay
-from sds.cli.setup import agents, bench, context, contracts, doctor, models
+from sds.cli.render import plain
+from sds.cli.setup import agents, bench, context, contracts, doctor, models, new
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.errors import EventError, SdsError, UsageError
 
@@ -46,6 +47,7 @@ contracts.add_to(app)
 doctor.add_to(app)
 models.add_to(app)
 bench.add_to(app)
+new.add_to(app)
 
 
 def _show_version(wanted: bool) -> None:

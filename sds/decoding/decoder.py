@@ -42,7 +42,7 @@ from sds.models.protocol import FORKS_MAX as FORKS_TOTAL
 from sds.models.protocol import Row
 
 if TYPE_CHECKING:
-    from sds.grammars.tokens.compiler import ChoicePoint, TokenMatcher
+    from sds.grammars.tokens.matcher import ChoicePoint, TokenMatcher
     from sds.models.protocol import Backend
 
 __all__ = ["JOINT", "ChoiceRecord", "Deciding", "Decoded", "Mode", "deciding", "decode"]
@@ -62,7 +62,7 @@ class Decoded:
     `confidence`: the share of the chosen action, 1.0 where only one was permitted; where company may have moved it, the
     least it can be alone. `tokens_generated` counts forced ones too. `canonical`: the tokens are those the model's own
     tokenizer makes of `data`. `rows`: for each pass the tokens of this decision in it, and the rows: here its own;
-    whoever runs several at once puts all that were in the pass. `plan`: SHA-256 of the plan it was written by.
+    whoever runs several at once puts all that were in the pass. `grammar_sha256`: digest of the compiled grammar it was written by.
     """
 
     data: bytes
@@ -73,7 +73,7 @@ class Decoded:
     passes: int
     canonical: bool
     rows: tuple[tuple[int, int], ...]
-    plan: str
+    grammar_sha256: str
 
 
 Deciding = Generator[list[Row], list[Logits], Decoded]
@@ -86,7 +86,7 @@ def deciding(
     backend: Backend,
     slot: int,
     sections: Sequence[Sequence[int]],
-    walk: TokenMatcher,
+    matcher: TokenMatcher,
     *,
     tokens_max: int,
     mode: Mode = "greedy",
@@ -104,12 +104,12 @@ def deciding(
     Raises ModelError with the reason MASK_FAILED, BACKEND_FAILED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED or
     CHOICE_TOO_CLOSE.
     """
-    run = _Run(backend, slot, sections, walk, tokens_max, mode, noise_logp_max, max(forks_max, FORKS_MIN), shown)
+    run = _Run(backend, slot, sections, matcher, tokens_max, mode, noise_logp_max, max(forks_max, FORKS_MIN), shown)
     try:
         run.write([])
-        if not walk.finished:
+        if not matcher.finished:
             run.begin()
-        while not walk.finished:
+        while not matcher.finished:
             yield from run.read()
             yield from run.choose()
         return run.result()
@@ -120,7 +120,7 @@ def deciding(
 def decode(
     backend: Backend,
     sections: Sequence[Sequence[int]],
-    walk: TokenMatcher,
+    matcher: TokenMatcher,
     *,
     tokens_max: int,
     now_ms: Callable[[], int],
@@ -135,7 +135,7 @@ def decode(
     after every pass, a pass is never cut short.
     """
     run = deciding(
-        backend, 0, sections, walk, tokens_max=tokens_max, mode=mode, noise_logp_max=noise_logp_max, shown=shown
+        backend, 0, sections, matcher, tokens_max=tokens_max, mode=mode, noise_logp_max=noise_logp_max, shown=shown
     )
     advance: Callable[[], list[Row]] = partial(next, run)
     with closing(run):
@@ -162,7 +162,7 @@ class _Run:
     backend: Backend
     slot: int
     sections: Sequence[Sequence[int]]
-    walk: TokenMatcher
+    matcher: TokenMatcher
     tokens_max: int
     mode: Mode
     noise_logp_max: float
@@ -185,10 +185,10 @@ class _Run:
         """Take these tokens and all that they force."""
         with stopping(LANGUAGE_FAILED, "the language"):
             for token in tokens:
-                self.walk.take(token)
-            self.pending += [*tokens, *self.walk.forced()]
-        if not self.walk.finished:
-            within(len(self.walk.tokens), self.tokens_max)
+                self.matcher.accept(token)
+            self.pending += [*tokens, *self.matcher.accept_forced()]
+        if not self.matcher.finished:
+            within(len(self.matcher.tokens), self.tokens_max)
 
     def begin(self) -> None:
         """Let the slot hold the prompt; its last section rides with what is forced at the start."""
@@ -211,25 +211,25 @@ class _Run:
         if not (tokens_max := self.backend.lookahead_tokens_max):
             return []
         forks_max = min(self.forks_max, FORKS_TOTAL // self.backend.slots) - len(self.forks)
-        room = LookaheadBudget(tokens_max, self.tokens_max - len(self.walk.tokens), forks_max)
+        room = LookaheadBudget(tokens_max, self.tokens_max - len(self.matcher.tokens), forks_max)
         with stopping(LANGUAGE_FAILED, "the language"):
-            fork = self.walk.fork()
+            fork = self.matcher.choice_point()
             if self._exact(fork):
-                found = wholes(self.walk, () if self.mode == "exact" else self.shown, self._following, room)
+                found = wholes(self.matcher, () if self.mode == "exact" else self.shown, self._following, room)
             else:
-                found = further(self.walk, fork, self.shown, self._following, room)
+                found = further(self.matcher, fork, self.shown, self._following, room)
         again = len(self.pending) * (1 + len(found)) + sum(len(each.text) for each in found)
         return found if again <= self.backend.pass_tokens_max else []
 
     def choose(self) -> Choosing:
         with stopping(LANGUAGE_FAILED, "the language"):
-            fork = self.walk.fork()
+            fork = self.matcher.choice_point()
             exact = self._exact(fork)
-            whole = self.walk.alternatives() if exact and fork.finite else ()
+            whole = self.matcher.alternatives() if exact and fork.finite else ()
         if exact and self.pending:
             raise ModelError("whole texts were to be compared before all was read", reason_code=LANGUAGE_FAILED)
         if whole:
-            within(len(self.walk.tokens) + max(len(text) for _, text in whole), self.tokens_max)
+            within(len(self.matcher.tokens) + max(len(text) for _, text in whole), self.tokens_max)
             yield from self._choose_whole(fork, [label for label, _ in whole], [tuple(text) for _, text in whole])
         elif exact and fork.labels and not fork.finite and self.by_digit != fork.start:
             yield from self._choose_number(fork)
@@ -243,7 +243,7 @@ class _Run:
     def _choose_number(self, fork: ChoicePoint) -> Choosing:
         reader = Reader(self.at, self.forks_max - len(self.forks), self.tokens_max, self._fork, self.drop, self._pass)
         with stopping(LANGUAGE_FAILED, "the language"):
-            found = yield from likeliest_number(self.walk, self.logits, reader, noise_logp_max=self.noise_logp_max)
+            found = yield from likeliest_number(self.matcher, self.logits, reader, noise_logp_max=self.noise_logp_max)
         if found.close if found else self.noise_logp_max:  # in another order it might have found one in time
             raise too_close(fork.choice)
         if found is None:
@@ -264,7 +264,7 @@ class _Run:
             self._count(fork, shares.tolist(), best, z)
         elif fork.labels:
             labels = [JOINT.join(labels) for labels in fork.labels]
-            name = f"{fork.choice}[{max(0, len(self.walk.data) - fork.start)}]"
+            name = f"{fork.choice}[{max(0, len(self.matcher.data) - fork.start)}]"
             self.choices.append(trace_of(name, labels, shares.tolist(), best, z))
         self.write([int(fork.tokens[best])])
         self._follow()
@@ -300,16 +300,16 @@ class _Run:
         self._drop_others()
 
     def _following(self, text: Text) -> tuple[Text, TokenMatcher]:
-        """Return all that would be read if this was chosen, nothing where the decision would then be whole; and the walk
+        """Return all that would be read if this was chosen, nothing where the decision would then be whole; and the matcher
         behind it.
         """
         with stopping(LANGUAGE_FAILED, "the language"):
-            walk = self.walk.copy()
+            matcher = self.matcher.copy()
             for token in text:
-                walk.take(token)
-            forced = walk.forced()
-            ends = walk.finished or len(walk.tokens) > self.tokens_max
-            return (() if ends else (*text, *forced)), walk
+                matcher.accept(token)
+            forced = matcher.accept_forced()
+            ends = matcher.finished or len(matcher.tokens) > self.tokens_max
+            return (() if ends else (*text, *forced)), matcher
 
     def _scores(self, texts: Sequence[Text], leader: Text) -> Scoring:
         """Return the log-probability of each text. What needs reading is read with what follows `leader`.
@@ -371,19 +371,19 @@ class _Run:
     def result(self) -> Decoded:
         if self.tally is not None:
             raise ModelError("the language ended before a choice was made", reason_code=LANGUAGE_FAILED)
-        data = bytes(self.walk.data)
+        data = bytes(self.matcher.data)
         with stopping(LANGUAGE_FAILED, "the language"):
-            canonical = self.walk.canonical()
-        within(len(self.walk.tokens), self.tokens_max)
+            canonical = self.matcher.canonical()
+        within(len(self.matcher.tokens), self.tokens_max)
         share = next((c.confidence for c in self.choices if c.name == ACTION_CHOICE), 1.0)
         return Decoded(
             data,
             tuple(self.choices),
             at_least(share, 2 * self.noise_logp_max * self.action_tokens),
             sum(map(len, self.sections)),
-            len(self.walk.tokens),
+            len(self.matcher.tokens),
             len(self.rows),
             canonical,
             tuple(self.rows),
-            self.walk.plan,
+            self.matcher.grammar_sha256,
         )

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from sds.decoding.prefixes import Logits, Text
 
 if TYPE_CHECKING:
-    from sds.grammars.tokens.compiler import ChoicePoint, TokenMatcher
+    from sds.grammars.tokens.matcher import ChoicePoint, TokenMatcher
 
 SHOWN_MAX = 64
 After = tuple[Text, "TokenMatcher"]
@@ -99,12 +99,12 @@ def numbers_shown(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def wholes(
-    walk: TokenMatcher, shown: Sequence[str], forced_after: Callable[[Text], After], room: LookaheadBudget
+    matcher: TokenMatcher, shown: Sequence[str], forced_after: Callable[[Text], After], room: LookaheadBudget
 ) -> list[Lookahead]:
     """Return what to read so that each alternative gets its probability as a whole: with what it forces, and the number
     shown behind that, where there is room for all; to its last token but one otherwise; nothing where even that is too much.
     """
-    texts = [tuple(text) for _, text in walk.alternatives()]
+    texts = [tuple(text) for _, text in matcher.alternatives()]
 
     def reading(reads: Iterable[Text]) -> list[Lookahead]:
         found = [Lookahead(read, len(read)) for read in dict.fromkeys(reads) if read]
@@ -120,19 +120,19 @@ def wholes(
 
 
 def further(
-    walk: TokenMatcher,
+    matcher: TokenMatcher,
     fork: ChoicePoint,
     shown: Sequence[str],
     forced_after: Callable[[Text], After],
     room: LookaheadBudget,
 ) -> list[Lookahead]:
-    """Return what to read while `fork`, where `walk` stands, is not decided yet; nothing where that is too much.
+    """Return what to read while `fork`, where `matcher` stands, is not decided yet; nothing where that is too much.
 
-    `forced_after`: all that must be read of a text and what it forces, nothing where it ends the decision, and the walk
+    `forced_after`: all that must be read of a text and what it forces, nothing where it ends the decision, and the matcher
     behind it.
     """
     numbers = list[Lookahead]()
-    for number in _shown_here(walk, shown):
+    for number in _shown_here(matcher, shown):
         read = forced_after(number)[0] or number[:-1]  # of what ends the decision not the last token
         more = [*numbers, Lookahead(read, len(read))] if read else numbers
         if not (room.half if numbers else room).holds(more):
@@ -144,7 +144,7 @@ def further(
     plain = [Lookahead(text) for text in every]
     behind = _numbers_behind(every, shown, forced_after)
     numbers = [copy for copy, _ in behind]
-    wide = {text for text, after in every.items() if _is_wide(after.fork())}
+    wide = {text for text, after in every.items() if _is_wide(after.choice_point())}
     if wide <= {text for _, text in behind} and room.holds([*plain, *numbers]):
         return [*plain, *numbers]
     return plain if (room.half if wide else room).holds(plain) else []
@@ -164,9 +164,9 @@ def _numbers_behind(
     return found
 
 
-def _shown_here(walk: TokenMatcher, shown: Iterable[str]) -> Iterator[Text]:
+def _shown_here(matcher: TokenMatcher, shown: Iterable[str]) -> Iterator[Text]:
     """Yield the tokens of those numbers that may be written next."""
-    return filter(None, map(walk.towards, shown))
+    return filter(None, map(matcher.tokens_for, shown))
 
 
 def _is_wide(fork: ChoicePoint) -> bool:

@@ -19,7 +19,7 @@ from sds.decoding.probabilities import best_of, log_mass
 from sds.models.protocol import Row
 
 if TYPE_CHECKING:
-    from sds.grammars.tokens.compiler import ChoicePoint, TokenMatcher
+    from sds.grammars.tokens.matcher import ChoicePoint, TokenMatcher
 
 BEGINNINGS_MAX = 64  # that come off the heap before the search is given up
 WAVE_MAX = 4  # how many are read in one pass: the one that is due, and the next ones where these are nearly as likely,
@@ -61,7 +61,7 @@ class Likeliest:
 class _Beginning:
     """A beginning of the number. `score`: the log-probability of its tokens, of `path` once it was read."""
 
-    walk: TokenMatcher
+    matcher: TokenMatcher
     path: tuple[int, ...]
     score: float
     before: _Beginning | None = None
@@ -87,13 +87,13 @@ class _Next:
 
 
 def likeliest_number(
-    walk: TokenMatcher, logits: Logits, reader: Reader, *, noise_logp_max: float
+    matcher: TokenMatcher, logits: Logits, reader: Reader, *, noise_logp_max: float
 ) -> Generator[list[Row], list[Logits], Likeliest | None]:
-    """Return the likeliest of the numbers that `walk` can write now, None where BEGINNINGS_MAX do not tell.
+    """Return the likeliest of the numbers that `matcher` can write now, None where BEGINNINGS_MAX do not tell.
 
     `logits`: what follows what `reader.slot` holds. A number counts with all that it forces through its end.
     """
-    return (yield from _Search(reader, noise_logp_max).run(_Beginning(walk.copy(), (), 0.0, logits=logits)))
+    return (yield from _Search(reader, noise_logp_max).run(_Beginning(matcher.copy(), (), 0.0, logits=logits)))
 
 
 class _Search:
@@ -106,7 +106,7 @@ class _Search:
         self._count = 0
 
     def run(self, root: _Beginning) -> Generator[list[Row], list[Logits], Likeliest | None]:
-        self._start = root.walk.number_at
+        self._start = root.matcher.number_start
         self._open(root)
         for _ in range(BEGINNINGS_MAX):
             entry = heappop(self._heap)
@@ -122,7 +122,7 @@ class _Search:
         return None
 
     def _whole(self, one: _Beginning) -> bool:
-        return one.walk.number_at != self._start
+        return one.matcher.number_start != self._start
 
     def _unread(self, one: _Beginning) -> Sequence[int]:
         """Return what must be read of it, behind the beginning before it: of a whole number not the last token."""
@@ -131,7 +131,7 @@ class _Search:
     def _open(self, one: _Beginning) -> None:
         """Put all that may follow on the heap."""
         assert one.logits is not None  # noqa: S101  it was read
-        fork, mass = one.walk.fork(), log_mass(one.logits)
+        fork, mass = one.matcher.choice_point(), log_mass(one.logits)
         for token in fork.tokens.tolist():
             self._count += 1
             cost = mass - float(one.logits[token]) - one.score
@@ -142,14 +142,14 @@ class _Search:
         if entry.order not in self._made:
             before, token = entry.before, entry.token
             assert before.logits is not None  # noqa: S101  it was read
-            walk = before.walk.copy()
-            walk.take(token)
+            matcher = before.matcher.copy()
+            matcher.accept(token)
             tokens = [token]
-            while walk.number_at == self._start and (forced := walk.only()) is not None:
-                walk.take(forced)
+            while matcher.number_start == self._start and (forced := matcher.forced_token()) is not None:
+                matcher.accept(forced)
                 tokens.append(forced)
             steps = (*before.steps, (entry.fork, token, before.logits))
-            self._made[entry.order] = _Beginning(walk, (*before.path, *tokens), -entry.cost, before, steps)
+            self._made[entry.order] = _Beginning(matcher, (*before.path, *tokens), -entry.cost, before, steps)
         return self._made[entry.order]
 
     def _next(self, cost_max: float) -> list[_Beginning]:
@@ -161,7 +161,7 @@ class _Search:
     def _read(self, wave: Sequence[_Beginning]) -> Generator[list[Row], list[Logits], None]:
         wave = wave[: self._reader.forks_max]
         for one in wave:
-            within(len(one.walk.tokens), self._reader.tokens_max)
+            within(len(one.matcher.tokens), self._reader.tokens_max)
         if len(self._held) + len(wave) > self._reader.forks_max:
             self._let_go(self._held.copy())
         rows = [self._row(one) for one in wave]

@@ -170,7 +170,7 @@ def load_engines(path: Path) -> tuple[EngineSpec, ...]:
         raise UsageError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"`{path}` is not UTF-8 at byte {error.start}") from error
-    specs, lines = _parsed(text, str(path))
+    specs, lines = parse_engines(text, name=str(path))
     last = specs[-1]  # any other may be down for now
     if last.kind not in _REMOTE and last.model and not os.path.exists(last.model):  # noqa: PTH110  of any text
         at = ("engines", len(specs) - 1, "model")
@@ -181,11 +181,8 @@ def load_engines(path: Path) -> tuple[EngineSpec, ...]:
     return specs
 
 
-def parse_engines(text: str, *, name: str = "engines") -> tuple[EngineSpec, ...]:
-    return _parsed(text, name)[0]
-
-
-def _parsed(text: str, name: str) -> tuple[tuple[EngineSpec, ...], Lines]:
+def parse_engines(text: str, *, name: str) -> tuple[tuple[EngineSpec, ...], Lines]:
+    """Return the engines of a file called `name`, and on which line each of its values stands. Raises UsageError."""
     data, lines = load_with_lines(text, name)
     try:
         return tuple(EnginesFile.model_validate(data).engines), lines

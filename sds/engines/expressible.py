@@ -13,17 +13,19 @@ from functools import cached_property
 from random import Random
 from typing import TYPE_CHECKING
 
-from sds.grammars.language import Choice, Language, Literal, Node, Number, language
+from sds.grammars.language import Language, language
+from sds.grammars.nodes import Choice, Literal, Node, Number
 from sds.grammars.number_regex import number_regex
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.grammars.tokens.selftest import check_mask_constrains, follow
 from sds.kernel.canonical import one_line
 from sds.kernel.contract.compiler import Rules
-from sds.kernel.contract.schema import Contract, KindSpec, ParamSpec
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import KindSpec, ParamSpec
 from sds.kernel.contract.snapshot import STRING_CHARS_MAX, FieldSpec, level, take_snapshot
 from sds.kernel.decision.packet import EVIDENCE, case_texts, static_text
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, bound, format_literal
-from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.envelope.state import Value
 from sds.kernel.errors import LanguageError, ModelError
@@ -158,13 +160,13 @@ def _spelling(question: Question) -> str:
 
 def _alive(question: Question) -> str:
     check_mask_constrains(TokenizerOnly(question.words))
-    return "the mask is alive: no walk through it leaves its language"
+    return "the mask is alive: no decision under it leaves its language"
 
 
 def _decisions(question: Question) -> str:
-    planner = GrammarCompiler(TokenizerOnly(question.words))
+    compiler = GrammarCompiler(TokenizerOnly(question.words))
     for sentence in question.sentences:
-        written = follow(planner.walk(question.said.envelope, _CONTEXT_REF), sentence)
+        written = follow(compiler.matcher(question.said.envelope, _CONTEXT_REF), sentence)
         if written != sentence:
             raise ModelError(f"`{_example(sentence)}` cannot be said beyond `{_example(written[-EXAMPLE_CHARS_MAX:])}`")
     kinds = len(question.said.envelope.kinds)
@@ -236,8 +238,10 @@ _CHECKS: dict[str, Callable[[Question], str]] = {
 def widest_envelope(contract: Contract) -> DecisionEnvelope:
     """Return more than any snapshot can permit: a bound that is an expression is taken as far as a number may go."""
     steps = {step for saga in contract.sagas.values() for step in saga.steps}
-    kinds = (_widest_kind(name, contract.kinds[name]) for name in sorted({*contract.authority, *steps, DENY}))
-    return envelope_of([kind for kind in kinds if kind], contract.rationale_chars_max)
+    kinds = (
+        _widest_kind(name, contract.kinds[name]) for name in sorted({*contract.authority, *steps, contract.refusal})
+    )
+    return envelope_of([kind for kind in kinds if kind], contract.rationale_chars_max, refusal=contract.refusal)
 
 
 def _widest_kind(name: str, spec: KindSpec) -> KindBound | None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from sds.decoding.decoder import Mode
-from sds.engines.native import SLOTS_EXACT_MAX, NativeEngine, check_slots, telling
+from sds.engines.native import SLOTS_EXACT_MAX, NativeEngine, backend_errors, check_slots
 from sds.engines.replicas import REPLICAS_MAX, Replicas
 from sds.host.machine import machine_name, usable_cores
 from sds.host.paths import model_cache
@@ -25,15 +25,15 @@ from sds.models.protocol import FOLDER_HINT, SLOTS_MAX, Backend, BackendError, D
 
 THREADS_MAX = 256
 SLOT_TOKENS = 2048  # of each of several slots: what a decision may cost, and a cache that stays small
-# a file, what runs it, in which data type (None: its own, or what was asked for), its SHA-256 where just looked at
-Opener = Callable[[Path, Library | None, Dtype | None, str | None], Backend]
+# a file, what runs it, in which data type (None: its own), its SHA-256 where just looked at
+Opener = Callable[[Path, Library, Dtype | None, str | None], Backend]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """`library`, `dtype`: what runs it, and in what, None: in its own. `notices`: why what was prepared is not run, a line each.
 
-    `noise_logp_max`: what company does to log-probabilities with these weights, `noise_slots` at once; None: not known.
+    `noise_logp_max`: batch variance of these weights, in nats, with up to `noise_slots` rows; None: not known.
     """
 
     backend: Backend
@@ -66,11 +66,14 @@ def open_weights(
         else:
             backend.name = found.name_through(runs, computes)
             measured = BACKENDS[runs].measures_variance
-            noise = (record.shape_noise_logp_max, record.shape_noise_slots or 0) if measured else (None, 0)
-            return LoadedModel(backend, runs, computes, (), *noise)
-    runs = library or DEFAULT
-    computes = dtype or BACKENDS[runs].usual_dtype()
-    return LoadedModel(opener(source, library, computes, None), runs, computes, (notice,) if notice else ())
+            variance = (record.shape_noise_logp_max, record.shape_noise_slots or 0) if measured else (None, 0)
+            return LoadedModel(backend, runs, computes, (), *variance)
+    return _as_it_is(source, opener, library or DEFAULT, dtype, notice)
+
+
+def _as_it_is(source: Path, opener: Opener, library: Library, dtype: Dtype | None, notice: str = "") -> LoadedModel:
+    dtype = dtype or BACKENDS[library].usual_dtype()
+    return LoadedModel(opener(source, library, dtype, None), library, dtype, (notice,) if notice else ())
 
 
 def threads_asked() -> int | None:
@@ -196,30 +199,18 @@ def _open(
     """Open it with the share that the library gets which turns out to run it."""
     from sds.models.catalog.catalog import embedded_model  # noqa: PLC0415
 
-    def opener(path: Path, runs: Library | None, computes: Dtype | None, fingerprint: str | None) -> Backend:
-        runs = runs or library_for(folder=path.is_dir())
-        share = share_of(runs)
-        return open_backend(
-            path,
-            library=runs,
-            device=device,
-            dtype=computes,
-            slots=share.slots,
-            threads=share.threads,
-            replicas=share.replicas,
-            fingerprint=fingerprint,
-            skip_warmup=skip_warmup,
-        )
+    def opener(path: Path, runs: Library, computes: Dtype | None, fingerprint: str | None) -> Backend:
+        how = {"device": device, "skip_warmup": skip_warmup, "fingerprint": fingerprint, **asdict(share_of(runs))}
+        return open_backend(path, library=runs, dtype=computes, **how)
 
-    with telling():
+    with backend_errors():
         path = model or embedded_model()
         asked = library or library_for(folder=path.is_dir())
         check_slots(share_of(asked).slots, mode)
-        if as_is or not BACKENDS[asked].measured_in or device != "cpu":  # what was prepared is for the processor
-            dtype = dtype or BACKENDS[asked].usual_dtype()
-            opened = LoadedModel(opener(path, asked, dtype, None), asked, dtype)
+        _check_taken(path, asked, device, dtype)
+        if as_is or device != "cpu" or not BACKENDS[asked].measured_in:  # what was prepared is for the processor
+            opened = _as_it_is(path, opener, asked, dtype)
         else:
-            _check_taken(path, asked, device, dtype)
             opened = open_weights(path, opener, cache=model_cache(), library=library, dtype=dtype)
     share = share_of(opened.library)
     if noise_logp_max is None and 1 < share.slots <= opened.noise_slots:

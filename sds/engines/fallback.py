@@ -1,4 +1,4 @@
-"""A chain of engines, the first choice first and a local one last. Each is asked only while it is well.
+"""A chain of engines with a circuit breaker each: the first choice first, a local one last.
 
 An engine that fails is down for its cool-down, twice as long each time up to a limit; then one decision probes it, and
 the proof that it constrains its model is repeated before that decision may be asked of it. The next engine is asked
@@ -25,7 +25,7 @@ from sds.models.protocol import ENDINGS
 LINKS_MAX = 8
 COOL_DOWN_MS_MAX = 10 * 60_000
 _DOUBLINGS_MAX = 16
-# What says something about the packet, and nothing about the health of the engine.
+# reasons that lie in the packet, not in the engine
 _PACKETS_FAULT = frozenset({TOKEN_BUDGET_EXCEEDED, "LANGUAGE_TOO_LARGE", "LANGUAGE_INVALID", "LANGUAGE_EMPTY"})
 _NO_FAULT = _PACKETS_FAULT | {CHOICE_TOO_CLOSE}
 
@@ -47,7 +47,7 @@ class Link:
 
 
 class FallbackEngine:
-    """Asks the first link that is well. Raises ModelError at the start unless the last link opens.
+    """Asks the first link that is not down. Raises ModelError at the start unless the last link opens.
 
     `log` may be set later: a gate sets its own. `notices`: why links were down at the start, a line each.
     """
@@ -85,39 +85,39 @@ class FallbackEngine:
                     raise
                 _close(link)
                 link.engine = None
-                self._fell(link, error, dfid=None)
+                self._went_down(link, error, dfid=None)
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
-        found: SdsError = ModelError("every engine is down")
+        failure: SdsError = ModelError("every engine is down")
         for number, link in enumerate(self._links):
             probe = self._enter(link)
             deadline_ms = self._deadline_ms(packet, number)
             if probe is None or deadline_ms <= self._now_ms():
-                self._leave(link, probe)
+                self._end_probe(link, probe)
                 continue
             try:
                 answer = self._ask(link, replace(packet, expires_at_ms=deadline_ms), tokens_max, probe=probe)
             except (ModelError, LanguageError) as error:  # another form of the language may have room for it
-                found = error
-                busy = isinstance(error, QueueTimeoutError) and not probe  # nobody but a probe is there to keep it busy
+                failure = error
+                busy = isinstance(error, QueueTimeoutError) and not probe  # during a probe nobody else keeps it busy
                 if busy or error.reason_code in _NO_FAULT:
-                    self._leave(link, probe)
+                    self._end_probe(link, probe)
                     if (
                         error.reason_code == CHOICE_TOO_CLOSE
-                    ):  # company may cost a decision, never turn it: no second opinion
+                    ):  # a batch may cost a decision, never turn it: no second opinion
                         raise
                 else:
-                    self._fell(link, error, dfid=packet.dfid, probe=probe)
+                    self._went_down(link, error, dfid=packet.dfid, probe=probe)
             except ENDINGS:  # whoever interrupts the program says nothing about the engine
-                self._leave(link, probe)
+                self._end_probe(link, probe)
                 raise
             except BaseException as error:  # noqa: BLE001  an engine may fail in any way; the next one is asked
-                found = _broken(link, error)
-                self._fell(link, found, dfid=packet.dfid, probe=probe)
+                failure = _broken(link, error)
+                self._went_down(link, failure, dfid=packet.dfid, probe=probe)
             else:
-                self._rose(link, packet.dfid, probe=probe)
+                self._came_back(link, packet.dfid, probe=probe)
                 return answer
-        raise found
+        raise failure
 
     def count_tokens(self, text: str) -> int:
         """Return the most that any engine needs which can say it."""
@@ -146,7 +146,7 @@ class FallbackEngine:
             if last or isinstance(raised, ENDINGS):
                 raise
             error = raised if isinstance(raised, SdsError) else _broken(link, raised)
-            self._fell(link, error, dfid=None)
+            self._went_down(link, error, dfid=None)
             self.notices += (f"engine `{link.name}` is down, the next one answers: {error}",)
         else:
             self.notices += tuple(f"engine `{link.name}`: {notice}" for notice in getattr(link.engine, "notices", ()))
@@ -154,7 +154,7 @@ class FallbackEngine:
     def _ask(self, link: Link, packet: DecisionPacket, tokens_max: int, *, probe: bool) -> tuple[bytes, Decoding]:
         if link.engine is None:
             self._keep(link, self._opened(link))
-        elif probe and isinstance(link.engine, TextEngine):  # what came back may be another server
+        elif probe and isinstance(link.engine, TextEngine):  # there may be another server by now
             link.engine.prove(packet.expires_at_ms)
         assert link.engine is not None  # noqa: S101  it is open
         return link.engine.propose(packet, tokens_max=tokens_max)
@@ -200,11 +200,11 @@ class FallbackEngine:
             link.probing = True
             return True
 
-    def _leave(self, link: Link, probe: bool | None) -> None:
+    def _end_probe(self, link: Link, probe: bool | None) -> None:
         with self._lock:
             link.probing = link.probing and not probe
 
-    def _fell(self, link: Link, error: SdsError, *, dfid: str | None, probe: bool = False) -> None:
+    def _went_down(self, link: Link, error: SdsError, *, dfid: str | None, probe: bool = False) -> None:
         with self._lock:
             link.probing = link.probing and not probe
             if self._now_ms() < link.down_until_ms:  # another decision was first to find out
@@ -215,8 +215,8 @@ class FallbackEngine:
         facts = {"engine": link.name, "reason": error.reason_code, "cool_down_ms": down_ms}
         self.log("engine.down", {"dfid": dfid, **facts})
 
-    def _rose(self, link: Link, dfid: str, *, probe: bool) -> None:
-        """An answer to what was asked before it fell says nothing of it now: it comes back by a probe alone."""
+    def _came_back(self, link: Link, dfid: str, *, probe: bool) -> None:
+        """Close its breaker after a probe; any other answer may be to what was asked before it went down."""
         with self._lock:
             if probe:
                 link.failures, link.probing = 0, False

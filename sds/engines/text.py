@@ -15,7 +15,6 @@ from sds.decoding.errors import BACKEND_FAILED, DEADLINE_EXCEEDED, TOKEN_BUDGET_
 from sds.engines.expressible import refuse_unsayable
 from sds.engines.native import thinking_notices
 from sds.engines.queueing import QueueTimeoutError, after_waiting
-from sds.grammars import regex
 from sds.grammars.emit import gbnf, json_schema
 from sds.grammars.language import Language, language
 from sds.grammars.nodes import Choice, Literal, Node, Number, Text
@@ -88,9 +87,9 @@ class TextEngine:
         said = language(packet.envelope, packet.snapshot.id)
         if (sentence := _one_sentence(said)) is not None:
             return sentence, Decoding(model=NOT_ASKED, duration_ms=(perf_counter() - began) * 1000)
-        system, *told = packet.texts
+        system, *texts = packet.texts
         grammar = grammar_of(said, self._writer.form)
-        user = f"{''.join(told)}{_form_hint(said, self._writer.form)}"
+        user = f"{''.join(texts)}{_form_hint(said, self._writer.form)}"
         found = self._write((system, user), grammar, tokens_max, packet.expires_at_ms)
         measured = Decoding(
             model=self.model,
@@ -136,7 +135,7 @@ class TextEngine:
 def grammar_of(said: Language, form: Form) -> Grammar:
     """Return a language as a grammar. Raises LanguageError where the form cannot say it within the limits."""
     texts: dict[Form, Callable[[Language], str]] = {
-        "regex": regex.emit,
+        "regex": Language.regex,
         "gbnf": gbnf.to_gbnf,
         "json_schema": lambda found: json.dumps(json_schema.emit(found)),
     }

@@ -27,7 +27,7 @@ class Rotated:
 def rotate(folder: Path, store: Store, *, who: str, reason: str, now_ms: int, lost: bool = False) -> Rotated:
     """Make a new order key and a new ledger key for the record in `folder`, opened as `store`.
 
-    `lost`: the old ones are gone for good. Then orders in the air that they signed can no longer be resolved by
+    `lost`: the old ones are gone for good. Then orders in flight that they signed can no longer be resolved by
     recovery. Running gates go on with the keys they have until they are opened again. Raises UsageError when keys are
     said to be lost and are not, StoreError when they are and it is not said.
     """

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from sds.kernel.contract.compiler import Path
 from sds.kernel.contract.expressions import Checked
 from sds.kernel.contract.schema import Contract
-from sds.kernel.envelope.envelope import DENY
 from sds.lint.finding import Finding
 
 TTL_MS_PLAUSIBLE = 1_000
@@ -55,12 +54,12 @@ def _kinds(contract: Contract) -> Iterator[Finding]:
     steps = {step for saga in contract.sagas.values() for step in saga.steps}
     others = {*contract.human.authority, *contract.human.kinds, *steps}
     for kind in contract.kinds:
-        if kind not in contract.authority and kind != DENY and kind not in others:
+        if kind not in contract.authority and kind != contract.refusal and kind not in others:
             message = f"`{kind}` is declared, but no agent, no human and no saga has the authority for it"
             yield Finding(
                 "kind-without-authority", "warning", ("kinds", kind), message, "name it in `authority`, or drop it"
             )
-    names = sorted({*contract.authority, DENY})
+    names = sorted({*contract.authority, contract.refusal})
     yield from (
         Finding("code-begins-another", "info", ("kinds", one), _begins(one, other))
         for one in names
@@ -107,7 +106,7 @@ def _governance(contract: Contract) -> Iterator[Finding]:
         message = "an engine that measures no confidence (any but `native`) escalates every decision"
         yield Finding("confidence-needed", "info", ("escalation", "confidence_min_pct"), message)
     for index, kind_name in enumerate(contract.escalation.always):
-        if kind_name not in contract.authority and kind_name != DENY:
+        if kind_name not in contract.authority and kind_name != contract.refusal:
             message = f"`{kind_name}` always needs a human, but the agent may not decide it anyway"
             yield Finding("always-without-authority", "warning", ("escalation", "always", index), message, "drop it")
 

@@ -12,7 +12,8 @@ from random import Random
 
 from sds.kernel.contract.expressions import Tree
 from sds.kernel.contract.human_terms import human_contract
-from sds.kernel.contract.schema import Contract, HumanSpec
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import HumanSpec
 from sds.kernel.envelope.bounds import Bound, format_literal
 from sds.kernel.envelope.bounds import meet as meet_bounds
 from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound

@@ -1,6 +1,6 @@
 """Whether a model can say what a contract permits, and read what it is to read: its language, its tokens, its context.
 
-`findings` takes what a backend offers; no weights are run. A decision counts as sayable when a walk in the model's own
+`findings` takes what a backend offers; no weights are run. A decision counts as sayable when a matcher over the model's own
 tokens can write it.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sds.grammars import regex
 from sds.grammars.language import Language, language
 from sds.grammars.number_regex import number_regex
 from sds.grammars.tokens.compiler import GrammarCompiler
@@ -107,7 +106,7 @@ def _number_fault(allowed: Bound) -> str:
 def _language_or_why(envelope: DecisionEnvelope) -> tuple[Language | None, str]:
     said = language(envelope, _NO_REF)
     try:
-        regex.emit(said)
+        said.regex()
     except LanguageError as error:
         return None, str(error)
     return said, ""
@@ -117,13 +116,13 @@ def model_findings(contract: Contract, reached: Mapping[str, Sequence[Fields]], 
     """Return what this model cannot say or hold. Raises BackendError."""
     cases = [case for case in cases_of(contract, reached) if _language_or_why(case.envelope)[0] is not None]
     unsaid: dict[tuple[str, str], Finding] = {}
-    longest, planner = 0, _planner(backend)
+    longest, compiler = 0, _compiler(backend)
     for case in cases:
         for proposal in _proposals(case.envelope):
             data = write_proposal(proposal)
             longest = max(longest, len(backend.tokenize(data, special=False)))
             key = (proposal.action, proposal.reason_code)
-            if key not in unsaid and not (planner and _can_be_said(case.envelope, proposal, data, planner)):
+            if key not in unsaid and not (compiler and _can_be_said(case.envelope, proposal, data, compiler)):
                 unsaid[key] = _unsayable(contract, proposal, data, backend)
     return [*unsaid.values(), *_room(contract, cases, backend, longest)]
 
@@ -147,17 +146,17 @@ def _proposals(envelope: DecisionEnvelope) -> Iterator[Proposal]:
                 yield Proposal(kind.kind, params, reason, _NO_REF, rationale)
 
 
-def _can_be_said(envelope: DecisionEnvelope, proposal: Proposal, data: bytes, planner: GrammarCompiler) -> bool:
-    """Tell whether a walk that is open to this kind with this reason alone can write `data`."""
+def _can_be_said(envelope: DecisionEnvelope, proposal: Proposal, data: bytes, compiler: GrammarCompiler) -> bool:
+    """Tell whether a matcher for this kind with this reason alone can write `data`."""
     kinds = (replace(kind, reasons=(proposal.reason_code,)) for kind in envelope.kinds if kind.kind == proposal.action)
     try:
-        walk = planner.walk(DecisionEnvelope(tuple(kinds), envelope.rationale_chars_max), proposal.context_ref)
-        return follow(walk, data) == data
+        matcher = compiler.matcher(DecisionEnvelope(tuple(kinds), envelope.rationale_chars_max), proposal.context_ref)
+        return follow(matcher, data) == data
     except LanguageError:
         return False
 
 
-def _planner(backend: Backend) -> GrammarCompiler | None:
+def _compiler(backend: Backend) -> GrammarCompiler | None:
     """Return None where not even a digit can be said."""
     try:
         return GrammarCompiler(backend)

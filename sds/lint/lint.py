@@ -12,9 +12,9 @@ from random import Random
 
 from sds.kernel.contract.compiler import Path
 from sds.kernel.contract.expressions import Program, Tree
-from sds.kernel.contract.schema import Contract, KindSpec
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import KindSpec
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, bound
-from sds.kernel.envelope.envelope import DENY
 from sds.kernel.envelope.state import Fields
 from sds.lint.declared import declared_findings
 from sds.lint.diff import human_permits_more
@@ -112,7 +112,7 @@ class _Look:
 
     def __init__(self, space: Space) -> None:
         self.space, self.contract = space, space.rules.contract
-        self.kinds = sorted({*self.contract.authority, DENY})
+        self.kinds = sorted({*self.contract.authority, self.contract.refusal})
         self.places = {at: found for at, found in space.places.items() if len(at) == 1 or at[1] in self.kinds}
         self._whole = Program(tuple(self.places.values()))
         self._single = {at: Program((found,)) for at, found in self.places.items()}
@@ -128,7 +128,9 @@ class _Look:
             return seen
         for kind in self.kinds:
             spec = self.contract.kinds[kind]
-            wanted = (kind == DENY or values["when",] is True) and values["kinds", kind, "when"] is True
+            wanted = (kind == self.contract.refusal or values["when",] is True) and values[
+                "kinds", kind, "when"
+            ] is True
             self._kind(kind, spec, values, fields, seen, wanted=wanted)
         return seen
 
@@ -228,7 +230,7 @@ def _proven(look: _Look) -> list[Finding]:
     whole = look.space.whole
     found = [finding for at in look.places if (finding := _always_fails(look, at)) is not None]
     if propagate([(look.places["when",].tree, True)], whole) is None:
-        message = "never holds (proven by intervals): only DENY and ESCALATE are ever possible"
+        message = f"never holds (proven by intervals): only {look.contract.refusal} and ESCALATE are ever possible"
         found.append(
             Finding("when-never", "error", ("when",), f"`when` {message}", "one of its conditions excludes another")
         )

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from sds.kernel.contract.schema import Contract, DriftSpec, KindSpec, SpendLimit
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import DriftSpec, KindSpec, SpendLimit
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX
 
 Direction = Literal["wider", "narrower", "different"]
@@ -72,6 +73,7 @@ _RULES: tuple[tuple[str, _Rule], ...] = (
     ("mission", _neutral),
     ("source", _unclear),  # what was drawn is counted by it: under another name it is forgotten
     ("authority", _superset),
+    ("refusal", _unclear),
     ("event.id", _unclear),  # one flow for each: under another field an event is decided again
     ("event.key", _unclear),
     ("event.evidence", _neutral),
@@ -197,6 +199,9 @@ def _kind(where: str, a: KindSpec, b: KindSpec) -> Iterator[SettingChange]:
     if a.spends != b.spends:
         direction: Direction = "narrower" if a.spends is None else "wider"
         yield SettingChange(f"{where}.spends", direction, a.spends, b.spends)
+    if a.side_effect != b.side_effect:
+        direction = "wider" if b.side_effect else "narrower"
+        yield SettingChange(f"{where}.side_effect", direction, _said(a.side_effect), _said(b.side_effect))
     before, after = _impact(a), _impact(b)
     if before != after:
         yield SettingChange(f"{where}.impact", "wider" if after == "LOW" else "narrower", before, after)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.benchmarks import gpu, grammar, hotpath, kernel, peers, scaling, throughput
+from sds.benchmarks import grammar, hotpath, kernel, peers, scaling, throughput
 from sds.benchmarks.lib import measuring, records
 from sds.benchmarks.lib.measuring import Report
 from sds.benchmarks.lib.packets import amount_is_shown, digits_packets, fixed_packets, narrow_to_denial
@@ -21,6 +21,7 @@ from sds.benchmarks.peer.contenders import Contender, ours_with
 from sds.benchmarks.peer.process import PeerProcess
 from sds.benchmarks.peer.tally import KINDS, PeerTally, speedups
 from sds.benchmarks.peers import Entry
+from sds.gates.opening import preview_kernel
 from sds.gates.refund import gate
 from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.errors import UsageError
@@ -187,25 +188,6 @@ def test_growth_is_measured_with_prompt_alternatives_contract_and_ledger(
     assert 2 == sum("kinds: predicted" in line for line in said[:before])
 
 
-def test_what_a_card_would_be_asked_runs_on_the_cpu(
-    tmp_path: Path, tiny_folder: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu, "COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(gpu, "EARLIER", 1)
-    monkeypatch.setattr(throughput, "EARLIER", 2)
-    said: list[str] = []
-    report = gpu.run(tmp_path, tiny_folder(1), "cpu", 1, 2, (2,), said.append)
-    assert {"fixed", "digits"} == report["over_floor"].keys() == report["exact_over_greedy"].keys()
-    assert 2 == sum(report["rows"][0]["ours"]["became"].values())
-    assert ["2"] == list(report["ours_per_s"])
-    assert said[0].startswith("cpu: copies ")
-    for sort, found in report["warm"].items():
-        assert report["over_floor"][sort] == found["over_floor"] > 0
-        assert 1 == found["reason_ms"]["n"]
-    weights = sum(file.stat().st_size for file in tiny_folder(1).glob("*.safetensors"))
-    assert abs(report["predicted"]["weights_mb"] - weights / 1e6) <= 0.2
-
-
 def test_every_engine_gets_the_same_questions_and_the_last_line_says_how_each_fared(
     tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,7 +334,7 @@ def test_the_packets_of_the_benchmark_are_of_the_two_kinds_it_says(tmp_path: Pat
 
 
 def test_a_packet_narrowed_to_a_denial_has_no_number_left(tmp_path: Path) -> None:
-    with gate.preview_kernel(tmp_path) as kernel:
+    with preview_kernel(gate.gate, tmp_path) as kernel:
         events = (read_event(kernel.contract, queued.event) for queued in gate.read_queue(tmp_path))
         packets = list(islice((p for p in map(kernel.preview, events) if len(p.texts) > 3), 3))
         denials = [narrow_to_denial(kernel, packet, 0) for packet in packets]

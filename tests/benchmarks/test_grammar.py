@@ -22,9 +22,9 @@ def test_every_packet_has_bounds_and_a_reference_of_its_own() -> None:
 
 def test_every_peer_permits_what_ours_does_and_one_that_does_not_stops_the_run() -> None:
     with inspect_model(embedded_model()) as model:
-        rng, planner = Random(2), GrammarCompiler(TokenizerOnly(model.words))
+        rng, compiler = Random(2), GrammarCompiler(TokenizerOnly(model.words))
         said = grammar.packet(rng)
-        steps, permitted = grammar.script(planner, said, rng)
+        steps, permitted = grammar.script(compiler, said, rng)
         assert b"REFUND_TICKET" in b"".join(model.words.spelling(token) for tokens, _ in steps for token in tokens)
         for make in (grammar.Ours, grammar.LlGuidance):
             first, decision = grammar.ask(make(model.words), said, steps, permitted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from copy import deepcopy
 from itertools import count
@@ -15,11 +16,11 @@ import pytest
 
 from sds.benchmarks import report
 from sds.benchmarks.lib.measuring import write_whole
-from sds.benchmarks.page.tables import SECTIONS
 from sds.benchmarks.page.targets import TARGETS
 from sds.kernel.errors import UsageError
 from tests.questions import asked
 
+_SVG_TEXT = "{http://www.w3.org/2000/svg}text"
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -159,14 +160,16 @@ def _scaling(fresh: Iterator[float]) -> dict[str, Any]:
 def _gpu(fresh: Iterator[float]) -> dict[str, Any]:
     warm = {key: _summary(fresh) for key in ("reason_ms", "bare_passes_ms", "exact_ms")}
     shares = {"over_floor": next(fresh), "exact_over_greedy": next(fresh), "floor_ms": next(fresh)}
-    return {
-        "device": "An Own Card",
-        "dtype": "bf16",
-        "predicted": {"memory_gb_per_s": next(fresh), "weights_mb": next(fresh), "pass_ms": next(fresh)},
-        "warm": {"fixed": {**warm, **shares, "tokens_of_passes": [71, 5]}},
+    outlines = {"outlines_core": {"ms": _summary(fresh), "outside": 0}, "llguidance": {"left_out": "no such library"}}
+    least = ("memory_gb_per_s", "weights_mb", "pass_ms", "kernels", "launch_us", "launches_ms")
+    of_model = {
+        "model": {"name": "own-8b"},
+        "predicted": {name: next(fresh) for name in least},
+        "warm": {"fixed": {**warm, **shares, "tokens_of_passes": [71, 5], "outlines": outlines}},
         "ours_per_s": {"1": next(fresh), "64": next(fresh)},
         "too_close": {"1": 0, "64": 2},
     }
+    return {"device": "An Own Card", "dtype": "bf16", "models": [of_model], "left_out": {"own-other": "no memory"}}
 
 
 _MADE = {
@@ -193,7 +196,7 @@ def _cells(text: str) -> Iterator[list[str]]:
 
 
 def test_every_question_has_a_document_here() -> None:
-    assert list(SECTIONS) == list(documents())
+    assert list(report.QUESTIONS) == list(documents())
 
 
 def test_every_figure_on_the_page_is_in_a_document() -> None:
@@ -203,7 +206,7 @@ def test_every_figure_on_the_page_is_in_a_document() -> None:
     before, targets, after = text.partition(_section(text, "What it must reach"))
     shown = [cell for row in _cells(before + after) for cell in row] + [row[3] for row in _cells(targets)]
     shown += re.findall(r"^- (?:New|One|\d).*$", text, re.MULTILINE)
-    shown += [node.text or "" for svg in plots.values() for node in list(ET.fromstring(svg).iter())[3:]]  # noqa: S314  ours
+    shown += [node.text or "" for svg in plots.values() for node in ET.fromstring(svg).iter(_SVG_TEXT)]  # noqa: S314  ours
     figures = {figure for cell in shown for figure in _NUMBER.findall(cell.replace("SHA-256 ", ""))}
     assert len(figures) > 200
     assert set() == {figure for figure in figures - known if f"{figure}.0" not in known}
@@ -370,6 +373,15 @@ def test_what_is_no_result_is_refused_in_one_line_and_nothing_is_written(
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert not page.exists()
+
+
+@pytest.mark.parametrize("library", ["jinja2", "matplotlib"])
+def test_without_what_typesets_it_the_page_says_so_in_one_line(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for loaded in [name for name in sys.modules if name.partition(".")[0] == library or "benchmarks.page" in name]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(UsageError, match=f"the page needs what is not installed: {library}"):
+        report.page(documents())
 
 
 def test_a_result_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

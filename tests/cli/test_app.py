@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from sds.cli import app as cli
 from sds.cli.common import read_event_text
@@ -31,7 +33,7 @@ COMMAND = [sys.executable, "-m", "sds.cli.app"]
             2,
             ["error: Invalid value for '--chaos': 'fire' is not one of 'drift', 'fail-second'.", "mend:  sds run --help"],
         ),
-        (["run", "loans"], 2, ["error: there is no gate `loans`", "mend:  gates are: refund"]),
+        (["run", "loans"], 2, ["error: there is no gate `loans`", "mend:  gates are: refund; one of your own: its path"]),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_its_mend(
@@ -134,3 +136,15 @@ def test_an_event_from_nowhere_is_refused(monkeypatch: pytest.MonkeyPatch, sourc
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(SdsError, match=message):
         read_event_text(source)
+
+
+def helps(command: Any, name: str) -> Iterator[tuple[str, str]]:
+    yield name, command.help
+    for each, child in getattr(command, "commands", {}).items():
+        yield from helps(child, f"{name} {each}")
+
+
+@pytest.mark.parametrize(("name", "said"), list(helps(typer.main.get_command(cli.app), "sds"))[1:])
+def test_every_command_and_every_group_has_help_with_an_example(name: str, said: str) -> None:
+    example = said.rpartition("Example: ")[2]
+    assert f"{name} " in f"{example} "

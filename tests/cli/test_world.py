@@ -12,6 +12,7 @@ import pytest
 
 from sds.cli import common
 from sds.cli.decisions import run as runs
+from sds.gates.refund.gate import gate
 from sds.host.paths import decisions_path, key_path
 from sds.kernel.errors import ModelError, SdsError, UsageError
 from sds.kernel.registry import registry
@@ -117,9 +118,9 @@ GOOD = {
 def test_a_run_that_proves_nothing_or_breaks_a_promise_fails(
     changed: dict[str, object], error: type[SdsError], message: str
 ) -> None:
-    runs._judge(GOOD, "drift")
+    runs._judge(gate, GOOD, "drift")
     with pytest.raises(error, match=message):
-        runs._judge(GOOD | changed, "drift")
+        runs._judge(gate, GOOD | changed, "drift")
 
 
 def shell_in(home: Path, path: str = "") -> Callable[..., str]:
@@ -127,7 +128,7 @@ def shell_in(home: Path, path: str = "") -> Callable[..., str]:
         environment = os.environ.get("PYTHONPATH", "")
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("PYTHONPATH", os.pathsep.join(filter(None, (path, str(ROOT), environment))))
-            done = Shell(home)("doctor", "--model", "README.md")
+            done = Shell(home).process("doctor", "--model", "README.md")
         assert 1 == done.returncode
         assert "Traceback" not in done.stderr
         return done.stdout
@@ -161,8 +162,3 @@ def test_doctor_fails_where_the_gate_would_refuse_to_open(folder: Path) -> None:
     assert "is writable, 1 record in it is whole" in doctor()
     decisions_path(folder).unlink()
     assert f"FAIL  store: the record `{decisions_path(folder)}` is gone, but its key is there" in doctor()
-
-
-def test_the_groups_of_commands_show_an_example(tmp_path: Path) -> None:
-    for name, example in (("ledger", "Example: sds ledger verify"), ("agents", "Example: sds agents list")):
-        assert example in Shell(tmp_path).ok(name, "--help")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sds.decoding.decoder import Mode
 from sds.decoding.number_search import BEGINNINGS_MAX
 from sds.grammars.language import Language
-from sds.grammars.tokens.compiler import TokenMatcher
+from sds.grammars.tokens.matcher import TokenMatcher
 from sds.kernel.envelope.envelope import KindBound
 from sds.models.protocol import Backend, Row
 from tests.grammars.llguidance_mask import Mask, tokenizer_of
@@ -57,39 +57,39 @@ class Slow:
     choices: list[tuple[str, Shares, str, float]] = field(default_factory=list)
 
 
-def slow_decision(look: CaseView, walk: TokenMatcher, mode: Mode) -> Slow:
+def slow_decision(look: CaseView, matcher: TokenMatcher, mode: Mode) -> Slow:
     made = Slow()
     number: Text = ()  # all tokens through the end of the number that was searched
     searched: int | None = None
-    walk.forced()
-    while not walk.finished:
-        fork = walk.fork()
-        alternatives = walk.alternatives() if fork.finite else ()
+    matcher.accept_forced()
+    while not matcher.finished:
+        point = matcher.choice_point()
+        alternatives = matcher.alternatives() if point.finite else ()
         if alternatives:
-            decide = _exact if mode == "exact" or (mode, fork.choice) == ("exact-kinds", "action") else _greedy
-            shares, chosen, z = decide(look, list(walk.tokens), alternatives)
-            made.choices.append((fork.choice, shares, chosen, z))
+            decide = _exact if mode == "exact" or (mode, point.choice) == ("exact-kinds", "action") else _greedy
+            shares, chosen, z = decide(look, list(matcher.tokens), alternatives)
+            made.choices.append((point.choice, shares, chosen, z))
             taken: Sequence[int] = dict(alternatives)[chosen]
         else:
-            if mode == "exact" and fork.labels and not fork.finite and searched != fork.start:
-                searched, number = fork.start, likeliest_number(look, walk)
-            tokens = [int(token) for token in fork.tokens]
-            logp = look(walk.tokens)
+            if mode == "exact" and point.labels and not point.finite and searched != point.start:
+                searched, number = point.start, likeliest_number(look, matcher)
+            tokens = [int(token) for token in point.tokens]
+            logp = look(matcher.tokens)
             best = max(range(len(tokens)), key=lambda i: logp[tokens[i]])
             if number:
-                best = tokens.index(number[len(walk.tokens)]) if len(walk.tokens) < len(number) else best
+                best = tokens.index(number[len(matcher.tokens)]) if len(matcher.tokens) < len(number) else best
             taken = [tokens[best]]
-            if fork.labels:
-                name = f"{fork.choice}[{max(0, len(walk.data) - fork.start)}]"
+            if point.labels:
+                name = f"{point.choice}[{max(0, len(matcher.data) - point.start)}]"
                 shares = normalised(
-                    {"|".join(label): logp[token] for label, token in zip(fork.labels, tokens, strict=True)}
+                    {"|".join(label): logp[token] for label, token in zip(point.labels, tokens, strict=True)}
                 )
                 z = math.fsum(math.exp(logp[token]) for token in tokens)
-                made.choices.append((name, shares, "|".join(fork.labels[best]), z))
+                made.choices.append((name, shares, "|".join(point.labels[best]), z))
         for token in taken:
-            walk.take(token)
-        walk.forced()
-    made.data = bytes(walk.data)
+            matcher.accept(token)
+        matcher.accept_forced()
+    made.data = bytes(matcher.data)
     return made
 
 
@@ -104,37 +104,37 @@ def _exact(look: CaseView, written: list[int], alternatives: Sequence[tuple[str,
     return normalised(scores), chosen, math.fsum(map(math.exp, scores.values()))
 
 
-def likeliest_number(look: CaseView, walk: TokenMatcher) -> Text:
+def likeliest_number(look: CaseView, matcher: TokenMatcher) -> Text:
     """Return all tokens through the end of the likeliest number; none where BEGINNINGS_MAX beginnings do not tell.
 
     One beginning after the other, the likeliest first. What it forces counts when it comes off the heap, and a whole
     number then waits for its turn once more.
     """
-    start = walk.number_at
+    start = matcher.number_start
     heap = [(0.0, 0, Text(), 0, False)]  # cost, order, tokens, how many of them the cost leaves out, whole
     order = 0
     for _ in range(BEGINNINGS_MAX + 1):
         cost, place, text, forced, whole = heapq.heappop(heap)
         if whole and not forced:
-            return (*walk.tokens, *text)
+            return (*matcher.tokens, *text)
         at = len(text) - forced
-        cost -= math.fsum(look([*walk.tokens, *text[:i]])[text[i]] for i in range(at, len(text)))
+        cost -= math.fsum(look([*matcher.tokens, *text[:i]])[text[i]] for i in range(at, len(text)))
         if whole:
             heapq.heappush(heap, (cost, place, text, 0, True))
             continue
-        here = walk.copy()
+        here = matcher.copy()
         for token in text:
-            here.take(token)
+            here.accept(token)
         logp = look(here.tokens)
-        for token in map(int, here.fork().tokens):
+        for token in map(int, here.choice_point().tokens):
             order += 1
             more = here.copy()
-            more.take(token)
-            while more.number_at == start and (behind := more.only()) is not None:
-                more.take(behind)
-            tokens = tuple(more.tokens[len(walk.tokens) :])
+            more.accept(token)
+            while more.number_start == start and (behind := more.forced_token()) is not None:
+                more.accept(behind)
+            tokens = tuple(more.tokens[len(matcher.tokens) :])
             left_out = len(tokens) - len(text) - 1
-            heapq.heappush(heap, (cost - logp[token], order, tokens, left_out, more.number_at != start))
+            heapq.heappush(heap, (cost - logp[token], order, tokens, left_out, more.number_start != start))
     return ()
 
 

@@ -24,8 +24,8 @@ OPENING = b'{"action":"'
 def decided(
     backend: Backend, envelope: DecisionEnvelope, prompt: list[list[int]] | None = None, mode: Mode = "greedy"
 ) -> Decoded:
-    walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
-    return decode(backend, prompt or PROMPT, walk, tokens_max=TOKENS_MAX, now_ms=lambda: 0, deadline_ms=0, mode=mode)
+    matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+    return decode(backend, prompt or PROMPT, matcher, tokens_max=TOKENS_MAX, now_ms=lambda: 0, deadline_ms=0, mode=mode)
 
 
 def refund_prompt(backend: Backend, claim: str) -> list[list[int]]:
@@ -201,8 +201,8 @@ def test_any_number_of_alternatives_is_scored_with_a_bounded_number_of_forks(for
 
 
 def _exactly(backend: HashBackend, envelope: DecisionEnvelope, forks_max: int) -> Deciding:
-    walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
-    return deciding(backend, 0, PROMPT, walk, tokens_max=TOKENS_MAX, mode="exact", forks_max=forks_max)
+    matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+    return deciding(backend, 0, PROMPT, matcher, tokens_max=TOKENS_MAX, mode="exact", forks_max=forks_max)
 
 
 def test_a_closed_decision_gives_its_forks_back():

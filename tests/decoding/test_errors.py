@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from sds.decoding.decoder import Decoded, Mode, decode
-from sds.grammars.tokens.compiler import ChoicePoint, GrammarCompiler, TokenMatcher
+from sds.grammars.tokens.compiler import GrammarCompiler
+from sds.grammars.tokens.matcher import ChoicePoint, TokenMatcher
 from sds.kernel.errors import ModelError
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend, BackendError, Row
@@ -29,8 +30,8 @@ def refund(
     clock: Callable[[], int] = lambda: 0,
     mode: Mode = "greedy",
 ) -> Decoded:
-    walk = GrammarCompiler(backend).walk(refund_envelope(), CONTEXT_REF)
-    return decode(backend, prompt, walk, tokens_max=tokens_max, now_ms=clock, deadline_ms=1000, mode=mode)
+    matcher = GrammarCompiler(backend).matcher(refund_envelope(), CONTEXT_REF)
+    return decode(backend, prompt, matcher, tokens_max=tokens_max, now_ms=clock, deadline_ms=1000, mode=mode)
 
 
 def stopped(backend: Backend, **options: Any) -> ModelError:
@@ -121,11 +122,14 @@ def test_a_model_that_cannot_make_room_stops_the_decision(
     assert ("BACKEND_FAILED", error) == (found.reason_code, found.__cause__)
 
 
-ASKED = {"greedy": {"alternatives": 0, "copy": 0}, "exact": {"alternatives": 2, "copy": 2, "fork": 2}}  # if not thrice
+ASKED = {
+    "greedy": {"alternatives": 0, "copy": 0},
+    "exact": {"alternatives": 2, "copy": 2, "choice_point": 2},
+}  # if not thrice
 
 
 @pytest.mark.parametrize("mode", ["greedy", "exact"])
-@pytest.mark.parametrize("method", ["forced", "fork", "take", "alternatives", "copy"])
+@pytest.mark.parametrize("method", ["accept_forced", "choice_point", "accept", "alternatives", "copy"])
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_an_exception_in_the_language_stops_the_decision(
     mode: Mode, method: str, nth: int, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch
@@ -165,14 +169,14 @@ def test_an_ending_that_no_tokens_spell_is_the_languages_failure_and_no_models(
 
 
 def test_a_fork_outside_the_language_stops_the_decision(tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
-    """The walk refuses to take what it should not have offered."""
-    sound = TokenMatcher.fork
+    """The matcher refuses to take what it should not have offered."""
+    sound = TokenMatcher.choice_point
 
     def wider(self: TokenMatcher) -> ChoicePoint:
-        fork = sound(self)
-        return replace(fork, tokens=np.append(fork.tokens, 11), labels=(*fork.labels, ("PAY_ALL",)))
+        point = sound(self)
+        return replace(point, tokens=np.append(point.tokens, 11), labels=(*point.labels, ("PAY_ALL",)))
 
-    monkeypatch.setattr(TokenMatcher, "fork", wider)
+    monkeypatch.setattr(TokenMatcher, "choice_point", wider)
     backend = AdversarialBackend(tiny, lambda _: np.eye(1, tiny.vocab_size, 11, dtype=np.float32)[0])
     assert "MASK_FAILED" == stopped(backend).reason_code
 
@@ -209,10 +213,10 @@ def test_logits_of_transformers_that_overflow_stop_the_decision(tiny_hf: HfBacke
 
 def test_a_model_closed_in_the_middle_stops_the_decision(opened: Callable[..., Backend]):
     backend = opened(3)
-    walk = GrammarCompiler(backend).walk(refund_envelope(), CONTEXT_REF)
+    matcher = GrammarCompiler(backend).matcher(refund_envelope(), CONTEXT_REF)
     backend.close()
     with pytest.raises(ModelError, match="the model is closed") as caught:
-        decode(backend, PROMPT, walk, tokens_max=400, now_ms=lambda: 0, deadline_ms=0)
+        decode(backend, PROMPT, matcher, tokens_max=400, now_ms=lambda: 0, deadline_ms=0)
     assert "BACKEND_FAILED" == caught.value.reason_code
 
 

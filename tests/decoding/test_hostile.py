@@ -32,15 +32,15 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-def assert_decides_inside(backend: Backend, planner: GrammarCompiler, rng: Random) -> None:
+def assert_decides_inside(backend: Backend, compiler: GrammarCompiler, rng: Random) -> None:
     envelope, context_ref = random_envelope(rng.randint), f"{rng.getrandbits(256):064x}"
     if isinstance(backend, AdversarialBackend):
-        backend.face(planner.walk(envelope, context_ref))
+        backend.face(compiler.matcher(envelope, context_ref))
     mode: Mode = "exact" if rng.random() < EXACT_SHARE else "greedy"
     result = decode(
         backend,
         PROMPT,
-        planner.walk(envelope, context_ref),
+        compiler.matcher(envelope, context_ref),
         tokens_max=TOKENS_MAX,
         now_ms=monotonic_ms,
         deadline_ms=monotonic_ms() + DEADLINE_MS,
@@ -57,9 +57,9 @@ def assert_decides_inside(backend: Backend, planner: GrammarCompiler, rng: Rando
 def test_a_random_model_never_leaves_the_envelope(seed: int, tiny_path: Callable[[int], Path]):
     rng = seeded(seed)
     backend = LlamaBackend(tiny_path(seed), threads=TINY_THREADS)
-    planner = GrammarCompiler(backend)
+    compiler = GrammarCompiler(backend)
     for _ in range(DECISIONS):
-        assert_decides_inside(backend, planner, rng)
+        assert_decides_inside(backend, compiler, rng)
     backend.close()
 
 
@@ -70,9 +70,9 @@ def test_a_random_checkpoint_folder_never_leaves_the_envelope(seed: int, tiny_fo
 
     rng = seeded(seed)
     backend = HfBackend(tiny_folder(seed), threads=TINY_THREADS)
-    planner = GrammarCompiler(backend)
+    compiler = GrammarCompiler(backend)
     for _ in range(HF_DECISIONS):
-        assert_decides_inside(backend, planner, rng)
+        assert_decides_inside(backend, compiler, rng)
     backend.close()
 
 
@@ -85,6 +85,6 @@ def test_a_model_that_wants_something_else_never_leaves_the_envelope(
     tiny: Backend = request.getfixturevalue(library)
     rng = seeded(list(WISHES).index(wish))
     backend = AdversarialBackend(tiny, WISHES[wish], seed=rng.randrange(2**32))
-    planner = GrammarCompiler(backend)
+    compiler = GrammarCompiler(backend)
     for _ in range(DECISIONS if library == "tiny" else HF_DECISIONS):
-        assert_decides_inside(backend, planner, rng)
+        assert_decides_inside(backend, compiler, rng)

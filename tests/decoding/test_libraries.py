@@ -35,7 +35,7 @@ def choice_of(backend: Backend, packet: DecisionPacket) -> Choice:
     decoded = decode(
         backend,
         prompt_sections(backend, *packet.texts),
-        GrammarCompiler(backend).walk(packet.envelope, packet.snapshot.id),
+        GrammarCompiler(backend).matcher(packet.envelope, packet.snapshot.id),
         tokens_max=TOKENS_MAX,
         now_ms=lambda: 0,
         deadline_ms=0,
@@ -111,12 +111,12 @@ def test_a_difference_beyond_the_noise_is_not_explained(theirs: Shares, expected
 @pytest.mark.parametrize("which", ["tiny_hf", "tiny_vino"])
 def test_all_libraries_give_the_same_walks(which: str, tiny: LlamaBackend, request: pytest.FixtureRequest):
     backends: tuple[Backend, ...] = tiny, request.getfixturevalue(which)
-    ours, theirs = (GrammarCompiler(backend).walk(refund_envelope(), CONTEXT_REF) for backend in backends)
-    assert ours.forced() == theirs.forced()
+    ours, theirs = (GrammarCompiler(backend).matcher(refund_envelope(), CONTEXT_REF) for backend in backends)
+    assert ours.accept_forced() == theirs.accept_forced()
     while not ours.finished:
-        permitted = ours.fork().tokens
-        assert permitted.tolist() == theirs.fork().tokens.tolist()
-        for walk in (ours, theirs):
-            walk.take(int(permitted[-1]))
-        assert ours.forced() == theirs.forced()
+        permitted = ours.choice_point().tokens
+        assert permitted.tolist() == theirs.choice_point().tokens.tolist()
+        for matcher in (ours, theirs):
+            matcher.accept(int(permitted[-1]))
+        assert ours.accept_forced() == theirs.accept_forced()
     assert theirs.finished

@@ -55,8 +55,8 @@ def decided(
     forks_max: int = 63,
     shown: Sequence[str] = (),
 ) -> Decoded:
-    walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
-    run = deciding(backend, 0, PROMPT, walk, tokens_max=400, mode=mode, forks_max=forks_max, shown=shown)
+    matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+    run = deciding(backend, 0, PROMPT, matcher, tokens_max=400, mode=mode, forks_max=forks_max, shown=shown)
     (found,) = together(backend, [run])
     assert 0 == backend.forks_held
     assert isinstance(found, Decoded), found
@@ -146,8 +146,8 @@ def test_nothing_is_read_beyond_what_may_be_written(mode: Mode):
             ends = []
             for ahead, numbers in ((0, ()), (AHEAD, ()), (AHEAD, shown)):
                 backend = Narrow(seed, room, ahead)
-                walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
-                run = deciding(backend, 0, PROMPT, walk, tokens_max=room, mode=mode, shown=numbers)
+                matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+                run = deciding(backend, 0, PROMPT, matcher, tokens_max=room, mode=mode, shown=numbers)
                 ends += together(backend, [run])
             assert {ModelError} == {*map(type, ends)} or 1 == len(
                 {end.data for end in ends if isinstance(end, Decoded)}
@@ -275,8 +275,8 @@ def test_many_that_read_ahead_together_each_decide_as_alone():
     for seed in range(scale(20, 500)):
         envelopes = [random_envelope(rng.randint) for _ in range(4)]
         backend = HashBackend(seed, slots=4, lookahead_tokens_max=AHEAD)
-        walks = [GrammarCompiler(backend).walk(envelope, CONTEXT_REF) for envelope in envelopes]
-        runs = [deciding(backend, slot, PROMPT, walk, tokens_max=400) for slot, walk in enumerate(walks)]
+        matchers = [GrammarCompiler(backend).matcher(envelope, CONTEXT_REF) for envelope in envelopes]
+        runs = [deciding(backend, slot, PROMPT, matcher, tokens_max=400) for slot, matcher in enumerate(matchers)]
         expected = [decided(HashBackend(seed), envelope).data for envelope in envelopes]
         assert expected == [found.data for found in together(backend, runs) if isinstance(found, Decoded)]
         assert 0 == backend.forks_held
@@ -289,8 +289,8 @@ def test_near_ties_escalate_also_where_they_were_read_ahead():
         envelope = random_envelope(rng.randint)
         plain = decided(HashBackend(seed, spread=0.3), envelope).data
         backend = Disturbed(seed, noise_logp_max=0.05, spread=0.3, lookahead_tokens_max=AHEAD)
-        walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
-        run = deciding(backend, 0, PROMPT, walk, tokens_max=400, noise_logp_max=0.05)
+        matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+        run = deciding(backend, 0, PROMPT, matcher, tokens_max=400, noise_logp_max=0.05)
         (found,) = together(backend, [run])
         assert isinstance(found, ModelError) or plain == found.data
         close += isinstance(found, ModelError)

@@ -25,14 +25,16 @@ TOKENS_MAX = 2000
 
 def alone(seed: int, envelope: DecisionEnvelope, mode: Mode, slot: int) -> Decoded:
     backend = HashBackend(seed, spread=SPREAD)
-    walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
-    return decode(backend, [*PROMPT, [slot]], walk, tokens_max=TOKENS_MAX, now_ms=lambda: 0, deadline_ms=0, mode=mode)
+    matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+    return decode(
+        backend, [*PROMPT, [slot]], matcher, tokens_max=TOKENS_MAX, now_ms=lambda: 0, deadline_ms=0, mode=mode
+    )
 
 
 def beside(backend: HashBackend, envelope: DecisionEnvelope, mode: Mode, slot: int, noise: float) -> Deciding:
-    walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
+    matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
     return deciding(
-        backend, slot, [*PROMPT, [slot]], walk, tokens_max=TOKENS_MAX, mode=mode, noise_logp_max=noise, forks_max=5
+        backend, slot, [*PROMPT, [slot]], matcher, tokens_max=TOKENS_MAX, mode=mode, noise_logp_max=noise, forks_max=5
     )
 
 
@@ -99,8 +101,8 @@ def test_a_perfect_tie_without_noise_is_decided_by_order():
     rng = seeded(52)
     for _ in range(50):
         envelope = random_envelope(rng.randint)
-        walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
-        found = decode(backend, PROMPT, walk, tokens_max=TOKENS_MAX, now_ms=lambda: 0, deadline_ms=0)
+        matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+        found = decode(backend, PROMPT, matcher, tokens_max=TOKENS_MAX, now_ms=lambda: 0, deadline_ms=0)
         assert envelope.names[0].encode() in found.data
 
 
@@ -109,13 +111,13 @@ def test_just_under_the_gap_of_the_best_two_noise_is_no_objection(mode: Mode):
     """A whole text has the noise of each of its tokens."""
     envelope = envelope_of([KindBound(DENY, ("NO",))])
     backend = HashBackend(7)
-    planner = GrammarCompiler(backend)
-    walk = planner.walk(envelope, CONTEXT_REF)
-    walk.forced()
-    tokens = [1, 1] if mode == "greedy" else [len(text) for _, text in walk.alternatives()]
+    compiler = GrammarCompiler(backend)
+    matcher = compiler.matcher(envelope, CONTEXT_REF)
+    matcher.accept_forced()
+    tokens = [1, 1] if mode == "greedy" else [len(text) for _, text in matcher.alternatives()]
 
     def decided(noise: float) -> Decoded:
-        again = planner.walk(envelope, CONTEXT_REF)
+        again = compiler.matcher(envelope, CONTEXT_REF)
         (found,) = together(
             backend, [deciding(backend, 0, PROMPT, again, tokens_max=TOKENS_MAX, mode=mode, noise_logp_max=noise)]
         )

@@ -16,8 +16,9 @@ from sds.decoding.decoder import Decoded, Mode, deciding, decode
 from sds.decoding.errors import CHOICE_TOO_CLOSE
 from sds.decoding.number_search import BEGINNINGS_MAX
 from sds.grammars.tokens import matcher as walk_module
-from sds.grammars.tokens.compiler import GrammarCompiler, TokenMatcher
+from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.grammars.tokens.digits import every_literal
+from sds.grammars.tokens.matcher import TokenMatcher
 from sds.kernel.envelope.bounds import Bound, bound
 from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
@@ -41,8 +42,8 @@ def paying(amount: Bound) -> DecisionEnvelope:
 def decided(
     backend: HashBackend, envelope: DecisionEnvelope, mode: Mode = "exact", noise: float = 0.0, forks_max: int = 16
 ) -> Decoded:
-    walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
-    run = deciding(backend, 0, PROMPT, walk, tokens_max=400, mode=mode, noise_logp_max=noise, forks_max=forks_max)
+    matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+    run = deciding(backend, 0, PROMPT, matcher, tokens_max=400, mode=mode, noise_logp_max=noise, forks_max=forks_max)
     (found,) = together(backend, [run])
     assert 0 == backend.forks_held
     if isinstance(found, ModelError):
@@ -51,7 +52,7 @@ def decided(
 
 
 def walk_of(backend: HashBackend, envelope: DecisionEnvelope) -> TokenMatcher:
-    return GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
+    return GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
 
 
 def amount_of(found: Decoded) -> str:
@@ -60,22 +61,22 @@ def amount_of(found: Decoded) -> str:
     return dict(proposal.params)["amount"]
 
 
-def every_number(look: CaseView, walk: TokenMatcher, amount: Bound) -> dict[str, float]:
+def every_number(look: CaseView, matcher: TokenMatcher, amount: Bound) -> dict[str, float]:
     """Return the log-probability of every number, each spelled out alone: an integer through the token behind it."""
-    return {literal: spelled_out(look, walk.copy(), literal) for literal in every_literal(amount)}
+    return {literal: spelled_out(look, matcher.copy(), literal) for literal in every_literal(amount)}
 
 
-def spelled_out(look: CaseView, walk: TokenMatcher, literal: str) -> float:
-    start, logp = walk.number_at, 0.0
+def spelled_out(look: CaseView, matcher: TokenMatcher, literal: str) -> float:
+    start, logp = matcher.number_start, 0.0
     assert start is not None
-    for token in literal.encode()[len(walk.data) - start :]:
-        logp += look(walk.tokens)[token]
-        walk.take(token)
+    for token in literal.encode()[len(matcher.data) - start :]:
+        logp += look(matcher.tokens)[token]
+        matcher.accept(token)
     if "." in literal:
         return logp
-    only = walk.only()
-    tokens = walk.fork().tokens.tolist() if only is None else [only]
-    return logp + max(look(walk.tokens)[token] for token in tokens if not PIECES[token].isdigit())
+    only = matcher.forced_token()
+    tokens = matcher.choice_point().tokens.tolist() if only is None else [only]
+    return logp + max(look(matcher.tokens)[token] for token in tokens if not PIECES[token].isdigit())
 
 
 def random_amount(low: int, high: int, step: int, scaled: int) -> Bound:
@@ -148,8 +149,8 @@ def test_a_real_model_finds_what_it_would_of_a_list_and_the_same_to_the_last_bit
     backend, envelope = opened(), paying(random_amount(17, 77, 1, 0))
 
     def decided_by(mode: Mode) -> Decoded:
-        walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
-        return decode(backend, PROMPT, walk, tokens_max=400, now_ms=lambda: 0, deadline_ms=0, mode=mode)
+        matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+        return decode(backend, PROMPT, matcher, tokens_max=400, now_ms=lambda: 0, deadline_ms=0, mode=mode)
 
     listed = amount_of(decided_by("exact"))
     assert listed != amount_of(decided_by("greedy"))
@@ -169,9 +170,9 @@ def test_it_is_the_likeliest_of_all_numbers_each_spelled_out(scaled: int, monkey
         amount = random_amount(low, low + step * rng.randint(200, 400), step, scaled)
         envelope = paying(amount)
         backend = HashBackend(seed, spread=8.0)
-        walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
-        walk.forced()
-        scores = every_number(looking(backend, PROMPT), walk, amount)
+        matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+        matcher.accept_forced()
+        scores = every_number(looking(backend, PROMPT), matcher, amount)
         found = amount_of(decided(backend, envelope))
         assert max(scores, key=lambda literal: scores[literal]) == found
         traps += found != amount_of(decided(backend, envelope, "greedy"))
@@ -220,10 +221,10 @@ def test_company_never_makes_it_another():
         low = rng.randint(100, 9_000)
         envelope = paying(random_amount(low, low + rng.randint(100, 9_000), 1, 2))
         backend = Disturbed(seed, noise_logp_max=COMPANY_NOISE, spread=4.0)
-        walk = walk_of(backend, envelope)
+        matcher = walk_of(backend, envelope)
         (found,) = together(
             backend,
-            [deciding(backend, 0, PROMPT, walk, tokens_max=400, mode="exact", noise_logp_max=COMPANY_NOISE)],
+            [deciding(backend, 0, PROMPT, matcher, tokens_max=400, mode="exact", noise_logp_max=COMPANY_NOISE)],
         )
         if isinstance(found, ModelError):
             assert CHOICE_TOO_CLOSE == found.reason_code
@@ -277,14 +278,14 @@ def test_each_digit_has_its_distribution_though_it_was_not_chosen_for_it():
     backend = HashBackend(5, spread=8.0)
     found = decided(backend, envelope)
     literal = amount_of(found)
-    walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
-    walk.forced()
+    matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+    matcher.accept_forced()
     for choice in found.choices:
         assert choice.name.startswith("amount[")
         place = int(choice.name.removeprefix("amount[").removesuffix("]"))
         assert literal[place : place + 1] == choice.chosen
         assert pytest.approx(1.0) == sum(share for _, share in choice.probabilities)
-    first = looking(backend, PROMPT)(walk.tokens)
+    first = looking(backend, PROMPT)(matcher.tokens)
     digits = {str(n): math.exp(first[ord(str(n))]) for n in range(1, 10)}
     shares = {label: share / sum(digits.values()) for label, share in digits.items()}
     assert pytest.approx(shares, abs=1e-6) == dict(found.choices[0].probabilities)
@@ -310,9 +311,9 @@ def test_just_under_the_gap_to_the_second_noise_is_no_objection():
     amount = random_amount(1_000, 1_400, 1, 2)
     envelope = paying(amount)
     backend = HashBackend(0, spread=8.0)
-    walk = GrammarCompiler(backend).walk(envelope, CONTEXT_REF)
-    walk.forced()
-    scores = sorted(every_number(looking(backend, PROMPT), walk, amount).values(), reverse=True)
+    matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+    matcher.accept_forced()
+    scores = sorted(every_number(looking(backend, PROMPT), matcher, amount).values(), reverse=True)
     wanted = decided(HashBackend(0, spread=8.0), envelope).data
     gap = scores[0] - scores[1]
     assert wanted == decided(HashBackend(0, spread=8.0), envelope, noise=gap / 100).data

@@ -29,18 +29,18 @@ MODES: tuple[Mode, ...] = ("greedy", "exact-kinds", "exact")
 def both(
     backend: Backend, envelope: DecisionEnvelope, mode: Mode, prompt: list[list[int]], look: CaseView | None = None
 ) -> tuple[Decoded, Slow]:
-    planner = GrammarCompiler(backend)
+    compiler = GrammarCompiler(backend)
     backend.prefill([])
     decoded = decode(
         backend,
         prompt,
-        planner.walk(envelope, CONTEXT_REF),
+        compiler.matcher(envelope, CONTEXT_REF),
         tokens_max=2000,
         now_ms=lambda: 0,
         deadline_ms=0,
         mode=mode,
     )
-    return decoded, slow_decision(look or looking(backend, prompt), planner.walk(envelope, CONTEXT_REF), mode)
+    return decoded, slow_decision(look or looking(backend, prompt), compiler.matcher(envelope, CONTEXT_REF), mode)
 
 
 def assert_equal(decoded: Decoded, slow: Slow, tolerance: float) -> None:

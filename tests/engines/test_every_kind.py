@@ -42,6 +42,8 @@ Spec = Callable[[Kind, str], EngineSpec]
 @pytest.fixture(scope="module")
 def spec_of(tiny_path: Callable[[int], Path], tiny_folder: Callable[[int], Path]) -> Spec:
     def make(kind: Kind, library: str) -> EngineSpec:
+        if library == "openvino":
+            pytest.importorskip("openvino", reason="OpenVINO is not installed: make openvino")
         model = tiny_folder(1) if library == "transformers" else tiny_path(1)
         return EngineSpec(
             name="here",
@@ -84,7 +86,7 @@ def test_a_local_engine_whose_mask_is_dead_does_not_open(
 ) -> None:
     closed = closings(monkeypatch)
     if kind == "native":
-        monkeypatch.setattr(TokenMatcher, "take", lambda _walk, _token: None)
+        monkeypatch.setattr(TokenMatcher, "accept", lambda _matcher, _token: None)
     else:
         monkeypatch.setattr(OutlinesWriter, "_compiled", lambda _self, _grammar: Idle())
     with pytest.raises(ModelError) as refused:
@@ -97,7 +99,7 @@ def closings(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Return a list that grows by each model that is closed."""
     from sds.models.cache.prefix_caching import PrefixCachingBackend
     from sds.models.llamacpp.backend import LlamaBackend
-    from sds.models.text.outlines_llamacpp import DrivenLlama
+    from sds.models.text.outlines import DrivenLlama
 
     closed: list[object] = []
 
@@ -175,7 +177,7 @@ def test_a_mask_that_raises_while_a_local_model_decides_escalates(
         raise ZeroDivisionError("broken")
 
     owner, name, reason = (
-        (TokenMatcher, "fork", "MASK_FAILED") if kind == "native" else (Guard, "_masked", "BACKEND_FAILED")
+        (TokenMatcher, "choice_point", "MASK_FAILED") if kind == "native" else (Guard, "_masked", "BACKEND_FAILED")
     )
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, broken)

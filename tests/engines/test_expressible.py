@@ -13,7 +13,6 @@ import pytest
 
 from sds.engines.expressible import Question, check_model, question_of, widest_envelope
 from sds.gates.refund.gate import load_refund_contract
-from sds.grammars import regex
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import DecisionEnvelope, meet
@@ -62,7 +61,7 @@ def test_every_kind_with_every_reason_is_among_the_samples() -> None:
     contract = load_refund_contract()
     with asked(embedded_model(), contract) as found:
         sentences = found.sentences
-        matches = re.compile(regex.emit(found.said).encode()).fullmatch
+        matches = re.compile(found.said.regex().encode()).fullmatch
     assert all(map(matches, sentences))
     for name, kind in contract.kinds.items():
         for reason in kind.reasons:

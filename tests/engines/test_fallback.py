@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,67 +20,16 @@ from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Row
 from sds.models.text.servers import RemoteWriter
 from tests.engines.conftest import decide, running_ms
+from tests.engines.scripted import Scripted, answered, chain, opens, still
 from tests.engines.servers import LlamaServer, completion, free_port, hang, misbehaving, reply
 from tests.hostile import Panic
-from tests.kernel.durable import Clock, Rail, Tickets, World, contract, deny
+from tests.kernel.durable import Rail, Tickets, World, contract
+
+__all__ = ["still"]
 
 NONCE = "5eed" * 16
 TTL_MS = 1_200
 GRACE_MS = 2_000  # one pass is never cut short; and a busy machine
-
-
-class Scripted:
-    """An engine that does as it is told; user space may be anything."""
-
-    def __init__(self, name: str, clock: Clock | None = None) -> None:
-        self.model = name
-        self.clock = clock
-        self.failure: BaseException | None = None
-        self.takes_ms = 0
-        self.asked = 0
-        self.deadlines: list[int] = []
-        self.closed = False
-
-    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
-        self.asked += 1
-        self.deadlines.append(packet.expires_at_ms)
-        if self.clock is not None:
-            self.clock.advance(self.takes_ms)
-        if self.failure is not None:
-            raise self.failure
-        return deny(packet), Decoding(self.model, 0.9)
-
-    def count_tokens(self, text: str) -> int:
-        return len(text)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-@pytest.fixture
-def still(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    made.tickets.put("T1")
-    yield made
-    made.close()
-
-
-def opens(engine: Engine) -> Callable[[], Engine]:
-    return lambda: engine
-
-
-def chain(world: World, *engines: Scripted, timeout_ms: int = 8_000) -> tuple[FallbackEngine, list[tuple[str, object]]]:
-    links = [Link(engine.model, opens(engine), timeout_ms, 1_000) for engine in engines]
-    logged: list[tuple[str, object]] = []
-
-    def log(event: str, facts: Mapping[str, object]) -> None:
-        logged.append((event, dict(facts)))
-
-    return FallbackEngine(links, now_ms=world.clock, log=log), logged
-
-
-def answered(engine: FallbackEngine, packet: DecisionPacket) -> str:
-    return engine.propose(packet, tokens_max=4096)[1].model
 
 
 def test_the_first_engine_answers_while_it_is_well(still: World) -> None:
@@ -91,9 +40,11 @@ def test_the_first_engine_answers_while_it_is_well(still: World) -> None:
     assert (0, []) == (last.asked, logged)
 
 
-@pytest.mark.parametrize("failure", [ModelError("gone", reason_code="BACKEND_FAILED"), RuntimeError("bug")])
+@pytest.mark.parametrize(
+    "failure", [ModelError("gone", reason_code="BACKEND_FAILED"), RuntimeError("bug"), Panic("no `Exception`")]
+)
 def test_a_failing_engine_rests_for_its_cool_down_then_is_probed_and_comes_back(
-    still: World, failure: Exception
+    still: World, failure: BaseException
 ) -> None:
     first, last = Scripted("first"), Scripted("last")
     engine, logged = chain(still, first, last)
@@ -182,17 +133,6 @@ def test_what_is_wrong_with_the_packet_is_not_held_against_the_engine(still: Wor
     packet = still.packet()
     assert ["last", "last"] == [answered(engine, packet), answered(engine, packet)]
     assert (2, []) == (first.asked, logged)
-
-
-def test_a_panic_is_a_failure_like_any_other(still: World) -> None:
-    first, last = Scripted("first"), Scripted("last")
-    engine, logged = chain(still, first, last)
-    first.failure = Panic("no `Exception`")
-    packet = still.packet()
-    assert "last" == answered(engine, packet)
-    first.failure = None
-    still.clock.advance(1_000)
-    assert ("first", ["engine.down", "engine.up"]) == (answered(engine, packet), [event for event, _ in logged])
 
 
 def test_a_chain_counts_tokens_with_the_engines_that_can(still: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,8 +316,65 @@ def test_a_server_that_comes_back_unconstrained_is_not_asked(still: World) -> No
         engine = FallbackEngine(
             [Link("box", opens(box), 8_000, 1_000), Link("last", opens(last), 8_000, 1_000)], now_ms=still.clock
         )
-        engine._fell(engine._links[0], ModelError("it was away"), dfid=None)
+        engine._went_down(engine._links[0], ModelError("it was away"), dfid=None)
         well[0] = False
         still.clock.advance(1_000)
         assert "last" == answered(engine, still.packet())
         assert 2 == len(requests)
+
+
+class Late(Scripted):
+    """Its first answer comes after another decision has found it dead."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.meanwhile: Callable[[], object] | None = None
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        if (meanwhile := self.meanwhile) is not None:
+            self.meanwhile, self.failure = None, ModelError("gone")
+            meanwhile()
+            self.failure = None
+        return super().propose(packet, tokens_max=tokens_max)
+
+
+def test_an_answer_to_what_was_asked_before_it_fell_brings_no_engine_back(still: World) -> None:
+    first, last = Late("first"), Scripted("last")
+    engine, logged = chain(still, first, last)
+    packet = still.packet()
+    first.meanwhile = lambda: answered(engine, packet)
+    assert "first" == answered(engine, packet)
+    assert ["engine.down"] == [event for event, _ in logged]
+    assert ("last", 2) == (answered(engine, packet), first.asked)
+    still.clock.advance(1_000)
+    assert ("first", ["engine.down", "engine.up"]) == (answered(engine, packet), [event for event, _ in logged])
+
+
+def test_a_chain_that_is_closed_while_an_engine_opens_closes_that_too(still: World) -> None:
+    first, last = Scripted("first"), Scripted("last")
+    doors = iter([ModelError("not yet"), None])
+
+    def opened() -> Engine:
+        if (error := next(doors)) is not None:
+            raise error
+        engine.close()
+        return first
+
+    engine = FallbackEngine(
+        [Link("first", opened, 8_000, 1_000), Link("last", opens(last), 8_000, 1_000)], now_ms=still.clock
+    )
+    still.clock.advance(1_000)
+    assert "last" == answered(engine, still.packet())
+    assert (True, True) == (first.closed, last.closed)
+
+
+def test_closing_a_chain_closes_all_of_it_whatever_one_raises(still: World) -> None:
+    class Stuck(Scripted):
+        def close(self) -> None:
+            raise RuntimeError("stuck")
+
+    first, last = Scripted("first"), Stuck("last")
+    engine, _ = chain(still, first, last)
+    with pytest.raises(RuntimeError, match="stuck"):
+        engine.close()
+    assert first.closed

@@ -2,7 +2,7 @@
 
 Ours writes as the model's own tokenizer spells, others take the likeliest token of any spelling; and llama.cpp's grammar
 lets a model spell even what is forced as it likes, which then is what it reads. So another action is explained by a gap
-within the noise of batch shapes, or by a plain greedy walk over our own logits, masked as theirs, that ends there.
+within the noise of batch shapes, or by a plain greedy decision over our own logits, masked as theirs, that ends there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import prompt_sections
-from sds.models.text.outlines import OutlinesWriter, drive_llamacpp
+from sds.models.text.outlines import OutlinesWriter, drive
 from sds.models.text.servers import RemoteWriter
 from tests.decoding.reference import greedy_action, looking, normalised
 from tests.engines.conftest import running_ms
@@ -87,11 +87,11 @@ def decided(engine: NativeEngine, backend: LlamaBackend, packet: DecisionPacket)
     assert isinstance(shares, dict)
     assert len(shares) == len({label[0] for label in shares}), "one token tells the actions apart"
     prompt = [token for section in prompt_sections(backend, *packet.texts) for token in section]
-    walk = GrammarCompiler(backend).walk(packet.envelope, packet.snapshot.id)
-    start = walk.forced()
+    matcher = GrammarCompiler(backend).matcher(packet.envelope, packet.snapshot.id)
+    start = matcher.accept_forced()
     logp = looking(backend, [prompt, *([token] for token in start)])([])
-    fork = walk.fork()
-    plain = normalised({label: logp[token] for (label,), token in zip(fork.labels, fork.tokens, strict=True)})
+    point = matcher.choice_point()
+    plain = normalised({label: logp[token] for (label,), token in zip(point.labels, point.tokens, strict=True)})
     return Ours(packet, action, shares, plain)
 
 
@@ -134,7 +134,7 @@ def assert_same(ours: list[Ours], engine: Engine, backend: LlamaBackend, *, forc
 
 @pytest.mark.timeout(7200)
 def test_outlines_over_llama_cpp_decides_as_ours_does(ours: list[Ours], native: LlamaBackend, own_gguf: Path) -> None:
-    writer = OutlinesWriter(drive_llamacpp(own_gguf, threads=TINY_THREADS), "llguidance")
+    writer = OutlinesWriter(drive(own_gguf, "llamacpp", threads=TINY_THREADS), "llguidance")
     assert_same(
         ours, TextEngine("outlines", writer, nonce=lambda: NONCE, now_ms=running_ms), native, forced_as_usual=True
     )
@@ -156,7 +156,7 @@ def test_a_real_llama_cpp_server_decides_as_ours_does(
 
 
 @pytest.mark.parametrize(
-    ("share", "walk", "expected"),
+    ("share", "greedy", "expected"),
     [
         (0.501, "DENY", ["noise"]),
         (0.501, "PAY", ["noise"]),
@@ -165,9 +165,9 @@ def test_a_real_llama_cpp_server_decides_as_ours_does(
     ],
 )
 def test_a_difference_that_neither_noise_nor_spelling_explains_is_found(
-    share: float, walk: str, expected: list[str], world: World
+    share: float, greedy: str, expected: list[str], world: World
 ) -> None:
     world.tickets.put("T1")
     shares = {"PAY": share, "DENY": 1 - share}
     one = Ours(world.packet(), "PAY", shares, {label: part * math.exp(0.01) for label, part in shares.items()})
-    assert expected == list(differences([one, one], ["PAY", "DENY"], lambda _packet: walk))
+    assert expected == list(differences([one, one], ["PAY", "DENY"], lambda _packet: greedy))

@@ -5,26 +5,36 @@ from __future__ import annotations
 import json
 import re
 import socket
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from sds.engines.text import END_TOKENS, TextEngine, grammar_of
-from sds.grammars import regex as emit_regex
 from sds.grammars.emit import gbnf as emit_gbnf
 from sds.grammars.emit import json_schema
 from sds.grammars.language import language
 from sds.kernel.decision.packet import ALTERNATIVES_UNAVAILABLE
-from sds.kernel.envelope.envelope import envelope_of
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.kernel.errors import ModelError
 from sds.models.protocol import BackendError
-from sds.models.text.http import BODY_BYTES_MAX, Address
+from sds.models.text.http import BODY_BYTES_MAX, Address, post
 from sds.models.text.protocol import Form, Server
 from sds.models.text.servers import FORMS, RemoteWriter
 from tests.engines.conftest import decide, running_ms
-from tests.engines.servers import FAULTS, LlamaServer, Misdeed, body_of, completion, free_port, hang, misbehaving, reply
+from tests.engines.servers import (
+    FAULTS,
+    HANG_S,
+    LlamaServer,
+    Misdeed,
+    body_of,
+    completion,
+    free_port,
+    hang,
+    misbehaving,
+    reply,
+)
 from tests.kernel.durable import World, contract, deny
 from tests.model_fixtures import refund_language
 from tests.scale import scale, seeded
@@ -85,16 +95,6 @@ def test_a_server_that_ignores_the_grammar_it_is_sent_is_refused_at_the_start(
     with pytest.raises(ModelError, match="the engine `served` does not constrain its model") as refused:
         engine_of(server.url, kind)
     assert "MASK_FAILED" == refused.value.reason_code
-
-
-def test_a_proof_leaves_room_for_its_whole_sentence_in_a_tokenizer_that_reads_byte_by_byte() -> None:
-    with misbehaving(lambda connection, _request: reply(connection, completion("yes"))) as (url, requests):
-        with pytest.raises(ModelError, match="does not constrain its model"):
-            engine_of(url)
-        body = body_of(requests[0])
-    said = language(envelope_of([]), NONCE)
-
-    assert grammar_of(said, "gbnf").bytes_max + END_TOKENS == body["max_tokens"]
 
 
 def test_no_two_proofs_are_the_same_request() -> None:
@@ -189,7 +189,7 @@ def timed(folder: Path, engine: TextEngine) -> tuple[float, tuple[str, str | Non
 
 def test_each_kind_of_server_is_sent_the_exact_language_in_its_own_parameter_and_told_not_to_think() -> None:
     said = refund_language()
-    regex, gbnf, schema = emit_regex.emit(said), emit_gbnf.to_gbnf(said), json_schema.emit(said)
+    regex, gbnf, schema = said.regex(), emit_gbnf.to_gbnf(said), json_schema.emit(said)
     sent = {kind: _sent(kind) for kind in FORMS}
     assert gbnf == sent["llama-server"]["grammar"]
     assert {"regex": f"({regex})"} == sent["vllm"]["structured_outputs"]
@@ -238,6 +238,21 @@ def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch
             monkeypatch.setenv(name, proxy)
         assert "m" == _sent("openai")["model"]
         assert [] == asked
+
+
+def test_a_name_look_up_that_hangs_is_left_behind_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go = threading.Event()
+
+    def hanging(*_: object, **__: object) -> None:
+        let_go.wait(HANG_S)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hanging)
+    began = time.monotonic()
+    with pytest.raises(BackendError, match="the server did not answer within 200 ms"):
+        post(Address("http://nowhere.example/v1"), "/x", b"{}", {}, timeout_s=0.2)
+    assert time.monotonic() - began < HANG_S / 4
+    let_go.set()
 
 
 def test_an_answer_longer_than_the_limit_is_refused() -> None:

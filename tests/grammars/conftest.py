@@ -1,4 +1,4 @@
-"""The tokenizers that plans are made for."""
+"""The tokenizers that grammars are compiled for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokens a language permits next, from llguidance: a second opinion on walks.
+"""The tokens a language permits next, from llguidance: a second opinion on matchers.
 
 llguidance's matcher never raises on bad grammars or tokens: it falls into an error state and stays there, and a caller
 who does not ask goes on unconstrained. Here every call asks, and every error is a `LanguageError` (MASK_FAILED).
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 class Mask:
-    """One walk through one language, token by token. After an error every further call fails too."""
+    """One matcher through one language, token by token. After an error every further call fails too."""
 
     def __init__(self, tokenizer: LLTokenizer, language: Language) -> None:
         self._vocab_size = tokenizer.vocab_size

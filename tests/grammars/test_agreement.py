@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from sds.grammars import regex
 from sds.grammars.emit import json_schema, lark
 from sds.grammars.language import language
 from sds.kernel.envelope.bounds import Bound, bound, format_literal
@@ -40,7 +39,7 @@ def test_the_kernel_and_the_expression_agree_both_ways() -> None:
     tail = f',"context_ref":"{CONTEXT_REF}"}}'.encode()
     while asked < scale(20_000, 400_000):
         envelope = random_envelope(rng.randint)
-        matches = re.compile(regex.emit(language(envelope, CONTEXT_REF)).encode()).fullmatch
+        matches = re.compile(language(envelope, CONTEXT_REF).regex().encode()).fullmatch
         for data in samples(rng, envelope, SAMPLES_EACH):
             asked += 1
             permitted = envelope.contains(data) and data.endswith(tail)
@@ -53,7 +52,7 @@ def test_the_kernel_and_the_expression_agree_both_ways() -> None:
 @given(envelopes(), st.integers(0, 2**32))
 def test_the_expression_and_lark_accept_the_same_bytes(envelope: DecisionEnvelope, seed: int) -> None:
     said = language(envelope, CONTEXT_REF)
-    matches = re.compile(regex.emit(said).encode()).fullmatch
+    matches = re.compile(said.regex().encode()).fullmatch
     matcher = ByteMatcher(lark.emit(said))
     for data in samples(Random(seed), envelope, 20):
         assert bool(matches(data)) == matcher.accepts(data), data
@@ -63,7 +62,7 @@ def test_the_expression_and_lark_accept_the_same_bytes(envelope: DecisionEnvelop
 @given(envelopes(), st.integers(0, 2**32))
 def test_the_schema_accepts_the_same_values(envelope: DecisionEnvelope, seed: int) -> None:
     rng, said = Random(seed), language(writable(envelope), CONTEXT_REF)
-    matches = re.compile(regex.emit(said)).fullmatch
+    matches = re.compile(said.regex()).fullmatch
     schema = json.loads(json.dumps(json_schema.emit(said)), parse_float=Decimal)
     Draft202012Validator.check_schema(schema)
     validator = Draft202012Validator(schema)

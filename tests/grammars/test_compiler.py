@@ -1,4 +1,4 @@
-"""A walk through a plan writes exactly the language, in the tokenizer's own spelling; llguidance is the second opinion."""
+"""A matcher over a compiled grammar writes exactly the language, in the tokenizer's own spelling; llguidance is the second opinion."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from sds.benchmarks.peer.llguidance_tokenizer import llguidance_tokenizer
 from sds.grammars.language import language
-from sds.grammars.tokens.compiler import PLANS_MAX, GrammarCompiler
+from sds.grammars.tokens.compiler import GRAMMARS_MAX, GrammarCompiler
 from sds.grammars.tokens.selftest import follow
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, bound
 from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of, format_literal
 from sds.kernel.envelope.proposal import TEXT_CHARS
 from sds.kernel.errors import LanguageError
 from tests.grammars.llguidance_mask import Mask
+from tests.grammars.matchers import SMALL, STEPS_MAX, at_random, every_end, finished_by, pool, some
 from tests.grammars.tokenizers import Tokens
-from tests.grammars.walks import SMALL, STEPS_MAX, at_random, every_end, pool, some, walked
 from tests.model_fixtures import CONTEXT_REF, refund_envelope
 from tests.scale import scale, seeded
 from tests.strategies import REASONS, random_bound
@@ -47,57 +47,57 @@ def decisions(envelope: DecisionEnvelope) -> set[bytes]:
 
 @pytest.mark.parametrize("envelope", SMALL.values(), ids=SMALL)
 def test_every_decision_is_reached_in_one_way_and_nothing_else(words: Tokens, envelope: DecisionEnvelope) -> None:
-    ends = [*every_end(GrammarCompiler(words).walk(envelope, CONTEXT_REF))]
-    assert sorted(decisions(envelope)) == sorted(walk.data for walk in ends)
-    assert all(walk.data == b"".join(map(words.piece, walk.tokens)) for walk in ends)
+    ends = [*every_end(GrammarCompiler(words).matcher(envelope, CONTEXT_REF))]
+    assert sorted(decisions(envelope)) == sorted(matcher.data for matcher in ends)
+    assert all(matcher.data == b"".join(map(words.piece, matcher.tokens)) for matcher in ends)
 
 
-def test_no_walk_leaves_the_mask_and_every_walk_ends_in_the_language(words: Tokens) -> None:
-    planner, tokenizer = GrammarCompiler(words), llguidance_tokenizer(words)
+def test_no_matcher_leaves_the_mask_and_every_decision_ends_in_the_language(words: Tokens) -> None:
+    compiler, tokenizer = GrammarCompiler(words), llguidance_tokenizer(words)
     for rng, envelope in pool(20260811, scale(60, 3000)):
-        mask, walk = Mask(tokenizer, language(envelope, CONTEXT_REF)), planner.walk(envelope, CONTEXT_REF)
-        told = 0
+        mask, matcher = Mask(tokenizer, language(envelope, CONTEXT_REF)), compiler.matcher(envelope, CONTEXT_REF)
+        fed = 0
         for _ in range(STEPS_MAX):
-            walk.forced()
-            mask.advance(walk.tokens[told:])
-            told = len(walk.tokens)
-            if walk.finished:
+            matcher.accept_forced()
+            mask.advance(matcher.tokens[fed:])
+            fed = len(matcher.tokens)
+            if matcher.finished:
                 break
-            fork, allowed = walk.fork(), mask.allowed()
-            assert len(set(fork.tokens.tolist())) == len(fork.tokens) >= 2
-            assert allowed[fork.tokens].all(), (envelope, walk.data)
-            token = int(rng.choice(fork.tokens))
-            walk.take(token)
+            point, allowed = matcher.choice_point(), mask.allowed()
+            assert len(set(point.tokens.tolist())) == len(point.tokens) >= 2
+            assert allowed[point.tokens].all(), (envelope, matcher.data)
+            token = int(rng.choice(point.tokens))
+            matcher.accept(token)
         assert mask.finished
-        assert envelope.contains(walk.data)
-        assert walk.data.endswith(f'"context_ref":"{CONTEXT_REF}"}}'.encode())
+        assert envelope.contains(matcher.data)
+        assert matcher.data.endswith(f'"context_ref":"{CONTEXT_REF}"}}'.encode())
 
 
 def test_what_the_mask_permits_besides_is_another_spelling_only(words: Tokens) -> None:
-    """Leave the walk at a token that the mask alone permits, let the mask finish: a walk writes these bytes, too."""
-    planner, tokenizer = GrammarCompiler(words), llguidance_tokenizer(words)
+    """Leave the matcher at a token that the mask alone permits, let the mask finish: a matcher writes these bytes, too."""
+    compiler, tokenizer = GrammarCompiler(words), llguidance_tokenizer(words)
     left = 0
     for rng, envelope in pool(20260812, scale(40, 1000)):
-        mask, walk = Mask(tokenizer, language(envelope, CONTEXT_REF)), planner.walk(envelope, CONTEXT_REF)
+        mask, matcher = Mask(tokenizer, language(envelope, CONTEXT_REF)), compiler.matcher(envelope, CONTEXT_REF)
         written = b""
         for _ in range(STEPS_MAX):
             if mask.finished:
                 break
             allowed = np.flatnonzero(mask.allowed())
-            here = walk.data == written
+            here = matcher.data == written
             if here:
-                walk.forced()
-                here = walk.data == written
-            open_ = walk.fork().tokens if here and not walk.finished else allowed
+                matcher.accept_forced()
+                here = matcher.data == written
+            open_ = matcher.choice_point().tokens if here and not matcher.finished else allowed
             foreign = np.setdiff1d(allowed, open_)
             left += len(foreign)
             token = int(rng.choice(foreign if len(foreign) and rng.randrange(2) else allowed))
             mask.advance([token])
             written += words.piece(token)
             if here and token in open_.tolist():
-                walk.take(token)
+                matcher.accept(token)
         assert envelope.contains(written)
-        assert written == follow(planner.walk(envelope, CONTEXT_REF), written), envelope
+        assert written == follow(compiler.matcher(envelope, CONTEXT_REF), written), envelope
     assert left
 
 
@@ -106,59 +106,59 @@ def test_the_tokens_are_those_the_tokenizer_makes_of_the_finished_text(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     words: Tokens = request.getfixturevalue(name)
-    planner = GrammarCompiler(words)
+    compiler = GrammarCompiler(words)
     for rng, envelope in pool(20260813, scale(200, 10_000), rationale=False):
         context_ref = f"{rng.getrandbits(256):064x}"
-        walk = walked(planner.walk(envelope, context_ref), at_random(rng))
-        assert walk.copy().canonical()
-        assert words.tokenize(walk.data, special=False) == walk.tokens, walk.data
+        matcher = finished_by(compiler.matcher(envelope, context_ref), at_random(rng))
+        assert matcher.copy().canonical()
+        assert words.tokenize(matcher.data, special=False) == matcher.tokens, matcher.data
 
 
 def test_a_decision_that_the_tokenizer_would_spell_otherwise_is_not_canonical(words: Tokens) -> None:
-    planner = GrammarCompiler(words)
+    compiler = GrammarCompiler(words)
     found = Counter[bool]()
     for rng, envelope in pool(20260815, scale(50, 1000)):
-        walk = walked(planner.walk(envelope, CONTEXT_REF), at_random(rng))
-        spelled, again = walk.copy().tokens, words.tokenize(walk.data, special=False)
-        assert (spelled == again) == walk.canonical()
-        assert spelled == walk.tokens
+        matcher = finished_by(compiler.matcher(envelope, CONTEXT_REF), at_random(rng))
+        spelled, again = matcher.copy().tokens, words.tokenize(matcher.data, special=False)
+        assert (spelled == again) == matcher.canonical()
+        assert spelled == matcher.tokens
         found[spelled == again] += 1
     assert found[True]
     assert found[False], "free text is written as no tokenizer would"
 
 
-def test_a_token_outside_the_fork_is_refused_and_changes_nothing(words: Tokens) -> None:
-    planner = GrammarCompiler(words)
+def test_a_token_outside_the_choice_point_is_refused_and_changes_nothing(words: Tokens) -> None:
+    compiler = GrammarCompiler(words)
     for rng, envelope in pool(20260814, scale(25, 500)):
-        walk = planner.walk(envelope, CONTEXT_REF)
+        matcher = compiler.matcher(envelope, CONTEXT_REF)
         for _ in range(STEPS_MAX):
-            walk.forced()
-            if walk.finished:
+            matcher.accept_forced()
+            if matcher.finished:
                 break
-            open_, before = walk.fork().tokens.tolist(), (walk.data, walk.tokens.copy())
+            open_, before = matcher.choice_point().tokens.tolist(), (matcher.data, matcher.tokens.copy())
             outside = {rng.randrange(-2, words.vocab_size + 2) for _ in range(50)} | {words.eos}
             for token in outside.difference(open_):
                 with pytest.raises(LanguageError) as refused:
-                    walk.take(token)
+                    matcher.accept(token)
                 assert "MASK_FAILED" == refused.value.reason_code
-            assert before == (walk.data, walk.tokens)
-            assert open_ == walk.fork().tokens.tolist()
-            walk.take(int(rng.choice(open_)))
-        for ask in (walk.fork, partial(walk.take, 0)):
+            assert before == (matcher.data, matcher.tokens)
+            assert open_ == matcher.choice_point().tokens.tolist()
+            matcher.accept(int(rng.choice(open_)))
+        for ask in (matcher.choice_point, partial(matcher.accept, 0)):
             with pytest.raises(LanguageError, match="the decision is finished"):
                 ask()
 
 
 @pytest.mark.parametrize("step", [7, 9973, 10**9 + 7])
-def test_a_step_without_a_short_expression_is_walked_all_the_same(embedded: Tokens, step: int) -> None:
-    envelope, rng, planner = (
+def test_a_step_without_a_short_expression_is_written_all_the_same(embedded: Tokens, step: int) -> None:
+    envelope, rng, compiler = (
         some(amount=bound(-MAGNITUDE_MAX, MAGNITUDE_MAX, step=step)),
         seeded(1),
         GrammarCompiler(embedded),
     )
     for _ in range(scale(30, 1000)):
-        walk = walked(planner.walk(envelope, CONTEXT_REF), at_random(rng))
-        assert envelope.contains(walk.data)
+        matcher = finished_by(compiler.matcher(envelope, CONTEXT_REF), at_random(rng))
+        assert envelope.contains(matcher.data)
 
 
 @settings(max_examples=scale(100, 5000))
@@ -168,24 +168,26 @@ def test_a_wider_bound_removes_no_path(embedded: Tokens, data: st.DataObject) ->
     narrow = random_bound(pick)
     lo, hi = (end + sign * pick(0, 300) * narrow.step for end, sign in ((narrow.lo, -1), (narrow.hi, 1)))
     wide = replace(narrow, lo=lo, hi=hi, residue=narrow.lo % narrow.step)
-    planner = GrammarCompiler(embedded)
-    walk = walked(planner.walk(some(amount=narrow), CONTEXT_REF), at_random(Random(pick(0, 10**6))))
-    wider = planner.walk(some(amount=wide), CONTEXT_REF)
-    for token in walk.tokens:
+    compiler = GrammarCompiler(embedded)
+    matcher = finished_by(compiler.matcher(some(amount=narrow), CONTEXT_REF), at_random(Random(pick(0, 10**6))))
+    wider = compiler.matcher(some(amount=wide), CONTEXT_REF)
+    for token in matcher.tokens:
         if not wider.finished:
-            wider.take(token)
-    assert (walk.data, walk.tokens) == (wider.data, wider.tokens)
+            wider.accept(token)
+    assert (matcher.data, matcher.tokens) == (wider.data, wider.tokens)
 
 
 @pytest.mark.parametrize("chars", [1, 2, 7, 40])
 def test_a_rationale_is_free_text_within_its_limit(words: Tokens, chars: int) -> None:
-    planner, rng, lengths = GrammarCompiler(words), seeded(20260815), set[int]()
+    compiler, rng, lengths = GrammarCompiler(words), seeded(20260815), set[int]()
     for i in range(scale(15, 300)):
-        walk = planner.walk(replace(refund_envelope(), rationale_chars_max=chars), CONTEXT_REF)
-        walked(walk, lambda fork, i=i: rng.randrange(i % 2, 1 if i % 2 == rng.randrange(9) == 0 else len(fork.tokens)))
-        assert walk.data.count(b'"rationale":"') == 1
-        assert replace(refund_envelope(), rationale_chars_max=chars).contains(walk.data)
-        lengths.add(len(walk.data.split(b'"rationale":"')[1].split(b'"')[0]))
+        matcher = compiler.matcher(replace(refund_envelope(), rationale_chars_max=chars), CONTEXT_REF)
+        finished_by(
+            matcher, lambda point, i=i: rng.randrange(i % 2, 1 if i % 2 == rng.randrange(9) == 0 else len(point.tokens))
+        )
+        assert matcher.data.count(b'"rationale":"') == 1
+        assert replace(refund_envelope(), rationale_chars_max=chars).contains(matcher.data)
+        lengths.add(len(matcher.data.split(b'"rationale":"')[1].split(b'"')[0]))
     assert chars in lengths
 
 
@@ -194,29 +196,29 @@ def test_every_text_that_the_form_permits_can_be_written(words: Tokens) -> None:
     assert 95 - 2 == len(every)
     assert r"[ !#-\[\]-~]" == TEXT_CHARS
     envelope = replace(ESCALATE_ONLY, rationale_chars_max=len(every))
-    start = walked(GrammarCompiler(words).walk(envelope, CONTEXT_REF), lambda _: 0).data
+    start = finished_by(GrammarCompiler(words).matcher(envelope, CONTEXT_REF), lambda _: 0).data
     data = start.replace(b'"rationale":""', f'"rationale":"{every}"'.encode())
     assert data != start
-    assert data == follow(GrammarCompiler(words).walk(envelope, CONTEXT_REF), data)
+    assert data == follow(GrammarCompiler(words).matcher(envelope, CONTEXT_REF), data)
 
 
-def test_a_planner_keeps_few_plans_and_forgets_none_of_the_language(embedded: Tokens) -> None:
-    planner, first = GrammarCompiler(embedded), some(amount=bound(1, 9))
-    before = {walk.data for walk in every_end(planner.walk(first, CONTEXT_REF))}
-    for i in range(PLANS_MAX + 5):
-        planner.walk(envelope_of([KindBound(DENY, (f"R{i}",))]), CONTEXT_REF)
-    assert PLANS_MAX == len(planner._plans)
-    assert before == {walk.data for walk in every_end(planner.walk(first, CONTEXT_REF))}
+def test_a_compiler_keeps_few_grammars_and_forgets_none_of_the_language(embedded: Tokens) -> None:
+    compiler, first = GrammarCompiler(embedded), some(amount=bound(1, 9))
+    before = {matcher.data for matcher in every_end(compiler.matcher(first, CONTEXT_REF))}
+    for i in range(GRAMMARS_MAX + 5):
+        compiler.matcher(envelope_of([KindBound(DENY, (f"R{i}",))]), CONTEXT_REF)
+    assert GRAMMARS_MAX == len(compiler._grammars)
+    assert before == {matcher.data for matcher in every_end(compiler.matcher(first, CONTEXT_REF))}
 
 
-def test_new_bounds_and_a_new_reference_make_no_new_plan(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
-    planner = GrammarCompiler(embedded)
-    planner.walk(some(amount=bound(1, 900)), CONTEXT_REF)
+def test_new_bounds_and_a_new_reference_compile_nothing(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = GrammarCompiler(embedded)
+    compiler.matcher(some(amount=bound(1, 900)), CONTEXT_REF)
     monkeypatch.setattr(embedded, "tokenize", None)
     for hi in range(901, 1000):
-        walk = planner.walk(some(amount=bound(2, hi)), f"{hi:064x}")
-        walk.forced()
-        assert "action" == walk.fork().choice
+        matcher = compiler.matcher(some(amount=bound(2, hi)), f"{hi:064x}")
+        matcher.accept_forced()
+        assert "action" == matcher.choice_point().choice
 
 
 def of_one(*reasons: str, params: tuple[tuple[str, Bound], ...] = (), chars: int = 0) -> DecisionEnvelope:
@@ -242,10 +244,10 @@ def of_one(*reasons: str, params: tuple[tuple[str, Bound], ...] = (), chars: int
 def test_what_the_form_cannot_write_is_refused(
     embedded: Tokens, envelope: DecisionEnvelope, context_ref: str, message: str
 ) -> None:
-    planner = GrammarCompiler(embedded)
-    for _ in range(2):  # a refusal is not kept as a plan
+    compiler = GrammarCompiler(embedded)
+    for _ in range(2):  # a refusal is not kept as a grammar
         with pytest.raises(LanguageError) as refused:
-            planner.walk(envelope, context_ref)
+            compiler.matcher(envelope, context_ref)
         assert message == str(refused.value)
 
 
@@ -253,7 +255,7 @@ def test_words_that_cannot_spell_a_decision_are_refused(threes: Tokens, monkeypa
     piece = threes.piece
     monkeypatch.setattr(threes, "piece", lambda token: piece(token).replace(b"_", b"-"))
     with pytest.raises(LanguageError) as refused:
-        GrammarCompiler(threes).walk(ESCALATE_ONLY, CONTEXT_REF)
+        GrammarCompiler(threes).matcher(ESCALATE_ONLY, CONTEXT_REF)
     assert "LANGUAGE_UNSPEAKABLE" == refused.value.reason_code
     monkeypatch.setattr(threes, "piece", lambda token: piece(token).replace(b"7", b"8"))
     with pytest.raises(LanguageError, match="no tokens of the model spell `7`"):
@@ -273,9 +275,9 @@ def test_words_that_would_make_a_choice_with_what_ends_a_text_or_number_are_refu
     with pytest.raises(
         LanguageError, match=f"the token that ends `{ended}` would make the choice behind it"
     ) as refused:
-        GrammarCompiler(Longest([token])).walk(envelope, CONTEXT_REF)
+        GrammarCompiler(Longest([token])).matcher(envelope, CONTEXT_REF)
     assert "LANGUAGE_UNSPEAKABLE" == refused.value.reason_code
-    GrammarCompiler(Longest([])).walk(envelope, CONTEXT_REF)
+    GrammarCompiler(Longest([])).matcher(envelope, CONTEXT_REF)
 
 
 class Longest:

@@ -1,4 +1,4 @@
-"""A plan's digest: the same for the same shape in the same tokenizer, another for anything else."""
+"""A compiled grammar's digest: the same for the same shape in the same tokenizer, another for anything else."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ def refund(lo: int = 1, hi: int = 900, scale: int = 2, name: str = "amount") -> 
     return envelope_of(kinds)
 
 
-def plan(envelope: DecisionEnvelope, words: Bytes | None = None) -> str:
-    return GrammarCompiler(words or Bytes()).walk(envelope, CONTEXT_REF).plan
+def digest(envelope: DecisionEnvelope, words: Bytes | None = None) -> str:
+    return GrammarCompiler(words or Bytes()).matcher(envelope, CONTEXT_REF).grammar_sha256
 
 
 def test_bounds_scale_and_reference_are_no_part_of_it() -> None:
-    planner = GrammarCompiler(Bytes())
-    first = planner.walk(refund(), CONTEXT_REF).plan
-    assert first == planner.walk(refund(5, 17), "f" * 64).plan == plan(refund(scale=0))
+    compiler = GrammarCompiler(Bytes())
+    first = compiler.matcher(refund(), CONTEXT_REF).grammar_sha256
+    assert first == compiler.matcher(refund(5, 17), "f" * 64).grammar_sha256 == digest(refund(scale=0))
     assert 64 == len(first)
 
 
-def test_another_shape_or_tokenizer_is_another_plan() -> None:
-    plans = [
-        plan(refund()),
-        plan(refund(), Bytes(shift=7)),
-        plan(refund(lo=-5)),
-        plan(refund(lo=-5, hi=-1)),
-        plan(refund(name="fee")),
-        plan(envelope_of([KindBound(DENY, REASONS)])),
-        plan(envelope_of([KindBound(DENY, REASONS[:1])])),
-        plan(replace(refund(), rationale_chars_max=9)),
+def test_another_shape_or_tokenizer_has_another_digest() -> None:
+    digests = [
+        digest(refund()),
+        digest(refund(), Bytes(shift=7)),
+        digest(refund(lo=-5)),
+        digest(refund(lo=-5, hi=-1)),
+        digest(refund(name="fee")),
+        digest(envelope_of([KindBound(DENY, REASONS)])),
+        digest(envelope_of([KindBound(DENY, REASONS[:1])])),
+        digest(replace(refund(), rationale_chars_max=9)),
     ]
-    assert len(plans) == len(set(plans))
+    assert len(digests) == len(set(digests))
 
 
-def test_sixteen_signed_parameters_are_told_in_no_time() -> None:
+def test_sixteen_signed_parameters_are_compiled_in_no_time() -> None:
     params = tuple((f"p{i:02}", Bound(-9, 9, 1, 0, 0)) for i in range(16))
-    assert 64 == len(plan(envelope_of([KindBound("PAY", ("LATE",), params), KindBound(DENY, ("LATE",))])))
+    assert 64 == len(digest(envelope_of([KindBound("PAY", ("LATE",), params), KindBound(DENY, ("LATE",))])))

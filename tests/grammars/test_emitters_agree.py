@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from sds.grammars import regex
 from sds.grammars.emit import json_schema, lark
 from sds.grammars.emit.gbnf import GBNF_CHARS_MAX, REPEAT_MAX, to_gbnf
 from sds.grammars.language import Language, language
@@ -113,7 +112,7 @@ def permits(said: Language, data: bytes) -> bool:
 
 
 def regex_judge(said: Language) -> Judge:
-    matches = re.compile(regex.emit(said).encode()).fullmatch
+    matches = re.compile(said.regex().encode()).fullmatch
     return lambda data: bool(matches(data))
 
 

@@ -10,7 +10,6 @@ from decimal import Decimal
 import pytest
 from jsonschema import Draft202012Validator
 
-from sds.grammars import regex
 from sds.grammars.emit import json_schema, lark
 from sds.grammars.language import Language, language
 from sds.kernel.envelope.bounds import Bound, bound
@@ -143,7 +142,7 @@ def said(example: Example) -> Language:
 
 @pytest.mark.parametrize("example", CASES)
 def test_the_expression_and_the_mask_accept_what_is_listed_and_nothing_else(example: Example) -> None:
-    matches = re.compile(regex.emit(said(example))).fullmatch
+    matches = re.compile(said(example).regex()).fullmatch
     matcher = ByteMatcher(lark.emit(said(example)))
     for short in (*example.accepted, *example.rejected, *example.same_value):
         text = proposal(example, short)
@@ -170,7 +169,7 @@ def test_the_schema_accepts_the_listed_values_however_they_are_written(example: 
 def test_another_context_is_another_language() -> None:
     mine, other = (language(ESCALATE_ONLY, digit * 64) for digit in "ab")
     assert mine.hash != other.hash
-    assert not re.fullmatch(regex.emit(mine), proposal(EXAMPLES[0], ESCALATION))
+    assert not re.fullmatch(mine.regex(), proposal(EXAMPLES[0], ESCALATION))
 
 
 def test_equal_envelopes_have_one_language_whose_hash_is_pinned() -> None:

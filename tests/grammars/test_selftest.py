@@ -1,4 +1,4 @@
-"""Walks that do not constrain are found at start-up."""
+"""A mask that does not constrain is found at start-up."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def everything_reachable(*_: object) -> bool:
     return True
 
 
-def take_anything(walk: TokenMatcher, token: int) -> None:
-    walk.tokens.append(token)
+def accept_anything(matcher: TokenMatcher, token: int) -> None:
+    matcher.tokens.append(token)
 
 
 def refuses(words: Tokens, message: str) -> None:
@@ -39,26 +39,28 @@ def refuses(words: Tokens, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_a_walk_that_takes_every_token_is_found(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TokenMatcher, "take", take_anything)
+def test_a_matcher_that_accepts_every_token_is_found(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TokenMatcher, "accept", accept_anything)
     refuses(embedded, "the mask is not alive: it took a forbidden token")
 
 
 def test_numbers_without_bounds_are_found(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DigitMatcher, "_reaches", everything_reachable)
-    refuses(embedded, "the mask is not alive: it let a walk leave the language")
+    refuses(embedded, "the mask is not alive: it let a decision leave the language")
 
 
-def test_a_fork_that_offers_every_token_is_found(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_point_that_offers_every_token_is_found(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     every = np.arange(embedded.vocab_size)
-    monkeypatch.setattr(TokenMatcher, "fork", lambda _: ChoicePoint("action", every, (), 0, finite=True))
+    monkeypatch.setattr(TokenMatcher, "choice_point", lambda _: ChoicePoint("action", every, (), 0, finite=True))
     refuses(embedded, "the language does not permit this token")
 
 
 def test_pieces_that_are_not_what_was_written_are_found(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
-    follows, other = selftest._follow_wish, in_threes()
+    check, other = selftest._check_stays_within, in_threes()
     other.piece = lambda token: b"x"  # type: ignore[method-assign]
     monkeypatch.setattr(
-        selftest, "_follow_wish", lambda walk, _, decisions, wish: follows(walk, other, decisions, wish)
+        selftest,
+        "_check_stays_within",
+        lambda matcher, _, decisions, preference: check(matcher, other, decisions, preference),
     )
     refuses(embedded, "the mask is not alive: it ended elsewhere than the decision")

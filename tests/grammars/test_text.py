@@ -1,4 +1,4 @@
-"""A bounded text alone: along every walk of permitted tokens, and only along those, it stays within the language."""
+"""A bounded text alone: along every matcher of permitted tokens, and only along those, it stays within the language."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_token_that_is_not_permitted_is_refused(piece: bytes) -> None:
     assert "MASK_FAILED" == refused.value.reason_code
 
 
-def test_random_walks_over_a_real_vocabulary_end_within_the_limit(tiny_path: Callable[[int], Path]) -> None:
+def test_random_tokens_of_a_real_vocabulary_end_within_the_limit(tiny_path: Callable[[int], Path]) -> None:
     rng = seeded(4)
     with of_gguf(tiny_path(1)) as words:
         text = TextTokens(TokenizerIndex(words))

@@ -1,4 +1,4 @@
-"""Tokenizers that a plan must cope with: real ones, and small ones that do what some real ones do."""
+"""Tokenizers that a grammar must cope with: real ones, and small ones that do what some real ones do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PARTS = re.compile(rb"[0-9]{1,3}|[A-Z]+|[a-z]+|[^0-9A-Za-z]+")
 
 
 class Tokens(TokenizerOnly):
-    """A tokenizer as a plan asks for it, and as llguidance does."""
+    """A tokenizer as a compiled grammar asks for it, and as llguidance does."""
 
     bos, adds_bos = -1, False
 

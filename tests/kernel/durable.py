@@ -186,7 +186,7 @@ class Rail:
         if fate == "drop":
             return Receipt("unknown", detail="no reply")
         own = key if self.idempotent or turn == 1 else sha256(f"{key}#{turn}".encode()).hexdigest()
-        amount = dict(intent.params)["amount"]
+        amount = dict(intent.params).get("amount", 1)
         found = self._memory.pay(
             Order(own, intent.kind, amount, intent.resource_key, intent.dfid), refuse=fate == "refuse"
         )

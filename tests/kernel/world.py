@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract, parse_contract
-from sds.kernel.contract.snapshot import take_snapshot
 from sds.kernel.decision.dim import AuthorityState
 from sds.kernel.decision.packet import DecisionPacket, compile_packet
-from sds.kernel.decision.safeguards import EnvelopeInputs, envelope_in_force, safeguards_of
+from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState, envelope_in_force, safeguards_of
 from sds.kernel.envelope.proposal import Proposal, write_proposal
-from sds.kernel.envelope.state import Fields, StateRead, Value
-from sds.kernel.executor.protocol import ExecutionIntent, Receipt
+from sds.kernel.envelope.state import Fields, Value
 
 NOW_MS = 1_700_000_000_000
 CONTRACT = """\
@@ -111,10 +108,8 @@ def packet(
         event_id="e-1",
         key="k-1",
         evidence=evidence,
-        snapshot=take_snapshot(rules.fields, "k-1", now.fields, "1", NOW_MS),
-        situation=now,
+        live=LiveState(now, "1", {}, contract.hash, notes),
         envelope=envelope_in_force(rules.envelope(now.fields), now, safeguards_of(contract)),
-        notes=notes,
         now_ms=NOW_MS,
     )
 
@@ -129,33 +124,3 @@ def standing(packet: DecisionPacket, **changes: object) -> AuthorityState:
 def said(packet: DecisionPacket, action: str, reason: str, /, **params: str) -> bytes:
     """Return a proposal for this packet, as a model would write it."""
     return write_proposal(Proposal(action, tuple(params.items()), reason, packet.snapshot.id))
-
-
-@dataclass
-class Accounts:
-    """A state source over a dict; every write changes the version."""
-
-    rows: dict[str, Mapping[str, Value]] = field(default_factory=dict)
-    versions: dict[str, int] = field(default_factory=dict)
-
-    def write(self, key: str, row: Mapping[str, Value]) -> None:
-        self.rows[key] = dict(row)
-        self.versions[key] = self.versions.get(key, 0) + 1
-
-    def read(self, key: str) -> StateRead | None:
-        return StateRead(self.rows[key], str(self.versions[key])) if key in self.rows else None
-
-
-@dataclass
-class Payments:
-    """An executor that pays by writing it down; one payment for a key, however often it is sent."""
-
-    idempotent: bool = True
-    paid: dict[str, ExecutionIntent] = field(default_factory=dict)
-
-    def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
-        self.paid.setdefault(key, intent)
-        return Receipt("settled", f"payment-{len(self.paid)}")
-
-    def lookup(self, key: str, deadline_s: float) -> Receipt:
-        return Receipt("settled" if key in self.paid else "absent")

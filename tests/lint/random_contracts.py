@@ -13,7 +13,8 @@ _FIELDS = {"a.b": "bool", "a.c": "bool", "a.n": "int", "a.m": "fixed(2)", "a.e":
 def random_contract(rng: Random) -> Contract:
     names = rng.sample(KINDS, rng.randint(1, 4))
     kinds = {name: _kind(rng) for name in names}
-    kinds["DENY"] = {"reasons": ("NO",)}
+    refusal = "BLOCK" if len(names) == 4 else "DENY"  # without a draw: each seed has its contract
+    kinds[refusal] = {"reasons": ("NO",)}
     return Contract.model_validate(
         {
             "gate": "random",
@@ -22,7 +23,8 @@ def random_contract(rng: Random) -> Contract:
             "owner": "random@example",
             "effective_from": "2020-01-01",
             "mission": "Decide.",
-            "authority": (*names, "DENY"),
+            "authority": (*names, refusal),
+            "refusal": refusal,
             "event": {"id": "id", "key": "key"},
             "snapshot": _FIELDS,
             "when": _condition(rng, 1),
@@ -35,7 +37,7 @@ def random_contract(rng: Random) -> Contract:
 def mutated_contract(rng: Random, contract: Contract) -> Contract:
     """Return the contract with one thing changed: a condition, a bound, the reasons, the authority or a limit."""
     data = contract.model_dump()
-    name = rng.choice([kind for kind in data["kinds"] if kind != "DENY"])
+    name = rng.choice([kind for kind in data["kinds"] if kind != contract.refusal])
     kind = data["kinds"][name]
     match rng.randrange(6):
         case 0:

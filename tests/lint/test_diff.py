@@ -172,7 +172,7 @@ def test_every_field_of_a_contract_is_compared_in_some_way():
     compared = {
         "gate", "agent_id", "owner", "effective_from", "proposal_schema", "mission", "source", "authority", "event",
         "show", "levels", "rationale", "draws_settle_in", "drift", "escalation", "human", "memory", "artifacts", "retry", "budget",
-        "aggregate_thresholds", "snapshot", "spend", "sagas", "kinds",
+        "aggregate_thresholds", "snapshot", "spend", "sagas", "kinds", "refusal",
         "when",  # as decisions
         "version", "role",  # the first is no difference, the second has one value
     }  # fmt: skip

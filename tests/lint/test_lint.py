@@ -214,7 +214,7 @@ def test_what_is_proven_is_never_contradicted_and_what_is_shown_happens():
         space = space_of(contract)
         impossible = {f.path[1] for f in report.findings if f.severity == "error" and f.rule == "kind-unreachable"}
         if any(f.rule == "when-never" for f in report.findings):
-            impossible |= {kind for kind in contract.authority if kind != "DENY"}
+            impossible |= {kind for kind in contract.authority if kind != contract.refusal}
         assert not impossible & report.reached.keys(), contract
         for _ in range(RANDOM_SNAPSHOTS):
             permitted = space.rules.envelope(draw(space, rng)).names

@@ -21,6 +21,7 @@ from transformers import AutoTokenizer, DynamicCache, GenerationConfig
 from sds.benchmarks.peer.drivers.outlines_llamacpp import compiler_of
 from sds.benchmarks.peer.drivers.serving import Peer, Request, Said, serve, timed
 from sds.models.transformers_.backend import HfBackend
+from sds.models.transformers_.facts import TRANSFORMERS
 
 TRIAL_PROMPT_TOKENS, TRIAL_STEPS = 64, 8
 Processor = Callable[[str], dict[str, Any]]
@@ -88,7 +89,7 @@ def open_peer(path: Path, threads: int, options: list[str]) -> Peer:
     torch.compiler.set_stance("force_eager")  # compiling a mask's one line takes a minute and a C++ compiler
     kinds = {"xgrammar": _xgrammar, "lm-format-enforcer": _lm_format_enforcer}
     model = Model(path, threads)
-    dists = (*(() if name in kinds else ("outlines",)), name, "transformers", "torch")
+    dists = (*(() if name in kinds else ("outlines",)), name, TRANSFORMERS.distribution, "torch")
     decide = kinds[name](model) if name in kinds else _outlines(model, name)
     return Peer(decide, dists, f"transformers in {model.dtype} (the quicker of fp32 and bf16), static prefix cached")
 

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from sds.cli.common import GateOption, JsonFlag, Reason, counted, open_store, operator, print_json
-from sds.host.paths import now_ms
+from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator
+from sds.cli.render import counted, print_json
+from sds.host.clock import now_ms
 from sds.kernel.operations import erasure
 from sds.kernel.operations.erasure import Erased
 
@@ -26,7 +27,7 @@ def erase(
 ) -> None:
     """Erase the texts of a case for good: its evidence, prompts, proposals, rationales. What was decided and paid stays.
 
-    A case that is open, waits for a human or has an order in the air is ended first.
+    A case that is open, waits for a human or has an order in flight is ended first.
 
     Example: sds erase --event C-00017 --reason "the customer asked for it"
     """

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from sds.cli.common import GateOption, JsonFlag, Reason, named, open_store, operator, plain, print_json, when
-from sds.host.paths import now_ms
+from sds.cli.common import GateOption, JsonFlag, Reason, named, open_store, operator
+from sds.cli.render import plain, print_json, when
+from sds.host.clock import now_ms
 from sds.kernel.audit.agent_history import AgentRecord, Held, Move, agent_record
 from sds.kernel.errors import UsageError
 from sds.kernel.registry import registry
@@ -74,10 +75,10 @@ def show(agent_id: AgentId, gate: GateOption = "refund", as_json: JsonFlag = Fal
         typer.echo(f"{name}: {plain(value)}")
     typer.echo("contracts")
     for held in found.contracts:
-        typer.echo(f"  {plain(_told(held))}")
+        typer.echo(f"  {plain(_contract_line(held))}")
     typer.echo("history")
     for move in found.moves:
-        typer.echo(f"  {plain(_moved(move))}")
+        typer.echo(f"  {plain(_move_line(move))}")
 
 
 def suspend(agent_id: AgentId, reason: Reason, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
@@ -99,7 +100,7 @@ def reactivate(agent_id: AgentId, reason: Reason, gate: GateOption = "refund", a
 def retire(agent_id: AgentId, reason: Reason, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
     """Retire an agent, for good: its gate's cases go to a human from the next transaction on.
 
-    Example: sds agents retire refund-agent --reason "the desk is closed"
+    Example: sds agents retire refund-agent --reason "the office is closed"
     """
     _move(gate, agent_id, "RETIRED", reason, as_json)
 
@@ -149,7 +150,7 @@ def _move(gate: str, agent_id: str, status: Status, reason: str, as_json: bool) 
         typer.echo(f"{agent_id}: {status}")
 
 
-def _told(held: Held) -> str:
+def _contract_line(held: Held) -> str:
     line = f"{held.version}  {held.contract_hash[:12]}  {held.standing}  registered {when(held.registered_at_ms, 'seconds')}"
     line += f" by {_named(held.by, held.who)}: {held.reason}"
     if held.revoked_at_ms is None:
@@ -157,7 +158,7 @@ def _told(held: Held) -> str:
     return f"{line}; revoked {when(held.revoked_at_ms, 'seconds')} by {held.revoked_who}: {held.revoked_reason}"
 
 
-def _moved(move: Move) -> str:
+def _move_line(move: Move) -> str:
     path = f"{move.was} -> {move.status}" if move.was else move.status
     return f"{when(move.at_ms, 'seconds')}  {path}  by {_named(move.by, move.who)}: {move.reason}"
 

@@ -15,6 +15,7 @@ from sds.kernel.errors import UsageError
 
 QUESTIONS = {
     "hotpath": "a decision from trigger to durable receipt, by stage, over its floor",
+    "gate": "a gate's own queue, any gate's: --gate NAME_OR_PATH",
     "peers": "one decision, ours and every peer's",
     "throughput": "decisions a second by how many are asked for at once, ours and the best peer's",
     "grammar": "new bounds, ours and every grammar engine's",
@@ -37,13 +38,13 @@ def add_to(app: typer.Typer) -> None:
     app.command("bench", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(bench)
 
 
-def _told() -> str:
+def _questions() -> str:
     return "Which question: " + "; ".join(f"{name}: {what}" for name, what in QUESTIONS.items()) + "."
 
 
 def bench(
     context: typer.Context,
-    question: Annotated[str, typer.Argument(help=_told(), metavar="QUESTION")],
+    question: Annotated[str, typer.Argument(help=_questions(), metavar="QUESTION")],
     as_json: JsonFlag = False,
     save: Annotated[
         Path | None, typer.Option("--save", help="A folder that also keeps the document.", show_default=False)
@@ -51,7 +52,7 @@ def bench(
 ) -> None:
     """Measure one thing. It wants the machine alone: with anything beside it, the figures mean nothing.
 
-    What else a question takes is handed to it: --n 5, --model FILE; for report, --results FOLDER and --page FILE.
+    What else a question takes is handed to it: --n 5, --model FILE, --gate PATH; for report, --results FOLDER and --page FILE.
     `sds bench QUESTION -h` lists it.
 
     Example: sds bench kernel --json --save benchmarks/results

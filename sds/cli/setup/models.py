@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sds.cli.common import JsonFlag, counted, existing, named_model, print_json
+from sds.cli.common import JsonFlag, existing, named_model
+from sds.cli.render import counted, print_json
+from sds.gates.definition import DEFAULT
+from sds.gates.registry import find
 from sds.host.paths import home, model_cache
 from sds.kernel.canonical import one_line
 from sds.kernel.contract.schema import Contract, load_contract
@@ -84,7 +87,9 @@ def show(path: PathArgument, as_json: JsonFlag = False) -> None:
     with named_model(path), inspect_model(existing(path)) as model:
         card = asdict(model.card)
     sha256 = card["sha256"]
-    card["prepared"] = [_told_of(record, sha256) for record in records(model_cache()) if sha256 in _hashes(record)]
+    card["prepared"] = [
+        _prepared_line(record, sha256) for record in records(model_cache()) if sha256 in _hashes(record)
+    ]
     if as_json:
         print_json(card)
         return
@@ -122,23 +127,27 @@ def check(path: PathArgument, contract: ContractFile = None, as_json: JsonFlag =
         )
 
 
+PreparedPath = Annotated[
+    Path | None, typer.Argument(help="A GGUF file; without it, the embedded model.", metavar="[PATH]")
+]
+Layers = Annotated[int | None, typer.Option("--layers", min=1, help="Keep only the first layers.", show_default=False)]
+KlMax = Annotated[
+    float | None,
+    typer.Option(
+        "--kl-max",
+        min=0.0,
+        help="Keep nothing further from the exact weights (mean KL, in nats) but the file's own type.",
+        show_default="0.02",
+    ),
+]
+Again = Annotated[bool, typer.Option("--again", help="Measure anew what was measured.")]
+
+
 def prepare(
-    path: Annotated[
-        Path | None, typer.Argument(help="A GGUF file; without it, the embedded model.", metavar="[PATH]")
-    ] = None,
-    layers: Annotated[
-        int | None, typer.Option("--layers", min=1, help="Keep only the first layers.", show_default=False)
-    ] = None,
-    kl_max: Annotated[
-        float | None,
-        typer.Option(
-            "--kl-max",
-            min=0.0,
-            help="Keep nothing further from the exact weights (mean KL, in nats) but the file's own type.",
-            show_default="0.02",
-        ),
-    ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure anew what was measured.")] = False,
+    path: PreparedPath = None,
+    layers: Layers = None,
+    kl_max: KlMax = None,
+    again: Again = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure which weight type and library are fastest here, and keep them: every decision with this model then uses them.
@@ -212,7 +221,7 @@ def _hashes(record: Record) -> set[str]:
     return {record.source.sha256, record.sha256}
 
 
-def _told_of(record: Record, sha256: str) -> str:
+def _prepared_line(record: Record, sha256: str) -> str:
     if record.sha256 == sha256 != record.source.sha256:
         return (
             f"this is {record.source.name}@{record.source.sha256[:12]} as {record.type}, made by `sds models prepare` "
@@ -232,9 +241,7 @@ def _folder() -> Path:
 def _contract(path: Path | None) -> Contract:
     if path:
         return load_contract(path)
-    from sds.gates.refund.gate import load_refund_contract  # noqa: PLC0415
-
-    return load_refund_contract()
+    return find(DEFAULT).load_contract()
 
 
 def _shown(card: Mapping[str, Any]) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """The refund gate's state source: tickets, their flights and the weather, read live from the airline's database.
 
-Before a flight is due nothing about its fate is told: not cancelled, no delay, weather unknown. A flight that
+Before a flight is due nothing about its fate is read: not cancelled, no delay, weather unknown. A flight that
 departed without an arrival delay on record has no field `flight.arr_delay_min`, so whatever needs it escalates.
 """
 

@@ -14,7 +14,7 @@ from sds.kernel.audit import verify
 from sds.kernel.canonical import sha256_hex
 from sds.kernel.context import artifacts, memory
 from sds.kernel.context.artifacts import ARTIFACT_BYTES_MAX, DAY_MS, Swept
-from sds.kernel.context.reader import RecordedContext
+from sds.kernel.context.reader import ArtifactReader, RecordedContext
 from sds.kernel.decision.context import Artifact
 from sds.kernel.decision.packet import Decoding
 from sds.kernel.errors import UsageError
@@ -109,6 +109,15 @@ def test_a_missing_artifact_leaves_only_the_human(library: World):
     human_only(library, "artifact `fares` is missing")
 
 
+def test_without_a_reader_a_contract_that_names_artifacts_leaves_only_the_human(library: World):
+    library.kernel = Kernel(
+        library.contract, library.store, library.tickets, library.rail, SIGNER, now_ms=library.clock
+    )
+    packet = library.packet()
+    notes = ("artifact `fares` has no reader", "artifact `tone` has no reader")
+    assert (("ESCALATE",), notes) == (packet.envelope.names, packet.notes)
+
+
 def test_artifacts_over_the_budget_leave_only_the_human(library: World):
     put(library, text="x" * 256)
     human_only(library, f"the artifacts are {256 + 35 + len(TONE)} tokens long, more than 256")
@@ -151,7 +160,7 @@ def test_artifacts_are_counted_once_for_each_set_of_versions(library: World):
         counted.append(text)
         return len(text)
 
-    shelf = artifacts.ArtifactReader(library.store, library.contract.artifacts, count)
+    shelf = ArtifactReader(library.store, library.contract.artifacts, count)
     for _ in range(3):
         shelf.read()
     put(library, text="Fares are gross.")
@@ -177,7 +186,7 @@ def test_a_decision_made_on_artifacts_that_changed_since_is_not_carried_out(
 
 
 @CHANGES
-def test_an_order_in_the_air_is_sent_again_only_on_the_artifacts_it_was_made_on(
+def test_an_order_in_flight_is_sent_again_only_on_the_artifacts_it_was_made_on(
     library: World, change: Callable[[World], object]
 ):
     packet = library.packet()

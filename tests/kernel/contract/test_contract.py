@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract, parse_contract
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX
 from sds.kernel.errors import ContractError
@@ -181,6 +182,22 @@ def test_a_whole_contract_is_loaded():
         ("reasons: [GRANTED]", "reasons: []", "31: kinds.GRANT.reasons: must have 1 or more entries"),
         ("spend:\n", "draws_settle_in: moon\nspend:\n", "39: draws_settle_in: must be 'kernel' or 'source'"),
         ("  DENY:\n    reasons: [NOT_OWED]\n", "", "18: kinds: DENY is missing: every contract lets its agent say no"),
+        (
+            "kinds:\n",
+            "refusal: BLOCK\nkinds:\n",
+            "19: kinds: BLOCK, which `refusal` names, is missing: every contract lets its agent say no",
+        ),
+        (
+            "kinds:\n",
+            "refusal: TALK\nkinds:\n",
+            "38: kinds.DENY: is a second refusal: `refusal` names TALK",
+        ),
+        ("kinds:\n", "refusal: block\nkinds:\n", "18: refusal: `block` is not a code IN_CAPITALS"),
+        (
+            "    reasons: [NOT_OWED]",
+            "    side_effect: true\n    reasons: [NOT_OWED]",
+            "37: kinds.DENY: takes only reasons",
+        ),
         (
             "  DENY:\n",
             "  ESCALATE:\n    reasons: [HELP]\n  DENY:\n",
@@ -368,3 +385,17 @@ def test_what_is_shown_is_read_back_in_its_order_and_under_its_labels():
     shown = world.contract(("spend:\n", "show: {claim.size: size, account.left: left}\nspend:\n"))
     assert (("claim.size", "size"), ("account.left", "left")) == shown.show
     assert shown == Contract.model_validate_json(shown.model_dump_json())
+
+
+def test_a_contract_names_its_own_refusal_and_what_has_a_side_effect():
+    named = world.contract(
+        ("TALK, DENY]", "TALK]"),
+        ("  DENY:\n", "  BLOCK:\n"),
+        ("kinds:\n", "refusal: BLOCK\nkinds:\n"),
+        ("    reasons: [UNCLEAR]", "    side_effect: true\n    reasons: [UNCLEAR]"),
+    )
+    usual = world.contract()
+    assert ("DENY", False) == (usual.refusal, usual.executes("TALK"))
+    assert ("BLOCK", True) == (named.refusal, named.executes("TALK"))
+    assert ("BLOCK", "ESCALATE") == Rules(named).envelope(world.fields(claim_due=False)).names
+    assert {"refusal", "side_effect"}.isdisjoint((*usual.model_dump(), *usual.model_dump()["kinds"]["TALK"]))

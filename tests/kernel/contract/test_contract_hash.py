@@ -11,10 +11,10 @@ from pydantic import BaseModel, ValidationError
 
 from sds.gates.refund.gate import load_refund_contract
 from sds.kernel.canonical import digest
-from sds.kernel.contract import form
-from sds.kernel.contract import schema as sections
+from sds.kernel.contract import form, sections
 from sds.kernel.contract.form import ALWAYS, Section
-from sds.kernel.contract.schema import Contract, SpendLimit
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import SpendLimit
 from sds.kernel.registry.contract_versions import recorded_contract
 from tests.kernel import durable, humans, sagas
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from sds.grammars import regex
 from sds.grammars.language import language
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision import dim
@@ -27,7 +26,7 @@ def test_the_dim_lets_through_exactly_what_the_grammar_can_say() -> None:
     while asked < scale(20_000, 200_000):
         packet = replace(calm, envelope=random_envelope(rng.randint))
         standing, reference = world.standing(packet), packet.snapshot.id
-        matches = re.compile(regex.emit(language(packet.envelope, reference)).encode()).fullmatch
+        matches = re.compile(language(packet.envelope, reference).regex().encode()).fullmatch
         for number in range(SAMPLES_EACH):
             bent = number % 2
             data = mutated(rng, packet.envelope, reference) if bent else b""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -11,13 +10,7 @@ from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.context import Artifact
 from sds.kernel.decision.packet import DecisionPacket, compile_packet, static_text, with_feedback
-from sds.kernel.decision.safeguards import EnvelopeInputs
-from sds.kernel.envelope.state import Value
-from sds.kernel.executor.protocol import Signer
-from sds.kernel.flow.intake import read_event
-from sds.kernel.flow.kernel import Kernel
-from sds.kernel.registry import registry
-from sds.kernel.storage.store import Store
+from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState
 from tests.kernel import world
 
 TILL = world.contract()
@@ -74,34 +67,6 @@ def test_a_packet_without_state_leaves_only_the_human():
     packet: DecisionPacket = world.packet(TILL, nothing, notes=("there is no state under this key",))
     assert ("ESCALATE",) == packet.envelope.names
     assert "Permitted: ESCALATE\n" == packet.texts[1]
-
-
-@pytest.mark.parametrize(
-    ("row", "why"),
-    [
-        (None, "there is no state under this key"),
-        (world.fields(account_left=None), "`account.left` is missing"),
-        (world.fields(account_left=10**30), "`account.left` is not of its declared type"),
-        (world.fields(account_slots=True), "`account.slots` is not of its declared type"),
-        (world.fields(account_owner="\ud800"), "`account.owner` is not of its declared type"),
-    ],
-)
-def test_state_that_is_not_as_declared_goes_to_a_human_with_the_reason(
-    tmp_path: Path, row: dict[str, Value] | None, why: str
-):
-    accounts, payments = world.Accounts(), world.Payments()
-    if row is not None:
-        accounts.write("k-1", row)
-    store = Store(tmp_path / "kernel.db")
-    registry.register(store, TILL, by="operator", now_ms=0)
-    kernel = Kernel(TILL, store, accounts, payments, Signer(b"k" * 32), now_ms=lambda: world.NOW_MS)
-    packet = kernel.open(read_event(TILL, {"event_id": "e-1", "account_id": "k-1", "letter": ""}))
-    assert isinstance(packet, DecisionPacket)
-    answer = kernel.decide(packet, world.said(packet, "ESCALATE", "HUMAN_REVIEW"))
-    assert ("ESCALATED", "ESCALATED_BY_RULE") == (answer.outcome, answer.reason_code)
-    assert (f"gate 5: ESCALATED_BY_RULE: {why}",) == answer.reasons
-    assert {} == payments.paid
-    store.close()
 
 
 def test_every_text_but_the_last_ends_its_line_so_that_none_runs_into_the_next():
@@ -175,10 +140,8 @@ def compiled(memory: str, terms: Contract = TILL, now: EnvelopeInputs | None = N
         event_id=plain.event_id,
         key=plain.key,
         evidence="please",
-        snapshot=plain.snapshot,
-        situation=plain.situation,
+        live=LiveState(plain.situation, "1", {}, terms.hash),
         envelope=plain.envelope,
-        notes=(),
         now_ms=world.NOW_MS,
         memory=memory,
     )

@@ -28,6 +28,7 @@ from tests.strategies import envelopes
 
 REF = "0" * 64
 NEVER = ESCALATE_ONLY
+REFUSALS = (DENY, "BLOCK")
 Decision = tuple[object, ...]
 
 
@@ -62,7 +63,7 @@ def small_bounds(draw: st.DrawFn) -> Bound:
 @st.composite
 def small_kinds(draw: st.DrawFn, name: str) -> KindBound:
     reasons = tuple(draw(st.lists(st.sampled_from("ABC"), min_size=1, max_size=3)))
-    if name == DENY:
+    if name in REFUSALS:
         return KindBound(name, reasons)
     params = tuple((p, draw(small_bounds())) for p in draw(st.sampled_from([("a",), ("a",), ("a", "b"), ()])))
     fills = draw(st.sampled_from([(), (), (("fixed", 1, 0),), (("fixed", 2, 0),)]))
@@ -71,9 +72,10 @@ def small_kinds(draw: st.DrawFn, name: str) -> KindBound:
 
 @st.composite
 def small_envelopes(draw: st.DrawFn, rationale: int | None = 0) -> DecisionEnvelope:
-    names = draw(st.lists(st.sampled_from(["PAY", "HOLD", "PAY_LATER", DENY, DENY, DENY, ESCALATE]), unique=True))
+    refusal = draw(st.sampled_from([DENY, DENY, DENY, "BLOCK"]))
+    names = draw(st.lists(st.sampled_from(["PAY", "HOLD", "PAY_LATER", *[refusal] * 3, ESCALATE]), unique=True))
     longest = draw(st.sampled_from([0, 0, 3, 5])) if rationale is None else rationale
-    return envelope_of([draw(small_kinds(name)) for name in names], longest)
+    return envelope_of([draw(small_kinds(name)) for name in names], longest, refusal=refusal)
 
 
 anything = st.one_of(small_envelopes(None), envelopes())
@@ -105,7 +107,7 @@ def test_meet_never_allows_more_than_either_side(a: DecisionEnvelope, b: Decisio
 @given(small_envelopes(), small_envelopes())
 def test_meet_is_the_intersection_unless_no_denial_is_left(a: DecisionEnvelope, b: DecisionEnvelope):
     common = decisions(a) & decisions(b)
-    expected = common if any(kind == DENY for kind, *_ in common) else decisions(NEVER)
+    expected = common if any(kind in REFUSALS for kind, *_ in common) else decisions(NEVER)
     assert expected == decisions(meet(a, b))
 
 
@@ -121,9 +123,22 @@ def test_escalate_is_in_every_envelope_with_one_reason_and_no_parameters(a: Deci
 
 
 @given(anything, anything)
-def test_deny_is_in_every_envelope_but_the_bottom(a: DecisionEnvelope, b: DecisionEnvelope):
+def test_the_refusal_is_in_every_envelope_but_the_bottom(a: DecisionEnvelope, b: DecisionEnvelope):
     for envelope in (a, b, meet(a, b)):
-        assert (envelope.kind(DENY) is None) == (envelope.names == (ESCALATE,))
+        assert (envelope.kind(envelope.refusal) is None) == (envelope.names == (ESCALATE,))
+
+
+@given(small_envelopes(), small_envelopes())
+def test_two_refusals_have_nothing_in_common_but_the_human(a: DecisionEnvelope, b: DecisionEnvelope):
+    assert a.refusal == b.refusal or meet(a, b) == NEVER
+    assert NEVER.refusal == DENY
+
+
+def test_an_envelope_that_denies_is_told_as_before_there_were_other_refusals():
+    kinds = [KindBound(DENY, ("A",)), KindBound("PAY", ("A",))]
+    assert {"kinds", "rationale_chars_max"} == envelope_of(kinds).as_data().keys()
+    blocks = envelope_of([KindBound("BLOCK", ("A",)), *kinds[1:]], refusal="BLOCK")
+    assert "BLOCK" == blocks.as_data()["refusal"]
 
 
 @given(anything)

@@ -270,14 +270,15 @@ def test_without_state_only_the_human_is_left_and_is_told_why(world: World, tick
 
 @pytest.mark.parametrize("field", ["customer", "refundable_minor", "mood"])
 @pytest.mark.parametrize(
-    "value", [b"ada", Decimal(7), 2**70, "\ud800", 1.5, ["a"], object()], ids=lambda v: type(v).__name__
+    "value", [None, b"ada", Decimal(7), 2**70, "\ud800", 1.5, ["a"], object()], ids=lambda v: type(v).__name__
 )
-def test_a_mistyped_field_leaves_only_the_human_also_where_a_limit_is_counted_for_it(
+def test_a_missing_or_mistyped_field_leaves_only_the_human_also_where_a_limit_is_counted_for_it(
     world: World, field: str, value: object
 ):
     world.tickets.put("T1", **{field: value})  # type: ignore[arg-type]  # what a careless source may return
     packet = world.packet()
-    assert (("ESCALATE",), f"`ticket.{field}` is not of its declared type") == (packet.envelope.names, packet.notes[0])
+    wrong = "missing" if value is None else "not of its declared type"
+    assert (("ESCALATE",), f"`ticket.{field}` is {wrong}") == (packet.envelope.names, packet.notes[0])
     answer = world.kernel.decide(packet, escalate(packet))
     assert ("ESCALATED", "ESCALATED_BY_RULE") == (answer.state, answer.reason_code)
 

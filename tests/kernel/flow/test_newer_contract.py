@@ -90,7 +90,7 @@ def test_what_was_left_subtracted_is_given_back_by_whoever_learns_of_the_reversa
     assert {0} == {amount for _, amount in counters(world.store)}
 
 
-def test_an_order_in_the_air_is_settled_by_the_terms_it_was_reserved_under(world: World):
+def test_an_order_in_flight_is_settled_by_the_terms_it_was_reserved_under(world: World):
     """The source has never shown what the kernel was to remember: the fare is not paid a second time."""
     world.rail.misfortunes, world.rail.blind = ["lose"], True
     assert "UNKNOWN" == world.decide(refund("200.00")).execution
@@ -112,7 +112,7 @@ def test_what_the_source_was_to_show_is_given_back_whatever_contract_settles_it(
     world.close()
 
 
-def test_a_step_in_the_air_is_settled_by_its_sagas_terms(world: World):
+def test_a_step_in_flight_is_settled_by_its_sagas_terms(world: World):
     world.rail.misfortunes, world.rail.blind = ["lose"], True
     run(world.kernel, world, Script())
     world.rail.blind = False

@@ -22,7 +22,7 @@ from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import recovery
 from sds.kernel.registry import escalation_budget
 from sds.kernel.storage import ledger
-from tests.gates.orders import key_of
+from tests.gates.refund.rail.orders import key_of
 from tests.kernel.authority import AGENT
 from tests.kernel.durable import World, counters, deny, refund
 from tests.kernel.sagas import REVERT, Script, run, terms
@@ -167,7 +167,7 @@ def test_two_orders_of_one_event_that_both_stand_are_a_case(world: World) -> Non
     assert {"CARRIED_OUT_OUTSIDE", "EVENT_CARRIED_OUT_TWICE"} == set(codes(world))
 
 
-def test_what_is_in_the_air_is_recoverys_and_only_counted(world: World) -> None:
+def test_what_is_in_flight_is_recoverys_and_only_counted(world: World) -> None:
     rail = listing(world)
     rail.misfortunes = ["raise", "drop"]
     rail.blind = True

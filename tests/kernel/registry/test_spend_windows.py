@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from sds.kernel.contract.schema import SpendLimit
+from sds.kernel.contract.sections import SpendLimit
 from sds.kernel.errors import ContractError
 from sds.kernel.operations.recovery import Recovered
 from sds.kernel.registry import spend

@@ -102,7 +102,7 @@ def test_each_limit_and_each_customer_is_counted_for_itself(folder: Path):
         assert (4_000, MAX_MINOR) == (world.left("ada"), world.left("bob"))
 
 
-def test_an_order_in_the_air_is_not_counted_against_itself(folder: Path):
+def test_an_order_in_flight_is_not_counted_against_itself(folder: Path):
     with till(folder, "window: day") as world:
         world.clock.advance(-DAY_MS)
         world.pay("1.00")

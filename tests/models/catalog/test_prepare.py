@@ -30,7 +30,7 @@ from tests.small_models import sentencepiece_gguf
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of what is kept, not of what is measured."""
     monkeypatch.setattr(prepare, "ROUNDS", 1)
-    monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
+    monkeypatch.setattr(prepare, "variance_logp", lambda *_: None)
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ def test_it_may_be_the_fastest_in_openvino_and_answers_the_same_there(
     from sds.models.openvino_.backend import OpenvinoBackend
 
     monkeypatch.setattr(prepare, "ROUNDS", 1)
-    monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
+    monkeypatch.setattr(prepare, "variance_logp", lambda *_: None)
     found, _ = preparation(tmp_path, OPENVINO_WINS).run(tiny_path(1), layers=1)
     assert found.name.startswith("tiny-1.gguf as BF16 through OpenVINO, 1 layers, made from ")
     tokens = [5, 900, 17, 31_000, 44]

@@ -12,11 +12,12 @@ import pytest
 
 from sds.engines.config import EngineSpec, open_chain
 from sds.engines.factory import open_backend, open_engine, open_weights
-from sds.host.paths import now_ms, open_record
+from sds.host.clock import now_ms
+from sds.host.paths import open_record
 from sds.kernel.errors import ModelError
 from sds.models.catalog import catalog
 from sds.models.catalog.catalog import Prepared, prepared
-from sds.models.catalog.timing import NOISE_SLOTS
+from sds.models.catalog.timing import VARIANCE_SLOTS
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.llamacpp import backend
 from sds.models.llamacpp.backend import LlamaBackend
@@ -172,7 +173,7 @@ def test_what_company_does_with_these_weights_comes_along(
     source, cache = copied
     found = open_weights(source, lambda path, *_: LlamaBackend(path, threads=TINY_THREADS), cache=cache)
     found.backend.close()
-    assert (kept[2].record.shape_noise_logp_max, NOISE_SLOTS) == (found.noise_logp_max, found.noise_slots)
+    assert (kept[2].record.shape_noise_logp_max, VARIANCE_SLOTS) == (found.noise_logp_max, found.noise_slots)
 
 
 def test_what_is_no_model_is_no_model_with_a_cache_either(

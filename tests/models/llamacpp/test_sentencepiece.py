@@ -53,7 +53,7 @@ def test_its_mask_is_alive_and_it_decides(backend: LlamaBackend):
     decided = decode(
         backend,
         prompt_sections(backend, "Decide.", "Claim: late."),
-        GrammarCompiler(backend).walk(refund_envelope(), CONTEXT_REF),
+        GrammarCompiler(backend).matcher(refund_envelope(), CONTEXT_REF),
         tokens_max=2000,
         now_ms=lambda: 0,
         deadline_ms=60_000,

@@ -157,14 +157,14 @@ def test_entries_beyond_the_tokenizer_have_no_piece_and_are_never_permitted(fold
     assert 49152 + PADDING == backend.vocab_size
     assert {b""} == {backend.piece(token) for token in range(49152, backend.vocab_size)}
     check_mask_constrains(backend)
-    walk = GrammarCompiler(backend).walk(refund_envelope(), CONTEXT_REF)
-    walk.forced()
-    while not walk.finished:
-        tokens = walk.fork().tokens
+    matcher = GrammarCompiler(backend).matcher(refund_envelope(), CONTEXT_REF)
+    matcher.accept_forced()
+    while not matcher.finished:
+        tokens = matcher.choice_point().tokens
         assert tokens.max() < 49152
-        walk.take(int(tokens.min()))
-        walk.forced()
-    assert max(walk.tokens) < 49152
+        matcher.accept(int(tokens.min()))
+        matcher.accept_forced()
+    assert max(matcher.tokens) < 49152
     backend.close()
 
 

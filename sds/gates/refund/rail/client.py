@@ -121,7 +121,7 @@ class RailProcess:
         return self._control("GET", f"/payouts/{ticket_id}" if ticket_id else "/payouts", None)
 
     def _control(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
-        return _told(self.port, method, path, body)
+        return _asked(self.port, method, path, body)
 
 
 class RailExecutor:
@@ -175,11 +175,11 @@ class RailExecutor:
     def statement(self, since_ms: int, until_ms: int) -> Iterator[StatementLine]:
         """Yield every order the rail answered in this time, in order, as it stands now. Raises ExecutorError."""
         after = 0
-        while page := _told(self._port, "GET", f"/statement/{since_ms}/{until_ms}/{after}", None).get("lines"):
-            for told in page:
-                line = Line(**told)
+        while page := _asked(self._port, "GET", f"/statement/{since_ms}/{until_ms}/{after}", None).get("lines"):
+            for fields in page:
+                line = Line(**fields)
                 if line.number <= after:
-                    raise ExecutorError("the payment rail tells of an order twice")
+                    raise ExecutorError("the payment rail lists an order twice")
                 after = line.number
                 yield _statement_line(line)
 
@@ -205,7 +205,7 @@ def _statement_line(line: Line) -> StatementLine:
     )
 
 
-def _told(port: int, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
+def _asked(port: int, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
     """Ask what is no order; return the answer. Raises ExecutorError when there is none."""
     try:
         code, data = _exchange(port, method, path, body, CONTROL_S)

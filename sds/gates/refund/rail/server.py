@@ -1,4 +1,4 @@
-"""The demo's payment rail: a process of its own, with a file of its own, that can be told to misbehave.
+"""The demo's payment rail: a process of its own, with a file of its own, that misbehaves when it is asked to.
 
     python -m sds.gates.refund.rail.server --db FILE [--port 0]
 
@@ -31,6 +31,7 @@ import sqlite3
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,7 +42,7 @@ from socketserver import TCPServer
 from threading import Condition, Thread
 from typing import Any
 
-from .store import Answer, Order, PayoutStore, is_key, parse_order
+from .store import Answer, PayoutStore, is_key, parse_order
 
 BODY_BYTES_MAX = 4096
 CONNECTIONS_MAX = 256
@@ -80,7 +81,7 @@ def parse_faults(data: object) -> Faults | str:
     return Faults(**data)
 
 
-class Desk:
+class Arrivals:
     """Who is being served: what makes `absent` a certain answer, and bounds how many are served at once.
 
     Connections are numbered in the order they arrive. A key is absent only when nobody works on it and every
@@ -152,7 +153,7 @@ class RailServer(ThreadingHTTPServer):
 
     def __init__(self, port: int, store: PayoutStore) -> None:
         super().__init__(("127.0.0.1", port), Handler)
-        self.store, self.desk = store, Desk()
+        self.store, self.arrivals = store, Arrivals()
 
     def server_bind(self) -> None:
         TCPServer.server_bind(self)  # not HTTPServer's, which asks the name service who we are
@@ -160,16 +161,16 @@ class RailServer(ThreadingHTTPServer):
 
     def get_request(self) -> tuple[socket, Any]:
         connection, address = super().get_request()
-        return connection, (*address[:2], self.desk.arrive())
+        return connection, (*address[:2], self.arrivals.arrive())
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - the base class's form
-        if not self.desk.crowded():
+        if not self.arrivals.crowded():
             return True
-        self.desk.leave(client_address[2])
+        self.arrivals.leave(client_address[2])
         return False
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        self.desk.leave(client_address[2])
+        self.arrivals.leave(client_address[2])
         sys.stderr.write(f"rail: {type(sys.exception()).__name__} while answering\n")
 
 
@@ -182,7 +183,7 @@ class Handler(BaseHTTPRequestHandler):
     error_content_type = "application/json"
 
     def do_GET(self) -> None:
-        self.server.desk.was_read(self.client_address[-1])
+        self.server.arrivals.was_read(self.client_address[-1])
         what, _, name = self.path.removeprefix("/").partition("/")
         if what == "payouts":
             self._answer(200, self.server.store.summary(name))
@@ -197,19 +198,25 @@ class Handler(BaseHTTPRequestHandler):
         data = self._body()
         if self.path == "/pay":
             order = parse_order(data)
-            self._malformed(order) if isinstance(order, str) else self._pay(order)
+            if isinstance(order, str):
+                self._malformed(order)
+            else:
+                self._carry_out(order.key, lambda fail: self.server.store.pay(order, refuse=fail))
         elif self.path in {"/void", "/revert"}:
             key = data.get("key") if isinstance(data, dict) and set(data) == {"key"} else None
             if not is_key(key):
                 self._malformed(f"a {self.path[1:]} has exactly: key")
                 return
-            (self._void if self.path == "/void" else self._revert)(str(key))
+            if self.path == "/void":
+                self._void(str(key))
+            else:
+                self._carry_out(str(key), lambda fail: _DECLINED if fail else self.server.store.revert(str(key)))
         elif self.path == "/faults":
             faults = parse_faults(data)
             if isinstance(faults, str):
                 self._malformed(faults)
                 return
-            self.server.desk.misbehave(faults)
+            self.server.arrivals.misbehave(faults)
             self._answer(200, asdict(faults))
         else:
             self._malformed("no such order")
@@ -217,48 +224,36 @@ class Handler(BaseHTTPRequestHandler):
     def finish(self) -> None:
         with suppress(OSError):  # the client may be gone; that is its business
             super().finish()
-        self.server.desk.leave(self.client_address[-1])
+        self.server.arrivals.leave(self.client_address[-1])
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
         """Say nothing: the rail's record is its file."""
 
     def _look_up(self, what: str, key: str) -> None:
         # First whether it is certain, then the file: an order that commits in between is found in the file.
-        certain = self.server.desk.certain(self.client_address[-1], key)
+        certain = self.server.arrivals.certain(self.client_address[-1], key)
         answer = (self.server.store.find if what == "pay" else self.server.store.reverted)(key)
         status = "pending" if answer.status == "absent" and not certain else answer.status
         self._answer(200, {**asdict(answer), "status": status, "key": key})
 
-    def _pay(self, order: Order) -> None:
-        drop, fail, lose, delay_ms = self.server.desk.draw()
+    def _carry_out(self, key: str, work: Callable[[bool], Answer]) -> None:
+        """Do what moves money, with the faults that are drawn for it."""
+        drop, fail, lose, delay_ms = self.server.arrivals.draw()
         if drop:
             return
-        self.server.desk.was_read(self.client_address[-1], order.key)
+        self.server.arrivals.was_read(self.client_address[-1], key)
         try:
             time.sleep(delay_ms / 1000)
-            answer = self.server.store.pay(order, refuse=fail)
+            answer = work(fail)
         finally:
-            self.server.desk.done(order.key)
+            self.server.arrivals.done(key)
         if not lose:
-            self._answer(409 if answer.status == "conflict" else 200, {**asdict(answer), "key": order.key})
-
-    def _revert(self, key: str) -> None:
-        drop, fail, lose, delay_ms = self.server.desk.draw()
-        if drop:
-            return
-        self.server.desk.was_read(self.client_address[-1], key)
-        try:
-            time.sleep(delay_ms / 1000)
-            answer = _DECLINED if fail else self.server.store.revert(key)
-        finally:
-            self.server.desk.done(key)
-        if not lose:
-            self._answer(200, {**asdict(answer), "key": key})
+            self._answer(409 if answer.status == "conflict" else 200, {**asdict(answer), "key": key})
 
     def _void(self, key: str) -> None:
         # An order for this key that is not being worked on yet will find it void, whenever it arrived.
-        self.server.desk.was_read(self.client_address[-1])
-        working = self.server.desk.working_on(key)
+        self.server.arrivals.was_read(self.client_address[-1])
+        working = self.server.arrivals.working_on(key)
         answer = self.server.store.find(key) if working else self.server.store.void(key)
         status = "pending" if answer.status == "absent" else answer.status
         self._answer(200, {**asdict(answer), "status": status, "key": key})

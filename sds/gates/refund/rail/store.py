@@ -132,7 +132,7 @@ class PayoutStore:
     def pay(self, order: Order, *, refuse: bool = False) -> Answer:
         """Pay once, or tell again what was answered before. `refuse`: a new key is rejected for good instead."""
         with self._durably():
-            return self._pay(order, refuse=refuse)  # which is told to nobody before it is durable
+            return self._pay(order, refuse=refuse)  # which nobody hears of before it is durable
 
     def _pay(self, order: Order, *, refuse: bool) -> Answer:
         row = self._db.execute(

@@ -19,7 +19,7 @@ SEVERE = frozenset({"storm", "snow", "fog", "wind"})
 
 
 class Cause(Enum):
-    """Why it happened, as the airline told the passenger."""
+    """Why it happened, as the passenger heard it from the airline."""
 
     TECHNICAL = "technical"
     CREW = "crew"

@@ -14,7 +14,7 @@ from .claims import Claim, write_claim
 from .flights import Flight
 
 AS_OF_AT = int(datetime(2013, 12, 20, tzinfo=UTC).timestamp())
-DUE_AFTER_S = 36 * 3600  # no flight of 2013 was delayed and in the air for longer
+DUE_AFTER_S = 36 * 3600  # no flight of 2013 was delayed and flying for longer
 CLAIMS_MAX = 1_000_000
 CUSTOMERS = 4_000
 AWARD_FARE_MINOR = 560  # a ticket bought with miles: only the security fee was paid

@@ -1,0 +1,302 @@
+"""The sections of a responsibility contract, as data: every field, its form and its default. Pure.
+
+What fields must say together stands in `checks`, what is read from a file in `schema`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from sds.kernel.canonical import digest
+from sds.kernel.contract.form import Section
+from sds.kernel.contract.types import (
+    AgentId,
+    Amount,
+    Code,
+    ContradictionError,
+    Date,
+    Drawn,
+    Expression,
+    FieldPath,
+    FieldType,
+    Levels,
+    Millis,
+    Name,
+    SemVer,
+    Shown,
+    TimeZone,
+)
+from sds.kernel.envelope.bounds import MAGNITUDE_MAX, SCALE_MAX
+from sds.kernel.envelope.envelope import DENY, RATIONALE_CHARS_MAX
+
+PROPOSAL_SCHEMA = "4.0.0"
+KINDS_MAX = 16
+FIELDS_MAX = 64
+
+
+class EventSpec(Section):
+    """Which fields of a trigger carry its identity, the state it is about, and untrusted text."""
+
+    id: Name
+    key: Name
+    evidence: Name | None = None
+    evidence_chars_max: int = Field(default=400, ge=1, le=4000)
+
+
+class ParamSpec(Section):
+    """A number the model chooses: expressions give its bounds in minor units, `scale` its decimals."""
+
+    lo: Expression
+    hi: Expression
+    scale: int = Field(default=0, ge=0, le=SCALE_MAX)
+    step: int = Field(default=1, ge=1, le=MAGNITUDE_MAX)
+    residue: Amount = 0
+
+
+class FillSpec(Section):
+    """A number a rule fixes: never said by the model, filled in by the kernel. Minor units."""
+
+    value: Expression
+    scale: int = Field(default=0, ge=0, le=SCALE_MAX)
+
+
+class KindSpec(Section):
+    """One decision kind. `draws`: snapshot field -> parameter name or a fixed integer taken from it.
+
+    `spends`: the parameter or fill that counts against the spend limits. `side_effect`: the executor carries it out although
+    it draws and spends nothing; a kind with none of the three has no side effect.
+    `impact`: what a human is shown (DIR 4.7); left out, HIGH for what has a side effect, else LOW.
+    """
+
+    reasons: tuple[Code, ...] = Field(min_length=1, max_length=32)
+    when: Expression = "true"
+    params: dict[Name, ParamSpec] = Field(default_factory=dict, max_length=8)
+    fills: dict[Name, FillSpec] = Field(default_factory=dict, max_length=8)
+    draws: dict[FieldPath, Drawn] = Field(default_factory=dict, max_length=4)
+    spends: Name | None = None
+    impact: Literal["LOW", "HIGH"] | None = None
+    side_effect: bool = False
+
+    @property
+    def executes(self) -> bool:
+        return self.side_effect or bool(self.draws) or self.spends is not None
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> KindSpec:
+        numbers = set(self.params) | set(self.fills)
+        if len(numbers) != len(self.params) + len(self.fills):
+            raise ValueError("a name is both a parameter and a fill")
+        for path, source in ((("spends",), self.spends), *((("draws", p), s) for p, s in self.draws.items())):
+            if isinstance(source, str) and source not in numbers:
+                raise ContradictionError(path, f"`{source}` is neither a parameter nor a fill")
+        return self
+
+    def scale(self, name: str) -> int:
+        return (self.params.get(name) or self.fills[name]).scale
+
+
+class DriftSpec(Section):
+    """How far one field may move between reasoning and execution; exactly one of the two. `strict`: not at all."""
+
+    abs: Amount | None = None
+    pct: int | None = Field(default=None, ge=0, le=100)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _strict(cls, data: Any) -> Any:
+        if data == "strict":
+            return {"abs": 0}
+        if not isinstance(data, dict):
+            raise ValueError("must be strict, {abs: N} or {pct: N}")  # noqa: TRY004  pydantic takes ValueError
+        return data
+
+    @property
+    def moves(self) -> bool:
+        return bool(self.abs or self.pct)
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> DriftSpec:
+        if (self.abs is None) == (self.pct is None):
+            raise ValueError("must be strict, {abs: N} or {pct: N}")
+        return self
+
+
+class DriftPolicy(Section):
+    """Fields not named may not move at all. `age_ms_max` is the oldest snapshot that may be acted on."""
+
+    age_ms_max: Millis = 30_000
+    fields: dict[FieldPath, DriftSpec] = Field(default_factory=dict)
+
+
+class SpendLimit(Section):
+    """At most `max_minor` in one window, for everything or for each value of `per`.
+
+    A window is an hour or a day of UTC, or of `timezone`; `sliding`, it is the last 60 minutes or 24 hours.
+    """
+
+    name: Name
+    window: Literal["hour", "day"]
+    max_minor: Amount
+    per: FieldPath | None = None
+    timezone: TimeZone | None = None
+    sliding: bool = False
+
+    @model_validator(mode="after")
+    def _begins_once(self) -> SpendLimit:
+        if self.sliding and self.timezone is not None:
+            raise ContradictionError(("timezone",), "a sliding window is the same in every time zone: leave it out")
+        return self
+
+
+class EscalationSpec(Section):
+    """When a human must decide. `confidence_min_pct`: lowest measured probability of the chosen action.
+
+    `per_hour`: how many escalations an agent has at most, as a token bucket of that size that fills up in an hour;
+    beyond it the agent is suspended (DIR 4.7). `impact_high_minor`: an amount from which any decision is of HIGH
+    impact. `pauses_agent`: the agent waits as ESCALATED until a human has resolved the case.
+    """
+
+    confidence_min_pct: int = Field(default=0, ge=0, le=100)
+    always: tuple[Code, ...] = ()
+    per_hour: int = Field(default=3, ge=1, le=1_000_000)
+    impact_high_minor: Amount | None = None
+    pauses_agent: bool = False
+
+
+class HumanSpec(Section):
+    """What a human may decide about an escalated case. Whatever is left out is as the agent has it.
+
+    `kinds` replaces whole kinds, or adds some; `authority` empty: the agent's and every kind named here.
+    """
+
+    authority: tuple[Code, ...] = ()
+    when: Expression | None = None
+    kinds: dict[Code, KindSpec] = Field(default_factory=dict, max_length=KINDS_MAX)
+
+
+class MemorySpec(Section):
+    """What the model is told of earlier decisions (DIR 3.2a): the last about the same key, or of the whole agent.
+
+    `tokens_max`: all of them together, in tokens of the model that decides. `days_max`: after that they are forgotten.
+    """
+
+    entries_max: int = Field(default=4, ge=0, le=32)
+    tokens_max: int = Field(default=96, ge=0, le=1024)
+    days_max: int = Field(default=90, ge=1, le=3650)
+    scope: Literal["key", "agent"] = "key"
+
+
+class ArtifactSpec(Section):
+    """Reference texts that the model reads with the contract (DIR 3.4), by name, within a token budget."""
+
+    names: tuple[Name, ...] = Field(default=(), max_length=8)
+    tokens_max: int = Field(default=256, ge=1, le=4096)
+
+
+Compensation = Literal["REVERT", "CLOSE_ALL", "ALERT_HUMAN"]
+MENU: tuple[Compensation, ...] = ("REVERT", "CLOSE_ALL", "ALERT_HUMAN")
+
+
+class SagaSpec(Section):
+    """One intent in several steps, each a child flow of its own (DIR 4.8), and the menu for when a later one fails."""
+
+    steps: tuple[Code, ...] = Field(min_length=2, max_length=8)
+    compensation: tuple[Compensation, ...] = Field(default=MENU, min_length=1, max_length=3)
+
+
+class RetrySpec(Section):
+    attempts_max: int = Field(default=3, ge=1, le=10)
+    restarts_max: int = Field(default=3, ge=0, le=10)
+    rejections_to_suspend: int = Field(default=10, ge=1, le=1_000_000)
+
+
+class BudgetSpec(Section):
+    """Per flow: tokens read and written by the model, and the time from trigger to proposal."""
+
+    tokens_max: int = Field(default=4096, ge=64, le=1_000_000)
+    ttl_ms: Millis = 30_000
+    dispatch_ms_max: Millis = 5_000
+
+
+class AggregateThresholds(Section):
+    """Post-execution governance (DIR 4.6): over the last `window` decisions, how often the agent may pay, and how
+    much on average. Beyond it the agent is suspended until an operator reactivates it.
+    """
+
+    window: int = Field(default=100, ge=10, le=100_000)
+    paid_pct_max: int = Field(default=100, ge=0, le=100)
+    paid_mean_minor_max: Amount | None = None
+
+
+class RationaleSpec(Section):
+    """When the model says why: `before` it decides, as part of the proposal, or `after`, when all has been done."""
+
+    order: Literal["before", "after"]
+    chars_max: int = Field(ge=1, le=RATIONALE_CHARS_MAX)
+
+
+class ContractFields(Section):
+    """Everything a contract says. `schema.Contract` is one whose fields are checked against each other.
+
+    Its `hash` covers all of it, in the form of `form.Section`.
+    """
+
+    gate: Name
+    agent_id: AgentId
+    version: SemVer
+    owner: str = Field(min_length=3, max_length=200)
+    effective_from: Date
+    proposal_schema: SemVer = PROPOSAL_SCHEMA  # the form of proposals it was written for: the handshake of DIR 3.5
+    role: Literal["EXECUTOR"] = "EXECUTOR"
+    mission: str = Field(min_length=1, max_length=2000)
+    source: Name = "state"  # gates that name the same source share its resources
+    authority: tuple[Code, ...] = Field(min_length=1, max_length=KINDS_MAX)
+    event: EventSpec
+    snapshot: dict[FieldPath, FieldType] = Field(min_length=1, max_length=FIELDS_MAX)
+    show: Shown = ()  # what the model reads of the snapshot (need to know), and under which label; empty: all of it
+    levels: dict[FieldPath, Levels] = Field(default_factory=dict, max_length=FIELDS_MAX)  # words it reads for a number
+    when: Expression = "true"
+    kinds: dict[Code, KindSpec] = Field(min_length=1, max_length=KINDS_MAX)
+    refusal: Code = DENY  # the kind by which the agent says no, always permitted
+    rationale: RationaleSpec | None = None
+    draws_settle_in: Literal["kernel", "source"] = "kernel"
+    drift: DriftPolicy = DriftPolicy()
+    spend: tuple[SpendLimit, ...] = Field(default=(), max_length=8)
+    escalation: EscalationSpec = EscalationSpec()
+    human: HumanSpec = HumanSpec()
+    memory: MemorySpec = MemorySpec()
+    artifacts: ArtifactSpec = ArtifactSpec()
+    sagas: dict[Code, SagaSpec] = Field(default_factory=dict, max_length=KINDS_MAX)
+    retry: RetrySpec = RetrySpec()
+    budget: BudgetSpec = BudgetSpec()
+    aggregate_thresholds: AggregateThresholds = AggregateThresholds()
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:  # noqa: ARG002
+        """Return a validated contract with these fields exchanged: its hash is its own."""
+        return type(self).model_validate({**self.model_dump(), **(update or {})})
+
+    @property
+    def rationale_chars_max(self) -> int:
+        """How long a proposal's own rationale may be; 0: it has none."""
+        return self.rationale.chars_max if self.rationale and self.rationale.order == "before" else 0
+
+    @property
+    def explanation_chars_max(self) -> int:
+        """How long the rationale written after the decision may be; 0: none is written."""
+        return self.rationale.chars_max if self.rationale and self.rationale.order == "after" else 0
+
+    def executes(self, kind: str) -> bool:
+        """Tell whether a decision of this kind is an order; what is no kind of the contract is none."""
+        return kind in self.kinds and self.kinds[kind].executes
+
+    @cached_property
+    def hash(self) -> str:
+        return digest(self.model_dump(mode="json"))
+
+    @cached_property
+    def mission_hash(self) -> str:
+        return digest([self.gate, self.agent_id, self.mission])

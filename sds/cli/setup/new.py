@@ -1,0 +1,61 @@
+"""`sds new`: a gate of one's own, written into a folder, that decides its first event at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from sds.gates.definition import NAME
+from sds.gates.registry import installed
+from sds.kernel.errors import UsageError
+
+TEMPLATE = Path(__file__).parents[2] / "gates" / "template"
+FILES = {"contract.yaml": "contract.yaml", "gate.py": "gate.py", "test_gate.txt": "test_gate.py"}  # of the template: as
+CALLED, AGENT = "my_gate", "my-gate"  # in the template
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("new")(new)
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="What it is called, in_lower_case.", metavar="NAME")],
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="Where it is written; without it, ./NAME.", show_default=False)
+    ] = None,
+) -> None:
+    """Write a gate that runs: contract, state in SQLite, an executor that does everything once, a queue, its tests.
+
+    Example: sds new fraud && sds run ./fraud --limit 3
+    """
+    if not NAME.fullmatch(name):
+        raise UsageError(f"`{name}` is not the name of a gate", hint="a gate has a name_in_lower_case")
+    if name in installed():
+        raise UsageError(f"there is a gate `{name}` already", hint="take another name")
+    into = folder or Path(name)
+    try:
+        _write(name, into)
+    except OSError as error:
+        raise UsageError(f"`{into}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
+    typer.echo(f"`{into}` holds {', '.join(FILES.values())}")
+    where = into if into.is_absolute() else f"./{into}"
+    typer.echo(f"try it:   sds run {where} --limit 3")
+    typer.echo(f"check it: sds contracts check {where}/contract.yaml; pytest {where}")
+
+
+def _write(name: str, into: Path) -> None:
+    """Write the files beside their place, then rename: whole or not at all, and over nothing."""
+    if into.exists():
+        raise UsageError(f"`{into}` is there already, and nothing is written over it", hint="take another --folder")
+    into.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=into.absolute().parent, prefix=f".{name}-") as temporary:
+        made = Path(temporary) / name
+        made.mkdir()
+        for source, file in FILES.items():
+            text = (TEMPLATE / source).read_text(encoding="utf-8")
+            text = text.replace(CALLED, name).replace(AGENT, name.replace("_", "-"))
+            (made / file).write_text(text, encoding="utf-8")
+        made.rename(into)

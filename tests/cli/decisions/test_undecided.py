@@ -1,0 +1,58 @@
+"""What nobody has decided, on the command line: listed, and decided anew by the real model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sds.gates.opening import recovery_kernel
+from sds.gates.refund.gate import gate
+from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.flow.intake import read_event
+from tests.cli.conftest import Shell
+
+pytestmark = pytest.mark.xdist_group("cli")
+
+
+@pytest.fixture
+def waiting(shell: Shell, report: Any) -> str:
+    """Return the flow of the queue's next claim, which got no turn."""
+    event = json.loads(shell.ok("events", "refund", "--limit", "1"))
+    with recovery_kernel(gate, shell.home / "refund") as kernel:
+        packet = kernel.open(read_event(kernel.contract, event))
+        assert isinstance(packet, DecisionPacket)
+        return kernel.not_decided(packet, "QUEUE_FULL", "256 decisions wait already").dfid
+
+
+def test_what_waits_is_listed_and_decided_anew(shell: Shell, waiting: str) -> None:
+    (listed,) = [line for line in shell.ok("flows", "--undecided").splitlines() if f"  {waiting}  " in line]
+    assert listed.endswith("  ABORTED  -  NOT_DECIDED  retryable")
+    (told,) = [flow for flow in shell.json("flows", "--undecided", "--json") if flow["dfid"] == waiting]
+    assert (True, "QUEUE_FULL") == (told["retryable"], told["reason_code"])
+    assert [] == [case for case in shell.json("escalations", "list", "--json") if case["dfid"] == waiting]
+    answer = shell.json("retry", waiting[:13])
+    assert (waiting, False) == (answer["parent_dfid"], answer["retryable"])
+    assert answer["state"] in {"CLOSED", "ESCALATED"}
+    assert waiting not in shell.ok("flows", "--undecided")
+    assert "CLOSED" in {row["state"] for row in shell.json("flows", "--state", "CLOSED", "--json")}
+    refused = shell("retry", waiting)
+    assert (2, f"error: flow `{waiting}` has been followed by `{answer['dfid']}`") == (
+        refused.returncode,
+        refused.stderr.splitlines()[0],
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("retry", "no-such-flow"), "error: there is no flow `no-such-flow` in the record"),
+        (("retry", ""), "error: what follows `retry` is empty"),
+        (("flows", "--state", "OPEN"), "error: there is no state `OPEN`"),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line(shell: Shell, report: Any, args: tuple[str, ...], said: str) -> None:
+    refused = shell(*args)
+    assert (2, said) == (refused.returncode, refused.stderr.splitlines()[0])
+    assert refused.stderr.splitlines()[1].startswith("mend: ")

@@ -1,0 +1,85 @@
+"""`sds new`: what it writes is whole, decides at once, and passes its own tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import ROOT, Cli
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    monkeypatch.setenv("SDS_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SDS_THREADS", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    return Cli(capsys, monkeypatch, tmp_path / "home" / "fraud_watch")
+
+
+def test_a_new_gate_decides_at_once_and_its_contract_has_no_findings(cli: Cli) -> None:
+    said = cli.ok("new", "fraud_watch")
+    assert "sds run ./fraud_watch --limit 3" in said
+    assert "my_gate" not in (
+        text := Path("fraud_watch/gate.py").read_text() + Path("fraud_watch/contract.yaml").read_text()
+    )
+    assert "agent_id: fraud-watch-agent" in text
+    report = json.loads(cli.ok("run", "./fraud_watch", "--limit", "5", "--json").splitlines()[-1])
+    assert (5, 5, 0, 0, []) == tuple(
+        report[n] for n in ("decisions", "decided_by_model", "out_of_envelope", "double_payouts", "record_faults")
+    )
+    Path("event.json").write_text(cli.ok("events", "--gate", "./fraud_watch", "--limit", "1"))
+    assert "CLOSED" == json.loads(cli.ok("decide", "./fraud_watch", "--event", "event.json"))["state"]
+    for command in (("recover",), ("escalations", "list")):
+        cli.ok(*command, "--gate", "./fraud_watch")
+    assert "no findings" in cli.ok(
+        "contracts", "check", "fraud_watch/contract.yaml", "--source", "./fraud_watch", "--strict"
+    )
+
+
+def test_the_tests_of_a_new_gate_pass(cli: Cli) -> None:
+    cli.ok("new", "fraud", "--folder", "gates/one")
+    done = python("pytest", "-q", "-p", "no:cacheprovider", "gates/one")
+    assert 0 == done.returncode, done.stdout + done.stderr
+    assert "4 passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("Fraud",), "`Fraud` is not the name of a gate"),
+        (("../fraud",), "`../fraud` is not the name of a gate"),
+        (("refund",), "there is a gate `refund` already"),
+        (("there",), "`there` is there already, and nothing is written over it"),
+        (("fraud", "--folder", "file/below"), "`file/below` cannot be written"),
+    ],
+)
+def test_nothing_is_written_over_and_a_mistake_leaves_nothing(cli: Cli, args: tuple[str, ...], message: str) -> None:
+    Path("there").mkdir()
+    Path("file").write_text("mine")
+    code, _, said = cli("new", *args)
+    assert (2, True) == (code, message in said), said
+    assert ["file", "there"] == sorted(path.name for path in Path().iterdir() if path.name != "home")
+    assert ([], "mine") == (list(Path("there").iterdir()), Path("file").read_text())
+
+
+def test_a_new_gate_is_measured_on_its_own_queue_and_leaves_nothing(cli: Cli) -> None:
+    cli.ok("new", "fraud_watch")
+    measured = ("sds.benchmarks.gate", "--gate", "./fraud_watch", "--n", "2", "--json")
+    report = json.loads(python(*measured).stdout.splitlines()[-1])
+    names = ("gate", "decisions", "out_of_envelope", "record_faults")
+    assert ("fraud_watch", 2, 0, []) == tuple(report[name] for name in names)
+    assert ["fraud_watch"] == [path.name for path in Path().iterdir()]
+
+
+def python(*args: str) -> subprocess.CompletedProcess[str]:
+    """Run a module in this folder, in a process of its own."""
+    paths = filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", *args]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)

@@ -1,0 +1,60 @@
+"""The reference of the library names everything that a program can give, call and get."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import sds
+from sds import Answer, Gate, GateDefinition
+from sds.kernel.executor import protocol as executors
+from sds.kernel.executor.protocol import Settlement
+
+PAGE = (Path(__file__).parents[1] / "docs" / "library.md").read_text(encoding="utf-8")
+GATE = "`Gate(contract, source, executor"
+
+
+def section(title: str) -> str:
+    found = re.search(rf"^## {re.escape(title)}.*?(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert found is not None, title
+    return found[0]
+
+
+def cells(title: str) -> set[str]:
+    """Return the names that stand alone in the first column of a section's tables."""
+    rows = re.findall(r"^\| ([^|]*)\|", section(title), re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in vars(kind) if not name.startswith("_")}
+
+
+def test_every_parameter_of_a_gate_is_named_and_no_other() -> None:
+    assert set(inspect.signature(Gate).parameters) | {"kernel"} == cells(GATE)
+    for name in set(inspect.signature(Gate.load).parameters) - {"name"}:
+        assert f"{name}=" in section(GATE)
+
+
+def test_every_method_of_a_gate_is_named_with_its_parameters() -> None:
+    for name in public(Gate) - {"load", "kernel"}:
+        (row,) = re.findall(rf"^\| `{name}\(([^`]*)\)`", section(GATE), re.MULTILINE)
+        assert [*inspect.signature(vars(Gate)[name]).parameters][1:] == re.findall(r"\w+", row), name
+
+
+def test_every_field_of_an_answer_and_of_a_definition_is_named_and_no_other() -> None:
+    assert {field.name for field in fields(Answer)} | {"pending", "retryable"} == cells("An answer")
+    assert {field.name for field in fields(GateDefinition)} == cells("A gate's definition")
+
+
+def test_every_receipt_and_every_method_of_an_executor_is_named() -> None:
+    text = section("An executor")
+    assert set(Settlement.__args__) == cells("An executor")
+    for kind in (executors.Executor, executors.Voids, executors.Reverts, executors.Lists):
+        assert [] == [name for name in public(kind) | set(kind.__annotations__) if f"`{name}" not in text]
+
+
+def test_every_public_name_that_a_gate_is_written_with_is_on_the_page() -> None:
+    assert [] == [name for name in sds.__all__ if name not in PAGE]
