@@ -2,46 +2,79 @@
 
     over_floor          a warm decision's reasoning over the bare passes it needs, run again in the same breath
     exact_over_greedy   the exact distribution over whole alternatives, against the greedy one, on the same packets
+    outlines_over_ours  Outlines on transformers with the same weights, against ours, by the medians of the same packets
     ours_per_s          decisions a second, by how many are asked for at once
 
-The packets are those of `sds bench peers`, after 64 (`EARLIER`) that came before them in the queue. Predicted before
-measuring: a pass cannot be faster than reading the weights once, at the rate at which this device copies its own memory
-(printed first). A small model is far above that floor: on a card its passes cost what starting their kernels costs, so
-over_floor, against the bare passes, is what is ours to mend.
+Every model of `--shapes` is measured; those that are no folder have random weights, drawn on the device: they decide at
+random, in the time that trained ones take. The packets are those of `sds bench peers`, after 64 (`EARLIER`) that came
+before them in the queue. Predicted before measuring: a pass cannot be faster than reading the weights once, at the rate
+at which this device copies its own memory, nor than starting its kernels one by one. What runs out of memory or of `--minutes` is left out, and said.
 """
 
 from __future__ import annotations
 
 import argparse
+import pickle
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from sds.benchmarks.card.checkpoint import EMBEDDED, SHAPES, write_random, write_tokenizer
+from sds.benchmarks.card.outlines import BACKENDS, OutlinesOnDevice
+from sds.benchmarks.card.pack import joined
 from sds.benchmarks.lib.floor import Recorded
-from sds.benchmarks.lib.measuring import Parser, Report, Say, existing, machine, main, summary, versions, whole_number
-from sds.benchmarks.lib.packets import EARLIER, digits_packets, fixed_packets
-from sds.benchmarks.throughput import TOKENS_MAX, best_of_ours, in_rounds, mixed_packets, ways_of_ours
+from sds.benchmarks.lib.measuring import (
+    Parser,
+    Report,
+    Say,
+    existing,
+    machine,
+    main,
+    names,
+    summary,
+    versions,
+    whole_number,
+)
+from sds.benchmarks.lib.packets import EARLIER, digits_packets, fixed_packets, permits
+from sds.benchmarks.throughput import TOKENS_MAX, best_of_ours, in_rounds, ways_of_ours
 from sds.decoding.errors import CHOICE_TOO_CLOSE
 from sds.engines.factory import open_backend
 from sds.engines.native import NativeEngine
 from sds.host.clock import now_ms
 from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.errors import ModelError, UsageError
 from sds.models.catalog.catalog import embedded_model
-from sds.models.protocol import SLOTS_MAX, Backend
+from sds.models.protocol import SLOTS_MAX, Backend, BackendError
 from sds.models.transformers_.facts import TRANSFORMERS
 
-AT_ONCE = (1, 2, 4, 8, 16, 32, 64)
+AT_ONCE = (1, 8, 64, 256)
 N, N_MAX = 30, 500
+OUTLINES_N = 8
 THROUGHPUT_N = 128
+MINUTES, MINUTES_MAX = 9, 600
 TIMEOUT_MS = 120_000
 COPY_BYTES, COPIES = 1 << 28, 5
+LAUNCHES = 1_000
 SORTS = {"fixed": fixed_packets, "digits": digits_packets}
+
+Packets = dict[str, list[DecisionPacket]]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Until when something new may begin. `ends_s`: of the monotonic clock."""
+
+    ends_s: float
+
+    @property
+    def left_s(self) -> float:
+        return self.ends_s - time.monotonic()
 
 
 def copy_bytes_per_s(device: Any) -> float:
@@ -50,28 +83,61 @@ def copy_bytes_per_s(device: Any) -> float:
 
     source = torch.ones(COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)
-
-    def once() -> float:
-        began = time.perf_counter()
-        target.copy_(source)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - began
-
+    once = partial(_seconds, partial(target.copy_, source), device)
     once()
     return 2 * COPY_BYTES / min(once() for _ in range(COPIES))
 
 
+def launch_us(device: Any) -> float:
+    """Return what starting one kernel costs, in microseconds: many of a few numbers, one after the other."""
+    import torch  # noqa: PLC0415  see above
+
+    few = torch.ones(8, device=device)
+
+    def many() -> None:
+        for _ in range(LAUNCHES):
+            few.add_(1)
+
+    _seconds(many, device)
+    return 1e6 * min(_seconds(many, device) for _ in range(COPIES)) / LAUNCHES
+
+
+def _seconds(call: Callable[[], object], device: Any) -> float:
+    import torch  # noqa: PLC0415  see above
+
+    began = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
 def floor(backend: Any, device: Any) -> dict[str, float]:
-    """Return what no pass of this backend can be faster than."""
+    """Return what no pass of this backend can be faster than: memory, and the kernels of one token started one by one."""
     weights = backend.module.parameters()
     weights_bytes = sum(each.numel() * each.element_size() for each in weights)
-    rate = copy_bytes_per_s(device)
+    rate, kernels, launch = copy_bytes_per_s(device), _kernels(backend.module, device), launch_us(device)
     return {
         "memory_gb_per_s": round(rate / 1e9, 1),
         "weights_mb": round(weights_bytes / 1e6, 1),
         "pass_ms": round(1000 * weights_bytes / rate, 4),
+        "kernels": kernels,
+        "launch_us": round(launch, 2),
+        "launches_ms": round(kernels * launch / 1000, 4),
     }
+
+
+def _kernels(module: Any, device: Any) -> int:
+    """Return how many kernels one token takes, counted by torch's profiler: on the processor, operators that compute."""
+    import torch  # noqa: PLC0415  see above
+    from torch.profiler import ProfilerActivity, profile  # noqa: PLC0415
+
+    ids = torch.ones((1, 1), dtype=torch.long, device=device)
+    on_card = device.type == "cuda"
+    activity = ProfilerActivity.CUDA if on_card else ProfilerActivity.CPU
+    with torch.inference_mode(), profile(activities=[activity]) as seen:
+        module(input_ids=ids)
+    return sum(event.count for event in seen.key_averages() if on_card or event.self_cpu_time_total)
 
 
 def reasoning(backend: Backend, packets: Sequence[DecisionPacket]) -> dict[str, Any]:
@@ -99,45 +165,67 @@ def reasoning(backend: Backend, packets: Sequence[DecisionPacket]) -> dict[str, 
 
 
 def _propose_ms(engine: NativeEngine, packet: DecisionPacket) -> float:
+    """A choice that is too close to tell is measured, too: random weights have many."""
     fresh = replace(packet, expires_at_ms=now_ms() + TIMEOUT_MS)
     began = time.perf_counter()
-    engine.propose(fresh, tokens_max=TOKENS_MAX)
+    try:
+        engine.propose(fresh, tokens_max=TOKENS_MAX)
+    except ModelError as error:
+        if error.reason_code != CHOICE_TOO_CLOSE:
+            raise
     return (time.perf_counter() - began) * 1000
 
 
-def run(folder: Path, model: Path, device: str, n: int, decisions: int, at_once: Sequence[int], say: Say) -> Report:
-    """Measure on any device of torch's: on a card for its figures, on the CPU for its tests."""
-    opener = partial(open_backend, model, library=TRANSFORMERS.name, device=device, dtype="bf16")
-    with closing(cast("Any", opener())) as backend:
-        from sds.models.transformers_.loading import device_of  # noqa: PLC0415  torch is there, or nothing would have been opened
+def outlines(backend: Any, folder: Path, packets: Sequence[DecisionPacket], budget: Budget) -> dict[str, Any]:
+    """Ask Outlines for the same packets, with each of its backends: what a decision takes, and how many are outside."""
+    found: dict[str, Any] = {}
+    attention = backend.module.config._attn_implementation  # noqa: SLF001  there is no other name for it
+    for masks in BACKENDS:
+        if budget.left_s < 0:
+            found[masks] = {"left_out": "out of time"}
+            continue
+        try:
+            backend.module.set_attn_implementation("sdpa")
+            driven = OutlinesOnDevice(backend.module, folder, backend, masks)
+            driven.decide(packets[0])
+            answers = [(packet, *driven.decide(packet)) for packet in packets]
+        except Exception as error:  # noqa: BLE001  whatever a peer does is its own result
+            found[masks] = {"left_out": f"{type(error).__name__}: {error}".splitlines()[0]}
+        else:
+            outside = sum(not permits(packet, text.encode()) for packet, text, _ in answers)
+            found[masks] = {"ms": summary([ms for *_, ms in answers]), "outside": outside}
+        finally:
+            backend.module.set_attn_implementation(attention)
+    return found
 
-        name, weights = _name(device_of(device)), backend.fingerprint
-        least = floor(backend, device_of(device))
-        say(f"{name}: copies {least['memory_gb_per_s']} GB/s; a pass cannot be faster than {least['pass_ms']} ms")
-        warm = {sort: reasoning(backend, made(folder, n + EARLIER)) for sort, made in SORTS.items()}
-    for sort, found in warm.items():
-        found["floor_ms"] = round(least["pass_ms"] * len(found["tokens_of_passes"]), 4)
-        say(f"{sort}: {found}")
-    packets, earlier = mixed_packets(folder, decisions)
-    rows: list[dict[str, Any]] = []
-    for many in sorted(set(at_once)):
-        openers = {f"{slots} slots": partial(_engine, opener, slots) for slots in sorted({1, many})}
-        tried = in_rounds(ways_of_ours(openers, packets, earlier, many), 1)
-        rows.append({"at_once": many, "ours": best_of_ours(tried)})
-        say(str(rows[-1]))
-    by_count = {str(row["at_once"]): row["ours"] for row in rows}
+
+def one_model(
+    folder: Path, device: str, packets: Packets, at_once: Sequence[int], say: Say, budget: Budget
+) -> dict[str, Any]:
+    """Measure one checkpoint folder: latency beside its floor, Outlines, decisions a second."""
+    from sds.models.transformers_.loading import device_of  # noqa: PLC0415  torch is there, or nothing would have been opened
+
+    opener = partial(open_backend, folder, library=TRANSFORMERS.name, device=device, dtype="bf16")
+    with closing(cast("Any", opener())) as backend:
+        where = device_of(device)
+        least = floor(backend, where)
+        say(
+            f"{folder.name}: a pass cannot be faster than {least['pass_ms']} ms, nor its kernels than {least['launches_ms']} ms"
+        )
+        warm = {sort: reasoning(backend, of_sort) for sort, of_sort in packets.items()}
+        for sort, found in warm.items():
+            found["floor_ms"] = round(least["pass_ms"] * len(found["tokens_of_passes"]), 4)
+            found["outlines"] = outlines(backend, folder, packets[sort][EARLIER:][:OUTLINES_N], budget)
+            say(f"{sort}: {found}")
+        model = {"name": folder.name, "sha256": backend.fingerprint}
+    rows = list(_rates(opener, packets, at_once, say, budget))
+    by_count = {str(row["at_once"]): row["ours"] for row in rows if "ours" in row}
     return {
-        "benchmark": "gpu",
-        **machine(),
-        "device": name,
-        "dtype": "bf16",
-        "n": n,
-        "decisions": len(packets),
-        "model": {"name": model.name, "sha256": weights},
-        "versions": versions("torch", TRANSFORMERS.distribution),
+        "model": model,
         "predicted": least,
         "over_floor": {sort: found["over_floor"] for sort, found in warm.items()},
         "exact_over_greedy": {sort: found["exact_over_greedy"] for sort, found in warm.items()},
+        "outlines_over_ours": {sort: _over(found) for sort, found in warm.items()},
         "warm": warm,
         "ours_per_s": {count: found["per_s"] for count, found in by_count.items()},
         "too_close": {count: found["became"].get(CHOICE_TOO_CLOSE, 0) for count, found in by_count.items()},
@@ -145,32 +233,132 @@ def run(folder: Path, model: Path, device: str, n: int, decisions: int, at_once:
     }
 
 
+def _over(warm: dict[str, Any]) -> dict[str, float]:
+    ours = warm["reason_ms"]["p50"]
+    return {masks: round(of["ms"]["p50"] / ours, 2) for masks, of in warm["outlines"].items() if "ms" in of}
+
+
+def _rates(
+    opener: Callable[..., Backend], packets: Packets, at_once: Sequence[int], say: Say, budget: Budget
+) -> Iterator[dict[str, Any]]:
+    """Yield decisions a second by how many are asked for at once, with one slot and with as many slots."""
+    mixed = [packet for pair in zip(*packets.values(), strict=True) for packet in pair]
+    earlier, asked = mixed[:EARLIER], mixed[EARLIER:]
+    for many in sorted(set(at_once)):
+        if budget.left_s < 0:
+            yield {"at_once": many, "left_out": "out of time"}
+            continue
+        engines = {f"{slots} slots": partial(_engine, opener, slots) for slots in sorted({1, many})}
+        try:
+            row = {"at_once": many, "ours": best_of_ours(in_rounds(ways_of_ours(engines, asked, earlier, many), 1))}
+        except BackendError as error:
+            row = {"at_once": many, "left_out": str(error)}
+        say(str(row))
+        yield row
+
+
 def _engine(opener: Callable[..., Backend], slots: int) -> NativeEngine:
     return NativeEngine(opener(slots=slots), now_ms=now_ms)
 
 
-def _name(device: Any) -> str:
+def run(
+    models: Sequence[Callable[[Path], Path]],
+    packets: Packets,
+    device: str,
+    at_once: Sequence[int],
+    say: Say,
+    budget: Budget,
+) -> Report:
+    """Measure on any device of torch's: on a card for its figures, on the CPU for its tests."""
+    found: list[dict[str, Any]] = []
+    left_out: dict[str, str] = {}
+    for make in models:
+        with tempfile.TemporaryDirectory(prefix="sds-card-") as scratch:
+            folder = make(Path(scratch))
+            if budget.left_s < 0:
+                left_out[folder.name] = "out of time"
+                continue
+            try:
+                found.append(one_model(folder, device, packets, at_once, say, budget))
+            except (BackendError, ModelError) as error:
+                left_out[folder.name] = str(error)
+    if not found:
+        raise UsageError(f"nothing was measured: {left_out}")
+    return {
+        "benchmark": "gpu",
+        **machine(),
+        "device": _name(device),
+        "dtype": "bf16",
+        "n": len(packets["fixed"]) - EARLIER,
+        "versions": versions("torch", TRANSFORMERS.distribution, "outlines"),
+        "models": found,
+        "left_out": left_out,
+    }
+
+
+def _name(device: str) -> str:
     import torch  # noqa: PLC0415  see above
 
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
 
 
 def _options(parser: Parser) -> None:
     parser.add_argument("--n", type=whole_number(N_MAX), default=N, help="warm decisions of each sort")
-    parser.add_argument("--decisions", type=whole_number(N_MAX, 2), default=THROUGHPUT_N, help="for each concurrency")
     parser.add_argument("--at-once", type=whole_number(SLOTS_MAX), nargs="+", default=AT_ONCE, help="how many at once")
-    parser.add_argument("--model", type=existing, help="a checkpoint folder or GGUF; left out: the embedded model")
+    parser.add_argument(
+        "--model", type=existing, help="a checkpoint folder of one's own, or a GGUF; left out: --shapes"
+    )
+    parser.add_argument("--shapes", type=names(list(SHAPES)), default=[EMBEDDED.name], help=", ".join(SHAPES))
+    parser.add_argument("--kit", type=existing, help="what `benchmarks/card/kit.sh` packed: packets and a tokenizer")
     parser.add_argument("--device", default="cuda", help="cuda, or cuda:1")
+    parser.add_argument(
+        "--minutes", type=whole_number(MINUTES_MAX), default=MINUTES, help="after which nothing new begins"
+    )
 
 
 def _run(asked: argparse.Namespace, say: Say) -> Report:
+    budget = Budget(time.monotonic() + 60 * asked.minutes)
+    with _kit(asked.kit, asked.n) as (kit, packets):
+        makers: list[Callable[[Path], Path]]
+        if asked.model:
+            makers = [lambda _scratch: asked.model]
+        else:
+            makers = [partial(_made, name, kit, asked.device, say) for name in asked.shapes]
+        return run(makers, packets, asked.device, asked.at_once, say, budget)
+
+
+@contextmanager
+def _kit(packed: Path | None, n: int) -> Iterator[tuple[Path, Packets]]:
+    """Yield a folder with a tokenizer, and packets: those of a kit, or made here of the flights."""
+    if packed:
+        made: Packets = pickle.loads((packed / "packets.pickle").read_bytes())  # noqa: S301  from whoever packed the kit
+        yield packed, {sort: of_sort[: EARLIER + n] for sort, of_sort in made.items()}
+        return
     with tempfile.TemporaryDirectory(prefix=".bench-") as folder:
-        model = asked.model or embedded_model()
-        return run(Path(folder), model, asked.device, asked.n, asked.decisions, asked.at_once, say)
+        write_tokenizer(Path(folder) / "tokenizer", embedded_model())
+        yield Path(folder), {sort: make(Path(folder), n + EARLIER) for sort, make in SORTS.items()}
+
+
+def _made(name: str, kit: Path, device: str, say: Say, scratch: Path) -> Path:
+    """Return a model of this shape: the embedded one itself where its file is at hand, else random weights."""
+    if name == EMBEDDED.name and (whole := joined(kit, scratch / f"{name}.gguf") or _installed()):
+        return whole
+    say(f"{name}: random weights")
+    return write_random(scratch / name, SHAPES[name], kit / "tokenizer", device)
+
+
+def _installed() -> Path | None:
+    try:
+        return embedded_model()
+    except BackendError:
+        return None
 
 
 def _show(report: Report) -> None:
-    print(f"decisions a second: {report['ours_per_s']}")
+    for of in report["models"]:
+        print(
+            f"{of['model']['name']}: decisions a second: {of['ours_per_s']}; Outlines over ours: {of['outlines_over_ours']}"
+        )
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ import os
 from collections.abc import Mapping
 from ctypes import byref
 from pathlib import Path
-from typing import Any
 
 import gguf
 import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
+from sds.benchmarks.card.checkpoint import config_of, fields_of, tokenizer_files
 from sds.models.catalog.catalog import embedded_model
 
 try:
@@ -28,8 +28,6 @@ except ImportError:  # a command of the README's, too
     raise SystemExit("error: safetensors is not installed\nmend:  make install") from None
 
 CHECKPOINT, SECOND_GGUF = "checkpoint", "model-f16.gguf"
-CONTROL = 3
-ROPE_BASE = 10_000.0
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -50,13 +48,12 @@ Weights = dict[str, Values]
 def checkpoint_folder(path: Path, source: Path | None = None) -> Path:
     """Write `source`, or the embedded model, as a checkpoint folder of float16: config, safetensors, tokenizer."""
     reader = gguf.GGUFReader(source or embedded_model())
-    fields = {name: field.contents() for name, field in reader.fields.items()}
-    config = _config(fields)
+    fields = fields_of(source or embedded_model())
+    config = config_of(fields)
     path.mkdir(parents=True)
     save_file(_weights(reader, config), path / "model.safetensors", metadata={"format": "pt"})
-    _write_json(path / "config.json", config)
-    _write_json(path / "tokenizer.json", _tokenizer(fields))
-    _write_json(path / "tokenizer_config.json", _tokenizer_config(fields))
+    for name, content in {"config.json": config, **tokenizer_files(fields)}.items():
+        (path / name).write_text(json.dumps(content), encoding="utf-8")
     return path
 
 
@@ -68,31 +65,6 @@ def second_gguf(path: Path) -> Path:
     if llama_cpp.llama_model_quantize(os.fsencode(embedded_model()), os.fsencode(path), byref(params)):
         raise RuntimeError(f"`{path}` could not be written")
     return path
-
-
-def _write_json(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content), encoding="utf-8")
-
-
-def _config(fields: Mapping[str, Any]) -> dict[str, Any]:
-    names = {
-        "hidden_size": "embedding_length",
-        "intermediate_size": "feed_forward_length",
-        "max_position_embeddings": "context_length",
-        "num_attention_heads": "attention.head_count",
-        "num_hidden_layers": "block_count",
-        "num_key_value_heads": "attention.head_count_kv",
-        "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-        "vocab_size": "vocab_size",
-    }
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "rope_theta": fields.get("llama.rope.freq_base", ROPE_BASE),
-        "tie_word_embeddings": True,
-        **{name: fields[f"llama.{key}"] for name, key in names.items()},
-    }
 
 
 def _weights(reader: gguf.GGUFReader, config: Mapping[str, int]) -> Weights:
@@ -121,38 +93,6 @@ def _rotated_by_halves(values: NDArray[np.float32], heads: int) -> NDArray[np.fl
     rows, width = values.shape
     pairs = values.reshape(heads, rows // heads // 2, 2, width)
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(rows, width))
-
-
-def _tokenizer(fields: Mapping[str, Any]) -> dict[str, Any]:
-    tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
-    flags = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    digits = {"type": "Digits", "individual_digits": True}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [{"id": i, "content": tokens[i], **flags} for i, t in enumerate(types) if t == CONTROL],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, byte_level]},
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "vocab": {token: number for number, token in enumerate(tokens)},
-            "merges": fields["tokenizer.ggml.merges"],
-        },
-    }
-
-
-def _tokenizer_config(fields: Mapping[str, Any]) -> dict[str, Any]:
-    tokens = fields["tokenizer.ggml.tokens"]
-    named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown"}
-    return {
-        **{name: tokens[fields[f"tokenizer.ggml.{key}_token_id"]] for name, key in named.items()},
-        "chat_template": fields["tokenizer.chat_template"],
-        "tokenizer_class": "GPT2Tokenizer",
-    }
 
 
 def main() -> None:

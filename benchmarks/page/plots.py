@@ -75,7 +75,11 @@ def ledger(found: Report) -> str:
 
 
 def gpu(found: Report) -> str:
-    drawn = [Bar(f"{at_once} at once", "ours", rate) for at_once, rate in found["ours_per_s"].items()]
+    drawn = [
+        Bar(f"{at_once} at once", of["model"]["name"], rate)
+        for of in found["models"]
+        for at_once, rate in of["ours_per_s"].items()
+    ]
     return bars("Decisions a second on the card", drawn)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.benchmarks import gpu, grammar, hotpath, kernel, peers, scaling, throughput
+from sds.benchmarks import grammar, hotpath, kernel, peers, scaling, throughput
 from sds.benchmarks.lib import measuring, records
 from sds.benchmarks.lib.measuring import Report
 from sds.benchmarks.lib.packets import amount_is_shown, digits_packets, fixed_packets, narrow_to_denial
@@ -186,25 +186,6 @@ def test_growth_is_measured_with_prompt_alternatives_contract_and_ledger(
     before = said.index(next(line for line in said if line.startswith("{'case_tokens'")))
     assert 2 == sum(line.startswith("a case of") for line in said[:before])
     assert 2 == sum("kinds: predicted" in line for line in said[:before])
-
-
-def test_what_a_card_would_be_asked_runs_on_the_cpu(
-    tmp_path: Path, tiny_folder: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu, "COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(gpu, "EARLIER", 1)
-    monkeypatch.setattr(throughput, "EARLIER", 2)
-    said: list[str] = []
-    report = gpu.run(tmp_path, tiny_folder(1), "cpu", 1, 2, (2,), said.append)
-    assert {"fixed", "digits"} == report["over_floor"].keys() == report["exact_over_greedy"].keys()
-    assert 2 == sum(report["rows"][0]["ours"]["became"].values())
-    assert ["2"] == list(report["ours_per_s"])
-    assert said[0].startswith("cpu: copies ")
-    for sort, found in report["warm"].items():
-        assert report["over_floor"][sort] == found["over_floor"] > 0
-        assert 1 == found["reason_ms"]["n"]
-    weights = sum(file.stat().st_size for file in tiny_folder(1).glob("*.safetensors"))
-    assert abs(report["predicted"]["weights_mb"] - weights / 1e6) <= 0.2
 
 
 def test_every_engine_gets_the_same_questions_and_the_last_line_says_how_each_fared(

@@ -160,14 +160,16 @@ def _scaling(fresh: Iterator[float]) -> dict[str, Any]:
 def _gpu(fresh: Iterator[float]) -> dict[str, Any]:
     warm = {key: _summary(fresh) for key in ("reason_ms", "bare_passes_ms", "exact_ms")}
     shares = {"over_floor": next(fresh), "exact_over_greedy": next(fresh), "floor_ms": next(fresh)}
-    return {
-        "device": "An Own Card",
-        "dtype": "bf16",
-        "predicted": {"memory_gb_per_s": next(fresh), "weights_mb": next(fresh), "pass_ms": next(fresh)},
-        "warm": {"fixed": {**warm, **shares, "tokens_of_passes": [71, 5]}},
+    outlines = {"outlines_core": {"ms": _summary(fresh), "outside": 0}, "llguidance": {"left_out": "no such library"}}
+    least = ("memory_gb_per_s", "weights_mb", "pass_ms", "kernels", "launch_us", "launches_ms")
+    of_model = {
+        "model": {"name": "own-8b"},
+        "predicted": {name: next(fresh) for name in least},
+        "warm": {"fixed": {**warm, **shares, "tokens_of_passes": [71, 5], "outlines": outlines}},
         "ours_per_s": {"1": next(fresh), "64": next(fresh)},
         "too_close": {"1": 0, "64": 2},
     }
+    return {"device": "An Own Card", "dtype": "bf16", "models": [of_model], "left_out": {"own-other": "no memory"}}
 
 
 _MADE = {
