@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.models.cache.token_tree import prepared_for
+from sds.models.openvino_.batch import prepared_for
 from sds.models.catalog.batch_variance import batch_variance
 from sds.models.catalog.catalog import GgufLibrary
 from sds.models.llamacpp.backend import LlamaBackend

@@ -12,7 +12,7 @@ import llama_cpp as lib
 import outlines
 
 from sds.models.files.fingerprint import gguf_fingerprint
-from sds.models.llamacpp.tokenizer import Vocabulary
+from sds.models.llamacpp.tokenizer import LlamaTokenizer
 from sds.models.llamacpp.weights import UNFIT_HINT, chat_template, trained_context, unfit
 from sds.models.protocol import BackendError, ChatFrame
 from sds.models.tokenizer.tokenizer import model_frame, tokens_of
@@ -56,7 +56,7 @@ class DrivenLlama:
             self._llama.close()
             raise BackendError(why, hint=UNFIT_HINT)
         self.context_tokens_max = trained_context(self._llama.model, n_ctx)
-        self.words = Vocabulary(lib.llama_model_get_vocab(self._llama.model))
+        self.words = LlamaTokenizer(lib.llama_model_get_vocab(self._llama.model))
         self.end_token = self.words.eos
         self.outlines_model = outlines.from_llamacpp(self._llama, chat_mode=False)
         self.limits: dict[str, Any] = {"temperature": 0.0, "repeat_penalty": 1.0}

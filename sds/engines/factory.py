@@ -211,9 +211,9 @@ def _card_of_torch(device: str) -> str:
 
 
 def _cards_of_llama(device: str) -> str:
-    from sds.models.llamacpp.gpus import card_names  # noqa: PLC0415  the library is loaded when a model is
+    from sds.models.llamacpp.gpus import gpu_names  # noqa: PLC0415  the library is loaded when a model is
 
-    return ", ".join(card_names(device))
+    return ", ".join(gpu_names(device))
 
 
 @dataclass(frozen=True, slots=True)
