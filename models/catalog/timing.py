@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.models.openvino_.batch import prepared_for
 from sds.models.catalog.batch_variance import batch_variance
 from sds.models.catalog.catalog import GgufLibrary
 from sds.models.llamacpp.backend import LlamaBackend
+from sds.models.openvino_.batch import prepared_for
 from sds.models.protocol import Backend, BackendError, Dtype
 
 STATIC_TOKENS, PASSES_TOKENS, AHEAD_TOKENS = 240, (60, 12, 1, 1, 1, 1), (84, 8)

@@ -66,7 +66,9 @@ def mistaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return llama_gguf(tmp_path / "template.gguf")
 
 
-@pytest.mark.parametrize("opener", [inspected, tokenizer_of, lambda path: LlamaBackend(path, threads=TINY_THREADS).frame()])
+@pytest.mark.parametrize(
+    "opener", [inspected, tokenizer_of, lambda path: LlamaBackend(path, threads=TINY_THREADS).frame()]
+)
 def test_a_chat_template_that_is_no_text_is_refused(opener: Callable[[Path], object], mistaken: Path):
     assert "the chat template of the model is no UTF-8" == said(mistaken, opener)
 

@@ -100,7 +100,7 @@ def test_rows_have_the_bits_they_have_alone(precision: Dtype):
 def unturned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let states be as the model has them: weights that are whole numbers then stay whole."""
     monkeypatch.setattr(
-        integer, "turn", lambda width: Rotation(np.ones(width, np.float32), (np.eye(width, dtype=np.float32),))
+        integer, "rotation", lambda width: Rotation(np.ones(width, np.float32), (np.eye(width, dtype=np.float32),))
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from sds.models.catalog.prepare import KL_MAX
 from sds.models.catalog.timing import distributions, divergence
-from sds.models.files.rotation import block_turn, turn, turned_matrix
+from sds.models.files.rotation import block_rotation, rotated_matrix, rotation
 from sds.models.openvino_ import graph, int8
 from sds.models.openvino_.backend import OpenvinoBackend
 from sds.models.openvino_.dtypes import computes_in_bf16, computes_in_int8
@@ -32,9 +32,9 @@ pytestmark = pytest.mark.skipif(not computes_in_int8(), reason="no int8 in this 
 
 @pytest.mark.parametrize("width", [1, 2, 9, 64, 128, 576, 896])
 def test_a_turn_keeps_lengths_and_spreads_every_channel(width: int) -> None:
-    made = turn(width)
+    made = rotation(width)
     matrix, rows = made.matrix, np.random.default_rng(1).standard_normal((5, width)).astype(np.float32)
-    assert farthest(made.turned(rows), rows @ matrix.T) < 1e-5
+    assert farthest(made.rotate(rows), rows @ matrix.T) < 1e-5
     assert farthest(matrix @ matrix.T, np.eye(width)) < 1e-5
     assert np.abs(matrix).max() <= np.sqrt(2 / width) + 1e-6
 
@@ -52,7 +52,7 @@ def test_each_row_of_weights_is_rounded_within_its_own_range() -> None:
 
 @pytest.mark.parametrize("inner", [1, 2, 24, 64, 96, 1536])
 def test_a_turn_of_blocks_spreads_every_channel_evenly(inner: int) -> None:
-    made = block_turn(inner)
+    made = block_rotation(inner)
     matrix = made.matrix
     assert 0 == inner % len(matrix)
     assert farthest(matrix @ matrix.T, np.eye(len(matrix))) < 1e-6
@@ -60,7 +60,7 @@ def test_a_turn_of_blocks_spreads_every_channel_evenly(inner: int) -> None:
     weights = np.random.default_rng(2).standard_normal((3, inner)).astype(np.float32)
     states = np.random.default_rng(3).standard_normal((4, inner)).astype(np.float32)
     turned = (states.reshape(-1, len(matrix)) @ matrix.T).reshape(states.shape)
-    assert farthest(states @ weights.T, turned @ turned_matrix(weights, made).T) < 1e-4
+    assert farthest(states @ weights.T, turned @ rotated_matrix(weights, made).T) < 1e-4
 
 
 def by_row(rows: np.ndarray, hint: str) -> tuple[np.ndarray, np.ndarray]:
@@ -100,7 +100,7 @@ def test_a_state_that_is_no_number_shows_in_all_that_comes_after_it(
     """Of token 7: the sum of its embedding, turned."""
     tensors = random_tensors()
     tensors["output.weight"] = tensors["token_embd.weight"].copy()
-    tensors["token_embd.weight"][7] = 3e38 * np.sign(turn(Sizes().width).matrix[0])
+    tensors["token_embd.weight"][7] = 3e38 * np.sign(rotation(Sizes().width).matrix[0])
     backend = opened(llama_gguf(tmp_path / "model.gguf", tensors=tensors), dtype=dtype, slots=2)
     backend.prefill([[20] * 20], slot=1)
     expected = backend.forward_one([21], slot=1)
@@ -162,7 +162,7 @@ def test_the_rounding_is_small(dtype: Dtype, tiny_path: Callable[[int], Path], o
 
 def products(backend: OpenvinoBackend) -> list[Any]:
     """Return the products of the compiled graph."""
-    ops = backend._programs.compiled().get_runtime_model().get_ops()
+    ops = backend._graph.compiled().get_runtime_model().get_ops()
     return [op for op in ops if str(op.get_rt_info()["layerType"].value).startswith("FullyConnected")]
 
 

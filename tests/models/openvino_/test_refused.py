@@ -16,7 +16,7 @@ import pytest
 from sds.engines.factory import runtime_facts
 from sds.models.cache import kv_cache
 from sds.models.files.cpu import cpu_features
-from sds.models.files.llama_weights import Weights
+from sds.models.files.llama_weights import LlamaWeights
 from sds.models.openvino_ import backend as openvino
 from sds.models.openvino_ import dtypes
 from sds.models.openvino_.backend import OpenvinoBackend
@@ -170,7 +170,7 @@ def test_no_memory_left_for_the_first_call(tmp_path: Path, monkeypatch: pytest.M
     def full(*_: object, **__: object) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(openvino, "calls_of", full)
+    monkeypatch.setattr(openvino, "batches_of", full)
     error = refused(path)
     assert (f"OpenVINO cannot run `{path}`: no memory", "use a smaller model or prompt") == (str(error), error.hint)
 
@@ -188,7 +188,7 @@ def test_a_file_that_is_cut_off(kept: int, tmp_path: Path, capfd: pytest.Capture
     path.write_bytes(path.read_bytes()[:kept])
     assert f"`{path}` is damaged or of a kind this llama.cpp does not know" == str(refused(path))
     with pytest.raises(BackendError, match="is damaged or of a kind that is not known here"):
-        Weights(path, "OpenVINO")
+        LlamaWeights(path, "OpenVINO")
     assert ("", "") == tuple(capfd.readouterr())
 
 
@@ -206,12 +206,12 @@ def test_a_file_damaged_anywhere_before_its_weights_is_a_model_or_refused(tmp_pa
             damaged[rng.randrange(end) if n % 2 else rng.randrange(tensors_at, end)] = rng.randrange(256)
         path.write_bytes(damaged)
         try:
-            weights = Weights(path, "OpenVINO")
+            weights = LlamaWeights(path, "OpenVINO")
             words = weights["token_embd.weight"]
         except BackendError:
             found[False] += 1
         else:
-            assert weights.shape.words == len(words)
+            assert weights.shape.vocab_size == len(words)
             found[True] += 1
     assert min(found.values()) > 10
 
@@ -259,7 +259,7 @@ def test_a_file_that_was_replaced_is_refused_as_often_as_it_is_compiled_anew(tmp
     path = llama_gguf(tmp_path / "model.gguf")
     backend = OpenvinoBackend(path, dtype="fp32", threads=TINY_THREADS, lengths=())
     os.utime(path, (1, 1))
-    backend._programs.forget()
+    backend._graph.reset()
     for _ in range(2):
         with pytest.raises(BackendError) as caught:
             backend.forward_one([20, 21])

@@ -13,7 +13,7 @@ import torch
 
 from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, Row
 from sds.models.transformers_.backend import HfBackend
-from sds.models.transformers_.kv_cache import OwnCaches, TensorKVCache
+from sds.models.transformers_.kv_cache import DynamicKVCaches, TensorKVCache
 from tests.model_fixtures import TINY_THREADS
 from tests.models.conftest import SLOTS, edit
 from tests.models.test_backends import sections_of
@@ -51,7 +51,7 @@ def calls_of(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
 
 
 def test_a_model_of_full_attention_takes_cells_and_one_with_windows_does_not(several: HfBackend, own_caches: HfBackend):
-    assert (TensorKVCache, OwnCaches) == (type(several._store), type(own_caches._store))
+    assert (TensorKVCache, DynamicKVCaches) == (type(several._kv_cache), type(own_caches._kv_cache))
 
 
 def test_a_model_that_turns_by_its_longest_row_runs_one_row_at_a_time(
@@ -60,7 +60,7 @@ def test_a_model_that_turns_by_its_longest_row_runs_one_row_at_a_time(
     folder = Path(shutil.copytree(tiny_folder(1), tmp_path / "checkpoint"))
     edit(folder, **DYNAMIC_ROPE)
     backend = HfBackend(folder, threads=TINY_THREADS)
-    assert OwnCaches is type(backend._store)
+    assert DynamicKVCaches is type(backend._kv_cache)
     backend.close()
 
 
@@ -77,7 +77,7 @@ def test_a_model_that_ignores_where_its_tokens_stand_takes_no_cells(
 
     monkeypatch.setattr(LlamaModel, "forward", ignoring)
     backend = HfBackend(tiny_folder(1), threads=TINY_THREADS)
-    assert OwnCaches is type(backend._store)
+    assert DynamicKVCaches is type(backend._kv_cache)
     backend.close()
 
 
@@ -164,7 +164,7 @@ def test_a_row_beside_what_is_no_number_is_not_touched_by_it(several: HfBackend)
     (expected,) = several.run([Row(1, [20, 21])])
     several.prefill([long], slot=0)
     with torch.inference_mode():
-        for stored in several._store._stored():  # type: ignore[union-attr]
+        for stored in several._kv_cache._kv_cached():  # type: ignore[union-attr]
             stored[1] = torch.nan
     several.prefill([], slot=1)
     several.prefill([short], slot=1)
@@ -341,7 +341,7 @@ def test_passes_of_fixed_shape_give_what_passes_of_their_own_shape_give(
         return [logits for n in range(steps) for logits in several.run([Row(slot, [20 + n]) for slot in range(rows)])]
 
     expected = stepped(3)
-    monkeypatch.setattr(several._store, "static", True)
+    monkeypatch.setattr(several._kv_cache, "static", True)
     found = stepped(3)
     assert all(close(one, two) for one, two in zip(expected, found, strict=True))
     assert [(1 << (rows - 1).bit_length(), 1)] * 3 == shapes
@@ -354,7 +354,7 @@ def test_half_precision_takes_cells_and_rows_stay_close_to_what_they_are_alone(
     dtype: str, tiny_folder: Callable[[int], Path]
 ):
     backend = HfBackend(tiny_folder(1), threads=TINY_THREADS, dtype=dtype, slots=2)  # type: ignore[arg-type]
-    assert TensorKVCache is type(backend._store)
+    assert TensorKVCache is type(backend._kv_cache)
     texts = sections_of(22, 20, 5)
     for slot, text in enumerate(texts):
         backend.prefill([text], slot=slot)
@@ -378,7 +378,7 @@ def test_captured_passes_on_cuda_give_what_uncaptured_ones_give(
         return [logits for n in range(3) for logits in backend.run([Row(slot, [20 + n]) for slot in range(3)])]
 
     captured = stepped() + stepped()
-    assert {(4, 256)} == set(backend._store._graphs)  # type: ignore[union-attr]
-    monkeypatch.setattr(backend._store, "static", False)
+    assert {(4, 256)} == set(backend._kv_cache._graphs)  # type: ignore[union-attr]
+    monkeypatch.setattr(backend._kv_cache, "static", False)
     assert all(close(one, two) for one, two in zip(stepped() * 2, captured, strict=True))
     backend.close()
