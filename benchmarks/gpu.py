@@ -30,7 +30,7 @@ from sds.benchmarks.throughput import TOKENS_MAX, best_of_ours, in_rounds, mixed
 from sds.decoding.errors import CHOICE_TOO_CLOSE
 from sds.engines.factory import open_backend
 from sds.engines.native import NativeEngine
-from sds.host.paths import now_ms
+from sds.host.clock import now_ms
 from sds.kernel.decision.packet import DecisionPacket
 from sds.models.catalog.catalog import embedded_model
 from sds.models.protocol import SLOTS_MAX, Backend

@@ -24,7 +24,7 @@ import argparse
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -39,8 +39,9 @@ from sds.benchmarks.lib.packets import EARLIER, REFUND, narrow_to_denial, narrow
 from sds.benchmarks.lib.weights import Weights, add_weights, weights_of
 from sds.engines.native import NativeEngine
 from sds.gate import Gate
-from sds.gates.refund import gate as desk
-from sds.host.paths import now_ms
+from sds.gates.definition import QueuedCase
+from sds.gates.registry import find
+from sds.host.clock import now_ms
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.envelope import DENY
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
@@ -108,7 +109,7 @@ class Bench:
         self.gate, self.recorded, self.predict, self.engines = gate, recorded, predict, engines
         self.tokens_max = gate.contract.budget.tokens_max
 
-    def measure(self, sort: str, claims: Iterator[desk.QueuedClaim], n: int) -> Measured:
+    def measure(self, sort: str, claims: Iterator[QueuedCase], n: int) -> Measured:
         """Decide claims until `n` were decided as `sort`, after a warm-up; then the same packets in the other modes."""
         found = Measured()
         for number, claim in enumerate(claims):
@@ -119,7 +120,7 @@ class Bench:
             self._decide(sort, claim.event, number, found)
         raise SystemExit(f"the queue ends after {len(found.whole)} decisions {sort}; {dict(found.otherwise)} otherwise")
 
-    def _decide(self, sort: str, event: dict[str, str], number: int, found: Measured) -> None:
+    def _decide(self, sort: str, event: Mapping[str, object], number: int, found: Measured) -> None:
         kernel, clock = self.gate.kernel, [time.perf_counter()]
         opened = kernel.open(self.gate.read(event))
         clock.append(time.perf_counter())
@@ -135,7 +136,7 @@ class Bench:
         clock.append(time.perf_counter() - since)
         report = kernel.just_in_time(narrowed, verdict) if verdict.outcome == "ACCEPTED" else None
         clock.append(time.perf_counter() - since)
-        intent = kernel.conclude(narrowed, data, decoding, verdict, report)
+        intent = kernel.commit(narrowed, data, decoding, verdict, report)
         clock.append(time.perf_counter() - since)
         if intent is not None:
             kernel.dispatcher.carry_out(intent, until_ms=now_ms() + self.gate.contract.budget.dispatch_ms_max)
@@ -224,9 +225,9 @@ def run(folder: Path, weights: Weights, n: int, say: Say) -> Report:
         opened.callback(greedy.close)
         exact = NativeEngine(backend, now_ms=now_ms, mode="exact-kinds")
         whole = NativeEngine(backend, now_ms=now_ms, mode="exact")
-        gate = opened.enter_context(desk.open_refund(folder, engine=greedy))
+        gate = opened.enter_context(Gate.load("refund", folder=folder, engine=greedy))
         bench = Bench(gate, recorded, predict, greedy, exact, whole)
-        claims = iter(desk.read_queue(folder))
+        claims = iter(find("refund").cases(folder))
         measured = {sort: bench.measure(sort, claims, n) for sort in SORTS}
         packet = next(p for p in (narrow_to_denial(gate.kernel, gate.preview(c.event), 0) for c in claims) if p)
         reports = {sort: found.report() for sort, found in measured.items()}

@@ -254,7 +254,7 @@ def durable_once(kernel: Kernel, i: int) -> float:
     verdict = kernel.judge(packet, data, decoding)
     report = kernel.just_in_time(packet, verdict)
     began = time.perf_counter_ns()
-    intent = kernel.conclude(packet, data, decoding, verdict, report)
+    intent = kernel.commit(packet, data, decoding, verdict, report)
     took = (time.perf_counter_ns() - began) / 1000
     if intent is None:
         raise SystemExit("the benchmark's own decision was not reserved")

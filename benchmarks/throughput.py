@@ -49,7 +49,7 @@ from sds.benchmarks.peers import tasks_of
 from sds.decoding.errors import CHOICE_TOO_CLOSE
 from sds.engines.factory import cores, open_engine, open_replicas
 from sds.engines.protocol import Engine
-from sds.host.paths import now_ms
+from sds.host.clock import now_ms
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import ModelError, UsageError
 from sds.models.protocol import SLOTS_MAX

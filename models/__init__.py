@@ -1,14 +1,8 @@
 """Local models behind one small protocol. Import the module you need: nothing is loaded here."""
 
 import os
-import sys
-from typing import Any, cast
 
 # llama.cpp's threads wait for each other about ten times a layer, and its OpenMP runtime by default spins there for
 # milliseconds before it sleeps: next to one other busy process a pass took 20 times as long. It reads this once, when
 # it is loaded; a value set by the operator stays.
 os.environ.setdefault("GOMP_SPINCOUNT", "200")
-
-# OpenVINO depends on this package and, when imported, has it tell its maker so, over the network. Where Python says that
-# it is not there, OpenVINO goes on without.
-sys.modules.setdefault("openvino_telemetry", cast("Any", None))

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Dtype = Literal["fp32", "bf16", "fp16", "int8", "int8-bf16", "int16"]
-# What is in int8, as records say it, and in what the rest is.
-IN_8_BITS = "all products with weights but those of the last layer, and the weights of the head"
-INT8_REST: dict[Dtype, Dtype] = {"int8": "fp32", "int8-bf16": "bf16"}
-Library = Literal["llamacpp", "transformers", "openvino", "integer"]
+Library = str  # the name of a backend, one of `models.catalog.backends`
 
 FOLDER_HINT = "name a GGUF file: a folder runs in transformers alone"
 CONTEXT_TOKENS = 4096  # of a slot, where nobody says it
@@ -41,9 +38,9 @@ class BackendError(Exception):
         self.hint = hint
 
 
-def extra_hint(extra: str) -> str:
-    """Say how to get an extra of this package, which no index has yet."""
-    return f"`make install` in the source folder; elsewhere pip install 'PATH_TO_THAT_FOLDER[{extra}]'"
+def extra_hint(extra: str, *, target: str = "install") -> str:
+    """Say how to get an extra of this package, which no index has yet. `target`: the Makefile's that brings it."""
+    return f"`make {target}` in the source folder; elsewhere pip install 'PATH_TO_THAT_FOLDER[{extra}]'"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,12 @@ from sds.engines.factory import open_engine
 from sds.engines.fallback import FallbackEngine
 from sds.engines.protocol import Checks, Engine, Explains
 from sds.escalations import Resolve, resolve
-from sds.host import paths as places
+from sds.gates.definition import GateDefinition, check_parts
+from sds.gates.registry import find
+from sds.host import paths
+from sds.host.clock import now_ms
 from sds.host.log import JsonLog
+from sds.kernel.context.reader import RecordedContext
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.state import StateSource
@@ -28,10 +32,10 @@ from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.human.cases import Case
 from sds.kernel.human.review import CaseView, HumanReview
-from sds.kernel.operations import erasure, recovery
+from sds.kernel.operations import erasure, monitor, recovery
 from sds.kernel.operations.erasure import Erased
 from sds.kernel.operations.recovery import Recovered
-from sds.kernel.registry import monitor, registry
+from sds.kernel.registry import registry
 from sds.kernel.saga import driver
 from sds.kernel.saga.state import SagaAnswer
 from sds.key_locks import KeyLocks
@@ -45,11 +49,7 @@ def _check_parts(contract: object, source: object, executor: object, engine: obj
     """Refuse what cannot work before anything is opened. Raises UsageError."""
     if not isinstance(contract, Contract):
         raise UsageError("the contract is neither a Contract nor a Path", hint="parse_contract(text) makes one of text")
-    if isinstance(source, type) or not callable(getattr(source, "read", None)):
-        raise UsageError("the state source is no object with a method `read(key)`")
-    methods = all(callable(getattr(executor, name, None)) for name in ("dispatch", "lookup"))
-    if isinstance(executor, type) or not methods or not isinstance(getattr(executor, "idempotent", None), bool):
-        raise UsageError("the executor is no object with `idempotent` (bool), `dispatch` and `lookup`")
+    check_parts(source, executor)
     asked = all(callable(getattr(engine, name, None)) for name in ("propose", "count_tokens", "close"))
     if engine is not None and (isinstance(engine, type) or not asked):
         hint = "sds.engines.factory.open_engine opens one; `model` names a file or a folder of weights"
@@ -81,19 +81,19 @@ class Gate:
         model: Path | None = None,
         engine: Engine | None = None,
         on_reasoned: Reasoned | None = None,
-        now_ms: Callable[[], int] = places.now_ms,
+        now_ms: Callable[[], int] = now_ms,
     ) -> None:
         self.contract = load_contract(contract) if isinstance(contract, Path) else contract
         _check_parts(self.contract, source, executor, engine)
         self._now_ms = now_ms
         self._decided, self._closed = 0, False
         folder, model = _path(folder, "folder"), None if model is None else _path(model, "model")
-        places.make_private(folder, hint="`folder` names one that is there, or one that can be made")
+        paths.make_private(folder, hint="`folder` names one that is there, or one that can be made")
         with ExitStack() as opened:
-            self.store = places.open_record(folder)
+            self.store = paths.open_record(folder)
             opened.callback(self.store.close)
-            signer = places.signer(folder)
-            places.refuse_altered(folder, self.store)
+            signer = paths.signer(folder)
+            paths.refuse_altered(folder, self.store)
             self._log = JsonLog(folder / "log.jsonl")
             opened.callback(self._log.close)
             self.engine = engine or open_engine(model, now_ms=now_ms)
@@ -115,7 +115,7 @@ class Gate:
                 signer,
                 now_ms=now_ms,
                 log=self._log.write,
-                count_tokens=self.engine.count_tokens,
+                context=RecordedContext(self.store, self.contract, self.engine.count_tokens),
             )
             on_decided, locks = self._explained(opened), KeyLocks()
             self._stream = Stream(
@@ -148,14 +148,25 @@ class Gate:
 
     @classmethod
     def load(
-        cls, name: str, *, folder: Path | None = None, model: Path | None = None, engine: Engine | None = None
+        cls,
+        name: str | PathLike[str] | GateDefinition,
+        *,
+        folder: Path | None = None,
+        model: Path | None = None,
+        engine: Engine | None = None,
+        on_reasoned: Reasoned | None = None,
     ) -> Gate:
-        """Open a gate that ships with this package; `refund` brings its airline and its payment rail."""
-        if name not in places.GATES:
-            raise UsageError(f"there is no gate `{name}`", hint=f"gates are: {', '.join(places.GATES)}")
-        from sds.gates.refund.gate import open_refund  # noqa: PLC0415  a gate's world is loaded when it is opened
+        """Open a gate by its definition, or by what finds it: its name, or the path of its folder or file.
 
-        return open_refund(folder or places.gate_home(name), model=model, engine=engine)
+        Its state source and its executor are closed with it. Without `folder`, it is the gate's own in the home.
+        """
+        definition = name if isinstance(name, GateDefinition) else find(name)
+        contract, folder = definition.load_contract(), folder or paths.gate_home(definition.name)
+        with ExitStack() as opened:
+            source, executor = opened.enter_context(definition.opened(folder))
+            gate = cls(contract, source, executor, folder=folder, model=model, engine=engine, on_reasoned=on_reasoned)
+            gate.on_close(opened.pop_all().close)
+        return gate
 
     @property
     def kernel(self) -> Kernel:

@@ -18,7 +18,7 @@ from sds.kernel.canonical import one_line
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket
 from sds.kernel.errors import ModelError, SdsError, UsageError, WorldError
 from sds.kernel.flow.answer import Answer
-from sds.kernel.flow.decision_record import refuse_unkeepable
+from sds.kernel.flow.attempts import refuse_unkeepable
 from sds.kernel.flow.intake import Event
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import CONTENTION, EXECUTION_FAILED, WAITING_TAGS
@@ -142,7 +142,7 @@ class Stream:
         while True:
             try:
                 if rejected:
-                    packet = self._kernel.told(packet)
+                    packet = self._kernel.with_feedback(packet)
                 data, decoding = self._engine.propose(packet, tokens_max=self._kernel.contract.budget.tokens_max)
                 refuse_unkeepable(data, decoding)
             except QueueTimeoutError as error:

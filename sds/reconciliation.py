@@ -25,7 +25,7 @@ def reconcile(
     """
     found = _compared(kernel, since_ms, until_ms, now_ms())
     opened = open_cases(kernel.store, kernel.contract, found.differences, now_ms=now_ms())
-    facts = {"orders": found.orders, "lines": found.lines, "in_the_air": found.in_the_air}
+    facts = {"orders": found.orders, "lines": found.lines, "in_the_air": found.in_flight}
     log("reconcile.compared", {**facts, "differences": len(found.differences), "cases": len(opened)})
     for dfid in opened:
         log("statement.differs", {"dfid": dfid})

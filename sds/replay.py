@@ -25,6 +25,7 @@ from sds.kernel.decision.packet import NOT_ASKED, Decoding
 from sds.kernel.envelope.proposal import Proposal, parse_recorded
 from sds.kernel.errors import UsageError
 from sds.kernel.storage.store import Store
+from sds.models.catalog.backends import BACKENDS, DEFAULT
 from sds.models.protocol import SLOTS_MAX
 
 NOT_REPLAYABLE = "NOT_REPLAYABLE"
@@ -125,11 +126,12 @@ def opener(model: Path | None, *, now_ms: Callable[[], int]) -> Open:
     def open_it(facts: Mapping[str, Any]) -> Engine:
         library = library_of_record(facts)
         how = {name: facts[name] for name in ("device", "dtype") if name in facts}
-        slots = _slots(facts) if library in ("openvino", "integer") else 1
+        backend = BACKENDS[library or DEFAULT]
+        slots = _slots(facts) if backend.bits_need_slots else 1
         how["threads"] = min(facts.get("threads") or 1, cores())
-        as_is = library != "transformers" and _is(model, facts.get("weights"))
+        as_is = bool(backend.measured_in) and _is(model, facts.get("weights"))
         return open_engine(
-            model, now_ms=now_ms, library=library, mode=facts["mode"], as_is=as_is, slots=slots, brief=True, **how
+            model, now_ms=now_ms, library=library, mode=facts["mode"], as_is=as_is, slots=slots, skip_warmup=True, **how
         )
 
     return open_it

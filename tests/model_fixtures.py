@@ -76,6 +76,7 @@ def tiny_hf(tiny_folder: Callable[[int], Path]) -> Iterator[Backend]:
 
 @pytest.fixture(scope="session")
 def tiny_vino(tiny_path: Callable[[int], Path]) -> Iterator[Backend]:
+    pytest.importorskip("openvino", reason="OpenVINO is not installed: make openvino")
     from sds.models.openvino_.backend import OpenvinoBackend
 
     backend = OpenvinoBackend(tiny_path(1), dtype="fp32", threads=TINY_THREADS, lengths=())
@@ -101,6 +102,7 @@ def opened(request: pytest.FixtureRequest) -> Iterator[Callable[..., Backend]]:
         if request.param == "llama":
             backend: Backend = LlamaBackend(request.getfixturevalue("tiny_path")(seed), threads=TINY_THREADS, **options)
         elif request.param == "openvino":
+            pytest.importorskip("openvino", reason="OpenVINO is not installed: make openvino")
             from sds.models.openvino_.backend import OpenvinoBackend
 
             path = request.getfixturevalue("tiny_path")(seed)
@@ -142,6 +144,7 @@ def own_hf(own_checkpoint: Path) -> Iterator[Backend]:
 @pytest.fixture(scope="session")
 def own_vino(own_gguf: Path) -> Iterator[Backend]:
     """Return the embedded model's weights in half precision, as `own_hf` has them, through OpenVINO."""
+    pytest.importorskip("openvino", reason="OpenVINO is not installed: make openvino")
     from sds.models.openvino_.backend import OpenvinoBackend
 
     backend = OpenvinoBackend(own_gguf, dtype="fp32", threads=TINY_THREADS, lengths=())

@@ -12,7 +12,7 @@ import pytest
 from sds.cli.common import open_store
 from sds.engines.native import NativeEngine
 from sds.gate import Gate
-from sds.host.paths import now_ms
+from sds.host.clock import now_ms
 from sds.kernel.errors import StoreError, TransitionError, UsageError
 from sds.kernel.registry import registry
 from sds.models.llamacpp.backend import LlamaBackend

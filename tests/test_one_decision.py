@@ -12,8 +12,9 @@ import pytest
 
 import sds
 from sds.engines.native import NativeEngine
-from sds.gates.refund.gate import ensure_world, open_refund, read_queue
-from sds.host.paths import now_ms
+from sds.gate import Gate
+from sds.gates.refund.gate import ensure_world, read_queue
+from sds.host.clock import now_ms
 from sds.models.llamacpp.backend import LlamaBackend
 
 HOUSE = Path(sds.__file__).resolve().parents[1]
@@ -48,7 +49,7 @@ def trace() -> Iterator[Trace]:
 def test_one_warm_decision_enters_few_files(trace: Trace, tmp_path: Path, tiny_path: Callable[[int], Path]) -> None:
     ensure_world(tmp_path, claims=3)
     engine = NativeEngine(LlamaBackend(tiny_path(1), threads=1), now_ms=now_ms)
-    with open_refund(tmp_path, engine=engine) as gate:
+    with Gate.load("refund", folder=tmp_path, engine=engine) as gate:
         first, second, *_ = read_queue(tmp_path)
         gate.decide(first.event)
         trace.on = True

@@ -29,7 +29,7 @@ def _environment(home: Path) -> dict[str, str]:
         "SDS_HOME": str(home),
         "SDS_CACHE": str(home.parent / "cache"),  # what is prepared here, the tests after it do not find
         "SDS_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))),
     }
 
 
@@ -94,6 +94,14 @@ def test_every_command_of_use_your_own_model_runs(tmp_path: Path) -> None:
 
 def test_every_command_of_fast_runs(tmp_path: Path) -> None:
     assert "faults in the record: 0" in _run(_block("sds models prepare"), tmp_path)
+
+
+def test_every_command_on_a_gate_of_ones_own_runs(tmp_path: Path) -> None:
+    """On the gate of 60 lines, as it is printed."""
+    (tmp_path / "parking.py").write_text(_blocks("python")[-1], encoding="utf-8")
+    said = _run(_block("./parking.py"), tmp_path)
+    assert "1 event, decided by " in said
+    assert "errors: 0" in said
 
 
 def test_the_test_command_at_the_top_is_what_ci_runs() -> None:

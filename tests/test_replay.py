@@ -17,7 +17,8 @@ import pytest
 
 from sds.engines.factory import open_engine, open_replicas
 from sds.engines.protocol import Engine
-from sds.host.paths import now_ms, open_record
+from sds.host.clock import now_ms
+from sds.host.paths import open_record
 from sds.kernel.audit.stored_decision import read_decided
 from sds.kernel.audit.verify import flow_record, verify
 from sds.kernel.contract import compatibility

@@ -19,7 +19,9 @@ import numpy as np
 
 from sds.benchmarks.lib.weights import Weights
 from sds.engines.factory import cores
-from sds.models.protocol import INT8_REST, Backend, Dtype, Row
+from sds.models.int8.facts import INT8
+from sds.models.openvino_.facts import INT8_REST
+from sds.models.protocol import Backend, Dtype, Row
 
 COPY_BYTES = 1 << 28
 MATRIX = 1536
@@ -45,7 +47,7 @@ def device(weights: Weights) -> Device:
     read_s = min(_seconds(source.sum) for _ in range(REPEATS))
     matrix = np.ones((MATRIX, MATRIX), np.float32)
     dtype = weights.multiplies_in
-    if weights.library == "integer":
+    if weights.library == INT8.name:
         from sds.models.int8.library import product as whole  # noqa: PLC0415  what was compiled, only if it is asked for
 
         _, multiply_s = whole(matrix, matrix, in_bytes=dtype == "int8", threads=cores(), repeats=REPEATS)

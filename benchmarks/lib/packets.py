@@ -9,7 +9,8 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from sds.gates.refund import gate
+from sds.gates.opening import preview_kernel
+from sds.gates.registry import find
 from sds.kernel.decision.packet import FORM, DecisionPacket, case_texts
 from sds.kernel.envelope.bounds import bound
 from sds.kernel.envelope.envelope import DENY, KindBound, envelope_of, meet
@@ -96,8 +97,9 @@ def _narrowed(kernel: Kernel, packet: DecisionPacket, *kinds: KindBound) -> Deci
 
 @contextmanager
 def _previews(folder: Path) -> Iterator[tuple[Kernel, Iterator[DecisionPacket]]]:
-    with gate.preview_kernel(folder) as kernel:
-        events = (read_event(kernel.contract, queued.event) for queued in gate.read_queue(folder))
+    gate = find("refund")
+    with preview_kernel(gate, folder) as kernel:
+        events = (read_event(kernel.contract, case.event) for case in gate.cases(folder))
         yield kernel, map(kernel.preview, events)
 
 

@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import get_args
 
 from sds.benchmarks.lib.measuring import Parser, existing
-from sds.engines.factory import open_backend, runtime_facts, usual_dtype
+from sds.engines.factory import open_backend, runtime_facts
 from sds.host.paths import model_cache
-from sds.models.catalog.catalog import GgufLibrary, embedded_model, weights_for
+from sds.models.catalog.backends import BACKENDS, DEFAULT, MEASURED
+from sds.models.catalog.catalog import embedded_model, weights_for
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.files.gguf_header import GgufFile
 from sds.models.llamacpp.weights import tokenizer_of
-from sds.models.protocol import Backend, ChatFrame, Dtype
+from sds.models.protocol import Backend, ChatFrame, Dtype, Library
 from sds.models.tokenizer.tokenizer import Tokenizer, TokenizerOnly, model_frame
 
 OF_WORDS = "token_embd.weight", "output.weight"
@@ -30,7 +30,7 @@ class Weights:
     """What ours runs: a GGUF file, in a library; `dtype`: in which data type, None: in the library's own."""
 
     path: Path
-    library: GgufLibrary = "llamacpp"
+    library: Library = DEFAULT
     dtype: Dtype | None = None
 
     def open(self, *, threads: int | None = None) -> Backend:
@@ -40,14 +40,12 @@ class Weights:
     @property
     def multiplies_in(self) -> Dtype:
         """Return in what its products are made, as far as rates go: llama.cpp's kernels add up in 32-bit floats."""
-        if self.library == "llamacpp":
-            return "fp32"
-        return self.dtype or usual_dtype(self.library) or "fp32"
+        return self.dtype or BACKENDS[self.library].usual_dtype() or "fp32"
 
     def size(self) -> tuple[int, int]:
         """Return the weights' bytes as its products read them, and with how many of them each token is multiplied."""
         in_file, parameters, of_words = size_of(self.path)
-        read = in_file if self.library == "llamacpp" else BYTES[self.multiplies_in] * parameters
+        read = in_file if not BACKENDS[self.library].dtypes else BYTES[self.multiplies_in] * parameters
         return read, parameters - of_words
 
     def facts(self, sha256: str | None = None) -> dict[str, object]:
@@ -59,8 +57,7 @@ class Weights:
 
 def add_weights(parser: Parser) -> None:
     parser.add_argument("--model", type=existing, help="a GGUF file; left out: the embedded model as prepared here")
-    kinds = get_args(GgufLibrary)
-    parser.add_argument("--library", choices=kinds, help="what runs it; left out: what was prepared, or llamacpp")
+    parser.add_argument("--library", choices=MEASURED, help="what runs it; left out: what was prepared, or llamacpp")
     what = "in what OpenVINO or integer passes multiply; left out: what was prepared, or what the library does here"
     parser.add_argument("--dtype", choices=("fp32", "bf16", "int8", "int8-bf16", "int16"), help=what)
 
@@ -71,7 +68,7 @@ def weights_of(asked: argparse.Namespace) -> Weights:
     if notice:
         print(notice, file=sys.stderr)
     if found is None:
-        return Weights(asked.model or embedded_model(), asked.library or "llamacpp", asked.dtype)
+        return Weights(asked.model or embedded_model(), asked.library or DEFAULT, asked.dtype)
     library = asked.library or found.record.library
     return Weights(found.path, library, asked.dtype or found.dtype_in(library))
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from sds.benchmarks.lib.weights import Weights
 from sds.benchmarks.peer.process import PeerProcess
-from sds.engines.factory import usual_dtype
-from sds.models.catalog.catalog import GgufLibrary
-from sds.models.protocol import INT8_REST, Dtype
+from sds.models.int8.facts import INT8
+from sds.models.llamacpp.facts import LLAMACPP
+from sds.models.openvino_.facts import INT8_REST, OPENVINO
+from sds.models.protocol import Dtype, Library
 
 START_TIMEOUT_S = 300.0
 OVERLAYS = Path(".peers")
@@ -65,17 +65,17 @@ def ours_with(weights: Weights) -> tuple[Contender, Contender, Contender]:
     which most peers run on. Where these are the same, so are the contenders.
     """
     ours = alike = _ours("ours", weights.library, weights.dtype)
-    on_llamacpp = _ours("ours-llamacpp", "llamacpp", None)
-    if weights.library == "integer" and not find_spec("openvino"):
+    on_llamacpp = _ours("ours-llamacpp", LLAMACPP.name, None)
+    if weights.library == INT8.name and not OPENVINO.version():
         alike = on_llamacpp
-    elif weights.library == "integer":
-        dtype = usual_dtype("openvino")
-        alike = _ours(f"ours-{dtype}", "openvino", dtype)
+    elif weights.library == INT8.name:
+        dtype = OPENVINO.usual_dtype()
+        alike = _ours(f"ours-{dtype}", OPENVINO.name, dtype)
     elif weights.dtype in INT8_REST:
         dtype = INT8_REST[weights.dtype]
         alike = _ours(f"ours-{dtype}", weights.library, dtype)
-    return ours, alike, alike if weights.library == "llamacpp" else on_llamacpp
+    return ours, alike, alike if weights.library == LLAMACPP.name else on_llamacpp
 
 
-def _ours(name: str, library: GgufLibrary, dtype: Dtype | None) -> Contender:
+def _ours(name: str, library: Library, dtype: Dtype | None) -> Contender:
     return Contender(name, _OURS, (library, dtype) if dtype else (library,), keeps_many=True)

@@ -13,7 +13,7 @@ from sds.kernel.contract.schema import EscalationSpec
 from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
 from sds.kernel.executor import breaker
 from sds.kernel.executor.breaker import Breaker
-from sds.kernel.flow import escalation_budget
+from sds.kernel.registry import escalation_budget
 from sds.kernel.registry.registry import Registration, lookup
 from sds.kernel.storage.store import Reader, Store
 

@@ -6,13 +6,13 @@ SHA-256; the text itself is in the table until it is no longer in force and rete
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sds.kernel.canonical import in_words, one_line, sha256_hex
 from sds.kernel.contract.schema import ArtifactSpec
+from sds.kernel.decision.context import Artifact, artifacts_text
 from sds.kernel.errors import UsageError
 from sds.kernel.identifiers import person
 from sds.kernel.registry.registry import REASON_CHARS_MAX
@@ -26,21 +26,6 @@ DAY_MS = 24 * 3600 * 1000
 CountTokens = Callable[[str], int]
 
 _NAME = re.compile("[a-z][a-z0-9_]{0,63}")
-
-
-@dataclass(frozen=True, slots=True)
-class Artifact:
-    """One version of a reference text, as the model reads it."""
-
-    name: str
-    version: int
-    sha256: str
-    text: str
-
-    @property
-    def reference(self) -> tuple[str, int, str]:
-        """What the record says of it: name, version, SHA-256."""
-        return self.name, self.version, self.sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +132,7 @@ class ArtifactReader:
 
     def _tokens(self, found: tuple[Artifact, ...]) -> int:
         if self._counted[0] != found:
-            self._counted = found, counted(self._count, shown(found))
+            self._counted = found, counted(self._count, artifacts_text(found))
         return self._counted[1]
 
 
@@ -155,17 +140,6 @@ def in_force(store: Reader, artifacts: Iterable[Artifact]) -> bool:
     """Tell whether exactly these versions are still the ones in force."""
     sql = "SELECT 1 FROM artifacts WHERE name = ? AND version = ? AND sha256 = ? AND ended_at_ms IS NULL"
     return all(store.row(sql, artifact.reference) is not None for artifact in artifacts)
-
-
-def read_by(store: Reader, dfid: str) -> tuple[tuple[str, int, str], ...]:
-    """Return the references of what a decided flow read, from the ledger."""
-    text = store.value("SELECT body -> '$.artifacts' FROM ledger WHERE dfid = ? AND kind = 'DECIDED'", (dfid,))
-    return tuple((name, version, sha256) for name, version, sha256 in json.loads(text or "[]"))
-
-
-def shown(artifacts: tuple[Artifact, ...]) -> str:
-    """Return artifacts as the model reads them; no artifacts, no text."""
-    return "".join(f"Reference {artifact.name}:\n{artifact.text.strip()}\n" for artifact in artifacts)
 
 
 def counted(count_tokens: CountTokens, text: str) -> int:

@@ -1,34 +1,25 @@
-"""The context store (DIR 3.2a, 3.4): what a model is told, in four layers. Only the kernel writes any of them.
+"""The context store (DIR 3.2a, 3.4): what a model reads, in four layers. Only the kernel writes any of them.
 
-    session    this flow's rejected attempts and why   `attempts`; told only while the flow is open
+    session    this flow's rejected attempts and why   `flow.attempts`; only while the flow is open
     state      what the decision rests on              `context_snapshots`, sealed with the decision
-    memory     what became of earlier decisions        derived from the sealed record: nothing is kept twice
-    artifacts  reference texts by name                 `kernel.artifacts`
+    memory     what became of earlier decisions        here, derived from the sealed record: nothing is kept twice
+    artifacts  reference texts by name                 `context.artifacts`
 
-Session and memory are told in codes and numbers of the contract alone. No key, no rationale, no word of a customer,
-a model or an executor is ever part of them, so they cannot carry an instruction.
+Session and memory are written in codes and numbers of the contract alone (`decision.phrases`).
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
-from typing import Any
 
 from sds.kernel.context import artifacts
 from sds.kernel.context.artifacts import DAY_MS, CountTokens, Swept, counted
-from sds.kernel.contract.schema import Contract, KindSpec, MemorySpec
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX, format_literal, parse_literal
-from sds.kernel.envelope.envelope import ESCALATE
-from sds.kernel.envelope.proposal import parse_recorded
-from sds.kernel.errors import StoreError
+from sds.kernel.contract.schema import Contract, MemorySpec
+from sds.kernel.decision import phrases
 from sds.kernel.storage.store import Reader, Row, Store
-from sds.kernel.storage.vault import ATTEMPT, PROPOSAL, Texts
+from sds.kernel.storage.vault import PROPOSAL, Texts
 
 SCAN_MAX = 64  # of one key's newest decisions, how many are looked at: gates that share a record may share keys
-CODES_MAX = 4
-_CODE = re.compile("[A-Z][A-Z0-9_]{0,63}")
 _HEADS = {"key": "Decided before, newest first:", "agent": "Decided before, any case, newest first:"}
 _NEWEST = {
     "key": "SELECT dfid, rowid AS n FROM context_snapshots"
@@ -45,10 +36,6 @@ JOIN dim_validations v ON v.dfid = s.dfid
 LEFT JOIN execution_log e ON e.dfid = s.dfid
 WHERE p.agent_id = ? AND f.gate = ? AND v.evaluated_at_ms >= ?
 ORDER BY s.n DESC LIMIT ?
-"""
-_SESSION = """
-SELECT a.proposal, a.reasons FROM decision_flows f JOIN attempts a ON a.dfid = f.dfid
-WHERE f.dfid = ? AND f.state = 'ACTIVE' ORDER BY a.attempt_number
 """
 
 
@@ -78,28 +65,6 @@ def memory_text(spec: MemorySpec, entries: tuple[str, ...], count_tokens: CountT
     return ""
 
 
-def session(store: Reader, contract: Contract, dfid: str) -> str:
-    """Return what an open flow has had rejected so far, as the model reads it; nothing once the flow has ended.
-
-    Raises StoreError.
-    """
-    try:
-        texts = Texts(store, dfid)
-        attempts = [
-            f"{_claimed(contract, texts.data(ATTEMPT, said))} ({_codes(why)})"
-            for said, why in store.rows(_SESSION, (dfid,))
-        ]
-    except (TypeError, ValueError, RecursionError) as error:
-        raise StoreError("the attempts of this flow cannot be read", dfid=dfid) from error
-    return f"Rejected before: {'; '.join(attempts)}" if attempts else ""
-
-
-def rejected(store: Reader, dfid: str) -> tuple[frozenset[bytes], int]:
-    """Return the proposals a flow has had rejected, and the tokens they took."""
-    rows, texts = store.rows("SELECT proposal, tokens FROM attempts WHERE dfid = ?", (dfid,)), Texts(store, dfid)
-    return frozenset(texts.data(ATTEMPT, row[0]) for row in rows), sum(row[1] for row in rows)
-
-
 def sweep(store: Store, *, who: str, reason: str, now_ms: int) -> Swept:
     """Remove what is past its time and nothing proves: reference texts long out of force.
 
@@ -117,60 +82,19 @@ def _entry(contract: Contract, texts: Texts, row: Row) -> str:
     made_under, state, outcome, reason_code, data, kind, params, sent_kind, sent_params, status = row
     numbers = json.loads(sent_params if status else params)
     if made_under != contract.hash:  # its amounts have the scale of another contract
-        said = _kind(contract, sent_kind or kind)
+        said = phrases.kind_name(contract, sent_kind or kind)
     elif status or numbers:
-        said = _decision(contract, sent_kind or kind, numbers)
+        said = phrases.decision(contract, sent_kind or kind, numbers)
     else:
-        said = _claimed(contract, texts.data(PROPOSAL, data))
+        said = phrases.claimed(contract, texts.data(PROPOSAL, data))
     return f"{said}: {_became(contract, sent_kind, state, outcome, reason_code, status)}"
 
 
 def _became(contract: Contract, kind: str | None, state: str, outcome: str, code: str | None, status: str) -> str:
     if status:
-        spec = _spec(contract, kind)
+        spec = phrases.kind_spec(contract, kind)
         done = "paid" if spec and spec.spends else "done"
         return {"SUCCESS": done, "FAILED": "failed", "DIRTY": "contradicted"}.get(status, "not known yet")
     if outcome == "ESCALATED":
         return "human"
-    return "decided" if state == "CLOSED" else f"rejected, {_code(code)}"
-
-
-def _claimed(contract: Contract, data: bytes) -> str:
-    """Tell proposal bytes in the contract's own words; what it has no word for is not repeated."""
-    parsed = parse_recorded(data)
-    if isinstance(parsed, str):
-        return "no proposal"
-    params = spec.params if (spec := _spec(contract, parsed.action)) else {}
-    numbers = {n: parse_literal(t, params[n].scale) for n, t in parsed.params if n in params}
-    return _decision(contract, parsed.action, numbers)
-
-
-def _decision(contract: Contract, kind: str | None, numbers: Mapping[str, Any]) -> str:
-    spec = _spec(contract, kind)
-    if spec is None:
-        return _kind(contract, kind)
-    known = [(n, numbers[n], spec.scale(n)) for n in sorted({*spec.params, *spec.fills}) if n in numbers]
-    if len(known) == 1:
-        return f"{kind} {_number(*known[0][1:])}"
-    return ", ".join((f"{kind}", *(f"{n} {_number(value, scale)}" for n, value, scale in known)))
-
-
-def _kind(contract: Contract, kind: str | None) -> str:
-    return f"{kind}" if kind == ESCALATE or _spec(contract, kind) else "another kind"
-
-
-def _spec(contract: Contract, kind: str | None) -> KindSpec | None:
-    return contract.kinds.get(kind or "") or contract.human.kinds.get(kind or "")
-
-
-def _number(value: object, scale: int) -> str:
-    return format_literal(value, scale) if type(value) is int and abs(value) <= MAGNITUDE_MAX else "?"
-
-
-def _codes(reasons: str) -> str:
-    codes = dict.fromkeys(_code(code) for _, code, _ in json.loads(reasons))
-    return ", ".join(list(codes)[:CODES_MAX])
-
-
-def _code(code: object) -> str:
-    return code if isinstance(code, str) and _CODE.fullmatch(code) else "NO_CODE"
+    return "decided" if state == "CLOSED" else f"rejected, {phrases.reason_code(code)}"

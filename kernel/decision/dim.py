@@ -62,7 +62,7 @@ class AuthorityState:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judgement. `numbers`: every number of the decision in minor units, kernel-filled ones included.
+    """The judgement. `amounts_minor`: every number of the decision in minor units, kernel-filled ones included.
 
     `gate_reached`: the first gate that objected, 5 when none did. `final`: trying again cannot help.
     """
@@ -71,7 +71,7 @@ class Verdict:
     reasons: tuple[Reason, ...]
     gate_reached: int
     proposal: Proposal | None = None
-    numbers: tuple[tuple[str, int], ...] = ()
+    amounts_minor: tuple[tuple[str, int], ...] = ()
 
     @property
     def reason_code(self) -> str | None:
@@ -88,82 +88,117 @@ class Verdict:
 
 
 def judge(
-    contract: Contract, packet: DecisionPacket, data: bytes, standing: AuthorityState, decoding: Decoding, now_ms: int
+    contract: Contract, packet: DecisionPacket, data: bytes, now: AuthorityState, decoding: Decoding, now_ms: int
 ) -> Verdict:
     """Return the verdict on proposal bytes, for any bytes, in time linear in at most 64 KiB of them."""
     try:
-        return _judge(contract, packet, data, standing, decoding, now_ms)
+        return _judge(contract, packet, data, now, decoding, now_ms)
     except Exception as error:  # noqa: BLE001  a fault of ours must never let a proposal through
         why = f"the kernel could not judge this proposal: {type(error).__name__}"
         return Verdict("REJECTED", (Reason(1, "KERNEL_FAULT", why),), 1)
 
 
 def _judge(
-    contract: Contract, packet: DecisionPacket, data: bytes, standing: AuthorityState, decoding: Decoding, now_ms: int
+    contract: Contract, packet: DecisionPacket, data: bytes, now: AuthorityState, decoding: Decoding, now_ms: int
 ) -> Verdict:
     parsed = parse_proposal(data)
-    reasons = _packet_reasons(contract, packet, standing, decoding, now_ms)
-    if isinstance(parsed, str):
-        reasons.append(Reason(1, "SCHEMA_INVALID", parsed))
-        return _rejected(reasons, None)
-    if data in standing.rejected:
+    proposal = None if isinstance(parsed, str) else parsed
+    if proposal is not None and data in now.rejected:
         again = Reason(1, "REPEATED_PROPOSAL", "this very proposal was rejected before")
-        return Verdict("ESCALATED", (again,), 1, parsed)
-    for code, message in packet.envelope.objections(parsed):
-        reasons.append(Reason(1 if code == "SCHEMA_INVALID" else 2, code, message))
-    if parsed.context_ref != packet.snapshot.id:
-        reasons.append(Reason(3, "STALE_CONTEXT", "the proposal refers to another snapshot"))
-    spec = contract.kinds.get(parsed.action)
-    for path in sorted(spec.draws) if spec else ():
-        if path in standing.held:
-            reasons.append(Reason(4, "RESOURCE_CONTENTION", f"`{path}` is reserved by another decision"))
-    permitted = packet.envelope.kind(parsed.action)
-    if parsed.action == ESCALATE and reasons and all(reason.code in HUMAN_ANYWAY for reason in reasons):
-        return Verdict("ESCALATED", tuple(reasons), reasons[0].gate, parsed)
-    if reasons or permitted is None:
-        return _rejected(reasons, parsed)
-    return _accepted_or_escalated(contract, packet, parsed, permitted, decoding)
+        return Verdict("ESCALATED", (again,), 1, proposal)
+    # what the envelope has against the proposal is split between the first two gates
+    objections = [("SCHEMA_INVALID", parsed)] if isinstance(parsed, str) else packet.envelope.objections(parsed)
+    reasons = (
+        *schema_gate(objections),
+        *authority_gate(contract, packet, now, decoding, objections),
+        *state_gate(packet, proposal, now_ms),
+        *resources_gate(contract, proposal, now.held),
+        *mission_gate(packet, now),
+    )
+    return _outcome(contract, packet, proposal, reasons, decoding)
 
 
-def _packet_reasons(
-    contract: Contract, packet: DecisionPacket, standing: AuthorityState, decoding: Decoding, now_ms: int
+def schema_gate(objections: list[tuple[str, str]]) -> list[Reason]:
+    """Gate 1: the bytes are one proposal, of a form the envelope knows."""
+    return [Reason(1, code, message) for code, message in objections if code == "SCHEMA_INVALID"]
+
+
+def authority_gate(
+    contract: Contract,
+    packet: DecisionPacket,
+    now: AuthorityState,
+    decoding: Decoding,
+    objections: list[tuple[str, str]],
 ) -> list[Reason]:
-    """Objections that do not depend on what was proposed."""
-    found: list[Reason] = []
-    if not standing.agent_active:
-        found.append(Reason(2, "AGENT_SUSPENDED", f"agent `{packet.agent_id}` is not active"))
-    if standing.halted:
-        found.append(Reason(2, "HALTED", "an operator has halted the system"))
-    tokens = standing.tokens_spent + decoding.tokens
+    """Gate 2: the agent may act, within its budget, under this contract, and the proposal lies inside the envelope."""
+    reasons: list[Reason] = []
+    if not now.agent_active:
+        reasons.append(Reason(2, "AGENT_SUSPENDED", f"agent `{packet.agent_id}` is not active"))
+    if now.halted:
+        reasons.append(Reason(2, "HALTED", "an operator has halted the system"))
+    tokens = now.tokens_spent + decoding.tokens
     if decoding.tokens < 0 or tokens > contract.budget.tokens_max:
-        found.append(Reason(2, "TOKEN_BUDGET_EXCEEDED", f"{tokens} tokens are over the budget"))
+        reasons.append(Reason(2, "TOKEN_BUDGET_EXCEEDED", f"{tokens} tokens are over the budget"))
+    if not now.contract_hash == packet.contract_hash == contract.hash:
+        why = "the flow is not, or no longer, under the contract of this packet"
+        reasons.append(Reason(2, "CONTRACT_REVOKED", why))
+    reasons += [Reason(2, code, message) for code, message in objections if code != "SCHEMA_INVALID"]
+    return reasons
+
+
+def state_gate(packet: DecisionPacket, proposal: Proposal | None, now_ms: int) -> list[Reason]:
+    """Gate 3: it came in time, and refers to the snapshot that the packet holds."""
+    reasons: list[Reason] = []
     if now_ms > packet.expires_at_ms:
-        found.append(Reason(3, "PROPOSAL_EXPIRED", "the packet expired before the proposal came"))
-    if standing.contract_hash != packet.contract_hash or contract.hash != packet.contract_hash:
-        found.append(Reason(2, "CONTRACT_REVOKED", "the flow is not, or no longer, under the contract of this packet"))
-    if standing.mission_hash != packet.mission_hash:
-        found.append(Reason(5, "MISSION_DISSONANCE", "the packet was made for another mission"))
-    return found
+        reasons.append(Reason(3, "PROPOSAL_EXPIRED", "the packet expired before the proposal came"))
+    if proposal is not None and proposal.context_ref != packet.snapshot.id:
+        reasons.append(Reason(3, "STALE_CONTEXT", "the proposal refers to another snapshot"))
+    return reasons
 
 
-def _rejected(reasons: list[Reason], proposal: Proposal | None) -> Verdict:
-    ordered = tuple(sorted(reasons, key=lambda r: r.gate)) or (Reason(2, "RBAC_DENIED", "not permitted now"),)
-    return Verdict("REJECTED", ordered, ordered[0].gate, proposal)
+def resources_gate(contract: Contract, proposal: Proposal | None, held: frozenset[str]) -> list[Reason]:
+    """Gate 4: nobody else holds what it draws on."""
+    kind = contract.kinds.get(proposal.action) if proposal is not None and held else None
+    if kind is None:
+        return []
+    taken = sorted(held.intersection(kind.draws))
+    return [Reason(4, "RESOURCE_CONTENTION", f"`{path}` is reserved by another decision") for path in taken]
 
 
-def _accepted_or_escalated(
-    contract: Contract, packet: DecisionPacket, proposal: Proposal, permitted: KindBound, decoding: Decoding
+def mission_gate(packet: DecisionPacket, now: AuthorityState) -> list[Reason]:
+    """Gate 5: the registered mission is the one the agent was given."""
+    if now.mission_hash == packet.mission_hash:
+        return []
+    return [Reason(5, "MISSION_DISSONANCE", "the packet was made for another mission")]
+
+
+def _outcome(
+    contract: Contract,
+    packet: DecisionPacket,
+    proposal: Proposal | None,
+    reasons: tuple[Reason, ...],
+    decoding: Decoding,
 ) -> Verdict:
+    """Return what follows from the reasons of all five gates."""
+    permitted = packet.envelope.kind(proposal.action) if proposal is not None else None
+    if reasons and proposal is not None and proposal.action == ESCALATE and _may_escalate_anyway(reasons):
+        return Verdict("ESCALATED", reasons, reasons[0].gate, proposal)
+    if reasons or proposal is None or permitted is None:
+        reasons = reasons or (Reason(2, "RBAC_DENIED", "not permitted now"),)
+        return Verdict("REJECTED", reasons, reasons[0].gate, proposal)
     escalation = _escalation(contract, packet, proposal, decoding)
-    if escalation is not None:
-        return Verdict("ESCALATED", (escalation,), 5, proposal, numbers(proposal, permitted))
-    return Verdict("ACCEPTED", (), 5, proposal, numbers(proposal, permitted))
+    outcome: Outcome = "ACCEPTED" if escalation is None else "ESCALATED"
+    return Verdict(outcome, (escalation,) if escalation else (), 5, proposal, amounts_minor(proposal, permitted))
 
 
-def numbers(proposal: Proposal, permitted: KindBound) -> tuple[tuple[str, int], ...]:
+def _may_escalate_anyway(reasons: tuple[Reason, ...]) -> bool:
+    return all(reason.code in HUMAN_ANYWAY for reason in reasons)
+
+
+def amounts_minor(proposal: Proposal, permitted: KindBound) -> tuple[tuple[str, int], ...]:
     """Return every number of a proposal without objections, in minor units: what it says, then what the rules fix."""
-    said = ((n, parse_literal(t, b.scale)) for (n, t), (_, b) in zip(proposal.params, permitted.params, strict=True))
-    return tuple((n, v) for n, v in said if v is not None) + tuple((n, v) for n, v, _ in permitted.fills)
+    stated = ((n, parse_literal(t, b.scale)) for (n, t), (_, b) in zip(proposal.params, permitted.params, strict=True))
+    return tuple((n, v) for n, v in stated if v is not None) + tuple((n, v) for n, v, _ in permitted.fills)
 
 
 def _escalation(contract: Contract, packet: DecisionPacket, proposal: Proposal, decoding: Decoding) -> Reason | None:

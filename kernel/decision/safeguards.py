@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sds.kernel.context.artifacts import Artifact
 from sds.kernel.contract.schema import Contract
+from sds.kernel.decision.context import Artifact
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, bound
 from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of, meet
 from sds.kernel.envelope.state import Fields
@@ -89,7 +89,7 @@ def _narrowed(full: DecisionEnvelope, kinds: list[KindBound | None]) -> Decision
 
 def standing(full: DecisionEnvelope, situation: EnvelopeInputs) -> DecisionEnvelope:
     """Leave only the human while the system is halted, the agent not active or its contract not in effect, and where
-    the model could not be told all it must know.
+    the model could not be given all it must read.
     """
     able = situation.agent_active and situation.in_effect and situation.context_whole
     return full if able and not situation.halted else ESCALATE_ONLY

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 
 from sds.kernel.storage.store import Reader, Store
 
+EXECUTOR_DOWN = "EXECUTOR_DOWN"  # the tag of a flow that found it open: its event waits
 FAILURES_MAX = 3
 PROBE_MS = 5_000
 

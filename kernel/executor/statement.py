@@ -19,6 +19,8 @@ from sds.kernel.storage.store import Reader
 
 Outcome = Literal["settled", "rejected", "reverted"]
 
+Statement = Callable[[int, int], tuple["StatementLine", ...]]  # from, until: what an executor lists of that time
+
 LINES_MAX = 1_000_000
 TEXT_CHARS_MAX = 200
 AT_MS_MAX = 253_402_300_799_999  # the end of the year 9999
@@ -123,7 +125,7 @@ class Order:
     spends: int
 
     @property
-    def in_the_air(self) -> bool:
+    def in_flight(self) -> bool:
         """Whether nobody can say yet what became of it: that is recovery's to find out."""
         return self.status in ("PENDING", "UNKNOWN") or self.reversal in ("PENDING", "UNKNOWN")
 
@@ -133,15 +135,15 @@ class Order:
         return f"{self.status}{undone}: {_order_words(self.kind, self.params, self.resource_key)}"
 
     def moved(self, amount_minor: int) -> bool:
-        """Tell whether this is what it was to move: what it spends, or one of its numbers where it spends nothing."""
+        """Tell whether this is what it was to move: what it spends, or one of its amounts where it spends nothing."""
         if self.spends:
             return amount_minor == self.spends
         return not self.params or amount_minor in self.params.values()
 
 
 def _order_words(kind: str, params: Mapping[str, int], resource_key: str) -> str:
-    numbers = "".join(f" {name} {number}" for name, number in sorted(params.items()))
-    return f"{kind or 'an order'}{numbers}{f' on {resource_key}' if resource_key else ''}"
+    amounts = "".join(f" {name} {number}" for name, number in sorted(params.items()))
+    return f"{kind or 'an order'}{amounts}{f' on {resource_key}' if resource_key else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,29 +166,22 @@ class Difference:
         return f"{self.code}: key {self.key[:12]}: record: {self.here}; outside: {self.outside}"
 
     def as_data(self) -> dict[str, str]:
-        """Return what tells this difference from any other, for ever: no time, and no reference."""
+        """Return what identifies this difference for ever: no time, and no reference."""
         names = ("code", "key", "dfid", "resource_key", "here", "outside")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a comparison found. `in_the_air`: orders and reversals whose end recovery has to find out first."""
+    """What a comparison found. `in_flight`: orders and reversals whose end recovery has to find out first."""
 
     differences: tuple[Difference, ...]
     orders: int
     lines: int
-    in_the_air: int
+    in_flight: int
 
 
-def compare(
-    record: Reader,
-    gate: str,
-    statement: Callable[[int, int], tuple[StatementLine, ...]],
-    *,
-    since_ms: int,
-    until_ms: int,
-) -> Comparison:
+def compare(record: Reader, gate: str, statement: Statement, *, since_ms: int, until_ms: int) -> Comparison:
     """Compare what was reserved in a period with what the outside lists of it. Changes nothing.
 
     An order at either end of the period is judged by the record's own times: who was reserved before it, or settled
@@ -201,7 +196,7 @@ def compare(
     found = [
         _unknown(those) for key, those in listed.items() if key not in known and since_ms <= those[0].at_ms <= until_ms
     ]
-    judged = [order for order in orders if not order.in_the_air]
+    judged = [order for order in orders if not order.in_flight]
     found += [made for order in judged if (made := _judge(order, listed.get(order.key, ()), until_ms))]
     found += _paid_again(judged, listed, {difference.key for difference in found})
     return Comparison(_still_so(record, gate, found, orders), len(orders), len(lines), len(orders) - len(judged))
@@ -216,15 +211,11 @@ def read_orders(record: Reader, gate: str, since_ms: int, until_ms: int) -> list
 def _order(row: tuple[Any, ...]) -> Order:
     dfid, event_id, key, kind, params, resource_key, status, reserved_at_ms, executed_at_ms, reversal, spends = row
     try:
-        numbers = dict(json.loads(params))
-    except (
-        TypeError,
-        ValueError,
-        RecursionError,
-    ):  # altered beyond reading: then it is another order than the outside's
-        numbers = {}
+        amounts = dict(json.loads(params))
+    except (TypeError, ValueError, RecursionError):  # altered beyond reading: another order than the outside's
+        amounts = {}
     times = reserved_at_ms, executed_at_ms
-    return Order(dfid, event_id, key, kind, numbers, resource_key, status, *times, reversal, int(spends or 0))
+    return Order(dfid, event_id, key, kind, amounts, resource_key, status, *times, reversal, int(spends or 0))
 
 
 def known_keys(record: Reader, keys: Iterable[str]) -> set[str]:
@@ -239,10 +230,8 @@ def known_keys(record: Reader, keys: Iterable[str]) -> set[str]:
 
 
 def _unknown(lines: list[StatementLine]) -> Difference:
-    first = lines[0]
-    return Difference(
-        "ORDER_UNKNOWN", first.key, first.dfid, first.resource_key, "no such order", _outside(lines), first
-    )
+    line = lines[0]
+    return Difference("ORDER_UNKNOWN", line.key, line.dfid, line.resource_key, "no such order", _outside(lines), line)
 
 
 def _outside(lines: Iterable[StatementLine]) -> str:
@@ -293,19 +282,19 @@ def _other_order(order: Order, line: StatementLine) -> str | None:
     """Compare what was ordered, as far as the outside says what that was."""
     if line.outcome != "rejected" and line.amount_minor is not None and not order.moved(line.amount_minor):
         return "AMOUNT_DIFFERS"
-    said = (line.dfid, line.kind, dict(line.params), line.resource_key)
+    there = (line.dfid, line.kind, dict(line.params), line.resource_key)
     here = (order.dfid, order.kind, dict(order.params), order.resource_key)
-    return "ORDER_DIFFERS" if any(a and a != b for a, b in zip(said, here, strict=True)) else None
+    return "ORDER_DIFFERS" if any(a and a != b for a, b in zip(there, here, strict=True)) else None
 
 
 def _paid_again(
-    orders: Iterable[Order], listed: Mapping[str, list[StatementLine]], told: set[str]
+    orders: Iterable[Order], listed: Mapping[str, list[StatementLine]], reported: set[str]
 ) -> Iterable[Difference]:
     """Yield every further order that stands for an event of which one stands already."""
     first: dict[str, Order] = {}
     for order in orders:
         stands = [line for line in listed.get(order.key, ()) if line.outcome == "settled"]
-        if not stands or first.setdefault(order.event_id, order) is order or order.key in told:
+        if not stands or first.setdefault(order.event_id, order) is order or order.key in reported:
             continue
         here = f"{order.words}, after {first[order.event_id].words} of the same event"
         yield Difference(
@@ -316,10 +305,10 @@ def _paid_again(
 def _still_so(record: Reader, gate: str, found: list[Difference], before: list[Order]) -> tuple[Difference, ...]:
     """Leave out what has moved while it was compared, say by a reversal: the next comparison sees it whole."""
     then = {order.key: order for order in before}
-    kept = []
-    for difference in found:
+
+    def stands(difference: Difference) -> bool:
         was = then.get(difference.key)
         now = record.row(f"{_ORDERS} AND e.idempotency_key = ?", (gate, difference.key)) if was else None
-        if was is None or (now is not None and _order(now) == was):
-            kept.append(difference)
-    return tuple(kept)
+        return was is None or (now is not None and _order(now) == was)
+
+    return tuple(filter(stands, found))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from sds.kernel.errors import NOT_AS_WRITTEN, unreadable
+from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, unreadable
 from sds.kernel.flow.states import FINAL, UNDECIDED_TAGS
 from sds.kernel.storage.store import Reader
 from sds.kernel.storage.vault import Texts
@@ -76,8 +76,8 @@ def answer(store: Reader, dfid: str) -> Answer | None:
     row = store.row(_SQL, (dfid,))
     if row is None:
         return None
-    *said, proposal, rationale = row
-    found = dict(zip(_COLUMNS, said, strict=True))
+    *columns, proposal, rationale = row
+    found = dict(zip(_COLUMNS, columns, strict=True))
     try:
         texts = Texts(store, dfid, shown=True)
         found["justification"] = _justified(texts, found["justification"], proposal, rationale)
@@ -94,8 +94,16 @@ def _justified(texts: Texts, code: str | None, proposal: bytes | None, entry: st
     """Return a reason code with the rationale that was given with it, or after the decision: in a ledger entry."""
     if code is None:
         return None
-    said = texts.justification(code, proposal or b"")
-    return f"{said}: {texts.rationale(json.loads(entry))}" if entry else said
+    justification = texts.justification(code, proposal or b"")
+    return f"{justification}: {texts.rationale(json.loads(entry))}" if entry else justification
+
+
+def known_answer(store: Reader, dfid: str) -> Answer:
+    """Return the answer of a flow that is in the record. Raises SdsError when it is not, StoreError: unreadable."""
+    found = answer(store, dfid)
+    if found is None:
+        raise SdsError(f"flow `{dfid}` is not in the record", dfid=dfid)
+    return found
 
 
 def numbers_of(text: str | None) -> dict[str, int]:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sds.kernel.canonical import idempotency_key
-from sds.kernel.context import artifacts
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision import dim, jit
+from sds.kernel.decision.context import ContextReader
 from sds.kernel.decision.dim import Reason
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.decision.safeguards import LiveState
@@ -22,11 +22,11 @@ from sds.kernel.errors import UsageError
 from sds.kernel.executor import breaker
 from sds.kernel.executor.protocol import ExecutionIntent, Signer
 from sds.kernel.executor.statement import known_keys
-from sds.kernel.flow import decision_record, escalation_budget, undecided
-from sds.kernel.flow.decision_record import Attempt
+from sds.kernel.flow import decision_record, undecided
+from sds.kernel.flow.attempts import Attempt, write_attempt
 from sds.kernel.flow.dispatch import Log
-from sds.kernel.flow.states import CONTENTION, EXECUTOR_DOWN, NOT_DECIDED, State, walk
-from sds.kernel.registry import registry, reservations, spend
+from sds.kernel.flow.states import CONTENTION, NOT_DECIDED, State, transition
+from sds.kernel.registry import escalation_budget, registry, reservations, spend
 from sds.kernel.registry.authority import authority_now
 from sds.kernel.storage.store import Store
 
@@ -42,13 +42,20 @@ class Committer:
     """Writes the end of attempts for one gate."""
 
     def __init__(
-        self, contract: Contract, store: Store, signer: Signer, *, now_ms: Callable[[], int], log: Log
+        self,
+        contract: Contract,
+        store: Store,
+        signer: Signer,
+        context: ContextReader,
+        *,
+        now_ms: Callable[[], int],
+        log: Log,
     ) -> None:
-        self._contract, self._store, self._signer = contract, store, signer
+        self._contract, self._store, self._signer, self._context = contract, store, signer, context
         self._contract_hash = contract.hash
         self._now_ms, self._log = now_ms, log
 
-    def conclude(self, attempt: Attempt) -> ExecutionIntent | None:
+    def commit(self, attempt: Attempt) -> ExecutionIntent | None:
         """Reserve and write the outcome of one attempt; return the order to send, if any. UsageError: not open."""
         suspended: str | None = None
         intent: ExecutionIntent | None = None
@@ -132,7 +139,7 @@ class Committer:
         """Name what the just-in-time check could not see yet: an age that was reached since, an artifact put since."""
         if not jit.in_age(self._contract, attempt.packet, attempt.now_ms):
             return (jit.SNAPSHOT_AGE,)
-        return () if artifacts.in_force(self._store, observed.situation.artifacts) else ("artifacts",)
+        return () if self._context.in_force(observed.situation.artifacts) else ("artifacts",)
 
     def reserve(self, attempt: Attempt, observed: LiveState) -> tuple[ExecutionIntent | None, str | None]:
         """Reserve what an accepted decision takes, in the caller's transaction: (the signed order, why not)."""
@@ -142,20 +149,22 @@ class Committer:
         if spec is None or not spec.executes:  # a choice from a saga's menu is no kind: what follows is the saga's
             return None, None
         if not breaker.lets_through(self._store, self._contract.gate, attempt.now_ms):
-            return None, EXECUTOR_DOWN
-        numbers = dict(verdict.numbers)
-        needs = reservations.needs_of(self._contract, kind, numbers)
+            return None, breaker.EXECUTOR_DOWN
+        amounts = dict(verdict.amounts_minor)
+        claim = reservations.claim_of(self._contract, kind, amounts)
         named_by = undecided.named_by(self._store, packet.dfid)
-        key = idempotency_key(named_by, decision_record.STEP_ID, {"action": kind, **numbers})
+        key = idempotency_key(named_by, decision_record.STEP_ID, {"action": kind, **amounts})
         if known_keys(self._store, [key]):
             return None, ALREADY_ORDERED
         spending = spend.scopes(self._contract, observed.situation.fields, attempt.now_ms)
-        code = reservations.take(self._store, self._contract, packet.dfid, packet.key, needs, observed.epochs, spending)
+        code = reservations.reserve(
+            self._store, self._contract, packet.dfid, packet.key, claim, observed.epochs, spending
+        )
         if code is not None:
             return None, code
-        order = ExecutionIntent(packet.dfid, key, kind, tuple(sorted(numbers.items())), packet.key, observed.version)
+        order = ExecutionIntent(packet.dfid, key, kind, tuple(sorted(amounts.items())), packet.key, observed.version)
         intent = self._signer.signed(order)
-        decision_record.write_reservation(self._store, intent, (needs.draws, needs.spends), attempt.now_ms)
+        decision_record.write_reservation(self._store, intent, (claim.draws, claim.spends), attempt.now_ms)
         return intent, None
 
     def _reject(self, attempt: Attempt) -> str | None:
@@ -172,7 +181,7 @@ class Committer:
             ends = (reason.code for reason in verdict.reasons if reason.code in dim.FINAL_CODES)
             self._undecided(attempt, next(ends, "REASONING_EXHAUSTION"))
         else:
-            decision_record.write_attempt(self._store, attempt)
+            write_attempt(self._store, attempt)
         return self._count_rejection(attempt)
 
     def _count_rejection(self, attempt: Attempt) -> str | None:
@@ -194,7 +203,14 @@ class Committer:
     def _escalate(self, attempt: Attempt) -> str | None:
         """Hand the case to a human and charge it to the agent; return why the agent was suspended, if it was."""
         packet, verdict = attempt.packet, attempt.verdict
-        charged = escalation_budget.charge(self._store, self._contract, packet, verdict, attempt.now_ms)
+        charged = escalation_budget.charge(
+            self._store,
+            self._contract,
+            packet.dfid,
+            verdict.reason_code,
+            by_choice=not packet.notes,
+            now_ms=attempt.now_ms,
+        )
         self._finish(attempt, "ESCALATED", verdict.reason_code, charged.spent)
         if charged.moves_to is None:
             return None
@@ -210,7 +226,7 @@ class Committer:
         dfid, verdict = attempt.packet.dfid, attempt.verdict
         passed: tuple[State, ...] = ("ACCEPTED",) if state in ("EXECUTING", "CLOSED") else ()
         more = {"escalations": [spent.parts, spent.at_ms]} if spent else {}
-        end = walk("ACTIVE", "VALIDATING", *passed, state)
+        end = transition("ACTIVE", "VALIDATING", *passed, state)
         decision_record.write_decision(self._store, attempt, state=end, tag=tag, more=more)
         self._store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, tag, dfid))
         if verdict.outcome == "ACCEPTED":

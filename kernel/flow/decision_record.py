@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from sds.kernel.canonical import canonical, sha256_hex
-from sds.kernel.decision.dim import Verdict
-from sds.kernel.decision.jit import JitReport
-from sds.kernel.decision.packet import ALTERNATIVES_UNAVAILABLE, DecisionPacket, Decoding
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX
-from sds.kernel.errors import ModelError
+from sds.kernel.decision.packet import ALTERNATIVES_UNAVAILABLE, DecisionPacket
 from sds.kernel.executor.protocol import ExecutionIntent
+from sds.kernel.flow.attempts import Attempt, reasons_text
 from sds.kernel.storage import ledger
 from sds.kernel.storage.keyring import CaseKey
 from sds.kernel.storage.store import Reader, Row, Store
-from sds.kernel.storage.vault import ATTEMPT, JUSTIFICATION, PROMPT, PROPOSAL, key_digest, key_for_flow, seal_facts
+from sds.kernel.storage.vault import JUSTIFICATION, PROMPT, PROPOSAL, key_digest, key_for_flow, seal_facts
 
 STEP_ID = "execute"
 
@@ -57,62 +53,36 @@ def seal(store: Reader, dfid: str, tables: Mapping[str, str]) -> dict[str, str]:
     return seals
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One proposal for one packet, and what was found about it. `report` is None unless it was accepted."""
-
-    packet: DecisionPacket
-    data: bytes
-    decoding: Decoding
-    verdict: Verdict
-    report: JitReport | None = None
-    number: int = 1
-    now_ms: int = 0
-
-
-def refuse_unkeepable(data: object, decoding: object) -> None:
-    """Raise ModelError unless the record can keep what an engine returned: its proposal and what it measured.
-
-    An engine is foreign: what nothing but the record objected to would leave the flow without an end.
-    """
-    if not isinstance(data, bytes) or not isinstance(decoding, Decoding):
-        raise ModelError("the engine did not return bytes and what it measured")
-    confidence = 0.0 if decoding.confidence is None else decoding.confidence
-    counted = _number(decoding.tokens, int) and _number(decoding.passes, int)
-    if not counted or not _number(confidence, float) or not _number(decoding.duration_ms, float):
-        raise ModelError("the engine measured what is no number, or none of a size that can be kept")
-    try:
-        str.encode(decoding.model)
-        canonical((decoding.alternatives, decoding.facts))
-    except Exception as error:
-        raise ModelError(f"the engine measured what cannot be kept: {type(error).__name__}") from error
-
-
-def _number(value: object, kind: type[int | float]) -> bool:
-    """Tell whether this is a number of a kind, whole ones included, and within the limits, which NaN is not."""
-    return isinstance(value, (int, kind)) and -MAGNITUDE_MAX <= value <= MAGNITUDE_MAX
-
-
-def write_attempt(store: Store, attempt: Attempt) -> None:
-    """Keep a rejected attempt; the flow goes on."""
-    store.insert(
-        "attempts",
-        dfid=attempt.packet.dfid,
-        attempt_number=attempt.number,
-        proposal=key_for_flow(store, attempt.packet.dfid).seal(ATTEMPT, attempt.data),
-        reasons=_reasons(attempt.verdict),
-        tokens=attempt.decoding.tokens,
-        evaluated_at_ms=attempt.now_ms,
-    )
-
-
 def write_decision(
     store: Store, attempt: Attempt, *, state: str, tag: str | None, more: Mapping[str, Any] | None = None
 ) -> None:
     """Write snapshot, proposal and verdict of a flow's final attempt, and its one DECIDED entry with `more` in it."""
-    packet, verdict, report = attempt.packet, attempt.verdict, attempt.report
+    packet, verdict = attempt.packet, attempt.verdict
     key = key_for_flow(store, packet.dfid)
-    proposal = key.seal(PROPOSAL, attempt.data)
+    body: dict[str, Any] = {
+        "outcome": verdict.outcome,
+        "state": state,
+        "tag": tag,
+        "action": verdict.proposal.action if verdict.proposal else None,
+        "params": dict(verdict.amounts_minor),
+        "reason_code": verdict.reason_code,
+        "agent_id": packet.agent_id,
+        "contract_hash": packet.contract_hash,
+        "snapshot_id": packet.snapshot.id,
+        "envelope_hash": _write_snapshot(store, packet, key),
+        "proposal_sha256": _write_proposal(store, attempt, key),
+    }
+    _write_verdict(store, attempt)
+    body["rows"] = seal(store, packet.dfid, SEALED)  # of the rows above
+    if packet.situation.artifacts:
+        body["artifacts"] = [artifact.reference for artifact in packet.situation.artifacts]
+    if attempt.decoding.facts:
+        body["decoding"] = seal_facts(key, attempt.decoding.facts)
+    ledger.append(store, attempt.now_ms, "DECIDED", packet.dfid, body | dict(more or {}))
+
+
+def _write_snapshot(store: Store, packet: DecisionPacket, key: CaseKey) -> str:
+    """Write what the decision rests on; return the SHA-256 of its envelope."""
     envelope = canonical(packet.envelope.as_data())
     envelope_hash = sha256_hex(envelope)
     store.insert(
@@ -126,62 +96,49 @@ def write_decision(
         security=canonical(packet.security).decode(),
         taken_at_ms=packet.snapshot.taken_at_ms,
     )
-    _write_proposal(store, packet, proposal, attempt.decoding, verdict, key)
+    return envelope_hash
+
+
+def _write_verdict(store: Store, attempt: Attempt) -> None:
+    verdict, report = attempt.verdict, attempt.report
+    drift = report and {name: getattr(report, name) for name in ("ok", "age_ms", "drift", "objections", "code")}
     store.insert(
         "dim_validations",
-        dfid=packet.dfid,
+        dfid=attempt.packet.dfid,
         outcome=verdict.outcome,
         gate_reached=verdict.gate_reached,
         reason_code=verdict.reason_code,
-        reasons=_reasons(verdict),
-        drift=canonical(_drift(report)).decode() if report else None,
+        reasons=reasons_text(verdict),
+        drift=canonical(drift).decode() if drift else None,
         attempt_number=attempt.number,
         evaluated_at_ms=attempt.now_ms,
     )
-    body: dict[str, Any] = {
-        "outcome": verdict.outcome,
-        "state": state,
-        "tag": tag,
-        "action": verdict.proposal.action if verdict.proposal else None,
-        "params": dict(verdict.numbers),
-        "reason_code": verdict.reason_code,
-        "agent_id": packet.agent_id,
-        "contract_hash": packet.contract_hash,
-        "snapshot_id": packet.snapshot.id,
-        "envelope_hash": envelope_hash,
-        "proposal_sha256": sha256_hex(proposal),
-        "rows": seal(store, packet.dfid, SEALED),
-    }
-    if packet.situation.artifacts:
-        body["artifacts"] = [artifact.reference for artifact in packet.situation.artifacts]
-    if attempt.decoding.facts:
-        body["decoding"] = seal_facts(key, attempt.decoding.facts)
-    ledger.append(store, attempt.now_ms, "DECIDED", packet.dfid, body | dict(more or {}))
 
 
-def _write_proposal(
-    store: Store, packet: DecisionPacket, data: bytes, decoding: Decoding, verdict: Verdict, key: CaseKey
-) -> None:
-    proposal = verdict.proposal
+def _write_proposal(store: Store, attempt: Attempt, key: CaseKey) -> str:
+    """Write what was proposed and measured; return the SHA-256 of the sealed proposal."""
+    proposal, decoding = attempt.verdict.proposal, attempt.decoding
+    sealed = key.seal(PROPOSAL, attempt.data)
     rationale = key.seal_text(JUSTIFICATION, proposal.rationale) if proposal and proposal.rationale else ""
-    said = [proposal.reason_code, rationale] if proposal else []
+    justification = [proposal.reason_code, rationale] if proposal else []
     alternatives = ALTERNATIVES_UNAVAILABLE if decoding.alternatives is None else decoding.alternatives
     store.insert(
         "policy_proposals",
-        dfid=packet.dfid,
-        agent_id=packet.agent_id,
+        dfid=attempt.packet.dfid,
+        agent_id=attempt.packet.agent_id,
         policy_kind=proposal.action if proposal else None,
-        params=canonical(dict(verdict.numbers)).decode(),
+        params=canonical(dict(attempt.verdict.amounts_minor)).decode(),
         context_ref=proposal.context_ref if proposal else None,
-        justification=": ".join(part for part in said if part) or None,
+        justification=": ".join(part for part in justification if part) or None,
         confidence=decoding.confidence,
-        proposal=data,
+        proposal=sealed,
         model=decoding.model,
         alternatives=canonical(alternatives).decode(),
         tokens=decoding.tokens,
         passes=decoding.passes,
         duration_ms=decoding.duration_ms,
     )
+    return sha256_hex(sealed)
 
 
 def write_reservation(store: Store, intent: ExecutionIntent, needs: Row, now_ms: int) -> None:
@@ -227,15 +184,7 @@ def _numbers(text: str) -> tuple[tuple[str, int], ...]:
         return ()
 
 
-def _reasons(verdict: Verdict) -> str:
-    return canonical([[r.gate, r.code, r.message] for r in verdict.reasons]).decode()
-
-
-def _drift(report: JitReport) -> dict[str, object]:
-    return {
-        "ok": report.ok,
-        "age_ms": report.age_ms,
-        "drift": report.drift,
-        "objections": report.objections,
-        "code": report.code,
-    }
+def artifacts_of(store: Reader, dfid: str) -> tuple[tuple[str, int, str], ...]:
+    """Return the references of the artifacts that a decided flow read, from the ledger."""
+    text = store.value("SELECT body -> '$.artifacts' FROM ledger WHERE dfid = ? AND kind = 'DECIDED'", (dfid,))
+    return tuple((name, version, sha256) for name, version, sha256 in json.loads(text or "[]"))

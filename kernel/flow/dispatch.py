@@ -20,7 +20,7 @@ from sds.kernel.executor.deadline import LateError, within
 from sds.kernel.executor.protocol import ExecutionIntent, Executor, Receipt, Signer, VerifyingExecutor
 from sds.kernel.executor.statement import StatementLine, unreadable_statement
 from sds.kernel.flow import undecided
-from sds.kernel.flow.states import EXECUTION_FAILED, NOT_SENT, State, walk
+from sds.kernel.flow.states import EXECUTION_FAILED, NOT_SENT, State, transition
 from sds.kernel.registry import reservations
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Store
@@ -31,13 +31,7 @@ RECEIPT_CHARS_MAX = 200
 STATEMENT_S_MAX = 60.0
 DETAIL_CHARS_MAX = 400  # what was raised, and what was found when it was looked up
 
-_STATUS = {
-    "settled": "SUCCESS",
-    "rejected": "FAILED",
-    "unsent": "FAILED",
-    "absent": "UNKNOWN",
-    "unknown": "UNKNOWN",
-}
+_STATUS = {"settled": "SUCCESS", "rejected": "FAILED", "unsent": "FAILED", "absent": "UNKNOWN", "unknown": "UNKNOWN"}
 # Whether an order was settled by a human's word, and has not been undone since.
 _ATTESTED = (
     "SELECT 1 FROM ledger l WHERE l.dfid = ? AND l.kind = 'RESOLVED' AND json_type(l.body, '$.by') IS NOT NULL"
@@ -93,9 +87,7 @@ class Dispatcher:
             self._log("executor.up" if answered else "executor.down", {"gate": self._gate})
 
     def _send(self, intent: ExecutionIntent) -> Receipt:
-        """Send an order once. What is not told for certain is looked up; so is that nothing was done, before it is asked
-        again.
-        """
+        """Send an order once. What is not certain is looked up; so is that nothing was done, before it is sent again."""
 
         def send() -> Receipt:
             return _cleaned(self._executor.dispatch(intent, intent.idempotency_key, self._deadline_s))
@@ -112,8 +104,8 @@ class Dispatcher:
             return receipt
         known = self._lookup(intent)
         if receipt.status in ("rejected", "unsent"):
-            told_otherwise = f"told to be {receipt.status}, and carried out by its own look-up"
-            return replace(known, status="unknown", detail=told_otherwise) if known.status == "settled" else receipt
+            contradiction = f"told to be {receipt.status}, and carried out by its own look-up"
+            return replace(known, status="unknown", detail=contradiction) if known.status == "settled" else receipt
         found = f"looked up: {known.status}{': ' if known.detail else ''}{known.detail}"
         return (
             replace(known, detail=one_line(f"{receipt.detail}; {found}", DETAIL_CHARS_MAX)) if receipt.detail else known
@@ -141,9 +133,9 @@ class Dispatcher:
         """Say what was raised, and where; log it."""
         frames = extract_tb(error.__traceback__)
         place = f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
-        said = one_line(f"{type(error).__name__}: {in_words(error)}", RECEIPT_CHARS_MAX)
-        self._log("executor.failed", {"dfid": intent.dfid, "what": what, "error": said, "place": place})
-        return one_line(f"{what}: {said} ({place})", DETAIL_CHARS_MAX)
+        text = one_line(f"{type(error).__name__}: {in_words(error)}", RECEIPT_CHARS_MAX)
+        self._log("executor.failed", {"dfid": intent.dfid, "what": what, "error": text, "place": place})
+        return one_line(f"{what}: {text} ({place})", DETAIL_CHARS_MAX)
 
     def _lookup(self, intent: ExecutionIntent) -> Receipt:
         ask = self._executor.lookup
@@ -187,20 +179,20 @@ class Dispatcher:
         sql = "SELECT 1 FROM ledger WHERE dfid = ? AND kind = 'VOIDING'"
         return self._store.value(sql, (intent.dfid,)) is not None
 
-    def attest(self, intent: ExecutionIntent, said: Receipt, *, by: Mapping[str, object]) -> str:
+    def attest(self, intent: ExecutionIntent, stated: Receipt, *, by: Mapping[str, object]) -> str:
         """Settle an UNKNOWN order as a human found it outside; `by` says who and why, for the ledger.
 
         The executor is asked first, and a definite answer of its own wins. Raises UsageError when it is certain that
         nothing was done and the human says that something was. An altered order is not looked up: see `resolve`.
         """
         known = self._lookup(intent) if self._signer.verify(intent) else Receipt("unknown")
-        if known.status == "absent" and said.status == "settled":
+        if known.status == "absent" and stated.status == "settled":
             raise UsageError("the executor is certain that nothing was done", hint="sds recover", dfid=intent.dfid)
         if known.status == "absent":
             known = self._void(intent)
         if known.status in ("settled", "rejected"):
             return self.settle(intent, known)
-        return self.settle(intent, _cleaned(said), by=by)
+        return self.settle(intent, _cleaned(stated), by=by)
 
     def _void(self, intent: ExecutionIntent) -> Receipt:
         ask = self._executor.void
@@ -238,13 +230,7 @@ class Dispatcher:
         ask = self._executor.reverted
         return self._asked(intent, "the look-up", lambda: ask(intent, self._deadline_s))
 
-    def settle(
-        self,
-        intent: ExecutionIntent,
-        receipt: Receipt,
-        *,
-        by: Mapping[str, object] | None = None,
-    ) -> str:
+    def settle(self, intent: ExecutionIntent, receipt: Receipt, *, by: Mapping[str, object] | None = None) -> str:
         """Record what became of an order; return the execution status. Settling it the same way twice changes nothing.
 
         An order that was settled as FAILED and turns out to have been carried out becomes DIRTY: what it took is
@@ -277,7 +263,7 @@ class Dispatcher:
 
     def _write_dirty(self, intent: ExecutionIntent, receipt: Receipt, was: str) -> str:
         now_ms = self._now_ms()
-        reservations.reinstate(self._store, intent.dfid, succeeded=was == "SUCCESS")
+        reservations.reserve_again(self._store, intent.dfid, succeeded=was == "SUCCESS")
         self._write_status(intent, receipt, "DIRTY", now_ms)
         self._store.run("UPDATE decision_flows SET tag = 'DIRTY' WHERE dfid = ?", (intent.dfid,))
         body = {
@@ -297,12 +283,7 @@ class Dispatcher:
         )
 
     def _write(
-        self,
-        intent: ExecutionIntent,
-        receipt: Receipt,
-        status: str,
-        was: str,
-        by: Mapping[str, object] | None,
+        self, intent: ExecutionIntent, receipt: Receipt, status: str, was: str, by: Mapping[str, object] | None
     ) -> None:
         now_ms = self._now_ms()
         self._write_status(intent, receipt, status, now_ms)
@@ -312,7 +293,7 @@ class Dispatcher:
         if status != "UNKNOWN":
             succeeded = status == "SUCCESS"
             reservations.settle(self._store, intent.dfid, succeeded=succeeded, kept=kept)
-            end: State = walk("EXECUTING", "CLOSED" if succeeded else "ABORTED")
+            end: State = transition("EXECUTING", "CLOSED" if succeeded else "ABORTED")
             self._store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (end, tag, intent.dfid))
         body = {"status": status, "reference": receipt.reference, "detail": receipt.detail, "kept": kept, "tag": tag}
         ledger.append(self._store, now_ms, kind, intent.dfid, body | ({"by": dict(by)} if by else {}))

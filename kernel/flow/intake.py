@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from sds.kernel.canonical import canonical, digest, flow_id, one_line
-from sds.kernel.contract.schema import Contract
-from sds.kernel.errors import EventError, SdsError, UsageError
-from sds.kernel.flow import lease, undecided
+from sds.kernel.contract.schema import Contract, EventSpec
+from sds.kernel.errors import EventError, UsageError
+from sds.kernel.flow import states, undecided
 from sds.kernel.flow.adopted import adopted_flow
-from sds.kernel.flow.answer import Answer, answer
-from sds.kernel.flow.states import EXECUTION_FAILED, walk
+from sds.kernel.flow.answer import Answer, known_answer
+from sds.kernel.flow.states import EXECUTION_FAILED, transition
 from sds.kernel.identifiers import check_identifier
 from sds.kernel.storage import vault
 from sds.kernel.storage.masking import mask
@@ -26,6 +26,7 @@ from sds.kernel.storage.store import Reader, Row, Store
 
 NAME_CHARS_MAX = 64
 EVENT_BYTES_MAX = 64 * 1024
+PREVIEW = "preview"  # in the place of a flow's id, in the packet of no flow
 SAVE_AS = "save it as UTF-8 without a byte order mark"
 _MARKS_OF_UTF_16 = (BOM_UTF16_LE, BOM_UTF16_BE)  # that of UTF-32 begins with the one or with NUL
 _BOUND = (
@@ -52,7 +53,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimedFlow:
     """The right to decide one flow until the lease ends."""
 
     dfid: str
@@ -140,35 +141,35 @@ def claim(
     event: Event,
     *,
     now_ms: int,
-    mandate: ChildAuthorization | None = None,
+    authorization: ChildAuthorization | None = None,
     anew: bool = False,
-) -> Claim | Answer:
+) -> ClaimedFlow | Answer:
     """Claim the event's flow, or return what is known of it.
 
     A pending Answer means that another holder is at work. `anew`: an operator asks for a fresh flow although the
     contract permits no more. Raises EventError when the identity is known with another body.
     """
-    saga = mandate.parent if mandate else None
+    saga = authorization.parent if authorization else None
     with store.transaction():
         known = _known_flow(store, contract, event) or _take_over(store, contract, event)
         if known is None:
-            _still_mandated(mandate)
+            _check_authorized(authorization)
             dfid = write_event(store, contract.gate, event, 0)
             begin(store, contract, event, dfid, parent=saga, restarts=0, now_ms=now_ms, saga=saga)
-            return Claim(dfid, event)
+            return ClaimedFlow(dfid, event)
         last, state, tag, restarts, created_ms, lease_ms = known
-        if state == "ACTIVE" and not lease.runs(created_ms, lease_ms, now_ms):
+        if state == "ACTIVE" and not states.is_held(created_ms, lease_ms, now_ms):
             state = undecided.interrupt(store, last, restarts_max=contract.retry.restarts_max, now_ms=now_ms)
             tag = undecided.INTERRUPTED
-        if not undecided.is_undecided(state, tag) or (mandate and not child_restarts(store, contract, last, tag)):
+        if not undecided.is_undecided(state, tag) or (authorization and not child_restarts(store, contract, last, tag)):
             return _known_answer(store, last, event)
         if not anew and not undecided.has_restart(store, last, tag, contract.retry.restarts_max):
             why = f"{restarts + 1} flows have ended without a decision"
             return _known_answer(store, undecided.hand_over(store, last, tag or state, why, now_ms=now_ms), event)
-        _still_mandated(mandate)
+        _check_authorized(authorization)
         dfid = write_event(store, contract.gate, event, restarts + 1)
         begin(store, contract, event, dfid, parent=last, restarts=restarts + 1, now_ms=now_ms, saga=saga)
-    return Claim(dfid, event)
+    return ClaimedFlow(dfid, event)
 
 
 def child_restarts(store: Reader, contract: Contract, dfid: str, tag: str | None) -> bool:
@@ -259,16 +260,13 @@ def _take_over(store: Store, contract: Contract, event: Event) -> Row | None:
     return known and (*known[:3], restarts, *known[4:])
 
 
-def _still_mandated(mandate: ChildAuthorization | None) -> None:
-    if mandate is not None:
-        mandate.check()
+def _check_authorized(authorization: ChildAuthorization | None) -> None:
+    if authorization is not None:
+        authorization.check()
 
 
 def _known_answer(store: Reader, dfid: str, event: Event) -> Answer:
-    found = answer(store, dfid)
-    if found is None:
-        raise SdsError(f"flow `{dfid}` is not in the record")
-    return replace(found, event_id=event.id)  # an adopted flow was written before its event came
+    return replace(known_answer(store, dfid), event_id=event.id)  # an adopted flow was written before its event came
 
 
 def begin(
@@ -297,7 +295,7 @@ def begin(
         contract_hash=store.value(_BOUND, (saga, contract.agent_id)),
         restarts=restarts,
         created_at_ms=now_ms,
-        state=walk("CREATED", "ACTIVE"),
+        state=transition("CREATED", "ACTIVE"),
         lease_until_ms=now_ms + contract.budget.ttl_ms + contract.budget.dispatch_ms_max,
     )
 
@@ -309,3 +307,34 @@ def settled_events(store: Reader, contract: Contract) -> frozenset[str]:
         (contract.gate,),
     )
     return frozenset(name for name, state, tag in rows if not undecided.is_undecided(state, tag))
+
+
+def event_fields(store: Reader, dfid: str) -> EventSpec | None:
+    """Return which fields of a flow's trigger mean what, whatever contract is in force by now; None if nothing fits.
+
+    It is the form of the contract the flow is under, unless a process that had not been replaced yet began it.
+    """
+    found = store.row("SELECT gate, event_id, trigger_event, contract_hash FROM decision_flows WHERE dfid = ?", (dfid,))
+    if found is None:
+        return None
+    gate, event_id, trigger, contract_hash = found
+    body = json.loads(trigger)
+    forms = store.rows(
+        "SELECT body -> '$.event' FROM contracts WHERE gate = ? ORDER BY hash = ? DESC, rowid DESC",
+        (gate, contract_hash),
+    )
+    specs = (EventSpec.model_validate_json(form) for (form,) in forms)
+    return next((spec for spec in specs if _is_form(spec, body, event_id)), None)
+
+
+def _is_form(spec: EventSpec, body: Mapping[str, object], event_id: str) -> bool:
+    named = {name for name in (spec.id, spec.key, spec.evidence) if name}
+    return named == body.keys() - {"saga"} and body[spec.id] == event_id
+
+
+def event_in(texts: vault.Texts, spec: EventSpec, event_id: str, trigger: str) -> Event:
+    """Return the event that a trigger was, by the form it has. One that stands in clear was not masked yet."""
+    field, fingerprint = spec.evidence or "", vault.fingerprint_in(trigger)
+    body = texts.fields(vault.TRIGGER, json.loads(trigger))
+    known = Event(event_id, body[spec.key], body.get(field, ""), canonical(body).decode(), field)
+    return masked(known) if fingerprint is None else replace(known, fingerprint=fingerprint)

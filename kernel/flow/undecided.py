@@ -13,7 +13,7 @@ from sds.kernel.canonical import canonical, flow_id, one_line
 from sds.kernel.decision.dim import AFTER_THE_GATES
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow.decision_record import SEALED, seal
-from sds.kernel.flow.states import DECIDED_TAGS, RESTARTABLE_TAGS, State, may_restart, walk
+from sds.kernel.flow.states import DECIDED_TAGS, RESTARTABLE_TAGS, State, may_restart, transition
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Row, Store
 
@@ -81,7 +81,7 @@ def named_by(store: Reader, dfid: str) -> str:
 def interrupt(store: Store, dfid: str, *, restarts_max: int, now_ms: int) -> State:
     """End an ACTIVE flow whose holder is gone; nothing was reserved for it. Return ABORTED, or ESCALATED: no fresh flow."""
     again = has_restart(store, dfid, INTERRUPTED, restarts_max)
-    state = walk("ACTIVE", "ABORTED") if again else walk("ACTIVE", "VALIDATING", "ESCALATED")
+    state = transition("ACTIVE", "ABORTED") if again else transition("ACTIVE", "VALIDATING", "ESCALATED")
     store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, INTERRUPTED, dfid))
     _write_end(store, dfid, state, INTERRUPTED, "who was deciding it is gone", now_ms)
     return state
@@ -114,7 +114,7 @@ def hand_over(store: Store, dfid: str, tag: str, why: str, *, now_ms: int) -> st
         contract_hash=contract_hash,
         restarts=restarts + 1,
         created_at_ms=now_ms,
-        state=walk("CREATED", "ACTIVE", "VALIDATING", "ESCALATED"),
+        state=transition("CREATED", "ACTIVE", "VALIDATING", "ESCALATED"),
         tag=tag,
         lease_until_ms=now_ms,
     )

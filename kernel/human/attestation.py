@@ -6,13 +6,13 @@ found it out, and why they say so, is in the ledger entry that settles the order
 
 from __future__ import annotations
 
-from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import Receipt
-from sds.kernel.flow.answer import Answer, answer
+from sds.kernel.flow.answer import Answer, known_answer
+from sds.kernel.flow.in_flight import orders_in_flight
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.human.cases import read_case
 from sds.kernel.human.parsing import said, unacknowledged
-from sds.kernel.operations.recovery import orders_in_flight
 
 
 def attest(
@@ -25,7 +25,9 @@ def attest(
     """
     by = {"who": said("name", who), "reason": said("reason", reason)}
     case = read_case(kernel.store, kernel.contract, dfid)
-    intent = next((order for order in orders_in_flight(kernel, now_ms) if order.dfid == dfid), None)
+    intent = next(
+        (order for order in orders_in_flight(kernel.store, kernel.contract.gate, now_ms) if order.dfid == dfid), None
+    )
     if intent is None or not case.unknown:
         raise UsageError(f"flow `{dfid}` has no order whose end is unknown", reason_code="FLOW_CLOSED", dfid=dfid)
     if receipt.status == "settled" and not (receipt.reference.strip() and receipt.reference.isprintable()):
@@ -34,7 +36,4 @@ def attest(
         fate = "stays taken for good" if receipt.status == "settled" else "is given back and may be paid to others"
         raise unacknowledged(dfid, f"this is of HIGH impact: what the order holds {fate}, and that cannot be undone")
     kernel.dispatcher.attest(intent, receipt, by=by)
-    found = answer(kernel.store, dfid)
-    if found is None:
-        raise SdsError(f"flow `{dfid}` is not in the record", dfid=dfid)
-    return found
+    return known_answer(kernel.store, dfid)

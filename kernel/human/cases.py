@@ -21,8 +21,8 @@ from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import NOT_AS_WRITTEN, StoreError, UsageError, unreadable
 from sds.kernel.flow.answer import numbers_of
 from sds.kernel.flow.decision_record import SEALED, seal
+from sds.kernel.flow.intake import event_fields
 from sds.kernel.flow.states import State
-from sds.kernel.flow.triggers import event_fields
 from sds.kernel.operations.statement_cases import difference_in
 from sds.kernel.registry.contract_versions import recorded_contract
 from sds.kernel.saga.state import DIRTY

@@ -26,11 +26,11 @@ from sds.kernel.envelope.proposal import parse_recorded, write_proposal
 from sds.kernel.errors import SdsError, UsageError, WorldError, unreadable
 from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.flow.answer import Answer, answer
+from sds.kernel.flow.attempts import Attempt
 from sds.kernel.flow.commit import ALREADY_ORDERED, ORDERED_BEFORE, Committer
-from sds.kernel.flow.decision_record import Attempt
 from sds.kernel.flow.dispatch import Log, no_log
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.flow.states import State, walk
+from sds.kernel.flow.states import State, transition
 from sds.kernel.human import cases
 from sds.kernel.human.cases import Case, Decision, HumanDecision
 from sds.kernel.human.parsing import looked_at, moved_since, parse_change, said, seen_id, unacknowledged
@@ -76,7 +76,7 @@ class HumanReview:
         self._rules = Rules(self.contract)
         self._safeguards = safeguards_of(self.contract, for_human=True)
         self._policy = jit.tolerances(self.contract)
-        self._concluder = Committer(self.contract, kernel.store, kernel.signer, now_ms=now_ms, log=log)
+        self._concluder = Committer(self.contract, kernel.store, kernel.signer, kernel.context, now_ms=now_ms, log=log)
 
     def waiting(self) -> list[Case]:
         """Return what waits for a human, oldest first; what cannot be read is `damaged`."""
@@ -154,7 +154,7 @@ class HumanReview:
     def _abort(self, case: Case, wanted: Resolution) -> None:
         made = self._made(wanted, "LOW", wanted.seen or case.snapshot_id)
         with self._store.transaction():
-            self._write(case, made, walk("ESCALATED", "ABORTED"), self._now_ms())
+            self._write(case, made, transition("ESCALATED", "ABORTED"), self._now_ms())
 
     def _carry(self, case: Case, wanted: Resolution) -> tuple[HumanDecision, ExecutionIntent | None]:
         """Judge, check and reserve what a human decided."""
@@ -193,7 +193,7 @@ class HumanReview:
             halted=authority.halted,
             contract_hash=self._contract_hash if in_force else "",
             mission_hash=authority.mission_hash,
-            held=reservations.read_draws(self._store, self.contract, packet.key).held,
+            held=reservations.usage(self._store, self.contract, packet.key).held,
         )
         verdict = dim.judge(self.contract, packet, data, standing, Decoding(), self._now_ms())
         if verdict.outcome == "ACCEPTED":
@@ -208,14 +208,17 @@ class HumanReview:
         """An OVERRIDE carries out what was proposed, and nothing else: what the rules fix may have changed since, and
         of what was not judged to its end nobody knows what it was.
         """
-        now, kind = dict(verdict.numbers), packet.envelope.kind(verdict.proposal.action if verdict.proposal else "")
+        now, kind = (
+            dict(verdict.amounts_minor),
+            packet.envelope.kind(verdict.proposal.action if verdict.proposal else ""),
+        )
         fixed = {*case.numbers, *(name for name, _, _ in (kind.fills if kind else ()))}
         if wanted.decision == "OVERRIDE" and any(now.get(name) != case.numbers.get(name) for name in fixed):
             hint = f"decide on what it is now with --modify; {_look_again(case.dfid)}"
             raise _moved(case, "a value that the rules fix has changed since it was proposed", hint)
 
     def _acknowledged(self, case: Case, wanted: Resolution, verdict: Verdict) -> Impact:
-        action, numbers = verdict.proposal.action if verdict.proposal else "", dict(verdict.numbers)
+        action, numbers = verdict.proposal.action if verdict.proposal else "", dict(verdict.amounts_minor)
         what = impact(self.contract, action, numbers)
         if what == "HIGH" and not wanted.acknowledged:
             shown = "".join(f" {name} {value}" for name, value in self._literals(action, numbers))
@@ -276,11 +279,11 @@ class HumanReview:
                 packet=look.packet,
                 data=data,
                 action=proposal.action if proposal else None,
-                numbers=verdict.numbers,
+                numbers=verdict.amounts_minor,
                 justification=proposal.reason_code if proposal else None,
                 lease_until_ms=now_ms + self.contract.budget.dispatch_ms_max,
             )
-            self._write(case, made, walk("ESCALATED", "ACCEPTED", "EXECUTING" if intent else "CLOSED"), now_ms)
+            self._write(case, made, transition("ESCALATED", "ACCEPTED", "EXECUTING" if intent else "CLOSED"), now_ms)
         return made, intent
 
     def _refuse_withdrawn(self, case: Case, look: CaseView, now_ms: int) -> None:
@@ -324,7 +327,7 @@ class HumanReview:
         kind = look.packet.envelope.kind(proposal.action)
         if kind is None or look.packet.envelope.objections(proposal):
             return False
-        return dict(intent.params) == dict(dim.numbers(proposal, kind))
+        return dict(intent.params) == dict(dim.amounts_minor(proposal, kind))
 
     def _answer(self, dfid: str) -> Answer:
         found = answer(self._store, dfid)

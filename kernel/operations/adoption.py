@@ -91,7 +91,7 @@ def _ready(contract: Contract, line: StatementLine, fields: Fields) -> _Order:
     numbers = _numbers(spec, line) if spec else None
     if not settled or spec is None or numbers is None or not line.resource_key:
         return _Order(line, settled, nothing, None, kept)
-    needs = reservations.needs_of(terms, line.kind, numbers)
+    needs = reservations.claim_of(terms, line.kind, numbers)
     return _Order(line, settled, needs, spend.scopes(contract, fields, line.at_ms), kept)
 
 
@@ -143,7 +143,7 @@ def _write(kernel: Kernel, dfid: str, order: _Order, by: Mapping[str, str], now_
         reservations.count(
             store, kernel.contract, dfid, line.resource_key, order.needs, order.spending, kept=order.kept
         )
-    # past the table of `flow.walk`: what the outside has done is done, whatever this record made of the flow
+    # past the table of `flow.states`: what the outside has done is done, whatever this record made of the flow
     store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (order.state, ADOPTED, dfid))
     body: dict[str, Any] = {
         "state": order.state,

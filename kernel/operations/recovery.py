@@ -8,23 +8,14 @@ from functools import partial
 
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.executor.protocol import ExecutionIntent
-from sds.kernel.flow import decision_record, lease, undecided
+from sds.kernel.flow import undecided
+from sds.kernel.flow.in_flight import orders_in_flight, unfinished_flows
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.human import review
 from sds.kernel.saga import driver
 from sds.kernel.saga.kernels import mandated
 
 ERROR_CHARS_MAX = 200
-
-# A human's order has a lease of its own: that of the flow they decided about is long over.
-_UNFINISHED = (
-    "SELECT f.dfid, f.state, e.status, COALESCE(h.decided_at_ms, f.created_at_ms),"
-    " COALESCE(h.lease_until_ms, f.lease_until_ms) FROM decision_flows f"
-    " LEFT JOIN execution_log e ON e.dfid = f.dfid LEFT JOIN human_decisions h ON h.dfid = f.dfid"
-    " WHERE f.state IN ('ACTIVE', 'EXECUTING') AND f.gate = ?"
-    " AND f.dfid NOT IN (SELECT dfid FROM sagas) AND (f.state = 'ACTIVE' OR e.status IN ('PENDING', 'UNKNOWN'))"
-    " ORDER BY COALESCE(e.reserved_at_ms, f.created_at_ms)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +45,16 @@ def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
     """
     counts: Counter[str] = Counter()
     interrupted, errors = _interrupt_orphans(kernel, now_ms)
-    for intent in orders_in_flight(kernel, now_ms):
+    for intent in orders_in_flight(kernel.store, kernel.contract.gate, now_ms):
         try:
             counts[_resolve(kernel, intent)] += 1
         except Exception as error:  # noqa: BLE001  whatever is wrong with one order, the next is looked up all the same
             errors.append(_failed(kernel, intent.dfid, error))
     ended, dirty, failed = driver.recover(kernel, now_ms=now_ms)
     errors += [_failed(kernel, dfid, error) for dfid, error in failed]
-    leased = sum(flow.held for flow in _unfinished(kernel, now_ms)) + driver.driven(kernel, now_ms=now_ms)
+    leased = sum(flow.held for flow in unfinished_flows(kernel.store, kernel.contract.gate, now_ms)) + driver.driven(
+        kernel, now_ms=now_ms
+    )
     return Recovered(
         interrupted, counts["SUCCESS"], counts["FAILED"], counts["UNKNOWN"], leased, ended, dirty, tuple(errors)
     )
@@ -69,7 +62,7 @@ def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
 
 def recover_order(kernel: Kernel, dfid: str, *, now_ms: int) -> bool:
     """Learn what became of a flow's order if its sender is gone; return whether there was one to ask about."""
-    found = [intent for intent in orders_in_flight(kernel, now_ms) if intent.dfid == dfid]
+    found = [intent for intent in orders_in_flight(kernel.store, kernel.contract.gate, now_ms) if intent.dfid == dfid]
     for intent in found:
         _resolve(kernel, intent)
     return bool(found)
@@ -87,7 +80,7 @@ def _failed(kernel: Kernel, dfid: str, error: Exception) -> str:
 def _interrupt_orphans(kernel: Kernel, now_ms: int) -> tuple[int, list[str]]:
     """End every flow whose holder is gone; return how many, and what was raised by those that could not be ended."""
     interrupted, errors = 0, list[str]()
-    for flow in _unfinished(kernel, now_ms):
+    for flow in unfinished_flows(kernel.store, kernel.contract.gate, now_ms):
         if flow.state == "ACTIVE" and not flow.held:
             try:
                 interrupted += _interrupt(kernel, flow.dfid, now_ms)
@@ -104,27 +97,3 @@ def _interrupt(kernel: Kernel, dfid: str, now_ms: int) -> bool:
             restarts_max = kernel.contract.retry.restarts_max
             undecided.interrupt(kernel.store, dfid, restarts_max=restarts_max, now_ms=now_ms)
     return orphan
-
-
-def orders_in_flight(kernel: Kernel, now_ms: int) -> list[ExecutionIntent]:
-    """Return every order whose outcome nobody knows and whose sender is gone, oldest first."""
-    gone = [flow.dfid for flow in _unfinished(kernel, now_ms) if flow.state == "EXECUTING" and not flow.held]
-    return [order for dfid in gone if (order := decision_record.read_order(kernel.store, dfid)) is not None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Flow:
-    """A decision that is not at its end. `held`: whoever is at work on it may still be alive."""
-
-    dfid: str
-    state: str
-    held: bool
-
-
-def _unfinished(kernel: Kernel, now_ms: int) -> list[_Flow]:
-    """Return the gate's unfinished flows, oldest first, without sagas. Nobody holds an order that was told to be UNKNOWN."""
-    rows = kernel.store.rows(_UNFINISHED, (kernel.contract.gate,))
-    return [
-        _Flow(dfid, state, status != "UNKNOWN" and lease.runs(begun_ms, until_ms, now_ms))
-        for dfid, state, status, begun_ms, until_ms in rows
-    ]

@@ -13,7 +13,7 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.executor.statement import Difference
 from sds.kernel.flow.decision_record import SEALED, seal
 from sds.kernel.flow.intake import Event, begin
-from sds.kernel.flow.states import walk
+from sds.kernel.flow.states import transition
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Store
 
@@ -52,7 +52,7 @@ def _write(store: Store, contract: Contract, dfid: str, difference: Difference, 
         restarts=0,
         now_ms=now_ms,
     )
-    state = walk("ACTIVE", "VALIDATING", "ESCALATED")
+    state = transition("ACTIVE", "VALIDATING", "ESCALATED")
     store.run("UPDATE decision_flows SET state = ? WHERE dfid = ?", (state, dfid))
     body = {
         "outcome": state,

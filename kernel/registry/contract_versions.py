@@ -53,10 +53,10 @@ def _version(
     entry: str | None,
     revoked: int,
 ) -> Version:
-    said = json.loads(entry) if entry else {}
+    body = json.loads(entry) if entry else {}
     standing: Literal["in force", "superseded", "revoked"]
     standing = "revoked" if revoked else "in force" if current else "superseded"
-    who, reason = str(said.get("who", "")), str(said.get("reason", ""))
+    who, reason = str(body.get("who", "")), str(body.get("reason", ""))
     return Version(gate, agent_id, version, contract_hash, standing, at_ms, who, reason)
 
 

@@ -249,15 +249,7 @@ def transition(
 
 
 def move(
-    store: Store,
-    agent_id: str,
-    status: Status,
-    *,
-    by: Actor,
-    reason: str,
-    now_ms: int,
-    who: str = "",
-    case: str = "",
+    store: Store, agent_id: str, status: Status, *, by: Actor, reason: str, now_ms: int, who: str = "", case: str = ""
 ) -> None:
     """Do what `transition` does, inside the caller's transaction. `case`: the flow it is moved for."""
     known = lookup(store, agent_id)

@@ -42,10 +42,11 @@ class Usage:
     held: frozenset[str]
 
 
-def needs_of(contract: Contract, kind: str, numbers: Mapping[str, int]) -> Claim:
+def claim_of(contract: Contract, kind: str, amounts: Mapping[str, int]) -> Claim:
+    """Return what a decision of a kind takes, by its amounts in minor units."""
     spec = contract.kinds[kind]
-    draws = tuple((path, n if isinstance(n, int) else numbers[n]) for path, n in sorted(spec.draws.items()))
-    return Claim(draws, numbers[spec.spends] if spec.spends else 0)
+    draws = tuple((path, n if isinstance(n, int) else amounts[n]) for path, n in sorted(spec.draws.items()))
+    return Claim(draws, amounts[spec.spends] if spec.spends else 0)
 
 
 def resource(contract: Contract, key: str, path: str) -> str:
@@ -53,7 +54,7 @@ def resource(contract: Contract, key: str, path: str) -> str:
     return f"{contract.source}:{key}#{path}"
 
 
-def read_draws(store: Store, contract: Contract, key: str) -> Usage:
+def usage(store: Store, contract: Contract, key: str) -> Usage:
     """Return what is known of every numeric field, whichever gate of the same source draws on it."""
     paths = {resource(contract, key, path): path for path, kind in contract.snapshot.items() if _numeric(kind)}
     rows = store.rows(
@@ -86,12 +87,12 @@ def _marks(names: Iterable[str]) -> str:
     return ", ".join("?" for _ in names)
 
 
-def take(
+def reserve(
     store: Store,
     contract: Contract,
     dfid: str,
     key: str,
-    needs: Claim,
+    claim: Claim,
     epochs: Mapping[str, int],
     spending: spend.Scopes,
 ) -> str | None:
@@ -100,29 +101,29 @@ def take(
     `epochs` are those read just before the live state that was checked: had anything of this key been reserved or
     settled since, even another field, that check would not hold. `spending`: the spend counters of this moment. Taking nothing of a resource leaves it alone.
     """
-    now = read_draws(store, contract, key)
-    if now.epochs != epochs or any(path in now.held for path, _ in needs.draws):
+    now = usage(store, contract, key)
+    if now.epochs != epochs or any(path in now.held for path, _ in claim.draws):
         return "RESOURCE_CONTENTION"
     left = spend.left(store, contract, spending)
-    if needs.spends and left is not None and needs.spends > left:
+    if claim.spends and left is not None and claim.spends > left:
         return "SPEND_LIMIT_EXCEEDED"
-    for path, amount in needs.draws:
+    for path, amount in claim.draws:
         if amount:
             _draw(store, dfid, resource(contract, key, path), amount)
-    if needs.spends and spending.names:
-        spend.add(store, dfid, spending, needs.spends)
+    if claim.spends and spending.names:
+        spend.add(store, dfid, spending, claim.spends)
     return None
 
 
 def own(store: Store, dfid: str) -> dict[str, int]:
-    """Return what one order in the air holds itself of each resource."""
+    """Return what one order in flight holds itself of each resource."""
     return dict(store.rows("SELECT resource, amount FROM reservations WHERE dfid = ? AND status = 'live'", (dfid,)))
 
 
 def stays_drawn(store: Store, dfid: str) -> bool:
     """Tell whether what an order drew stays subtracted once it is settled, by the contract it was reserved under.
 
-    By now another may be in force, and the source was told of the payout, or not, by the terms of then.
+    By now another may be in force, and the source knew of the payout, or not, by the terms of then.
     """
     return bool(store.value(_SETTLES_IN, (dfid,)) != "source")
 
@@ -132,8 +133,8 @@ def left_drawn(store: Store, dfid: str) -> bool:
     return bool(store.value(_LEFT_DRAWN, (dfid,)))
 
 
-def reinstate(store: Store, dfid: str, *, succeeded: bool) -> None:
-    """Take again whatever was given back of an order whose end is contradicted: its effect may have happened.
+def reserve_again(store: Store, dfid: str, *, succeeded: bool) -> None:
+    """Reserve again whatever was released of an order whose end is contradicted: its effect may have happened.
 
     `succeeded`: it was settled so; then what it spent is still counted, and what it drew may be.
     """
@@ -149,10 +150,10 @@ def reinstate(store: Store, dfid: str, *, succeeded: bool) -> None:
 
 
 def count(
-    store: Store, contract: Contract, dfid: str, key: str, needs: Claim, spending: spend.Scopes | None, *, kept: bool
+    store: Store, contract: Contract, dfid: str, key: str, claim: Claim, spending: spend.Scopes | None, *, kept: bool
 ) -> None:
     """Count what an order took that was carried out without having been reserved here; `kept`: it stays subtracted."""
-    for path, amount in needs.draws:
+    for path, amount in claim.draws:
         if amount:
             name = resource(contract, key, path)
             store.insert("reservations", dfid=dfid, resource=name, amount=amount, status="settled")
@@ -161,11 +162,11 @@ def count(
                 " ON CONFLICT DO UPDATE SET epoch = epoch + 2, drawn = drawn + excluded.drawn",
                 (name, amount if kept else 0),
             )
-    if needs.spends and spending is not None and spending.names:
-        spend.add(store, dfid, spending, needs.spends)
+    if claim.spends and spending is not None and spending.names:
+        spend.add(store, dfid, spending, claim.spends)
 
 
-def give_back(store: Store, dfid: str, *, kept: bool) -> None:
+def release(store: Store, dfid: str, *, kept: bool) -> None:
     """Return what a settled decision took, because its effect has been undone. `kept`: it was still subtracted."""
     settled = "SELECT resource, amount FROM reservations WHERE dfid = ? AND status = 'settled'"
     for name, amount in store.rows(settled, (dfid,)):

@@ -112,7 +112,7 @@ def _end(at_ms: int) -> int:
 def left(store: Reader, contract: Contract, now: Scopes, *, without: str = "") -> int | None:
     """Return what is left under the tightest limit, in minor units; None when there is no limit.
 
-    `without`: an order in the air that is not counted.
+    `without`: an order in flight that is not counted.
     """
     if not contract.spend:
         return None
@@ -200,7 +200,7 @@ def add(store: Store, dfid: str, now: Scopes, amount: int) -> None:
 
 
 def still_counted(store: Reader, contract: Contract, dfid: str, fields: Fields, at_ms: int) -> bool:
-    """Tell whether one order in the air is counted where it would be counted if it were reserved now.
+    """Tell whether one order in flight is counted where it would be counted if it were reserved now.
 
     Once its window is over it is not: what is sent now would be paid beyond the limits of now.
     """

@@ -88,7 +88,7 @@ def settle(kernel: Kernel, parent: str, order: ExecutionIntent, receipt: Receipt
             (status, receipt.reference or None, order.dfid),
         )
         if status == "REVERTED":
-            reservations.give_back(store, order.dfid, kept=reservations.left_drawn(store, order.dfid))
+            reservations.release(store, order.dfid, kept=reservations.left_drawn(store, order.dfid))
         body = {"status": status, "saga": parent, "idempotency_key": order.idempotency_key}
         ledger.append(
             store, now_ms, "REVERSAL", order.dfid, body | {"reference": receipt.reference, "detail": receipt.detail}

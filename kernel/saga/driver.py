@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sds.kernel.errors import EventError, SdsError, UsageError
-from sds.kernel.flow import decision_record, lease
+from sds.kernel.flow import decision_record, states
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import Event
 from sds.kernel.flow.kernel import Kernel
@@ -195,4 +195,4 @@ def _driven(kernel: Kernel, found: Saga, now_ms: int) -> bool:
         f"SELECT created_at_ms, lease_until_ms FROM decision_flows WHERE dfid IN ({', '.join('?' for _ in dfids)})",
         dfids,
     )
-    return any(lease.runs(begun_ms, 2 * until_ms - begun_ms, now_ms) for begun_ms, until_ms in rows)
+    return any(states.is_held(begun_ms, 2 * until_ms - begun_ms, now_ms) for begun_ms, until_ms in rows)

@@ -43,7 +43,7 @@ class ChildKernel(Kernel):
         vars(self).update(vars(kernel))
         self._parent, self._number = parent, number
         phase: saga.Phase = "DIRTY" if number == COMPENSATION else "STEPS"
-        self._mandate = intake.ChildAuthorization(
+        self.authorization = intake.ChildAuthorization(
             parent.dfid, lambda: saga.check_phase(kernel.store, parent.dfid, phase)
         )
 
@@ -62,8 +62,8 @@ class StepKernel(ChildKernel):
         self._named = (self._kind,) if self._kind in self.contract.kinds else ()
         self.rules = Rules(self.contract, authority=self._named)
 
-    def _compile(self, claimed: intake.Claim) -> DecisionPacket:
-        packet = super()._compile(claimed)
+    def compile(self, claimed: intake.ClaimedFlow) -> DecisionPacket:
+        packet = super().compile(claimed)
         _, recurring, *rest = packet.texts
         static = static_text(self.contract, packet.situation.artifacts, self._named)
         return replace(packet, texts=(static, f"{self._due()}{recurring}", *rest))
@@ -104,7 +104,7 @@ class MenuKernel(ChildKernel):
         standing = saga.load(self.store, self.contract, self._parent.dfid).standing()
         situation = EnvelopeInputs(
             fields=standing,
-            agent_active=authority.active and authority.contract_hash == self._contract_hash,
+            agent_active=authority.active and authority.contract_hash == self.contract.hash,
             in_effect=True,
             halted=authority.halted,
             spend_left=None,
@@ -112,7 +112,7 @@ class MenuKernel(ChildKernel):
         )
         return LiveState(situation, "", {}, authority.contract_hash)
 
-    def _compile(self, claimed: intake.Claim) -> DecisionPacket:
+    def compile(self, claimed: intake.ClaimedFlow) -> DecisionPacket:
         now_ms, seen = self._now_ms(), self._look()
         fields = seen.situation.fields
         envelope = self.envelope(seen.situation)

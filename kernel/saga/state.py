@@ -22,9 +22,8 @@ from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow import decision_record, intake, undecided
 from sds.kernel.flow.adopted import is_adopted
 from sds.kernel.flow.answer import Answer, answer
-from sds.kernel.flow.intake import Event, begin, masked, refuse_another, write_event
-from sds.kernel.flow.states import DECIDED_TAGS, State, walk
-from sds.kernel.flow.triggers import event_fields, event_in
+from sds.kernel.flow.intake import Event, begin, event_fields, event_in, masked, refuse_another, write_event
+from sds.kernel.flow.states import DECIDED_TAGS, State, transition
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store
 from sds.kernel.storage.vault import Texts
@@ -328,7 +327,7 @@ def end(
 ) -> None:
     """Write the parent's end and its one DECIDED entry, inside the caller's transaction."""
     passed: tuple[State, ...] = ("ACCEPTED",) if state == "CLOSED" else ()
-    walk("ACTIVE", "VALIDATING", *passed, state)
+    transition("ACTIVE", "VALIDATING", *passed, state)
     store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, tag, saga.dfid))
     store.run("UPDATE sagas SET phase = 'ENDED', compensation = ? WHERE dfid = ?", (compensation, saga.dfid))
     body = {

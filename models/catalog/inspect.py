@@ -22,7 +22,7 @@ from sds.models.tokenizer.tokenizer import Tokenizer, model_frame, tokens_of
 GGUF, FOLDER = "GGUF", "checkpoint folder"
 METADATA_BYTES_MAX = 1 << 26
 TOKENIZER_BYTES_MAX = 1 << 28
-DIGITS_MAX = 18  # of a number that is told, not computed with
+DIGITS_MAX = 18  # of a number that is shown, not computed with
 CONFIG_BYTES_MAX = 1 << 20
 NOT_SAID = "not said"
 _DIGITS = (b"0123456789", b"2026", b"150.00", b'"amount":99995.05')

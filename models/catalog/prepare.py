@@ -1,8 +1,8 @@
 """Which weights, in which library, is this machine fastest with on a decision's passes? Measure it, and keep those.
 
-llama.cpp itself re-encodes them; OpenVINO runs the very file that llama.cpp runs as BF16, in BF16 and in FP32, and in each
-with nearly all products in int8; integer passes run it, too. Every candidate is measured in turn, one model in memory at a time, in rounds, so that
-what the machine does besides hits all of them alike. The fastest is kept; of those within `TIE` of it the one closest to
+llama.cpp itself re-encodes them; the other backends run the very file that it runs as BF16, each in its data types. Where one
+of them is known to outrun llama.cpp on this processor, no other weight type is encoded. Every candidate is measured in turn,
+one model in memory at a time, in rounds, so that what the machine does besides hits all of them alike. The fastest is kept; of those within `TIE` of it the one closest to
 the exact weights, which are the source's in F32.
 Nothing here knows what is decided.
 """
@@ -18,17 +18,17 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from statistics import median
-from typing import get_args
 
 import llama_cpp as lib
 
+from sds.models.catalog.backends import BACKENDS, DEFAULT, MEASURED
 from sds.models.catalog.catalog import (
     FILE_NAME,
     PREPARED_MAX,
-    GgufLibrary,
     Measured,
     Prepared,
     Record,
@@ -50,13 +50,9 @@ from sds.models.catalog.timing import (
 )
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.llamacpp.weights import load_gguf
-from sds.models.protocol import BackendError, Dtype
+from sds.models.protocol import BackendError, Dtype, Library
 
 TYPES = {"BF16": lib.LLAMA_FTYPE_MOSTLY_BF16, "F16": lib.LLAMA_FTYPE_MOSTLY_F16, "Q8_0": lib.LLAMA_FTYPE_MOSTLY_Q8_0}
-BESIDES: dict[GgufLibrary, tuple[Dtype | None, ...]] = {
-    "openvino": (None, "fp32", "int8", "int8-bf16"),
-    "integer": ("int8", "int16"),
-}
 BITS = {"F32": 32.0, "BF16": 16.0, "F16": 16.0, "Q8_0": 8.5}
 ROUNDS = 3
 TIE = 1.03
@@ -73,7 +69,7 @@ class Candidate:
 
     type: str
     path: Path
-    library: GgufLibrary = "llamacpp"
+    library: Library = DEFAULT
     dtype: Dtype | None = None
     kl_mean: float = 0.0
     times_ms: list[float] = field(default_factory=list)
@@ -115,7 +111,7 @@ class Preparation:
     clock_s: Callable[[], float]
     sleep: Callable[[float], None]
     log: Log
-    libraries: Sequence[GgufLibrary] = get_args(GgufLibrary)
+    libraries: Sequence[Library] = MEASURED
     kl_max: float = KL_MAX
 
     def run(self, source: Path, *, layers: int | None = None, again: bool = False) -> tuple[Prepared, bool]:
@@ -146,17 +142,14 @@ class Preparation:
         """Tell whether what was kept may be kept."""
         kept = (record.type, record.library, record.dtype)
         far = {(each.type, each.library, each.dtype) for each in record.measured if each.kl_mean > self.kl_max}
-        return kept not in far or kept == (record.source.type, "llamacpp", None)
+        return kept not in far or kept == (record.source.type, DEFAULT, None)
 
     def _prepare(self, source: Path, card: ModelCard, layers: int | None, folder: Path) -> Prepared:
         types = [name for name in TYPES if name != card.weights]
         self._check_room(card, layers, types)
         exact = self._exact(source, card, layers, folder / "F32.gguf")
-        candidates = [self._own(source, card, layers, folder)]
-        for name in types:
-            self.log(f"re-encoding as {name}")
-            candidates.append(Candidate(name, _encoded(source, folder / f"{name}.gguf", TYPES[name], card, layers)))
-        candidates = self._close([*candidates, *self._besides(candidates)], exact)
+        own = self._own(source, card, layers, folder)
+        candidates = self._candidates(own, self._encodings(source, card, layers, folder, types), exact)
         self._measure(candidates)
         best, why = chosen(candidates)
         return self._keep(source, card, layers, candidates, best, why)
@@ -181,7 +174,7 @@ class Preparation:
         self.log("re-encoding as F32, which is exact, to compare with")
         _encoded(source, path, lib.LLAMA_FTYPE_ALL_F32, card, layers)
         try:
-            return distributions(path, "llamacpp", None, self.threads)
+            return distributions(path, DEFAULT, None, self.threads)
         finally:
             path.unlink()
 
@@ -190,25 +183,36 @@ class Preparation:
             return Candidate(_own_type(card), source)
         return Candidate(_own_type(card), _encoded(source, folder / "own.gguf", None, card, layers))
 
-    def _besides(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Return what the other libraries are measured with: the BF16 weights that are here anyway, in each data type."""
+    def _encodings(
+        self, source: Path, card: ModelCard, layers: int | None, folder: Path, types: Sequence[str]
+    ) -> Iterator[Candidate]:
+        for name in types:
+            self.log(f"re-encoding as {name}")
+            yield Candidate(name, _encoded(source, folder / f"{name}.gguf", TYPES[name], card, layers))
+
+    def _besides(self, each: Candidate) -> list[Candidate]:
+        """Return what the other backends are measured with: the BF16 weights that are here anyway, in each data type."""
+        others = [BACKENDS[name] for name in self.libraries if name != DEFAULT and each.type == "BF16"]
+        here = [backend for backend in others if not backend.extra or backend.version()]  # an extra is not missed
         return [
-            Candidate(each.type, each.path, library, dtype)
-            for each in candidates
-            if each.type == "BF16"
-            for library, dtypes in BESIDES.items()
-            if library in self.libraries
-            for dtype in dtypes
+            Candidate(each.type, each.path, backend.name, dtype) for backend in here for dtype in backend.measured_in
         ]
 
-    def _close(self, candidates: Sequence[Candidate], exact: Distributions) -> list[Candidate]:
-        """Return the source's own type, and of the others those that say nearly what the exact weights say."""
-        own, *others = candidates
+    def _candidates(self, own: Candidate, encodings: Iterator[Candidate], exact: Distributions) -> list[Candidate]:
+        """Return the source's own type, and of the others those that say nearly what the exact weights say.
+
+        No further type is encoded once there is one that outruns whatever llama.cpp could make of it.
+        """
         own.kl_mean = divergence(exact, self._distributions(own))
         if own.kl_mean == float("inf"):
             raise BackendError(f"`{own.path}` gives no probabilities: its weights are no numbers")
-        said: set[str] = set()
-        return [own, *(each for each in others if self._is_close(each, exact, said))]
+        close, said = [own], set[str]()
+        for each in chain([own], encodings):
+            others = [*([] if each is own else [each]), *self._besides(each)]
+            close += [other for other in others if self._is_close(other, exact, said)]
+            if any(BACKENDS[other.library].outruns() for other in close):
+                break
+        return sorted(close, key=lambda each: each.library != DEFAULT)
 
     def _distributions(self, each: Candidate) -> Distributions:
         return distributions(each.path, each.library, each.dtype, self.threads)
@@ -218,7 +222,7 @@ class Preparation:
         try:
             each.kl_mean = divergence(exact, self._distributions(each))
         except BackendError as error:
-            if each.library == "llamacpp":
+            if each.library == DEFAULT:
                 raise
             if str(error) not in said:
                 self.log(f"{each.name} is not measured: {error}{f' ({error.hint})' if error.hint else ''}")

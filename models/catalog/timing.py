@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sds.models.catalog.backends import BACKENDS
 from sds.models.catalog.batch_variance import batch_variance
-from sds.models.catalog.catalog import GgufLibrary
+from sds.models.facts import Opening
 from sds.models.llamacpp.backend import LlamaBackend
-from sds.models.openvino_.batch import prepared_for
-from sds.models.protocol import Backend, BackendError, Dtype
+from sds.models.protocol import Backend, BackendError, Dtype, Library
 
 STATIC_TOKENS, PASSES_TOKENS, AHEAD_TOKENS = 240, (60, 12, 1, 1, 1, 1), (84, 8)
 NOISE_SLOTS, NOISE_CONTEXT = 16, 512
@@ -41,10 +40,10 @@ Distributions = list[NDArray[np.float64]]
 
 
 def decision_times_ms(
-    path: Path, library: GgufLibrary, dtype: Dtype | None, threads: int, clock_s: Callable[[], float]
+    path: Path, library: Library, dtype: Dtype | None, threads: int, clock_s: Callable[[], float]
 ) -> list[float]:
     """Time the passes of some decisions, what recurs cached, after one that is not counted."""
-    backend = _opened(path, library, dtype, case_tokens=AHEAD_TOKENS[0], threads=threads)
+    backend = _opened(path, library, dtype, threads, case_tokens=AHEAD_TOKENS[0])
     try:
         text = cycle([token for each in TEXTS for token in backend.tokenize(each.encode(), special=False)])
         shape = AHEAD_TOKENS if backend.lookahead_tokens_max else PASSES_TOKENS
@@ -65,12 +64,12 @@ def _decision_ms(
     return (clock_s() - began) * 1000
 
 
-def distributions(path: Path, library: GgufLibrary, dtype: Dtype | None, threads: int) -> Distributions:
+def distributions(path: Path, library: Library, dtype: Dtype | None, threads: int) -> Distributions:
     """Return log-probabilities of the next token at fixed positions of fixed texts, each [vocab_size].
 
     Raises BackendError where the library does not run these weights on this machine.
     """
-    backend = _opened(path, library, dtype, threads=threads)
+    backend = _opened(path, library, dtype, threads)
     try:
         return [row for text in TEXTS for row in _along(backend, text)]
     finally:
@@ -112,16 +111,8 @@ def noise_logp(path: Path, threads: int) -> float | None:
 
 
 def _opened(
-    path: Path, library: GgufLibrary, dtype: Dtype | None, *, case_tokens: int | None = None, **options: Any
+    path: Path, library: Library, dtype: Dtype | None, threads: int, *, case_tokens: int | None = None
 ) -> Backend:
     """`case_tokens`: of the pass that is timed; what would only make others quick is not opened."""
-    if library == "openvino":
-        from sds.models.openvino_.backend import LENGTHS, OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
-
-        lengths = prepared_for(case_tokens, LENGTHS)[:1] if case_tokens else []
-        return OpenvinoBackend(path, dtype=dtype or "bf16", lengths=lengths, **options)
-    if library == "integer":
-        from sds.models.int8.backend import IntegerBackend  # noqa: PLC0415  what was compiled is loaded when it is asked for
-
-        return IntegerBackend(path, dtype=dtype, **options)
-    return LlamaBackend(path, **options)
+    backend, warm_up = BACKENDS[library], [case_tokens] if case_tokens else []
+    return backend.open(Opening(path=path, dtype=dtype or backend.unsaid_dtype, threads=threads, warm_up=warm_up))

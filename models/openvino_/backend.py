@@ -26,8 +26,9 @@ from sds.models.files.fingerprint import gguf_fingerprint, identity
 from sds.models.files.llama_weights import LlamaWeights
 from sds.models.llamacpp.weights import tokenizer_of
 from sds.models.openvino_.batch import Batch, Inputs, batches_of
+from sds.models.openvino_.facts import INSTALL_HINT, INT8_REST
 from sds.models.openvino_.kv_cache import PaddedKVCache
-from sds.models.protocol import CONTEXT_TOKENS, INT8_REST, BackendError, Dtype, check_slots, extra_hint
+from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, check_slots
 
 try:
     import openvino as ov
@@ -35,7 +36,7 @@ try:
     from sds.models.openvino_.dtypes import check_dtype, usual_dtype
     from sds.models.openvino_.graph import graph
 except ImportError as error:
-    raise BackendError("OpenVINO is not installed", hint=extra_hint("openvino")) from error
+    raise BackendError("OpenVINO is not installed", hint=INSTALL_HINT) from error
 
 KV_TYPES = {
     "bf16": (np.uint16, ov.Type.bf16),

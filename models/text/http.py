@@ -1,17 +1,16 @@
 """One HTTP exchange that ends in time, whatever the other side does: hangs, drips, never stops, redirects.
 
-A time limit on each read is not enough: a byte a second keeps every read short. So the exchange runs in a thread of
-its own, and at the deadline its socket is shut down. Proxies named in the environment are not used.
+httpx's own time limits are for each read, and a byte a second keeps every read short. So the exchange is asynchronous, and
+cancelled as a whole at the deadline; it has a thread of its own, for a name look-up cannot be cancelled, only left behind.
+Proxies named in the environment are not used.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-import socket
 import ssl
-from contextlib import suppress
-from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
+from dataclasses import dataclass
 from threading import BoundedSemaphore, Thread
 from urllib.parse import urlsplit
 
@@ -19,8 +18,9 @@ from sds.models.protocol import BackendError
 
 BODY_BYTES_MAX = 1 << 20
 REQUEST_BYTES_MAX = 4 << 20
-EXCHANGES_MAX = 32  # those that hang in a name look-up cannot be ended, only counted
+EXCHANGES_MAX = 32  # those that hang in a name look-up are counted
 SHOWN_CHARS = 120
+URL_HINT = "http://127.0.0.1:8000/v1"
 
 _UNSHOWN = re.compile(r"[^ -~]+")
 _free = BoundedSemaphore(EXCHANGES_MAX)
@@ -31,27 +31,20 @@ class Address:
     """Where a server is: `http://host:port/path`. Raises `BackendError` for any other shape, credentials included."""
 
     url: str
-    secure: bool = field(init=False)
-    host: str = field(init=False)
-    port: int = field(init=False)
-    path: str = field(init=False)
 
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
-            port = parts.port
+            _ = parts.port  # raises for what is no number
         except ValueError as error:
-            raise BackendError("the url cannot be read", hint="http://127.0.0.1:8000/v1") from error
+            raise BackendError("the url cannot be read", hint=URL_HINT) from error
         plain = not (parts.username or parts.password or parts.query or parts.fragment)
         if parts.scheme not in ("http", "https") or not parts.hostname or not plain:
-            raise BackendError("the url is not `http(s)://host:port/path`", hint="http://127.0.0.1:8000/v1")
-        for name, value in (
-            ("secure", parts.scheme == "https"),
-            ("host", parts.hostname),
-            ("port", port or (443 if parts.scheme == "https" else 80)),
-            ("path", parts.path.rstrip("/")),
-        ):
-            object.__setattr__(self, name, value)
+            raise BackendError("the url is not `http(s)://host:port/path`", hint=URL_HINT)
+
+    @property
+    def path(self) -> str:
+        return urlsplit(self.url).path.rstrip("/")
 
 
 def post(address: Address, path: str, body: bytes, headers: dict[str, str], *, timeout_s: float) -> bytes:
@@ -65,83 +58,74 @@ def post(address: Address, path: str, body: bytes, headers: dict[str, str], *, t
         raise BackendError("no time is left to ask the server")
     if not _free.acquire(blocking=False):
         raise BackendError(f"{EXCHANGES_MAX} exchanges with servers are hanging")
-    exchange = _Exchange(address, address.path + path, body, headers, timeout_s)
-    thread = Thread(target=exchange.run, daemon=True, name="sds-exchange")
+    outcome: list[bytes | BackendError] = []
+
+    def exchange() -> None:
+        try:
+            outcome.append(asyncio.run(_exchange(address.url.rstrip("/") + path, body, headers, timeout_s)))
+        except Exception as error:  # noqa: BLE001  handed to the thread that asked
+            outcome.append(_failure(error, timeout_s))
+        finally:
+            _free.release()
+
+    thread = Thread(target=exchange, daemon=True, name="sds-exchange")
     try:
         thread.start()
     except RuntimeError as error:
         _free.release()
         raise BackendError("the machine has no thread left") from error
     thread.join(timeout_s)
-    if thread.is_alive():
-        exchange.abandon()
-        raise BackendError(f"the server did not answer within {round(timeout_s * 1000)} ms")
-    return exchange.result()
+    (found,) = outcome or [_failure(TimeoutError(), timeout_s)]
+    if isinstance(found, BackendError):
+        raise found
+    return found
 
 
-class _Exchange:
-    """One request and its answer, in a thread of its own."""
+async def _exchange(url: str, body: bytes, headers: dict[str, str], timeout_s: float) -> bytes:
+    from httpx2 import AsyncClient, RemoteProtocolError  # noqa: PLC0415  loaded when a server is asked
 
-    def __init__(self, address: Address, path: str, body: bytes, headers: dict[str, str], timeout_s: float) -> None:
-        self._address, self._path, self._body, self._timeout_s = address, path, body, timeout_s
-        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **headers}
-        self._socket: socket.socket | None = None
-        self._abandoned = False
-        self._status, self._answer = 0, b""
-        self._error: Exception | None = None
-
-    def run(self) -> None:
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "Connection": "close", **headers}
+    verify = (
+        ssl.create_default_context() if url.startswith("https") else False
+    )  # reading the certificates takes a while
+    async with (
+        asyncio.timeout(timeout_s),
+        AsyncClient(trust_env=False, follow_redirects=False, verify=verify, timeout=timeout_s) as client,
+        client.stream("POST", url, content=body, headers=headers) as response,
+    ):
+        answer = b""
         try:
-            self._run()
-        except Exception as error:  # noqa: BLE001  handed to the thread that asked
-            self._error = error
-        finally:
-            _free.release()
-
-    def _run(self) -> None:
-        at = self._address
-        connection = (
-            HTTPSConnection(at.host, at.port, timeout=self._timeout_s, context=ssl.create_default_context())
-            if at.secure
-            else HTTPConnection(at.host, at.port, timeout=self._timeout_s)
-        )
-        try:
-            connection.connect()
-            self._socket = connection.sock
-            if self._abandoned:
-                return
-            connection.request("POST", self._path, self._body, {**self._headers, "Connection": "close"})
-            response = connection.getresponse()
-            self._status = response.status
-            self._answer = response.read(BODY_BYTES_MAX + 1)
-            if response.length and len(self._answer) <= BODY_BYTES_MAX:  # what was announced and did not come
-                raise IncompleteRead(self._answer, response.length)
-        finally:
-            connection.close()
-
-    def abandon(self) -> None:
-        self._abandoned = True
-        if self._socket is not None:
-            with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-
-    def result(self) -> bytes:
-        error = self._error
-        if isinstance(error, OSError):
-            why = "did not answer in time" if isinstance(error, TimeoutError) else "cannot be reached"
-            raise BackendError(f"the server {why}: {(error.strerror or type(error).__name__).lower()}") from error
-        if isinstance(error, IncompleteRead):
+            async for some in response.aiter_raw():
+                answer += some
+                if len(answer) > BODY_BYTES_MAX:
+                    raise BackendError(f"the server's answer is longer than {BODY_BYTES_MAX} bytes")
+        except RemoteProtocolError as error:
             raise BackendError("the server's answer is shorter than it announced") from error
-        if isinstance(error, HTTPException):
-            raise BackendError("the server does not speak HTTP") from error
-        if error is not None:
-            raise BackendError("the exchange with the server failed") from error
-        if len(self._answer) > BODY_BYTES_MAX:
-            raise BackendError(f"the server's answer is longer than {BODY_BYTES_MAX} bytes")
-        if self._status != 200:
-            said = _UNSHOWN.sub(" ", self._answer[:SHOWN_CHARS].decode("utf-8", "replace")).strip()
-            hint = "does the url end as the server's own do: in /v1, for TGI without?" if self._status == 404 else ""
-            raise BackendError(
-                f"the server answered with status {self._status}{f': {said}' if said else ''}", hint=hint
-            )
-        return self._answer
+    if response.status_code != 200:
+        said = _UNSHOWN.sub(" ", answer[:SHOWN_CHARS].decode("utf-8", "replace")).strip()
+        hint = (
+            "does the url end as the server's own do: in /v1, for TGI without?" if response.status_code == 404 else ""
+        )
+        raise BackendError(
+            f"the server answered with status {response.status_code}{f': {said}' if said else ''}", hint=hint
+        )
+    return answer
+
+
+def _failure(error: Exception, timeout_s: float) -> BackendError:
+    """Return an error of the exchange in one line, with its cause."""
+    import httpx2  # noqa: PLC0415  it is loaded by now
+
+    if isinstance(error, BackendError):
+        return error
+    if isinstance(error, (TimeoutError, httpx2.TimeoutException)):
+        found = BackendError(f"the server did not answer within {round(timeout_s * 1000)} ms")
+    elif isinstance(error, (httpx2.NetworkError, OSError)):
+        said = _UNSHOWN.sub(" ", str(error) or type(error).__name__).lower()
+        found = BackendError(f"the server cannot be reached: {said[:SHOWN_CHARS]}")
+    elif isinstance(error, httpx2.ProtocolError):
+        found = BackendError("the server does not speak HTTP, or hung up")
+    else:
+        found = BackendError(f"the exchange with the server failed: {type(error).__name__}")
+    found.__cause__ = error
+    return found

@@ -1,4 +1,4 @@
-"""A local model driven by Outlines: the exact regular expression in, text out.
+"""A local model constrained by Outlines: the exact regular expression in, text out.
 
 Outlines compiles the expression into a logits processor. llama.cpp calls that from C and goes on unconstrained when it
 raises; llguidance warns and goes on. So the processor is wrapped: the first exception is kept, from then on nothing but
@@ -10,36 +10,45 @@ tokens, whatever the texts spell.
 
 from __future__ import annotations
 
+import logging
+import os
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
-from sds.models.protocol import ENDINGS, BackendError, ChatFrame, Dtype, extra_hint
+from sds.models.files.fingerprint import gguf_fingerprint
+from sds.models.llamacpp.facts import LLAMACPP
+from sds.models.protocol import CONTEXT_TOKENS, ENDINGS, BackendError, ChatFrame, Dtype, Library, extra_hint
 from sds.models.text.protocol import Completion, Form, Grammar, Processing
-from sds.models.tokenizer.tokenizer import Tokenizer
+from sds.models.tokenizer.tokenizer import Tokenizer, model_frame, tokens_of
+from sds.models.transformers_.facts import TRANSFORMERS
 
 OUTLINES_HINT = extra_hint("outlines")
 XGRAMMAR_HINT = "pip install xgrammar, or take --backend llguidance"
-CONTEXT_TOKENS = 4096
 # outlines-core builds every state before the first token, on and on where a language is large: some 10 ms a character
 # of free text, and states grow with the expression. The others build as they go.
 CORE_FREE_CHARS_MAX = 200
 CORE_REGEX_CHARS_MAX = 16_384
+# Which libraries can be constrained, and by what; which of them on a GPU.
+PROCESSINGS: dict[Library, tuple[Processing, ...]] = {
+    LLAMACPP.name: ("outlines_core", "llguidance"),
+    TRANSFORMERS.name: ("outlines_core", "llguidance", "xgrammar"),
+}
+ON_GPUS = (TRANSFORMERS.name,)
 
 
 class Driven(Protocol):
-    """A loaded model as Outlines sees it, and what is needed to frame a prompt in tokens."""
+    """A loaded model, with what is needed to frame a prompt in tokens and to write one text."""
 
     name: str
     fingerprint: str
-    outlines_model: Any
+    outlines_model: Any  # what Outlines' compilers read the vocabulary from
     context_tokens_max: int
     end_token: int
-    limits: dict[str, Any]
-    tokens_name: str
 
     @property
     def words(self) -> Tokenizer: ...
@@ -48,11 +57,8 @@ class Driven(Protocol):
 
     def frame(self) -> ChatFrame: ...
 
-    def hold(self, prompt: list[int]) -> None:
-        """Read these tokens at the next call instead of its text."""
-
-    def running(self) -> AbstractContextManager[object]:
-        """Enter what a generation needs around it."""
+    def generate(self, prompt: list[int], guard: Guard, tokens_max: int) -> object:
+        """Return the text written behind `prompt`, greedily, each token as `guard` permits."""
 
     def close(self) -> None: ...
 
@@ -81,7 +87,10 @@ class OutlinesWriter:
             self._compiled(grammar), end_token=self._driven.end_token, deadline_s=deadline_s, clock=self._clock
         )
         text = self._generate(guard, prompt, min(tokens_max, room))
-        _raise_kept(guard.error)
+        if guard.error is not None and not isinstance(guard.error, (BackendError, *ENDINGS)):
+            raise BackendError(f"the mask failed: {type(guard.error).__name__}") from guard.error
+        if guard.error is not None:  # an interrupt stays one
+            raise guard.error
         if not guard.calls:
             raise BackendError("the model was run without its mask")
         return Completion(text.encode("utf-8", "replace"), len(prompt) + guard.calls)
@@ -105,16 +114,13 @@ class OutlinesWriter:
 
     def _prompt(self, system: str, user: str) -> list[int]:
         frame, tokenize = self._driven.frame(), self._driven.tokenize
-        prompt: list[int] = []
-        for text, special in (
-            (frame.before_system, True),
-            (system, False),
-            (frame.between, True),
-            (user, False),
-            (frame.after_user, True),
-        ):
-            prompt += tokenize(text.encode("utf-8", "replace"), special=special) if text else []
-        return prompt
+        texts = (frame.before_system, system, frame.between, user, frame.after_user)
+        return [
+            token
+            for text, special in zip(texts, (True, False, True, False, True), strict=True)
+            if text
+            for token in tokenize(text.encode("utf-8", "replace"), special=special)
+        ]
 
     def _compiled(self, grammar: Grammar) -> Any:
         if grammar.form != self.form:
@@ -132,13 +138,8 @@ class OutlinesWriter:
                 self._compiler.grammar_compiler.clear_cache()
 
     def _generate(self, guard: Guard, prompt: list[int], tokens_max: int) -> str:
-        from outlines import Generator  # noqa: PLC0415
-
-        self._driven.hold(prompt)
-        limits = {**self._driven.limits, self._driven.tokens_name: tokens_max}
         try:
-            with self._driven.running():
-                text = Generator(self._driven.outlines_model, processor=guard)("-", **limits)
+            text = self._driven.generate(prompt, guard, tokens_max)
         except ENDINGS:
             raise
         except BaseException as error:  # noqa: BLE001  foreign code, and the guard's error is the cause where it has one
@@ -188,13 +189,6 @@ class Guard:
         return masked
 
 
-def _raise_kept(error: BaseException | None) -> None:
-    if error is not None and not isinstance(error, (BackendError, *ENDINGS)):
-        raise BackendError(f"the mask failed: {type(error).__name__}") from error
-    if error is not None:  # an interrupt stays one
-        raise error
-
-
 def _refuse_explosion(grammar: Grammar) -> None:
     if grammar.free_chars_max > CORE_FREE_CHARS_MAX or len(grammar.text) > CORE_REGEX_CHARS_MAX:
         raise BackendError(
@@ -226,26 +220,139 @@ def _compiler(model: Any, processing: Processing) -> Any:
         raise BackendError(f"{processing} does not take this tokenizer: {type(error).__name__}") from error
 
 
-def drive_llamacpp(path: Path, *, n_ctx: int = CONTEXT_TOKENS, threads: int | None = None) -> Driven:
-    """Load a GGUF as Outlines' llama.cpp model."""
-    _needs_outlines()
-    from sds.models.text.outlines_llamacpp import DrivenLlama  # noqa: PLC0415
+class DrivenLlama:
+    """A GGUF file in llama-cpp-python's own model, on the processor."""
 
-    return DrivenLlama(path, n_ctx=n_ctx, threads=threads)
+    def __init__(self, path: Path, *, n_ctx: int, threads: int | None) -> None:
+        import llama_cpp as lib  # noqa: PLC0415  loaded when a model is
+        import outlines  # noqa: PLC0415
+
+        from sds.models.llamacpp.tokenizer import LlamaTokenizer  # noqa: PLC0415
+        from sds.models.llamacpp.weights import UNFIT_HINT, trained_context, unfit  # noqa: PLC0415
+
+        logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
+        self.name, self.fingerprint = path.name, gguf_fingerprint(path)
+        count = threads or os.cpu_count() or 1
+        # a build for a card would use it for long passes even with no layer on it
+        on_processor: dict[str, Any] = {"n_gpu_layers": 0, "split_mode": lib.LLAMA_SPLIT_MODE_NONE, "main_gpu": -1}
+        on_processor |= {"offload_kqv": False, "op_offload": False}
+        try:
+            self._llama = lib.Llama(
+                str(path), n_ctx=n_ctx, n_threads=count, n_threads_batch=count, verbose=False, **on_processor
+            )
+        except (ValueError, OSError, MemoryError) as error:
+            raise BackendError(f"`{path}` is damaged or of a kind this llama.cpp does not know") from error
+        if why := unfit(self._llama.model):
+            self._llama.close()
+            raise BackendError(why, hint=UNFIT_HINT)
+        self.context_tokens_max = trained_context(self._llama.model, n_ctx)
+        self.words = LlamaTokenizer(lib.llama_model_get_vocab(self._llama.model))
+        self.end_token = self.words.eos
+        self.outlines_model: Any = outlines.from_llamacpp(self._llama, chat_mode=False)
+
+    def tokenize(self, text: bytes, *, special: bool) -> list[int]:
+        return tokens_of(self.words, text, special=special)
+
+    def frame(self) -> ChatFrame:
+        from sds.models.llamacpp.weights import chat_template  # noqa: PLC0415
+
+        return model_frame(chat_template(self._llama.model), self.words)
+
+    def generate(self, prompt: list[int], guard: Guard, tokens_max: int) -> object:
+        written: Any = self._llama(
+            prompt,  # type: ignore[arg-type]  # tokens are what it takes as well
+            logits_processor=[guard],  # type: ignore[arg-type]  # a list is what it goes through
+            max_tokens=tokens_max,
+            temperature=0.0,
+            repeat_penalty=1.0,
+        )
+        self._llama.reset()  # type: ignore[no-untyped-call]
+        return written["choices"][0]["text"]
+
+    def close(self) -> None:
+        self.words.release()
+        self._llama.close()
 
 
-def drive_transformers(
-    path: Path, *, device: str = "cpu", dtype: Dtype = "fp32", threads: int | None = None, n_ctx: int = CONTEXT_TOKENS
+class DrivenTransformers:
+    """A checkpoint folder, or a GGUF; the weights are loaded as for our own engine, which also frames the prompt."""
+
+    def __init__(self, path: Path, *, device: str, dtype: Dtype, n_ctx: int, threads: int | None) -> None:
+        from sds.models.transformers_.backend import HfBackend  # noqa: PLC0415  torch is loaded when it is asked for
+
+        _load_kernels()
+        self._backend = HfBackend(path, device=device, dtype=dtype, n_ctx=n_ctx, threads=threads)
+        self.name, self.fingerprint = self._backend.name, self._backend.fingerprint
+        self.context_tokens_max = self._backend.context_tokens_max
+        self.end_token, self.words = self._backend.end_token, self._backend.words
+        try:
+            self._open(path)
+        except Exception as error:
+            self._backend.close()
+            raise BackendError(f"Outlines does not take the tokenizer of `{path}`: {type(error).__name__}") from error
+
+    def _open(self, path: Path) -> None:
+        import outlines  # noqa: PLC0415
+        from transformers import AutoTokenizer, GenerationConfig  # noqa: PLC0415
+
+        file = {} if path.is_dir() else {"gguf_file": path.name}
+        folder = path if path.is_dir() else path.parent
+        read: Any = AutoTokenizer.from_pretrained
+        self._tokenizer = read(folder, local_files_only=True, trust_remote_code=False, **file)
+        self.outlines_model: Any = outlines.from_transformers(self._backend.module, self._tokenizer)
+        # A checkpoint's own settings may ask for sampling, penalties or another end.
+        self._backend.module.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+            do_sample=False, eos_token_id=self.end_token, pad_token_id=self.end_token
+        )
+
+    def tokenize(self, text: bytes, *, special: bool) -> list[int]:
+        return self._backend.tokenize(text, special=special)
+
+    def frame(self) -> ChatFrame:
+        return self._backend.frame()
+
+    def generate(self, prompt: list[int], guard: Guard, tokens_max: int) -> object:
+        """Masks are applied as written: compiling that one line takes a minute and a C++ compiler."""
+        import torch  # noqa: PLC0415
+
+        module = self._backend.module
+        ids = torch.tensor([prompt], device=module.device)  # shape [1, tokens]
+        with torch.compiler.set_stance("force_eager"):
+            written = module.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), logits_processor=[guard], max_new_tokens=tokens_max
+            )
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return self._tokenizer.decode(written[0, len(prompt) :], **options)
+
+    def close(self) -> None:
+        self.outlines_model = None
+        self._backend.close()
+
+
+def _load_kernels() -> None:
+    for kernel in ("outlines_core.kernels.torch", "llguidance.torch"):
+        with (
+            warnings.catch_warnings(),
+            suppress(ImportError),
+        ):  # what torch loads with them is deprecated by torch itself
+            warnings.simplefilter("ignore", DeprecationWarning)
+            import_module(kernel)
+
+
+def drive(
+    path: Path,
+    library: Library,
+    *,
+    device: str = "cpu",
+    dtype: Dtype | None = None,
+    threads: int | None = None,
+    n_ctx: int = CONTEXT_TOKENS,
 ) -> Driven:
-    """Load a checkpoint folder, or a GGUF, as Outlines' transformers model."""
-    _needs_outlines()
-    from sds.models.text.outlines_transformers import DrivenTransformers  # noqa: PLC0415
-
-    return DrivenTransformers(path, device=device, dtype=dtype, threads=threads, n_ctx=n_ctx)
-
-
-def _needs_outlines() -> None:
+    """Load a model to be constrained by Outlines. Raises BackendError."""
     try:
         import outlines  # noqa: F401, PLC0415
     except ImportError as error:
         raise BackendError("the package outlines is missing", hint=OUTLINES_HINT) from error
+    if library == LLAMACPP.name:
+        return DrivenLlama(path, n_ctx=n_ctx, threads=threads)
+    return DrivenTransformers(path, device=device, dtype=dtype or "fp32", n_ctx=n_ctx, threads=threads)

@@ -4,9 +4,9 @@
     vllm, sglang, tgi        the regular expression, in the server's own parameter, as Outlines sends it
     ollama, lmstudio, openai JSON Schema through Outlines' OpenAI model; `form="gbnf"` sends GBNF to a server that reads it
 
-Every request goes through `models.bounded_http`: one exchange, no retry, no redirect, no proxy, a deadline and a limit
+Every request goes through `models.text.http`: one exchange, no retry, no redirect, no proxy, a deadline and a limit
 on bytes. A server applies its own chat template: whether a text that spells a control token becomes one is up to it, and
-so is whether the model thinks first, which it is told not to have it do where it has a parameter for that.
+so is whether the model thinks first, which it is asked not to have it do where it has a parameter for that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEED = 0  # greedy all the same; some servers draw even then
 # A template that has the model think first would have the decision written as a thought. What a template does not know it
 # passes over.
 _NO_THOUGHTS = {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
-# Greedy means no penalty on what was said before: some servers have one unless told, others read it with the weights.
+# Greedy means no penalty on what was said before: some servers have one unless asked not to, others read it with the weights.
 _PLAIN: dict[Server, dict[str, Any]] = {
     "llama-server": {"repeat_penalty": 1.0, **_NO_THOUGHTS},
     "vllm": {"repetition_penalty": 1.0, **_NO_THOUGHTS},
@@ -66,7 +66,7 @@ class RemoteWriter:
             raise self._wire.failure or _unexpected(error) from error
         if not isinstance(text, str):
             raise BackendError("the server's answer holds no text")
-        cut, tokens = self._wire.told(text, grammar)
+        cut, tokens = self._wire.reported(text, grammar)
         if cut:
             raise BackendError(f"the server stopped after {tokens_max} tokens, before the sentence ended")
         data = text.encode("utf-8", "replace")
@@ -102,8 +102,8 @@ class _Wire:
             raise
         return self._answer
 
-    def told(self, text: str, grammar: Grammar) -> tuple[bool, int]:
-        """Return whether the server says that it cut the answer short, and how many tokens it counted; 0: not told."""
+    def reported(self, text: str, grammar: Grammar) -> tuple[bool, int]:
+        """Return whether the server says that it cut the answer short, and how many tokens it counted; 0: it does not say."""
         try:
             answer = json.loads(self._answer.decode())
             usage = answer.get("usage") or {}
@@ -170,12 +170,8 @@ def _through_chat(kind: Server, wire: _Wire, model: str) -> Ask:
 
 def _client(wire: _Wire) -> Any:
     """Return OpenAI's client over our exchange. What it would read from the environment is given here instead."""
+    import httpx2 as httpx  # noqa: PLC0415
     import openai  # noqa: PLC0415
-
-    try:
-        import httpx2 as httpx  # noqa: PLC0415
-    except ImportError:  # openai before 3
-        import httpx  # type: ignore[import-not-found,no-redef,unused-ignore]  # noqa: PLC0415
 
     class Exchange(httpx.BaseTransport):
         def handle_request(self, request: Any) -> Any:

@@ -13,9 +13,10 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from sds.cli.common import A_GOOD_EVENT, plain
+from sds.cli.common import A_GOOD_EVENT
 from sds.cli.decisions import decide, escalations, run
 from sds.cli.records import erase, keys, reconcile, record, replay
+from sds.cli.render import plain
 from sds.cli.setup import agents, bench, context, contracts, doctor, models
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.errors import EventError, SdsError, UsageError

@@ -5,28 +5,33 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from sds.host.paths import GATES, decisions_path, gate_home, home, key_path, open_record
-from sds.kernel.errors import NOT_AS_WRITTEN, EventError, ModelError, UsageError
+from sds.gates.definition import NAME, GateDefinition
+from sds.gates.registry import find, installed, is_path
+from sds.host.paths import decisions_path, gate_home, home, key_path, open_record
+from sds.kernel.errors import EventError, ModelError, UsageError
 from sds.kernel.flow.intake import EVENT_BYTES_MAX, in_utf8
-from sds.kernel.identifiers import is_seen
 from sds.kernel.storage.store import Store
 from sds.models.protocol import BackendError
 
 A_GOOD_EVENT = "sds events refund --limit 1 > event.json; sds ... --event event.json"
-_GATE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
-GateName = Annotated[str, typer.Argument(help="Which gate: refund.", metavar="GATE")]
-GateOption = Annotated[str, typer.Option("--gate", help="Which gate.")]
+
+def _as_name(gate: str) -> str:
+    """Return the name of a gate that was named by its path. Raises UsageError."""
+    return find(gate).name if is_path(gate) else gate
+
+
+GateOption = Annotated[str, typer.Option("--gate", help="Which gate: its name, or its path.", callback=_as_name)]
+OpenedGate = Annotated[str, typer.Option("--gate", help="Which gate: its name, or its path.")]
 EventFile = Annotated[str, typer.Option("--event", help="A JSON file with one event, or - for standard input.")]
 Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else on standard output.")]
@@ -41,19 +46,38 @@ ModelPath = Annotated[
 ]
 
 
-def folder_of(gate: str) -> Path:
-    """Return the folder of a gate that ships with this package. Raises UsageError."""
-    if gate not in GATES:
-        if _GATE.fullmatch(gate) and decisions_path(gate_home(gate)).exists():
-            hint = "in your code: Gate.look, Gate.resolve, Gate.recover, Gate.reconcile, Gate.preview"
-            raise UsageError(f"`{gate}` is a gate of your own: only your code knows its state and executor", hint=hint)
-        raise UsageError(f"there is no gate `{gate}`", hint=f"gates are: {', '.join(GATES)}")
-    return gate_home(gate)
+@dataclass(frozen=True, slots=True)
+class ChosenGate:
+    """Which gate a command works on: the argument, or the option."""
+
+    gate: Annotated[
+        str | None,
+        typer.Argument(help="Which gate: refund, another that is installed, or the path of one.", metavar="GATE"),
+    ] = None
+    gate_option: Annotated[str | None, typer.Option("--gate", help="The same as an option.", show_default=False)] = None
+
+    def find(self) -> GateDefinition:
+        """Return its definition. Raises UsageError where none or two are named, or where there is none."""
+        if (self.gate is None) == (self.gate_option is None):
+            message = "Missing argument 'GATE'" if self.gate is None else "GATE and --gate exclude each other"
+            raise UsageError(message, hint="refund, or the path of a gate of your own")
+        return defined(self.gate or self.gate_option or "")
+
+
+def defined(gate: str) -> GateDefinition:
+    """Return the definition of a gate, by name or path. Raises UsageError."""
+    try:
+        return find(gate)
+    except UsageError as error:
+        if NAME.fullmatch(gate) and gate not in installed() and decisions_path(gate_home(gate)).exists():
+            message = f"`{gate}` is a gate of your own: only its code knows its state and executor"
+            raise UsageError(message, hint="name the path of its folder or file in place of its name") from error
+        raise
 
 
 def open_store(gate: str) -> Store:
     """Open the record of any gate that has one, your own gates included. Raises UsageError."""
-    if not _GATE.fullmatch(gate):
+    if not NAME.fullmatch(gate):
         raise UsageError(f"`{gate}` is not the name of a gate", hint="a gate has a name_in_lower_case")
     folder = gate_home(gate)
     if not decisions_path(folder).exists() and not key_path(folder).exists():
@@ -83,7 +107,7 @@ def whole_dfid(store: Store, given: str) -> str:
 
 def recorded() -> list[str]:
     """Return the gates that have a record, one's own among them; what was put aside is no gate's."""
-    return sorted(path.parent.name for path in home().glob("*/decisions.db") if _GATE.fullmatch(path.parent.name))
+    return sorted(path.parent.name for path in home().glob("*/decisions.db") if NAME.fullmatch(path.parent.name))
 
 
 def existing(model: Path) -> Path:
@@ -109,24 +133,6 @@ def named(text: str) -> str:
     if any("\ud800" <= char <= "\udfff" for char in text):
         raise UsageError(f"`{text}` is not text in UTF-8", hint="type the name, or copy it from what `sds` prints")
     return text
-
-
-def plain(value: object) -> str:
-    """Return a value on one line, what cannot be seen spelled out: a claim's text must not draw on this page."""
-    return "".join(char if is_seen(char) else ascii(char)[1:-1] for char in str(value))
-
-
-def when(at_ms: int, timespec: str = "milliseconds") -> str:
-    """Return a time of the record as ISO 8601 in UTC; one that no calendar has, as it stands there."""
-    try:
-        return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec=timespec)
-    except (OSError, *NOT_AS_WRITTEN):
-        return f"{at_ms} ms"
-
-
-def counted(number: int, what: str) -> str:
-    """Return a number of things in words: `1 claim`, `2 claims`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def operator() -> str:
@@ -176,7 +182,3 @@ def _read_file(path: Path) -> bytes:
         raise EventError("--event names no file")
     with path.open("rb") as file:
         return file.read(EVENT_BYTES_MAX + 1)
-
-
-def print_json(data: Mapping[str, Any] | list[Any]) -> None:
-    typer.echo(json.dumps(data, ensure_ascii=False, default=str))

@@ -1,78 +1,97 @@
-"""Which engine decides: the options that `run`, `decide` and `doctor` share."""
+"""Which engine decides: the options that `run`, `decide`, `retry` and `doctor` share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import ValidationError
 
-from sds.cli.common import existing, named_model
+from sds.cli.common import ModelPath, existing, named_model
 from sds.engines.protocol import Checks, Engine
-from sds.host.paths import now_ms
+from sds.host.clock import now_ms
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.types import ContradictionError, say
 from sds.kernel.contract.yaml_lines import Lines
 from sds.kernel.errors import UsageError
-from sds.models.protocol import Dtype, Library
+from sds.models.catalog.backends import LibraryChoice
+from sds.models.protocol import Dtype
 from sds.models.text.protocol import Processing
 
-EngineKind = Annotated[
-    Literal["native", "outlines"] | None,
-    typer.Option("--engine", help="Who drives the model; without it, native.", show_default=False),
-]
-BackendName = Annotated[
-    Processing | None, typer.Option("--backend", help="What constrains it under Outlines.", show_default=False)
-]
-LibraryName = Annotated[
-    Library | None,
-    typer.Option(
-        "--library",
-        help="What runs it; without it, transformers for a folder, for a GGUF what it was prepared for, or llama.cpp.",
-        show_default=False,
-    ),
-]
-DeviceName = Annotated[
-    str | None,
-    typer.Option(
-        "--device", help="Where transformers or, natively, llama.cpp runs it: cpu, cuda, cuda:1.", show_default=False
-    ),
-]
-DtypeName = Annotated[
-    Dtype | None,
-    typer.Option("--dtype", help="In which numbers transformers or OpenVINO runs it.", show_default=False),
-]
-ModeName = Annotated[
-    Literal["greedy", "exact-kinds", "exact"] | None,
-    typer.Option(
-        "--mode",
-        help="exact: score whole alternatives and numbers, not their first tokens; exact-kinds: only those of the kind.",
-        show_default=False,
-    ),
-]
-AsIs = Annotated[bool, typer.Option("--as-is", help="Run the file itself, not what `sds models prepare` made of it.")]
-EnginesPath = Annotated[
-    Path | None, typer.Option("--engines", help="A YAML file with a chain of engines.", show_default=False)
-]
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Which engine decides. What is not given is left to the engine's own defaults."""
+
+    model: ModelPath = None
+    engine: Annotated[
+        Literal["native", "outlines"] | None,
+        typer.Option("--engine", help="Who drives the model; without it, native.", show_default=False),
+    ] = None
+    backend: Annotated[
+        Processing | None, typer.Option("--backend", help="What constrains it under Outlines.", show_default=False)
+    ] = None
+    library: Annotated[
+        LibraryChoice | None,
+        typer.Option(
+            "--library",
+            help="What runs it; without it, transformers for a folder, for a GGUF what it was prepared for, or llama.cpp.",
+            show_default=False,
+        ),
+    ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            help="Where transformers or, natively, llama.cpp runs it: cpu, cuda, cuda:1.",
+            show_default=False,
+        ),
+    ] = None
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option("--dtype", help="In which numbers transformers or OpenVINO runs it.", show_default=False),
+    ] = None
+    mode: Annotated[
+        Literal["greedy", "exact-kinds", "exact"] | None,
+        typer.Option(
+            "--mode",
+            help="exact: score whole alternatives and numbers, not their first tokens; exact-kinds: only those of the kind.",
+            show_default=False,
+        ),
+    ] = None
+    as_is: Annotated[
+        bool, typer.Option("--as-is", help="Run the file itself, not what `sds models prepare` made of it.")
+    ] = False
+    engines: Annotated[
+        Path | None, typer.Option("--engines", help="A YAML file with a chain of engines.", show_default=False)
+    ] = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Return the options of one engine that were given, by name."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if name not in ("model", "engines") and value}
+
+
+NO_OPTIONS = EngineOptions()
 
 
 @contextmanager
-def opened_engine(
-    model: Path | None, engines: Path | None, *, brief: bool, parallel: int = 1, **options: str | bool | None
-) -> Iterator[Engine]:
+def opened_engine(options: EngineOptions, *, brief: bool, parallel: int = 1) -> Iterator[Engine]:
     """Open what the options name, and close it in the end; `brief`: for a few decisions, `parallel`: so many at once, unless
     a file of engines says how many each decides. Raises UsageError, ModelError.
     """
-    given: dict[str, Any] = {name: value for name, value in options.items() if value not in {None, False}}
+    given = options.given
     if parallel > 1 and given.get("engine") == "outlines":
         typer.echo("Outlines decides one claim at a time: the others wait", err=True)
-    elif parallel > 1 and engines is None:
+    elif parallel > 1 and options.engines is None:
         given["parallel"] = parallel
-    with named_model(model):
-        engine = _open(model, engines, given, brief=brief)
+    with named_model(options.model):
+        engine = _open(options.model, options.engines, given, brief=brief)
     for notice in getattr(engine, "notices", ()):
         typer.echo(notice, err=True)
     try:
@@ -95,11 +114,11 @@ def _open(model: Path | None, engines: Path | None, given: dict[str, Any], *, br
         if model is not None or given:
             other = "model" if model is not None else min(given).replace("_", "-")
             raise UsageError(f"--engines and --{other} exclude each other", hint="write it into the file")
-        return open_chain(load_engines(engines), now_ms=now_ms, brief=brief)
+        return open_chain(load_engines(engines), now_ms=now_ms, skip_warmup=brief)
     if model is not None:
         existing(model)
     if not given:
-        return open_engine(model, now_ms=now_ms, brief=brief)
+        return open_engine(model, now_ms=now_ms, skip_warmup=brief)
     kind = given.pop("engine", "native")
     try:
         spec = EngineSpec(name=kind, kind=kind, model=None if model is None else str(model), **given)
@@ -108,7 +127,7 @@ def _open(model: Path | None, engines: Path | None, given: dict[str, Any], *, br
         nowhere[()] = 0  # options stand on no line
         _, message = say(error.errors()[0], nowhere)
         raise UsageError(message, hint=_mend(error.errors()[0], kind)) from error
-    return open_engine_of(spec, now_ms=now_ms, brief=brief)
+    return open_engine_of(spec, now_ms=now_ms, skip_warmup=brief)
 
 
 def _mend(error: Any, kind: str) -> str:

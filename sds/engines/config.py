@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sds.decoding.decoder import Mode
-from sds.engines.factory import _threads, open_engine, open_parallel, open_replicas
+from sds.engines.factory import open_engine, open_parallel, open_replicas, threads_asked
 from sds.engines.fallback import LINKS_MAX, FallbackEngine, Link
 from sds.engines.native import SLOTS_EXACT_MAX
 from sds.engines.protocol import Engine
@@ -25,7 +25,10 @@ from sds.engines.text import TextEngine
 from sds.kernel.contract.types import ContradictionError, say_first, text_of
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, Lines, load_with_lines
 from sds.kernel.errors import LanguageError, ModelError, UsageError
-from sds.models.protocol import INT8_REST, SLOTS_MAX, BackendError, Dtype, Library
+from sds.models.catalog.backends import BACKENDS, LibraryChoice, library_for
+from sds.models.facts import BackendFacts
+from sds.models.protocol import SLOTS_MAX, BackendError, Dtype
+from sds.models.text import outlines
 from sds.models.text.http import Address
 from sds.models.text.protocol import Processing, Server
 
@@ -35,11 +38,6 @@ _REMOTE = frozenset(get_args(Server))
 
 Millis = Annotated[int, Field(ge=1, le=3_600_000)]
 Line = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$")]
-
-_OF_GGUF: dict[Library, tuple[str, tuple[Dtype, ...]]] = {  # what runs GGUF files alone, and in what it computes
-    "openvino": ("OpenVINO", ("fp32", "bf16", *INT8_REST)),
-    "integer": ("the library integer", ("int8", "int16")),
-}
 
 
 class EngineSpec(BaseModel):
@@ -53,7 +51,7 @@ class EngineSpec(BaseModel):
     url: Line | None = None
     form: Literal["json_schema", "gbnf"] | None = None
     api_key_env: Annotated[str, text_of("[A-Z_][A-Z0-9_]{0,63}", "the name of an environment VARIABLE")] | None = None
-    library: Library | None = None
+    library: LibraryChoice | None = None
     backend: Processing | None = None
     device: Annotated[str, text_of("cpu|cuda(:[0-9]{1,2})?", "cpu, cuda or cuda:1")] | None = None
     dtype: Dtype | None = None
@@ -93,46 +91,53 @@ def _check_url(url: str) -> None:
 
 
 def _check_local(spec: EngineSpec) -> None:
-    library = _library_of(spec)
-    if library in _OF_GGUF:
-        _check_of_gguf(spec, library)
-    if spec.dtype in {"int16", *INT8_REST} and library == "transformers":
-        raise ContradictionError(("dtype",), "transformers computes in fp32, bf16 or fp16 here")
-    _check_device(spec, library)
-    if spec.dtype and library == "llamacpp":
-        also = "" if spec.library else ": name one of them, too"
-        raise ContradictionError(("dtype",), f"`dtype` is for the libraries transformers, openvino and integer{also}")
-    if spec.backend == "xgrammar" and library == "llamacpp":
-        raise ContradictionError(("backend",), "xgrammar runs only with transformers")
-    if (spec.replicas or 1) > 1 and library == "transformers":
-        raise ContradictionError(("replicas",), "`replicas` are engines of any library but transformers")
+    backend = _backend_of(spec)
+    if spec.kind == "outlines":
+        _check_outlines(spec, backend)
+    if _is_folder(spec) and not backend.reads_folders:
+        raise ContradictionError(("library",), f"{backend.title} runs GGUF files, no folder")
+    _check_dtype(spec, backend)
+    if spec.device and not backend.on_gpus:
+        others = " and ".join(each.name for each in BACKENDS.values() if each.on_gpus)
+        raise ContradictionError(("device",), f"`device` is for the libraries {others}")
+    _check_many(spec, backend)
+
+
+def _check_outlines(spec: EngineSpec, backend: BackendFacts) -> None:
+    if backend.name not in outlines.PROCESSINGS:
+        drives = " and ".join(BACKENDS[name].title for name in outlines.PROCESSINGS)
+        raise ContradictionError(("library",), f"Outlines drives {drives}, not {backend.title}")
+    if spec.device and backend.name not in outlines.ON_GPUS:
+        raise ContradictionError(("device",), f"under Outlines `device` is for the library {outlines.ON_GPUS[0]}")
+    if spec.backend and spec.backend not in outlines.PROCESSINGS[backend.name]:
+        others = (name for name, processings in outlines.PROCESSINGS.items() if spec.backend in processings)
+        raise ContradictionError(("backend",), f"{spec.backend} runs only with {', '.join(others)}")
+
+
+def _check_dtype(spec: EngineSpec, backend: BackendFacts) -> None:
+    if spec.dtype is None or spec.dtype in backend.dtypes:
+        return
+    if backend.dtypes:
+        *some, last = backend.dtypes
+        raise ContradictionError(("dtype",), f"{backend.title} computes in {', '.join(some)} or {last} here")
+    *names, name = (each.name for each in BACKENDS.values() if each.dtypes)
+    also = "" if spec.library else ": name one of them, too"
+    raise ContradictionError(("dtype",), f"`dtype` is for the libraries {', '.join(names)} and {name}{also}")
+
+
+def _check_many(spec: EngineSpec, backend: BackendFacts) -> None:
+    if (spec.replicas or 1) > 1 and (spec.device or "cpu") != "cpu":
+        raise ContradictionError(("replicas",), "`replicas` share cores, not a card: there `slots` share passes")
+    if (spec.replicas or 1) > 1 and not backend.replicable:
+        raise ContradictionError(("replicas",), f"`replicas` are engines of any library but {backend.name}")
     if (spec.parallel or 1) > 1 and max(spec.slots or 1, spec.replicas or 1) > 1:
         raise ContradictionError(("parallel",), "`parallel` chooses slots or replicas by itself")
     if (spec.mode or "greedy") != "greedy" and (spec.slots or 1) > SLOTS_EXACT_MAX:
         raise ContradictionError(("slots",), f"mode `exact` goes with at most {SLOTS_EXACT_MAX} slots")
 
 
-def _check_of_gguf(spec: EngineSpec, library: Library) -> None:
-    name, dtypes = _OF_GGUF[library]
-    if spec.kind == "outlines":
-        raise ContradictionError(("library",), f"Outlines drives llama.cpp and transformers, not {name}")
-    if _is_folder(spec):
-        raise ContradictionError(("library",), f"{name} runs GGUF files, no folder")
-    if spec.dtype and spec.dtype not in dtypes:
-        raise ContradictionError(("dtype",), f"{name} computes in {', '.join(dtypes[:-1])} or {dtypes[-1]} here")
-
-
-def _check_device(spec: EngineSpec, library: Library) -> None:
-    if spec.device and library == "llamacpp" and spec.kind == "outlines":
-        raise ContradictionError(("device",), "under Outlines `device` is for the library transformers")
-    if spec.device and library in _OF_GGUF:
-        raise ContradictionError(("device",), "`device` is for the libraries transformers and llamacpp")
-    if (spec.replicas or 1) > 1 and (spec.device or "cpu") != "cpu":
-        raise ContradictionError(("replicas",), "`replicas` share cores, not a card: there `slots` share passes")
-
-
-def _library_of(spec: EngineSpec) -> Library:
-    return spec.library or ("transformers" if _is_folder(spec) else "llamacpp")
+def _backend_of(spec: EngineSpec) -> BackendFacts:
+    return BACKENDS[spec.library or library_for(folder=_is_folder(spec))]
 
 
 def _is_folder(spec: EngineSpec) -> bool:
@@ -165,7 +170,7 @@ def load_engines(path: Path) -> tuple[EngineSpec, ...]:
         raise UsageError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"`{path}` is not UTF-8 at byte {error.start}") from error
-    specs, lines = _parsed(text, str(path))
+    specs, lines = parse_engines(text, name=str(path))
     last = specs[-1]  # any other may be down for now
     if last.kind not in _REMOTE and last.model and not os.path.exists(last.model):  # noqa: PTH110  of any text
         at = ("engines", len(specs) - 1, "model")
@@ -176,11 +181,8 @@ def load_engines(path: Path) -> tuple[EngineSpec, ...]:
     return specs
 
 
-def parse_engines(text: str, *, name: str = "engines") -> tuple[EngineSpec, ...]:
-    return _parsed(text, name)[0]
-
-
-def _parsed(text: str, name: str) -> tuple[tuple[EngineSpec, ...], Lines]:
+def parse_engines(text: str, *, name: str) -> tuple[tuple[EngineSpec, ...], Lines]:
+    """Return the engines of a file called `name`, and on which line each of its values stands. Raises UsageError."""
     data, lines = load_with_lines(text, name)
     try:
         return tuple(EnginesFile.model_validate(data).engines), lines
@@ -194,16 +196,16 @@ def open_chain(
     *,
     now_ms: Callable[[], int],
     environ: Mapping[str, str] = os.environ,
-    brief: bool = False,
+    skip_warmup: bool = False,
 ) -> FallbackEngine:
-    """Open a chain: the last engine must open, any other may be down for now. `brief`: as in `open_backend`.
+    """Open a chain: the last engine must open, any other may be down for now. `skip_warmup`: as in `open_backend`.
 
     Raises ModelError, UsageError.
     """
     keys = {spec.name: _api_key(spec, environ) for spec in specs}
 
     def opener(spec: EngineSpec) -> Callable[[], Engine]:
-        return lambda: open_engine_of(spec, now_ms=now_ms, api_key=keys[spec.name], brief=brief)
+        return lambda: open_engine_of(spec, now_ms=now_ms, api_key=keys[spec.name], skip_warmup=skip_warmup)
 
     links = [Link(spec.name, opener(spec), spec.timeout_ms, spec.cool_down_ms) for spec in specs]
     return FallbackEngine(links, now_ms=now_ms)
@@ -220,11 +222,13 @@ def _api_key(spec: EngineSpec, environ: Mapping[str, str]) -> str:
     return key
 
 
-def open_engine_of(spec: EngineSpec, *, now_ms: Callable[[], int], api_key: str = "", brief: bool = False) -> Engine:
-    """Open one engine and prove that it constrains its model. `brief`: as in `open_backend`. Raises ModelError."""
+def open_engine_of(
+    spec: EngineSpec, *, now_ms: Callable[[], int], api_key: str = "", skip_warmup: bool = False
+) -> Engine:
+    """Open one engine and prove that it constrains its model. `skip_warmup`: as in `open_backend`. Raises ModelError."""
     try:
         if spec.kind == "native":
-            return _native(spec, now_ms, brief=brief)
+            return _native(spec, now_ms, skip_warmup=skip_warmup)
         limit: dict[str, Any] = {} if spec.kind == "outlines" else {"proof_timeout_ms": spec.timeout_ms}
         writer = _outlines(spec) if spec.kind == "outlines" else _remote(spec, api_key)
         try:
@@ -238,14 +242,14 @@ def open_engine_of(spec: EngineSpec, *, now_ms: Callable[[], int], api_key: str 
         raise ModelError(f"{spec.name}: {error}", reason_code=error.reason_code, hint=error.hint) from error
 
 
-def _native(spec: EngineSpec, now_ms: Callable[[], int], *, brief: bool) -> Engine:
+def _native(spec: EngineSpec, now_ms: Callable[[], int], *, skip_warmup: bool) -> Engine:
     options: dict[str, Any] = {
         "library": spec.library,
         "device": spec.device or "cpu",
         "dtype": spec.dtype,
         "mode": spec.mode or "greedy",
         "as_is": spec.as_is or False,
-        "brief": brief,
+        "skip_warmup": skip_warmup,
     }
     model = Path(spec.model) if spec.model else None
     if (spec.parallel or 1) > 1:
@@ -263,14 +267,9 @@ def _remote(spec: EngineSpec, api_key: str) -> Any:
 
 def _outlines(spec: EngineSpec) -> Any:
     from sds.models.catalog.catalog import embedded_model  # noqa: PLC0415
-    from sds.models.text import outlines as local  # noqa: PLC0415
 
     model = Path(spec.model) if spec.model else embedded_model()
-    library = spec.library or ("transformers" if model.is_dir() else "llamacpp")
-    if library == "llamacpp":
-        driven = local.drive_llamacpp(model, threads=_threads())
-    else:
-        driven = local.drive_transformers(
-            model, device=spec.device or "cpu", dtype=spec.dtype or "fp32", threads=_threads()
-        )
-    return local.OutlinesWriter(driven, spec.backend or "outlines_core")
+    driven = outlines.drive(
+        model, _backend_of(spec).name, device=spec.device or "cpu", dtype=spec.dtype, threads=threads_asked()
+    )
+    return outlines.OutlinesWriter(driven, spec.backend or "outlines_core")

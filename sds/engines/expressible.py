@@ -158,7 +158,7 @@ def _spelling(question: Question) -> str:
 
 def _alive(question: Question) -> str:
     check_mask_constrains(TokenizerOnly(question.words))
-    return "the mask is alive: no walk through it leaves its language"
+    return "the mask is alive: no way through it leaves its language"
 
 
 def _decisions(question: Question) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,14 @@ from sds.engines.replicas import REPLICAS_MAX, Replicas
 from sds.host.machine import machine_name, usable_cores
 from sds.host.paths import model_cache
 from sds.kernel.errors import UsageError
-from sds.models.protocol import FOLDER_HINT, IN_8_BITS, INT8_REST, SLOTS_MAX, Backend, BackendError, Dtype, Library
+from sds.models.catalog.backends import BACKENDS, DEFAULT, library_for
+from sds.models.facts import Opening
+from sds.models.protocol import FOLDER_HINT, SLOTS_MAX, Backend, BackendError, Dtype, Library
 
 THREADS_MAX = 256
 SLOT_TOKENS = 2048  # of each of several slots: what a decision may cost, and a cache that stays small
 # a file, what runs it, in which data type (None: its own, or what was asked for), its SHA-256 where just looked at
 Opener = Callable[[Path, Library | None, Dtype | None, str | None], Backend]
-_DISTRIBUTIONS: dict[Library, str] = {
-    "llamacpp": "llama-cpp-python",
-    "transformers": "transformers",
-    "openvino": "openvino",
-    "integer": "sovereign-decision-stream",
-}
-_OF_GGUF: dict[Library, str] = {"openvino": "OpenVINO runs", "integer": "integer passes run"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,38 +59,21 @@ def open_weights(
         record = found.record
         runs = library or record.library
         try:
-            computes = _computed_in(runs, dtype or found.dtype_in(runs))
+            computes = dtype or found.dtype_in(runs) or BACKENDS[runs].usual_dtype()
             backend = opener(found.path, runs, computes, record.sha256)
         except BackendError as error:
             notice = not_used(error)
         else:
             backend.name = found.name_through(runs, computes)
-            measured = runs == "llamacpp"  # the noise was
+            measured = BACKENDS[runs].measures_variance
             noise = (record.shape_noise_logp_max, record.shape_noise_slots or 0) if measured else (None, 0)
             return LoadedModel(backend, runs, computes, (), *noise)
-    runs = library or "llamacpp"
-    computes = _computed_in(runs, dtype)
+    runs = library or DEFAULT
+    computes = dtype or BACKENDS[runs].usual_dtype()
     return LoadedModel(opener(source, library, computes, None), runs, computes, (notice,) if notice else ())
 
 
-def _computed_in(library: Library, dtype: Dtype | None) -> Dtype | None:
-    return dtype or usual_dtype(library)
-
-
-def usual_dtype(library: Library) -> Dtype | None:
-    """Return in what OpenVINO and integer passes compute where nobody says it, of another library None. Raises BackendError."""
-    if library == "integer":
-        from sds.models.int8.backend import IntegerBackend  # noqa: PLC0415  what was compiled is loaded when it is asked for
-
-        return IntegerBackend.usual_dtype()
-    if library == "openvino":
-        from sds.models.openvino_.backend import OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
-
-        return OpenvinoBackend.usual_dtype()
-    return None
-
-
-def _threads() -> int | None:
+def threads_asked() -> int | None:
     """Return what `SDS_THREADS` asks for; None: one for each core. Threads beyond the free cores cost dearly."""
     asked = os.environ.get("SDS_THREADS", "")
     if not asked:
@@ -107,7 +85,7 @@ def _threads() -> int | None:
 
 def cores() -> int:
     """Return how many threads all engines together may keep busy."""
-    return _threads() or usable_cores()
+    return threads_asked() or usable_cores()
 
 
 def open_backend(
@@ -120,100 +98,65 @@ def open_backend(
     threads: int | None = None,
     fingerprint: str | None = None,
     replicas: int = 1,
-    brief: bool = False,
+    skip_warmup: bool = False,
 ) -> Backend:
     """Load a model: unless `library` says otherwise a folder through transformers, a file through llama.cpp.
 
-    `device` is for transformers and llama.cpp, `dtype` for transformers (fp32), OpenVINO (bf16, where the processor
-    computes in it, else fp32) and integer passes (int8); llama.cpp runs
-    in the file's own types. With several `slots` each holds `SLOT_TOKENS`; in OpenVINO and integer passes, which take
-    memory as it is written, as many as one alone.
+    `device`: `cpu`, `cuda` or `cuda:1`; `dtype`: in which type it computes, left out: as the backend does. Which backend
+    takes which, its facts say. With several `slots` each holds `SLOT_TOKENS`, or as many as one alone where a backend takes
+    memory as it is written.
     `threads`: without it what `SDS_THREADS` says, or all cores. `fingerprint`: of a GGUF, where it was just looked at.
     `replicas`: how many engines over the weights, this one among them, are going to have so many threads each.
-    `brief`: for a few decisions; OpenVINO then opens sooner, and each takes a little longer, with the same bits.
+    `skip_warmup`: for a few decisions; it may open sooner, and each takes a little longer, with the same bits.
     Raises BackendError.
     """
-    room: dict[str, Any] = {"n_ctx": SLOT_TOKENS} if slots > 1 else {}
-    threads = threads or cores()
-    library = _library_of(path, library)
-    numbers: dict[str, Any] = {"dtype": dtype} if dtype else {}
-    if library == "transformers":
-        from sds.models.transformers_.backend import HfBackend  # noqa: PLC0415  torch is loaded when it is asked for
-
-        return HfBackend(path, device=device, threads=threads, slots=slots, **numbers, **room)
-    _check_processor(path, library, device, dtype)
-    if library == "openvino":
-        from sds.models.openvino_.backend import OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
-
-        copies: dict[str, Any] = {"lengths": ()} if brief else {}
-        return OpenvinoBackend(
-            path, threads=threads, slots=slots, engines=replicas, fingerprint=fingerprint, **numbers, **copies
+    library = library or library_for(folder=path.is_dir())
+    _check_taken(path, library, device, dtype)
+    return BACKENDS[library].open(
+        Opening(
+            path=path,
+            device=device,
+            dtype=dtype,
+            slots=slots,
+            slot_tokens=SLOT_TOKENS if slots > 1 else None,
+            threads=threads or cores(),
+            fingerprint=fingerprint,
+            replicas=replicas,
+            warm_up=() if skip_warmup else None,
         )
-    if library == "integer":
-        from sds.models.int8.backend import IntegerBackend  # noqa: PLC0415  what was compiled is loaded when it is asked for
-
-        return IntegerBackend(path, threads=threads, slots=slots, fingerprint=fingerprint, **numbers)
-    from sds.models.llamacpp.backend import LlamaBackend  # noqa: PLC0415  the library is loaded when a model is
-
-    return LlamaBackend(path, device=device, threads=threads, slots=slots, fingerprint=fingerprint, **room)
+    )
 
 
-def _library_of(path: Path, library: Library | None) -> Library:
-    return library or ("transformers" if path.is_dir() else "llamacpp")
-
-
-def _check_processor(path: Path, library: Library, device: str, dtype: Dtype | None) -> None:
-    """Refuse what a library does not take. Raises BackendError."""
-    if library in _OF_GGUF and path.is_dir():
-        raise BackendError(f"`{path}` is a folder: {_OF_GGUF[library]} GGUF files here", hint=FOLDER_HINT)
-    if library in _OF_GGUF and device != "cpu":
-        raise BackendError(
-            f"{_OF_GGUF[library]} on the processor alone", hint="choose llamacpp or transformers for a device"
-        )
-    if library == "llamacpp" and dtype is not None:
-        raise BackendError("llama.cpp runs in the file's own types", hint="choose another library for a dtype")
+def _check_taken(path: Path, library: Library, device: str, dtype: Dtype | None) -> None:
+    """Refuse what a backend does not take. Raises BackendError."""
+    backend = BACKENDS[library]
+    if path.is_dir() and not backend.reads_folders:
+        raise BackendError(f"`{path}` is a folder: {backend.title} runs GGUF files here", hint=FOLDER_HINT)
+    if device != "cpu" and not backend.on_gpus:
+        others = " or ".join(each.name for each in BACKENDS.values() if each.on_gpus)
+        raise BackendError(f"{backend.title} runs on the processor alone", hint=f"choose {others} for a device")
+    if dtype is not None and not backend.dtypes:
+        raise BackendError(f"{backend.title} runs in the file's own types", hint="choose another library for a dtype")
 
 
 def library_of_record(facts: Mapping[str, Any]) -> Library | None:
     """Return which library the facts of a decision name; None: none that this program has."""
     name = str(facts.get("library", "")).partition(" ")[0]
-    return next((library for library, distribution in _DISTRIBUTIONS.items() if distribution == name), None)
+    return next((backend.name for backend in BACKENDS.values() if backend.distribution == name), None)
 
 
 def runtime_facts(
     library: Library, *, device: str = "cpu", dtype: Dtype | None = None, threads: int | None = None
 ) -> dict[str, object]:
     """Return what runs a model, as the record keeps it: beside the weights, all that its numbers depend on."""
-    distribution = _DISTRIBUTIONS[library]
-    facts: dict[str, object] = {
-        "library": f"{distribution} {version(distribution)}",
+    backend = BACKENDS[library]
+    return {
+        "library": f"{backend.distribution} {version(backend.distribution)}",
         "numpy": version("numpy"),
         "threads": threads or cores(),
         "machine": machine_name(),
+        **backend.facts(device, dtype),
     }
-    if library == "transformers":
-        facts |= {"torch": version("torch"), "device": device, "dtype": dtype or "fp32"}
-        return facts if device == "cpu" else facts | {"card": _card_of_torch(device)}
-    if library == "llamacpp":
-        return facts if device == "cpu" else facts | {"device": device, "card": _cards_of_llama(device)}
-    facts["dtype"] = dtype = _computed_in(library, dtype)
-    if library == "integer":
-        from sds.models.int8.sources import passes_sources  # noqa: PLC0415
-
-        return facts | {"passes": passes_sources()}
-    return facts | ({"in_8_bits": IN_8_BITS, "rest": INT8_REST[dtype]} if dtype in INT8_REST else {})
-
-
-def _card_of_torch(device: str) -> str:
-    import torch  # noqa: PLC0415  it is loaded when it is asked for
-
-    return torch.cuda.get_device_name(device)
-
-
-def _cards_of_llama(device: str) -> str:
-    from sds.models.llamacpp.gpus import gpu_names  # noqa: PLC0415  the library is loaded when a model is
-
-    return ", ".join(gpu_names(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +175,7 @@ def open_engine(
 ) -> NativeEngine:
     """Load a model, the embedded GGUF when `model` is None; unless `as_is`, as it was prepared for this machine.
 
-    `options`: `library`, `device`, `dtype`, `mode`, `noise_logp_max`, `as_is`, `brief`. Raises ModelError, UsageError.
+    `options`: `library`, `device`, `dtype`, `mode`, `noise_logp_max`, `as_is`, `skip_warmup`. Raises ModelError, UsageError.
     """
     return _open(model, lambda _: Resources(slots, threads), now_ms=now_ms, **options)
 
@@ -248,35 +191,25 @@ def _open(
     mode: Mode = "greedy",
     noise_logp_max: float | None = None,
     as_is: bool = False,
-    brief: bool = False,
+    skip_warmup: bool = False,
 ) -> NativeEngine:
     """Open it with the share that the library gets which turns out to run it."""
     from sds.models.catalog.catalog import embedded_model  # noqa: PLC0415
 
     def opener(path: Path, runs: Library | None, computes: Dtype | None, fingerprint: str | None) -> Backend:
-        runs = _library_of(path, runs)
-        share = share_of(runs)
-        return open_backend(
-            path,
-            library=runs,
-            device=device,
-            dtype=computes,
-            slots=share.slots,
-            threads=share.threads,
-            replicas=share.replicas,
-            fingerprint=fingerprint,
-            brief=brief,
-        )
+        runs = runs or library_for(folder=path.is_dir())
+        how = {"device": device, "skip_warmup": skip_warmup, **asdict(share_of(runs))}
+        return open_backend(path, library=runs, dtype=computes, fingerprint=fingerprint, **how)
 
     with telling():
         path = model or embedded_model()
-        asked = _library_of(path, library)
+        asked = library or library_for(folder=path.is_dir())
         check_slots(share_of(asked).slots, mode)
-        if as_is or asked == "transformers" or device != "cpu":  # what was prepared is for the processor
-            dtype = _computed_in(asked, dtype)
+        _check_taken(path, asked, device, dtype)
+        if as_is or not BACKENDS[asked].measured_in or device != "cpu":  # what was prepared is for the processor
+            dtype = dtype or BACKENDS[asked].usual_dtype()
             opened = LoadedModel(opener(path, asked, dtype, None), asked, dtype)
         else:
-            _check_processor(path, asked, device, dtype)
             opened = open_weights(path, opener, cache=model_cache(), library=library, dtype=dtype)
     share = share_of(opened.library)
     if noise_logp_max is None and 1 < share.slots <= opened.noise_slots:
@@ -309,8 +242,8 @@ def open_parallel(
 ) -> NativeEngine | Replicas:
     """Open for so many decisions at once, in the way that suits the library which runs it; else as `open_engine`.
 
-    A slot for each where they share passes: on a card, in transformers, OpenVINO and integer passes; in llama.cpp on the processor,
-    where passes have nothing to share but the cores, engines side by side, no more than cores.
+    A slot for each where they share passes; in a backend whose passes have nothing to share on the processor but the cores,
+    engines side by side, no more than cores.
     """
     if not 1 <= parallel <= SLOTS_MAX:
         raise UsageError(f"{parallel} decisions at once are not between 1 and {SLOTS_MAX}")
@@ -320,7 +253,7 @@ def open_parallel(
     together = Resources(min(parallel, SLOTS_MAX if mode == "greedy" else SLOTS_EXACT_MAX))
 
     def share_of(library: Library) -> Resources:
-        return Resources(threads=threads) if library == "llamacpp" and on_processor else together
+        return Resources(threads=threads) if on_processor and not BACKENDS[library].shares_passes else together
 
     engine = _open(model, share_of, now_ms=now_ms, mode=mode, **options)
     return engine if engine.slots > 1 or replicas == 1 else _beside(engine, replicas, threads, now_ms)

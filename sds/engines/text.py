@@ -88,9 +88,9 @@ class TextEngine:
         said = language(packet.envelope, packet.snapshot.id)
         if (sentence := _one_sentence(said)) is not None:
             return sentence, Decoding(model=NOT_ASKED, duration_ms=(perf_counter() - began) * 1000)
-        system, *told = packet.texts
+        system, *texts = packet.texts
         grammar = grammar_of(said, self._writer.form)
-        user = f"{''.join(told)}{_form_hint(said, self._writer.form)}"
+        user = f"{''.join(texts)}{_form_hint(said, self._writer.form)}"
         found = self._write((system, user), grammar, tokens_max, packet.expires_at_ms)
         measured = Decoding(
             model=self.model,

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
 from contextlib import closing, suppress
 from pathlib import Path
 
 from sds.host import keys
+from sds.host.clock import now_ms
 from sds.kernel.errors import SdsError, StoreError
 from sds.kernel.executor.protocol import Signer
 from sds.kernel.storage.checkpoints import LedgerKey, PublicKeys, Witness, newest, refuse_altered_ledger
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.ledger import Head, head
 from sds.kernel.storage.store import Reader, Store
-
-GATES = ("refund",)  # the gates that ship with this package
 
 
 def home() -> Path:
@@ -167,7 +165,3 @@ def known_public_keys(folder: Path) -> tuple[PublicKeys, Path] | None:
         return ring.ledger.public, path
     path = folder / keys.PUBLIC_FILE
     return (keys.read_public(path), path) if path.exists() else None
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000

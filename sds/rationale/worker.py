@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from sds.engines.protocol import Engine, Explains
+from sds.kernel.context.rationale import explain
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import SdsError, UsageError
@@ -93,7 +94,8 @@ class Rationales:
             text = self._engine.explain(packet, data, chars_max=contract.explanation_chars_max, deadline_ms=deadline_ms)
             with self._recording:
                 if not self._abandoned:
-                    self._kernel.explain(packet.dfid, text)
+                    explain(self._kernel.store, contract, packet.dfid, text, now_ms=self._now_ms())
+                    self._log("rationale.recorded", {"dfid": packet.dfid})
                     return
             self._skip(packet, "CLOSED")
         except SdsError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,12 +21,13 @@ from sds.benchmarks.peer.contenders import Contender, ours_with
 from sds.benchmarks.peer.process import PeerProcess
 from sds.benchmarks.peer.tally import KINDS, PeerTally, speedups
 from sds.benchmarks.peers import Entry
-from sds.engines.factory import usual_dtype
+from sds.gates.opening import preview_kernel
 from sds.gates.refund import gate
 from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.errors import UsageError
 from sds.kernel.flow.intake import read_event
 from sds.models.catalog.catalog import embedded_model
+from sds.models.openvino_.facts import OPENVINO
 from tests.models.catalog.preparing import in_openvino
 from tests.questions import asked
 
@@ -303,9 +305,13 @@ def test_ours_is_asked_once_where_nothing_tells_it_apart() -> None:
 def test_ours_in_whole_numbers_is_compared_with_what_is_installed(
     installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contenders, "find_spec", lambda _: installed or None)
+    monkeypatch.setattr(
+        contenders,
+        "OPENVINO",
+        replace(OPENVINO, version=lambda: "2026.4" if installed else None, usual_dtype=lambda: "bf16"),
+    )
     found = [each.name for each in ours_with(Weights(Path("mine.gguf"), "integer", "int8"))]
-    alike = f"ours-{usual_dtype('openvino')}" if installed else "ours-llamacpp"
+    alike = "ours-bf16" if installed else "ours-llamacpp"
     assert ["ours", alike, "ours-llamacpp"] == found
 
 
@@ -347,7 +353,7 @@ def test_the_packets_of_the_benchmark_are_of_the_two_kinds_it_says(tmp_path: Pat
 
 
 def test_a_packet_narrowed_to_a_denial_has_no_number_left(tmp_path: Path) -> None:
-    with gate.preview_kernel(tmp_path) as kernel:
+    with preview_kernel(gate.gate, tmp_path) as kernel:
         events = (read_event(kernel.contract, queued.event) for queued in gate.read_queue(tmp_path))
         packets = list(islice((p for p in map(kernel.preview, events) if len(p.texts) > 3), 3))
         denials = [narrow_to_denial(kernel, packet, 0) for packet in packets]

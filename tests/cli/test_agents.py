@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sds.host.paths import decisions_path, now_ms, open_record
+from sds.host.clock import now_ms
+from sds.host.paths import decisions_path, open_record
 from sds.kernel.audit import verify
 from sds.kernel.executor import breaker
 from sds.kernel.registry import registry

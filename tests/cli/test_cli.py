@@ -209,7 +209,7 @@ MISTAKES = [
     (("envelope", "refund", "--event", "Makefile"), 2, "error: the event is not JSON"),
     (("grammar", "refund", "--event", "Makefile", "--format", "xml"), 2, "error: there is no format `xml`"),
     (("audit", "no-such-flow"), 2, "error: there is no flow `no-such-flow`"),
-    (("audit", "x", "--gate", "../etc"), 2, "error: `../etc` is not the name of a gate"),
+    (("audit", "x", "--gate", "../etc"), 2, "error: there is no gate at `../etc`: no such file or folder"),
     (("ledger", "verify", "--head", "nonsense"), 2, "error: `nonsense` is not a head"),
     (("ledger", "burn"), 2, "No such command 'burn'"),
     (("agents", "suspend", "nobody", "--reason", "r"), 2, "error: there is no agent `nobody`"),
@@ -231,7 +231,7 @@ MISTAKES = [
     (
         ("run", "refund", "--limit", "1", "--library", "llamacpp", "--model", "tests"),
         2,
-        "mend:  name a GGUF file: a folder runs in transformers alone",
+        "mend:  leave out --library",
     ),
     (("contracts", "check", "sds/gates/refund/contract.yaml", "--model", "tests"), 2, "mend:  name a GGUF file: "),
     (("run", "refund", "--backend", "llguidance"), 2, "error: `native` has no use for `backend`"),

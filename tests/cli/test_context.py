@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sds.host import paths
+from sds.host.clock import now_ms
 from sds.kernel.context import artifacts
 from sds.kernel.context.artifacts import ARTIFACT_BYTES_MAX, DAY_MS
 from tests.cli.conftest import Shell
@@ -40,7 +41,7 @@ def test_an_artifact_is_put_replaced_listed_and_retired(desk: Shell, tmp_path: P
 
 def test_a_sweep_says_what_it_removed_and_the_record_still_verifies(desk: Shell) -> None:
     with closing(paths.open_record(paths.gate_home("refund"))) as store:
-        past_ms = paths.now_ms() - 1000 * DAY_MS
+        past_ms = now_ms() - 1000 * DAY_MS
         artifacts.put(store, "fares", "Fares are net.", who="desk", reason="r", now_ms=past_ms)
         artifacts.retire(store, "fares", who="desk", reason="r", now_ms=past_ms)
     assert ["1 removed", "0 removed"] == [

@@ -22,7 +22,7 @@ from sds.kernel.contract.schema import load_contract
 from sds.kernel.errors import SdsError
 from sds.kernel.flow.intake import parse_event
 from sds.kernel.storage.ledger import GENESIS, Head
-from sds.models.catalog.catalog import GgufLibrary, Machine, Measured, Record, Source, read_record
+from sds.models.catalog.catalog import Machine, Measured, Record, Source, read_record
 from sds.models.protocol import BackendError
 from tests.kernel.damage import cells, damage, damaged
 from tests.kernel.tampering import full_record
@@ -35,7 +35,7 @@ engines:
 """
 EVENT = b'{"claim_id": "C-1", "ticket_id": "T-1", "claim_text": "caf\xc3\xa9"}'
 CLAIM = EVENT.replace(b"}", b', "cause": "weather"}\n')
-LIBRARY: GgufLibrary = "llamacpp"
+LIBRARY = "llamacpp"
 MEASURED = Measured(
     type="Q8_0", library=LIBRARY, ms_min=1.0, ms_p50=2.0, ms_max=3.0, decisions=5, bytes=7, kl_mean=0.01
 )

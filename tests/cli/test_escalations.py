@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from sds.gate import Gate
 from sds.gates.refund import gate as desk
 from sds.gates.refund.rail.client import RailProcess
 from sds.gates.refund.world.airline import move_ticket
-from sds.host.paths import decisions_path, now_ms
+from sds.host.clock import now_ms
+from sds.host.paths import decisions_path
 from sds.kernel.audit import verify
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import Decoding
@@ -30,6 +31,7 @@ from sds.kernel.errors import UsageError
 from sds.kernel.flow.answer import Answer
 from sds.kernel.storage.store import Store
 from tests.cli.conftest import Shell
+from tests.gates.refund import open_refund
 from tests.kernel.durable import proposal
 from tests.proposers import Says
 from tests.scale import seeded
@@ -86,7 +88,7 @@ def cli(template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monk
 
 
 def refund_gate(cli: Cli, engine: Says, with_rail: Callable[[RailProcess], object] = lambda _: None) -> Gate:
-    return desk.open_refund(cli.folder, engine=engine, with_rail=with_rail)
+    return open_refund(cli.folder, engine=engine, with_rail=with_rail)
 
 
 def payable(gate: Gate, kind: str) -> dict[str, str]:
@@ -168,7 +170,7 @@ def test_an_override_pays_what_was_proposed_after_an_acknowledgement_and_once(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terms = always("REFUND_TICKET")
-    monkeypatch.setattr(desk, "load_refund_contract", lambda: terms)
+    monkeypatch.setattr(desk, "gate", replace(desk.gate, contract=terms))
     case = escalated(cli, "REFUND_TICKET", says("REFUND_TICKET", "NOT_TRAVELLED", amount="12.00"))
     (facts,) = cli.json("escalations", "list")
     assert ("REFUND_TICKET amount 12.00", "HIGH", "APPROVAL_REQUIRED") == (

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sds.host.paths import now_ms, open_record, signer
+from sds.host.clock import now_ms
+from sds.host.paths import open_record, signer
 from sds.kernel.registry import registry
 from tests.cli.conftest import Shell
 from tests.kernel.durable import contract

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from sds.cli.common import operator
+from sds.gate import Gate
 from sds.gates.refund import gate as desk
 from sds.gates.refund.gate import read_queue
 from sds.gates.refund.rail.store import Order, PayoutStore
-from sds.host.paths import decisions_path, now_ms
+from sds.host.clock import now_ms
+from sds.host.paths import decisions_path
 from sds.kernel.audit import verify
 from sds.kernel.flow.answer import Answer
 from sds.kernel.storage.store import Store
@@ -50,7 +52,7 @@ def cli(
 
 
 def decide(folder: Path, events: list[dict[str, str]]) -> list[Answer]:
-    with desk.open_refund(folder, engine=Greedy()) as gate:
+    with Gate.load("refund", folder=folder, engine=Greedy()) as gate:
         return [gate.decide(event) for event in events]
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from sds.cli.common import ChosenGate
 from sds.cli.decisions import decide, run
+from sds.cli.engines import EngineOptions
 from sds.cli.setup import doctor, models
 from sds.engines import expressible
 from sds.engines.expressible import refuse_unsayable
@@ -20,7 +22,8 @@ from sds.engines.protocol import Engine
 from sds.gate import Gate
 from sds.gates.refund import gate
 from sds.gates.refund.gate import load_refund_contract, read_queue
-from sds.host.paths import decisions_path, now_ms, open_record
+from sds.host.clock import now_ms
+from sds.host.paths import decisions_path, open_record
 from sds.kernel.errors import ModelError, SdsError
 from sds.models.catalog.catalog import embedded_model
 from sds.models.catalog.inspect import Inspected, inspect_model
@@ -84,16 +87,16 @@ def test_what_models_check_calls_no_is_refused_before_the_first_event(
         models.check(path)
     assert f"no  {check}: " in capsys.readouterr().out
     with pytest.raises(SdsError, match=r"1 of [0-9]+ checks failed"):
-        doctor.doctor(model=path)
+        doctor.doctor(EngineOptions(path))
     assert "FAIL  model and mask: " in capsys.readouterr().out
     with pytest.raises(SdsError):
-        run.run("refund", limit=2, model=path)
+        run.run(ChosenGate("refund"), limit=2, options=EngineOptions(path))
     with pytest.raises(SdsError):
-        run.run("refund", limit=2, model=path, saga="REFUND_WITH_VOUCHER")
+        run.run(ChosenGate("refund"), limit=2, options=EngineOptions(path), saga="REFUND_WITH_VOUCHER")
     event = tmp_path / "event.json"
     event.write_text(str(read_queue(home)[0].event).replace("'", '"'))
     with pytest.raises(SdsError):
-        decide.decide("refund", str(event), model=path)
+        decide.decide(ChosenGate("refund"), str(event), EngineOptions(path))
     with pytest.raises(SdsError):
         Gate.load("refund", folder=home, model=path)
     assert 0 == claimed(home)
@@ -104,7 +107,7 @@ def test_a_run_that_begins_anew_sets_nothing_aside_for_a_model_that_is_refused(
 ) -> None:
     path = FAULTS["raises"][1](tmp_path / "m.gguf", vocabulary)
     with pytest.raises(ModelError, match="cannot decide under `refund`"):
-        run.run("refund", limit=2, model=path, reset=True)
+        run.run(ChosenGate("refund"), limit=2, options=EngineOptions(path), reset=True)
     assert [home] == list(home.parent.iterdir())
 
 

@@ -12,7 +12,7 @@ from sds.gate import Gate
 from sds.gates.refund.gate import airline_path, ensure_world, load_refund_contract, read_queue
 from sds.gates.refund.rail.client import RailProcess
 from sds.gates.refund.source import TicketSource
-from sds.host.paths import now_ms
+from sds.host.clock import now_ms
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from tests.cli.conftest import Shell
 from tests.gates.test_saga_gate import SAGA, STEPS

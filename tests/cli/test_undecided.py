@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sds.gates.refund.gate import recovery_kernel
+from sds.gates.opening import recovery_kernel
+from sds.gates.refund.gate import gate
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.flow.intake import read_event
 from tests.cli.conftest import Shell
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("cli")
 def waiting(shell: Shell, report: Any) -> str:
     """Return the flow of the queue's next claim, which got no turn."""
     event = json.loads(shell.ok("events", "refund", "--limit", "1"))
-    with recovery_kernel(shell.home / "refund") as kernel:
+    with recovery_kernel(gate, shell.home / "refund") as kernel:
         packet = kernel.open(read_event(kernel.contract, event))
         assert isinstance(packet, DecisionPacket)
         return kernel.not_decided(packet, "QUEUE_FULL", "256 decisions wait already").dfid

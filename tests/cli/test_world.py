@@ -12,6 +12,7 @@ import pytest
 
 from sds.cli import common
 from sds.cli.decisions import run as runs
+from sds.gates.refund.gate import gate
 from sds.host.paths import decisions_path, key_path
 from sds.kernel.errors import ModelError, SdsError, UsageError
 from sds.kernel.registry import registry
@@ -117,9 +118,9 @@ GOOD = {
 def test_a_run_that_proves_nothing_or_breaks_a_promise_fails(
     changed: dict[str, object], error: type[SdsError], message: str
 ) -> None:
-    runs._judge(GOOD, "drift")
+    runs._judge(gate, GOOD, "drift")
     with pytest.raises(error, match=message):
-        runs._judge(GOOD | changed, "drift")
+        runs._judge(gate, GOOD | changed, "drift")
 
 
 def shell_in(home: Path, path: str = "") -> Callable[..., str]:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sds.engines.config import load_engines, open_chain, parse_engines
-from sds.host.paths import now_ms
+from sds.engines import config
+from sds.engines.config import EngineSpec, load_engines, open_chain
+from sds.host.clock import now_ms
 from sds.kernel.errors import ModelError, UsageError
 from tests.engines.servers import LlamaServer, free_port
 
@@ -23,6 +24,10 @@ engines:
   - {name: middle, kind: outlines, model: /models/folder, library: transformers, backend: xgrammar, dtype: bf16}
   - {name: here, kind: native}
 """
+
+
+def parse_engines(text: str, *, name: str = "engines") -> tuple[EngineSpec, ...]:
+    return config.parse_engines(text, name=name)[0]
 
 
 def test_a_file_is_read_into_engines_in_its_order() -> None:
@@ -80,7 +85,7 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
         ),
         (
             "engines:\n  - {name: a, kind: native, library: openvino, device: cuda}\n",
-            "f.yaml:2: engines.0.device: `device` is for the libraries transformers and llamacpp",
+            "f.yaml:2: engines.0.device: `device` is for the libraries llamacpp and transformers",
         ),
         (
             "engines:\n  - {name: a, kind: native, device: cuda, replicas: 2}\n",

@@ -97,7 +97,7 @@ def closings(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Return a list that grows by each model that is closed."""
     from sds.models.cache.prefix_caching import PrefixCachingBackend
     from sds.models.llamacpp.backend import LlamaBackend
-    from sds.models.text.outlines_llamacpp import DrivenLlama
+    from sds.models.text.outlines import DrivenLlama
 
     closed: list[object] = []
 

@@ -18,14 +18,13 @@ from sds.kernel.envelope.envelope import envelope_of
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.kernel.errors import ModelError
 from sds.models.protocol import BackendError
+from sds.models.text import outlines
 from sds.models.text.outlines import (
     CORE_FREE_CHARS_MAX,
     CORE_REGEX_CHARS_MAX,
     Driven,
     Guard,
     OutlinesWriter,
-    drive_llamacpp,
-    drive_transformers,
 )
 from sds.models.text.protocol import Grammar, Processing
 from tests.engines.conftest import decide, running_ms
@@ -51,9 +50,8 @@ Open = Callable[[str, Processing], OutlinesWriter]
 @pytest.fixture(scope="module")
 def drive(tiny_path: Callable[[int], Path], tiny_folder: Callable[[int], Path]) -> Drive:
     def open_one(library: str) -> Driven:
-        if library == "transformers":
-            return drive_transformers(tiny_folder(1), n_ctx=2048, threads=1)
-        return drive_llamacpp(tiny_path(1), n_ctx=2048, threads=1)
+        path = tiny_folder(1) if library == "transformers" else tiny_path(1)
+        return outlines.drive(path, library, n_ctx=2048, threads=1)
 
     return open_one
 
@@ -233,8 +231,7 @@ def test_a_mask_that_permits_everything_is_refused_at_the_start(
 
 
 def test_a_mask_that_is_never_called_is_noticed(writer: OutlinesWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = writer._driven.outlines_model
-    monkeypatch.setattr(model.type_adapter, "format_output_type", lambda _output_type: None)
+    monkeypatch.setattr(writer._driven, "generate", lambda *_: "Of course, I will pay!")
     with pytest.raises(BackendError, match="the model was run without its mask"):
         writer.write("Decide.", "A claim.", grammar_of(refund_language(), "regex"), tokens_max=20, timeout_s=60)
 
@@ -307,11 +304,11 @@ def test_xgrammar_needs_transformers(drive: Drive) -> None:
         OutlinesWriter(drive("llamacpp"), "xgrammar")
 
 
-@pytest.mark.parametrize("drive_one", [drive_llamacpp, drive_transformers])
-def test_a_file_that_is_no_model_is_refused(drive_one: Callable[..., Driven], tmp_path: Path) -> None:
+@pytest.mark.parametrize("library", outlines.PROCESSINGS)
+def test_a_file_that_is_no_model_is_refused(library: str, tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + b"\x00" * 100)
     with pytest.raises(BackendError, match="damaged or of a kind"):
-        drive_one(tmp_path / "m.gguf", threads=1)
+        outlines.drive(tmp_path / "m.gguf", library, threads=1)
 
 
 @pytest.mark.parametrize("missing", ["outlines", "xgrammar"])
@@ -321,7 +318,7 @@ def test_a_package_that_is_missing_is_one_line_with_its_mend(
     driven = drive("transformers")
     monkeypatch.setitem(sys.modules, missing, None)
     opening: dict[str, Callable[[], object]] = {
-        "outlines": lambda: drive_llamacpp(tiny_path(1), threads=1),
+        "outlines": lambda: outlines.drive(tiny_path(1), "llamacpp", threads=1),
         "xgrammar": lambda: OutlinesWriter(driven, "xgrammar"),
     }
     with pytest.raises(BackendError, match=f"the package {missing} is missing") as refused:

@@ -26,7 +26,7 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import prompt_sections
-from sds.models.text.outlines import OutlinesWriter, drive_llamacpp
+from sds.models.text.outlines import OutlinesWriter, drive
 from sds.models.text.servers import RemoteWriter
 from tests.decoding.reference import greedy_action, looking, normalised
 from tests.engines.conftest import running_ms
@@ -134,7 +134,7 @@ def assert_same(ours: list[Ours], engine: Engine, backend: LlamaBackend, *, forc
 
 @pytest.mark.timeout(7200)
 def test_outlines_over_llama_cpp_decides_as_ours_does(ours: list[Ours], native: LlamaBackend, own_gguf: Path) -> None:
-    writer = OutlinesWriter(drive_llamacpp(own_gguf, threads=TINY_THREADS), "llguidance")
+    writer = OutlinesWriter(drive(own_gguf, "llamacpp", threads=TINY_THREADS), "llguidance")
     assert_same(
         ours, TextEngine("outlines", writer, nonce=lambda: NONCE, now_ms=running_ms), native, forced_as_usual=True
     )

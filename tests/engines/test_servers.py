@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -20,11 +21,22 @@ from sds.kernel.envelope.envelope import envelope_of
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.kernel.errors import ModelError
 from sds.models.protocol import BackendError
-from sds.models.text.http import BODY_BYTES_MAX, Address
+from sds.models.text.http import BODY_BYTES_MAX, Address, post
 from sds.models.text.protocol import Form, Server
 from sds.models.text.servers import FORMS, RemoteWriter
 from tests.engines.conftest import decide, running_ms
-from tests.engines.servers import FAULTS, LlamaServer, Misdeed, body_of, completion, free_port, hang, misbehaving, reply
+from tests.engines.servers import (
+    FAULTS,
+    HANG_S,
+    LlamaServer,
+    Misdeed,
+    body_of,
+    completion,
+    free_port,
+    hang,
+    misbehaving,
+    reply,
+)
 from tests.kernel.durable import World, contract, deny
 from tests.model_fixtures import refund_language
 from tests.scale import scale, seeded
@@ -238,6 +250,21 @@ def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch
             monkeypatch.setenv(name, proxy)
         assert "m" == _sent("openai")["model"]
         assert [] == asked
+
+
+def test_a_name_look_up_that_hangs_is_left_behind_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go = threading.Event()
+
+    def hanging(*_: object, **__: object) -> None:
+        let_go.wait(HANG_S)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hanging)
+    began = time.monotonic()
+    with pytest.raises(BackendError, match="the server did not answer within 200 ms"):
+        post(Address("http://nowhere.example/v1"), "/x", b"{}", {}, timeout_s=0.2)
+    assert time.monotonic() - began < HANG_S / 4
+    let_go.set()
 
 
 def test_an_answer_longer_than_the_limit_is_refused() -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from sds.gates.opening import preview_kernel, recovery_kernel
 from sds.gates.refund import gate
 from sds.gates.refund.world.tickets import World
-from sds.host.paths import decisions_path, now_ms
+from sds.host.clock import now_ms
+from sds.host.paths import decisions_path
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import UsageError
 from sds.kernel.flow import intake
@@ -51,7 +53,7 @@ def test_the_world_is_made_in_a_private_folder_with_nothing_left_over(world: Pat
 
 
 def test_looking_makes_no_record_and_no_key(folder: Path) -> None:
-    with gate.preview_kernel(folder) as kernel:
+    with preview_kernel(gate.gate, folder) as kernel:
         assert any(len(packet.envelope.names) > 1 for packet in packets(kernel, folder))
         temporary = kernel.store.path
 
@@ -65,7 +67,7 @@ def test_looking_reads_the_record_that_is_there_and_adds_nothing(folder: Path) -
         registry.register(store, other, by="registry", now_ms=now_ms())
         registry.set_halted(store, True, by="test", reason="to be seen", now_ms=now_ms())
         before = ledger.head(store)
-        with gate.preview_kernel(folder) as kernel:
+        with preview_kernel(gate.gate, folder) as kernel:
             shown = {packet.envelope.names for packet in packets(kernel, folder)}
 
         assert {("ESCALATE",)} == shown
@@ -76,17 +78,17 @@ def test_looking_reads_the_record_that_is_there_and_adds_nothing(folder: Path) -
 
 def test_a_record_that_does_not_know_the_agent_yet_is_left_as_it_is(folder: Path) -> None:
     with closing(Store(decisions_path(folder))) as store:
-        with gate.preview_kernel(folder) as kernel:
+        with preview_kernel(gate.gate, folder) as kernel:
             assert kernel.store.path != store.path
         assert [] == registry.agents(store)
 
 
 def test_recovery_works_on_the_real_tickets_and_puts_no_contract_in_force(folder: Path) -> None:
-    with pytest.raises(UsageError, match="is not registered in this store"), gate.recovery_kernel(folder):
+    with pytest.raises(UsageError, match="is not registered in this store"), recovery_kernel(gate.gate, folder):
         pass
     with closing(Store(decisions_path(folder))) as store:
         registry.register(store, gate.load_refund_contract(), by="operator", now_ms=1)
-    with gate.recovery_kernel(folder) as kernel:
+    with recovery_kernel(gate.gate, folder) as kernel:
         assert decisions_path(folder) == kernel.store.path
         assert any(len(packet.envelope.names) > 1 for packet in packets(kernel, folder))
 

@@ -10,15 +10,18 @@ import pytest
 
 from sds.engines.native import NativeEngine
 from sds.gate import Gate
-from sds.gates.refund.gate import QueuedClaim, ensure_world, open_refund, read_queue
+from sds.gates.definition import QueuedCase
+from sds.gates.refund import gate as definition
+from sds.gates.refund.gate import ensure_world, read_queue
 from sds.gates.refund.rail.client import RailProcess
-from sds.gates.refund.run import outcome
-from sds.host.paths import now_ms
+from sds.gates.runner import outcome
+from sds.host.clock import now_ms
 from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import EventError, UsageError
 from sds.kernel.flow.answer import Answer
 from sds.models.llamacpp.backend import LlamaBackend
+from tests.gates.refund import open_refund
 from tests.proposers import Greedy
 
 CLAIMS = 120
@@ -38,7 +41,7 @@ def gate(folder: Path) -> Iterator[tuple[Gate, RailProcess]]:
         yield opened, rails[0]
 
 
-def undecided(gate: Gate, folder: Path) -> list[QueuedClaim]:
+def undecided(gate: Gate, folder: Path) -> list[QueuedCase]:
     known = {row[0] for row in gate.store.rows("SELECT event_id FROM events")}
     return [claim for claim in read_queue(folder) if claim.event["claim_id"] not in known]
 
@@ -118,7 +121,7 @@ def test_a_malformed_event_is_refused_in_plain_words(gate: tuple[Gate, RailProce
 )
 def test_a_payment_that_is_in_doubt_is_not_counted_as_paid(execution: str, shown: str) -> None:
     answer = Answer("flow", "refund", "C1", "CLOSED", "ACCEPTED", "REFUND_TICKET", execution=execution)
-    assert shown == outcome(answer)
+    assert shown == outcome(answer, definition.gate)
 
 
 def test_there_is_no_gate_by_another_name(tmp_path: Path) -> None:

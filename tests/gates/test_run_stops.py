@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
+from sds.cli.common import ChosenGate
 from sds.cli.decisions import run as cli
 from sds.engines.protocol import Engine
 from sds.engines.queueing import QueueTimeoutError
+from sds.gates import runner
 from sds.gates.refund import gate
-from sds.gates.refund import run as refund
 from sds.gates.refund.gate import ensure_world, load_refund_contract, read_queue
 from sds.gates.refund.rail.client import RailProcess
-from sds.host.paths import now_ms, open_record
+from sds.host.clock import now_ms
+from sds.host.paths import open_record
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import ModelError, UsageError, WorldError
 from sds.kernel.flow.answer import Answer
@@ -26,6 +28,7 @@ from sds.kernel.storage.store import Store
 from tests.proposers import Greedy
 
 AGENT = "refund-agent"
+REFUND = ChosenGate("refund")
 LIMIT = 4
 
 
@@ -56,7 +59,7 @@ def suspend(store: Store) -> None:
 
 
 def go(folder: Path, count: int, act: Callable[[Store], object]) -> dict[str, object]:
-    return refund.run(folder, limit=LIMIT, engine=Greedy(), chaos=None, on_decided=after(folder, count, act))
+    return runner.run(gate.gate, folder, limit=LIMIT, engine=Greedy(), on_decided=after(folder, count, act))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +110,7 @@ def test_several_claims_at_once_are_reported_in_the_order_of_the_queue(folder: P
     def decided(answer: Answer) -> None:
         seen.append((answer.event_id, get_ident()))
 
-    report = refund.run(folder, limit=12, engine=Greedy(), chaos=None, on_decided=decided, parallel=4)
+    report = runner.run(gate.gate, folder, limit=12, engine=Greedy(), on_decided=decided, parallel=4)
     queue = [claim.event["claim_id"] for claim in read_queue(folder)]
     assert [(claim, get_ident()) for claim in queue[:12]] == seen
     assert (12, 0, 0, []) == tuple(
@@ -130,7 +133,7 @@ def test_several_at_once_stop_too_and_use_up_no_more_than_are_under_way(folder: 
         suspend(store)
         suspended.set()
 
-    report = refund.run(folder, limit=30, engine=Waits(), chaos=None, on_decided=after(folder, 1, stop), parallel=3)
+    report = runner.run(gate.gate, folder, limit=30, engine=Waits(), on_decided=after(folder, 1, stop), parallel=3)
     assert "is not active but SUSPENDED" in report["stopped"][0]
     assert report["decisions"] < 30
     assert [] == report["record_faults"]
@@ -139,21 +142,21 @@ def test_several_at_once_stop_too_and_use_up_no_more_than_are_under_way(folder: 
 @pytest.mark.parametrize("other", [{"chaos": "drift"}, {"saga": "REFUND_WITH_VOUCHER"}])
 def test_chaos_and_sagas_decide_one_by_one(folder: Path, other: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"--parallel does not go with --{next(iter(other))}: they decide one by one"):
-        cli.run("refund", limit=LIMIT, parallel=2, **other)
+        cli.run(REFUND, limit=LIMIT, parallel=2, **other)
 
 
 def test_the_command_shows_what_was_decided_and_fails_in_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stop = after(folder, 2, suspend)
-    monkeypatch.setattr(refund, "run", lambda *args, whole=refund.run, **kw: whole(*args, **{**kw, "on_decided": stop}))
+    monkeypatch.setattr(runner, "run", lambda *args, whole=runner.run, **kw: whole(*args, **{**kw, "on_decided": stop}))
     with pytest.raises(WorldError) as stopped:
-        cli.run("refund", limit=LIMIT)
+        cli.run(REFUND, limit=LIMIT)
     assert "stopped after 2 of 4 claims: agent `refund-agent` is not active but SUSPENDED" in str(stopped.value)
     assert f"sds agents reactivate {AGENT} --reason ..." == stopped.value.hint
     assert "2 claims, decided by greedy" in capsys.readouterr().out
     with pytest.raises(UsageError, match="is not active but SUSPENDED: escalation budget exhausted"):
-        cli.run("refund", limit=LIMIT)
+        cli.run(REFUND, limit=LIMIT)
 
 
 def test_a_rail_that_died_ends_the_run_with_what_is_unknown_and_its_mend(
@@ -168,7 +171,7 @@ def test_a_rail_that_died_ends_the_run_with_what_is_unknown_and_its_mend(
 
     monkeypatch.setattr(gate, "RailProcess", Rail)
     with pytest.raises(WorldError, match=r"does not answer: .*: what was paid cannot be told") as ended:
-        refund.run(folder, limit=1, engine=Greedy(), chaos=None, on_decided=lambda _: rails[0].kill())
+        runner.run(gate.gate, folder, limit=1, engine=Greedy(), on_decided=lambda _: rails[0].kill())
 
     assert "0 orders are UNKNOWN: sds recover" == ended.value.hint
 
@@ -188,7 +191,7 @@ class Fails(Greedy):
 
 
 def plain_run(folder: Path, engine: Engine, limit: int) -> dict[str, Any]:
-    return refund.run(folder, limit=limit, engine=engine, chaos=None, on_decided=lambda _: None)
+    return runner.run(gate.gate, folder, limit=limit, engine=engine, on_decided=lambda _: None)
 
 
 def test_a_claim_that_the_model_failed_on_is_counted_as_that_and_improves_no_figure(folder: Path) -> None:
@@ -202,7 +205,7 @@ def test_a_claim_that_the_model_failed_on_is_counted_as_that_and_improves_no_fig
 
 def test_a_run_stops_when_the_model_fails_again_and_again(folder: Path) -> None:
     report = plain_run(folder, Fails(0), 20)
-    assert (refund.FAILURES_MAX, 0, {"LOGITS_INVALID": refund.FAILURES_MAX}) == tuple(
+    assert (runner.FAILURES_MAX, 0, {"LOGITS_INVALID": runner.FAILURES_MAX}) == tuple(
         report[name] for name in ("decisions", "decided_by_model", "model_failed")
     )
     assert (0.0, {}) == (report["agreement"], report["latency_ms"])
@@ -214,12 +217,12 @@ def test_a_run_in_which_the_model_decided_nothing_fails(
 ) -> None:
     monkeypatch.setattr(cli, "opened_engine", lambda *_, **__: nullcontext(Fails(0)))
     with pytest.raises(ModelError, match="none of 3 claims was decided by greedy: LOGITS_INVALID"):
-        cli.run("refund", limit=3)
+        cli.run(REFUND, limit=3)
     said = capsys.readouterr().out
     assert "not decided by the model, and a human's now: 3 of 3 claims (LOGITS_INVALID 3)" in said
     assert "decided meanwhile by another process" not in said
     with pytest.raises(ModelError, match="was decided by greedy"):
-        cli.run("refund", limit=1, saga="REFUND_WITH_VOUCHER")
+        cli.run(REFUND, limit=1, saga="REFUND_WITH_VOUCHER")
 
 
 class Late(Greedy):
@@ -236,7 +239,7 @@ def test_a_claim_that_had_no_turn_waits_and_is_counted_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cli, "opened_engine", lambda *_, **__: nullcontext(Late()))
-    cli.run("refund", limit=4)
+    cli.run(REFUND, limit=4)
     said = capsys.readouterr().out
     assert "not decided yet, and waiting (sds flows --undecided): 2 of 4 claims" in said
     assert "(N = 2)" in said
@@ -248,9 +251,9 @@ def test_what_another_process_decided_meanwhile_is_counted_apart(folder: Path) -
     def other(answer: Answer) -> None:
         seen.append(answer)
         if len(seen) == 1:
-            refund.run(folder, limit=1, engine=Greedy(), chaos=None, on_decided=lambda _: None)
+            runner.run(gate.gate, folder, limit=1, engine=Greedy(), on_decided=lambda _: None)
 
-    report = refund.run(folder, limit=3, engine=Greedy(), chaos=None, on_decided=other)
+    report = runner.run(gate.gate, folder, limit=3, engine=Greedy(), on_decided=other)
     assert (2, 1) == (report["decisions"], report["decided_elsewhere"])
     assert 2 == sum(report["outcomes"].values())
     assert [] == report["record_faults"]

@@ -13,18 +13,19 @@ import pytest
 
 from sds.engines.native import NativeEngine
 from sds.gate import Gate
-from sds.gates.refund.gate import ensure_world, load_refund_contract, open_refund, read_queue
+from sds.gates.refund.chaos import FailSecond
+from sds.gates.refund.gate import ensure_world, gate, load_refund_contract, read_queue
 from sds.gates.refund.rail.client import RailProcess
 from sds.gates.refund.rail.store import Order, PayoutStore
-from sds.gates.refund.run import payments_of, wrongly_paid
-from sds.gates.refund.saga_run import Watch
-from sds.host.paths import now_ms
+from sds.gates.runner import Watch, payments_of, wrongly_paid
+from sds.host.clock import now_ms
 from sds.kernel.audit import verify
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.executor.protocol import Receipt
 from sds.kernel.saga.state import SagaAnswer
 from sds.models.llamacpp.backend import LlamaBackend
 from tests.gates.orders import SOON_S, key_of, pay, post
+from tests.gates.refund import open_refund
 from tests.gates.test_refund_policy import ON_TIME
 from tests.proposers import Greedy
 
@@ -37,13 +38,18 @@ class Desk:
 
     def __init__(self, folder: Path, engine: object, *, fail_second: bool = True) -> None:
         self.folder, self.rails = folder, list[RailProcess]()
-        self.watch = Watch(self.rails, fail_second)
-        reasoned, rails = self.watch.reasoned, self.rails.append
-        self.gate: Gate = open_refund(folder, engine=engine, on_reasoned=reasoned, with_rail=rails)  # type: ignore[arg-type]  # any proposer
+        self.watch = Watch()
+        self.gate: Gate = open_refund(
+            folder, engine=engine, on_reasoned=self.watch.reasoned, with_rail=self.rails.append
+        )
+        if fail_second:
+            self.watch.chaos = FailSecond(folder, self, 0)  # type: ignore[arg-type]  # all it asks for is the process
 
     @property
     def rail(self) -> RailProcess:
         return self.rails[0]
+
+    process = rail
 
     def claims(self) -> Iterator[dict[str, str]]:
         known = {row[0] for row in self.gate.store.rows("SELECT event_id FROM events")}
@@ -56,7 +62,7 @@ class Desk:
         return self.gate.decide_saga(SAGA, next(self.claims()))
 
     def faults(self) -> list[str]:
-        return [*wrongly_paid(self.gate, payments_of(self.gate)), *verify.verify(self.gate.store).faults]
+        return [*wrongly_paid(self.gate, gate, payments_of(self.gate, gate)), *verify.verify(self.gate.store).faults]
 
 
 @pytest.fixture(scope="module")

@@ -9,22 +9,26 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from sds.gates.refund.gate import airline_path, ensure_world, open_refund, read_queue, recovery_kernel
+from sds.gates.opening import recovery_kernel
+from sds.gates.refund.chaos import Drift
+from sds.gates.refund.gate import airline_path, ensure_world, gate, read_queue
 from sds.gates.refund.rail.client import RailProcess
 from sds.gates.refund.rail.store import PAGE_LINES, Line, Order, PayoutStore
-from sds.gates.refund.run import Watch, _chaos_report, payments_of, wrongly_paid
 from sds.gates.refund.source import TicketSource
-from sds.host.paths import decisions_path, now_ms
+from sds.gates.runner import payments_of, wrongly_paid
+from sds.host.clock import now_ms
+from sds.host.paths import decisions_path
 from sds.kernel.errors import ExecutorError
+from sds.kernel.executor.protocol import NoExecutor
 from sds.kernel.executor.statement import StatementLine
 from sds.kernel.flow.answer import Answer
 from sds.kernel.human.cases import waiting
 from sds.reconciliation import reconcile
 from tests.gates.orders import key_of, raw
+from tests.gates.refund import open_refund
 from tests.proposers import Greedy
 
 CLAIMS = 40
@@ -34,13 +38,13 @@ FOREVER_MS = 10**15
 class Run:
     """A finished run of a greedy proposer under drift, in a folder whose files may be tampered with."""
 
-    def __init__(self, folder: Path, watch: Watch, answers: list[Answer]) -> None:
+    def __init__(self, folder: Path, watch: Drift, answers: list[Answer]) -> None:
         self.folder, self.watch, self.answers = folder, watch, answers
 
     def chaos(self, folder: Path) -> dict[str, int]:
-        with recovery_kernel(folder) as kernel:
+        with recovery_kernel(gate, folder) as kernel:
             lines = [line for line in kernel.dispatcher.statement(0, FOREVER_MS) if line.outcome != "rejected"]
-            return _chaos_report(self.watch, kernel.store, lines, [(a, 0.0, "") for a in self.answers])
+            return self.watch.report(self.answers, lines, kernel.store)
 
     def left_alone(self, folder: Path) -> list[Line]:
         dfids = {answer.dfid for answer in self.answers if not self.watch.claims.get(answer.event_id, False)}
@@ -53,7 +57,7 @@ def payments(folder: Path) -> list[Line]:
 
 def compared(folder: Path) -> list[tuple[str, str]]:
     """Compare through the rail's own process; return what differs: (code, the beginning of the key)."""
-    with recovery_kernel(folder) as kernel:
+    with recovery_kernel(gate, folder) as kernel:
         found = reconcile(kernel, now_ms=now_ms)
         cases = [case for case in waiting(kernel.store, kernel.contract) if case.difference]
     assert [difference.as_data() for difference in found.differences] == [case.difference for case in cases]
@@ -64,9 +68,9 @@ def compared(folder: Path) -> list[tuple[str, str]]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("books")
     ensure_world(folder, claims=CLAIMS)
-    watch = Watch(airline_path(folder), Random(1))
-    with open_refund(folder, engine=Greedy(), on_reasoned=watch.reasoned) as gate:
-        answers = [gate.decide(claim.event) for claim in read_queue(folder)]
+    watch = Drift(folder, NoExecutor(), 1)
+    with open_refund(folder, engine=Greedy(), on_reasoned=watch.reasoned) as opened:
+        answers = [opened.decide(claim.event) for claim in read_queue(folder)]
     return Run(folder, watch, answers)
 
 
@@ -149,8 +153,8 @@ def test_a_second_payment_for_an_event_and_a_ticket_is_seen(folder: Path) -> Non
     again = Order(key_of("again"), first.kind, first.amount_minor, first.ticket_id, first.dfid)
     PayoutStore(folder / "rail.db", now_ms).pay(again)
 
-    with open_refund(folder, engine=Greedy()) as gate:
-        wrong = wrongly_paid(gate, payments_of(gate))
+    with open_refund(folder, engine=Greedy()) as opened:
+        wrong = wrongly_paid(opened, gate, payments_of(opened, gate))
 
     unknown = f"ORDER_UNKNOWN: key {key_of('again')[:12]}:"
     twice = f"ticket {first.ticket_id}: COMPENSATE 2 times"

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from sds.gates.refund.rail.store import Answer as RailAnswer
 from sds.gates.refund.rail.store import Order, PayoutStore
+from sds.kernel.context import rationale
+from sds.kernel.context.reader import RecordedContext
 from sds.kernel.contract.schema import Contract, parse_contract
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.proposal import Proposal, write_proposal
@@ -299,6 +301,7 @@ class World:
             SIGNER,
             now_ms=self.clock,
             log=log or (lambda event, facts: self.logged.append((event, facts))),
+            context=RecordedContext(store, terms or self.contract),
         )
 
     def close(self) -> None:
@@ -322,6 +325,11 @@ class World:
         """Return what the model read for a flow's last attempt, as the record has it."""
         (stored,) = self.column("SELECT prompt FROM context_snapshots WHERE dfid = ?", dfid)
         return Texts(self.store, str(dfid)).prompt(str(stored))
+
+    def explain(self, dfid: str, text: str, kernel: Kernel | None = None) -> None:
+        """Record why a flow was decided as it was."""
+        kernel = kernel or self.kernel
+        rationale.explain(kernel.store, kernel.contract, dfid, text, now_ms=self.clock())
 
     def column(self, sql: str, *values: object) -> list[object]:
         return [row[0] for row in self.store.rows(sql, values)]

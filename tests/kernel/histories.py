@@ -227,16 +227,16 @@ class History:
         """Return a process of the contract in force; or, at times, one that has not been replaced yet."""
         terms = self.rng.choice([*self.versions[-2:], *[self.versions[-1]] * 4])
         kernel = self.world.open_kernel(store, terms=terms)
-        kernel.conclude = self.late(kernel.conclude)  # type: ignore[method-assign]
+        kernel.commit = self.late(kernel.commit)  # type: ignore[method-assign]
         return kernel
 
-    def late(self, conclude: Callable[..., Any]) -> Callable[..., Any]:
+    def late(self, commit: Callable[..., Any]) -> Callable[..., Any]:
         """Let something happen at the last moment: all was looked at, and nothing is reserved yet."""
 
         def after(*given: object) -> Any:
             if self.rng.random() < 0.1:
                 self.rng.choice([self.meddle, self.halt, self.suspend, self.revoke])()
-            return conclude(*given)
+            return commit(*given)
 
         return after
 

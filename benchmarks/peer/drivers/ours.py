@@ -15,14 +15,11 @@ from sds.benchmarks.lib.floor import Recorded
 from sds.benchmarks.peer.drivers.serving import Peer, Request, Said, serve, timed
 from sds.engines.factory import open_backend
 from sds.engines.native import NativeEngine
-from sds.models.catalog.catalog import GgufLibrary
+from sds.models.catalog.backends import BACKENDS, MEASURED
+from sds.models.llamacpp.facts import LLAMACPP
 from sds.models.protocol import Backend, Dtype
 
-DISTRIBUTIONS: dict[GgufLibrary, str] = {
-    "llamacpp": "llama_cpp_python",
-    "openvino": "openvino",
-    "integer": "sovereign-decision-stream",
-}
+SPELLED = {LLAMACPP.distribution: "llama_cpp_python"}  # as documents have it
 PASSES = 5  # of one shape, of which the quickest counts: what the hardware charges
 
 
@@ -31,7 +28,7 @@ def now_ms() -> int:
 
 
 def open_peer(model: Path, threads: int, options: list[str]) -> Peer:
-    (library,) = (name for name in DISTRIBUTIONS if name in options)
+    (library,) = (name for name in MEASURED if name in options)
     dtype = next((name for name in get_args(Dtype) if name in options), None)
     backend = open_backend(model, library=library, dtype=dtype, threads=threads)
     recorded = Recorded(backend)
@@ -46,7 +43,8 @@ def open_peer(model: Path, threads: int, options: list[str]) -> Peer:
         data, decoding = (shaped if request["shape"] else engine).propose(fresh, tokens_max=request["tokens_max"])
         return Said(data.decode(), facts={"passes": decoding.passes, "tokens_of_passes": recorded.tokens})
 
-    return Peer(decide, ("sovereign-decision-stream", DISTRIBUTIONS[library]))
+    distribution = BACKENDS[library].distribution
+    return Peer(decide, ("sovereign-decision-stream", SPELLED.get(distribution, distribution)))
 
 
 def _pass_ms(backend: Backend, tokens: list[int], pass_tokens: int) -> float:

@@ -11,22 +11,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sds.cli.common import (
-    GateOption,
-    JsonFlag,
-    Reason,
-    folder_of,
-    open_store,
-    operator,
-    plain,
-    print_json,
-    when,
-    whole_dfid,
-)
-from sds.cli.decisions.decide import _range
+from sds.cli.common import GateOption, JsonFlag, OpenedGate, Reason, defined, open_store, operator, whole_dfid
+from sds.cli.render import number_range, plain, print_json, when
 from sds.escalations import Resolve
 from sds.escalations import resolve as resolve_case
-from sds.host.paths import now_ms
+from sds.gates.opening import preview_kernel, recovery_kernel
+from sds.host.clock import now_ms
+from sds.host.paths import gate_home
 from sds.kernel.contract.human_terms import Impact, human_contract, impact
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.snapshot import parse_type, show
@@ -103,27 +94,25 @@ def _number(spec: Any, name: str, value: int) -> str:
     return format_literal(value, spec.scale(name)) if known else str(value)
 
 
-def show_case(dfid: Dfid, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
+def show_case(dfid: Dfid, gate: OpenedGate = "refund", as_json: JsonFlag = False) -> None:
     """Show a case as a human needs it: state then and now, what was proposed and why not done, what may be decided.
 
     Example: sds escalations show 550e8400
     """
-    folder = folder_of(gate)
-    open_store(gate).close()
-    from sds.gates.refund import gate as desk  # noqa: PLC0415  the gate's libraries load when they are needed
-
-    with desk.preview_kernel(folder) as kernel:
+    found = defined(gate)
+    open_store(found.name).close()
+    with preview_kernel(found, gate_home(found.name)) as kernel:
         at = HumanReview(kernel, now_ms=now_ms)
         case = at.case(whole_dfid(kernel.store, dfid))
         look = at.look(case)
-    facts = _facts(at.contract, case, look)
+    facts = _facts(at.contract, case, look, found.option)
     if as_json:
         print_json(facts)
     else:
         _print(at.contract, case, look, facts)
 
 
-def _facts(terms: Contract, case: Case, look: CaseView) -> dict[str, Any]:
+def _facts(terms: Contract, case: Case, look: CaseView, gate: str) -> dict[str, Any]:
     waits = case.unknown or (case.state == "ESCALATED" and case.resolved is None)
     return {
         **_summary(terms, case),
@@ -138,13 +127,13 @@ def _facts(terms: Contract, case: Case, look: CaseView) -> dict[str, Any]:
         "confidence": case.confidence,
         "alternatives": case.alternatives,
         "may_decide": look.packet.envelope.as_data(),
-        "commands": _commands(terms, case, look) if waits else [],
+        "commands": _commands(terms, case, look, gate) if waits else [],
     }
 
 
-def _commands(terms: Contract, case: Case, look: CaseView) -> list[str]:
+def _commands(terms: Contract, case: Case, look: CaseView, gate: str) -> list[str]:
     """Return what a human may type now, most likely first. A number stands at its lower bound."""
-    start, why = f"sds escalations resolve {case.dfid}", '--reason "..."'
+    start, why = f"sds escalations resolve {case.dfid}{gate}", '--reason "..."'
     if case.unknown:
         return [f"{start} --settled REFERENCE {why} --acknowledge", f"{start} --rejected {why} --acknowledge"]
     if not case.can_be_carried_out:
@@ -224,7 +213,7 @@ def _state(terms: Contract, case: Case, look: CaseView) -> dict[str, str]:
 
 
 def _bounds(terms: Contract, kind: KindBound) -> str:
-    numbers = [_range(name, bound) for name, bound in kind.params]
+    numbers = [number_range(name, bound) for name, bound in kind.params]
     numbers += [f"{name} {format_literal(value, scale)}" for name, value, scale in kind.fills]
     levels = " to ".join(dict.fromkeys(_impacts(terms, kind)))
     return "; ".join([*numbers, f"{levels} impact", f"reasons {', '.join(kind.reasons)}"])
@@ -246,7 +235,7 @@ def resolve(
     acknowledge: Annotated[
         bool, typer.Option("--acknowledge", help="I know that this is of HIGH impact and cannot be undone.")
     ] = False,
-    gate: GateOption = "refund",
+    gate: OpenedGate = "refund",
     as_json: JsonFlag = False,
 ) -> None:
     """Resolve a case, once, by exactly one of --override, --modify, --abort, --settled, --rejected.
@@ -254,11 +243,9 @@ def resolve(
     Example: sds escalations resolve 550e8400 --abort --reason "the customer withdrew"
     """
     wanted = _wanted(override=override, modify=modify, abort=abort, settled=settled, rejected=rejected)
-    folder = folder_of(gate)
-    open_store(gate).close()
-    from sds.gates.refund import gate as desk  # noqa: PLC0415
-
-    with desk.recovery_kernel(folder) as kernel:
+    found = defined(gate)
+    open_store(found.name).close()
+    with recovery_kernel(found, gate_home(found.name)) as kernel:
         answer = resolve_case(
             kernel,
             whole_dfid(kernel.store, dfid),
@@ -275,7 +262,7 @@ def resolve(
     if as_json:
         print_json(asdict(answer))
     else:
-        _tell(terms, answer, wanted)
+        _tell(terms, answer, wanted, found.option)
 
 
 def _wanted(*, override: bool, modify: str | None, abort: bool, settled: str | None, rejected: bool) -> Resolve:
@@ -293,12 +280,12 @@ def _wanted(*, override: bool, modify: str | None, abort: bool, settled: str | N
     return wanted[0]
 
 
-def _tell(terms: Contract, answer: Answer, wanted: Resolve) -> None:
+def _tell(terms: Contract, answer: Answer, wanted: Resolve, gate: str) -> None:
     done = _decision(terms, answer.action, answer.params) if answer.action else "-"
     done = "nothing is carried out" if wanted == "ABORT" else done
     became = " ".join(part for part in (answer.execution, answer.reference) if part)
     typer.echo("  ".join(part for part in (answer.dfid, answer.state, wanted, done, became) if part))
     if answer.execution == "UNKNOWN":
-        typer.echo("nobody knows yet what became of the order: sds recover")
+        typer.echo(f"nobody knows yet what became of the order: sds recover{gate}")
     elif wanted in ("SETTLED", "REJECTED") and (answer.execution == "SUCCESS") != (wanted == "SETTLED"):
         typer.echo("the executor had an answer of its own, and that is what is recorded")

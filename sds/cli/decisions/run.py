@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import count
 from pathlib import Path
@@ -13,21 +14,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from sds.cli.common import GateName, JsonFlag, ModelPath, counted, folder_of, operator, print_json
+from sds.cli.common import ChosenGate, JsonFlag, operator
 from sds.cli.decisions import sagas
-from sds.cli.engines import (
-    AsIs,
-    BackendName,
-    DeviceName,
-    DtypeName,
-    EngineKind,
-    EnginesPath,
-    LibraryName,
-    ModeName,
-    check_asked,
-    opened_engine,
-)
-from sds.host.paths import decisions_path, now_ms, open_record
+from sds.cli.engines import NO_OPTIONS, EngineOptions, check_asked, opened_engine
+from sds.cli.options import flat
+from sds.cli.render import counted, print_json
+from sds.gates.definition import GateDefinition
+from sds.host.clock import now_ms
+from sds.host.paths import decisions_path, gate_home, open_record
+from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.bounds import format_literal
 from sds.kernel.errors import ModelError, SdsError, StoreError, UsageError, WorldError
 from sds.kernel.flow.answer import Answer
@@ -38,39 +33,20 @@ from sds.kernel.storage.store import Store
 LIMIT_DEFAULT = 50
 PARALLEL_MAX = 64
 MANY = 1_000  # for fewer, opening what makes each of them a little quicker takes longer than it saves
-ROWS = (
-    "compensated",
-    "refunded",
-    "vouchers",
-    "denied",
-    "escalated",
-    "aborted_on_drift",
-    "aborted",
-    "waiting",
-    "unknown",
-)
-NOT_FITTED = "The model is not fitted to this task yet and judges poorly; what is shown here is that it cannot do harm."
+LAST_ROWS = ("aborted", "waiting", "unknown")  # shown where there are any
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("run")(run)
+    app.command("run")(flat(run))
 
 
 def run(
-    gate: GateName,
+    gate: ChosenGate,
     limit: Annotated[
         int, typer.Option("--limit", min=1, max=10_000, help="How many claims to decide.")
     ] = LIMIT_DEFAULT,
     as_json: JsonFlag = False,
-    model: ModelPath = None,
-    engine: EngineKind = None,
-    backend: BackendName = None,
-    library: LibraryName = None,
-    device: DeviceName = None,
-    dtype: DtypeName = None,
-    mode: ModeName = None,
-    as_is: AsIs = False,
-    engines: EnginesPath = None,
+    options: EngineOptions = NO_OPTIONS,
     parallel: Annotated[
         int, typer.Option("--parallel", min=1, max=PARALLEL_MAX, help="How many claims to decide at once.")
     ] = 1,
@@ -89,39 +65,65 @@ def run(
 
     Example: sds run refund --limit 20 --chaos drift
     """
+    _refuse_together(chaos, saga, parallel)
+    found = gate.find()
+    contract, folder = found.load_contract(), gate_home(found.name)
+    if saga is not None:
+        spec_of(contract, saga)
+    _refuse_unoffered(found, chaos)
+    _may_begin(found, folder, anew=reset)
+    brief = limit < MANY
+    if saga is not None:
+        with opened_engine(options, brief=brief) as engine:
+            check_asked(engine, contract)
+            _begin(folder, anew=reset)
+            sagas.show(found, folder, saga, limit, engine, chaos=chaos, as_json=as_json)
+        return
+
+    def report_of(on_decided: Callable[[Answer], None]) -> dict[str, Any]:
+        from sds.gates import runner  # noqa: PLC0415  the model's libraries load when a model is needed
+
+        with opened_engine(options, brief=brief, parallel=parallel) as engine:
+            check_asked(engine, contract)
+            _begin(folder, anew=reset)
+            return runner.run(
+                found, folder, limit=limit, engine=engine, chaos=chaos, on_decided=on_decided, parallel=parallel
+            )
+
+    report = _with_progress(found, limit, report_of)
+    _table(found, contract, report, chaos, Console(highlight=False, stderr=as_json))
+    if as_json:
+        print_json(report)
+    _judge(found, report, None if report["stopped"] else chaos)
+    if report["stopped"]:
+        why, hint = report["stopped"]
+        what = f"{report['decisions']} of {counted(limit, found.demo.case)}"
+        raise WorldError(f"stopped after {what}: {why}", hint=hint)
+
+
+def _refuse_together(chaos: str | None, saga: str | None, parallel: int) -> None:
+    """Raise UsageError for options that do not go together."""
     if (chaos == "fail-second") != (saga is not None) and chaos is not None:
         hint = "--chaos fail-second" if saga else "--saga REFUND_WITH_VOUCHER, or --chaos drift"
         raise UsageError(f"--chaos {chaos} does not go with {'--saga' if saga else 'single decisions'}", hint=hint)
     if parallel > 1 and (saga is not None or chaos is not None):
         raise UsageError(f"--parallel does not go with {'--saga' if saga else '--chaos'}: they decide one by one")
-    options: dict[str, Any] = {
-        "engine": engine,
-        "backend": backend,
-        "library": library,
-        "device": device,
-        "dtype": dtype,
-        "mode": mode,
-        "as_is": as_is,
-    }
-    folder = folder_of(gate)
-    from sds.gates.refund import run as refund  # noqa: PLC0415  the gate's libraries load when they are needed
-    from sds.gates.refund.gate import load_refund_contract  # noqa: PLC0415
 
-    contract = load_refund_contract()
-    if saga is not None:
-        spec_of(contract, saga)
-    _may_begin(folder, anew=reset)
-    if saga is not None:
-        with opened_engine(model, engines, brief=limit < MANY, **options) as decides:
-            check_asked(decides, contract)
-            _begin(folder, anew=reset)
-            sagas.show(folder, saga, limit, decides, fail_second=chaos == "fail-second", as_json=as_json)
-        return
+
+def _refuse_unoffered(gate: GateDefinition, chaos: str | None) -> None:
+    if chaos is not None and chaos not in gate.demo.chaos:
+        raise UsageError(f"gate `{gate.name}` offers no chaos `{chaos}`", hint="leave out --chaos, or: sds run refund")
+
+
+def _with_progress(
+    gate: GateDefinition, limit: int, report_of: Callable[[Callable[[Answer], None]], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the report of a run, with a progress bar meanwhile where somebody sees it."""
     console = Console(stderr=True)
     shown = console.is_terminal  # elsewhere a bar is one line of noise before an error
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not shown) as progress:
-        task = progress.add_task("loading the model and the claims", total=limit)
+        task = progress.add_task(f"loading the model and the {gate.demo.case}s", total=limit)
 
         # While a model loads, its library would swallow a KeyboardInterrupt: until the first decision Ctrl-C just ends us.
         gentle = signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -131,38 +133,21 @@ def run(
             progress.update(task, advance=1, description=f"{answer.action or answer.state:<13}")
 
         try:
-            with opened_engine(model, engines, brief=limit < MANY, parallel=parallel, **options) as decides:
-                check_asked(decides, contract)
-                _begin(folder, anew=reset)
-                report = refund.run(
-                    folder,
-                    limit=limit,
-                    engine=decides,
-                    chaos="drift" if chaos == "drift" else None,
-                    on_decided=decided,
-                    parallel=parallel,
-                )
+            return report_of(decided)
         except KeyboardInterrupt:
             done = int(progress.tasks[0].completed)
-            console.print(sagas.STOPPED.format(counted(done, "claim")), markup=False)
+            console.print(sagas.STOPPED.format(counted(done, gate.demo.case)), markup=False)
             raise
         finally:
             signal.signal(signal.SIGINT, gentle)
-    _table(report, chaos, Console(highlight=False, stderr=as_json))
-    if as_json:
-        print_json(report)
-    _judge(report, None if report["stopped"] else chaos)
-    if report["stopped"]:
-        why, hint = report["stopped"]
-        raise WorldError(f"stopped after {report['decisions']} of {limit} claims: {why}", hint=hint)
 
 
-def _may_begin(folder: Path, *, anew: bool) -> None:
+def _may_begin(gate: GateDefinition, folder: Path, *, anew: bool) -> None:
     """Refuse what could not begin even with a model: it takes longer to open one than to say so."""
-    from sds.gates.refund.run import refuse_paused  # noqa: PLC0415  as above
+    from sds.gates.runner import refuse_paused  # noqa: PLC0415  as above
 
     if not anew:
-        refuse_paused(folder)
+        refuse_paused(gate, folder)
     elif decisions_path(folder).exists():
         _may_be_set_aside(folder)
 
@@ -214,68 +199,76 @@ def _refuse_while_needed(store: Store, folder: Path) -> None:
         raise UsageError(f"{sagas} sagas are half done, and a reset would forget them", hint="sds recover")
 
 
-def _table(report: dict[str, Any], chaos: str | None, console: Console) -> None:
+def _table(
+    gate: GateDefinition, contract: Contract, report: dict[str, Any], chaos: str | None, console: Console
+) -> None:
+    from sds.gates.runner import outcome_rows  # noqa: PLC0415  as above
+
+    case, rows = gate.demo.case, outcome_rows(gate, contract)
     table = Table()
     table.add_column("outcome")
-    table.add_column("claims", justify="right")
-    for name in ROWS:
-        if name in report["outcomes"] or name in ROWS[:6]:
+    table.add_column(f"{case}s", justify="right")
+    for name in (*rows, *LAST_ROWS):
+        if name in report["outcomes"] or name in rows:
             table.add_row(name.replace("_", " "), str(report["outcomes"].get(name, 0)))
-    console.print(f"{counted(report['decisions'], 'claim')}, decided by {report['model']}", soft_wrap=True)
+    console.print(f"{counted(report['decisions'], case)}, decided by {report['model']}", soft_wrap=True)
     console.print(table)
-    if report.get("model_failed"):
-        why = ", ".join(f"{code} {count}" for code, count in sorted(report["model_failed"].items()))
-        failed = f"{sum(report['model_failed'].values())} of {counted(report['decisions'], 'claim')}"
-        console.print(f"not decided by the model, and a human's now: {failed} ({why})", soft_wrap=True)
+    lines = [*_undecided_lines(case, report)]
+    if report["decided_by_model"]:
+        lines += _decided_lines(gate, report, chaos)
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def _undecided_lines(case: str, report: dict[str, Any]) -> Iterator[str]:
+    decisions = counted(report["decisions"], case)
+    if failed := report.get("model_failed"):
+        why = ", ".join(f"{code} {count}" for code, count in sorted(failed.items()))
+        yield f"not decided by the model, and a human's now: {sum(failed.values())} of {decisions} ({why})"
     if report.get("waiting"):
-        waiting = f"{report['waiting']} of {counted(report['decisions'], 'claim')}"
-        console.print(f"not decided yet, and waiting (sds flows --undecided): {waiting}", soft_wrap=True)
-    if report.get("decided_elsewhere"):
-        by_others = counted(report["decided_elsewhere"], "claim")
-        console.print(f"decided meanwhile by another process, and not counted here: {by_others}", soft_wrap=True)
-    if not report["decided_by_model"]:
-        return
+        yield f"not decided yet, and waiting (sds flows --undecided): {report['waiting']} of {decisions}"
+    if elsewhere := report.get("decided_elsewhere"):
+        yield f"decided meanwhile by another process, and not counted here: {counted(elsewhere, case)}"
+
+
+def _decided_lines(gate: GateDefinition, report: dict[str, Any], chaos: str | None) -> Iterator[str]:
     latency = report["latency_ms"]
-    console.print(
+    yield (
         f"decision latency, trigger to durable receipt: p50 {latency['p50']} ms, p95 {latency['p95']} ms, "
-        f"p99 {latency['p99']} ms (N = {report['decided_by_model']})",
-        soft_wrap=True,
+        f"p99 {latency['p99']} ms (N = {report['decided_by_model']})"
     )
-    console.print(f"money paid: {format_literal(report['paid_minor'], 2)} EUR", soft_wrap=True)
-    console.print(
-        f"agreement with the written adjudication rule: {report['agreement']:.0%} (always paying what is permitted: {report['agreement_always_paying']:.0%})",
-        soft_wrap=True,
-    )
-    console.print(
-        f"decisions outside the envelope: {report['out_of_envelope']}; double payouts: {report['double_payouts']}; "
-        f"faults in the record: {len(report['record_faults'])}",
-        soft_wrap=True,
-    )
-    if not report["double_payouts"]:
-        console.print("the rail's statement and the record agree, order by order", soft_wrap=True)
-    if chaos:
-        console.print(
-            f"tickets moved while the model was thinking: {report['moved_tickets']}; of these decisions "
-            f"{report['moved_tickets_that_would_have_paid']} would have paid and {report['moved_tickets_paid']} did; "
-            f"paid on a second look, as the ticket is now: {report['moved_tickets_paid_anew']}; "
-            f"paid of those left alone: {report['unmoved_paid']}",
-            soft_wrap=True,
+    if gate.demo.currency and report["paid_minor"] is not None:
+        yield f"money paid: {format_literal(report['paid_minor'], 2)} {gate.demo.currency}"
+    if report["agreement"] is not None:
+        yield (
+            f"agreement with the written adjudication rule: {report['agreement']:.0%} "
+            f"(always paying what is permitted: {report['agreement_always_paying']:.0%})"
         )
-    console.print(NOT_FITTED, soft_wrap=True)
+    yield (
+        f"decisions outside the envelope: {report['out_of_envelope']}; double payouts: {report['double_payouts']}; "
+        f"faults in the record: {len(report['record_faults'])}"
+    )
+    if report["paid_minor"] is None:
+        yield "the executor lists nothing: nobody can compare what it did with the record"
+    elif not report["double_payouts"]:
+        yield f"the {gate.demo.executor}'s statement and the record agree, order by order"
+    if chaos:
+        yield gate.demo.chaos[chaos].summary(report)
+    if gate.demo.note:
+        yield gate.demo.note
 
 
-def _judge(report: dict[str, Any], chaos: str | None) -> None:
+def _judge(gate: GateDefinition, report: dict[str, Any], chaos: str | None) -> None:
     """Fail the command when a promise was broken, or when chaos proved nothing."""
-    broken = [n for n in ("out_of_envelope", "double_payouts", "record_faults", "moved_tickets_paid") if report.get(n)]
+    happened = gate.demo.chaos[chaos] if chaos else None
+    promises = ("out_of_envelope", "double_payouts", "record_faults", *(happened.promises if happened else ()))
+    broken = [name for name in promises if report.get(name)]
     if broken:
         shown = [*report["double_payout_faults"][:1], *report["record_faults"][:1]]
         raise SdsError(f"a promise was broken: {', '.join(broken + shown)}", reason_code="PROMISE_BROKEN")
     if report["decisions"] and not report["decided_by_model"]:
         codes = ", ".join(sorted(report["model_failed"])) or "all of them wait"
-        none = f"none of {counted(report['decisions'], 'claim')} was decided by {report['model']}: {codes}"
+        none = f"none of {counted(report['decisions'], gate.demo.case)} was decided by {report['model']}: {codes}"
         raise ModelError(none, hint="sds doctor, with the same options, and `sds models check PATH`")
-    if chaos and not (report["moved_tickets_that_would_have_paid"] and report["unmoved_paid"]):
-        missing = (
-            "ticket left alone was" if report["moved_tickets_that_would_have_paid"] else "moved ticket would have been"
-        )
-        raise UsageError(f"no {missing} paid, so this run proves nothing", hint="raise --limit")
+    if happened and (missing := happened.missing(report)):
+        raise UsageError(f"no {missing}, so this run proves nothing", hint="raise --limit")

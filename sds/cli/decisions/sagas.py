@@ -8,8 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sds.cli.common import counted, print_json
+from sds.cli.render import counted, print_json
 from sds.engines.protocol import Engine
+from sds.gates.definition import GateDefinition
 from sds.kernel.envelope.bounds import format_literal
 from sds.kernel.errors import ModelError, SdsError, UsageError
 from sds.kernel.saga.state import SagaAnswer
@@ -19,12 +20,13 @@ STOPPED = "stopped after {}; `sds recover` ends what was in the air"
 PROMISES = ("out_of_envelope", "double_payouts", "record_faults", "compensated_but_paid")
 
 
-def show(folder: Path, saga: str, limit: int, engine: Engine | None, *, fail_second: bool, as_json: bool) -> None:
+def show(
+    gate: GateDefinition, folder: Path, saga: str, limit: int, engine: Engine, *, chaos: str | None, as_json: bool
+) -> None:
     """Run the saga over the next claims, and show what came of it."""
-    from sds.gates.refund import saga_run  # noqa: PLC0415  the gate's libraries load when they are needed
+    from sds.gates import saga_runner  # noqa: PLC0415  the model's libraries load when a model is needed
 
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-
     done = 0
 
     def decided(answer: SagaAnswer) -> None:
@@ -35,48 +37,48 @@ def show(folder: Path, saga: str, limit: int, engine: Engine | None, *, fail_sec
         console.print(f"{answer.answer.event_id}  {steps}{said}  {answer.answer.state} {answer.answer.tag or ''}")
 
     try:
-        report = saga_run.run(
-            folder, saga=saga, limit=limit, engine=engine, fail_second=fail_second, on_decided=decided
-        )
+        report = saga_runner.run(gate, folder, saga=saga, limit=limit, engine=engine, chaos=chaos, on_decided=decided)
     except KeyboardInterrupt:
-        console.print(STOPPED.format(counted(done, "claim")))
+        console.print(STOPPED.format(counted(done, gate.demo.case)))
         raise
-    _table(report, Console(highlight=False, stderr=as_json, soft_wrap=True, markup=False))
+    _table(gate, report, Console(highlight=False, stderr=as_json, soft_wrap=True, markup=False))
     if as_json:
         print_json(report)
-    _judge(report, fail_second=fail_second)
+    _judge(gate, report, chaos)
 
 
-def _table(report: dict[str, Any], console: Console) -> None:
+def _table(gate: GateDefinition, report: dict[str, Any], console: Console) -> None:
+    case = gate.demo.case
     table = Table()
     table.add_column("outcome")
-    table.add_column("claims", justify="right")
+    table.add_column(f"{case}s", justify="right")
     for name in ROWS:
         table.add_row(name.replace("_", " "), str(report["outcomes"].get(name, 0)))
     console.print(
-        f"{counted(report['decisions'], 'claim')} in the steps of {report['saga']}, decided by {report['model']}"
+        f"{counted(report['decisions'], case)} in the steps of {report['saga']}, decided by {report['model']}"
     )
     console.print(table)
     chosen = ", ".join(f"{name} {count}" for name, count in sorted(report["compensations"].items())) or "nothing"
     console.print(f"half settled: {report['dirty']}; chosen from the menu: {chosen}")
     paid, back = (format_literal(report[name], 2) for name in ("paid_minor", "reversed_minor"))
-    console.print(f"money paid: {paid} EUR, taken back: {back} EUR in {counted(report['reversals'], 'reversal')}")
+    unit = f" {gate.demo.currency}" if gate.demo.currency else ""
+    console.print(f"money paid: {paid}{unit}, taken back: {back}{unit} in {counted(report['reversals'], 'reversal')}")
     console.print(
         f"decisions outside the envelope: {report['out_of_envelope']}; double payouts: {report['double_payouts']}; "
         f"faults in the record: {len(report['record_faults'])}; "
-        f"payments of compensated claims that still stand: {report['compensated_but_paid']}"
+        f"payments of compensated {case}s that still stand: {report['compensated_but_paid']}"
     )
     console.print(f"the whole record of the last one: sds audit {report['dfids'][-1]}")
 
 
-def _judge(report: dict[str, Any], *, fail_second: bool) -> None:
+def _judge(gate: GateDefinition, report: dict[str, Any], chaos: str | None) -> None:
     """Fail the command when a promise was broken, or when the chaos met nothing."""
     broken = [name for name in PROMISES if report[name]]
     if broken:
         shown = [*report["double_payout_faults"][:1], *report["record_faults"][:1]]
         raise SdsError(f"a promise was broken: {', '.join(broken + shown)}", reason_code="PROMISE_BROKEN")
     if not report["decided_by_model"]:
-        none = f"none of {counted(report['decisions'], 'claim')} was decided by {report['model']}"
+        none = f"none of {counted(report['decisions'], gate.demo.case)} was decided by {report['model']}"
         raise ModelError(none, hint="sds doctor, with the same options, and `sds models check PATH`")
-    if fail_second and not report["dirty"]:
-        raise UsageError("no claim was half settled, so this run proves nothing", hint="raise --limit")
+    if chaos and (missing := gate.demo.chaos[chaos].missing(report)):
+        raise UsageError(f"no {missing}, so this run proves nothing", hint="raise --limit")

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from sds.cli.common import GateOption, JsonFlag, Reason, counted, open_store, operator, print_json
-from sds.host.paths import now_ms
+from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator
+from sds.cli.render import counted, print_json
+from sds.host.clock import now_ms
 from sds.kernel.operations import erasure
 from sds.kernel.operations.erasure import Erased
 

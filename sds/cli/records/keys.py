@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
-from sds.cli.common import GateOption, JsonFlag, Reason, counted, open_store, operator, print_json
+from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator
+from sds.cli.render import counted, print_json
 from sds.host import keys as rings
-from sds.host.paths import gate_home, key_path, now_ms, refuse_lost_key
+from sds.host.clock import now_ms
+from sds.host.paths import gate_home, key_path, refuse_lost_key
 from sds.host.rotation import rotate as rotated
 from sds.kernel.canonical import sha256_hex
 

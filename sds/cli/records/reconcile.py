@@ -7,18 +7,22 @@ from typing import Annotated, Any
 
 import typer
 
-from sds.cli.common import GateName, JsonFlag, counted, folder_of, open_store, operator, print_json
-from sds.host.paths import now_ms
+from sds.cli.common import ChosenGate, JsonFlag, open_store, operator
+from sds.cli.options import flat
+from sds.cli.render import counted, print_json
+from sds.gates.opening import recovery_kernel
+from sds.host.clock import now_ms
+from sds.host.paths import gate_home
 from sds.kernel.errors import UsageError, WorldError
 from sds.kernel.executor.statement import Comparison
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("reconcile")(reconcile)
+    app.command("reconcile")(flat(reconcile))
 
 
 def reconcile(
-    gate: GateName,
+    gate: ChosenGate,
     since: Annotated[
         str | None, typer.Option("--since", metavar="ISO", help="From when on, UTC unless it says otherwise.")
     ] = None,
@@ -38,12 +42,11 @@ def reconcile(
     if adopt != (reason is not None):
         raise UsageError("--adopt and --reason go together", hint='sds reconcile GATE --adopt --reason "..."')
     period = {"since_ms": _moment(since, 0), "until_ms": _moment(until, None)}
-    folder = folder_of(gate)
-    open_store(gate).close()
+    definition = gate.find()
+    open_store(definition.name).close()
     from sds import reconciliation  # noqa: PLC0415
-    from sds.gates.refund import gate as desk  # noqa: PLC0415  the gate's libraries load when they are needed
 
-    with desk.recovery_kernel(folder) as kernel:
+    with recovery_kernel(definition, gate_home(definition.name)) as kernel:
         adopted: tuple[str, ...] = ()
         if reason is not None:
             adopted = reconciliation.adopt(kernel, **period, who=operator(), reason=reason, now_ms=now_ms)
@@ -51,7 +54,7 @@ def reconcile(
     _tell(found, adopted, as_json=as_json)
     if found.differences:
         differences = counted(len(found.differences), "difference")
-        raise WorldError(f"{differences} between record and outside", hint="sds escalations list")
+        raise WorldError(f"{differences} between record and outside", hint=f"sds escalations list{definition.option}")
 
 
 def _moment(given: str | None, otherwise: Any) -> Any:
@@ -66,7 +69,7 @@ def _moment(given: str | None, otherwise: Any) -> Any:
 
 
 def _tell(found: Comparison, adopted: tuple[str, ...], *, as_json: bool) -> None:
-    counts = {"orders": found.orders, "lines": found.lines, "in_the_air": found.in_the_air}
+    counts = {"orders": found.orders, "lines": found.lines, "in_the_air": found.in_flight}
     if as_json:
         differences = [difference.as_data() for difference in found.differences]
         print_json({**counts, "adopted": adopted, "differences": differences})
@@ -76,6 +79,6 @@ def _tell(found: Comparison, adopted: tuple[str, ...], *, as_json: bool) -> None
     for difference in found.differences:
         typer.echo(difference.words)
     typer.echo(
-        f"{counted(found.orders, 'order')} in the record, {found.lines} outside, {found.in_the_air} in the air:"
+        f"{counted(found.orders, 'order')} in the record, {found.lines} outside, {found.in_flight} in the air:"
         f" {counted(len(found.differences), 'difference')}"
     )

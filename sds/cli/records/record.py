@@ -12,21 +12,13 @@ from typing import Annotated, Any, get_args
 import typer
 from rich.console import Console
 
-from sds.cli.common import (
-    GateOption,
-    JsonFlag,
-    Reason,
-    counted,
-    folder_of,
-    open_store,
-    operator,
-    plain,
-    print_json,
-    when,
-    whole_dfid,
-)
+from sds.cli.common import GateOption, JsonFlag, OpenedGate, Reason, defined, open_store, operator, whole_dfid
+from sds.cli.render import counted, plain, print_json, when
+from sds.gates.definition import GateDefinition
+from sds.gates.opening import recovery_kernel
+from sds.host.clock import now_ms
 from sds.host.keys import read_public
-from sds.host.paths import gate_home, known_public_keys, ledger_key, now_ms
+from sds.host.paths import gate_home, known_public_keys, ledger_key
 from sds.kernel.audit import verify as auditing
 from sds.kernel.envelope.proposal import Proposal, parse_recorded
 from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, UsageError, unreadable
@@ -185,7 +177,7 @@ def head(
 
 
 def recover(
-    gate: GateOption = "refund",
+    gate: OpenedGate = "refund",
     reason: Annotated[str, typer.Option("--reason", help="Why, for the record.")] = "after a crash",
     as_json: JsonFlag = False,
 ) -> None:
@@ -195,15 +187,13 @@ def recover(
 
     Example: sds recover
     """
-    folder, reason = folder_of(gate), _given(reason)
-    with closing(open_store(gate)) as store:
+    definition, reason = defined(gate), _given(reason)
+    with closing(open_store(definition.name)) as store:
         registry.write_act(store, "RECOVER", who=operator(), reason=reason, now_ms=now_ms())
-    from sds.gates.refund import gate as desk  # noqa: PLC0415
-
-    with desk.recovery_kernel(folder) as kernel:
+    with recovery_kernel(definition, gate_home(definition.name)) as kernel:
         found = recovery.recover(kernel, now_ms=now_ms())
     if found.sagas_dirty:
-        found = _compensated(gate, folder, found)
+        found = _compensated(definition, found)
     facts = {
         "interrupted": found.interrupted,
         "success": found.success,
@@ -224,11 +214,11 @@ def recover(
         raise SdsError(f"{counted(len(found.errors), 'flow')} could not be recovered: {'; '.join(found.errors)}")
 
 
-def _compensated(gate: str, folder: Path, found: Recovered) -> Recovered:
+def _compensated(gate: GateDefinition, found: Recovered) -> Recovered:
     """Have the model choose what is done about every saga that is dirty; only for this it is loaded."""
     from sds.gate import Gate  # noqa: PLC0415
 
-    with Gate.load(gate, folder=folder) as opened:
+    with Gate.load(gate) as opened:
         again = opened.recover()
     return replace(
         found,

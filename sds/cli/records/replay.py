@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sds.cli.common import GateOption, JsonFlag, ModelPath, existing, open_store, print_json, whole_dfid
-from sds.host.paths import now_ms
+from sds.cli.common import GateOption, JsonFlag, ModelPath, existing, open_store, whole_dfid
+from sds.cli.render import print_json
+from sds.host.clock import now_ms
 from sds.kernel.errors import SdsError, StoreError, UsageError
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator, print_json
-from sds.host.paths import now_ms
+from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator
+from sds.cli.render import print_json
+from sds.host.clock import now_ms
 from sds.kernel.context import artifacts as library
 from sds.kernel.context import memory
 from sds.kernel.context.artifacts import ARTIFACT_BYTES_MAX

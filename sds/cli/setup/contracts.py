@@ -16,15 +16,16 @@ from sds.cli.common import (
     GgufPath,
     JsonFlag,
     Reason,
+    defined,
     existing,
-    folder_of,
     named_model,
     open_store,
     operator,
-    print_json,
-    when,
 )
-from sds.host.paths import gate_home, make_private, now_ms, open_record
+from sds.cli.render import print_json, when
+from sds.gates.opening import sample_reads
+from sds.host.clock import now_ms
+from sds.host.paths import gate_home, make_private, open_record
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.contract.yaml_lines import Lines, load_with_lines
 from sds.kernel.envelope.state import Fields
@@ -208,10 +209,8 @@ def _refuse_errors(file: Path, contract: Contract) -> None:
 
 
 def _real_reads(gate: str) -> list[Fields]:
-    folder = folder_of(gate)
-    from sds.gates.refund import gate as desk  # noqa: PLC0415
-
-    return desk.sample_reads(folder, READS_MAX)
+    found = defined(gate)
+    return sample_reads(found, gate_home(found.name), READS_MAX)
 
 
 def _print_findings(file: Path, found: Sequence[Finding], lines: Lines) -> None:

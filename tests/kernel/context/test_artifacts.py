@@ -13,7 +13,9 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.canonical import sha256_hex
 from sds.kernel.context import artifacts, memory
-from sds.kernel.context.artifacts import ARTIFACT_BYTES_MAX, DAY_MS, Artifact, Swept
+from sds.kernel.context.artifacts import ARTIFACT_BYTES_MAX, DAY_MS, Swept
+from sds.kernel.context.reader import RecordedContext
+from sds.kernel.decision.context import Artifact
 from sds.kernel.decision.packet import Decoding
 from sds.kernel.errors import UsageError
 from sds.kernel.flow.kernel import Kernel
@@ -137,7 +139,7 @@ def test_a_tokenizer_that_fails_leaves_only_the_human(library: World, error: Exc
         library.rail,
         SIGNER,
         now_ms=library.clock,
-        count_tokens=broken,
+        context=RecordedContext(library.store, library.contract, broken),
     )
     human_only(library, f"the artifacts cannot be read: {said}")
 
@@ -182,7 +184,7 @@ def test_an_order_in_the_air_is_sent_again_only_on_the_artifacts_it_was_made_on(
     data = compensate(packet)
     verdict = library.kernel.judge(packet, data, Decoding())
     report = library.kernel.just_in_time(packet, verdict)
-    intent = library.kernel.conclude(packet, data, Decoding(), verdict, report)
+    intent = library.kernel.commit(packet, data, Decoding(), verdict, report)
     assert intent is not None
     assert library.kernel.still_valid(intent)
     change(library)
@@ -337,6 +339,6 @@ def test_an_artifact_that_is_retired_just_before_it_is_reserved_is_drift(library
     report = library.kernel.just_in_time(packet, verdict)
     retire(library)
     assert report.ok
-    assert None is library.kernel.conclude(packet, data, Decoding(), verdict, report)
+    assert None is library.kernel.commit(packet, data, Decoding(), verdict, report)
     assert ["STATE_DRIFT_DETECTED"] == library.column("SELECT tag FROM decision_flows")
     assert () == verify.verify(library.store).faults

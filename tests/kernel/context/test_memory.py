@@ -12,6 +12,7 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.context import memory
 from sds.kernel.context.artifacts import DAY_MS
+from sds.kernel.context.reader import RecordedContext
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.injection import findings
 from sds.kernel.decision.packet import DecisionPacket, Decoding
@@ -50,7 +51,7 @@ def counting(world: World, count_tokens: Callable[[str], int], terms: Contract |
         world.rail,
         SIGNER,
         now_ms=world.clock,
-        count_tokens=count_tokens,
+        context=RecordedContext(world.store, terms or world.contract, count_tokens),
     )
 
 
@@ -132,7 +133,7 @@ def test_a_number_or_a_kind_the_contract_does_not_know_is_not_repeated(world: Wo
         proposal("REFUND_TICKET", "NOT_TRAVELLED", bonus="1.99"),
     ):
         world.kernel.decide(other, said(other))
-    assert f"Rejected before: {attempts}" == world.kernel.told(other).feedback
+    assert f"Rejected before: {attempts}" == world.kernel.with_feedback(other).feedback
 
 
 def test_memory_stands_behind_what_recurs_and_before_the_numbers_of_the_case(world: World):
@@ -320,7 +321,7 @@ def _rejected_text(kernel: Kernel, world: World) -> str:
     packet = opened(kernel, world, "rejected")
     kernel.decide(packet, _hostile(0, 1)(packet))
     kernel.decide(packet, _hostile(1, 1)(packet))
-    text = kernel.told(packet).feedback
+    text = kernel.with_feedback(packet).feedback
     assert "Rejected before: another kind (RBAC_DENIED); REFUND_TICKET (SCHEMA_INVALID)" == text
     return text
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sds.kernel.audit import verify
-from sds.kernel.context import memory
 from sds.kernel.errors import StoreError
+from sds.kernel.flow import attempts
 from tests.kernel.durable import (
     World,
     compensate,
@@ -22,26 +22,26 @@ from tests.kernel.durable import (
 
 def test_a_first_attempt_is_told_nothing_of_the_session(world: World):
     packet = world.packet()
-    assert packet == world.kernel.told(packet)
+    assert packet == world.kernel.with_feedback(packet)
 
 
 def test_the_next_attempt_is_told_what_was_rejected_before_the_evidence(world: World):
     packet = world.packet()
     world.kernel.decide(packet, refund("200.01")(packet))
-    second = world.kernel.told(packet)
+    second = world.kernel.with_feedback(packet)
     world.kernel.decide(second, nonsense(second))
-    third = world.kernel.told(second)
+    third = world.kernel.with_feedback(second)
     assert "Rejected before: REFUND_TICKET 200.01 (RBAC_DENIED)" == second.feedback
     assert "Rejected before: REFUND_TICKET 200.01 (RBAC_DENIED); no proposal (SCHEMA_INVALID)" == third.feedback
     assert (*packet.texts[:-1], f"{third.feedback}\n", packet.texts[-1]) == third.texts
     assert (packet.dfid, packet.snapshot, packet.envelope) == (third.dfid, third.snapshot, third.envelope)
-    assert third == world.kernel.told(third)
+    assert third == world.kernel.with_feedback(third)
 
 
 def test_the_record_holds_what_the_model_read_for_the_final_attempt(world: World):
     packet = world.packet()
     world.kernel.decide(packet, refund("200.01")(packet))
-    second = world.kernel.told(packet)
+    second = world.kernel.with_feedback(packet)
     answer = world.kernel.decide(second, refund("200.00")(second))
     assert second.texts == world.prompt(answer.dfid)
     assert () == verify.verify(world.store).faults
@@ -50,9 +50,9 @@ def test_the_record_holds_what_the_model_read_for_the_final_attempt(world: World
 def test_a_session_is_gone_when_its_flow_has_ended(world: World):
     packet = world.packet()
     world.kernel.decide(packet, nonsense(packet))
-    assert "no proposal" in memory.session(world.store, world.contract, packet.dfid)
+    assert "no proposal" in attempts.feedback(world.store, world.contract, packet.dfid)
     world.kernel.decide(packet, refund()(packet))
-    assert "" == memory.session(world.store, world.contract, packet.dfid)
+    assert "" == attempts.feedback(world.store, world.contract, packet.dfid)
 
 
 def test_attempts_that_cannot_be_read_are_a_refusal_and_not_a_forgotten_rejection(world: World):
@@ -61,7 +61,7 @@ def test_attempts_that_cannot_be_read_are_a_refusal_and_not_a_forgotten_rejectio
     with world.store.transaction():
         world.store.run("UPDATE attempts SET reasons = '[1]'")
     with pytest.raises(StoreError, match="the attempts of this flow cannot be read"):
-        world.kernel.told(packet)
+        world.kernel.with_feedback(packet)
 
 
 # A rejected proposal is not judged again

@@ -41,7 +41,7 @@ def faults(world: World) -> tuple[str, ...]:
 def test_it_follows_the_decision_in_the_ledger_and_the_answer_tells_it(world: World):
     decided = world.decide(refund())
     assert "NOT_TRAVELLED" == decided.justification
-    world.kernel.explain(decided.dfid, "not flown")
+    world.explain(decided.dfid, "not flown")
     assert ["RESERVED", "DECIDED", "SETTLED", "RATIONALE"] == kinds(world, decided.dfid)
     now = answer(world.store, decided.dfid)
     assert now is not None
@@ -55,16 +55,16 @@ def test_the_proposal_itself_has_none(world: World):
 
 @pytest.mark.parametrize("text", ["", "x" * 12, "[ ]{}'~!#,.:"])
 def test_what_its_alphabet_and_length_allow_is_recorded(world: World, text: str):
-    world.kernel.explain(world.decide(deny).dfid, text)
+    world.explain(world.decide(deny).dfid, text)
     assert () == faults(world)
 
 
 @pytest.mark.parametrize("propose", [deny, escalate], ids=["denied", "escalated"])
 def test_whatever_was_decided_may_have_one_but_only_one(world: World, propose: Callable[..., bytes]):
     dfid = world.decide(propose).dfid
-    world.kernel.explain(dfid, "one")
+    world.explain(dfid, "one")
     with pytest.raises(UsageError, match="no rationale is recorded: the flow has one") as refused:
-        world.kernel.explain(dfid, "two")
+        world.explain(dfid, "two")
     assert ("RATIONALE_REFUSED", dfid) == (refused.value.reason_code, refused.value.dfid)
     assert 1 == kinds(world, dfid).count("RATIONALE")
     assert () == faults(world)
@@ -83,15 +83,15 @@ def test_whatever_was_decided_may_have_one_but_only_one(world: World, propose: C
 def test_what_its_alphabet_and_length_forbid_is_refused(world: World, text: str, why: str):
     dfid = world.decide(deny).dfid
     with pytest.raises(UsageError, match=f"no rationale is recorded: {why}"):
-        world.kernel.explain(dfid, text)
+        world.explain(dfid, text)
     assert ["DECIDED"] == kinds(world, dfid)
 
 
 def test_an_open_flow_and_one_that_is_not_there_have_none(world: World):
     with pytest.raises(UsageError, match="the flow is not decided"):
-        world.kernel.explain(world.packet().dfid, "soon")
+        world.explain(world.packet().dfid, "soon")
     with pytest.raises(UsageError, match="there is no such flow"):
-        world.kernel.explain("nobody", "x")
+        world.explain("nobody", "x")
 
 
 @pytest.mark.parametrize("more", ["", AFTER.replace("after", "before")], ids=["off", "before"])
@@ -99,7 +99,7 @@ def test_a_contract_that_asks_for_none_after_the_decision_gets_none(tmp_path: Pa
     world = World(tmp_path, terms=contract(more=more))
     dfid = world.decide(escalate).dfid
     with pytest.raises(UsageError, match="the contract has none after the decision"):
-        world.kernel.explain(dfid, "x")
+        world.explain(dfid, "x")
     world.close()
 
 
@@ -107,7 +107,7 @@ def test_a_flow_of_another_contract_has_none(world: World):
     dfid = world.decide(deny).dfid
     other = contract(("version: 1.0.0", "version: 1.1.0"), more=AFTER)
     with pytest.raises(UsageError, match="the flow is under another contract"):
-        world.open_kernel(terms=other).explain(dfid, "x")
+        world.explain(dfid, "x", world.open_kernel(terms=other))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_an_entry_that_no_kernel_writes_is_found(world: World, body: Mapping[str
 
 def test_a_second_entry_and_one_before_the_decision_are_found(world: World):
     dfid = world.decide(deny).dfid
-    world.kernel.explain(dfid, "x")
+    world.explain(dfid, "x")
     forge(world, dfid, {"text": "y"})
     assert 1 == len(faults(world))
     forge(world, world.packet("C2").dfid, {"text": "y"})
@@ -129,7 +129,7 @@ def test_a_second_entry_and_one_before_the_decision_are_found(world: World):
 
 @pytest.mark.parametrize("body", ["x", "5", "null", "[]", '"x"', "{}", "[" * 100_000])
 def test_a_contract_that_cannot_be_read_is_named_with_what_is_bounded_by_it(world: World, body: str):
-    world.kernel.explain(world.decide(deny).dfid, "x")
+    world.explain(world.decide(deny).dfid, "x")
     (entry,) = world.column("SELECT idx FROM ledger WHERE kind = 'RATIONALE'")
     world.store.run("UPDATE contracts SET body = ?", (body,))
     found = faults(world)
@@ -144,7 +144,7 @@ def forge(world: World, dfid: str, body: Mapping[str, Any]) -> None:
 
 def test_what_a_human_says_is_not_mixed_with_what_the_model_said(world: World):
     dfid = world.decide(escalate).dfid
-    world.kernel.explain(dfid, "not sure")
+    world.explain(dfid, "not sure")
     assert "HUMAN_REVIEW: not sure" == getattr(answer(world.store, dfid), "justification", None)
     found = resolve(world, dfid, "MODIFY", PAY)
     assert ("SUCCESS", "NOT_TRAVELLED") == (found.execution, found.justification)
@@ -171,7 +171,7 @@ def test_stopped_at_any_step_the_decision_stands_and_at_most_one_is_recorded(tmp
         assert 1 == len(world.rail.paid())
         assert () == faults(world)
         if stopped and "RATIONALE" not in kinds(world, decided.dfid):
-            world.kernel.explain(decided.dfid, "not flown")  # nothing of the first is in the way
+            world.explain(decided.dfid, "not flown")  # nothing of the first is in the way
         assert 1 == kinds(world, decided.dfid).count("RATIONALE")
         return not stopped
 
@@ -181,7 +181,7 @@ def test_stopped_at_any_step_the_decision_stands_and_at_most_one_is_recorded(tmp
 def explained(world: World, decided: Answer, faults: Faults) -> bool:
     try:
         with_faults = world.open_kernel(Store(world.path, connect=failing(faults)))
-        with_faults.explain(decided.dfid, "not flown")
+        world.explain(decided.dfid, "not flown", with_faults)
     except (Crash, StoreError):
         return False
     return True

@@ -37,17 +37,22 @@ def reasons(found: Verdict) -> list[tuple[int, str, str]]:
 
 def test_a_decision_of_the_envelope_is_accepted_with_its_numbers():
     found = verdict()
-    assert ("ACCEPTED", (), 5, (("amount", 5000),)) == (found.outcome, found.reasons, found.gate_reached, found.numbers)
+    assert ("ACCEPTED", (), 5, (("amount", 5000),)) == (
+        found.outcome,
+        found.reasons,
+        found.gate_reached,
+        found.amounts_minor,
+    )
 
 
 def test_numbers_that_the_rules_fix_are_filled_in_by_the_kernel():
     found = verdict(world.said(PACKET, "GRANT", "GRANTED"))
-    assert ("ACCEPTED", (("amount", 6000),)) == (found.outcome, found.numbers)
+    assert ("ACCEPTED", (("amount", 6000),)) == (found.outcome, found.amounts_minor)
 
 
 def test_numbers_keep_their_own_scale():
     found = verdict(world.said(PACKET, "TALK", "UNCLEAR", days="2", minutes="60"))
-    assert ("ACCEPTED", (("days", 2), ("minutes", 60))) == (found.outcome, found.numbers)
+    assert ("ACCEPTED", (("days", 2), ("minutes", 60))) == (found.outcome, found.amounts_minor)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +85,7 @@ def test_a_claim_that_is_not_of_the_envelope_is_rejected_at_its_gate(data: bytes
         found.outcome,
         reasons(found),
         found.gate_reached,
-        found.numbers,
+        found.amounts_minor,
     )
 
 
@@ -258,7 +263,7 @@ def test_an_escalation_that_was_the_only_way_says_why_it_was():
 def test_an_escalation_keeps_the_numbers_for_the_human():
     data = world.said(CAREFUL_PACKET, "GRANT", "GRANTED")
     found = verdict(data, contract=CAREFUL, packet=CAREFUL_PACKET)
-    assert ("ESCALATED", (("amount", 6000),)) == (found.outcome, found.numbers)
+    assert ("ESCALATED", (("amount", 6000),)) == (found.outcome, found.amounts_minor)
 
 
 def test_what_is_to_be_rejected_is_not_escalated():
@@ -277,7 +282,7 @@ def test_an_agent_that_may_not_act_may_still_hand_the_case_to_a_human(standing: 
 
 PIECES = [
     (dim, "parse_proposal"),
-    (dim, "_packet_reasons"),
+    (dim, "authority_gate"),
     (dim, "_escalation"),
     (dim, "parse_literal"),
     (DecisionEnvelope, "objections"),
@@ -296,7 +301,7 @@ def test_a_fault_of_the_kernel_never_lets_a_claim_through(
     monkeypatch.setattr(owner, piece, broken)
     found = verdict()
     expected = [(1, "KERNEL_FAULT", f"the kernel could not judge this proposal: {fault.__name__}")]
-    assert ("REJECTED", expected, ()) == (found.outcome, reasons(found), found.numbers)
+    assert ("REJECTED", expected, ()) == (found.outcome, reasons(found), found.amounts_minor)
 
 
 @pytest.mark.parametrize("stranger", [None, "text", 7, [PAY], {"action": "PAY"}])
@@ -312,7 +317,7 @@ def test_a_standing_that_nobody_filled_in_is_rejected():
 @pytest.mark.parametrize("standing", [{}, {"halted": True}, {"agent_active": False}, {"mission_hash": "0" * 64}])
 def test_a_proposal_that_was_rejected_before_is_not_judged_again_but_goes_to_a_human(standing: dict[str, object]):
     found = verdict(rejected=frozenset({PAY}), **standing)
-    assert ("ESCALATED", "REPEATED_PROPOSAL", ()) == (found.outcome, found.reason_code, found.numbers)
+    assert ("ESCALATED", "REPEATED_PROPOSAL", ()) == (found.outcome, found.reason_code, found.amounts_minor)
 
 
 def test_another_proposal_than_the_rejected_is_judged():

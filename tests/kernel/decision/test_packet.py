@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel.context.artifacts import Artifact
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
+from sds.kernel.decision.context import Artifact
 from sds.kernel.decision.packet import DecisionPacket, compile_packet, static_text, with_feedback
 from sds.kernel.decision.safeguards import EnvelopeInputs
 from sds.kernel.envelope.state import Value

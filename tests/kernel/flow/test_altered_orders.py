@@ -8,9 +8,10 @@ import pytest
 
 from sds.kernel.audit import verify
 from sds.kernel.executor.protocol import Receipt, Signer
+from sds.kernel.flow.in_flight import orders_in_flight
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.human.attestation import attest
-from sds.kernel.operations.recovery import Recovered, orders_in_flight, recover
+from sds.kernel.operations.recovery import Recovered, recover
 from tests.kernel.durable import KEY, LEASE_MS, World, refund
 from tests.kernel.orders import execution, left_hanging, recovered
 
@@ -124,4 +125,4 @@ def test_an_order_whose_key_is_lost_stays_unknown_until_a_human_says_what_became
 def test_orders_are_read_back_as_they_were_signed(world: World):
     intent = left_hanging(world, paid=False)
     world.clock.advance(LEASE_MS)
-    assert [intent] == orders_in_flight(world.kernel, world.clock())
+    assert [intent] == orders_in_flight(world.store, world.contract.gate, world.clock())

@@ -12,7 +12,7 @@ from sds.kernel.audit import verify
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.flow.answer import Answer
-from sds.kernel.flow.lease import runs
+from sds.kernel.flow.states import is_held
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations.recovery import Recovered
 from sds.kernel.saga import state as saga
@@ -45,7 +45,7 @@ def ahead(folder: Path) -> Iterator[World]:
     [(69, False), (70, True), (99, True), (100, True), (130, True), (131, False)],
 )
 def test_a_lease_runs_from_its_own_length_before_its_beginning_to_its_end(now_ms: int, expected: bool):
-    assert expected is runs(100, 130, now_ms)
+    assert expected is is_held(100, 130, now_ms)
 
 
 def test_a_flow_of_a_clock_that_was_ahead_is_taken_over(ahead: World):
@@ -139,10 +139,10 @@ def test_a_saga_of_a_clock_that_was_ahead_is_ended(ahead: World):
 def test_a_slow_state_source_takes_nothing_from_the_time_to_send(world: World, late_ms: int, sent: int):
     """That begins when the order is reserved, and to its last millisecond the flow's lease keeps recovery away."""
     packet, budget = world.packet(), world.contract.budget
-    conclude, send = world.kernel.conclude, world.rail.dispatch
+    commit, send = world.kernel.commit, world.rail.dispatch
 
     def pause(*args: Any) -> ExecutionIntent | None:
-        intent = conclude(*args)
+        intent = commit(*args)
         world.clock.advance(budget.dispatch_ms_max + late_ms)
         return intent
 
@@ -151,7 +151,7 @@ def test_a_slow_state_source_takes_nothing_from_the_time_to_send(world: World, l
         return send(intent, key, deadline_s)
 
     world.tickets.on_read = lambda _key: world.clock.advance(budget.ttl_ms)
-    world.kernel.conclude, world.rail.dispatch = pause, look  # type: ignore[method-assign]
+    world.kernel.commit, world.rail.dispatch = pause, look  # type: ignore[method-assign]
     answer = world.kernel.decide(packet, refund()(packet))
     world.tickets.on_read = lambda _key: None
     assert ("SUCCESS" if sent else "UNKNOWN", sent) == (answer.execution, len(world.rail.paid()))

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from sds.kernel.errors import TransitionError
-from sds.kernel.flow.states import _NEXT, FINAL, State, walk
+from sds.kernel.flow.states import _NEXT, FINAL, State, transition
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from sds.kernel.flow.states import _NEXT, FINAL, State, walk
     ],
 )
 def test_a_flow_lives_as_the_specification_draws_it(life: tuple[State, ...]):
-    assert life[-1] == walk(*life)
+    assert life[-1] == transition(*life)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_flow_lives_as_the_specification_draws_it(life: tuple[State, ...]):
 )
 def test_no_step_of_a_flow_is_skipped(life: tuple[State, State]):
     with pytest.raises(TransitionError) as caught:
-        walk(*life)
+        transition(*life)
     assert f"a flow cannot go from {life[0]} to {life[1]}" == str(caught.value)
 
 
@@ -51,7 +51,7 @@ def test_nothing_follows_the_end(over: State):
     assert over in FINAL
     for state in get_args(State):
         with pytest.raises(TransitionError):
-            walk(over, state)
+            transition(over, state)
 
 
 def test_every_state_is_reached_and_leads_to_an_end():

@@ -13,12 +13,13 @@ from sds.kernel.canonical import idempotency_key
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
-from sds.kernel.flow import escalation_budget, undecided
+from sds.kernel.flow import undecided
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import recorded_event
 from sds.kernel.flow.states import RESTARTABLE_TAGS, WAITING_TAGS
 from sds.kernel.human.cases import waiting
 from sds.kernel.human.review import HumanReview, Resolution
+from sds.kernel.registry import escalation_budget
 from sds.kernel.storage.store import Store
 from tests.kernel.authority import AGENT, status
 from tests.kernel.durable import LEASE_MS, World, contract, deny, nonsense, refund, see_through

@@ -12,8 +12,8 @@ from sds.kernel.audit import verify
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import Receipt
 from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.in_flight import orders_in_flight
 from sds.kernel.human.attestation import attest
-from sds.kernel.operations import recovery
 from tests.kernel.durable import (
     World,
 )
@@ -101,7 +101,7 @@ def test_of_two_humans_with_opposite_words_the_first_is_kept_and_the_order_is_no
     silent = Silent()
     unknown(world, silent)
     kernel = world.open_kernel(executor=silent)
-    (intent,) = recovery.orders_in_flight(kernel, world.clock())
+    (intent,) = orders_in_flight(kernel.store, kernel.contract.gate, world.clock())
     words = [Receipt("rejected"), Receipt("settled", "B-7")]
     assert ["FAILED", "FAILED"] == [kernel.dispatcher.attest(intent, word, by={"who": "ada"}) for word in words]
     assert [("FAILED", None)] == world.store.rows("SELECT status, external_receipt FROM execution_log")

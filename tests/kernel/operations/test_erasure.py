@@ -61,7 +61,7 @@ def told(world: World) -> Answer:
     packet = world.packet()
     world.kernel.decide(packet, nonsense(packet))
     made = world.kernel.decide(packet, refund()(packet))
-    world.kernel.explain(made.dfid, "never flown")
+    world.explain(made.dfid, "never flown")
     return made
 
 
@@ -167,7 +167,7 @@ def test_nothing_more_is_said_of_an_erased_case(world: World):
     made = world.decide(refund())
     erase(world)
     with pytest.raises(ErasedError, match="were erased"):
-        world.kernel.explain(made.dfid, "too late")
+        world.explain(made.dfid, "too late")
     assert [] == world.column("SELECT wrapped FROM case_keys")
 
 

@@ -17,10 +17,10 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import Receipt
 from sds.kernel.executor.statement import CLOCKS_APART_MS, KEYS_AT_ONCE, StatementLine, compare
-from sds.kernel.flow import escalation_budget
 from sds.kernel.human.cases import Case, waiting
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import recovery
+from sds.kernel.registry import escalation_budget
 from sds.kernel.storage import ledger
 from tests.gates.orders import key_of
 from tests.kernel.authority import AGENT
@@ -55,7 +55,7 @@ def test_an_honest_outside_agrees_and_nothing_is_written(world: World) -> None:
 
     found = compared(world)
 
-    assert ((), 5, 5, 0) == (found.differences, found.orders, found.lines, found.in_the_air)
+    assert ((), 5, 5, 0) == (found.differences, found.orders, found.lines, found.in_flight)
     assert before == ledger.head(world.store)
 
 
@@ -176,7 +176,7 @@ def test_what_is_in_the_air_is_recoverys_and_only_counted(world: World) -> None:
 
     found = compared(world)
 
-    assert ((), 2) == (found.differences, found.in_the_air)
+    assert ((), 2) == (found.differences, found.in_flight)
 
 
 def test_a_contradiction_that_is_known_is_no_second_case(world: World) -> None:

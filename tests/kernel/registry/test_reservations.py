@@ -16,9 +16,9 @@ from sds.kernel.decision.jit import JitReport
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import StoreError
 from sds.kernel.executor.protocol import ExecutionIntent
+from sds.kernel.flow.in_flight import orders_in_flight
 from sds.kernel.flow.intake import read_event
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.operations.recovery import orders_in_flight
 from sds.kernel.registry import registry, reservations, spend
 from sds.kernel.storage.store import Row
 from tests.kernel.durable import (
@@ -144,7 +144,7 @@ def test_what_settles_in_the_source_is_given_back_because_the_source_now_tells(f
 
 
 def _only_order(world: World) -> ExecutionIntent:
-    (intent,) = orders_in_flight(world.kernel, world.clock())
+    (intent,) = orders_in_flight(world.store, world.contract.gate, world.clock())
     return intent
 
 
@@ -231,10 +231,10 @@ def test_the_reserving_transaction_itself_holds_the_spend_limits(tight: World, s
     """After the last check others may have spent, on other keys: what is reserved is compared once more."""
     store, terms = tight.store, tight.contract
     now = spend.scopes(terms, tight.kernel.preview(tight.event()).snapshot.fields, tight.clock())
-    epochs = reservations.read_draws(store, terms, "T1").epochs
+    epochs = reservations.usage(store, terms, "T1").epochs
     refused, taken = None, list[Row]()
     with suppress(_UndoneError), store.transaction():
-        refused = reservations.take(store, terms, "a flow", "T1", reservations.Claim((), spends), epochs, now)
+        refused = reservations.reserve(store, terms, "a flow", "T1", reservations.Claim((), spends), epochs, now)
         taken = store.rows("SELECT scope, amount FROM spend WHERE dfid = 'a flow' ORDER BY scope")
         raise _UndoneError
     assert (code, [] if code else [(name, spends) for name in sorted(now.names)]) == (refused, taken)

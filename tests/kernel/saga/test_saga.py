@@ -303,15 +303,15 @@ def test_a_saga_that_begins_under_a_halt_goes_to_a_human(world: World):
 
 
 def test_a_halt_after_the_choice_stops_the_reversal(world: World):
-    real = world.kernel.conclude
+    real = world.kernel.commit
 
-    def conclude(*given: object) -> ExecutionIntent | None:
+    def commit(*given: object) -> ExecutionIntent | None:
         done = real(*given)  # type: ignore[arg-type]  # passed on as they came
         if given[0].event_id.endswith("compensation"):  # type: ignore[attr-defined]  # the packet
             halt(world)
         return done
 
-    world.kernel.conclude = conclude  # type: ignore[method-assign]  # the moment between deciding and doing
+    world.kernel.commit = commit  # type: ignore[method-assign]  # the moment between deciding and doing
     found = run(world.kernel, world, Script(step_2=deny, compensation=REVERT))
     assert ("ESCALATED", DIRTY, "REVERT") == parent(found)
     assert ([], {}) == (reversed_at(world.folder), dict(found.reversals))

@@ -18,7 +18,7 @@ import pytest
 from sds.engines.factory import open_engine
 from sds.gates.refund.gate import load_refund_contract
 from sds.gates.refund.rail.store import Order
-from sds.host.paths import now_ms
+from sds.host.clock import now_ms
 from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.proposal import Proposal, write_proposal

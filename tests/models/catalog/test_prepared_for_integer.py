@@ -4,27 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sds.engines.factory import open_engine
-from sds.host.paths import now_ms, open_record
+from sds.host.clock import now_ms
+from sds.host.paths import open_record
 from sds.models.catalog import prepare
+from sds.models.catalog.backends import BACKENDS
 from sds.models.catalog.catalog import prepared
 from sds.models.int8 import sources
+from sds.models.int8.facts import INT8
 from sds.models.int8.library import library
 from sds.models.protocol import BackendError
 from sds.replay import opener, replay
 from tests.models.catalog.preparing import BF16_WINS, preparation
 from tests.replays import GATE, record
 
-INTEGER_WINS = {**BF16_WINS, "bytes": 0.7, "int16": 0.5}
+INTEGER_WINS = {"own": 3.0, "BF16": 1.0, "bytes": 0.7, "int16": 0.5}
+
+
+def outruns(monkeypatch: pytest.MonkeyPatch, *, here: bool) -> None:
+    monkeypatch.setitem(BACKENDS, INT8.name, replace(INT8, outruns=lambda: here))
 
 
 @pytest.fixture
 def installed(tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """A source, and where the program looks for what was prepared of it."""
+    outruns(monkeypatch, here=True)
     monkeypatch.setattr(prepare, "ROUNDS", 1)
     monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
     monkeypatch.setenv("SDS_THREADS", "1")
@@ -40,6 +49,8 @@ def test_decisions_run_in_them_and_are_replayed_bit_for_bit(installed: tuple[Pat
     found = prepared(source, cache)
     assert found is not None
     assert ("integer", "int16") == (found.record.library, found.record.dtype)
+    measured = [(each.type, each.library) for each in found.record.measured]
+    assert [("own type", "llamacpp"), ("BF16", "llamacpp"), *[("BF16", "integer")] * 2] == measured
     assert found.record.why.startswith("BF16 through integer passes in int16 takes 500.0 ms for a decision's passes")
     engine = open_engine(source, now_ms=lambda: 0)
     assert engine.model.startswith("tiny-1.gguf as BF16 through integer passes in int16, made from ")
@@ -48,6 +59,17 @@ def test_decisions_run_in_them_and_are_replayed_bit_for_bit(installed: tuple[Pat
         with closing(open_record(tmp_path / GATE)) as store:
             again = replay(store, dfid, open_it=opener(source, now_ms=now_ms), now_ms=now_ms)
         assert (True, ()) == (again.identical, again.circumstances)
+
+
+def test_on_a_processor_where_they_may_be_slower_every_type_is_measured(
+    tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outruns(monkeypatch, here=False)
+    monkeypatch.setattr(prepare, "ROUNDS", 1)
+    monkeypatch.setattr(prepare, "noise_logp", lambda *_: None)
+    found, _ = preparation(tmp_path, {**BF16_WINS, "bytes": 1.7, "int16": 1.5}, kl_max=1.0).run(tiny_path(1))
+    assert ["own type", "BF16", "F16", "Q8_0", "BF16", "BF16"] == [each.type for each in found.record.measured]
+    assert ("BF16", "llamacpp") == (found.record.type, found.record.library)
 
 
 def test_those_that_were_compiled_of_other_sources_are_measured_anew(

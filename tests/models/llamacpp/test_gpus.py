@@ -11,6 +11,7 @@ import pytest
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.llamacpp.gpus import gpus
 from sds.models.protocol import BackendError
+from sds.models.text.outlines import DrivenLlama
 from tests.model_fixtures import TINY_THREADS
 
 
@@ -91,8 +92,8 @@ def test_which_card_is_asked_for_reaches_llama_cpp(single_path: Path, monkeypatc
 
 
 def test_under_outlines_no_card_is_used(single_path: Path):
-    outlines_llamacpp = pytest.importorskip("sds.models.text.outlines_llamacpp")
-    driven = outlines_llamacpp.DrivenLlama(single_path, n_ctx=512, threads=TINY_THREADS)
+    pytest.importorskip("outlines")
+    driven = DrivenLlama(single_path, n_ctx=512, threads=TINY_THREADS)
     model, context = driven._llama.model_params, driven._llama.context_params
     assert (0, llama_cpp.LLAMA_SPLIT_MODE_NONE, -1) == (model.n_gpu_layers, model.split_mode, model.main_gpu)
     assert (False, False) == (context.offload_kqv, context.op_offload)

@@ -1,0 +1,3 @@
+import pytest
+
+pytest.importorskip("openvino", reason="OpenVINO is not installed: make openvino")

@@ -15,7 +15,6 @@ import pytest
 
 from sds.engines.config import EngineSpec, open_engine_of
 from sds.engines.factory import open_engine, open_replicas
-from sds.models.files.llama_weights import LlamaWeights
 from sds.models.openvino_ import backend as vino
 from sds.models.openvino_.backend import LENGTHS, OpenvinoBackend
 from sds.models.openvino_.batch import SURPLUS_TOKENS_MAX, Batch
@@ -154,14 +153,14 @@ def matrices(body: ov.Model) -> set[int]:
     return {op.get_data().ctypes.data for op in constants}
 
 
-@pytest.mark.parametrize(("brief", "lengths"), [(False, LENGTHS), (True, ())])
+@pytest.mark.parametrize(("skip_warmup", "lengths"), [(False, LENGTHS), (True, ())])
 def test_an_engine_for_a_few_decisions_has_no_copies(
-    brief: bool, lengths: tuple[int, ...], tiny_path: Callable[[int], Path]
+    skip_warmup: bool, lengths: tuple[int, ...], tiny_path: Callable[[int], Path]
 ):
     how: dict[str, Any] = {"library": "openvino", "dtype": "fp32"}
     spec = EngineSpec(name="own", kind="native", model=str(tiny_path(1)), **how)
-    alone = open_engine(tiny_path(1), now_ms=lambda: 0, brief=brief, **how)
-    for engine in (alone, open_engine_of(spec, now_ms=lambda: 0, brief=brief)):
+    alone = open_engine(tiny_path(1), now_ms=lambda: 0, skip_warmup=skip_warmup, **how)
+    for engine in (alone, open_engine_of(spec, now_ms=lambda: 0, skip_warmup=skip_warmup)):
         with closing(engine):
             assert lengths == engine._backend._graph.lengths
 

@@ -18,8 +18,9 @@ from sds.models.files.rotation import block_rotation, rotated_matrix, rotation
 from sds.models.openvino_ import graph, int8
 from sds.models.openvino_.backend import OpenvinoBackend
 from sds.models.openvino_.dtypes import computes_in_bf16, computes_in_int8
+from sds.models.openvino_.facts import INT8_REST
 from sds.models.openvino_.int8 import LARGEST, rounded_by_row, rounded_matrix
-from sds.models.protocol import INT8_REST, BackendError, Dtype, Row
+from sds.models.protocol import BackendError, Dtype, Row
 from tests.llama_gguf import Sizes, llama_gguf, random_tensors
 from tests.models.openvino_.test_backend import VARIANTS, answers, farthest, noise, opened
 

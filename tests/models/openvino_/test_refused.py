@@ -16,11 +16,11 @@ import pytest
 from sds.engines.factory import runtime_facts
 from sds.models.cache import kv_cache
 from sds.models.files.cpu import cpu_features
-from sds.models.files.llama_weights import LlamaWeights
 from sds.models.openvino_ import backend as openvino
 from sds.models.openvino_ import dtypes
 from sds.models.openvino_.backend import OpenvinoBackend
-from sds.models.protocol import BackendError, extra_hint
+from sds.models.openvino_.facts import INSTALL_HINT
+from sds.models.protocol import BackendError
 from tests.llama_gguf import CONTEXT, Sizes, Tensors, llama_gguf, random_tensors
 from tests.model_fixtures import TINY_THREADS
 from tests.scale import scale, seeded
@@ -251,7 +251,7 @@ def test_without_the_library_the_mend_is_named(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(BackendError) as caught:
         importlib.import_module("sds.models.openvino_.backend")
     assert "OpenVINO is not installed" == str(caught.value)
-    assert extra_hint("openvino") == caught.value.hint
+    assert INSTALL_HINT == caught.value.hint
 
 
 def test_a_file_that_was_replaced_is_refused_as_often_as_it_is_compiled_anew(tmp_path: Path):

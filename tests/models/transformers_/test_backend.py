@@ -392,7 +392,7 @@ def test_a_folder_opens_with_transformers_and_a_file_with_llama_cpp(folder: Path
         backend = open_backend(path)
         assert kind is type(backend)
         backend.close()
-    with pytest.raises(BackendError, match="cannot be read: is a directory"):
+    with pytest.raises(BackendError, match=r"is a folder: llama\.cpp runs GGUF files here"):
         open_backend(folder, library="llamacpp")
     with pytest.raises(BackendError, match=r"llama\.cpp runs in the file's own types"):
         open_backend(embedded_model(), dtype="bf16")

@@ -20,6 +20,12 @@ from .tickets import World, is_due
 
 BUSY_S = 2.0
 
+
+def airline_path(folder: Path) -> Path:
+    """Return where the airline's database lies in the gate's folder."""
+    return folder / "airline.db"
+
+
 _SCHEMA = f"""
 PRAGMA journal_mode = WAL;
 CREATE TABLE about (one INTEGER PRIMARY KEY CHECK (one = 1), as_of_at INTEGER NOT NULL) STRICT;

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from sds.kernel.errors import TransitionError
-from sds.kernel.registry import monitor, registry
+from sds.kernel.operations import monitor
+from sds.kernel.registry import registry
 from tests.kernel.authority import status
 from tests.kernel.durable import World, contract, deny, goodwill
 

@@ -10,7 +10,7 @@ import pytest
 
 from sds.kernel.audit import verify
 from sds.kernel.decision.packet import Decoding
-from sds.kernel.flow import escalation_budget
+from sds.kernel.registry import escalation_budget
 from tests.kernel.authority import AGENT, halt, reactivate, revoke, status, suspend
 from tests.kernel.durable import World, contract, deny, escalate, refund, together
 from tests.scale import scale, seeded

@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sds.kernel.contract.schema import Contract
-from sds.kernel.decision.dim import Verdict
-from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.registry import registry
 from sds.kernel.registry.authority import authority_now
 from sds.kernel.storage.store import Reader, Store
@@ -68,23 +66,23 @@ def left(store: Reader, agent_id: str, per_hour: int, now_ms: int) -> int:
     return level(store, agent_id, per_hour, now_ms).parts // PARTS
 
 
-def charge(store: Store, contract: Contract, packet: DecisionPacket, verdict: Verdict, now_ms: int) -> Charge:
-    """Spend what an escalation costs, inside the caller's transaction, which writes `spent` down with it."""
-    if authority_now(store, packet.agent_id, packet.dfid).withdrawn(contract.hash) is not None:
+def charge(
+    store: Store, contract: Contract, dfid: str, reason_code: str | None, *, by_choice: bool, now_ms: int
+) -> Charge:
+    """Spend what an escalation costs the agent, inside the caller's transaction, which writes `spent` down with it.
+
+    `by_choice`: the envelope left the agent more than the human; else there was nothing else it could do.
+    """
+    if authority_now(store, contract.agent_id, dfid).withdrawn(contract.hash) is not None:
         return Charge()
     spent = None
-    if _charged(packet, verdict):
-        now = level(store, packet.agent_id, contract.escalation.per_hour, now_ms)
+    if by_choice and reason_code not in NOT_CHARGED:
+        now = level(store, contract.agent_id, contract.escalation.per_hour, now_ms)
         if now.parts < PARTS:
             return Charge(moves_to=("SUSPENDED", EXHAUSTED))
         spent = Level(now.parts - PARTS, now.at_ms)
         store.run(
-            "INSERT OR REPLACE INTO escalation_budgets VALUES (?, ?, ?)", (packet.agent_id, spent.parts, spent.at_ms)
+            "INSERT OR REPLACE INTO escalation_budgets VALUES (?, ?, ?)", (contract.agent_id, spent.parts, spent.at_ms)
         )
-    why = f"waits for a human: {verdict.reason_code}"
+    why = f"waits for a human: {reason_code}"
     return Charge(spent, ("ESCALATED", why) if contract.escalation.pauses_agent else None)
-
-
-def _charged(packet: DecisionPacket, verdict: Verdict) -> bool:
-    """Whether it was the agent's doing: had the envelope left only the human, there was nothing else it could do."""
-    return not packet.notes and verdict.reason_code not in NOT_CHARGED

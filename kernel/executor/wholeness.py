@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from sds.kernel.decision.dim import AFTER_THE_GATES, Reason
 from sds.kernel.errors import WorldError
-from sds.kernel.executor.statement import CLOCKS_APART_MS, StatementLine, known_keys
-from sds.kernel.flow.states import EXECUTOR_DOWN, RECORD_BEHIND
+from sds.kernel.executor.breaker import EXECUTOR_DOWN
+from sds.kernel.executor.statement import CLOCKS_APART_MS, Statement, known_keys
 from sds.kernel.storage.store import Reader
 
-Statement = Callable[[int, int], tuple[StatementLine, ...]]
+RECORD_BEHIND = "RECORD_BEHIND"
 
 _LAST_ORDER = (
     "SELECT l.at_ms FROM ledger l JOIN decision_flows f ON f.dfid = l.dfid"
     " WHERE l.kind = 'RESERVED' AND f.gate = ? ORDER BY l.idx DESC LIMIT 1"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Why nothing may be ordered yet."""
+
+    code: str
+    message: str
 
 
 class Wholeness:
@@ -33,7 +41,7 @@ class Wholeness:
         self._record, self._gate, self._statement, self._now_ms = record, gate, statement, now_ms
         self._lock, self._whole = threading.Lock(), statement is None
 
-    def doubt(self) -> Reason | None:
+    def doubt(self) -> Doubt | None:
         """Return why nothing may be ordered yet, None when the record is whole or its executor cannot tell.
 
         It asks the executor: never inside a transaction.
@@ -41,16 +49,16 @@ class Wholeness:
         if self._whole or self._statement is None:
             return None
         with self._lock:
-            found = None if self._whole else self._look(self._statement)
-            self._whole = found is None
-        return found
+            doubt = None if self._whole else self._compare(self._statement)
+            self._whole = doubt is None
+        return doubt
 
-    def _look(self, statement: Statement) -> Reason | None:
+    def _compare(self, statement: Statement) -> Doubt | None:
         now_ms = self._now_ms()
         try:
             lines = statement(self._since_ms(now_ms), now_ms + CLOCKS_APART_MS)
         except WorldError as error:
-            return Reason(AFTER_THE_GATES, EXECUTOR_DOWN, str(error))
+            return Doubt(EXECUTOR_DOWN, str(error))
         keys = {line.key for line in lines}
         unknown = len(keys - known_keys(self._record, keys))
         if not unknown:
@@ -60,7 +68,7 @@ class Wholeness:
             f"the outside has {orders} that this record does not know: it was restored from a backup, or something else"
             f" orders there (sds reconcile {self._gate} --adopt)"
         )
-        return Reason(AFTER_THE_GATES, RECORD_BEHIND, why)
+        return Doubt(RECORD_BEHIND, why)
 
     def _since_ms(self, now_ms: int) -> int:
         """Return from when on to look: a record that was cut off somewhere knows all up to its last order.

@@ -7,19 +7,25 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sds.cli.setup import doctor
 from sds.engines import factory
 from sds.engines.factory import library_of_record, open_backend, open_engine, open_weights, runtime_facts
 from sds.engines.native import NativeEngine
-from sds.host.paths import now_ms, open_record
+from sds.host.clock import now_ms
+from sds.host.paths import open_record
 from sds.models.catalog import prepare
-from sds.models.catalog.catalog import Prepared, fingerprint, prepared
+from sds.models.catalog.backends import BACKENDS
+from sds.models.catalog.catalog import Prepared, prepared
+from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.llamacpp.backend import LlamaBackend
-from sds.models.protocol import IN_8_BITS, BackendError, Dtype, extra_hint
+from sds.models.openvino_.facts import INSTALL_HINT, OPENVINO, QUANTIZED
+from sds.models.protocol import BackendError, Dtype
 from sds.replay import Circumstance, Replay, _circumstances, opener, replay
 from tests.models.catalog.preparing import (
     BF16_WINS,
@@ -59,7 +65,7 @@ def uninstalled(monkeypatch: pytest.MonkeyPatch) -> None:
 @in_openvino
 def test_it_runs_the_very_file_that_llama_cpp_runs(kept_for_openvino: tuple[Path, Path, Prepared]) -> None:
     source, cache, found = kept_for_openvino
-    sha12 = fingerprint(source)[:12]
+    sha12 = gguf_fingerprint(source)[:12]
     assert f"tiny-1.gguf as BF16 through OpenVINO, made from {sha12}" == found.name
     assert ("openvino", [cache / f"{sha12}-BF16.gguf"]) == (found.record.library, list(cache.glob("*.gguf")))
     assert found == prepared(source, cache)
@@ -156,15 +162,25 @@ def test_weights_that_are_bf16_already_are_run_from_their_own_file(
 
 
 @pytest.mark.usefixtures("uninstalled")
-def test_where_it_is_not_installed_one_line_says_so(
+def test_where_it_is_not_installed_it_is_not_tried(
     tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare, "ROUNDS", 1)
+    quick(monkeypatch)
+    monkeypatch.setitem(BACKENDS, OPENVINO.name, replace(OPENVINO, version=lambda: None))
     lines: list[str] = []
-    found, _ = preparation(tmp_path, {**OPENVINO_WINS, "BF16": 0.2}, log=lines.append).run(tiny_path(1))
+    found, _ = preparation(tmp_path, OPENVINO_WINS, log=lines.append).run(tiny_path(1))
     assert ("BF16", "llamacpp", 4) == (found.record.type, found.record.library, len(found.record.measured))
-    missing = f"OpenVINO is not installed ({extra_hint('openvino')})"
-    assert [f"BF16 through OpenVINO is not measured: {missing}"] == [line for line in lines if "OpenVINO" in line]
+    assert [] == [line for line in lines if "OpenVINO" in line]
+
+
+@in_openvino
+@pytest.mark.usefixtures("installed")
+def test_doctor_says_what_a_model_was_prepared_for_that_is_gone_and_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "which is not installed" not in doctor._versions()
+    monkeypatch.setitem(BACKENDS, OPENVINO.name, replace(OPENVINO, version=lambda: None))
+    assert doctor._versions().endswith(f", a model was prepared for OpenVINO, which is not installed ({INSTALL_HINT})")
 
 
 def facts_of(engine: NativeEngine) -> dict[str, Any]:
@@ -177,7 +193,7 @@ def test_an_engine_runs_what_was_prepared_in_the_library_it_was_prepared_for(ins
     source, cache = installed
     engine = open_engine(source, now_ms=lambda: 0)
     facts = facts_of(engine)
-    sha12, made = fingerprint(source)[:12], fingerprint(weights(cache))
+    sha12, made = gguf_fingerprint(source)[:12], gguf_fingerprint(weights(cache))
     assert f"tiny-1.gguf as BF16 through OpenVINO, made from {sha12}@{made[:12]}" == engine.model
     assert ((), made, "bf16", 1) == (engine.notices, facts["weights"], facts["dtype"], facts["threads"])
     assert facts["library"].startswith("openvino 20")
@@ -188,8 +204,8 @@ def test_another_library_runs_the_same_weights_when_it_is_named(installed: tuple
     source, cache = installed
     engine = open_engine(source, now_ms=lambda: 0, library="llamacpp")
     facts = facts_of(engine)
-    made = fingerprint(weights(cache))
-    assert f"tiny-1.gguf as BF16, made from {fingerprint(source)[:12]}@{made[:12]}" == engine.model
+    made = gguf_fingerprint(weights(cache))
+    assert f"tiny-1.gguf as BF16, made from {gguf_fingerprint(source)[:12]}@{made[:12]}" == engine.model
     assert facts["library"].startswith("llama-cpp-python ")
     assert "dtype" not in facts
     itself = open_engine(source, now_ms=lambda: 0, as_is=True)
@@ -229,8 +245,8 @@ def test_where_it_cannot_be_opened_any_more_the_file_itself_runs_in_llama_cpp(in
     source, _ = installed
     engine = open_engine(source, now_ms=lambda: 0)
     assert facts_of(engine)["library"].startswith("llama-cpp-python ")
-    assert f"tiny-1.gguf@{fingerprint(source)[:12]}" == engine.model
-    assert (f"OpenVINO is not installed: the model runs as it is ({extra_hint('openvino')})",) == (engine.notices)
+    assert f"tiny-1.gguf@{gguf_fingerprint(source)[:12]}" == engine.model
+    assert (f"OpenVINO is not installed: the model runs as it is ({INSTALL_HINT})",) == (engine.notices)
 
 
 def replayed(home: Path, source: Path, dfid: str) -> Replay:
@@ -267,7 +283,7 @@ def test_a_record_says_what_is_in_int8_and_in_what_the_rest_is() -> None:
     assert ["fp32", "bf16", None] == [each.get("rest") for each in facts]
     assert [True, True, False] == ["in_8_bits" in each for each in facts]
     found = _circumstances(before, {name: facts[0][name] for name in ("dtype", "in_8_bits", "rest")})
-    assert (Circumstance("in_8_bits", None, IN_8_BITS), Circumstance("rest", None, "fp32")) == found
+    assert (Circumstance("in_8_bits", None, QUANTIZED), Circumstance("rest", None, "fp32")) == found
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""What is not at its end: flows that somebody may still hold, and orders in flight, whose outcome nobody knows yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sds.kernel.contract.schema import Contract
+from sds.kernel.decision.dim import amounts_minor
+from sds.kernel.decision.safeguards import LiveState
+from sds.kernel.envelope.envelope import DecisionEnvelope
+from sds.kernel.envelope.proposal import parse_recorded
+from sds.kernel.executor.protocol import ExecutionIntent
+from sds.kernel.flow import decision_record, states
+from sds.kernel.registry import spend
+from sds.kernel.storage.store import Reader
+
+# A human's order has a lease of its own: that of the flow they decided about is long over.
+_UNFINISHED = (
+    "SELECT f.dfid, f.state, e.status, COALESCE(h.decided_at_ms, f.created_at_ms),"
+    " COALESCE(h.lease_until_ms, f.lease_until_ms) FROM decision_flows f"
+    " LEFT JOIN execution_log e ON e.dfid = f.dfid LEFT JOIN human_decisions h ON h.dfid = f.dfid"
+    " WHERE f.state IN ('ACTIVE', 'EXECUTING') AND f.gate = ?"
+    " AND f.dfid NOT IN (SELECT dfid FROM sagas) AND (f.state = 'ACTIVE' OR e.status IN ('PENDING', 'UNKNOWN'))"
+    " ORDER BY COALESCE(e.reserved_at_ms, f.created_at_ms)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedFlow:
+    """A decision that is not at its end. `held`: whoever is at work on it may still be alive."""
+
+    dfid: str
+    state: str
+    held: bool
+
+
+def unfinished_flows(record: Reader, gate: str, now_ms: int) -> list[UnfinishedFlow]:
+    """Return a gate's unfinished flows, oldest first, without sagas. Nobody holds an order that is recorded as UNKNOWN."""
+    return [
+        UnfinishedFlow(dfid, state, status != "UNKNOWN" and states.is_held(begun_ms, until_ms, now_ms))
+        for dfid, state, status, begun_ms, until_ms in record.rows(_UNFINISHED, (gate,))
+    ]
+
+
+def orders_in_flight(record: Reader, gate: str, now_ms: int) -> list[ExecutionIntent]:
+    """Return every order whose outcome nobody knows and whose sender is gone, oldest first."""
+    gone = [flow.dfid for flow in unfinished_flows(record, gate, now_ms) if flow.state == "EXECUTING" and not flow.held]
+    return [order for dfid in gone if (order := decision_record.read_order(record, dfid)) is not None]
+
+
+def is_reservable(
+    record: Reader,
+    contract: Contract,
+    order: ExecutionIntent,
+    proposal: bytes,
+    live: LiveState,
+    envelope: DecisionEnvelope,
+    now_ms: int,
+) -> bool:
+    """Tell whether an order in flight would be reserved again now: same state, same amounts, permitted by the envelope
+    in force, and counted against the same spend limits. `live`: looked at as if the order had taken nothing.
+    """
+    parsed = parse_recorded(proposal)
+    if live.version != order.state_version or isinstance(parsed, str):
+        return False
+    if not spend.still_counted(record, contract, order.dfid, live.situation.fields, now_ms):
+        return False
+    kind = envelope.kind(parsed.action)
+    if kind is None or envelope.objections(parsed):
+        return False
+    return dict(order.params) == dict(amounts_minor(parsed, kind))

@@ -1,0 +1,88 @@
+"""One look at the world (DIR 4.1): live state net of what is reserved, and everything else an envelope depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from sds.kernel.canonical import in_words, one_line
+from sds.kernel.contract.compiler import Rules
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.snapshot import well_typed
+from sds.kernel.decision.context import ContextReader
+from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState, standing_notes
+from sds.kernel.envelope.state import StateRead, StateSource, Value
+from sds.kernel.registry import reservations, spend
+from sds.kernel.registry.authority import authority_now
+from sds.kernel.storage.store import Store
+
+
+class Observer:
+    """Looks at the world for one gate. Changes nothing."""
+
+    def __init__(
+        self, contract: Contract, store: Store, source: StateSource, context: ContextReader, rules: Rules
+    ) -> None:
+        self._contract, self._contract_hash = contract, contract.hash
+        self._store, self._source, self._context, self._rules = store, source, context, rules
+        self._effective_ms = int(datetime.fromisoformat(contract.effective_from).replace(tzinfo=UTC).timestamp() * 1000)
+
+    def observe(self, key: str, now_ms: int, *, dfid: str = "", without: str = "") -> LiveState:
+        """Read live state, reservations, spend limits, artifacts and authority.
+
+        A field that is not of its declared type is left out, and `notes` say so: a foreign source may return anything.
+        The resources' epochs are read before the state: what is reserved in between shows when this decision reserves.
+        `dfid`: the flow it is for; without one, one that would be created now. `without`: an order in flight, looked at
+        as if it had taken nothing.
+        """
+        usage = reservations.usage(self._store, self._contract, key)
+        own = reservations.own(self._store, without) if without else {}
+        drawn = {
+            path: amount - own.get(reservations.resource(self._contract, key, path), 0)
+            for path, amount in usage.drawn.items()
+        }
+        fields, version, notes = self._net_state(key, drawn)
+        spending = spend.scopes(self._contract, fields, now_ms)
+        artifacts, faults = self._context.artifacts()
+        authority = authority_now(self._store, self._contract.agent_id, dfid)
+        situation = EnvelopeInputs(
+            fields=fields,
+            agent_active=authority.active and authority.contract_hash == self._contract_hash,
+            in_effect=now_ms >= self._effective_ms,
+            halted=authority.halted,
+            spend_left=spend.left(self._store, self._contract, spending, without=without),
+            artifacts=artifacts,
+            context_whole=not faults,
+        )
+        notes += [*standing_notes(situation), *faults]
+        return LiveState(situation, version, usage.epochs, authority.contract_hash, tuple(notes))
+
+    def _net_state(self, key: str, drawn: Mapping[str, int]) -> tuple[dict[str, Value], str, list[str]]:
+        """Return the declared fields net of what is drawn, the source's version of them, and what is wrong with them."""
+        read, notes = self._read(key)
+        if read is None:
+            return {}, "", notes
+        net = _subtracted({spec.path: read.fields.get(spec.path) for spec in self._rules.fields}, drawn)
+        wrong = self._rules.faults(net)
+        return (well_typed(self._rules.fields, net) if wrong else net), read.version, notes + wrong
+
+    def _read(self, key: str) -> tuple[StateRead | None, list[str]]:
+        """Read live state; state that cannot be read, or is none, is state that is not there."""
+        try:
+            read = self._source.read(key)
+            if read is None:
+                return None, ["there is no state under this key"]
+            read.version.encode()
+            return StateRead(dict(read.fields), read.version), []
+        except Exception as error:  # noqa: BLE001  a foreign source may fail in any way
+            return None, [one_line(f"state cannot be read: {in_words(error)}", 200)]
+
+
+def _subtracted(fields: Mapping[str, Value | None], drawn: Mapping[str, int]) -> dict[str, Value]:
+    """Return the fields that are there, each less what is drawn from it."""
+    net = {path: value for path, value in fields.items() if value is not None}
+    for path, amount in drawn.items():
+        value = net.get(path)
+        if amount and type(value) is int:
+            net[path] = value - amount
+    return net

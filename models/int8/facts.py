@@ -1,0 +1,53 @@
+"""The int8 engine, which is ours, as it is known before it is loaded."""
+
+from __future__ import annotations
+
+from sds.models.facts import BackendFacts, Opening
+from sds.models.int8.sources import compiled_passes, passes_sources
+from sds.models.protocol import Backend, Dtype
+
+DTYPES: tuple[Dtype, ...] = ("int8", "int16")  # the first where nobody says it: it is the quicker one
+
+
+def _open(opening: Opening) -> Backend:
+    from sds.models.int8.backend import IntegerBackend  # noqa: PLC0415  what was compiled is loaded when it is asked for
+
+    return IntegerBackend(
+        opening.path,
+        dtype=opening.dtype,
+        threads=opening.threads,
+        slots=opening.slots,
+        fingerprint=opening.fingerprint,
+    )
+
+
+def _usual_dtype() -> Dtype:
+    return DTYPES[0]
+
+
+def _facts(_device: str, dtype: Dtype | None) -> dict[str, object]:
+    return {"dtype": dtype or _usual_dtype(), "passes": passes_sources()}
+
+
+def _outruns() -> bool:
+    """Where bytes are multiplied in one instruction it does, three times; elsewhere that is measured."""
+    from sds.models.int8.library import KINDS, kind_here  # noqa: PLC0415  numpy is loaded with a model
+
+    return kind_here() == next(iter(KINDS))
+
+
+INT8 = BackendFacts(
+    name="integer",
+    title="integer",
+    distribution="sovereign-decision-stream",
+    dtypes=DTYPES,
+    usual_dtype=_usual_dtype,
+    bits_need_slots=True,
+    open=_open,
+    version=compiled_passes,
+    facts=_facts,
+    measured_in=DTYPES,
+    outruns=_outruns,
+    machine_key="integer",
+    runs_as="integer passes",
+)

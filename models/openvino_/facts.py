@@ -1,0 +1,65 @@
+"""OpenVINO, as it is known before it is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sds.models.facts import BackendFacts, Opening, installed
+from sds.models.protocol import Backend, Dtype, extra_hint
+
+DISTRIBUTION = "openvino"
+INSTALL_HINT = extra_hint("openvino", target="openvino")
+# What is quantized in int8, as records say it, and in what the rest is computed.
+QUANTIZED = "all products with weights but those of the last layer, and the weights of the head"
+INT8_REST: dict[Dtype, Dtype] = {"int8": "fp32", "int8-bf16": "bf16"}
+DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", *INT8_REST)
+
+
+def _open(opening: Opening) -> Backend:
+    from sds.models.openvino_.backend import LENGTHS, OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
+    from sds.models.openvino_.batch import prepared_for  # noqa: PLC0415  numpy is loaded with a model
+
+    wanted = opening.warm_up
+    lengths: dict[str, Any] = {}
+    if wanted is not None:  # of a longer pass none has a copy
+        lengths = {"lengths": sorted({length for each in wanted for length in prepared_for(each, LENGTHS)[:1]})}
+    return OpenvinoBackend(
+        opening.path,
+        dtype=opening.dtype,
+        threads=opening.threads,
+        slots=opening.slots,
+        engines=opening.replicas,
+        fingerprint=opening.fingerprint,
+        **lengths,
+    )
+
+
+def _usual_dtype() -> Dtype:
+    from sds.models.openvino_.backend import OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
+
+    return OpenvinoBackend.usual_dtype()
+
+
+def _facts(_device: str, dtype: Dtype | None) -> dict[str, object]:
+    dtype = dtype or _usual_dtype()
+    in_int8 = {"in_8_bits": QUANTIZED, "rest": INT8_REST[dtype]} if dtype in INT8_REST else {}
+    return {"dtype": dtype, **in_int8}
+
+
+OPENVINO = BackendFacts(
+    name="openvino",
+    title="OpenVINO",
+    distribution=DISTRIBUTION,
+    extra="openvino",
+    install_hint=INSTALL_HINT,
+    dtypes=DTYPES,
+    usual_dtype=_usual_dtype,
+    bits_need_slots=True,
+    open=_open,
+    version=lambda: installed(DISTRIBUTION),
+    facts=_facts,
+    measured_in=(None, "fp32", *INT8_REST),
+    machine_key="openvino",
+    runs_as="OpenVINO",
+    unsaid_dtype="bf16",
+)

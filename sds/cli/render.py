@@ -1,0 +1,43 @@
+"""How commands show values: one line each, units beside their numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import typer
+
+from sds.kernel.envelope.bounds import format_literal
+from sds.kernel.errors import NOT_AS_WRITTEN
+from sds.kernel.identifiers import is_seen
+
+
+def plain(value: object) -> str:
+    """Return a value on one line, what cannot be seen spelled out: a claim's text must not draw on this page."""
+    return "".join(char if is_seen(char) else ascii(char)[1:-1] for char in str(value))
+
+
+def when(at_ms: int, timespec: str = "milliseconds") -> str:
+    """Return a time of the record as ISO 8601 in UTC; one that no calendar has, as it stands there."""
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec=timespec)
+    except (OSError, *NOT_AS_WRITTEN):
+        return f"{at_ms} ms"
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things in words: `1 claim`, `2 claims`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def number_range(name: str, allowed: Any) -> str:
+    """Return what a number may be: its bounds, and its step where that is more than one unit."""
+    low, high = format_literal(allowed.lo, allowed.scale), format_literal(allowed.hi, allowed.scale)
+    step = f" in steps of {format_literal(allowed.step, allowed.scale)}" if allowed.step > 1 else ""
+    return f"{name} {low} to {high}{step}" if allowed.lo < allowed.hi else f"{name} {low}"
+
+
+def print_json(data: Mapping[str, Any] | list[Any]) -> None:
+    typer.echo(json.dumps(data, ensure_ascii=False, default=str))

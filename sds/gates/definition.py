@@ -1,0 +1,226 @@
+"""A gate's definition: its name, its contract, what opens its state and its executor, and the queue it works through.
+
+    gate = GateDefinition(name="parking", contract=Path("contract.yaml"), open=lambda folder: (Fines(folder), Cashier(folder)))
+
+`sds.gates.registry` finds definitions; `Gate.load` and every command open them. A definition holds no state: all that a gate
+keeps lies in the folder that its functions are called with.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, TypeVar
+
+from sds.host import paths
+from sds.kernel.canonical import in_words, one_line
+from sds.kernel.contract.schema import Contract, load_contract
+from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.envelope.state import Fields, StateSource
+from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.executor.protocol import Executor
+from sds.kernel.executor.statement import StatementLine
+from sds.kernel.flow.answer import Answer
+from sds.kernel.storage.store import Reader
+
+DEFAULT = "refund"  # the gate that commands mean when none is named
+NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+ERROR_CHARS_MAX = 300
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedCase:
+    """One event of a gate's queue, for `sds run` and `sds events`.
+
+    `label` is what the queue's maker knows of it, to measure agreement by: neither kernel nor model sees it. `fields` is its
+    state just before the decision, filled in by the run; None for an unknown key.
+    """
+
+    event: Mapping[str, object]
+    label: Any = None
+    fields: Fields | None = None
+
+
+class Chaos:
+    """A misfortune that a run brings about on purpose between a proposal and its execution, to show that it does no harm."""
+
+    promises: ClassVar[tuple[str, ...]] = ()  # names in the report that must be 0
+
+    def __init__(self, folder: Path, executor: Executor, seed: int) -> None:
+        self.folder, self.executor, self.rng = folder, executor, Random(seed)  # noqa: S311  reproducible, no secret
+
+    def reasoned(self, packet: DecisionPacket, data: bytes) -> None:
+        """Act on a proposal that was just made. Called by one thread at a time."""
+        raise NotImplementedError
+
+    def report(self, answers: Sequence[Answer], payments: Sequence[StatementLine], record: Reader) -> dict[str, int]:  # noqa: ARG002
+        """Return what is counted of it, for the run's report."""
+        return {}
+
+    @staticmethod
+    def summary(report: Mapping[str, Any]) -> str:  # noqa: ARG004
+        """Say in one line what it did."""
+        return ""
+
+    @staticmethod
+    def missing(report: Mapping[str, Any]) -> str:  # noqa: ARG004
+        """Say what it met nothing of, so that the run proves nothing; empty when it proves something."""
+        return ""
+
+
+def no_faults(payments: Iterable[StatementLine]) -> list[str]:  # noqa: ARG001  the form of `Demo.faults`
+    """Find nothing wrong with a statement."""
+    return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """How a gate is shown by `sds run`, and what may be done to it there.
+
+    `case`: what an event is called; `outcomes`: what a decision of each kind is called; `currency`: of its amounts, which have
+    two decimals; `executor`: what its executor is called; `note`: the last line. `faults`: what in a statement must never stand there, a line each.
+    """
+
+    case: str = "event"
+    outcomes: Mapping[str, str] = field(default_factory=dict)
+    currency: str = ""
+    executor: str = "executor"
+    note: str = ""
+    faults: Callable[[Iterable[StatementLine]], list[str]] = no_faults
+    chaos: Mapping[str, type[Chaos]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateDefinition:
+    """One gate. `name` is the contract's `gate`, and the name of its folder in the home.
+
+    `contract`: a contract, its file, or what loads it. `open` is called with the gate's folder, which is there, and returns
+    the state source and the executor; where these have a method `close`, it is called in the end. `source` opens the state
+    alone, where opening the executor costs something: for looking. `events` yields the queue in its order, each time from its
+    beginning. `expected` returns the kind that a careful human would choose, to measure agreement by. `checks` are lines of
+    `sds doctor`: each returns what is well or raises SdsError. `path`: where it was found, when it was named by path.
+    """
+
+    name: str
+    contract: Contract | Path | Callable[[], Contract]
+    open: Callable[[Path], tuple[StateSource, Executor]]
+    source: Callable[[Path], StateSource] | None = None
+    events: Callable[[Path], Iterable[Mapping[str, object] | QueuedCase]] | None = None
+    expected: Callable[[QueuedCase], str] | None = None
+    checks: Mapping[str, Callable[[], str]] = field(default_factory=dict)
+    demo: Demo = field(default_factory=Demo)
+    path: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
+            raise UsageError(f"`{self.name}` is not the name of a gate", hint="a gate has a name_in_lower_case")
+        if not callable(self.open):
+            raise UsageError(f"`open` of gate `{self.name}` is no function", hint="open(folder) -> (source, executor)")
+
+    @property
+    def argument(self) -> str:
+        """Return how a command names it: a path is told from a name by its separator."""
+        if self.path is None:
+            return self.name
+        above = self.path.is_absolute() or self.path.parts[:1] == ("..",)
+        return shlex.quote(str(self.path) if above else f".{os.sep}{self.path}")
+
+    @property
+    def option(self) -> str:
+        """Return how a command names it that takes `--gate`: not at all, where that is its default."""
+        return "" if self.name == DEFAULT else f" --gate {self.argument}"
+
+    def load_contract(self) -> Contract:
+        """Return its contract. Raises ContractError where it is none, UsageError where it is another gate's."""
+        given = self.contract
+        contract = load_contract(given) if isinstance(given, Path) else given
+        if not isinstance(contract, Contract):
+            contract = self._call("contract", contract)
+        if not isinstance(contract, Contract):
+            raise UsageError(f"the contract of gate `{self.name}` is neither a Contract nor a Path")
+        if contract.gate != self.name:
+            raise UsageError(f"gate `{self.name}` has the contract of gate `{contract.gate}`", hint="name both alike")
+        return contract
+
+    @contextmanager
+    def opened(self, folder: Path) -> Iterator[tuple[StateSource, Executor]]:
+        """Open its state source and its executor in `folder`, and close them in the end."""
+        paths.make_private(folder)
+        with ExitStack() as closing:
+            parts = self._call("open", self.open, folder)
+            if not isinstance(parts, tuple) or len(parts) != 2:
+                raise UsageError(f"`open` of gate `{self.name}` does not return (source, executor)")
+            for part in parts:
+                _close_with(closing, part)
+            check_parts(*parts)
+            yield parts
+
+    @contextmanager
+    def opened_source(self, folder: Path) -> Iterator[StateSource]:
+        """Open its state source alone."""
+        if self.source is None:
+            with self.opened(folder) as (source, _):
+                yield source
+            return
+        paths.make_private(folder)
+        with ExitStack() as closing:
+            source = self._call("source", self.source, folder)
+            _close_with(closing, source)
+            _check_source(source)
+            yield source
+
+    def cases(self, folder: Path) -> list[QueuedCase]:
+        """Return its whole queue. Raises UsageError where it has none."""
+        if self.events is None:
+            hint = f"sds decide {self.argument} --event FILE, or give its definition `events(folder)`"
+            raise UsageError(f"gate `{self.name}` has no queue of events", hint=hint)
+        paths.make_private(folder)
+        events = self.events
+        listed = self._call("events", lambda: list(events(folder)))
+        return [case if isinstance(case, QueuedCase) else QueuedCase(case) for case in listed]
+
+    def _call(self, what: str, function: Callable[..., T], *given: object) -> T:
+        """Call one of the gate's own functions. What it raises that is no SdsError becomes a UsageError with its place."""
+        try:
+            return function(*given)
+        except SdsError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"`{what}` of gate `{self.name}` failed: {in_place(error)}", hint="mend it there"
+            ) from error
+
+
+def in_place(error: Exception) -> str:
+    """Return an error of foreign code in one line: the file and line that raised it, its type and its message."""
+    if isinstance(error, SyntaxError):
+        return one_line(f"{error.filename}:{error.lineno}: {error.msg}", ERROR_CHARS_MAX)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+    return one_line(f"{place}{type(error).__name__}: {in_words(error)}", ERROR_CHARS_MAX)
+
+
+def check_parts(source: object, executor: object) -> None:
+    """Raise UsageError for what is no state source or no executor: before anything is opened with it."""
+    _check_source(source)
+    methods = all(callable(getattr(executor, name, None)) for name in ("dispatch", "lookup"))
+    if isinstance(executor, type) or not methods or not isinstance(getattr(executor, "idempotent", None), bool):
+        raise UsageError("the executor is no object with `idempotent` (bool), `dispatch` and `lookup`")
+
+
+def _check_source(source: object) -> None:
+    if isinstance(source, type) or not callable(getattr(source, "read", None)):
+        raise UsageError("the state source is no object with a method `read(key)`")
+
+
+def _close_with(closing: ExitStack, part: object) -> None:
+    if callable(close := getattr(part, "close", None)):
+        closing.callback(close)

@@ -1,0 +1,72 @@
+"""Kernels of a gate without a model: to look at what may be decided, and to learn what became of orders."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from sds.gates.definition import GateDefinition
+from sds.host import paths
+from sds.host.clock import now_ms
+from sds.host.keys import KEY_BYTES, read_ring
+from sds.kernel.context.reader import RecordedContext
+from sds.kernel.contract.schema import Contract
+from sds.kernel.envelope.state import Fields
+from sds.kernel.executor.protocol import NoExecutor, Signer
+from sds.kernel.flow.kernel import Kernel
+from sds.kernel.registry import registry
+from sds.kernel.storage.store import Store
+
+
+@contextmanager
+def preview_kernel(gate: GateDefinition, folder: Path) -> Iterator[Kernel]:
+    """Open a kernel that can only look: no model, no executor, and a key that signs nothing. It records nothing."""
+    contract = gate.load_contract()
+    with ExitStack() as opened:
+        source = opened.enter_context(gate.opened_source(folder))
+        store = _store_to_look_at(folder, contract, opened)
+        signer = Signer(secrets.token_bytes(KEY_BYTES))
+        context = RecordedContext(store, contract)
+        yield Kernel(contract, store, source, NoExecutor(), signer, now_ms=now_ms, context=context)
+
+
+def _store_to_look_at(folder: Path, contract: Contract, opened: ExitStack) -> Store:
+    """Return the record if there is one that knows the agent; else an empty one, gone when it is closed."""
+    if paths.decisions_path(folder).exists():
+        store = paths.open_record(folder)
+        opened.callback(store.close)
+        if store.locked and paths.key_path(folder).exists():
+            read_ring(paths.key_path(folder))  # raises what is wrong with it: texts are looked at
+        if registry.lookup(store, contract.agent_id) is not None:
+            return store
+    empty = Store(paths.decisions_path(Path(opened.enter_context(TemporaryDirectory()))))
+    opened.callback(empty.close)
+    registry.register(empty, contract, by="registry", now_ms=now_ms())
+    return empty
+
+
+@contextmanager
+def recovery_kernel(gate: GateDefinition, folder: Path) -> Iterator[Kernel]:
+    """Open a kernel with its state source and its executor but without a model: to learn what became of orders."""
+    contract = gate.load_contract()
+    with ExitStack() as opened:
+        store = paths.open_record(folder)
+        opened.callback(store.close)
+        signer = paths.signer(folder)
+        paths.refuse_altered(folder, store)
+        source, executor = opened.enter_context(gate.opened(folder))
+        context = RecordedContext(store, contract)
+        yield Kernel(contract, store, source, executor, signer, now_ms=now_ms, context=context)
+
+
+def sample_reads(gate: GateDefinition, folder: Path, limit: int) -> list[Fields]:
+    """Return the state of the first keys that events of the queue name, as the gate reads it."""
+    key = gate.load_contract().event.key
+    with gate.opened_source(folder) as source:
+        keys = dict.fromkeys(str(case.event.get(key)) for case in gate.cases(folder))
+        reads = (source.read(each) for each in islice(keys, limit))
+        return [read.fields for read in reads if read is not None]

@@ -1,0 +1,104 @@
+"""What the demo does to its own world while the model is thinking, and what its rail's statement must never show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sds.gates.definition import Chaos
+from sds.gates.refund.rail.client import RailProcess
+from sds.gates.refund.world.airline import airline_path, move_ticket
+from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.envelope.proposal import Proposal, parse_proposal
+from sds.kernel.executor.protocol import Executor
+from sds.kernel.executor.statement import StatementLine
+from sds.kernel.flow.answer import Answer
+from sds.kernel.storage.store import Reader
+
+MOVED_EVERY = 2  # of the proposals that would pay, and of the others
+PAYS = frozenset({"COMPENSATE", "REFUND_TICKET", "VOUCHER"})
+AT_MOST_ONCE = frozenset({"COMPENSATE", "VOUCHER"})  # for a ticket; several refunds are honest, up to its fare
+SECOND = "/2"  # what the event of a saga's second step ends with
+
+
+def paid_twice(payments: Iterable[StatementLine]) -> list[str]:
+    """Return one line for every ticket that was paid twice what it may be paid once."""
+    kinds = Counter((p.resource_key, p.kind) for p in payments if p.kind in AT_MOST_ONCE and p.outcome == "settled")
+    return [f"ticket {ticket}: {kind} {count} times" for (ticket, kind), count in kinds.items() if count > 1]
+
+
+class Drift(Chaos):
+    """Moves every second ticket between reasoning and execution, through a connection of its own, as the airline's other
+    clerks might.
+
+    What is counted then: how many of the moved tickets would have been paid, how many were, and how many of those left
+    alone were, without which a kernel that pays nothing would look as good.
+    """
+
+    promises = ("moved_tickets_paid",)
+
+    def __init__(self, folder: Path, executor: Executor, seed: int) -> None:
+        super().__init__(folder, executor, seed)
+        self.met: Counter[bool] = Counter()  # claims so far, by whether their first proposal would pay
+        self.claims: dict[str, bool] = {}  # event id -> whether its ticket was moved
+        self.would_pay: dict[str, bool] = {}  # dfid -> whether the last proposal would pay
+        self.moved: set[str] = set()  # dfids
+
+    def reasoned(self, packet: DecisionPacket, data: bytes) -> None:
+        proposal = parse_proposal(data)
+        would_pay = isinstance(proposal, Proposal) and proposal.action in PAYS
+        self.would_pay[packet.dfid] = would_pay
+        if packet.event_id not in self.claims:  # what starts anew after drift is let through
+            self.claims[packet.event_id] = self._move(packet, would_pay)
+
+    def _move(self, packet: DecisionPacket, would_pay: bool) -> bool:
+        turn = self.met[would_pay]
+        self.met[would_pay] += 1
+        if turn % MOVED_EVERY or move_ticket(airline_path(self.folder), packet.key, self.rng) is None:
+            return False
+        self.moved.add(packet.dfid)
+        return True
+
+    def report(self, answers: Sequence[Answer], payments: Sequence[StatementLine], record: Reader) -> dict[str, int]:
+        """Count by flow: of those moved, only what drift ended, or what was paid all the same, says anything.
+
+        What was paid on a second look, after the ticket had moved, is neither: it is counted on its own.
+        """
+        drifted = {row[0] for row in record.rows("SELECT dfid FROM decision_flows WHERE tag = 'STATE_DRIFT_DETECTED'")}
+        paid, moved, claims = {payment.dfid for payment in payments}, self.moved, self.claims
+        return {
+            "moved_tickets": len(moved),
+            "moved_tickets_that_would_have_paid": sum(self.would_pay[dfid] for dfid in moved & (drifted | paid)),
+            "moved_tickets_paid": len(moved & paid),
+            "moved_tickets_paid_anew": sum(a.dfid in paid - moved and claims.get(a.event_id, False) for a in answers),
+            "unmoved_paid": sum(a.dfid in paid and not claims.get(a.event_id, False) for a in answers),
+        }
+
+    @staticmethod
+    def summary(report: Mapping[str, Any]) -> str:
+        return (
+            f"tickets moved while the model was thinking: {report['moved_tickets']}; of these decisions "
+            f"{report['moved_tickets_that_would_have_paid']} would have paid and {report['moved_tickets_paid']} did; "
+            f"paid on a second look, as the ticket is now: {report['moved_tickets_paid_anew']}; "
+            f"paid of those left alone: {report['unmoved_paid']}"
+        )
+
+    @staticmethod
+    def missing(report: Mapping[str, Any]) -> str:
+        if not report["moved_tickets_that_would_have_paid"]:
+            return "moved ticket would have been paid"
+        return "" if report["unmoved_paid"] else "ticket left alone was paid"
+
+
+class FailSecond(Chaos):
+    """Has the payment rail really decline every second step of a saga; the saga's own run counts what came of it."""
+
+    def reasoned(self, packet: DecisionPacket, data: bytes) -> None:  # noqa: ARG002
+        rail: RailProcess = self.executor.process  # type: ignore[attr-defined]  # the refund gate's own executor
+        rail.misbehave(fail=1.0 if packet.event_id.endswith(SECOND) else 0.0)
+
+    @staticmethod
+    def missing(report: Mapping[str, Any]) -> str:
+        return "" if report["dirty"] else "claim was half settled"

@@ -1,0 +1,117 @@
+"""Every command that opens a gate works on one that is named by its path, as an argument and as `--gate`."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from sds.cli.decisions import decide, run
+from tests.cli.test_escalations import Cli
+from tests.gates.own import GATE, written
+from tests.proposers import Greedy
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Run `sds` with a gate `toll` at `toll/gate.py`, and a proposer that waives what it may."""
+    monkeypatch.setenv("SDS_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "toll")
+    for module in (run, decide):
+        monkeypatch.setattr(module, "opened_engine", lambda *_, **__: nullcontext(Greedy("WAIVE")))
+    return Cli(capsys, monkeypatch, tmp_path / "home" / "toll")
+
+
+def event(number: int, path: Path = Path("event.json")) -> str:
+    path.write_text(json.dumps({"trip_id": f"T-{number}", "car_id": "CAR-1", "text": "Please."}), encoding="utf-8")
+    return str(path)
+
+
+def test_a_run_works_through_the_queue_and_compares_with_the_statement(cli: Cli) -> None:
+    assert "T-0" == json.loads(cli.ok("events", "./toll").splitlines()[0])["trip_id"]
+    report = json.loads(cli.ok("run", "./toll", "--limit", "4", "--json").splitlines()[-1])
+    assert {"escalated": 1, "waive": 1, "deny": 2} == report["outcomes"]
+    assert (500, 0, None, []) == tuple(
+        report[n] for n in ("paid_minor", "double_payouts", "agreement", "record_faults")
+    )
+    said = cli.ok("run", "--gate", "toll/gate.py", "--limit", "1")
+    assert "the executor's statement and the record agree, order by order" in said
+    assert "claim" not in said
+    assert ["T-5"] == [json.loads(line)["trip_id"] for line in cli.ok("events", "--gate", "./toll").splitlines()]
+    assert (2, "error: only 1 events are left in the queue") == beginning(cli("run", "./toll"))
+
+
+def beginning(ended: tuple[int, str, str]) -> tuple[int, str]:
+    return ended[0], ended[2].splitlines()[0]
+
+
+def test_one_event_is_looked_at_decided_and_settled_by_a_human(cli: Cli) -> None:
+    named = event(1)
+    assert "WAIVE" in cli.ok("envelope", "./toll", "--event", named)
+    assert "WAIVE" in cli.ok("grammar", "--gate", "./toll", "--event", named)
+    answer = json.loads(cli.ok("decide", "./toll", "--event", named))
+    assert ("WAIVE", {"amount": 500}, "SUCCESS") == (answer["action"], answer["params"], answer["execution"])
+    assert "DENY" == json.loads(cli.ok("decide", "--gate", "./toll", "--event", event(9)))["action"]
+    assert "errors: 0" in cli.ok("recover", "--gate", "./toll")
+    assert "0 differences" in cli.ok("reconcile", "./toll")
+    for command in (("flows",), ("audit", answer["dfid"]), ("ledger", "verify"), ("agents", "list"), ("keys", "show")):
+        assert cli.ok(*command, "--gate", "./toll") == cli.ok(*command, "--gate", "toll")
+
+
+def test_a_human_is_told_what_to_type_for_a_gate_of_this_path(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decide, "opened_engine", lambda *_, **__: nullcontext(Greedy("ESCALATE")))
+    answer = json.loads(cli.ok("decide", "./toll", "--event", event(1)))
+    assert answer["dfid"] in cli.ok("escalations", "list", "--gate", "./toll")
+    shown = json.loads(cli.ok("escalations", "show", answer["dfid"], "--gate", "./toll", "--json"))
+    abort = shown["commands"][-1].split(" --reason")[0].split()
+    assert ["sds", "escalations", "resolve", answer["dfid"], "--gate", "./toll", "--abort"] == abort
+    assert "ABORT" in cli.ok(*abort[1:], "--reason", "withdrawn")
+
+
+def test_a_halt_takes_the_name_and_runs_no_code_of_the_gate(cli: Cli) -> None:
+    cli.ok("run", "./toll", "--limit", "1")
+    written(Path("toll"), "raise SystemExit(3)")
+    assert "toll: halted\n" == cli.ok("halt", "--gate", "toll", "--reason", "a test")
+    assert 1 == len(cli.ok("flows", "--gate", "toll").splitlines())
+    assert (2, "error: `toll` is a gate of your own: only its code knows its state and executor") == beginning(
+        cli("recover", "--gate", "toll")
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("run",), "Missing argument 'GATE'"),
+        (("run", "refund", "--gate", "./toll"), "GATE and --gate exclude each other"),
+        (("run", "./nowhere"), "there is no gate at `nowhere`: no such file or folder"),
+        (("run", "."), "there is no gate at `.`: it holds no gate.py"),
+        (("run", "./toll", "--chaos", "drift"), "gate `toll` offers no chaos `drift`"),
+        (("run", "./toll", "--saga", "NONE"), "there is no saga `NONE`"),
+        (("events", "./quiet"), "gate `toll` has no queue of events"),
+        (("flows", "--gate", "./toll"), "there is no record at"),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line(cli: Cli, args: tuple[str, ...], message: str) -> None:
+    written(Path("quiet"), GATE.replace(", events=events", ""))
+    code, _, said = cli(*args)
+    assert (2, True, 2) == (code, message in said, len(said.splitlines())), said
+
+
+def test_doctor_and_the_linter_look_at_any_gate(cli: Cli) -> None:
+    cli.ok("run", "./toll", "--limit", "2")
+    code, out, _ = cli("doctor", "--gate", "./toll", "--model", "nowhere.gguf")
+    assert 1 == code
+    assert "ok    contract: toll 1.0.0, owner toll@bridge.example" in out
+    assert "ok    outside: the record of toll knows every order that its executor lists" in out
+    assert "flights" not in out
+    Path("contract.yaml").write_text(GATE.split('"""')[1], encoding="utf-8")
+    assert "0 errors" not in cli("contracts", "check", "contract.yaml", "--source", "./toll")[1]
+
+
+def test_a_case_that_was_decided_is_not_taken_up_again(cli: Cli) -> None:
+    answer = json.loads(cli.ok("decide", "./toll", "--event", event(1)))
+    assert 2 == cli("retry", answer["dfid"], "--gate", "./toll")[0]
