@@ -15,6 +15,7 @@ import pytest
 
 from sds.engines.config import EngineSpec, open_engine_of
 from sds.engines.factory import open_engine, open_replicas
+from sds.models.files.llama_weights import LlamaWeights
 from sds.models.openvino_ import backend as vino
 from sds.models.openvino_.backend import LENGTHS, OpenvinoBackend
 from sds.models.openvino_.batch import SURPLUS_TOKENS_MAX, Batch

@@ -16,6 +16,7 @@ import pytest
 from sds.engines.factory import runtime_facts
 from sds.models.cache import kv_cache
 from sds.models.files.cpu import cpu_features
+from sds.models.files.llama_weights import LlamaWeights
 from sds.models.openvino_ import backend as openvino
 from sds.models.openvino_ import dtypes
 from sds.models.openvino_.backend import OpenvinoBackend
