@@ -5,7 +5,8 @@ attention is off and a prompt's cells are its positions, so equal passes are bit
 gone before the next prompt. (With it on, the same prefix cut elsewhere gave logits up to 0.3 apart.) With several it is
 on, because it skips the cells of other prompts, and a row gives the same bits in any batch: cells rise (`kv_cache`), no
 pass has so many tokens that attention goes in tiles, and a lone token or output is padded, because for one alone another
-matrix kernel is taken. It does not schedule or sample.
+matrix kernel is taken. The cache has room for every slot full at once, for the tokens of FORKS_MAX forks and, with several
+slots, for one slot more and what fragments. It does not schedule or sample.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Several copies of one OpenVINO graph in one model, of which each call runs one.
 
 OpenVINO prepares itself for each new number of tokens, which costs as much as reading a dozen of them; a copy that is for
-one number only never does. Copies share their weights: OpenVINO lays them out once for each place in memory.
+one number only never does. What a copy is handed of the past is copied: half a millisecond for 350 tokens, five for 2,000. Copies share their weights: OpenVINO lays them out once for each place in memory.
 """
 
 from __future__ import annotations
