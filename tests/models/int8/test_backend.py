@@ -19,7 +19,7 @@ from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import BackendError, Dtype, Row
 from tests.llama_gguf import CONTEXT, Sizes, Tensors, llama_gguf, random_tensors
 from tests.model_fixtures import TINY_THREADS
-from tests.models.openvino_.test_backend import answers, noise
+from tests.models.comparing import answers, noise
 from tests.models.test_backends import sections_of
 from tests.scale import scale, seeded
 

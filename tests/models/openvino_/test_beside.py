@@ -13,7 +13,8 @@ from sds.models.openvino_.backend import OpenvinoBackend
 from sds.models.protocol import BackendError, Dtype, Replicable, Row
 from tests.llama_gguf import llama_gguf
 from tests.model_fixtures import TINY_THREADS
-from tests.models.openvino_.test_backend import DTYPES, answers, opened
+from tests.models.comparing import answers
+from tests.models.openvino_.test_backend import DTYPES, opened
 
 __all__ = ["opened"]
 

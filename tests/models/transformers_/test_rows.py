@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, Row
+from sds.models.protocol import BackendError, Row
 from sds.models.transformers_.backend import HfBackend
 from sds.models.transformers_.kv_cache import DynamicKVCaches, TensorKVCache
 from tests.model_fixtures import TINY_THREADS
@@ -200,52 +200,6 @@ def test_forks_go_their_own_ways_and_leave_their_prompt_alone(either: HfBackend)
         either.drop(fork)
 
 
-def test_forks_are_counted_dropped_and_go_with_their_prompt(several: HfBackend):
-    several.prefill([[20, 21]], slot=0)
-    forks = [several.fork(0) for _ in range(FORKS_MAX)]
-    with pytest.raises(BackendError, match=f"more than {FORKS_MAX} forks at once"):
-        several.fork(0)
-    several.drop(forks[0])
-    again = several.fork(0)
-    assert again not in forks
-    several.prefill([[20, 21]], slot=0)
-    with pytest.raises(BackendError, match=f"there is no slot {again}"):
-        several.forward_one([22], slot=again)
-    for fork in [*forks, again]:
-        several.drop(fork)
-    with pytest.raises(BackendError, match="there is no fork 0"):
-        several.drop(0)
-
-
-def test_a_fork_makes_room_without_moving_what_the_slots_hold(tiny_folder: Callable[[int], Path]):
-    backend = HfBackend(tiny_folder(1), threads=TINY_THREADS)
-    sections = sections_of(14, 20, 6)
-    backend.prefill(sections)
-    expected = backend.forward_one([20])
-    forks = [backend.fork(0) for _ in range(5)]
-    both = backend.run([Row(fork, [21]) for fork in forks])
-    assert all(np.array_equal(both[0], found) for found in both[1:])
-    backend.prefill(sections)
-    assert np.array_equal(expected, backend.forward_one([20]))
-    backend.close()
-
-
-def test_passes_with_forks_are_bit_equal_whatever_ran_before(tiny_folder: Callable[[int], Path]):
-    """Exact scores come from such a pass: with one slot they can be replayed."""
-    backend = HfBackend(tiny_folder(1), threads=TINY_THREADS)
-    first, second, other = sections_of(15, 30, 9, 60)
-
-    def scored() -> list[np.ndarray]:
-        backend.prefill([first, second])
-        return backend.run([Row(backend.fork(0), [30] * n, n) for n in (1, 2, 3)])
-
-    expected = scored()
-    backend.prefill([other])
-    backend.run([Row(fork, [22, 23]) for fork in (backend.fork(0), backend.fork(0))])
-    assert all(np.array_equal(one, two) for one, two in zip(expected, scored(), strict=True))
-    backend.close()
-
-
 def test_a_failed_pass_forgets_its_own_prompts_and_no_others(either: HfBackend, monkeypatch: pytest.MonkeyPatch):
     first, second = sections_of(16, 20, 8)
     for slot in range(3):
@@ -296,34 +250,6 @@ def test_forks_for_which_there_was_no_memory_find_it_when_there_is(
 
 def out_of_memory(*_: object) -> None:
     raise MemoryError
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([Row(0, [20]), Row(0, [21])], "a pass holds at most one row of a slot"),
-        ([Row(SLOTS, [20])], f"there is no slot {SLOTS}"),
-        ([Row(-1, [20])], "there is no slot -1"),
-        ([Row(0, [])], "a step needs at least one token"),
-        ([Row(0, [20], 2)], "2 outputs of 1 tokens were asked for"),
-        ([Row(0, [20], -1)], "-1 outputs of 1 tokens were asked for"),
-        ([Row(0, [20]), Row(1, [-1])], "a token is outside the vocabulary"),
-        ([Row(0, [20]), Row(1, [20] * 4097)], "4097 tokens are more than the model's context of 4096"),
-    ],
-)
-def test_a_pass_that_cannot_be_is_refused_before_anything_runs(rows: list[Row], message: str, several: HfBackend):
-    for slot in (0, 1):
-        several.prefill([], slot=slot)
-    with pytest.raises(BackendError) as caught:
-        several.run(rows)
-    assert message == str(caught.value)
-    assert close(plain_logits(several, [25])[-1], several.forward_one([25], slot=0))
-
-
-@pytest.mark.parametrize("slots", [0, SLOTS_MAX + 1])
-def test_the_number_of_slots_is_limited(slots: int, tiny_folder: Callable[[int], Path]):
-    with pytest.raises(BackendError, match=f"{slots} slots are not between 1 and {SLOTS_MAX}"):
-        HfBackend(tiny_folder(1), threads=TINY_THREADS, slots=slots)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
