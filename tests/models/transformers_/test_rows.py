@@ -164,7 +164,7 @@ def test_a_row_beside_what_is_no_number_is_not_touched_by_it(several: HfBackend)
     (expected,) = several.run([Row(1, [20, 21])])
     several.prefill([long], slot=0)
     with torch.inference_mode():
-        for stored in several._kv_cache._kv_cached():  # type: ignore[union-attr]
+        for stored in several._kv_cache._stored():  # type: ignore[union-attr]
             stored[1] = torch.nan
     several.prefill([], slot=1)
     several.prefill([short], slot=1)
