@@ -17,7 +17,7 @@ from sds.models.catalog.backends import BACKENDS, DEFAULT, MEASURED
 from sds.models.catalog.catalog import embedded_model, weights_for
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.files.gguf_header import GgufFile
-from sds.models.llamacpp.weights import words_of
+from sds.models.llamacpp.weights import tokenizer_of
 from sds.models.protocol import Backend, ChatFrame, Dtype, Library
 from sds.models.tokenizer.tokenizer import Tokenizer, TokenizerOnly, model_frame
 
@@ -87,7 +87,7 @@ class Vocabulary(TokenizerOnly):
 @contextmanager
 def vocabulary(path: Path) -> Iterator[Vocabulary]:
     """Open no more than the vocabulary of a GGUF. Raises BackendError."""
-    words, template, free = words_of(path)
+    words, template, free = tokenizer_of(path)
     try:
         yield Vocabulary(words, template)
     finally:

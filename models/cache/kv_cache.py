@@ -1,132 +1,152 @@
-"""Keys and values of every seat of a backend, in plain memory: a call is handed those of its rows."""
+"""Keys and values (KV cache) of every slot: what a prefix-caching backend asks of one, and one in plain memory."""
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.models.cache.token_tree import HELD_TOKENS, Call
+from sds.models.protocol import BackendError
 
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
-LINES_BYTES_MAX = 256 << 20  # what calls of several trees take besides, once such were made
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """Tokens that are appended to the `position` tokens a cache slot holds; the logits of the last `outputs` are wanted."""
+
+    slot: int
+    position: int
+    tokens: Sequence[int]
+    outputs: int
+
+
+class KVCache(Protocol):
+    """Keys and values by slot. A kv_block is a copy of some positions', in the cache's own form."""
+
+    def truncate(self, slot: int, position: int, surplus: int) -> bool:
+        """Drop the last `surplus` tokens, so that `position` stay; return False where the cache cannot."""
+
+    def read_block(self, slot: int, start: int, end: int) -> tuple[Any, int]:
+        """Return a kv_block of these positions, the last of which is the slot's last, and its size in bytes."""
+
+    def write_block(self, slot: int, start: int, kv_block: Any) -> None:
+        """Append a kv_block to a slot of `start` tokens; it was read behind the same tokens."""
+
+    def fork(self, source: int, target: int, tokens: int) -> None:
+        """Let `target`, a slot perhaps new, hold the `tokens` of `source`, which is not written to while `target` lives."""
+
+    def free(self, slot: int) -> None: ...
 
 
 class ArrayKVCache:
-    """Keys and values of every seat, [2 x layers, context and a little more, cell]: memory committed when it is written.
+    """One array a slot, [2 x layers, context, width]: keys and values of each layer in turn, memory committed when written.
 
-    A fork reads what it has in common with its source from there (`_trunks`: which seat, how many tokens), and takes
-    a copy only when it goes on by itself, or the source goes. What a call answered is noted, and copied only when the next
-    one comes, which writes over it: most of it is forgotten before.
+    A fork shares its source's prefix and gets a copy of it (copy on write) only when it goes on by itself or the source
+    is freed. What a call answered lies in the library's own memory: its writes are deferred until the next call, because
+    most of it is freed before.
     """
 
-    together = True
+    def __init__(self, shape: tuple[int, int, int], kind: type[Any], slots: int) -> None:
+        """`shape`: 2 x layers, tokens a slot holds, numbers of one token's keys (or values) in one layer."""
+        self.shape, self.kind = shape, kind
+        self._slots = {slot: self._empty() for slot in range(slots)}
+        self._shared: dict[int, tuple[int, int]] = {}  # a fork's prefix: of which slot, how many tokens
+        self._written: dict[int, int] = {}  # how many tokens were ever written of each slot
+        self._deferred: dict[int, list[tuple[int, NDArray[Any]]]] = {}  # what is to be written, and from which position
 
-    def __init__(self, shape: tuple[int, int, int], kind: type[Any], seats: int) -> None:
-        """`shape`: keys and values of all layers, tokens a seat holds, width of each; `kind`: of what, by its size."""
-        planes, tokens, width = shape
-        self._shape, self._kind = (planes, tokens + HELD_TOKENS, width), kind
-        self._seats = {seat: self._empty() for seat in range(seats)}
-        self._trunks: dict[int, tuple[int, int]] = {}
-        self._ends: dict[int, int] = {}  # how far each was written
-        self._noted: dict[int, list[tuple[int, NDArray[Any]]]] = {}  # what is not copied yet, and to what position
-        self._lines = np.empty(0, kind)  # where those of several stand side by side during a call
-        self.lines_held_max = LINES_BYTES_MAX // (planes * width * self._lines.itemsize)
-
-    def cut(self, seat: int, position: int, _surplus: int) -> bool:
-        """What lies beyond a prompt's end is masked, and need not be copied any more."""
-        if seat in self._noted:
-            self._noted[seat] = [(start, new) for start, new in self._noted[seat] if start < position]
+    def truncate(self, slot: int, position: int, _surplus: int) -> bool:
+        """Beyond a prompt's end everything is masked, and no deferred write is needed any more."""
+        if slot in self._deferred:
+            self._deferred[slot] = [(start, new) for start, new in self._deferred[slot] if start < position]
         return True
 
-    def taken(self, seat: int, start: int, end: int) -> tuple[NDArray[Any], int]:
-        self._own(seat)
-        self._settle(seat)
-        stretch = self._seats[seat][:, start:end].copy()
-        return stretch, stretch.nbytes
+    def read_block(self, slot: int, start: int, end: int) -> tuple[NDArray[Any], int]:
+        self._materialise(slot)
+        self._flush(slot)
+        kv_block = self._slots[slot][:, start:end].copy()
+        return kv_block, kv_block.nbytes
 
-    def put(self, seat: int, start: int, stretch: NDArray[Any]) -> None:
-        self._own(seat)
-        self._settle(seat)
-        self._keep(seat, start, stretch)
+    def write_block(self, slot: int, start: int, kv_block: NDArray[Any]) -> None:
+        self._materialise(slot)
+        self._flush(slot)
+        self._write(slot, start, kv_block)
 
     def fork(self, source: int, target: int, tokens: int) -> None:
-        if target not in self._seats:
-            self._seats[target] = self._empty()
-        self._trunks[target] = self.place(source, tokens)
-        self._ends.pop(target, None)
+        if target not in self._slots:
+            self._slots[target] = self._empty()
+        self._shared[target] = self.prefix(source, tokens)
+        self._written.pop(target, None)
 
-    def forget(self, seat: int) -> None:
-        """Let what was forked from this seat stand by itself: the last to do so takes its memory over."""
-        self._trunks.pop(seat, None)
-        if not any(source == seat for source, _ in self._trunks.values()):
-            self._noted.pop(seat, None)
-        self._settle(seat)
-        *others, heir = [fork for fork, (source, _) in self._trunks.items() if source == seat] or [seat]
+    def free(self, slot: int) -> None:
+        """Free a slot; forks of it are materialised, the last of them by taking its memory over."""
+        self._shared.pop(slot, None)
+        if not any(source == slot for source, _ in self._shared.values()):
+            self._deferred.pop(slot, None)
+        self._flush(slot)
+        *others, heir = [fork for fork, (source, _) in self._shared.items() if source == slot] or [slot]
         for fork in others:
-            self._own(fork)
-        if heir != seat:
-            _, start = self._trunks.pop(heir)
-            mine, left = self._seats[heir], self._seats[seat]
-            end = max(start, self._ends.get(heir, start))
+            self._materialise(fork)
+        if heir != slot:
+            _, start = self._shared.pop(heir)
+            mine, left = self._slots[heir], self._slots[slot]
+            end = max(start, self._written.get(heir, start))
             left[:, start:end] = mine[:, start:end]
-            self._seats[heir], self._seats[seat] = left, mine
+            self._slots[heir], self._slots[slot] = left, mine
 
-    def place(self, seat: int, position: int) -> tuple[int, int]:
-        """Return where a seat's next token goes on: behind so many tokens of the seat that holds them."""
-        if self._trunks.get(seat, (seat, -1))[1] != position:
-            self._own(seat)
-        return self._trunks.get(seat, (seat, position))
+    def prefix(self, slot: int, position: int) -> tuple[int, int]:
+        """Return which slot's array holds the `position` tokens of a slot: its source's while it wrote none of its own."""
+        if self._shared.get(slot, (slot, -1))[1] != position:
+            self._materialise(slot)
+        return self._shared.get(slot, (slot, position))
 
-    def seat(self, number: int) -> NDArray[Any]:
-        """Return the memory of a seat: another array where another prompt took it over."""
-        return self._seats[number]
+    def memory(self, slot: int) -> NDArray[Any]:
+        """Return a slot's array; after `free` it may be another one."""
+        return self._slots[slot]
 
-    def held(self, call: Call, count: int) -> Sequence[NDArray[Any]]:
-        """Return what stands before the trees of a call, for each of the first `count` keys and values [lines, held, cell].
+    def append(self, row: BatchRow, answered: NDArray[Any], path: Sequence[int], logits: NDArray[np.float32]) -> None:
+        """Append a row's keys and values, of which `answered`, [2 x layers, tokens, width], holds each token at `path`.
 
-        Beyond a tree's own beginning lies whatever was written there: numbers, of which the mask leaves nothing.
+        Where a logit is no finite number, zeros are written: masked positions are multiplied by zero, which makes no
+        number of what is none. Such logits end the decision that asked for them; where none did, BackendError is raised.
         """
-        seats = [self._seats[tree.root] for tree in call.trees]
-        if len(seats) == 1:
-            return list(seats[0][:count, None, : call.held])
-        shape = count, len(seats), call.held, self._shape[2]
-        if self._lines.size < (size := int(np.prod(shape))):
-            self._lines = np.empty(0, self._kind)  # not both at once
-            self._lines = np.empty(size, self._kind)
-        lines = self._lines[:size].reshape(shape)
-        for n, seat in enumerate(seats):
-            lines[:, n] = seat[:count, : call.held]
-        return list(lines)
+        finite = bool(np.isfinite(logits).all())
+        if not finite and not row.outputs:
+            raise BackendError("the model answered with what is no number")
+        kept = answered if finite else np.zeros_like(answered)
+        in_one_piece = path[-1] - path[0] == len(path) - 1  # a path rises
+        breaks = [] if in_one_piece else [n for n in range(1, len(path)) if path[n] != path[n - 1] + 1]
+        deferred = self._deferred.setdefault(row.slot, [])
+        for start, end in pairwise([0, *breaks, len(path)]):
+            deferred.append((row.position + start, kept[:, path[start] : path[start] + end - start]))
 
-    def note(self, seat: int, position: int, new: NDArray[Any]) -> None:
-        """Let the seat hold, from `position` on, what a call answered, [2 x layers, tokens, cell]: it stays there until `settle`."""
-        self._noted.setdefault(seat, []).append((position, new))
+    def flush(self) -> None:
+        """Make the deferred writes: the next call writes over the memory they are read from."""
+        for slot in list(self._deferred):
+            self._flush(slot)
 
-    def settle(self) -> None:
-        """Copy what was noted and not forgotten: the next call writes over it."""
-        for seat in list(self._noted):
-            self._settle(seat)
+    def _flush(self, slot: int) -> None:
+        for position, new in self._deferred.pop(slot, ()):
+            self._write(slot, position, new)
 
-    def _settle(self, seat: int) -> None:
-        for position, new in self._noted.pop(seat, ()):
-            self._keep(seat, position, new)
-
-    def _keep(self, seat: int, position: int, new: NDArray[Any]) -> None:
-        end = self._ends[seat] = position + new.shape[1]
-        self._seats[seat][: len(new), position:end] = new
+    def _write(self, slot: int, position: int, new: NDArray[Any]) -> None:
+        end = self._written[slot] = position + new.shape[1]
+        self._slots[slot][: len(new), position:end] = new
 
     def _empty(self) -> NDArray[Any]:
         """In small pages: a fork writes a few tokens in each layer, and in huge ones that would be all of its memory."""
-        memory = mmap.mmap(-1, int(np.prod(self._shape)) * np.dtype(self._kind).itemsize, **PRIVATE)
+        memory = mmap.mmap(-1, int(np.prod(self.shape)) * np.dtype(self.kind).itemsize, **PRIVATE)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             memory.madvise(mmap.MADV_NOHUGEPAGE)
-        return np.frombuffer(memory, self._kind).reshape(self._shape)
+        return np.frombuffer(memory, self.kind).reshape(self.shape)
 
-    def _own(self, seat: int) -> None:
-        source, tokens = self._trunks.pop(seat, (seat, 0))
-        self._settle(source)
-        self._seats[seat][:, :tokens] = self._seats[source][:, :tokens]
+    def _materialise(self, slot: int) -> None:
+        """Copy a fork's shared prefix into its own array."""
+        source, tokens = self._shared.pop(slot, (slot, 0))
+        self._flush(source)
+        self._slots[slot][:, :tokens] = self._slots[source][:, :tokens]

@@ -14,7 +14,7 @@ from typing import Any
 import llama_cpp as lib
 
 from sds.models.files.fingerprint import gguf_fingerprint
-from sds.models.files.safetensors import read_weights
+from sds.models.files.safetensors import read_safetensors
 from sds.models.llamacpp.weights import chat_template, load_gguf, metadata, unfit
 from sds.models.protocol import BackendError, ChatFrame, extra_hint
 from sds.models.tokenizer.tokenizer import Tokenizer, model_frame, tokens_of
@@ -123,7 +123,7 @@ def _folder(path: Path) -> Inspected:
     size = inner.get("vocab_size")
     if not isinstance(size, int) or size < 1:
         raise BackendError(f"`{path}/config.json` names no vocab_size")
-    weights = read_weights(path)
+    weights = read_safetensors(path)
     words, template, kind = _folder_words(path, size)
     turn, turn_refused = _turn(template, words)
     names = config.get("architectures")
@@ -149,7 +149,7 @@ def _folder(path: Path) -> Inspected:
 
 def _folder_words(path: Path, size: int) -> tuple[Tokenizer, str | None, str]:
     try:
-        from sds.models.tokenizer.tokenizer_json import HfVocabulary  # noqa: PLC0415  only with the extra `hf`
+        from sds.models.tokenizer.tokenizer_json import JsonTokenizer  # noqa: PLC0415  only with the extra `hf`
     except ImportError as error:
         raise BackendError(
             f"`{path}` is a checkpoint folder, which needs the extra `hf`", hint=extra_hint("hf")
@@ -157,7 +157,7 @@ def _folder_words(path: Path, size: int) -> tuple[Tokenizer, str | None, str]:
     if not (path / "tokenizer.json").exists():
         raise BackendError(f"`{path}` has no tokenizer.json", hint="save the tokenizer with the fast library, too")
     try:
-        words = HfVocabulary(path, size)
+        words = JsonTokenizer(path, size)
     except BackendError:
         raise
     except Exception as error:  # whatever its files make a library raise

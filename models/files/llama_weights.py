@@ -38,9 +38,9 @@ _N = TypeVar("_N", int, float)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LlamaShape:
     """The sizes of a model: numbers of layers, of query and key heads, of values in a head, of a token's state outside
-    and `inner`, of words and positions. Raises ValueError for what is no model.
+    and `inner`, of tokens known and positions. Raises ValueError for what is no model.
     """
 
     layers: int
@@ -49,13 +49,22 @@ class Shape:
     head: int
     width: int
     inner: int
-    words: int
+    vocab_size: int
     context: int
     rope_base: float
     epsilon: float
 
     def __post_init__(self) -> None:
-        sizes = self.layers, self.heads, self.key_heads, self.head, self.width, self.inner, self.words, self.context
+        sizes = (
+            self.layers,
+            self.heads,
+            self.key_heads,
+            self.head,
+            self.width,
+            self.inner,
+            self.vocab_size,
+            self.context,
+        )
         if min(sizes) < 1:
             raise ValueError("one of its sizes is not positive")
         if self.heads % self.key_heads or self.head % 2:
@@ -64,7 +73,7 @@ class Shape:
             raise ValueError("the base of its rotation or the epsilon of its norms is no number")
 
     @property
-    def cell(self) -> int:
+    def kv_width(self) -> int:
         """How many numbers are the keys of one token in one layer, and how many its values."""
         return self.key_heads * self.head
 
@@ -82,13 +91,13 @@ class Shape:
             "ffn_up": (inner, width),
             "ffn_down": (width, inner),
         }
-        embedding = {EMBEDDING: (self.words, width), HEAD: (self.words, width)}
+        embedding = {EMBEDDING: (self.vocab_size, width), HEAD: (self.vocab_size, width)}
         vectors = {NORM: (width,), ROPE_FACTORS: (self.head // 2,)}
         layered = {f"blk.{n}.{part}.weight": shape for n in range(layers) for part, shape in of_layer.items()}
         return embedding | vectors | layered
 
 
-class Weights:
+class LlamaWeights:
     """What a GGUF file holds, read as it is asked for. Raises BackendError for what `runs`, a library, does not run."""
 
     def __init__(self, path: Path, runs: str) -> None:
@@ -110,8 +119,8 @@ class Weights:
             raise BackendError(f"the weights `{name}` hold what is no number")
         return values
 
-    def rotations(self, context: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return cosines and sines by which heads turn at every position, [context, head]."""
+    def rope_tables(self, context: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return cosines and sines of the rotary embedding (RoPE), each [context, head]."""
         half = self.shape.head // 2
         turns = self.shape.rope_base ** -(np.arange(half, dtype=np.float64) / half)
         if ROPE_FACTORS in self:
@@ -122,12 +131,12 @@ class Weights:
         angles = np.tile(np.outer(np.arange(context), turns), 2)
         return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
-    def turned(self, name: str, heads: int) -> NDArray[np.float32]:
-        """Return a projection into heads that turn by halves; GGUF keeps these to turn by neighbours."""
+    def rope_halves(self, name: str, heads: int) -> NDArray[np.float32]:
+        """Return a projection into heads whose RoPE pairs channel i with i + head / 2; GGUF pairs neighbours."""
         weights = self[name]
         return weights.reshape(heads, -1, 2, weights.shape[1]).swapaxes(1, 2).reshape(weights.shape)
 
-    def _shape(self) -> Shape:
+    def _shape(self) -> LlamaShape:
         said = self._settings()
 
         def number(name: str, kind: type[_N], default: _N | None = None) -> _N:
@@ -138,14 +147,14 @@ class Weights:
 
         heads, width = number("attention.head_count", int), number("embedding_length", int)
         head = number("attention.key_length", int, width // max(heads, 1))
-        shape = Shape(
+        shape = LlamaShape(
             layers=number("block_count", int),
             heads=heads,
             key_heads=number("attention.head_count_kv", int, heads),
             head=head,
             width=width,
             inner=number("feed_forward_length", int),
-            words=self._file.lengths.get("tokenizer.ggml.tokens", 0),
+            vocab_size=self._file.lengths.get("tokenizer.ggml.tokens", 0),
             context=number("context_length", int),
             rope_base=number("rope.freq_base", float, 10000.0),
             epsilon=number("attention.layer_norm_rms_epsilon", float),

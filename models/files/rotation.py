@@ -1,7 +1,7 @@
-"""States turned by a fixed orthogonal matrix, so that no channel of them stands out where they are rounded.
+"""Orthogonal rotations of states, so that no channel of them stands out where they are rounded to few bits (quantized).
 
-The turn costs nothing: it is folded into the matrices on either side. It is made of small ones, so that folding it in costs
-little, too.
+A rotation costs nothing: it is folded into the weights on either side. It is a Kronecker product of small matrices, so that
+folding it in costs little, too. As in QuaRot (arXiv 2404.00456), with fixed signs and without calibration.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Rotation:
         whole: NDArray[np.float32] = reduce(np.kron, self.factors, np.ones((1, 1), np.float32)) * self.signs
         return whole
 
-    def turned(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return rows, [., width], as `rows @ matrix.T` has them."""
+    def rotate(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return `rows @ matrix.T`, [., width]."""
         return _multiplied(rows * self.signs, self.factors)
 
 
@@ -56,7 +56,7 @@ def _multiplied(rows: NDArray[np.float32], factors: Sequence[NDArray[np.float32]
     return found.reshape(rows.shape)
 
 
-def turn(width: int) -> Rotation:
+def rotation(width: int) -> Rotation:
     """Return one that spreads every channel over all: signs by chance, always the same, then Hadamard's matrices and, for
     what is odd of the width, a cosine transform (DCT-II).
     """
@@ -70,7 +70,7 @@ def turn(width: int) -> Rotation:
     return Rotation(signs, tuple(each for each in factors if len(each) > 1))
 
 
-def block_turn(inner: int) -> Rotation:
+def block_rotation(inner: int) -> Rotation:
     """Return one (of Hadamard) that spreads each channel of a block of inner states evenly over it."""
     block = gcd(inner, BLOCK_MAX)
     return Rotation(np.ones(block, np.float32), (_hadamard(block),))
@@ -88,21 +88,19 @@ def _hadamard(size: int) -> NDArray[np.float32]:
     found = np.ones((1, 1), np.float32)
     while len(found) < size:
         found = np.block([[found, found], [found, -found]])
-    turned: NDArray[np.float32] = found / np.sqrt(np.float32(size))
-    return turned
+    matrix: NDArray[np.float32] = found / np.sqrt(np.float32(size))
+    return matrix
 
 
-def turned_matrix(
+def rotated_matrix(
     matrix: NDArray[np.float32], by: Rotation, *, scales: NDArray[np.float32] | np.float32 = ONE
 ) -> NDArray[np.float32]:
-    """Return a matrix [., width] for states that are turned, block by block as wide as the turn, and, each channel, divided
-    by its scale.
-
-    Raises BackendError where it is no numbers any more.
+    """Return a matrix [., width] for states that are rotated, block by block as wide as the rotation, after each channel was
+    divided by its scale. Raises BackendError where it is no numbers any more.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = matrix if scales is ONE else matrix * scales
-        found = by.turned(scaled.reshape(-1, by.width)).reshape(matrix.shape)
+        found = by.rotate(scaled.reshape(-1, by.width)).reshape(matrix.shape)
     if not np.isfinite(found).all():
         raise BackendError("weights are too large to be turned", hint="choose openvino in bf16 or fp32, or llamacpp")
     return found

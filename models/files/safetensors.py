@@ -17,7 +17,7 @@ _LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class SafetensorsInfo:
     """`types`: how many numbers of each type are stored, the most frequent first. `sha256`: the files end to end."""
 
     parameters: int
@@ -26,7 +26,7 @@ class Weights:
     sha256: str
 
 
-def read_weights(folder: Path) -> Weights:
+def read_safetensors(folder: Path) -> SafetensorsInfo:
     """Read the headers of all files, by name, and their fingerprint. Raises BackendError."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -45,7 +45,7 @@ def read_weights(folder: Path) -> Weights:
                     digest.update(chunk)
         except OSError as error:
             raise BackendError(f"`{file}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
-    return Weights(types.total(), tuple(types.most_common()), size, digest.hexdigest())
+    return SafetensorsInfo(types.total(), tuple(types.most_common()), size, digest.hexdigest())
 
 
 def _header(file: Path) -> Counter[str]:

@@ -13,18 +13,20 @@ _SEQUENCE = ctypes.POINTER(lib.llama_seq_id)
 
 
 class TokenBatch:
-    """The rows of one run, one after the other; `part` hands llama.cpp a stretch of them. Holds at most `room`."""
+    """The rows of one run, one after the other, `size_max` tokens at most; `part` hands llama.cpp some of them."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, size_max: int) -> None:
         self.size = 0
-        self._tokens = np.zeros(room, np.int32)
-        self._positions = np.zeros(room, np.int32)
-        self._sequences = np.zeros(room, np.int32)
-        self._wanted = np.zeros(room, np.int8)
-        self._ones = np.ones(room, np.int32)
-        self._counting = np.arange(room, dtype=np.int32)
-        places = self._sequences.ctypes.data + self._sequences.itemsize * np.arange(room)
-        self._places = places.astype(np.uintp)  # one sequence a token: llama.cpp reads it through a pointer of its own
+        self._tokens = np.zeros(size_max, np.int32)
+        self._positions = np.zeros(size_max, np.int32)
+        self._sequences = np.zeros(size_max, np.int32)
+        self._wanted = np.zeros(size_max, np.int8)
+        self._ones = np.ones(size_max, np.int32)
+        self._counting = np.arange(size_max, dtype=np.int32)
+        pointers = self._sequences.ctypes.data + self._sequences.itemsize * np.arange(size_max)
+        self._pointers = pointers.astype(
+            np.uintp
+        )  # one sequence a token: llama.cpp reads it through a pointer of its own
 
     def clear(self) -> None:
         self.size = 0
@@ -42,8 +44,11 @@ class TokenBatch:
     def outputs(self, start: int, end: int) -> int:
         return int(np.count_nonzero(self._wanted[start:end]))
 
-    def not_alone(self, start: int, end: int) -> slice:
-        """Let a lone output of this part have company; return which of the outputs were wanted."""
+    def pad_lone_output(self, start: int, end: int) -> slice:
+        """Ask for a second output of these tokens where one is wanted; return which of the outputs are wanted.
+
+        For one output llama.cpp takes another matrix kernel than for several, with other bits.
+        """
         if self.outputs(start, end) != 1:
             return slice(None)
         first = bool(self._wanted[start])
@@ -58,7 +63,7 @@ class TokenBatch:
             None,
             _at(self._positions, start, ctypes.POINTER(lib.llama_pos)),
             _at(self._ones, start, ctypes.POINTER(ctypes.c_int32)),
-            _at(self._places, start, ctypes.POINTER(_SEQUENCE)),
+            _at(self._pointers, start, ctypes.POINTER(_SEQUENCE)),
             _at(self._wanted, start, ctypes.POINTER(ctypes.c_int8)),
         )
 

@@ -24,9 +24,9 @@ def _open(opening: Opening) -> Backend:
 def _facts(device: str, _dtype: Dtype | None) -> dict[str, object]:
     if device == "cpu":
         return {}
-    from sds.models.llamacpp.gpus import card_names  # noqa: PLC0415  the library is loaded when a model is
+    from sds.models.llamacpp.gpus import gpu_names  # noqa: PLC0415  the library is loaded when a model is
 
-    return {"device": device, "card": ", ".join(card_names(device))}
+    return {"device": device, "card": ", ".join(gpu_names(device))}
 
 
 LLAMACPP = BackendFacts(

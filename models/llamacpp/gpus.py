@@ -1,4 +1,4 @@
-"""The cards that llama.cpp sees, as its library ggml lists them. A build for a card may find none."""
+"""The GPUs that llama.cpp sees, as its library ggml lists them. A build for one may find none."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sds.models.protocol import BackendError, check_device
 OWN_MEMORY, SHARED_MEMORY = 1, 2  # ggml's numbers for kinds of device; 0 is the processor
 
 
-def cards() -> tuple[str, ...]:
-    """Return what each is called, in llama.cpp's order: those that share the processor's memory only where no other is."""
-    from llama_cpp._ggml import libggml  # noqa: PLC0415  no public name: whoever asks for no card is to need none
+def gpus() -> tuple[str, ...]:
+    """Return the name of each, in llama.cpp's order: those that share the processor's memory only where no other is."""
+    from llama_cpp._ggml import libggml  # noqa: PLC0415  no public name: whoever asks for no GPU is to need none
 
     llama_cpp.llama_backend_init()
     count, get = libggml.ggml_backend_dev_count, libggml.ggml_backend_dev_get
@@ -28,12 +28,12 @@ def cards() -> tuple[str, ...]:
     return ()
 
 
-def card_names(device: str) -> tuple[str, ...]:
-    """Return what the cards are called that `cuda` or `cuda:NUMBER` stands for; none for `cpu`. Raises BackendError."""
+def gpu_names(device: str) -> tuple[str, ...]:
+    """Return the names of the GPUs that `cuda` or `cuda:NUMBER` stands for; none for `cpu`. Raises BackendError."""
     number = check_device(device)
     if device == "cpu":
         return ()
-    found = cards()
+    found = gpus()
     named = found if number is None else found[number : number + 1]
     if not named:
         raise BackendError(

@@ -1,4 +1,4 @@
-"""What one sequence of llama.cpp's cache holds. It knows sections and cells, and nothing of the library."""
+"""What one sequence of llama.cpp's cache holds: sections and cells. It knows nothing of the library."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Section = tuple[int, ...]
 
 @dataclass(slots=True)
 class Prompt:
-    """`spans`: its sections' cells. `own`: what a fork holds beyond its slot, a part for each time it was written to,
-    tokens by the part's number: forks of a fork share the parts it had.
+    """`origin`: the slot it belongs to. `spans`: its sections' cells. `writes`: what a fork holds beyond its slot, tokens by
+    the number of the pass that wrote them: forks of a fork share what it had.
     """
 
     sequence: int
@@ -22,9 +22,9 @@ class Prompt:
     sections: list[Section] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     position: int = 0
-    own: dict[int, int] = field(default_factory=dict)
+    writes: dict[int, int] = field(default_factory=dict)
 
-    def keep(self, sections: int) -> None:
+    def truncate(self, sections: int) -> None:
         del self.sections[sections:], self.spans[sections:]
         self.position = sum(map(len, self.sections))
 

@@ -1,4 +1,4 @@
-"""The vocabulary of a loaded llama.cpp model: text to tokens, tokens to bytes, and which tokens steer the model."""
+"""The tokenizer of a loaded llama.cpp model: text to tokens, tokens to bytes, and which tokens steer the model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import llama_cpp as lib
 from sds.models.protocol import BackendError
 
 PIECE_BYTES_MAX = 1 << 14
-TEXTS_KEPT = 64  # a prompt's beginning is the same again and again
+TEXTS_CACHED = 64  # a prompt's beginning is the same again and again
 BYTES_HINT = "use a model whose tokenizer falls back to bytes"
 _GUARD = b"\x02"
 
 
-class Vocabulary:
+class LlamaTokenizer:
     """Points into the model: after `release()`, and so after the model is freed, every use raises `BackendError`."""
 
     def __init__(self, vocab: lib.llama_vocab_p) -> None:
@@ -26,7 +26,7 @@ class Vocabulary:
         self.adds_bos = bool(lib.llama_vocab_get_add_bos(vocab))
         self._buffer = create_string_buffer(PIECE_BYTES_MAX)
         self._controls: dict[int, bool] = {}
-        self._kept = lru_cache(TEXTS_KEPT)(self._tokens)
+        self._encoded = lru_cache(TEXTS_CACHED)(self._tokens)
         self._guard: int | None = None
         if lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_SPM:
             self._refuse_lacking_bytes()
@@ -37,7 +37,7 @@ class Vocabulary:
 
     def encode(self, text: bytes, *, special: bool) -> list[int]:
         self._live()
-        return list(self._kept(text, special=special))
+        return list(self._encoded(text, special=special))
 
     def _tokens(self, text: bytes, *, special: bool) -> list[int]:
         if self._guard is None:

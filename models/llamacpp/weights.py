@@ -1,4 +1,4 @@
-"""A GGUF file: its hash, its vocabulary, and its weights in memory, which several contexts can share."""
+"""A GGUF file in llama.cpp: its tokenizer, and its weights in memory, which several contexts can share."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Self
 
 import llama_cpp as lib
 
-from sds.models.llamacpp.gpus import card_names
-from sds.models.llamacpp.tokenizer import Vocabulary
+from sds.models.llamacpp.gpus import gpu_names
+from sds.models.llamacpp.tokenizer import LlamaTokenizer
 from sds.models.protocol import BackendError, check_device
 from sds.models.tokenizer.tokenizer import readable
 
@@ -22,19 +22,19 @@ VALUE_BYTES_MAX = 256
 UNFIT_HINT = "use a model that writes text"
 
 
-class Weights:
-    """A loaded model. Whoever holds it last frees it."""
+class GgufModel:
+    """Weights in memory, which several contexts share. `pointer`: llama.cpp's. Whoever holds it last frees it."""
 
     def __init__(self, path: Path, *, device: str = "cpu") -> None:
-        self.model, vocabulary = load_gguf(path, device=device)
-        self.on_card = device != "cpu"
-        self._first: Vocabulary | None = vocabulary
+        self.pointer, tokenizer = load_gguf(path, device=device)
+        self.on_gpu = device != "cpu"
+        self._first: LlamaTokenizer | None = tokenizer
         self._holders, self._lock = 1, threading.Lock()
 
-    def vocabulary(self) -> Vocabulary:
+    def tokenizer(self) -> LlamaTokenizer:
         """Return one for each thread."""
         first, self._first = self._first, None
-        return first or Vocabulary(lib.llama_model_get_vocab(self.model))
+        return first or LlamaTokenizer(lib.llama_model_get_vocab(self.pointer))
 
     def hold(self) -> Self:
         with self._lock:
@@ -47,37 +47,40 @@ class Weights:
         with self._lock:
             self._holders -= 1
             if not self._holders:
-                lib.llama_model_free(self.model)
+                lib.llama_model_free(self.pointer)
 
 
-def load_gguf(path: Path, *, vocab_only: bool = False, device: str = "cpu") -> tuple[lib.llama_model_p, Vocabulary]:
-    """Load a model, or no more than its vocabulary; the caller frees it. Raises BackendError.
+def load_gguf(path: Path, *, vocab_only: bool = False, device: str = "cpu") -> tuple[lib.llama_model_p, LlamaTokenizer]:
+    """Load a model, or no more than its tokenizer; the caller frees it. Raises BackendError.
 
-    `device`: `cuda`: all layers lie on the cards that this llama.cpp sees, whoever made them; `cuda:1`: on that one alone;
-    `cpu`: no card is even opened.
+    `device`: `cuda`: all layers lie on the GPUs that this llama.cpp sees, whoever made them; `cuda:1`: on that one alone;
+    `cpu`: no GPU is even opened.
     """
-    card, on_card = check_device(device), bool(card_names(device))
+    number, on_gpu = check_device(device), bool(gpu_names(device))
     # llama.cpp logs through this logger's level and straight to standard error; failures are raised here instead.
     logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
     lib.llama_backend_init()
     params = lib.llama_model_default_params()
     params.vocab_only = vocab_only
-    params.n_gpu_layers = -1 if on_card else 0  # negative: all
-    if card is not None or not on_card:
-        params.split_mode, params.main_gpu = lib.LLAMA_SPLIT_MODE_NONE, -1 if card is None else card  # negative: none
+    params.n_gpu_layers = -1 if on_gpu else 0  # negative: all
+    if number is not None or not on_gpu:
+        params.split_mode, params.main_gpu = (
+            lib.LLAMA_SPLIT_MODE_NONE,
+            -1 if number is None else number,
+        )  # negative: none
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if model is None:
-        why = f", or there is no room for it on `{device}`" if on_card else ""
+        why = f", or there is no room for it on `{device}`" if on_gpu else ""
         raise BackendError(f"`{path}` is damaged or of a kind this llama.cpp does not know{why}")
     try:
-        return model, Vocabulary(lib.llama_model_get_vocab(model))
+        return model, LlamaTokenizer(lib.llama_model_get_vocab(model))
     except BaseException:
         lib.llama_model_free(model)
         raise
 
 
 def unfit(model: lib.llama_model_p) -> str:
-    """Return why a model writes no decision, whatever its words; empty: it may. Its weights need not be loaded."""
+    """Return why a model writes no decision, whatever its tokenizer; empty: it may. Its weights need not be loaded."""
     if lib.llama_model_is_diffusion(model):
         return "a diffusion model does not write from left to right"
     if lib.llama_model_has_encoder(model) or not lib.llama_model_has_decoder(model):
@@ -109,12 +112,12 @@ def chat_template(model: lib.llama_model_p) -> str | None:
     return readable(template, "the chat template") if template else None
 
 
-def words_of(path: Path) -> tuple[Vocabulary, str | None, Callable[[], object]]:
-    """Return a file's vocabulary and chat template without its weights, and what frees them. Raises BackendError."""
-    model, vocabulary = load_gguf(path, vocab_only=True)
+def tokenizer_of(path: Path) -> tuple[LlamaTokenizer, str | None, Callable[[], object]]:
+    """Return a file's tokenizer and chat template without its weights, and what frees them. Raises BackendError."""
+    model, tokenizer = load_gguf(path, vocab_only=True)
     try:
-        return vocabulary, chat_template(model), partial(lib.llama_model_free, model)
+        return tokenizer, chat_template(model), partial(lib.llama_model_free, model)
     except BaseException:
-        vocabulary.release()
+        tokenizer.release()
         lib.llama_model_free(model)
         raise

@@ -1,7 +1,7 @@
 """Several copies of one OpenVINO graph in one model, of which each call runs one.
 
 OpenVINO prepares itself for each new number of tokens, which costs as much as reading a dozen of them; a copy that is for
-one number only never does. Copies share their weights: OpenVINO lays them out once for each place in memory.
+one number only never does. What a copy is handed of the past is copied: half a millisecond for 350 tokens, five for 2,000. Copies share their weights: OpenVINO lays them out once for each place in memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import openvino as ov
 import openvino.opset13 as ops
 from openvino.op.util import BodyOutputDescription, InvariantInputDescription
 
-JOINED = 1, 0  # along which axis what tokens answer, and cells, are put end to end
+JOINED = 1, 0  # along which axis what tokens answer, and keys and values, are put end to end
 
 
 def one_of(models: Sequence[ov.Model]) -> ov.Model:
@@ -26,8 +26,8 @@ def one_of(models: Sequence[ov.Model]) -> ov.Model:
     ]
     inputs.append(made_input("which", [], ov.Type.i64))
     answers = [_if_named(n, model, inputs) for n, model in enumerate(models)]
-    of_tokens, of_cells = zip(*answers, strict=True)
-    outputs = [ops.concat(list(each), axis).output(0) for each, axis in zip((of_tokens, of_cells), JOINED, strict=True)]
+    of_tokens, of_kv = zip(*answers, strict=True)
+    outputs = [ops.concat(list(each), axis).output(0) for each, axis in zip((of_tokens, of_kv), JOINED, strict=True)]
     return ov.Model(outputs, inputs, models[0].get_friendly_name())
 
 

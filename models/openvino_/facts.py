@@ -16,8 +16,8 @@ DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", *INT8_REST)
 
 
 def _open(opening: Opening) -> Backend:
-    from sds.models.cache.token_tree import prepared_for  # noqa: PLC0415  numpy is loaded with a model
     from sds.models.openvino_.backend import LENGTHS, OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
+    from sds.models.openvino_.batch import prepared_for  # noqa: PLC0415  numpy is loaded with a model
 
     wanted = opening.warm_up
     lengths: dict[str, Any] = {}

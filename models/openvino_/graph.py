@@ -1,13 +1,13 @@
 """A GGUF of the architecture `llama` as an OpenVINO graph: one pass over tokens whose past is handed in.
 
-The graph holds no state. Inputs: ids and positions [1, tokens]; the mask [lines, 1, longest, held + longest], added to
-the attention's scores; which token stands where on the lines, [lines, longest], and where on them, end to end, each token
+The graph holds no state. Inputs: ids and positions [1, tokens]; the mask [rows, 1, longest, past + longest], added to
+the attention's scores; which token stands where on the padded rows, [rows, longest], and where on them, end to end, each token
 stands, [1, tokens]; which tokens are answered [outputs]; then keys and values of each layer in turn, of the tokens before,
-[lines, held, cell]; last, of a graph in several copies, which of them runs. Outputs: logits [1, outputs, vocabulary], then keys and values of what stands on the lines, one behind
-the other, [2 x layers, lines, longest, cell].
+[rows, past, width]; last, of a graph in several copies, which of them runs. Outputs: logits [1, outputs, vocabulary], then keys and values of what stands on the padded rows, one behind
+the other, [2 x layers, rows, longest, width].
 
 What may stand together does, for fewer operations: queries, keys and values are one product, and the last layer goes on
-with the answered tokens alone. Only the attention sees lines; all else is done for each token.
+with the answered tokens alone. Only the attention sees padded rows; all else is done for each token.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ import openvino as ov
 import openvino.opset13 as ops
 from numpy.typing import NDArray
 
-from sds.models.files.llama_weights import ARCHITECTURE, EMBEDDING, HEAD, NORM, Weights
-from sds.models.files.rotation import Rotation, block_turn, turn, turned_matrix
+from sds.models.files.llama_weights import ARCHITECTURE, EMBEDDING, HEAD, NORM, LlamaWeights
+from sds.models.files.rotation import Rotation, block_rotation, rotated_matrix, rotation
 from sds.models.openvino_.copies import made_input, one_of
 from sds.models.openvino_.int8 import check_epsilon, rounded, rounded_by_row, rounded_matrix
 
 
 def graph(
-    weights: Weights,
+    weights: LlamaWeights,
     *,
-    kept: ov.Type,
+    kv_type: ov.Type,
     context: int,
     in_int8: bool = False,
     lengths: Sequence[int] = (),
 ) -> ov.Model:
     """Return the model, which answers with logits.
 
-    `kept`: in what keys and values are handed in and out. `in_int8`: products with weights, but those of the last
-    layer, are in 8 bits, and the weights of the head (`openvino_int8`).
-    `lengths`: a line alone of so many tokens has a copy of its own, in their order; the last one is for all else. Then
+    `kv_type`: in what keys and values are handed in and out. `in_int8`: products with weights, but those of the last
+    layer, are in 8 bits, and the weights of the head (`int8`).
+    `lengths`: a row alone of so many tokens has a copy of its own, in their order; the last one is for all else. Then
     there is an input more, which of the copies runs [].
     """
-    drawing = _Graph(weights, kept, in_int8=in_int8)
+    drawing = _Graph(weights, kv_type, in_int8=in_int8)
     for_all = drawing.build(context)
     alone = [drawing.build(context, tokens=tokens).clone() for tokens in lengths]
     return one_of([*alone, for_all.clone()]) if lengths else for_all
 
 
 class _Graph:
-    def __init__(self, weights: Weights, kept: ov.Type, *, in_int8: bool) -> None:
-        self._weights, self._shape, self._kept = weights, weights.shape, kept
+    def __init__(self, weights: LlamaWeights, kv_type: ov.Type, *, in_int8: bool) -> None:
+        self._weights, self._shape, self._kv_type = weights, weights.shape, kv_type
         if in_int8:
             check_epsilon(weights.shape.epsilon)
-        self._turn = turn(self._shape.width) if in_int8 else None  # by which states are turned
+        self._rotation = rotation(self._shape.width) if in_int8 else None  # of states
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Any] = {}
         self._made: dict[str, list[Any]] = {}
 
     def build(self, context: int, *, tokens: int | None = None) -> ov.Model:
-        """`tokens`: of a line alone, whose numbers are then known when the graph is compiled."""
+        """`tokens`: of a row alone, whose numbers are then known when the graph is compiled."""
         layers = self._shape.layers
         inputs = {
             "ids": made_input("ids", [1, -1], ov.Type.i64),
@@ -67,53 +67,53 @@ class _Graph:
             "places": made_input("places", [1, -1], ov.Type.i64),
             "wanted": made_input("wanted", [-1], ov.Type.i64),
         }
-        held = [made_input(f"held.{n}", [-1, -1, self._shape.cell], self._kept) for n in range(2 * layers)]
-        parameters = [*inputs.values(), *held]
+        past = [made_input(f"past.{n}", [-1, -1, self._shape.kv_width], self._kv_type) for n in range(2 * layers)]
+        parameters = [*inputs.values(), *past]
         ids, positions, mask, *packed, wanted = inputs.values()
         if tokens is not None:
             ids, positions, packed = self._reshape(ids, 1, tokens), self._reshape(positions, 1, tokens), []
             mask = self._reshape(mask, 1, 1, tokens, -1)
-            held = [self._reshape(each, 1, -1, self._shape.cell) for each in held]
-        on_lines = self._on_lines(positions, packed)
-        tables = self._once("rotations", lambda: [ops.constant(each) for each in self._weights.rotations(context)])
-        turn = [ops.unsqueeze(ops.gather(table, on_lines, self._axis(0)), self._ints(2)) for table in tables]
+            past = [self._reshape(each, 1, -1, self._shape.kv_width) for each in past]
+        padded = self._pad(positions, packed)
+        tables = self._once("rope", lambda: [ops.constant(each) for each in self._weights.rope_tables(context)])
+        rope = [ops.unsqueeze(ops.gather(table, padded, self._axis(0)), self._ints(2)) for table in tables]
         per_query = ops.concat([mask] * (self._shape.heads // self._shape.key_heads), 2)
         (embedding,) = self._once("embedding", lambda: [_matrix(self._weights[EMBEDDING])])
         states, kept = ops.gather(embedding, ids, self._axis(0)), []
-        by = self._turn
+        by = self._rotation
         if by is not None:
-            states = _product(states, *self._once("turned", lambda: [_matrix(by.matrix)]))
+            states = _product(states, *self._once("rotated", lambda: [_matrix(by.matrix)]))
         for n in range(layers):
-            before = [ops.convert(each, "f32") for each in held[2 * n : 2 * n + 2]]
+            before = [ops.convert(each, "f32") for each in past[2 * n : 2 * n + 2]]
             last = wanted if n == layers - 1 else None
-            states, new = self._layer(n, states, before, per_query, turn, packed, last)
-            kept += [ops.convert(each, self._kept) for each in new]
+            states, new = self._layer(n, states, before, per_query, rope, packed, last)
+            kept += [ops.convert(each, self._kv_type) for each in new]
         outputs = [self._logits(states, embedding), ops.reshape(ops.concat(kept, 0), self._ints(-1), False)]
         return ov.Model(outputs, parameters, ARCHITECTURE)
 
     def _logits(self, states: Any, embedding: Any) -> Any:
-        """Where states are turned the head's weights are in 8 bits: few tokens are answered, so what it costs is to read it."""
-        weights, by = self._weights, self._turn
+        """Where states are rotated the head's weights are in 8 bits: few tokens are answered, so what it costs is to read it."""
+        weights, by = self._weights, self._rotation
         scales = weights[NORM]
         if by is None:
             (matrix,) = self._once("head", lambda: [_matrix(weights[HEAD]) if HEAD in weights else embedding])
             return _product(self._norm(states, scales), matrix)
 
-        def turned() -> list[Any]:
-            return [rounded_matrix(turned_matrix(weights[HEAD if HEAD in weights else EMBEDDING], by, scales=scales))]
+        def rotated() -> list[Any]:
+            return [rounded_matrix(rotated_matrix(weights[HEAD if HEAD in weights else EMBEDDING], by, scales=scales))]
 
-        return _product(self._norm(states, np.ones_like(scales)), *self._once("head", turned))
+        return _product(self._norm(states, np.ones_like(scales)), *self._once("head", rotated))
 
     def _layer(
-        self, n: int, states: Any, held: list[Any], mask: Any, turn: list[Any], packed: list[Any], wanted: Any
+        self, n: int, states: Any, past: list[Any], mask: Any, rope: list[Any], packed: list[Any], wanted: Any
     ) -> tuple[Any, list[Any]]:
         """Return the states after layer `n`, where `wanted` is given of those tokens only, and keys and values of all."""
         of, shape, weights = f"blk.{n}.", self._shape, self._weights
-        queries_keys, values = (shape.heads + shape.key_heads) * shape.head, shape.cell
+        queries_keys, values = (shape.heads + shape.key_heads) * shape.head, shape.kv_width
 
         def projections() -> list[NDArray[np.float32]]:
-            query = weights.turned(f"{of}attn_q.weight", shape.heads) * np.float32(shape.head**-0.5)
-            key = weights.turned(f"{of}attn_k.weight", shape.key_heads)
+            query = weights.rope_halves(f"{of}attn_q.weight", shape.heads) * np.float32(shape.head**-0.5)
+            key = weights.rope_halves(f"{of}attn_k.weight", shape.key_heads)
             return [np.concatenate([query, key, weights[f"{of}attn_v.weight"]])]
 
         def inner() -> list[NDArray[np.float32]]:
@@ -122,26 +122,26 @@ class _Graph:
 
         rounding = n < shape.layers - 1  # what is no number would not show any more if all were
         (together,) = self._read(states, f"{of}attn_norm.weight", projections, rounding=rounding, by_row=True)
-        turning, value = self._cut(self._on_lines(together, packed), 2, queries_keys, values)
-        heads = self._reshape(turning, 0, 0, shape.heads + shape.key_heads, shape.head)
-        queries, keys = self._cut(self._turned(heads, turn, shape.head), 2, shape.heads, shape.key_heads)
+        to_rope, value = self._cut(self._pad(together, packed), 2, queries_keys, values)
+        heads = self._reshape(to_rope, 0, 0, shape.heads + shape.key_heads, shape.head)
+        queries, keys = self._cut(self._roped(heads, rope, shape.head), 2, shape.heads, shape.key_heads)
         new = [self._reshape(keys, 0, 0, -1), value]
-        attended = self._off_lines(self._attention(queries, held, new, mask), packed)
+        attended = self._unpad(self._attention(queries, past, new, mask), packed)
         if wanted is not None:
             states, attended = self._picked(states, wanted), self._picked(attended, wanted)
         states = self._added(states, attended, f"{of}attn_output.weight", rounding=rounding)
         gate, up = self._read(states, f"{of}ffn_norm.weight", inner, rounding=rounding)
-        block = block_turn(shape.inner) if rounding else None
+        block = block_rotation(shape.inner) if rounding else None
         return self._added(
             states, ops.multiply(ops.swish(gate), up), f"{of}ffn_down.weight", block, rounding=rounding
         ), new
 
-    def _on_lines(self, each: Any, packed: list[Any]) -> Any:
-        """Return what belongs to each token, [1, tokens, .], where it stands on the lines, [lines, longest, .]."""
+    def _pad(self, each: Any, packed: list[Any]) -> Any:
+        """Return what belongs to each token, [1, tokens, .], where it stands on the padded rows, [rows, longest, .]."""
         return ops.gather(ops.squeeze(each, self._ints(0)), packed[0], self._axis(0)) if packed else each
 
-    def _off_lines(self, each: Any, packed: list[Any]) -> Any:
-        """Return what stands on the lines, as wide as all heads, for each token, [1, tokens, .]."""
+    def _unpad(self, each: Any, packed: list[Any]) -> Any:
+        """Return what stands on the padded rows, as wide as all heads, for each token, [1, tokens, .]."""
         if not packed:
             return each
         return ops.gather(self._reshape(each, -1, self._shape.heads * self._shape.head), packed[1], self._axis(0))
@@ -155,35 +155,35 @@ class _Graph:
         rounding: bool,
         by_row: bool = False,
     ) -> list[Any]:
-        """Return the products of the normalised states with these matrices; `rounding`: in 8 bits, where states are turned.
+        """Return the products of the normalised states with these matrices; `rounding`: in 8 bits, where states are rotated.
 
         `by_row`: with a range for each, for what is cut afterwards. Else OpenVINO puts off the weights' ranges until then,
         where it knows all sizes, and what is in BF16 between is rounded once more: other bits than in the copy for all.
         """
-        scales, by = self._weights[norm], self._turn
+        scales, by = self._weights[norm], self._rotation
         if by is None:
             read = self._norm(states, scales)
             return [_product(read, each) for each in self._once(norm, lambda: [_matrix(each) for each in matrices()])]
         read = self._norm(states, np.ones(self._shape.width, np.float32))
         made = rounded_matrix if rounding else _matrix
-        turned = self._once(norm, lambda: [made(turned_matrix(each, by, scales=scales)) for each in matrices()])
+        rotated = self._once(norm, lambda: [made(rotated_matrix(each, by, scales=scales)) for each in matrices()])
         if rounding and by_row:
             small, largest = rounded_by_row(read)
-            return [ops.multiply(_product(small, each), largest) for each in turned]
+            return [ops.multiply(_product(small, each), largest) for each in rotated]
         read = rounded(read) if rounding else read
-        return [_product(read, each) for each in turned]
+        return [_product(read, each) for each in rotated]
 
     def _added(self, states: Any, found: Any, name: str, block: Rotation | None = None, *, rounding: bool) -> Any:
         """Return the states, the product of what was found with a matrix added; `rounding`: as in `_read`, after what was
-        found is turned, `block` by block.
+        found is rotated, `block` by block.
         """
-        weights, by = self._weights, self._turn
+        weights, by = self._weights, self._rotation
         if by is None:
             return ops.add(states, _product(found, *self._once(name, lambda: [_matrix(weights[name])])))
 
         def matrix() -> NDArray[np.float32]:
-            of = weights[name] if block is None else turned_matrix(weights[name], block)
-            return np.ascontiguousarray(turned_matrix(of.T, by).T)
+            of = weights[name] if block is None else rotated_matrix(weights[name], block)
+            return np.ascontiguousarray(rotated_matrix(of.T, by).T)
 
         if not rounding:
             return ops.add(states, _product(found, *self._once(name, lambda: [_matrix(matrix())])))
@@ -200,7 +200,7 @@ class _Graph:
             self._made[name] = make()
         return self._made[name]
 
-    def _attention(self, query: Any, held: list[Any], new: list[Any], mask: Any) -> Any:
+    def _attention(self, query: Any, past: list[Any], new: list[Any], mask: Any) -> Any:
         """Queries, scaled by their weights, that share a key's head stand one below the other: no key is copied for them."""
         shape = self._shape
         sharing = shape.heads // shape.key_heads
@@ -208,7 +208,7 @@ class _Graph:
             ops.transpose(
                 self._reshape(ops.concat([*both], 1), 0, 0, shape.key_heads, shape.head), self._ints(0, 2, 1, 3)
             )
-            for both in zip(held, new, strict=True)
+            for both in zip(past, new, strict=True)
         )
         grouped = self._reshape(query, 0, 0, shape.key_heads, sharing, shape.head)
         rows = self._reshape(ops.transpose(grouped, self._ints(0, 2, 3, 1, 4)), 0, shape.key_heads, -1, shape.head)
@@ -222,14 +222,14 @@ class _Graph:
         scale = ops.divide(self._number(1), ops.sqrt(ops.add(mean, self._number(self._shape.epsilon))))
         return ops.multiply(ops.multiply(states, scale), self._same(scales[None, None]))
 
-    def _turned(self, heads: Any, turn: list[Any], size: int) -> Any:
+    def _roped(self, heads: Any, rope: list[Any], size: int) -> Any:
         """Written just as OpenVINO knows it, which makes one operation of it."""
         low, high = self._cut(heads, 3, size // 2, size // 2)
         crossed = ops.concat([ops.multiply(high, self._number(-1)), low], -1)
-        return ops.add(ops.multiply(heads, turn[0]), ops.multiply(crossed, turn[1]))
+        return ops.add(ops.multiply(heads, rope[0]), ops.multiply(crossed, rope[1]))
 
     def _picked(self, states: Any, wanted: Any) -> Any:
-        """Return the states of these tokens of all lines, [1, outputs, .]."""
+        """Return the states of these tokens of all rows, [1, outputs, .]."""
         return ops.gather(self._reshape(states, 1, -1, 0), wanted, self._axis(1))
 
     def _cut(self, node: Any, axis: int, *lengths: int) -> Any:

@@ -1,10 +1,9 @@
-"""Products in 8 bits: both factors as whole numbers from -127 to 127, added up exactly.
+"""Quantized products: both factors as whole numbers from -127 to 127, added up exactly.
 
-A row of states that was normalised has the length of a row of ones. Turned by a fixed orthogonal matrix no channel of it
-stands out, so that one range suits every layer, row and model, and nothing is measured on texts beforehand. The turn costs
-nothing: it is folded into the matrices on either side. For queries, keys and values, of what the attention found and of the
+A row of states that was normalised has the length of a row of ones. Rotated by a fixed orthogonal matrix no channel of it
+stands out, so that one range suits every layer, row and model, and nothing is measured on texts beforehand. For queries, keys and values, of what the attention found and of the
 inner states each row has a range of its own, by which the product is multiplied; of the inner states single channels stand
-out by far, so that they are turned, too, block by block, which is a small product of its own. Of weights each row has one.
+out by far, so that they are rotated, too, block by block, which is a small product of its own. Of weights each row has one.
 
 Used for all products with weights but those of the head and of the last layer. Rounded, what is no number is some number;
 it remains what it is in the states, which are only added to, and in the last layer it spoils what is seen of it. Of the
@@ -37,7 +36,7 @@ def check_epsilon(epsilon: float) -> None:
 
 
 def rounded(states: Any, largest: float = RANGE) -> Any:
-    """Return turned states, whose mean square is one, or others that are `largest` at most, on the nearest whole numbers."""
+    """Return rotated states, whose mean square is one, or others that are `largest` at most, on the nearest whole numbers."""
     ends = [ops.constant(np.float32(end)) for end in (-largest, largest, -largest, largest)]
     return ops.fake_quantize(states, *ends, 2 * LARGEST + 1)
 

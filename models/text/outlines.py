@@ -227,7 +227,7 @@ class DrivenLlama:
         import llama_cpp as lib  # noqa: PLC0415  loaded when a model is
         import outlines  # noqa: PLC0415
 
-        from sds.models.llamacpp.tokenizer import Vocabulary  # noqa: PLC0415
+        from sds.models.llamacpp.tokenizer import LlamaTokenizer  # noqa: PLC0415
         from sds.models.llamacpp.weights import UNFIT_HINT, trained_context, unfit  # noqa: PLC0415
 
         logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
@@ -246,7 +246,7 @@ class DrivenLlama:
             self._llama.close()
             raise BackendError(why, hint=UNFIT_HINT)
         self.context_tokens_max = trained_context(self._llama.model, n_ctx)
-        self.words = Vocabulary(lib.llama_model_get_vocab(self._llama.model))
+        self.words = LlamaTokenizer(lib.llama_model_get_vocab(self._llama.model))
         self.end_token = self.words.eos
         self.outlines_model: Any = outlines.from_llamacpp(self._llama, chat_mode=False)
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from sds.models.protocol import PLAIN_FRAME, BackendError, ChatFrame
-from sds.models.tokenizer.thinking import Turn, answering, thinks
+from sds.models.tokenizer.thinking import RenderedChat, answering, thinks
 
 _SYSTEM, _USER, _ANSWER, _THOUGHT = (f"7f1c-{name}-7f1c" for name in ("system", "user", "answer", "musing"))
 _MERGE = "\n\n"
@@ -63,12 +63,12 @@ def chat_frame(template: str | None, *, bos: str, eos: str) -> ChatFrame:
     if not template:
         return PLAIN_FRAME
     rendering = _Rendering(template, bos, eos)
-    turn = rendering.turn(_LEFT_ALONE)
-    if turn is None:
+    chat = rendering.chat(_LEFT_ALONE)
+    if chat is None:
         raise BackendError(
             "the chat template does not show each text exactly once", hint="use a model with a chat template"
         )
-    frame = _switched(rendering, turn, template) or answering(turn, template)
+    frame = _switched(rendering, chat, template) or answering(chat, template)
     if frame is None:
         raise BackendError(
             "the chat template has the model think first, and nobody can tell how a thought ends",
@@ -77,14 +77,14 @@ def chat_frame(template: str | None, *, bos: str, eos: str) -> ChatFrame:
     return frame
 
 
-def _switched(rendering: _Rendering, turn: Turn, template: str) -> ChatFrame | None:
+def _switched(rendering: _Rendering, chat: RenderedChat, template: str) -> ChatFrame | None:
     """Return the frame of the first switch that turns thinking off; None: there is none, or thinking is off already."""
-    left = thinks(turn.frame.after_user)
+    left = thinks(chat.frame.after_user)
     if left is False:
         return None
     for switch in SWITCHES:
-        other = rendering.turn(switch) if switch.said in template else None
-        if other is None or other.frame.after_user == turn.frame.after_user:
+        other = rendering.chat(switch) if switch.said in template else None
+        if other is None or other.frame.after_user == chat.frame.after_user:
             continue
         off = thinks(other.frame.after_user)
         found = answering(other, template) if off is False or (left and off is None) else None
@@ -103,11 +103,11 @@ class _Rendering:
         except Exception:  # noqa: BLE001
             self._formatter = None
 
-    def turn(self, switch: Switch) -> Turn | None:
+    def chat(self, switch: Switch) -> RenderedChat | None:
         for texts in _ways(switch.word):
             frame = _cut(self._rendered(texts, switch, speaks=True))
             if frame is not None:
-                return Turn(frame, self._answer(texts, switch, frame), self._closing(texts, switch))
+                return RenderedChat(frame, self._answer(texts, switch, frame), self._closing(texts, switch))
         return None
 
     def _answer(self, texts: list[dict[str, str]], switch: Switch, frame: ChatFrame) -> str | None:

@@ -25,7 +25,7 @@ _TAG = re.compile(r"^([<\[])([^/].*)$", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RenderedChat:
     """What a template makes of two texts. `answer`: what stands between the user's text and an answer that is past;
     `closing`: between a thought and its answer; None: the template does not show it.
     """
@@ -44,20 +44,20 @@ def thinks(text: str) -> bool | None:
     return not _CLOSES.match(marks[-1][0]) if marks else None
 
 
-def answering(turn: Turn, source: str) -> ChatFrame | None:
+def answering(chat: RenderedChat, source: str) -> ChatFrame | None:
     """Return the frame behind which the model answers, and how that came about; None: nobody can tell.
 
     `source`: of the template.
     """
-    said, past = turn.frame.after_user, turn.answer
+    said, past = chat.frame.after_user, chat.answer
     if thinks(said) and (past != said or _MARK.search(said)):
-        return _closed(turn, source)
+        return _closed(chat, source)
     if past is None or thinks(past):
-        return turn.frame
+        return chat.frame
     header = past.removeprefix(said) if past.startswith(said) else _header(past, said)
     if not header.strip():
-        return turn.frame
-    return _with(turn.frame, said + header, f"the answer stands behind `{_shown(header)}`, as in its past answers")
+        return chat.frame
+    return _with(chat.frame, said + header, f"the answer stands behind `{_shown(header)}`, as in its past answers")
 
 
 def _header(past: str, said: str) -> str:
@@ -65,21 +65,21 @@ def _header(past: str, said: str) -> str:
     return _bare(past).removeprefix(_bare(said)).strip() if _bare(past).startswith(_bare(said)) else ""
 
 
-def _closed(turn: Turn, source: str) -> ChatFrame | None:
+def _closed(chat: RenderedChat, source: str) -> ChatFrame | None:
     """Close the thought that is open: as the template does before an answer, behind a thought, or by the mark it knows."""
-    said, past = turn.frame.after_user, turn.answer
+    said, past = chat.frame.after_user, chat.answer
     if past is not None and thinks(past) is False and _bare(past).startswith(_bare(said)):
-        return _with(turn.frame, past, f"the thought is empty, as in its past answers: `{_shown(_unlike(past, said))}`")
+        return _with(chat.frame, past, f"the thought is empty, as in its past answers: `{_shown(_unlike(past, said))}`")
     marks = list(_MARK.finditer(said))
     if not marks or said[marks[-1].end() :].strip():
         return None
     close = _close_of(marks[-1][0])
-    closing = turn.closing if turn.closing is not None and close in turn.closing else None
+    closing = chat.closing if chat.closing is not None and close in chat.closing else None
     if closing is None and close in source:
         closing = f"\n{close}\n\n" if said.endswith("\n") else close
     if closing is None:
         return None
-    return _with(turn.frame, said + closing, f"the thought that the template opens is closed: `{_shown(closing)}`")
+    return _with(chat.frame, said + closing, f"the thought that the template opens is closed: `{_shown(closing)}`")
 
 
 def _close_of(mark: str) -> str:

@@ -21,7 +21,7 @@ _PROBES = (_ASCII, "  two  spaces\n\n{\n", '{"action":"PAY","params":{"amount":1
 _UNKNOWN_HINT = "use a model with a byte-level or byte-fallback tokenizer, or its GGUF through llama.cpp"
 
 
-class HfVocabulary:
+class JsonTokenizer:
     """`size` is the number of the model's logits: entries beyond the tokenizer have no spelling and are control."""
 
     def __init__(self, folder: Path, size: int) -> None:

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sds.models.cache.prefix_caching import Part, PrefixCachingBackend
+from sds.models.cache.kv_cache import BatchRow
+from sds.models.cache.prefix_caching import CALL_TOKENS_MAX, PrefixCachingBackend
 from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, check_slots, extra_hint
 
 try:
     import torch
 
-    from sds.models.transformers_.kv_cache import HfStore, store_of
+    from sds.models.transformers_.kv_cache import HfKVCache, kv_cache_for
     from sds.models.transformers_.loading import device_of, failing, fingerprint_of, loaded
 except ImportError as error:
     raise BackendError("transformers and torch are not installed", hint=extra_hint("hf")) from error
@@ -30,17 +31,18 @@ except ImportError as error:
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+PADDING_TOKENS_MAX = 64  # of one call: more costs more than a call of its own
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class HfBackend(PrefixCachingBackend):
     """One model with a cache for some prompts. Give each thread its own; call `close()` when done.
 
-    Attention is eager. Models with sliding windows or recurrent states run one row at a time, and go on from a
-    copy of what was kept.
+    Attention is eager. Rows of one pass share a call, padded on the left. Models with sliding windows or
+    recurrent states run one row a call, and go on from a copy of what was cached.
     """
 
-    _store: HfStore
+    _kv_cache: HfKVCache
 
     def __init__(
         self,
@@ -68,12 +70,12 @@ class HfBackend(PrefixCachingBackend):
         try:
             with failing(f"the model cannot be moved to `{device}`"):
                 self._model.eval().to(self._device)
-            store = store_of(self._model, self._device, seats=slots, context=self.context_tokens_max)
+            kv_cache = kv_cache_for(self._model, self._device, slots=slots, context=self.context_tokens_max)
         except BaseException:
             words.release()
             self._free_words()
             raise
-        super().__init__(slots=slots, words=words, template=template, store=store)
+        super().__init__(slots=slots, words=words, template=template, kv_cache=kv_cache)
 
     @property
     def module(self) -> Any:
@@ -83,14 +85,35 @@ class HfBackend(PrefixCachingBackend):
 
     @property
     def end_token(self) -> int:
-        return self._words.eos
+        return self.words.eos
 
-    def _call(self, parts: Sequence[Part]) -> list[NDArray[np.float32]]:
+    def _call(self, rows: Sequence[BatchRow]) -> list[NDArray[np.float32]]:
+        logits: dict[int, NDArray[np.float32]] = {}
+        for group in self._groups(rows):
+            logits |= zip(group, self._padded_call([rows[n] for n in group]), strict=True)
+        return [logits[n] for n in range(len(rows))]
+
+    def _groups(self, rows: Sequence[BatchRow]) -> Iterator[list[int]]:
+        """Split rows into calls: of like length, so that little is padding; it depends on the rows' lengths alone."""
+        group: list[int] = []
+        real = 0
+        for n in sorted(range(len(rows)), key=lambda n: len(rows[n].tokens)):
+            tokens = len(rows[n].tokens)
+            area, real = (len(group) + 1) * tokens, real + tokens
+            full = area > CALL_TOKENS_MAX or area - real > PADDING_TOKENS_MAX
+            if group and (full or not self._kv_cache.batched):
+                yield group
+                group, real = [], tokens
+            group.append(n)
+        if group:
+            yield group
+
+    def _padded_call(self, rows: Sequence[BatchRow]) -> list[NDArray[np.float32]]:
         """Run the head only where logits are wanted."""
-        outputs = max(part.outputs for part in parts)
-        found = self._store.run(parts, partial(self._logits, outputs), repeated=outputs == 1)
+        outputs = max(row.outputs for row in rows)
+        found = self._kv_cache.run(rows, partial(self._logits, outputs), repeated=outputs == 1)
         values = found[:, found.shape[1] - outputs :].float().cpu().numpy()
-        return [of_part[outputs - part.outputs :] for of_part, part in zip(values, parts, strict=True)]
+        return [of_row[outputs - row.outputs :] for of_row, row in zip(values, rows, strict=True)]
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
@@ -98,9 +121,8 @@ class HfBackend(PrefixCachingBackend):
             yield
 
     def _free(self) -> None:
-        self._words.release()
         self._free_words()
-        del self._model, self._store
+        del self._model, self._kv_cache
 
     def _logits(self, outputs: int, **inputs: Any) -> torch.Tensor:
         if not outputs:

@@ -1,4 +1,4 @@
-"""Loading what transformers can run, without a network, foreign code or pickles: weights, words, fingerprint, device."""
+"""Loading what transformers can run, without a network, foreign code or pickles: weights, tokenizer, fingerprint, device."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from transformers.utils.logging import set_verbosity
 
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.files.gguf_header import GgufFile
-from sds.models.files.safetensors import read_weights
-from sds.models.llamacpp.tokenizer import Vocabulary
-from sds.models.llamacpp.weights import words_of
+from sds.models.files.safetensors import read_safetensors
+from sds.models.llamacpp.tokenizer import LlamaTokenizer
+from sds.models.llamacpp.weights import tokenizer_of
 from sds.models.protocol import BackendError, check_device
-from sds.models.tokenizer.tokenizer_json import HfVocabulary
+from sds.models.tokenizer.tokenizer_json import JsonTokenizer
 
 HINT_CHARACTERS_MAX = 200
 _COMPUTED = "rotary_emb.inv_freq"  # old checkpoints store what is computed from the config
@@ -40,26 +40,28 @@ def fingerprint_of(path: Path) -> str:
         return gguf_fingerprint(path)
     if (path / "adapter_config.json").exists():
         raise BackendError(f"`{path}` is an adapter, not a model", hint="merge it into its model first")
-    return read_weights(path).sha256
+    return read_safetensors(path).sha256
 
 
-def loaded(path: Path, dtype: torch.dtype) -> tuple[Any, Vocabulary | HfVocabulary, str | None, Callable[[], object]]:
-    """Return the model of a checkpoint folder or a GGUF file, its words, its chat template, and what frees the words."""
+def loaded(
+    path: Path, dtype: torch.dtype
+) -> tuple[Any, LlamaTokenizer | JsonTokenizer, str | None, Callable[[], object]]:
+    """Return the model of a checkpoint folder or a GGUF file, its tokenizer, its chat template, and what frees the tokenizer."""
     with failing(f"`{path}` is damaged or of a kind transformers does not know"), _quiet():
         model = (_from_folder if path.is_dir() else _from_gguf)(path, dtype)
-        return model, *_words(path, int(model.get_output_embeddings().weight.shape[0]))
+        return model, *_tokenizer(path, int(model.get_output_embeddings().weight.shape[0]))
 
 
-def _words(path: Path, size: int) -> tuple[Vocabulary | HfVocabulary, str | None, Callable[[], object]]:
+def _tokenizer(path: Path, size: int) -> tuple[LlamaTokenizer | JsonTokenizer, str | None, Callable[[], object]]:
     if path.is_dir():
-        words = HfVocabulary(path, size)
-        return words, words.chat_template, lambda: None
-    vocabulary, template, free = words_of(path)
-    if vocabulary.size != size:
-        vocabulary.release()
+        own = JsonTokenizer(path, size)
+        return own, own.chat_template, lambda: None
+    tokenizer, template, free = tokenizer_of(path)
+    if tokenizer.size != size:
+        tokenizer.release()
         free()
-        raise BackendError(f"the model has {size} logits and {vocabulary.size} tokens")
-    return vocabulary, template, free
+        raise BackendError(f"the model has {size} logits and {tokenizer.size} tokens")
+    return tokenizer, template, free
 
 
 def _from_folder(path: Path, dtype: torch.dtype) -> Any:

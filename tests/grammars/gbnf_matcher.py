@@ -10,7 +10,7 @@ from random import Random
 
 import llama_cpp as lib
 
-from sds.models.llamacpp.tokenizer import Vocabulary
+from sds.models.llamacpp.tokenizer import LlamaTokenizer
 
 PIECE_BYTES_MAX = 16
 
@@ -24,7 +24,7 @@ class GbnfVocabulary:
         params.vocab_only = True
         self._model = lib.llama_model_load_from_file(os.fsencode(path), params)
         self.pointer = lib.llama_model_get_vocab(self._model)
-        words = Vocabulary(self.pointer)
+        words = LlamaTokenizer(self.pointer)
         self.end = words.eos
         self.tokens = {
             piece: token

@@ -81,5 +81,5 @@ _OF: WeakKeyDictionary[LlamaBackend | HfBackend, LLTokenizer] = WeakKeyDictionar
 def tokenizer_of(backend: LlamaBackend | HfBackend) -> LLTokenizer:
     """Return a backend's tokenizer for masks, made once."""
     if backend not in _OF:
-        _OF[backend] = llguidance_tokenizer(getattr(backend, "_vocabulary", None) or backend._words)
+        _OF[backend] = llguidance_tokenizer(backend.words)
     return _OF[backend]

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Weights
 from numpy.typing import NDArray
 
 from sds.models.cache.prefix_cache import PrefixCache
-from sds.models.llamacpp.backend import FORK_TOKENS_MAX, SHARED_PASS_TOKENS_MAX, WEAR_CELLS_MIN, LlamaBackend
+from sds.models.llamacpp.backend import FORK_TOKENS_MAX, FRAGMENTED_CELLS_MIN, SHARED_PASS_TOKENS_MAX, LlamaBackend
 from sds.models.llamacpp.batch import TokenBatch
 from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, Row
 from tests.hostile import Vocabulary, tiny_checkpoint
@@ -163,7 +163,7 @@ def test_a_pass_of_several_slots_is_short_and_never_of_one_token(four: LlamaBack
 
 
 def test_a_rest_keeps_the_sections_that_lie_lowest_and_no_others(four: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
-    four._kept = PrefixCache(0)
+    four._prefix_cache = PrefixCache(0)
     first, second, third = sections_of(29, 50, 40, 30)
     four.prefill([first, second], slot=1)
     four.forward_one([20, 21], slot=1)
@@ -185,7 +185,7 @@ def test_a_rest_keeps_the_sections_that_lie_lowest_and_no_others(four: LlamaBack
 def test_a_cache_that_never_rests_fails_once_and_forgets(four: LlamaBackend):
     def wear_out() -> None:
         for n in range(100):
-            assert four.fragmented == (n * 400 >= WEAR_CELLS_MIN - 100)
+            assert four.fragmented == (n * 400 >= FRAGMENTED_CELLS_MIN - 100)
             four.prefill([[21] * 400], slot=1)
             four.prefill([], slot=1)
 
@@ -219,7 +219,7 @@ def test_a_prompt_whose_rest_fails_is_read_from_its_beginning(four: LlamaBackend
     def failing(_: int) -> None:
         raise BackendError("no cell could be moved")
 
-    monkeypatch.setattr(four._cells, "defragment", failing)
+    monkeypatch.setattr(four._kv_cache, "defragment", failing)
     four.prefill([common])
     assert np.array_equal(expected, four.forward_one(own))
 
@@ -277,7 +277,7 @@ def test_a_pass_without_outputs_gives_none(four: LlamaBackend):
 
 
 def test_a_failed_pass_forgets_every_slot_and_every_fork(four: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
-    four._kept = PrefixCache(0)
+    four._prefix_cache = PrefixCache(0)
     common, own = sections_of(25, 30, 12)
     for slot in range(4):
         four.prefill([common, own], slot=slot)

@@ -87,7 +87,7 @@ def read(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return real(rows, **options)
 
     monkeypatch.setattr(backend, name, counted)
-    monkeypatch.setattr(backend, "_kept", PrefixCache())
+    monkeypatch.setattr(backend, "_prefix_cache", PrefixCache())
     backend.prefill([])
     return lengths
 
@@ -125,11 +125,11 @@ def test_random_work_gives_the_bits_of_reading_all_whatever_is_kept(backend: Bac
         order = tuple(rng.randrange(5) for _ in range(rng.randint(0, 4)))
         sections = [pieces[n] for n in order]
         if order not in expected:
-            backend._kept = nothing
+            backend._prefix_cache = nothing
             backend.prefill([])
             backend.prefill(sections)
             expected[order] = backend.forward_one([99, 100])
-        backend._kept = kept
+        backend._prefix_cache = kept
         backend.prefill(sections, slot=rng.randrange(backend.slots) if rng.random() < 0.5 else 0)
         backend.prefill(sections)
         assert np.array_equal(expected[order], backend.forward_one([99, 100])), order
@@ -138,10 +138,10 @@ def test_random_work_gives_the_bits_of_reading_all_whatever_is_kept(backend: Bac
 
 
 def _bytes_of(backend: Backend, section: list[int]) -> int:
-    backend._kept = PrefixCache()
+    backend._prefix_cache = PrefixCache()
     backend.prefill([])
     backend.prefill([section])
-    return backend._kept._bytes
+    return backend._prefix_cache._bytes
 
 
 def test_a_backend_tells_what_it_would_not_have_to_read(backend: Backend, read: list[int]):
@@ -160,7 +160,7 @@ def test_a_section_that_every_prompt_begins_with_outlives_those_that_few_have(ba
     """Also while slots hold it, and need not get it: another contract's prompt between two does not cost it."""
     contract, other, *cases = sections_of(57, 40, 20, *[20] * 8)
     room = _bytes_of(backend, contract) + 4 * _bytes_of(backend, cases[0])
-    backend._kept = PrefixCache(room)
+    backend._prefix_cache = PrefixCache(room)
     for _ in range(3):
         for case in cases:
             backend.prefill([contract, case])
@@ -173,7 +173,7 @@ def test_a_section_that_every_prompt_begins_with_outlives_those_that_few_have(ba
 
 def test_what_every_slot_holds_need_not_be_kept(backend: Backend, read: list[int]):
     contract, case = sections_of(58, 40, 20)
-    backend._kept = PrefixCache(0)
+    backend._prefix_cache = PrefixCache(0)
     for slot in range(backend.slots):
         assert not backend.is_cached([contract, case])
         backend.prefill([contract, case], slot=slot)
@@ -202,8 +202,8 @@ def test_a_kept_section_that_cannot_be_put_back_is_read(
     contract, case, said = sections_of(55, 30, 10, 6)
     backend.prefill([contract, case])
     expected = backend.forward_one(said)
-    for sections, (stretch, size) in list(backend._kept._kept.items()):
-        backend._kept.put(sections, type(stretch).from_buffer_copy(bytes(size)), size)
+    for sections, (block, size) in list(backend._prefix_cache._entries.items()):
+        backend._prefix_cache.put(sections, type(block).from_buffer_copy(bytes(size)), size)
     backend.prefill([])
     backend.prefill([contract, case])
     assert np.array_equal(expected, backend.forward_one(said))
@@ -220,7 +220,7 @@ def test_a_library_that_fails_to_put_it_back_is_a_refusal_and_the_prompt_is_forg
     expected = tiny_vino.forward_one(said)
     tiny_vino.prefill([])
     with monkeypatch.context() as broken:
-        broken.setattr(tiny_vino._store, "put", lambda *_: (_ for _ in ()).throw(MemoryError))
+        broken.setattr(tiny_vino._kv_cache, "write_block", lambda *_: (_ for _ in ()).throw(MemoryError))
         with pytest.raises(BackendError, match="a kept section could not be put back: no memory"):
             tiny_vino.prefill([contract, case])
     tiny_vino.prefill([contract, case])

@@ -11,9 +11,9 @@ import gguf
 import pytest
 
 from sds.models.catalog.inspect import inspect_model
-from sds.models.files.safetensors import read_weights
+from sds.models.files.safetensors import read_safetensors
 from sds.models.llamacpp.backend import LlamaBackend
-from sds.models.llamacpp.weights import load_gguf, words_of
+from sds.models.llamacpp.weights import load_gguf, tokenizer_of
 from sds.models.protocol import BackendError
 from sds.models.transformers_.backend import HfBackend
 from tests.llama_gguf import llama_gguf
@@ -66,7 +66,9 @@ def mistaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return llama_gguf(tmp_path / "template.gguf")
 
 
-@pytest.mark.parametrize("opener", [inspected, words_of, lambda path: LlamaBackend(path, threads=TINY_THREADS).frame()])
+@pytest.mark.parametrize(
+    "opener", [inspected, tokenizer_of, lambda path: LlamaBackend(path, threads=TINY_THREADS).frame()]
+)
 def test_a_chat_template_that_is_no_text_is_refused(opener: Callable[[Path], object], mistaken: Path):
     assert "the chat template of the model is no UTF-8" == said(mistaken, opener)
 
@@ -99,7 +101,7 @@ def test_an_odd_folder_says_where(file: str, content: bytes, message: str, folde
     (folder / file).write_bytes(content)
     assert message.format(folder) == said(folder, inspected)
     if file == "model.safetensors":
-        assert message.format(folder) == said(folder, read_weights)
+        assert message.format(folder) == said(folder, read_safetensors)
     else:
         said(folder, lambda path: HfBackend(path, threads=TINY_THREADS))
 
@@ -127,5 +129,5 @@ def test_a_model_whose_words_are_refused_is_freed(tmp_path: Path):
 
 
 def test_a_model_whose_template_is_refused_is_freed(mistaken: Path):
-    said(mistaken, words_of)
+    said(mistaken, tokenizer_of)
     assert 0 == mappings(mistaken)

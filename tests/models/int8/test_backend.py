@@ -19,7 +19,7 @@ from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import BackendError, Dtype, Row
 from tests.llama_gguf import CONTEXT, Sizes, Tensors, llama_gguf, random_tensors
 from tests.model_fixtures import TINY_THREADS
-from tests.models.openvino_.test_backend import answers, noise
+from tests.models.comparing import answers, noise
 from tests.models.test_backends import sections_of
 from tests.scale import scale, seeded
 
@@ -100,7 +100,7 @@ def test_rows_have_the_bits_they_have_alone(precision: Dtype):
 def unturned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let states be as the model has them: weights that are whole numbers then stay whole."""
     monkeypatch.setattr(
-        integer, "turn", lambda width: Rotation(np.ones(width, np.float32), (np.eye(width, dtype=np.float32),))
+        integer, "rotation", lambda width: Rotation(np.ones(width, np.float32), (np.eye(width, dtype=np.float32),))
     )
 
 

@@ -106,14 +106,14 @@ def test_no_memory_for_a_pass_ends_that_prompt_alone(tiny_path: Callable[[int], 
 
 
 def test_a_file_that_was_replaced_while_it_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path, real = llama_gguf(tmp_path / "model.gguf", OWN), integer._Model
+    path, real = llama_gguf(tmp_path / "model.gguf", OWN), integer.PackedModel
 
     def replaced(*arguments: object, **options: object) -> object:
         found = real(*arguments, **options)  # type: ignore[arg-type]
         llama_gguf(tmp_path / "other.gguf", replace(OWN, layers=1)).replace(path)
         return found
 
-    monkeypatch.setattr(integer, "_Model", replaced)
+    monkeypatch.setattr(integer, "PackedModel", replaced)
     assert (f"`{path}` was changed while it was opened", "open it again") == refused(path)
 
 

@@ -51,7 +51,7 @@ def test_the_prompt_reads_as_the_template_renders_it(embedded: LlamaBackend):
     sections = prompt_sections(embedded, "Decide.", "Flight UA1.\n", "Claim: late.")
     expected = b"<|im_start|>system\nDecide.<|im_end|>\n<|im_start|>user\nFlight UA1.\nClaim: late.<|im_end|>\n<|im_start|>assistant\n"
     tokens = [token for section in sections for token in section]
-    assert expected == b"".join(embedded._vocabulary.spelling(token) for token in tokens)
+    assert expected == b"".join(embedded.words.spelling(token) for token in tokens)
     assert 3 == len(sections)
 
 

@@ -17,8 +17,9 @@ from sds.models.openvino_.backend import OpenvinoBackend
 from sds.models.openvino_.dtypes import computes_in_bf16, computes_in_int8
 from sds.models.protocol import Backend, BackendError, Dtype, Row
 from tests.hostile import Vocabulary, tiny_checkpoint
-from tests.llama_gguf import CONTEXT, PIECES, Sizes, llama_gguf, random_tensors
+from tests.llama_gguf import CONTEXT, Sizes, llama_gguf, random_tensors
 from tests.model_fixtures import TINY_THREADS
+from tests.models.comparing import answers, farthest, noise
 from tests.models.test_backends import sections_of
 from tests.scale import scale, seeded
 
@@ -48,22 +49,6 @@ def opened() -> Iterator[Callable[..., OpenvinoBackend]]:
     yield open_one
     for backend in backends:
         backend.close()
-
-
-def answers(backend: Backend, seed: int = 3) -> np.ndarray:
-    """Return the logits after the last tokens of a prompt of two sections, [5, vocab_size]."""
-    rng = np.random.default_rng(seed)
-    first, second, last = ([int(token) for token in rng.integers(3, len(PIECES), n)] for n in (40, 25, 5))
-    backend.prefill([first, second])
-    return backend.run([Row(0, last, 5)])[0]
-
-
-def farthest(one: np.ndarray, other: np.ndarray) -> float:
-    return float(np.abs(one - other).max())
-
-
-def noise(expected: np.ndarray, found: np.ndarray) -> float:
-    return farthest(expected, found) / float(expected.std())
 
 
 def test_logits_are_those_of_transformers(tiny_vino: Backend, tiny_hf: Backend):

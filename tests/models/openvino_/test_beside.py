@@ -13,7 +13,8 @@ from sds.models.openvino_.backend import OpenvinoBackend
 from sds.models.protocol import BackendError, Dtype, Replicable, Row
 from tests.llama_gguf import llama_gguf
 from tests.model_fixtures import TINY_THREADS
-from tests.models.openvino_.test_backend import DTYPES, answers, opened
+from tests.models.comparing import answers
+from tests.models.openvino_.test_backend import DTYPES, opened
 
 __all__ = ["opened"]
 
@@ -26,7 +27,7 @@ def test_a_backend_beside_another_shares_its_weights_and_gives_its_bits(
     expected = answers(opened(tiny_path(1), dtype=dtype))
     assert isinstance(first, Replicable)
     second = first.replica(threads=TINY_THREADS)
-    assert first._programs is second._programs
+    assert first._graph is second._graph
     assert (1, first.name, first.fingerprint) == (second.slots, second.name, second.fingerprint)
     assert np.array_equal(expected, answers(second))
     first.close()
@@ -57,14 +58,14 @@ def test_what_all_need_anew_is_compiled_once(
 ) -> None:
     first = opened(tiny_path(1), engines=3)
     beside = [first, first.replica(threads=TINY_THREADS), first.replica(threads=TINY_THREADS)]
-    expected, compiled, compile_model = answers(first), list[object](), first._programs._compile
+    expected, compiled, compile_model = answers(first), list[object](), first._graph._compile
 
     def counted() -> object:
         compiled.append(compile_model())
         return compiled[-1]
 
-    monkeypatch.setattr(first._programs, "_compile", counted)
-    first._programs.forget()
+    monkeypatch.setattr(first._graph, "_compile", counted)
+    first._graph.reset()
     with ThreadPoolExecutor(len(beside)) as pool:
         assert all(np.array_equal(expected, each) for each in pool.map(answers, beside))
     assert 1 == len(compiled)
@@ -133,7 +134,7 @@ def test_after_a_failed_call_the_model_is_compiled_anew_for_all_who_share_it(
     backend = opened(llama_gguf(tmp_path / "model.gguf"))
     other = backend.replica(threads=TINY_THREADS)
     expected = answers(backend)
-    backend._programs._compiled = Failing(error)
+    backend._graph._compiled = Failing(error)
     with pytest.raises(BackendError) as caught:
         backend.forward_one([20, 21])
     assert message == str(caught.value)

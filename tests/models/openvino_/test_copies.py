@@ -15,10 +15,10 @@ import pytest
 
 from sds.engines.config import EngineSpec, open_engine_of
 from sds.engines.factory import open_engine, open_replicas
-from sds.models.cache.token_tree import SURPLUS_TOKENS_MAX, Call
-from sds.models.files.llama_weights import Weights
+from sds.models.files.llama_weights import LlamaWeights
 from sds.models.openvino_ import backend as vino
 from sds.models.openvino_.backend import LENGTHS, OpenvinoBackend
+from sds.models.openvino_.batch import SURPLUS_TOKENS_MAX, Batch
 from sds.models.openvino_.graph import graph
 from sds.models.protocol import Dtype, Row
 from tests.models.openvino_.test_backend import DTYPES
@@ -34,7 +34,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """Return which copy runs each call from now on."""
     copies, real = list[int | None](), vino._Request.copy_for
 
-    def noted(self: Any, call: Call) -> int | None:
+    def noted(self: Any, call: Batch) -> int | None:
         copies.append(real(self, call))
         return copies[-1]
 
@@ -127,8 +127,8 @@ def test_in_company_a_line_gets_the_bits_it_gets_from_a_copy_alone(
 
 @pytest.mark.parametrize("in_int8", [False, True])
 def test_copies_share_the_memory_of_their_weights(in_int8: bool, tiny_path: Callable[[int], Path]):
-    weights = Weights(tiny_path(1), "OpenVINO")
-    model = graph(weights, kept=ov.Type.bf16, context=64, in_int8=in_int8, lengths=(16, 32, 48))
+    weights = LlamaWeights(tiny_path(1), "OpenVINO")
+    model = graph(weights, kv_type=ov.Type.bf16, context=64, in_int8=in_int8, lengths=(16, 32, 48))
     places = [sorted(matrices(op.get_function(0))) for op in model.get_ops() if op.get_type_name() == "If"]
     assert len(places) == 4
     assert len(places[0]) > 4 * weights.shape.layers
@@ -163,7 +163,7 @@ def test_an_engine_for_a_few_decisions_has_no_copies(
     alone = open_engine(tiny_path(1), now_ms=lambda: 0, skip_warmup=skip_warmup, **how)
     for engine in (alone, open_engine_of(spec, now_ms=lambda: 0, skip_warmup=skip_warmup)):
         with closing(engine):
-            assert lengths == engine._backend._programs.lengths
+            assert lengths == engine._backend._graph.lengths
 
 
 @pytest.mark.parametrize(("replicas", "lengths"), [(1, LENGTHS), (2, LENGTHS), (3, ())])
@@ -174,6 +174,6 @@ def test_the_library_runs_as_many_side_by_side_as_there_are_replicas(
     how: dict[str, Any] = {"library": "openvino", "dtype": "fp32", "replicas": replicas}
     with closing(open_replicas(tiny_path(1), now_ms=lambda: 0, **how)) as opened:
         for engine in opened._engines:
-            assert lengths == engine._backend._programs.lengths
-            streams = engine._backend._programs.compiled().get_property("NUM_STREAMS")
+            assert lengths == engine._backend._graph.lengths
+            streams = engine._backend._graph.compiled().get_property("NUM_STREAMS")
             assert (min(replicas, os.cpu_count() or 1), 3 // replicas) == (streams, engine._facts["threads"])

@@ -14,7 +14,7 @@ import pytest
 
 from sds.models.catalog.prepare import KL_MAX
 from sds.models.catalog.timing import distributions, divergence
-from sds.models.files.rotation import block_turn, turn, turned_matrix
+from sds.models.files.rotation import rotation
 from sds.models.openvino_ import graph, int8
 from sds.models.openvino_.backend import OpenvinoBackend
 from sds.models.openvino_.dtypes import computes_in_bf16, computes_in_int8
@@ -22,22 +22,14 @@ from sds.models.openvino_.facts import INT8_REST
 from sds.models.openvino_.int8 import LARGEST, rounded_by_row, rounded_matrix
 from sds.models.protocol import BackendError, Dtype, Row
 from tests.llama_gguf import Sizes, llama_gguf, random_tensors
-from tests.models.openvino_.test_backend import VARIANTS, answers, farthest, noise, opened
+from tests.models.comparing import answers, farthest, noise
+from tests.models.openvino_.test_backend import VARIANTS, opened
 
 __all__ = ["opened"]
 INT8_NOISE = 0.15
 NO_BF16 = pytest.mark.skipif(not computes_in_bf16(), reason="no BF16 in this processor")
 IN_INT8 = ["int8", pytest.param("int8-bf16", marks=NO_BF16)]
 pytestmark = pytest.mark.skipif(not computes_in_int8(), reason="no int8 in this processor")
-
-
-@pytest.mark.parametrize("width", [1, 2, 9, 64, 128, 576, 896])
-def test_a_turn_keeps_lengths_and_spreads_every_channel(width: int) -> None:
-    made = turn(width)
-    matrix, rows = made.matrix, np.random.default_rng(1).standard_normal((5, width)).astype(np.float32)
-    assert farthest(made.turned(rows), rows @ matrix.T) < 1e-5
-    assert farthest(matrix @ matrix.T, np.eye(width)) < 1e-5
-    assert np.abs(matrix).max() <= np.sqrt(2 / width) + 1e-6
 
 
 def test_each_row_of_weights_is_rounded_within_its_own_range() -> None:
@@ -49,19 +41,6 @@ def test_each_row_of_weights_is_rounded_within_its_own_range() -> None:
     step = np.maximum(np.abs(matrix).max(1, keepdims=True) / LARGEST, 1e-30)
     assert (np.abs(found - matrix) <= 0.51 * step).all()
     assert not found[3:].any()
-
-
-@pytest.mark.parametrize("inner", [1, 2, 24, 64, 96, 1536])
-def test_a_turn_of_blocks_spreads_every_channel_evenly(inner: int) -> None:
-    made = block_turn(inner)
-    matrix = made.matrix
-    assert 0 == inner % len(matrix)
-    assert farthest(matrix @ matrix.T, np.eye(len(matrix))) < 1e-6
-    assert farthest(np.abs(matrix), np.full_like(matrix, len(matrix) ** -0.5)) < 1e-6
-    weights = np.random.default_rng(2).standard_normal((3, inner)).astype(np.float32)
-    states = np.random.default_rng(3).standard_normal((4, inner)).astype(np.float32)
-    turned = (states.reshape(-1, len(matrix)) @ matrix.T).reshape(states.shape)
-    assert farthest(states @ weights.T, turned @ turned_matrix(weights, made).T) < 1e-4
 
 
 def by_row(rows: np.ndarray, hint: str) -> tuple[np.ndarray, np.ndarray]:
@@ -101,7 +80,7 @@ def test_a_state_that_is_no_number_shows_in_all_that_comes_after_it(
     """Of token 7: the sum of its embedding, turned."""
     tensors = random_tensors()
     tensors["output.weight"] = tensors["token_embd.weight"].copy()
-    tensors["token_embd.weight"][7] = 3e38 * np.sign(turn(Sizes().width).matrix[0])
+    tensors["token_embd.weight"][7] = 3e38 * np.sign(rotation(Sizes().width).matrix[0])
     backend = opened(llama_gguf(tmp_path / "model.gguf", tensors=tensors), dtype=dtype, slots=2)
     backend.prefill([[20] * 20], slot=1)
     expected = backend.forward_one([21], slot=1)
@@ -163,7 +142,7 @@ def test_the_rounding_is_small(dtype: Dtype, tiny_path: Callable[[int], Path], o
 
 def products(backend: OpenvinoBackend) -> list[Any]:
     """Return the products of the compiled graph."""
-    ops = backend._programs.compiled().get_runtime_model().get_ops()
+    ops = backend._graph.compiled().get_runtime_model().get_ops()
     return [op for op in ops if str(op.get_rt_info()["layerType"].value).startswith("FullyConnected")]
 
 

@@ -235,7 +235,7 @@ def test_where_there_is_no_room_for_a_model_its_words_do_not_stay(folder: Path, 
         raise BackendError("no memory")
 
     monkeypatch.setattr(hf, "loaded", loaded)
-    monkeypatch.setattr(hf, "store_of", full)
+    monkeypatch.setattr(hf, "kv_cache_for", full)
     assert "no memory" == str(refused(folder))
     assert [True] == freed
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, Row
+from sds.models.protocol import BackendError, Row
 from sds.models.transformers_.backend import HfBackend
-from sds.models.transformers_.kv_cache import OwnCaches, TensorKVCache
+from sds.models.transformers_.kv_cache import DynamicKVCaches, TensorKVCache
 from tests.model_fixtures import TINY_THREADS
 from tests.models.conftest import SLOTS, edit
 from tests.models.test_backends import sections_of
@@ -51,7 +51,7 @@ def calls_of(backend: HfBackend, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
 
 
 def test_a_model_of_full_attention_takes_cells_and_one_with_windows_does_not(several: HfBackend, own_caches: HfBackend):
-    assert (TensorKVCache, OwnCaches) == (type(several._store), type(own_caches._store))
+    assert (TensorKVCache, DynamicKVCaches) == (type(several._kv_cache), type(own_caches._kv_cache))
 
 
 def test_a_model_that_turns_by_its_longest_row_runs_one_row_at_a_time(
@@ -60,7 +60,7 @@ def test_a_model_that_turns_by_its_longest_row_runs_one_row_at_a_time(
     folder = Path(shutil.copytree(tiny_folder(1), tmp_path / "checkpoint"))
     edit(folder, **DYNAMIC_ROPE)
     backend = HfBackend(folder, threads=TINY_THREADS)
-    assert OwnCaches is type(backend._store)
+    assert DynamicKVCaches is type(backend._kv_cache)
     backend.close()
 
 
@@ -77,7 +77,7 @@ def test_a_model_that_ignores_where_its_tokens_stand_takes_no_cells(
 
     monkeypatch.setattr(LlamaModel, "forward", ignoring)
     backend = HfBackend(tiny_folder(1), threads=TINY_THREADS)
-    assert OwnCaches is type(backend._store)
+    assert DynamicKVCaches is type(backend._kv_cache)
     backend.close()
 
 
@@ -164,7 +164,7 @@ def test_a_row_beside_what_is_no_number_is_not_touched_by_it(several: HfBackend)
     (expected,) = several.run([Row(1, [20, 21])])
     several.prefill([long], slot=0)
     with torch.inference_mode():
-        for stored in several._store._stored():  # type: ignore[union-attr]
+        for stored in several._kv_cache._stored():  # type: ignore[union-attr]
             stored[1] = torch.nan
     several.prefill([], slot=1)
     several.prefill([short], slot=1)
@@ -198,52 +198,6 @@ def test_forks_go_their_own_ways_and_leave_their_prompt_alone(either: HfBackend)
     assert close(plain_logits(either, [*text, 21])[-1], either.forward_one([21]))
     for fork in [*forks, child]:
         either.drop(fork)
-
-
-def test_forks_are_counted_dropped_and_go_with_their_prompt(several: HfBackend):
-    several.prefill([[20, 21]], slot=0)
-    forks = [several.fork(0) for _ in range(FORKS_MAX)]
-    with pytest.raises(BackendError, match=f"more than {FORKS_MAX} forks at once"):
-        several.fork(0)
-    several.drop(forks[0])
-    again = several.fork(0)
-    assert again not in forks
-    several.prefill([[20, 21]], slot=0)
-    with pytest.raises(BackendError, match=f"there is no slot {again}"):
-        several.forward_one([22], slot=again)
-    for fork in [*forks, again]:
-        several.drop(fork)
-    with pytest.raises(BackendError, match="there is no fork 0"):
-        several.drop(0)
-
-
-def test_a_fork_makes_room_without_moving_what_the_slots_hold(tiny_folder: Callable[[int], Path]):
-    backend = HfBackend(tiny_folder(1), threads=TINY_THREADS)
-    sections = sections_of(14, 20, 6)
-    backend.prefill(sections)
-    expected = backend.forward_one([20])
-    forks = [backend.fork(0) for _ in range(5)]
-    both = backend.run([Row(fork, [21]) for fork in forks])
-    assert all(np.array_equal(both[0], found) for found in both[1:])
-    backend.prefill(sections)
-    assert np.array_equal(expected, backend.forward_one([20]))
-    backend.close()
-
-
-def test_passes_with_forks_are_bit_equal_whatever_ran_before(tiny_folder: Callable[[int], Path]):
-    """Exact scores come from such a pass: with one slot they can be replayed."""
-    backend = HfBackend(tiny_folder(1), threads=TINY_THREADS)
-    first, second, other = sections_of(15, 30, 9, 60)
-
-    def scored() -> list[np.ndarray]:
-        backend.prefill([first, second])
-        return backend.run([Row(backend.fork(0), [30] * n, n) for n in (1, 2, 3)])
-
-    expected = scored()
-    backend.prefill([other])
-    backend.run([Row(fork, [22, 23]) for fork in (backend.fork(0), backend.fork(0))])
-    assert all(np.array_equal(one, two) for one, two in zip(expected, scored(), strict=True))
-    backend.close()
 
 
 def test_a_failed_pass_forgets_its_own_prompts_and_no_others(either: HfBackend, monkeypatch: pytest.MonkeyPatch):
@@ -298,34 +252,6 @@ def out_of_memory(*_: object) -> None:
     raise MemoryError
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([Row(0, [20]), Row(0, [21])], "a pass holds at most one row of a slot"),
-        ([Row(SLOTS, [20])], f"there is no slot {SLOTS}"),
-        ([Row(-1, [20])], "there is no slot -1"),
-        ([Row(0, [])], "a step needs at least one token"),
-        ([Row(0, [20], 2)], "2 outputs of 1 tokens were asked for"),
-        ([Row(0, [20], -1)], "-1 outputs of 1 tokens were asked for"),
-        ([Row(0, [20]), Row(1, [-1])], "a token is outside the vocabulary"),
-        ([Row(0, [20]), Row(1, [20] * 4097)], "4097 tokens are more than the model's context of 4096"),
-    ],
-)
-def test_a_pass_that_cannot_be_is_refused_before_anything_runs(rows: list[Row], message: str, several: HfBackend):
-    for slot in (0, 1):
-        several.prefill([], slot=slot)
-    with pytest.raises(BackendError) as caught:
-        several.run(rows)
-    assert message == str(caught.value)
-    assert close(plain_logits(several, [25])[-1], several.forward_one([25], slot=0))
-
-
-@pytest.mark.parametrize("slots", [0, SLOTS_MAX + 1])
-def test_the_number_of_slots_is_limited(slots: int, tiny_folder: Callable[[int], Path]):
-    with pytest.raises(BackendError, match=f"{slots} slots are not between 1 and {SLOTS_MAX}"):
-        HfBackend(tiny_folder(1), threads=TINY_THREADS, slots=slots)
-
-
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
 def test_passes_of_fixed_shape_give_what_passes_of_their_own_shape_give(
     rows: int, several: HfBackend, monkeypatch: pytest.MonkeyPatch
@@ -341,7 +267,7 @@ def test_passes_of_fixed_shape_give_what_passes_of_their_own_shape_give(
         return [logits for n in range(steps) for logits in several.run([Row(slot, [20 + n]) for slot in range(rows)])]
 
     expected = stepped(3)
-    monkeypatch.setattr(several._store, "static", True)
+    monkeypatch.setattr(several._kv_cache, "static", True)
     found = stepped(3)
     assert all(close(one, two) for one, two in zip(expected, found, strict=True))
     assert [(1 << (rows - 1).bit_length(), 1)] * 3 == shapes
@@ -354,7 +280,7 @@ def test_half_precision_takes_cells_and_rows_stay_close_to_what_they_are_alone(
     dtype: str, tiny_folder: Callable[[int], Path]
 ):
     backend = HfBackend(tiny_folder(1), threads=TINY_THREADS, dtype=dtype, slots=2)  # type: ignore[arg-type]
-    assert TensorKVCache is type(backend._store)
+    assert TensorKVCache is type(backend._kv_cache)
     texts = sections_of(22, 20, 5)
     for slot, text in enumerate(texts):
         backend.prefill([text], slot=slot)
@@ -378,7 +304,7 @@ def test_captured_passes_on_cuda_give_what_uncaptured_ones_give(
         return [logits for n in range(3) for logits in backend.run([Row(slot, [20 + n]) for slot in range(3)])]
 
     captured = stepped() + stepped()
-    assert {(4, 256)} == set(backend._store._graphs)  # type: ignore[union-attr]
-    monkeypatch.setattr(backend._store, "static", False)
+    assert {(4, 256)} == set(backend._kv_cache._graphs)  # type: ignore[union-attr]
+    monkeypatch.setattr(backend._kv_cache, "static", False)
     assert all(close(one, two) for one, two in zip(stepped() * 2, captured, strict=True))
     backend.close()

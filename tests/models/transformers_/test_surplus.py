@@ -66,9 +66,3 @@ def test_a_gguf_of_fewer_layers_than_it_holds_is_refused(tmp_path: Path):
     with pytest.raises(BackendError) as caught:
         HfBackend(path, threads=TINY_THREADS)
     assert SURPLUS.format(9, "blk.1.attn_k.weight") == str(caught.value)
-
-
-def test_a_gguf_that_is_read_whole_is_opened(tiny_path: Callable[[int], Path]):
-    backend = HfBackend(tiny_path(1), threads=TINY_THREADS)
-    assert backend.vocab_size == backend.forward_one([20]).size
-    backend.close()
