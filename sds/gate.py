@@ -33,7 +33,6 @@ from sds.kernel.operations import monitor
 from sds.kernel.registry import registry
 from sds.key_locks import KeyLocks
 from sds.pipeline import Reasoned, Stream
-from sds.rationale.worker import Rationales, check_explains
 
 if TYPE_CHECKING:  # options: each is loaded when it is first asked for
     from sds.escalations import Resolve
@@ -97,20 +96,23 @@ class Gate:
             paths.refuse_altered(folder, self.store)
             self._log = JsonLog(folder / "log.jsonl")
             opened.callback(self._log.close)
-            self.engine = self._checked_engine(engine, model, opened)
+            self.engine = self._opened_engine(engine, model, opened)
+            writer = self._rationale_writer()
+            if isinstance(self.engine, Checks):
+                self.engine.check_contract(self.contract)
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
             context = RecordedContext(self.store, self.contract, self.engine.count_tokens)
             log = self._log.write
             self._kernel = Kernel(
                 self.contract, self.store, source, executor, signer, now_ms=now_ms, log=log, context=context
             )
-            self._on_reasoned, self._on_decided = on_reasoned, self._explained(opened)
+            self._on_reasoned, self._on_decided = on_reasoned, self._after_decision(writer, opened)
             self._locks = KeyLocks()
             self._stream = self._stream_of(self._kernel)
             self._closing = opened.pop_all()
 
-    def _checked_engine(self, engine: Engine | None, model: Path | None, opened: ExitStack) -> Engine:
-        """Return the engine that decides, opened unless it was given. Raises ModelError where it cannot decide."""
+    def _opened_engine(self, engine: Engine | None, model: Path | None, opened: ExitStack) -> Engine:
+        """Return the engine that decides, opened unless it was given; what it says of itself is logged."""
         if engine is None:
             engine = open_engine(model, now_ms=self._now_ms)
             opened.callback(engine.close)
@@ -118,9 +120,6 @@ class Gate:
             engine.log = self._log.write
         for notice in getattr(engine, "notices", ()):
             self._log.write("engine.notice", {"notice": notice})
-        check_explains(self.contract, engine)
-        if isinstance(engine, Checks):
-            engine.check_contract(self.contract)
         return engine
 
     def _stream_of(self, kernel: Kernel) -> Stream:
@@ -146,11 +145,20 @@ class Gate:
 
         return HumanReview(self.kernel, now_ms=self._now_ms, log=self._log.write)
 
-    def _explained(self, opened: ExitStack) -> Reasoned | None:
-        """Return what has a decision explained when its contract asks for that afterwards."""
-        if not self.contract.explanation_chars_max or not isinstance(self.engine, Explains):
+    def _rationale_writer(self) -> Explains | None:
+        """Return what writes the rationales its contract asks for. Raises UsageError where the engine cannot."""
+        if not self.contract.explanation_chars_max:
             return None
-        rationales = Rationales(self._kernel, self.engine, now_ms=self._now_ms, log=self._log.write)
+        from sds.rationale.writing import writer_of  # noqa: PLC0415  an option: loaded where a contract asks for it
+
+        return writer_of(self.engine)
+
+    def _after_decision(self, writer: Explains | None, opened: ExitStack) -> Reasoned | None:
+        if writer is None:
+            return None
+        from sds.rationale.worker import Rationales  # noqa: PLC0415  as its writer
+
+        rationales = Rationales(self._kernel, writer, now_ms=self._now_ms, log=self._log.write)
         opened.callback(rationales.close)
         return rationales.ask
 

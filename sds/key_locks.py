@@ -14,16 +14,18 @@ class KeyLocks:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._locks: dict[str, tuple[FairPool[None], list[None]]] = {}  # key -> its one turn, and who asks for it
+        self._locks: dict[
+            str, tuple[FairPool[None], list[None]]
+        ] = {}  # by key: its lock, and one entry for each who asks
 
     @contextmanager
-    def turn(self, key: str, wait_s: float) -> Iterator[None]:
-        """Hold the key for a block. Raises NoTurnError when it does not become free within `wait_s` seconds."""
+    def hold(self, key: str, wait_s: float) -> Iterator[None]:
+        """Hold the key for a block. Raises QueueTimeoutError when it does not become free within `wait_s` seconds."""
         with self._guard:
             lock, asking = self._locks.setdefault(key, (FairPool(None), []))
             asking.append(None)
         try:
-            with lock.lent(wait_s, "another decision on the same key has not ended in time"):
+            with lock.acquired(wait_s, "another decision on the same key has not ended in time"):
                 yield
         finally:
             with self._guard:

@@ -3,7 +3,7 @@
     event -> kernel.open -> packet -> engine.propose -> bytes -> kernel.decide -> answer
 
 Whatever the model's side does wrong ends as an escalation; drift, and an order that was declined, end the flow and start
-a fresh one. What gets no turn, with the model or with its key, is not decided: it waits, and may be sent again.
+a fresh one. What finds no place in time, at the model or at its key, is not decided: it waits, and may be sent again.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Stream:
         wait_ms = budget.ttl_ms + budget.dispatch_ms_max
         give_up_ms = self._now_ms() + wait_ms
         # of decisions that draw on one key each finds the state moved by the one before: they are made one by one
-        turn = self._locks.turn(event.key, wait_ms / 1000) if self._draws else nullcontext()
+        held = self._locks.hold(event.key, wait_ms / 1000) if self._draws else nullcontext()
         try:
-            with turn:
+            with held:
                 return self._decide(event, give_up_ms, anew=anew)
         except QueueTimeoutError as error:
             return self._not_decided(event, str(error), anew=anew)

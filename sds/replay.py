@@ -17,7 +17,7 @@ from typing import Any, get_args
 from sds.decoding.decoder import Mode
 from sds.decoding.probabilities import JOINT
 from sds.engines.factory import cores, library_of_record, open_engine
-from sds.engines.native import telling
+from sds.engines.native import backend_errors
 from sds.engines.protocol import Engine
 from sds.kernel.audit.stored_decision import Decided, read_decided
 from sds.kernel.contract.sections import PROPOSAL_SCHEMA
@@ -147,7 +147,7 @@ def _is(model: Path | None, weights: object) -> bool:
     from sds.models.catalog.catalog import embedded_model  # noqa: PLC0415
     from sds.models.files.fingerprint import gguf_fingerprint  # noqa: PLC0415
 
-    with telling():
+    with backend_errors():
         path = model or embedded_model()
         return path.is_file() and gguf_fingerprint(path) == weights
 

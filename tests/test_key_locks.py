@@ -91,7 +91,7 @@ def test_who_gets_no_turn_with_the_key_until_the_deadline_waits_and_says_so(tmp_
     asked = Stream(world.kernel, Says(refund()), now_ms=world.clock, sleep=time.sleep, locks=locks)
 
     def hold() -> None:
-        with locks.turn("T1", 1):
+        with locks.hold("T1", 1):
             held.set()
             done.wait(20)
 
@@ -122,7 +122,7 @@ def test_an_order_that_nobody_knows_the_end_of_is_not_waited_for(world: World):
 
 def test_a_line_is_first_come_first_served_and_leaves_nothing_behind():
     locks, order = KeyLocks(), list[int]()
-    with locks.turn("a", 1):
+    with locks.hold("a", 1):
         threads = []
         for number in range(5):
             thread = threading.Thread(target=lambda number=number: _stand(locks, order, number))
@@ -130,9 +130,9 @@ def test_a_line_is_first_come_first_served_and_leaves_nothing_behind():
             threads.append(thread)
             while _asking(locks) < 2 + number:
                 time.sleep(0.001)
-        with pytest.raises(QueueTimeoutError), locks.turn("a", 0.01):
+        with pytest.raises(QueueTimeoutError), locks.hold("a", 0.01):
             pass
-        with locks.turn("b", 0.01):  # another key is another line
+        with locks.hold("b", 0.01):  # another key is another line
             pass
     for thread in threads:
         thread.join()
@@ -141,7 +141,7 @@ def test_a_line_is_first_come_first_served_and_leaves_nothing_behind():
 
 
 def _stand(locks: KeyLocks, order: list[int], number: int) -> None:
-    with locks.turn("a", 20):
+    with locks.hold("a", 20):
         order.append(number)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sds.decoding.decoder import Mode
-from sds.engines.native import SLOTS_EXACT_MAX, NativeEngine, check_slots, telling
+from sds.engines.native import SLOTS_EXACT_MAX, NativeEngine, backend_errors, check_slots
 from sds.engines.replicas import REPLICAS_MAX, Replicas
 from sds.host.machine import machine_name, usable_cores
 from sds.host.paths import model_cache
@@ -211,7 +211,7 @@ def _open(
             skip_warmup=skip_warmup,
         )
 
-    with telling():
+    with backend_errors():
         path = model or embedded_model()
         asked = library or library_for(folder=path.is_dir())
         check_slots(share_of(asked).slots, mode)

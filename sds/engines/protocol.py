@@ -26,7 +26,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Explains(Protocol):
-    """What an engine has besides, where a contract asks for a rationale after the decision."""
+    """What an engine may have besides: it writes a rationale after the decision, where a contract asks for one."""
 
     def explain(self, packet: DecisionPacket, data: bytes, *, chars_max: int, deadline_ms: int) -> str:
         r"""Return why `data`, this packet's accepted proposal, was decided: printable ASCII without `"` and `\`.
@@ -38,7 +38,7 @@ class Explains(Protocol):
 
 @runtime_checkable
 class Checks(Protocol):
-    """What an engine has besides, whose model is here: it can be asked before the first event what it cannot decide."""
+    """What an engine may have besides: it says before the first event what its model cannot decide."""
 
     def check_contract(self, contract: Contract) -> None:
         """Raise ModelError where `sds models check` says no. Cheap: a contract is looked at once."""

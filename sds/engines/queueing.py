@@ -1,4 +1,4 @@
-"""Waiting for a turn with an engine. Who is late for want of one tells of the load, nothing of the engine's health."""
+"""Waiting in line, first come first served. Who is late for want of a place tells of the load, not of an engine's health."""
 
 from __future__ import annotations
 
@@ -16,36 +16,34 @@ T = TypeVar("T")
 
 
 class QueueTimeoutError(ModelError):
-    """There was no turn in time, or so late a one that most of the time had been waited away."""
+    """No place was free in time, or only after more than half of the time there was."""
 
     reason_code = DEADLINE_EXCEEDED
 
 
 class FairPool(Generic[T]):
-    """Things that are lent, each to as many at once as times it is named, first come first served: of a lock, whoever comes
-    back at once can have it again before those who wait.
+    """Things of which each is held by as many at once as times it is named, first come first served.
+
+    Of a plain lock, whoever comes back at once can have it again before those who wait.
     """
 
     def __init__(self, *things: T) -> None:
         self._free, self._lock = list(things), threading.Lock()
         self._waiting: deque[queue.SimpleQueue[T]] = deque()
 
-    @property
-    def all_lent(self) -> bool:
-        return not self._free
-
     @contextmanager
-    def lent(self, wait_s: float, late: str) -> Iterator[T]:
-        """Lend that of which most are free, of equals the one that came back last: its cache is warm. Raises NoTurnError, `late`,
-        when none is free in time.
+    def acquired(self, wait_s: float, late: str) -> Iterator[T]:
+        """Hold that of which most are free, of equals the one released last: its cache is warm.
+
+        Raises QueueTimeoutError, `late`, when none is free in time.
         """
-        thing = self._take(min(max(wait_s, 0.0), threading.TIMEOUT_MAX), late)
+        thing = self._acquire(min(max(wait_s, 0.0), threading.TIMEOUT_MAX), late)
         try:
             yield thing
         finally:
-            self._give_back(thing)
+            self._release(thing)
 
-    def _take(self, wait_s: float, late: str) -> T:
+    def _acquire(self, wait_s: float, late: str) -> T:
         with self._lock:
             if self._free:  # then nobody waits
                 free = Counter(self._free)
@@ -61,12 +59,12 @@ class FairPool(Generic[T]):
             if not mine.empty():  # it came at the last moment
                 if isinstance(error, queue.Empty):
                     return mine.get()
-                self._give_back(mine.get())
+                self._release(mine.get())
             if isinstance(error, queue.Empty):
                 raise QueueTimeoutError(late) from None
             raise
 
-    def _give_back(self, thing: T) -> None:
+    def _release(self, thing: T) -> None:
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().put(thing)
@@ -75,16 +73,16 @@ class FairPool(Generic[T]):
 
 
 @contextmanager
-def after_waiting(asked_ms: float, turn_ms: float, deadline_ms: float) -> Iterator[None]:
-    """Tell what is late inside as NoTurnError where the wait from `asked_ms` to `turn_ms` took most of the time."""
+def after_waiting(asked_ms: float, admitted_ms: float, deadline_ms: float) -> Iterator[None]:
+    """Raise what is late inside as QueueTimeoutError where the wait from `asked_ms` to `admitted_ms` took most of the time."""
     try:
         yield
     except ModelError as error:
-        if error.reason_code == DEADLINE_EXCEEDED and waited_away(asked_ms, turn_ms, deadline_ms):
+        if error.reason_code == DEADLINE_EXCEEDED and waited_away(asked_ms, admitted_ms, deadline_ms):
             raise QueueTimeoutError(str(error), hint=error.hint) from error
         raise
 
 
-def waited_away(asked_ms: float, turn_ms: float, deadline_ms: float) -> bool:
-    """Return whether less was left at the turn than had been waited for it."""
-    return turn_ms - asked_ms > max(0, deadline_ms - turn_ms)
+def waited_away(asked_ms: float, admitted_ms: float, deadline_ms: float) -> bool:
+    """Return whether less time was left at admission than had been waited for it."""
+    return admitted_ms - asked_ms > max(0, deadline_ms - admitted_ms)

@@ -1,21 +1,24 @@
-"""Engines of one model side by side: each decides alone, as it would without the others, on its own share of the cores.
+"""Engines of one model side by side, each with a scheduler and a share of the cores: they share the weights in memory alone.
 
-They share the weights in memory and nothing else. A packet waits until one of them has a free slot, its expiry at most, first
-come first served; the one with most free slots is asked first, of equals the one that was free last, for its cache is warm.
-Where each has some slots, what one does beside its passes goes on while another's run.
+A packet waits until one of them has a free slot, its expiry at most, first come first served, and goes to the one with most
+free slots, of equals to the one that was busy last. So no request waits with one engine while another has a slot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
+from sds.engines.background import BackgroundTask
 from sds.engines.native import COUNT_MS_MAX, NativeEngine
 from sds.engines.queueing import FairPool, after_waiting
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 
 REPLICAS_MAX = 64
+
+T = TypeVar("T")
 
 
 class Replicas:
@@ -38,16 +41,16 @@ class Replicas:
         with self._one((until_ms - asked_ms) / 1000) as engine, after_waiting(asked_ms, self._now_ms(), until_ms):
             return engine.propose(packet, tokens_max=tokens_max)
 
-    def explain(self, packet: DecisionPacket, data: bytes, *, chars_max: int, deadline_ms: int) -> str:
-        """Say why, always with the first engine, between its passes: with one slot it decides only when all others are busy."""
-        return self._engines[0].explain(packet, data, chars_max=chars_max, deadline_ms=deadline_ms)
+    def run_background(self, packet: DecisionPacket, task: BackgroundTask[T], *, deadline_ms: int) -> T:
+        """Run it with the first engine, which is asked to decide only when all others are busy."""
+        return self._engines[0].run_background(packet, task, deadline_ms=deadline_ms)
 
     def count_tokens(self, text: str) -> int:
         with self._one(COUNT_MS_MAX / 1000) as engine:
             return engine.count_tokens(text)
 
     def _one(self, wait_s: float) -> AbstractContextManager[NativeEngine]:
-        return self._free.lent(wait_s, "no engine was free in time")
+        return self._free.acquired(wait_s, "no engine was free in time")
 
     def close(self) -> None:
         for engine in self._engines:

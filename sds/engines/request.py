@@ -1,74 +1,152 @@
-"""A decision that has a slot: what it wants to be read, and what has been, part by part. It knows rows and tokens only."""
+"""What a model is asked for: a request from its arrival to its outcome, and its stay in a slot. Rows and tokens only."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import threading
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from sds.models.protocol import Row
+from sds.decoding.errors import DEADLINE_EXCEEDED
+from sds.engines.queueing import QueueTimeoutError, waited_away
+from sds.kernel.errors import ModelError, SdsError
+from sds.models.protocol import Backend, Row
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sds.engines.scheduler import Request
+WAIT_S_MAX = 1.0  # how long a caller sleeps before it looks at the clock again
+WAIT_S_MIN = 0.001
+CANCELLED = "CANCELLED"
 
 T = TypeVar("T")
+Sections = Sequence[Sequence[int]]
 Passes = Generator[list[Row], "list[NDArray[np.float32]]", T]
+MakePasses = Callable[[Backend, int], Passes[T]]
+
+
+class Request(Generic[T]):
+    """A generator of passes to be run in some slot, `make(backend, slot)`, and what came of it.
+
+    Worker, clock and caller may each end it; the first outcome counts. `deadline_ms`: absolute, on the clock of `now_ms`.
+    `sections`: the prompt; the generator begins with all but the last. `background`: it runs only in slots that no other
+    request wants, and is made anew after it had to give one up. `forget`: called once the caller waits no longer.
+    """
+
+    def __init__(
+        self,
+        make: MakePasses[T],
+        sections: Sections,
+        deadline_ms: int,
+        *,
+        now_ms: Callable[[], int],
+        forget: Callable[[Request[Any]], None],
+        background: bool = False,
+    ) -> None:
+        self.make, self.deadline_ms, self.background = make, deadline_ms, background
+        self.shared = [tuple(section) for section in sections[:-1]]
+        self.rows: list[tuple[int, int]] = []  # for each pass its own tokens in it, and the rows of all
+        self.restarts = 0
+        self.outcome: tuple[T] | SdsError | None = None
+        self.admitted_ms: int | None = None  # when it first got a slot
+        self._now_ms, self._forget = now_ms, forget
+        self._asked_ms = now_ms()
+        self._ended, self._lock = threading.Event(), threading.Lock()
+
+    @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
+
+    def end(self, outcome: tuple[T] | SdsError) -> None:
+        with self._lock:
+            if self.outcome is None:
+                self.outcome = outcome
+                self._ended.set()
+
+    def expired(self, now_ms: int) -> bool:
+        """End it when its time is up; return whether it has ended, however."""
+        if now_ms > self.deadline_ms:
+            late = f"the decision is {now_ms - self.deadline_ms} ms past its deadline"
+            if self.admitted_ms is None or waited_away(self._asked_ms, self.admitted_ms, self.deadline_ms):
+                self.end(QueueTimeoutError(late))
+            else:
+                self.end(ModelError(late, reason_code=DEADLINE_EXCEEDED))
+        return self.ended
+
+    def cancel(self) -> None:
+        """Give up what has not ended yet: its slot is free after the pass that runs now."""
+        self.end(ModelError("the decision was cancelled", reason_code=CANCELLED))
+        self._forget(self)
+
+    def result(self) -> T:
+        """Wait for the outcome, until the deadline at most. Raises ModelError; interrupted, it is cancelled."""
+        try:
+            while not self.expired(self._now_ms()):
+                self._ended.wait(min(WAIT_S_MAX, max(WAIT_S_MIN, (self.deadline_ms - self._now_ms()) / 1000)))
+        finally:
+            self.cancel()
+        if isinstance(self.outcome, tuple):
+            return self.outcome[0]
+        assert self.outcome is not None  # noqa: S101  it has ended
+        raise self.outcome
 
 
 @dataclass(eq=False)
 class Running:
-    """A decision in a slot. `reads`: whether it begins with sections that must be read; `rows`: what it still wants to be
-    read; `found`: for each row it asked for the logits of those parts that were; `left_out`: passes without it, in a row.
+    """A request in a slot.
+
+    `reads`: whether its first pass comes after sections that must be read. `rows`: what it still wants to be read of what
+    it asked for; `logits`: for each row it asked for, those of the parts that were. `passes_skipped`: in a row, by now.
     """
 
-    pending: Request[Any]
+    request: Request[Any]
     slot: int
     passes: Passes[Any]
     reads: bool
     rows: list[Row] = field(default_factory=list)
-    found: list[list[NDArray[np.float32]]] = field(default_factory=list)
+    logits: list[list[NDArray[np.float32]]] = field(default_factory=list)
     begun: bool = False
-    left_out: int = 0
+    passes_skipped: int = 0
 
-    def ask(self, rows: list[Row]) -> None:
-        self.rows, self.found = rows, [[] for _ in rows]
+    def advance(self) -> None:
+        """Go on with the logits of the last pass, to the rows of the next. Raises what the generator raises."""
+        rows = self.passes.send(self._answer()) if self.begun else next(self.passes)
+        self.rows, self.logits = rows, [[] for _ in rows]
 
     @property
-    def read_in_part(self) -> bool:
-        return any(self.found)
+    def partly_read(self) -> bool:
+        return any(self.logits)
 
     @property
     def tokens(self) -> int:
         return sum(len(row.tokens) for row in self.rows)
 
-    def parts(self, room: int) -> list[Row]:
-        """Return as much of its rows as `room` tokens hold, in order."""
-        found = list[Row]()
+    def fitting(self, tokens_max: int) -> list[Row]:
+        """Return as much of its rows as so many tokens hold, in order; the last may be cut."""
+        fitting = list[Row]()
         for row in self.rows:
-            if room <= 0:
+            if tokens_max <= 0:
                 break
-            found.append(_beginning(row, room))
-            room -= len(row.tokens)
-        return found
+            fitting.append(_first_tokens(row, tokens_max))
+            tokens_max -= len(row.tokens)
+        return fitting
 
-    def take(self, parts: list[Row], logits: list[NDArray[np.float32]]) -> bool:
-        """Note what was read; return whether it was the last of it."""
-        first = len(self.found) - len(self.rows)
+    def receive(self, parts: list[Row], logits: list[NDArray[np.float32]]) -> bool:
+        """Keep the logits of the parts that were read; return whether nothing is left to read."""
+        first = len(self.logits) - len(self.rows)
         for n, of_row in enumerate(logits):
-            self.found[first + n].append(of_row)
+            self.logits[first + n].append(of_row)
         left = [_remainder(row, part) for row, part in zip(self.rows, parts, strict=False)]
         self.rows = [row for row in left if row] + self.rows[len(parts) :]
         return not self.rows
 
-    def answer(self) -> list[NDArray[np.float32]]:
-        return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in self.found]
+    def _answer(self) -> list[NDArray[np.float32]]:
+        return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in self.logits]
 
 
-def _beginning(row: Row, tokens: int) -> Row:
+def _first_tokens(row: Row, tokens: int) -> Row:
     """Return the first `tokens` tokens of a row, with those outputs that lie there."""
     later = max(0, len(row.tokens) - tokens)
     return Row(row.slot, row.tokens[:tokens], max(0, row.outputs - later)) if later else row

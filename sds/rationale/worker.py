@@ -1,4 +1,4 @@
-"""The rationale after the decision, behind everybody's back: the answer is out, the order is sent, then the model says why.
+"""The rationale after the decision: the answer is out, the order is sent, then the model says why.
 
 One thread and one bounded queue. What does not fit, fails, or is late is skipped, and the log says so: the decision
 stands without it.
@@ -10,11 +10,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from sds.engines.protocol import Engine, Explains
+from sds.engines.protocol import Explains
 from sds.kernel.context.rationale import explain
-from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket
-from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.errors import SdsError
 from sds.kernel.flow.kernel import Kernel
 from sds.models.protocol import ENDINGS
 
@@ -24,20 +23,11 @@ DRAIN_S_MAX = 5.0
 Log = Callable[[str, Mapping[str, object]], None]
 
 
-def check_explains(contract: Contract, engine: Engine) -> None:
-    """Raise UsageError when the contract asks for what the engine cannot do."""
-    if contract.explanation_chars_max and not isinstance(engine, Explains):
-        raise UsageError(
-            f"the engine `{engine.model}` writes no rationale after the decision, and the contract asks for one",
-            hint="use a native engine alone, or `rationale: {order: before, ...}`",
-        )
-
-
 class Rationales:
-    """Has decisions explained, in the order they were made. Safe in several threads."""
+    """Has rationales written and recorded, in the order of the decisions. Safe in several threads."""
 
-    def __init__(self, kernel: Kernel, engine: Explains, *, now_ms: Callable[[], int], log: Log) -> None:
-        self._kernel, self._engine, self._now_ms, self._log = kernel, engine, now_ms, log
+    def __init__(self, kernel: Kernel, writer: Explains, *, now_ms: Callable[[], int], log: Log) -> None:
+        self._kernel, self._writer, self._now_ms, self._log = kernel, writer, now_ms, log
         self._jobs: deque[tuple[DecisionPacket, bytes]] = deque()
         self._changed = threading.Condition()
         self._recording = threading.Lock()
@@ -45,7 +35,7 @@ class Rationales:
         self._worker: threading.Thread | None = None
 
     def ask(self, packet: DecisionPacket, data: bytes) -> None:
-        """Have this decision explained some time, or skip it; never waits."""
+        """Have a rationale of this decision written some time, or skip it; never waits."""
         with self._changed:
             why = "CLOSED" if self._closed else "QUEUE_FULL" if len(self._jobs) >= QUEUE_MAX else self._start()
             if not why:
@@ -79,7 +69,7 @@ class Rationales:
 
     def _work(self) -> None:
         while (job := self._next(wait=True)) is not None:
-            self._explain(*job)
+            self._write(*job)
 
     def _next(self, *, wait: bool) -> tuple[DecisionPacket, bytes] | None:
         with self._changed:
@@ -87,11 +77,11 @@ class Rationales:
                 self._changed.wait_for(lambda: self._jobs or self._closed)
             return self._jobs.popleft() if self._jobs else None
 
-    def _explain(self, packet: DecisionPacket, data: bytes) -> None:
+    def _write(self, packet: DecisionPacket, data: bytes) -> None:
         contract = self._kernel.contract
         deadline_ms = self._now_ms() + contract.budget.ttl_ms
         try:
-            text = self._engine.explain(packet, data, chars_max=contract.explanation_chars_max, deadline_ms=deadline_ms)
+            text = self._writer.explain(packet, data, chars_max=contract.explanation_chars_max, deadline_ms=deadline_ms)
             with self._recording:
                 if not self._abandoned:
                     explain(self._kernel.store, contract, packet.dfid, text, now_ms=self._now_ms())

@@ -1,123 +1,84 @@
-"""The rationale after the decision, from a model that is deciding other cases meanwhile.
+"""Writes a rationale with the model that decided: it reads what it read and what it decided, and says why.
 
-The model reads what it read, what it decided, and says why: greedy, in the alphabet and length of a rationale. Where the
-model has one cache, a decision that comes has the next pass, and the text goes on when nobody waits.
+Greedy, in the alphabet and length of a rationale, as a background task of the engine: decisions go first, and the text goes
+on when nobody waits.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 
-from sds.decoding.errors import LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED
-from sds.engines.queueing import FairPool, QueueTimeoutError
+from sds.decoding.errors import BACKEND_FAILED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED, stopping
+from sds.engines.background import Prompt, RunsBackground
+from sds.engines.protocol import Engine, Explains
+from sds.engines.request import Passes
 from sds.grammars.tokens.text import TextTokens
-from sds.kernel.errors import ModelError
-from sds.models.protocol import Backend, Row
+from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.errors import ModelError, UsageError
+from sds.models.protocol import Row
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
-WAIT_S_MAX = 60.0
-LATE = "there was no time for a rationale"
-Explaining = Generator[list[Row], list["NDArray[np.float32]"], str]
+def writer_of(engine: Engine) -> Explains:
+    """Return what writes rationales: the engine itself, or its model. Raises UsageError where neither can."""
+    if isinstance(engine, Explains):
+        return engine
+    if isinstance(engine, RunsBackground):
+        return RationaleWriter(engine)
+    raise UsageError(
+        f"the engine `{engine.model}` writes no rationale after the decision, and the contract asks for one",
+        hint="use a native engine alone, or `rationale: {order: before, ...}`",
+    )
+
+
+class RationaleWriter:
+    """Writes rationales with the model of an engine. Safe in several threads."""
+
+    def __init__(self, engine: RunsBackground) -> None:
+        self._engine = engine
+        self._text: TextTokens | None = None
+
+    def explain(self, packet: DecisionPacket, data: bytes, *, chars_max: int, deadline_ms: int) -> str:
+        r"""Return why `data` was decided: printable ASCII without `"` and `\`. Raises ModelError."""
+        return self._engine.run_background(packet, _Writing(data, chars_max, self._tokens), deadline_ms=deadline_ms)
+
+    def _tokens(self, prompt: Prompt) -> TextTokens:
+        if self._text is None:  # a look at the whole vocabulary, for the first rationale only
+            self._text = TextTokens(prompt.index)
+        return self._text
+
+
+class _Writing:
+    """One text in the making. What is written outlasts the slot: it is read again in one pass."""
+
+    def __init__(self, data: bytes, chars_max: int, tokens_of: Callable[[Prompt], TextTokens]) -> None:
+        self._lead, self._chars_max, self._tokens_of = lead_of(data), chars_max, tokens_of
+        self._written, self._tokens = "", list[int]()
+
+    def __call__(self, prompt: Prompt) -> Passes[str]:
+        with stopping(BACKEND_FAILED, "the model"):
+            *prefix, last = prompt.sections
+            unread = [*last, *prompt.backend.tokenize(self._lead, special=False), *self._tokens]
+            prompt.backend.prefill(prefix, slot=prompt.slot)
+        left, text = prompt.backend.context_tokens_max - sum(map(len, prefix)), self._tokens_of(prompt)
+        while True:
+            left -= len(unread)
+            if left < 0:  # no pass is to find that out: it would fail for all in it
+                raise ModelError("there is no room for the whole rationale", reason_code=TOKEN_BUDGET_EXCEEDED)
+            (logits,) = yield [Row(prompt.slot, unread)]
+            ids = text.allowed(self._chars_max - len(self._written))
+            if logits.shape[-1] <= ids.max() or not np.isfinite(logits).all():
+                raise ModelError("the model returned numbers that are no logits", reason_code=LOGITS_INVALID)
+            token = int(ids[logits.reshape(-1, logits.shape[-1])[-1][ids].argmax()])
+            added, ended = text.read(token)
+            if ended:
+                return self._written
+            self._written += added
+            self._tokens.append(token)
+            unread = [token]
 
 
 def lead_of(data: bytes) -> bytes:
     """Return the decision as the model is shown it again, up to the text it is to write; its reference is a hash."""
     return data.rpartition(b',"context_ref":')[0] + b',"rationale":"'
-
-
-def explaining(
-    tokens: Sequence[int], text: TextTokens, chars_max: int, *, tokens_max: int, slot: int = 0
-) -> Explaining:
-    """Write one text after `tokens`: yield the row of the next pass, be sent its logits, return the text.
-
-    The slot holds what comes before `tokens` already, and has room for `tokens_max` more. Raises ModelError when that
-    is not enough, which no pass is to find out: it would fail for all in it; and when the model returns no logits.
-    """
-    written, left = "", tokens_max
-    while True:
-        left -= len(tokens)
-        if left < 0:
-            raise ModelError("there is no room for the whole rationale", reason_code=TOKEN_BUDGET_EXCEEDED)
-        (logits,) = yield [Row(slot, tokens)]
-        ids = text.allowed(chars_max - len(written))
-        if logits.shape[-1] <= ids.max() or not np.isfinite(logits).all():
-            raise ModelError("the model returned numbers that are no logits", reason_code=LOGITS_INVALID)
-        token = int(ids[logits.reshape(-1, logits.shape[-1])[-1][ids].argmax()])
-        added, ended = text.read(token)
-        written += added
-        if ended:
-            return written
-        tokens = [token]
-
-
-class PriorityLock:
-    """Who runs the next pass of a model with one cache: a decision, whenever one waits.
-
-    `holder`: the writing whose text the cache holds; None once a decision has had it.
-    """
-
-    def __init__(self) -> None:
-        self._cache, self._changed = FairPool(None), threading.Condition()
-        self._wanted = 0
-        self.holder: object | None = None
-
-    @contextmanager
-    def decision(self, wait_s: float = threading.TIMEOUT_MAX) -> Iterator[None]:
-        """Wait for the cache. Raises NoTurnError when that takes longer."""
-        with self._changed:
-            self._wanted += 1
-        try:
-            with self._cache.lent(wait_s, "the model was not free in time"):
-                self.holder = None
-                yield
-        finally:
-            with self._changed:
-                self._wanted -= 1
-                self._changed.notify_all()
-
-    @contextmanager
-    def between(self, left_s: Callable[[], float]) -> Iterator[None]:
-        """Wait until no decision does, and for the cache. Raises NoTurnError when no time is left for that."""
-        with self._changed:
-            free = (wait_s := left_s()) > 0 and self._changed.wait_for(
-                lambda: not self._wanted, min(wait_s, WAIT_S_MAX)
-            )
-        if not free:
-            raise QueueTimeoutError(LATE)
-        with self._cache.lent(min(left_s(), WAIT_S_MAX), LATE):
-            yield
-
-
-def run_between(
-    writing: Explaining,
-    backend: Backend,
-    prefix: Sequence[Sequence[int]],
-    turns: PriorityLock,
-    *,
-    left_s: Callable[[], float],
-    check: Callable[[], None],
-) -> str:
-    """Drive `explaining` after the sections `prefix`, one pass a turn; `check` is called before each, to stop it."""
-    said = list[int]()
-    (row,) = next(writing)
-    while True:
-        said += row.tokens
-        with turns.between(left_s):
-            check()
-            if turns.holder is writing:
-                logits = backend.forward_one(row.tokens)
-            else:  # the first pass, or a decision or another writing has had the cache since
-                turns.holder = writing
-                backend.prefill(prefix)
-                logits = backend.forward_one(said)
-            try:  # in the same turn: it asks the tokenizer, which is for one thread
-                (row,) = writing.send([logits])
-            except StopIteration as ended:
-                return str(ended.value)

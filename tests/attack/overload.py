@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -44,16 +43,16 @@ class Queued(Teller):
     """The teller, at the speed of a model behind the batcher's queue."""
 
     def __init__(self, clock: Clock) -> None:
-        self._batcher = Scheduler(SlowBackend(SLOTS), now_ms=clock, words=threading.Lock(), queue_max=QUEUE_MAX)
+        self._scheduler = Scheduler(SlowBackend(SLOTS), now_ms=clock, queue_max=QUEUE_MAX)
         self._numbers = count()
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
         sections = [[1, 2, 3], [next(self._numbers) % 17]]
-        self._batcher.submit(make(sections, TOKENS), sections, packet.expires_at_ms)
+        self._scheduler.submit(make(sections, TOKENS), sections, packet.expires_at_ms)
         return super().propose(packet, tokens_max=tokens_max)
 
     def close(self) -> None:
-        self._batcher.close()
+        self._scheduler.close()
 
 
 class Callers:

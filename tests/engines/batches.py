@@ -1,4 +1,4 @@
-"""Decisions of a model in a few lines, each alone or several over one batcher."""
+"""Decisions of a model in a few lines, each alone or several over one scheduler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
-from sds.engines.scheduler import Request, Scheduler
+from sds.engines.request import Request
+from sds.engines.scheduler import Scheduler
 from sds.models.protocol import Row
 from tests.engines.hashing import HashBackend, Logits, writing
 
@@ -21,8 +22,8 @@ def make(sections: list[list[int]], length: int, forks: int = 0) -> Make:
     return partial(writing, sections=sections, length=length, forks=forks)
 
 
-def start(batcher: Scheduler, sections: list[list[int]], length: int = 3, forks: int = 0) -> Request[tuple[int, ...]]:
-    return batcher.start(make(sections, length, forks), sections, FAR)
+def start(scheduler: Scheduler, sections: list[list[int]], length: int = 3, forks: int = 0) -> Request[tuple[int, ...]]:
+    return scheduler.start(make(sections, length, forks), sections, FAR)
 
 
 def alone(sections: list[list[int]], length: int = 3, forks: int = 0) -> tuple[int, ...]:
@@ -44,9 +45,9 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def held_up(backend: HashBackend, batcher: Scheduler, case: int = 0, length: int = 4) -> Request[tuple[int, ...]]:
+def held_up(backend: HashBackend, scheduler: Scheduler, case: int = 0, length: int = 4) -> Request[tuple[int, ...]]:
     """Start one and hold its first pass up, so that what is started next waits."""
     backend.gate.clear()
-    first = start(batcher, [CONTRACTS[0], [case]], length)
+    first = start(scheduler, [CONTRACTS[0], [case]], length)
     assert backend.waits.wait(10)
     return first

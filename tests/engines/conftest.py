@@ -1,8 +1,7 @@
-"""One llama.cpp server for this folder, a world whose clock runs, as deadlines here are real ones, and batchers."""
+"""One llama.cpp server for this folder, a world whose clock runs, as deadlines here are real ones, and schedulers."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,13 +53,13 @@ def tiny_gguf(tiny_path: Callable[[int], Path]) -> Path:
 
 @pytest.fixture
 def batching() -> Iterator[Callable[..., Scheduler]]:
-    batchers: list[Scheduler] = []
+    schedulers: list[Scheduler] = []
 
     def open_one(backend: HashBackend, **options: Any) -> Scheduler:
-        batchers.append(Scheduler(backend, now_ms=options.pop("now_ms", lambda: 0), words=threading.Lock(), **options))
-        return batchers[-1]
+        schedulers.append(Scheduler(backend, now_ms=options.pop("now_ms", lambda: 0), **options))
+        return schedulers[-1]
 
     yield open_one
-    for batcher in batchers:
-        batcher._backend.gate.set()  # type: ignore[attr-defined]
-        batcher.close()
+    for scheduler in schedulers:
+        scheduler._backend.gate.set()  # type: ignore[attr-defined]
+        scheduler.close()

@@ -53,7 +53,7 @@ def test_what_recurs_is_a_section_of_its_own_behind_the_contracts_text(world: Wo
     static, recurring, numbers, evidence = packet.texts
     other = replace(packet, texts=(static, recurring, "Decided before\n", f"more {numbers}", evidence))
     none = replace(packet, texts=(static, recurring, evidence))
-    sections = [engine._sections(each) for each in (packet, other, none)]
+    sections = [engine._sections(each, each.expires_at_ms) for each in (packet, other, none)]
     assert [3, 3, 3] == list(map(len, sections))
     assert sections[0][:2] == sections[1][:2]
     assert sections[0][0] == sections[2][0]

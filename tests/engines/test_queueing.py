@@ -17,7 +17,7 @@ from sds.engines.queueing import FairPool, QueueTimeoutError, after_waiting
 from sds.engines.scheduler import Scheduler
 from sds.kernel.errors import ModelError
 from sds.models.llamacpp.backend import LlamaBackend
-from tests.engines.batches import CONTRACTS, make
+from tests.engines.batches import CONTRACTS, FAR, make
 from tests.engines.conftest import running_ms
 from tests.engines.hashing import HashBackend
 from tests.engines.test_fallback import Scripted, answered, chain, opens
@@ -52,30 +52,30 @@ def test_an_engine_that_has_no_turn_for_its_probe_stays_down(tmp_path: Path) -> 
 
 
 def test_who_comes_back_at_once_goes_behind_whoever_waits() -> None:
-    line, served = FairPool("only"), list[str]()
+    pool, served = FairPool("only"), list[str]()
 
     def asks() -> None:
-        with line.lent(10.0, "late"):
+        with pool.acquired(10.0, "late"):
             served.append("who waited")
 
     for _ in range(20):
-        with line.lent(10.0, "late"):
+        with pool.acquired(10.0, "late"):
             (waits := threading.Thread(target=asks)).start()
-            while not line._waiting:
+            while not pool._waiting:
                 time.sleep(0.0001)
-        with line.lent(10.0, "late"):
+        with pool.acquired(10.0, "late"):
             served.append("who came back")
         waits.join()
     assert ["who waited", "who came back"] * 20 == served
 
 
-def test_two_things_are_never_lent_to_more_than_two_and_none_is_lost() -> None:
+def test_two_things_are_never_held_by_more_than_two_and_none_is_lost() -> None:
     """Some have no time to wait: what comes to them at the last moment goes on."""
-    line, most, now, lock = FairPool("a", "b"), list[int](), set[str](), threading.Lock()
+    pool, most, now, lock = FairPool("a", "b"), list[int](), set[str](), threading.Lock()
 
     def asks(wait_s: float) -> bool:
         try:
-            with line.lent(wait_s, "late") as thing:
+            with pool.acquired(wait_s, "late") as thing:
                 with lock:
                     assert thing not in now
                     now.add(thing)
@@ -87,21 +87,21 @@ def test_two_things_are_never_lent_to_more_than_two_and_none_is_lost() -> None:
             return False
         return True
 
-    with ThreadPoolExecutor(8) as pool:
-        served = list(pool.map(asks, [5.0, 0.0002, 0.0004, 0.0] * 200))
+    with ThreadPoolExecutor(8) as threads:
+        served = list(threads.map(asks, [5.0, 0.0002, 0.0004, 0.0] * 200))
     assert 2 == max(most)
     assert 200 <= sum(served) < 800
-    with line.lent(0.0, "late") as one, line.lent(0.0, "late") as other:
+    with pool.acquired(0.0, "late") as one, pool.acquired(0.0, "late") as other:
         assert {"a", "b"} == {one, other}
 
 
 @pytest.mark.parametrize(
-    ("turn_ms", "kind"), [(0, ModelError), (50, ModelError), (51, QueueTimeoutError), (120, QueueTimeoutError)]
+    ("admitted_ms", "kind"), [(0, ModelError), (50, ModelError), (51, QueueTimeoutError), (120, QueueTimeoutError)]
 )
 def test_late_after_a_turn_is_load_only_where_most_of_the_time_was_waited_away(
-    turn_ms: int, kind: type[ModelError]
+    admitted_ms: int, kind: type[ModelError]
 ) -> None:
-    with pytest.raises(ModelError, match="late") as found, after_waiting(0, turn_ms, 100):
+    with pytest.raises(ModelError, match="late") as found, after_waiting(0, admitted_ms, 100):
         raise ModelError("late", reason_code=LATE)
     assert (kind, LATE) == (type(found.value), found.value.reason_code)
 
@@ -116,7 +116,7 @@ def test_a_model_that_is_not_free_in_time_is_not_waited_for(world: World, tiny: 
     local = NativeEngine(tiny, now_ms=running_ms)
     engine = FallbackEngine([Link("here", opens(local), 5_000, 60_000)], now_ms=running_ms)
     packet = world.kernel.preview(world.event("C1"))
-    with local._turns.decision(), pytest.raises(QueueTimeoutError, match="not free in time") as found:
+    with local._scheduler.tokenizer(FAR), pytest.raises(QueueTimeoutError, match="not free in time") as found:
         engine.propose(replace(packet, expires_at_ms=running_ms() + 50), tokens_max=1024)
     assert LATE == found.value.reason_code
     assert local.model == answered(engine, packet)
@@ -124,28 +124,27 @@ def test_a_model_that_is_not_free_in_time_is_not_waited_for(world: World, tiny: 
 
 def test_in_a_batch_only_who_had_a_slot_in_time_is_the_engines_failure(batching: Callable[..., Scheduler]) -> None:
     backend, clock = HashBackend(1), [0]
-    batcher = batching(backend, now_ms=lambda: clock[0])
+    scheduler = batching(backend, now_ms=lambda: clock[0])
     backend.gate.clear()
-    late = batcher.start(make([CONTRACTS[0], [1]], 3), [CONTRACTS[0], [1]], 100)
+    late = scheduler.start(make([CONTRACTS[0], [1]], 3), [CONTRACTS[0], [1]], 100)
     assert backend.waits.wait(10)
-    queued = batcher.start(make([CONTRACTS[0], [2]], 3), [CONTRACTS[0], [2]], 100)
+    queued = scheduler.start(make([CONTRACTS[0], [2]], 3), [CONTRACTS[0], [2]], 100)
     clock[0] = 107
     backend.gate.set()
     found = []
-    for pending in (late, queued):
+    for request in (late, queued):
         with pytest.raises(ModelError, match="7 ms past its deadline") as raised:
-            pending.result()
+            request.result()
         found.append((type(raised.value), raised.value.reason_code))
     assert [(ModelError, LATE), (QueueTimeoutError, LATE)] == found
 
 
-def test_that_of_which_most_are_free_is_lent_and_of_equals_the_last_that_came_back() -> None:
-    lending = FairPool(*("a", "b") * 2)
-    with lending.lent(0, "late") as first:
-        with lending.lent(0, "late") as second, lending.lent(0, "late"), lending.lent(0, "late"):
-            assert lending.all_lent
+def test_that_of_which_most_are_free_is_given_and_of_equals_the_last_released() -> None:
+    pool = FairPool(*("a", "b") * 2)
+    with pool.acquired(0, "late") as first:
+        with pool.acquired(0, "late") as second, pool.acquired(0, "late"), pool.acquired(0, "late"):
             assert {"a", "b"} == {first, second}
-        with lending.lent(0, "late") as third:
+        with pool.acquired(0, "late") as third:
             assert third == second
-    with lending.lent(0, "late") as again:
+    with pool.acquired(0, "late") as again:
         assert again == first

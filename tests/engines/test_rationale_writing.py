@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sds.decoding.errors import DEADLINE_EXCEEDED
 from sds.engines.native import NativeEngine
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import ModelError
 from sds.models.protocol import BackendError, Row
-from sds.rationale.writing import PriorityLock
+from sds.rationale.writing import writer_of
 from tests.decoding.small_backend import PIECES, HashBackend
+from tests.engines.batches import until
 from tests.engines.conftest import running_ms
 from tests.kernel.durable import START_MS, World, deny
 
@@ -26,37 +27,45 @@ FAR_MS = START_MS + 10**9
 
 
 def explained(engine: NativeEngine, packet: DecisionPacket, chars_max: int = CHARS_MAX) -> str:
-    return engine.explain(packet, deny(packet), chars_max=chars_max, deadline_ms=FAR_MS)
+    return writer_of(engine).explain(packet, deny(packet), chars_max=chars_max, deadline_ms=FAR_MS)
 
 
-def test_two_rationales_in_one_cache_do_not_go_on_with_each_others_text(world: World) -> None:
+def test_two_rationales_at_once_do_not_go_on_with_each_others_text(world: World) -> None:
     packet = world.packet("C1")
     other = replace(packet, texts=(packet.texts[0], "another case"))
-    calls, between = 0, list[str]()
-
-    def clock() -> int:
-        nonlocal calls
-        calls += 1
-        if calls == 5:  # the rationale of another gate comes between two passes of the first
-            between.append(explained(engine, other))
-        return START_MS
-
-    engine = NativeEngine(HashBackend(), now_ms=clock)
-    first = explained(engine, packet)
-    assert [explained(engine, packet), explained(engine, other)] == [first, *between]
+    with closing(NativeEngine(HashBackend(), now_ms=lambda: START_MS)) as engine, ThreadPoolExecutor(2) as pool:
+        expected = [explained(engine, packet), explained(engine, other)]
+        assert expected * 4 == list(pool.map(partial(explained, engine), [packet, other] * 4))
 
 
-def test_a_rationale_waits_for_the_cache_no_longer_than_it_has_time() -> None:
-    turns = PriorityLock()
-    with (
-        turns.between(lambda: 1.0),
-        pytest.raises(ModelError) as caught,
-        turns.between(lambda: 0.05),
-    ):  # somebody else's pass
-        pytest.fail("it had the cache")
-    assert ("there was no time for a rationale", DEADLINE_EXCEEDED) == (str(caught.value), caught.value.reason_code)
-    with turns.between(lambda: 0.05):
-        pass
+class Told(HashBackend):
+    """Calls `on_pass` with each pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_pass: Callable[[Sequence[Row]], None] = lambda _: None
+
+    def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        self.on_pass(rows)
+        return super().run(rows)
+
+
+def test_a_rationale_that_gave_its_slot_up_goes_on_with_what_it_had_written(world: World) -> None:
+    packet = world.packet("C1")
+    backend, passes, decided = Told(), list[int](), list[Future[object]]()
+    with closing(NativeEngine(backend, now_ms=lambda: START_MS)) as engine, ThreadPoolExecutor(1) as pool:
+        expected = explained(engine, packet)
+
+        def interrupt(rows: Sequence[Row]) -> None:
+            passes.append(len(rows[0].tokens))
+            if len(passes) == 4:
+                decided.append(pool.submit(engine.propose, packet, tokens_max=4000))
+                until(lambda: bool(engine._scheduler._waiting))
+
+        backend.on_pass = interrupt
+        assert expected == explained(engine, packet)
+        decided[0].result()
+    assert passes[0] + 4 in passes[4:], "it read the tokens it had written again, in one pass"
 
 
 class Narrow(HashBackend):

@@ -16,7 +16,6 @@ from sds.decoding.decoder import Mode
 from sds.engines import native
 from sds.engines.factory import open_engine, open_parallel, open_replicas
 from sds.engines.native import SLOTS_EXACT_MAX, NativeEngine
-from sds.engines.protocol import Explains
 from sds.engines.queueing import QueueTimeoutError
 from sds.engines.replicas import Replicas
 from sds.kernel.errors import ModelError, UsageError
@@ -24,6 +23,7 @@ from sds.models.int8 import library as integer_library
 from sds.models.llamacpp import weights
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import BackendError, Dtype
+from sds.rationale.writing import writer_of
 from tests.engines.conftest import running_ms
 from tests.engines.test_native import packets
 from tests.kernel.durable import World
@@ -94,17 +94,17 @@ def test_replicas_of_some_slots_each_decide_as_one_does_alone(
     assert 1 < max(rows for _, decoding in found for _, rows in decoding.facts["rows"])
 
 
-def test_counting_tokens_and_closing_wait_for_a_busy_model_only_so_long(
+def test_counting_tokens_waits_for_a_busy_tokenizer_only_so_long(
     tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "COUNT_MS_MAX", 20)
-    monkeypatch.setattr(native, "CLOSE_S_MAX", 0.02)
-    alone = open_engine(tiny_path(1), now_ms=running_ms)
-    with alone._turns.decision():
-        with pytest.raises(QueueTimeoutError, match="the model was not free in time"):
+    with closing(open_engine(tiny_path(1), now_ms=running_ms)) as alone:
+        with (
+            alone._scheduler.tokenizer(running_ms() + 1000),
+            pytest.raises(QueueTimeoutError, match="the model's tokenizer was not free in time"),
+        ):
             alone.count_tokens("x")
-        alone.close()
-    alone._backend.close()
+        assert 1 == alone.count_tokens("x")
 
 
 def test_the_weights_are_in_memory_once(
@@ -164,9 +164,8 @@ def test_an_engine_that_raised_is_free_again(world: World, engine: Replicas) -> 
 def test_it_counts_tokens_and_says_why(world: World, engine: Replicas) -> None:
     (packet,) = packets(world, 1)
     assert 2 == engine.count_tokens("x y")
-    assert isinstance(engine, Explains)
     data, _ = engine.propose(packet, tokens_max=TOKENS)
-    assert len(engine.explain(packet, data, chars_max=20, deadline_ms=running_ms() + 10_000)) <= 20
+    assert len(writer_of(engine).explain(packet, data, chars_max=20, deadline_ms=running_ms() + 10_000)) <= 20
 
 
 def test_one_that_does_not_open_closes_those_before_it(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sds.engines.request import Running
-from sds.engines.scheduler import LEFT_OUT_MAX, Scheduler
+from sds.engines.scheduler import PASSES_SKIPPED_MAX, Scheduler
 from sds.models.protocol import Row
 from tests.engines.batches import CONTRACTS, FAR, alone, held_up, make, start
 from tests.engines.hashing import HashBackend, Logits
@@ -19,10 +19,10 @@ from tests.scale import scale, seeded
 
 def test_sixteen_threads_get_what_each_would_get_alone(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(4)
-    batcher = batching(backend)
+    scheduler = batching(backend)
     cases = [([CONTRACTS[n % 3], [n % 17, 7]], 2 + n % 5, n % 4) for n in range(scale(64, 640))]
     with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda case: batcher.submit(make(*case), case[0], FAR), cases))
+        found = list(pool.map(lambda case: scheduler.submit(make(*case), case[0], FAR), cases))
     assert [alone(*case) for case in cases] == found
     assert max(len({row.slot for row in rows}) for rows in backend.passes) > 1
     assert 0 == backend.forks_open
@@ -30,35 +30,35 @@ def test_sixteen_threads_get_what_each_would_get_alone(batching: Callable[..., S
 
 def test_those_who_want_a_pass_at_the_same_time_share_it(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(4)
-    batcher = batching(backend)
-    waiting = [held_up(backend, batcher), *(start(batcher, [CONTRACTS[0], [n]], 4) for n in (1, 2, 3))]
+    scheduler = batching(backend)
+    waiting = [held_up(backend, scheduler), *(start(scheduler, [CONTRACTS[0], [n]], 4) for n in (1, 2, 3))]
     backend.gate.set()
-    assert [alone([CONTRACTS[0], [n]], 4) for n in range(4)] == [pending.result() for pending in waiting]
+    assert [alone([CONTRACTS[0], [n]], 4) for n in range(4)] == [request.result() for request in waiting]
     assert [1, 4, 4, 4, 3] == [len(rows) for rows in backend.passes]
     assert [(1, 1), (1, 4), (1, 4), (1, 4)] == waiting[0].rows
 
 
 def test_one_that_ends_frees_its_slot_for_the_next_pass(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(2)
-    batcher = batching(backend)
-    waiting = [held_up(backend, batcher, length=2), *(start(batcher, [CONTRACTS[0], [n]], 2) for n in (1, 2))]
+    scheduler = batching(backend)
+    waiting = [held_up(backend, scheduler, length=2), *(start(scheduler, [CONTRACTS[0], [n]], 2) for n in (1, 2))]
     backend.gate.set()
-    for pending in waiting:
-        pending.result()
+    for request in waiting:
+        request.result()
     assert [[0], [0, 1], [0, 1], [0]] == [sorted(row.slot for row in rows) for rows in backend.passes]
 
 
 def test_a_stream_of_newcomers_delays_nobody_who_has_begun(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(3, pass_tokens_max=8)
-    batcher = batching(backend)
-    first = held_up(backend, batcher, length=12)
-    others = [start(batcher, [CONTRACTS[n % 3], [n] * 8], 2) for n in range(20)]
+    scheduler = batching(backend)
+    first = held_up(backend, scheduler, length=12)
+    others = [start(scheduler, [CONTRACTS[n % 3], [n] * 8], 2) for n in range(20)]
     backend.gate.set()
     first.result()
     rode = [n for n, rows in enumerate(backend.passes) if any(row.slot == 0 for row in rows)][:12]
-    assert 12 + 11 * (LEFT_OUT_MAX + backend.slots) > rode[-1]
+    assert 12 + 11 * (PASSES_SKIPPED_MAX + backend.slots) > rode[-1]
     assert rode[-1] - rode[0] < 11 * 2  # under way it rides in nearly every pass
-    assert [alone([CONTRACTS[n % 3], [n] * 8], 2) for n in range(20)] == [pending.result() for pending in others]
+    assert [alone([CONTRACTS[n % 3], [n] * 8], 2) for n in range(20)] == [request.result() for request in others]
 
 
 @pytest.mark.parametrize("rows_may_be_cut", [True, False])
@@ -67,20 +67,20 @@ def test_nobody_is_left_out_of_more_passes_than_the_limit_and_one_for_each_slot(
 ) -> None:
     rng = seeded(3)
     backend = HashBackend(6, pass_tokens_max=9, rows_may_be_cut=rows_may_be_cut)
-    batcher = batching(backend)
+    scheduler = batching(backend)
     cases = [([CONTRACTS[0], [n] * rng.randint(1, 9)], rng.randint(1, 9), rng.randint(0, 6)) for n in range(40)]
-    held_up(backend, batcher)
-    waiting = [(case, start(batcher, *case)) for case in cases]
-    left_out, turn = [], batcher._riders
+    held_up(backend, scheduler)
+    waiting = [(case, start(scheduler, *case)) for case in cases]
+    passes_skipped, turn = [], scheduler._schedule
 
-    def riders() -> Any:
-        left_out.extend(running.left_out for running in batcher._running)
+    def scheduled() -> Any:
+        passes_skipped.extend(running.passes_skipped for running in scheduler._running)
         return turn()
 
-    batcher._riders = riders  # type: ignore[method-assign]
+    scheduler._schedule = scheduled  # type: ignore[method-assign]
     backend.gate.set()
-    assert [alone(*case) for case, _ in waiting] == [pending.result() for _, pending in waiting]
-    assert LEFT_OUT_MAX + backend.slots >= max(left_out) > 0
+    assert [alone(*case) for case, _ in waiting] == [request.result() for _, request in waiting]
+    assert PASSES_SKIPPED_MAX + backend.slots >= max(passes_skipped) > 0
 
 
 @pytest.mark.parametrize("may_be_cut", [True, False])
@@ -91,39 +91,41 @@ def test_a_newcomer_comes_in_beside_those_who_fill_every_pass_for_ever(
     slots: int, room: int, begun: int, newcomer: int, may_be_cut: bool
 ) -> None:
     backend: Any = HashBackend(slots, pass_tokens_max=room, rows_may_be_cut=may_be_cut)
-    batcher = object.__new__(Scheduler)
-    batcher._backend = backend
+    scheduler = object.__new__(Scheduler)
+    scheduler._backend, scheduler._pass_tokens_max = backend, room
     none: Any = None
-    batcher._running = [Running(none, n, none, [Row(n, [1] * begun)], begun=True) for n in range(slots - 1)]
-    last = Running(none, slots - 1, none, [Row(slots - 1, [1] * newcomer)])
-    batcher._running.append(last)
-    for _ in range(LEFT_OUT_MAX + slots):
-        riders = batcher._riders()
-        assert room >= sum(len(row.tokens) for _, rows in riders for row in rows)
-        for running in batcher._running:
-            running.left_out += 1
-        for running, _ in riders:
-            running.left_out = 0
-        if not last.left_out:
+    scheduler._running = [
+        Running(none, n, none, reads=False, rows=[Row(n, [1] * begun)], begun=True) for n in range(slots - 1)
+    ]
+    last = Running(none, slots - 1, none, reads=False, rows=[Row(slots - 1, [1] * newcomer)])
+    scheduler._running.append(last)
+    for _ in range(PASSES_SKIPPED_MAX + slots):
+        scheduled = scheduler._schedule()
+        assert room >= sum(len(row.tokens) for _, rows in scheduled for row in rows)
+        for running in scheduler._running:
+            running.passes_skipped += 1
+        for running, _ in scheduled:
+            running.passes_skipped = 0
+        if not last.passes_skipped:
             return
     pytest.fail("it never came in")
 
 
 def test_a_pass_holds_no_more_tokens_than_the_backend_takes(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(4, pass_tokens_max=10)
-    batcher = batching(backend)
-    waiting = [held_up(backend, batcher), *(start(batcher, [CONTRACTS[0], [n] * 6], 3, 4) for n in range(8))]
+    scheduler = batching(backend)
+    waiting = [held_up(backend, scheduler), *(start(scheduler, [CONTRACTS[0], [n] * 6], 3, 4) for n in range(8))]
     backend.gate.set()
-    for pending in waiting:
-        pending.result()
+    for request in waiting:
+        request.result()
     assert 10 >= max(sum(len(row.tokens) for row in rows) for rows in backend.passes) > 6
 
 
 def test_a_newcomers_row_is_cut_to_what_those_under_way_leave_of_a_pass(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(2, pass_tokens_max=8)
-    batcher = batching(backend)
-    first = held_up(backend, batcher, length=5)
-    second = start(batcher, [CONTRACTS[0], [5] * 20], 2)
+    scheduler = batching(backend)
+    first = held_up(backend, scheduler, length=5)
+    second = start(scheduler, [CONTRACTS[0], [5] * 20], 2)
     backend.gate.set()
     assert [alone([CONTRACTS[0], [0]], 5), alone([CONTRACTS[0], [5] * 20], 2)] == [first.result(), second.result()]
     assert [[1], [1, 7], [1, 7], [1, 6], [1, 1]] == [[len(row.tokens) for row in rows] for rows in backend.passes]
@@ -135,12 +137,12 @@ def test_rows_are_cut_only_where_they_are_longer_than_a_pass_if_the_backend_fill
 ) -> None:
     """Where a row is cut then depends on itself alone, whatever company it has."""
     backend = HashBackend(4, pass_tokens_max=8, rows_may_be_cut=False)
-    batcher = batching(backend)
+    scheduler = batching(backend)
     cases = {100 + n: [100 + n] * n for n in (20, 6, 2, 3, 9)}  # of tokens that nobody writes
-    first = held_up(backend, batcher, length=9)
-    waiting = [start(batcher, [CONTRACTS[0], case], 2) for case in cases.values()]
+    first = held_up(backend, scheduler, length=9)
+    waiting = [start(scheduler, [CONTRACTS[0], case], 2) for case in cases.values()]
     backend.gate.set()
-    assert [alone([CONTRACTS[0], case], 2) for case in cases.values()] == [pending.result() for pending in waiting]
+    assert [alone([CONTRACTS[0], case], 2) for case in cases.values()] == [request.result() for request in waiting]
     first.result()
     read = [row.tokens for rows in backend.passes for row in rows]
     found = {case: [len(tokens) for tokens in read if tokens[0] == case] for case in cases}
@@ -151,11 +153,11 @@ def test_rows_are_cut_only_where_they_are_longer_than_a_pass_if_the_backend_fill
 
 def test_one_who_waits_for_the_rest_of_a_row_goes_before_other_newcomers(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(3, pass_tokens_max=8)
-    batcher = batching(backend)
-    waiting = [held_up(backend, batcher, length=1), *(start(batcher, [CONTRACTS[0], [n] * 12], 1) for n in (1, 2))]
+    scheduler = batching(backend)
+    waiting = [held_up(backend, scheduler, length=1), *(start(scheduler, [CONTRACTS[0], [n] * 12], 1) for n in (1, 2))]
     backend.gate.set()
-    for pending in waiting:
-        pending.result()
+    for request in waiting:
+        request.result()
     assert [[1], [8], [4, 4], [8]] == [[len(row.tokens) for row in rows] for rows in backend.passes]
 
 
@@ -171,7 +173,7 @@ def test_a_row_that_was_cut_has_the_outputs_of_the_whole(batching: Callable[...,
             backend.drop(fork)
         return found
 
-    cut, whole = batching(HashBackend(1, pass_tokens_max=4)), batching(HashBackend(1))
+    cut, whole = batching(HashBackend(2, pass_tokens_max=4)), batching(HashBackend(2))
     pairs = zip(whole.submit(reads, [[1]], FAR), cut.submit(reads, [[1]], FAR), strict=True)
     assert [True, True] == [np.array_equal(expected, found) for expected, found in pairs]
     assert [[4], [2, 2], [1]] == [[len(row.tokens) for row in found] for found in cut._backend.passes]  # type: ignore[attr-defined]
@@ -182,24 +184,27 @@ def test_a_worn_backend_rests_when_all_under_way_have_ended_and_before_the_next(
 ) -> None:
     rng = seeded(31)
     backend = HashBackend(4, pass_tokens_max=12, wear_max=60)
-    batcher = batching(backend)
+    scheduler = batching(backend)
     cases = [([CONTRACTS[n % 3], [n % 17] * rng.randint(1, 9)], rng.randint(1, 6), n % 4) for n in range(60)]
-    held_up(backend, batcher)
-    waiting = [start(batcher, *case) for case in cases]
+    held_up(backend, scheduler)
+    waiting = [start(scheduler, *case) for case in cases]
     backend.gate.set()
-    assert [alone(*case) for case in cases] == [pending.result() for pending in waiting]
+    assert [alone(*case) for case in cases] == [request.result() for request in waiting]
     read = sum(len(row.tokens) for rows in backend.passes for row in rows)
     assert read / 60 >= backend.rests > read / 60 / 4
-    assert 0 == sum(pending.restarts for pending in waiting)
+    assert 0 == sum(request.restarts for request in waiting)
 
 
 def test_first_come_first_served(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(1)
-    batcher = batching(backend)
-    waiting = [held_up(backend, batcher, length=1), *(start(batcher, [CONTRACTS[n % 3], [n]], 1) for n in range(1, 9))]
+    scheduler = batching(backend)
+    waiting = [
+        held_up(backend, scheduler, length=1),
+        *(start(scheduler, [CONTRACTS[n % 3], [n]], 1) for n in range(1, 9)),
+    ]
     backend.gate.set()
-    for pending in waiting:
-        pending.result()
+    for request in waiting:
+        request.result()
     assert list(range(9)) == [rows[0].tokens[0] for rows in backend.passes]
 
 
@@ -207,9 +212,9 @@ def test_a_newcomer_gets_the_slot_that_holds_its_sections_and_else_the_one_least
     batching: Callable[..., Scheduler],
 ) -> None:
     backend = HashBackend(2)
-    batcher = batching(backend)
+    scheduler = batching(backend)
     for contract in (0, 1, 0, 1, 1, 0, 2, 0, 1):
-        start(batcher, [CONTRACTS[contract], [5]]).result()
+        start(scheduler, [CONTRACTS[contract], [5]]).result()
     slots = [slot for slot, _, _ in backend.begun]
     assert [0, 1, 0, 1, 1, 0, 1, 0, 1] == slots
     assert [0, 0, 1, 1, 1, 1, 0, 1, 0] == [kept for _, kept, _ in backend.begun]
@@ -217,11 +222,11 @@ def test_a_newcomer_gets_the_slot_that_holds_its_sections_and_else_the_one_least
 
 def test_a_decision_that_asks_no_model_leaves_a_slot_as_it_was(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(2)
-    batcher = batching(backend)
+    scheduler = batching(backend)
     for contract in (0, 1):
-        start(batcher, [CONTRACTS[contract], [5]]).result()
-    assert (7,) == batcher.submit(settled, [CONTRACTS[0], [5]], FAR)
-    start(batcher, [CONTRACTS[0], [5]]).result()
+        start(scheduler, [CONTRACTS[contract], [5]]).result()
+    assert (7,) == scheduler.submit(settled, [CONTRACTS[0], [5]], FAR)
+    start(scheduler, [CONTRACTS[0], [5]]).result()
     assert [0, 1, 0] == [slot for slot, _, _ in backend.begun]
 
 
@@ -232,24 +237,24 @@ def settled(_: object, slot: int) -> Generator[list[Row], list[Logits], tuple[in
 
 def test_after_a_failed_pass_shared_sections_are_read_again_by_one(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(4)
-    batcher = batching(backend)
+    scheduler = batching(backend)
     backend.fails_at = {0}
-    first = held_up(backend, batcher)
-    others = [start(batcher, [CONTRACTS[n], [n]], 9) for n in (0, 1)]
+    first = held_up(backend, scheduler)
+    others = [start(scheduler, [CONTRACTS[n], [n]], 9) for n in (0, 1)]
     backend.gate.set()
-    for pending in others:
-        pending.result()
+    for request in others:
+        request.result()
     assert first.ended
     assert [1, 1, 2] == [len(rows) for rows in backend.passes[:3]]
 
 
 def test_of_those_whose_sections_must_be_read_one_joins_between_two_passes(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(8)
-    batcher = batching(backend)
-    waiting = [held_up(backend, batcher, length=9)]
-    waiting += [start(batcher, [CONTRACTS[n], [n]], 9) for n in (0, 1, 1, 2, 0)]
+    scheduler = batching(backend)
+    waiting = [held_up(backend, scheduler, length=9)]
+    waiting += [start(scheduler, [CONTRACTS[n], [n]], 9) for n in (0, 1, 1, 2, 0)]
     backend.gate.set()
-    for pending in waiting:
-        pending.result()
+    for request in waiting:
+        request.result()
     assert [1, 4, 6] == [len(rows) for rows in backend.passes[:3]]
     assert 3 == sum(read for _, _, read in backend.begun)

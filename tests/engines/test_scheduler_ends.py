@@ -9,7 +9,8 @@ from collections.abc import Callable, Generator, Sequence
 import numpy as np
 import pytest
 
-from sds.engines.scheduler import RESTARTS_MAX, Request, Scheduler
+from sds.engines.request import Request
+from sds.engines.scheduler import RESTARTS_MAX, Scheduler
 from sds.kernel.errors import LanguageError, ModelError
 from sds.models.protocol import BackendError, Row
 from tests.engines.batches import CONTRACTS, FAR, alone, held_up, make, start, until
@@ -20,42 +21,42 @@ from tests.scale import scale, seeded
 
 def test_a_full_queue_refuses_and_has_room_again_when_somebody_gives_up(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(1)
-    batcher = batching(backend, queue_max=2)
-    waiting = [held_up(backend, batcher), *(start(batcher, [CONTRACTS[0], [n]]) for n in (1, 2))]
+    scheduler = batching(backend, queue_max=2)
+    waiting = [held_up(backend, scheduler), *(start(scheduler, [CONTRACTS[0], [n]]) for n in (1, 2))]
     with pytest.raises(ModelError, match="2 decisions wait already") as refused:
-        start(batcher, [CONTRACTS[0], [3]])
+        start(scheduler, [CONTRACTS[0], [3]])
     assert "QUEUE_FULL" == refused.value.reason_code
     waiting.pop(1).cancel()
-    waiting.append(start(batcher, [CONTRACTS[0], [3]]))
+    waiting.append(start(scheduler, [CONTRACTS[0], [3]]))
     backend.gate.set()
     assert [alone([CONTRACTS[0], [0]], 4), alone([CONTRACTS[0], [2]]), alone([CONTRACTS[0], [3]])] == [
-        pending.result() for pending in waiting
+        request.result() for request in waiting
     ]
 
 
 def test_a_late_one_ends_and_the_others_go_on(batching: Callable[..., Scheduler]) -> None:
     backend, clock = HashBackend(2), [0]
-    batcher = batching(backend, now_ms=lambda: clock[0])
+    scheduler = batching(backend, now_ms=lambda: clock[0])
     backend.gate.clear()
-    going = start(batcher, [CONTRACTS[0], [0]])
-    late = batcher.start(make([CONTRACTS[0], [1]], 3), [CONTRACTS[0], [1]], 100)
-    queued = batcher.start(make([CONTRACTS[0], [2]], 3), [CONTRACTS[0], [2]], 100)
+    going = start(scheduler, [CONTRACTS[0], [0]])
+    late = scheduler.start(make([CONTRACTS[0], [1]], 3), [CONTRACTS[0], [1]], 100)
+    queued = scheduler.start(make([CONTRACTS[0], [2]], 3), [CONTRACTS[0], [2]], 100)
     assert backend.waits.wait(10)
     clock[0] = 107
     backend.gate.set()
-    for pending in (late, queued):
+    for request in (late, queued):
         with pytest.raises(ModelError, match="7 ms past its deadline") as found:
-            pending.result()
+            request.result()
         assert "DEADLINE_EXCEEDED" == found.value.reason_code
     assert alone([CONTRACTS[0], [0]]) == going.result()
-    until(lambda: not batcher._running)
+    until(lambda: not scheduler._running)
 
 
 def test_what_is_done_after_its_deadline_is_not_done(batching: Callable[..., Scheduler]) -> None:
     backend, clock = HashBackend(1), [0]
-    batcher = batching(backend, now_ms=lambda: clock[0])
+    scheduler = batching(backend, now_ms=lambda: clock[0])
     backend.gate.clear()
-    late = batcher.start(make([[1], [2]], 1), [[1], [2]], 100)
+    late = scheduler.start(make([[1], [2]], 1), [[1], [2]], 100)
     assert backend.waits.wait(10)
     clock[0] = 101
     backend.gate.set()
@@ -66,16 +67,16 @@ def test_what_is_done_after_its_deadline_is_not_done(batching: Callable[..., Sch
 
 def test_no_caller_waits_for_the_end_of_a_pass_that_outlasts_its_deadline(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(1)
-    batcher = batching(backend, now_ms=lambda: int(time.monotonic() * 1000))
+    scheduler = batching(backend, now_ms=lambda: int(time.monotonic() * 1000))
     backend.gate.clear()
     with pytest.raises(ModelError, match="past its deadline"):
-        batcher.submit(make([[1], [2]], 3), [[1], [2]], batcher.now_ms() + 20)
+        scheduler.submit(make([[1], [2]], 3), [[1], [2]], scheduler.now_ms() + 20)
     assert not backend.gate.is_set()
 
 
 def test_cancelling_in_the_middle_frees_the_slot_and_drops_the_forks(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(1)
-    batcher = batching(backend)
+    scheduler = batching(backend)
     ready = threading.Event()
 
     def endless(_: object, slot: int) -> Generator[list[Row], list[Logits], tuple[int, ...]]:
@@ -88,14 +89,14 @@ def test_cancelling_in_the_middle_frees_the_slot_and_drops_the_forks(batching: C
         finally:
             backend.drop(fork)
 
-    pending = batcher.start(endless, [[1]], FAR)
+    request = scheduler.start(endless, [[1]], FAR)
     assert ready.wait(10)
     assert 1 == backend.forks_open
-    pending.cancel()
-    assert alone([[1], [2]]) == batcher.submit(make([[1], [2]], 3), [[1], [2]], FAR)
+    request.cancel()
+    assert alone([[1], [2]]) == scheduler.submit(make([[1], [2]], 3), [[1], [2]], FAR)
     assert 0 == backend.forks_open
     with pytest.raises(ModelError, match="was cancelled") as found:
-        pending.result()
+        request.result()
     assert "CANCELLED" == found.value.reason_code
 
 
@@ -103,14 +104,14 @@ def test_a_failed_pass_fails_those_who_rode_in_it_and_all_others_begin_again(
     batching: Callable[..., Scheduler],
 ) -> None:
     backend = HashBackend(3, pass_tokens_max=4)
-    batcher = batching(backend)
+    scheduler = batching(backend)
     backend.fails_at = {1}
-    first = held_up(backend, batcher)  # one token in the second pass
-    others = [start(batcher, [CONTRACTS[1], [n] * 3]) for n in (1, 2)]  # the first of them rides, the second waits
+    first = held_up(backend, scheduler)  # one token in the second pass
+    others = [start(scheduler, [CONTRACTS[1], [n] * 3]) for n in (1, 2)]  # the first of them rides, the second waits
     backend.gate.set()
-    for pending in (first, others[0]):
+    for request in (first, others[0]):
         with pytest.raises(ModelError, match="the model could not be run") as found:
-            pending.result()
+            request.result()
         assert ("BACKEND_FAILED", "look at the memory") == (found.value.reason_code, found.value.hint)
     assert alone([CONTRACTS[1], [2] * 3]) == others[1].result()
     assert 1 == others[1].restarts
@@ -118,18 +119,18 @@ def test_a_failed_pass_fails_those_who_rode_in_it_and_all_others_begin_again(
 
 def test_nobody_goes_on_in_what_another_ones_failed_beginning_has_emptied(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(2)
-    batcher = batching(backend)
+    scheduler = batching(backend)
 
     def begins_in_vain(_: object, slot: int) -> Generator[list[Row], list[Logits], tuple[int, ...]]:
         backend._clear()  # as llama.cpp's cache after a pass that failed
         raise BackendError("the model could not be run")
         yield []
 
-    other = held_up(backend, batcher)
-    pending = batcher.start(begins_in_vain, [[9]], FAR)
+    other = held_up(backend, scheduler)
+    request = scheduler.start(begins_in_vain, [[9]], FAR)
     backend.gate.set()
     with pytest.raises(ModelError, match="the model could not be run") as found:
-        pending.result()
+        request.result()
     assert "BACKEND_FAILED" == found.value.reason_code
     assert alone([CONTRACTS[0], [0]], 4) == other.result()
     assert 1 == other.restarts
@@ -137,18 +138,18 @@ def test_nobody_goes_on_in_what_another_ones_failed_beginning_has_emptied(batchi
 
 def test_beginning_again_has_a_limit(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(2, pass_tokens_max=4)
-    batcher = batching(backend)
+    scheduler = batching(backend)
 
     def broken(_: object, slot: int) -> Generator[list[Row], list[Logits], tuple[int, ...]]:
         yield []
         raise ModelError("the cache is gone", reason_code="BACKEND_FAILED")
 
-    first = held_up(backend, batcher, length=100)
-    others = [batcher.start(broken, [[n]], FAR) for n in range(RESTARTS_MAX + 1)]
+    first = held_up(backend, scheduler, length=100)
+    others = [scheduler.start(broken, [[n]], FAR) for n in range(RESTARTS_MAX + 1)]
     backend.gate.set()
-    for pending in others:
+    for request in others:
         with pytest.raises(ModelError, match="the cache is gone"):
-            pending.result()
+            request.result()
     with pytest.raises(ModelError, match="failed too often beside this decision"):
         first.result()
 
@@ -161,7 +162,7 @@ def test_what_goes_wrong_in_one_decision_is_its_own(
     batching: Callable[..., Scheduler], at: str, error: BaseException
 ) -> None:
     backend = HashBackend(2)
-    batcher = batching(backend)
+    scheduler = batching(backend)
 
     def broken(_: object, slot: int) -> Generator[list[Row], list[Logits], tuple[int, ...]]:
         if at == "made":
@@ -175,11 +176,11 @@ def test_what_goes_wrong_in_one_decision_is_its_own(
         yield [Row(slot, [1])]
         raise error
 
-    other = held_up(backend, batcher)
-    pending = batcher.start(broken, [[9]], FAR)
+    other = held_up(backend, scheduler)
+    request = scheduler.start(broken, [[9]], FAR)
     backend.gate.set()
     with pytest.raises(ModelError) as found:
-        pending.result()
+        request.result()
     expected = error if isinstance(error, ModelError) else f"the decision failed unexpectedly: {type(error).__name__}"
     assert str(expected) == str(found.value)
     assert alone([CONTRACTS[0], [0]], 4) == other.result()
@@ -224,19 +225,19 @@ class Slipping(HashBackend):
 def test_one_slip_of_the_backend_costs_one_decision_at_most(
     batching: Callable[..., Scheduler], at: str, message: str
 ) -> None:
-    backend = Slipping(1, pass_tokens_max=4, wear_max=1 if at == "defragment" else 1 << 30)
-    batcher = batching(backend)
+    backend = Slipping(2, pass_tokens_max=4, wear_max=1 if at == "defragment" else 1 << 30)
+    scheduler = batching(backend)
     sections = [[1, 2, 3], [7] * 6]
     expected = alone(sections)
-    assert expected == start(batcher, sections).result()
+    assert expected == start(scheduler, sections).result()
     backend.slips = at
-    pending = start(batcher, [[2, 3, 1], [7] * 6])
+    request = start(scheduler, [[2, 3, 1], [7] * 6])
     if message:
         with pytest.raises(ModelError, match=message):
-            pending.result()
+            request.result()
     else:
-        pending.result()
-    assert [expected] * 2 == [start(batcher, sections).result() for _ in range(2)]
+        request.result()
+    assert [expected] * 2 == [start(scheduler, sections).result() for _ in range(2)]
 
 
 def test_a_language_that_cannot_be_made_is_told_as_what_it_is(batching: Callable[..., Scheduler]) -> None:
@@ -249,23 +250,23 @@ def test_a_language_that_cannot_be_made_is_told_as_what_it_is(batching: Callable
 
 def test_the_backends_words_are_a_decisions_own_except_during_a_pass(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(1)
-    batcher = batching(backend)
+    scheduler = batching(backend)
     held: list[bool] = []
 
     def looks(_: object, slot: int) -> Generator[list[Row], list[Logits], tuple[int, ...]]:
-        held.append(batcher._words.locked())
+        held.append(scheduler._tokenizer.locked())
         backend.prefill([], slot=slot)
         yield [Row(slot, [1])]
-        held.append(batcher._words.locked())
+        held.append(scheduler._tokenizer.locked())
         return ()
 
     backend.gate.clear()
-    pending = batcher.start(looks, [[1]], FAR)
+    request = scheduler.start(looks, [[1]], FAR)
     assert backend.waits.wait(10)
-    assert batcher._words.acquire(timeout=5)
-    batcher._words.release()
+    assert scheduler._tokenizer.acquire(timeout=5)
+    scheduler._tokenizer.release()
     backend.gate.set()
-    pending.result()
+    request.result()
     assert [True, True] == held
 
 
@@ -273,38 +274,38 @@ def test_when_the_worker_dies_everybody_is_told(
     batching: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = HashBackend(1)
-    batcher = batching(backend)
-    waiting = [held_up(backend, batcher), start(batcher, [[1], [2]])]
+    scheduler = batching(backend)
+    waiting = [held_up(backend, scheduler), start(scheduler, [[1], [2]])]
 
     def dies() -> None:
         raise SystemExit
 
-    monkeypatch.setattr(batcher, "_clear", dies)
+    monkeypatch.setattr(scheduler, "_expire", dies)
     backend.gate.set()
-    for pending in waiting:
+    for request in waiting:
         with pytest.raises(ModelError, match="the batch worker failed: SystemExit"):
-            pending.result()
+            request.result()
     with pytest.raises(ModelError, match="the batch worker failed: SystemExit"):
-        start(batcher, [[1], [2]])
+        start(scheduler, [[1], [2]])
 
 
 def test_closing_ends_all_and_closes_the_model_once_its_pass_is_over(
     batching: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = HashBackend(1)
-    batcher = batching(backend)
-    waiting = [held_up(backend, batcher), start(batcher, [[1], [2]])]
+    scheduler = batching(backend)
+    waiting = [held_up(backend, scheduler), start(scheduler, [[1], [2]])]
     monkeypatch.setattr("sds.engines.scheduler.CLOSE_S_MAX", 0.05)
-    batcher.close()
+    scheduler.close()
     assert not backend.closed
-    for pending in waiting:
+    for request in waiting:
         with pytest.raises(ModelError, match="the engine is closed"):
-            pending.result()
+            request.result()
     with pytest.raises(ModelError, match="the engine is closed"):
-        start(batcher, [[1], [2]])
+        start(scheduler, [[1], [2]])
     backend.gate.set()
     monkeypatch.setattr("sds.engines.scheduler.CLOSE_S_MAX", 10)
-    batcher.close()
+    scheduler.close()
     assert backend.closed
 
 
@@ -314,26 +315,26 @@ def test_whoever_is_left_after_any_mix_of_cancels_and_failures_decides_as_if_alo
     rng = seeded(11)
     for _ in range(scale(20, 400)):
         backend = HashBackend(rng.randint(1, 5), pass_tokens_max=rng.choice([4, 12, 512]))
-        batcher = batching(backend)
+        scheduler = batching(backend)
         backend.fails_at = {rng.randrange(60) for _ in range(rng.randint(0, 2))}
         asked = []
         for n in range(24):
             case = ([CONTRACTS[rng.randrange(3)], [n % 17] * rng.randint(1, 6)], rng.randint(1, 6), rng.randint(0, 3))
-            asked.append((case, start(batcher, *case)))
+            asked.append((case, start(scheduler, *case)))
             if rng.random() < 0.2:
                 rng.choice(asked)[1].cancel()
             if rng.random() < 0.3:
                 time.sleep(rng.random() / 1000)
-        ended = [outcome(case, pending) for case, pending in asked]
+        ended = [outcome(case, request) for case, request in asked]
         assert set(ended) <= {"as alone", "CANCELLED", "BACKEND_FAILED"}
-        batcher.close()
+        scheduler.close()
         assert 0 == backend.forks_open
         if not backend.fails_at:
             assert "BACKEND_FAILED" not in ended
 
 
-def outcome(case: tuple[list[list[int]], int, int], pending: Request[tuple[int, ...]]) -> str:
+def outcome(case: tuple[list[list[int]], int, int], request: Request[tuple[int, ...]]) -> str:
     try:
-        return "as alone" if pending.result() == alone(*case) else "another"
+        return "as alone" if request.result() == alone(*case) else "another"
     except ModelError as error:
         return error.reason_code

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from sds.cli.records.record import audit
 from sds.engines.native import NativeEngine
 from sds.gate import Gate
+from sds.grammars.tokens.text import TextTokens
 from sds.host.paths import open_record
 from sds.kernel.audit.verify import flow_record, verify
 from sds.kernel.decision.packet import DecisionPacket, Decoding
@@ -26,6 +28,8 @@ from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Row
 from sds.pipeline import Stream
 from sds.rationale.worker import QUEUE_MAX, Rationales
+from sds.rationale.writing import writer_of
+from tests.engines.batches import until
 from tests.kernel.durable import START_MS, Propose, Rail, Tickets, World, contract, deny, escalate, nonsense, refund
 from tests.kernel.sagas import SAGAS, most
 from tests.proposers import Says
@@ -101,11 +105,11 @@ def test_a_real_model_says_why_after_it_has_decided(tmp_path: Path, tiny: LlamaB
 def test_the_order_is_executed_and_settled_before_the_rationale_exists(
     tmp_path: Path, world: World, tiny: LlamaBackend
 ) -> None:
-    native, paid = NativeEngine(tiny, now_ms=world.clock), list[int]()
+    writer, paid = writer_of(NativeEngine(tiny, now_ms=world.clock)), list[int]()
 
     def explain(packet: DecisionPacket, data: bytes) -> str:
         paid.append(len(world.rail.paid()))
-        return native.explain(packet, data, chars_max=CHARS_MAX, deadline_ms=packet.expires_at_ms)
+        return writer.explain(packet, data, chars_max=CHARS_MAX, deadline_ms=packet.expires_at_ms)
 
     engine = Explaining(refund(), explain)
     behind = rationales(world, engine)
@@ -283,88 +287,86 @@ def test_an_engine_that_cannot_explain_is_refused_before_anything_is_registered(
 
 
 class Watched:
-    """A real backend that tells of every pass, and of whose it is."""
+    """A real backend that says of every pass how many decisions and rationales run and wait."""
 
     def __init__(self, backend: LlamaBackend) -> None:
         self._backend = backend
-        self.passes: list[str] = []
         self.on_pass: Callable[[], None] = lambda: None
-        self.on_piece: Callable[[], None] = lambda: None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def forward_one(self, tokens: list[int]) -> Any:
-        return self.run([Row(0, tokens)])[0][-1]
-
-    def piece(self, token: int) -> bytes:
-        self.on_piece()
-        return self._backend.piece(token)
-
     def run(self, rows: list[Row]) -> Any:
-        self.passes.append(threading.current_thread().name)
         self.on_pass()
         return self._backend.run(rows)
 
 
+@pytest.fixture
+def watched(world: World, tiny: LlamaBackend) -> Iterator[tuple[Watched, NativeEngine]]:
+    backend = Watched(tiny)
+    yield backend, (engine := NativeEngine(backend, now_ms=world.clock))  # type: ignore[arg-type]  # a backend, and more
+    engine._scheduler._stop(ModelError("the test is over"))  # the backend is of all tests
+
+
 def test_a_decision_has_the_next_pass_of_the_model_however_long_a_rationale_is(
-    world: World, tiny: LlamaBackend
+    world: World, watched: tuple[Watched, NativeEngine]
 ) -> None:
-    watched = Watched(tiny)
-    engine = NativeEngine(watched, now_ms=world.clock)  # type: ignore[arg-type]  # a backend, and more
+    backend, engine = watched
     packet, packets = world.packet("C1"), [world.packet(f"D{number}") for number in range(3)]
-    decided: list[bytes] = []
-    deciders: list[threading.Thread] = []
+    background, decided = list[bool](), list[Future[tuple[bytes, Decoding]]]()
 
     def come_in_between() -> None:
-        explaining = threading.current_thread().name == "MainThread"
-        if explaining and len(deciders) < len(packets) and not any(thread.is_alive() for thread in deciders):
-            number = len(deciders)
-            decider = threading.Thread(
-                target=lambda: decided.append(engine.propose(packets[number], tokens_max=4000)[0]), name=f"D{number}"
-            )
-            deciders.append(decider)
-            decider.start()
-            while not engine._turns._wanted and decider.is_alive():
-                time.sleep(0.001)
+        background.append(engine._scheduler._running[0].request.background)
+        if background[-1] and len(decided) < len(packets) and all(one.done() for one in decided):
+            decided.append(pool.submit(engine.propose, packets[len(decided)], tokens_max=4000))
+            until(lambda: bool(engine._scheduler._waiting))
 
-    watched.on_pass = come_in_between
-    text = engine.explain(packet, deny(packet), chars_max=300, deadline_ms=packet.expires_at_ms)
-    for decider in deciders:
-        decider.join(PATIENCE_S)
+    with ThreadPoolExecutor(1) as pool:
+        backend.on_pass = come_in_between
+        text = writer_of(engine).explain(packet, deny(packet), chars_max=300, deadline_ms=packet.expires_at_ms)
+    backend.on_pass = lambda: None
+    found = [one.result() for one in decided]
     assert re.fullmatch(r"[ !#-\[\]-~]{0,300}", text)
-    assert len(packets) == len(decided)
-    for number in range(len(packets)):
-        mine = [at for at, name in enumerate(watched.passes) if name == f"D{number}"]
-        assert list(range(mine[0], mine[-1] + 1)) == mine, "a rationale's pass came between a decision's"
-        assert "MainThread" == watched.passes[mine[0] - 1], "the decision had to wait for more than the pass under way"
-    alone = engine.propose(packets[0], tokens_max=4000)[0]
-    assert alone == decided[0]
+    own = [len(list(passes)) for rationale, passes in groupby(background) if not rationale]
+    assert [measured.passes for _, measured in found] == own, (
+        "a decision waits for the pass under way, and for no other"
+    )
+    assert [engine.propose(each, tokens_max=4000)[0] for each in packets] == [data for data, _ in found]
 
 
-def test_a_rationale_asks_the_tokenizer_in_its_own_turns_only(world: World, tiny: LlamaBackend) -> None:
-    watched = Watched(tiny)
-    engine = NativeEngine(watched, now_ms=world.clock)  # type: ignore[arg-type]  # a backend, and more
-    packet, held = world.packet(), list[bool]()
-    watched.on_piece = lambda: held.append(engine._turns._cache.all_lent)
-    engine.explain(packet, deny(packet), chars_max=CHARS_MAX, deadline_ms=packet.expires_at_ms)
-    assert len(held) >= len(watched.passes) > 1
-    assert all(held)
+def test_a_rationale_asks_the_tokenizer_when_nobody_else_does(
+    world: World, watched: tuple[Watched, NativeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, engine = watched
+    packet, held, read = world.packet(), list[bool](), TextTokens.read
+
+    def looked(text: TextTokens, token: int) -> tuple[str, bool]:
+        held.append(engine._scheduler._tokenizer.locked())
+        return read(text, token)
+
+    monkeypatch.setattr(TextTokens, "read", looked)
+    writer_of(engine).explain(packet, deny(packet), chars_max=CHARS_MAX, deadline_ms=packet.expires_at_ms)
+    assert {True} == set(held)
 
 
-def test_a_rationale_past_its_deadline_or_of_a_closed_engine_is_given_up(world: World, tiny: LlamaBackend) -> None:
-    watched = Watched(tiny)
-    engine = NativeEngine(watched, now_ms=world.clock)  # type: ignore[arg-type]  # a backend, and more
-    packet = world.packet()
+def test_a_rationale_past_its_deadline_or_of_a_closed_engine_is_given_up(
+    world: World, watched: tuple[Watched, NativeEngine]
+) -> None:
+    backend, engine = watched
+    packet, passes = world.packet(), list[int]()
 
     def explain() -> str:
-        return engine.explain(packet, deny(packet), chars_max=300, deadline_ms=packet.expires_at_ms)
+        return writer_of(engine).explain(packet, deny(packet), chars_max=300, deadline_ms=packet.expires_at_ms)
 
-    watched.on_pass = lambda: world.clock.advance(20_000)
-    with pytest.raises(ModelError, match="there was no time for a rationale"):
+    def late() -> None:
+        passes.append(1)
+        world.clock.advance(20_000)
+
+    backend.on_pass = late
+    with pytest.raises(ModelError) as skipped:
         explain()
-    assert 2 == len(watched.passes)
-    world.clock.now_ms, watched.on_pass = START_MS, lambda: setattr(engine, "_closed", True)
+    assert ("DEADLINE_EXCEEDED", 2) == (skipped.value.reason_code, len(passes))
+    world.clock.now_ms = START_MS
+    backend.on_pass = lambda: engine._scheduler._stop(ModelError("the engine is closed"))
     with pytest.raises(ModelError, match="the engine is closed"):
         explain()
-    assert 3 == len(watched.passes)
