@@ -47,7 +47,8 @@ def find(gate: str | os.PathLike[str]) -> GateDefinition:
     entry = installed().get(gate)
     if entry is None:
         here = f"; is it `./{gate}`?" if (Path(gate) / FILE).is_file() else "; one of your own: its path"
-        raise UsageError(f"there is no gate `{gate[:80]}`", hint=f"gates are: {', '.join(installed())}{here}")
+        known = ", ".join(installed()) or "none is installed: install this package anew (make install)"
+        raise UsageError(f"there is no gate `{gate[:80]}`", hint=f"gates are: {known}{here}")
     try:
         definition = entry.load()
     except SdsError:

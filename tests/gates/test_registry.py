@@ -138,3 +138,10 @@ def test_a_plain_name_runs_no_code_of_the_working_folder(tmp_path: Path, monkeyp
     with pytest.raises(UsageError, match="there is no gate `toll`") as caught:
         registry.find("toll")
     assert caught.value.hint.endswith("is it `./toll`?")
+
+
+def test_an_installation_without_entry_points_is_told_from_a_gate_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "entry_points", lambda group: [])
+    with pytest.raises(UsageError, match="there is no gate `refund`") as caught:
+        registry.find("refund")
+    assert "install this package anew" in caught.value.hint
