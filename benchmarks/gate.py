@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 
 from sds.benchmarks.lib.measuring import Parser, Report, Say, existing, machine, main, whole_number
+from sds.definitions.definition import DEFAULT
+from sds.definitions.registry import find
 from sds.engines.factory import open_engine
 from sds.gates import runner
-from sds.gates.definition import DEFAULT
-from sds.gates.registry import find
 from sds.host.clock import now_ms
 
 N, N_MAX = 100, 10_000

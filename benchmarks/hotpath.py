@@ -37,10 +37,10 @@ from sds.benchmarks.lib.floor import Device, Recorded, device
 from sds.benchmarks.lib.measuring import Parser, Report, Say, existing, machine, main, summary, versions, whole_number
 from sds.benchmarks.lib.packets import EARLIER, REFUND, narrow_to_denial, narrow_to_digits
 from sds.benchmarks.lib.weights import Weights, add_weights, weights_of
+from sds.definitions.definition import QueuedCase
+from sds.definitions.registry import find
 from sds.engines.native import NativeEngine
 from sds.gate import Gate
-from sds.gates.definition import QueuedCase
-from sds.gates.registry import find
 from sds.host.clock import now_ms
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.envelope import DENY

@@ -41,9 +41,9 @@ from sds.benchmarks.lib.measuring import (
     versions,
     whole_number,
 )
+from sds.benchmarks.lib.process import PeerProcess
 from sds.benchmarks.peer.cedar import Ask, cases, cedar, ours
 from sds.benchmarks.peer.contenders import OVERLAYS
-from sds.benchmarks.peer.process import PeerProcess
 from sds.gates.refund.gate import load_refund_contract
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision import dim, jit

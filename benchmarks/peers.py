@@ -55,10 +55,10 @@ from sds.benchmarks.lib.packets import (
     fixed_packets,
     recurring,
 )
+from sds.benchmarks.lib.process import PeerProcess
 from sds.benchmarks.lib.weights import Vocabulary, Weights, add_weights, vocabulary, weights_of
 from sds.benchmarks.peer.contenders import OVERLAYS, PEERS, Contender, ours_with
 from sds.benchmarks.peer.outcomes import KINDS, PeerOutcomes, Task, action_of, speedups
-from sds.benchmarks.peer.process import PeerProcess
 from sds.engines.factory import cores
 from sds.engines.text import END_TOKENS, grammar_of
 from sds.grammars.emit import gbnf

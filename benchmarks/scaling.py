@@ -24,8 +24,8 @@ from typing import Any
 
 from sds.benchmarks.kernel import durable_once, open_kernel
 from sds.benchmarks.lib.measuring import Parser, Report, Say, existing, machine, main, summary, versions, whole_number
-from sds.benchmarks.lib.records import make_record
 from sds.benchmarks.lib.weights import Weights, add_weights, weights_of
+from sds.benchmarks.records import make_record
 from sds.benchmarks.scaling_contract import contracts
 from sds.benchmarks.scaling_model import alternatives, opened, prompt_lengths
 from sds.models.openvino_.facts import OPENVINO

@@ -40,10 +40,10 @@ from typing import Any
 from sds.benchmarks.lib.floor import TIMEOUT_S, Device, device
 from sds.benchmarks.lib.measuring import Parser, Report, Say, machine, main, names, versions, whole_number
 from sds.benchmarks.lib.packets import EARLIER, digits_packets, fixed_packets, permits
+from sds.benchmarks.lib.process import PeerProcess
 from sds.benchmarks.lib.weights import Weights, add_weights, vocabulary, weights_of
 from sds.benchmarks.peer.contenders import OVERLAYS, PEERS, Contender
 from sds.benchmarks.peer.outcomes import Task
-from sds.benchmarks.peer.process import PeerProcess
 from sds.benchmarks.peers import tasks_of
 from sds.decoding.errors import CHOICE_TOO_CLOSE
 from sds.engines.factory import cores, open_engine, open_replicas

@@ -15,9 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sds.definitions.definition import GateDefinition, QueuedCase
     from sds.engines.protocol import Engine
     from sds.gate import Gate
-    from sds.gates.definition import GateDefinition, QueuedCase
     from sds.kernel.contract.schema import Contract, load_contract, parse_contract
     from sds.kernel.envelope.state import StateRead, StateSource
     from sds.kernel.errors import ExecutorError, SdsError, StateError, UsageError, WorldError
@@ -51,7 +51,7 @@ __version__ = "0.1.0"
 _HOME = {
     "sds.engines.protocol": ("Engine",),
     "sds.gate": ("Gate",),
-    "sds.gates.definition": ("GateDefinition", "QueuedCase"),
+    "sds.definitions.definition": ("GateDefinition", "QueuedCase"),
     "sds.kernel.contract.schema": ("Contract", "load_contract", "parse_contract"),
     "sds.kernel.envelope.state": ("StateRead", "StateSource"),
     "sds.kernel.errors": ("ExecutorError", "SdsError", "StateError", "UsageError", "WorldError"),

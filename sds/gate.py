@@ -12,12 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from sds.definitions.definition import GateDefinition, check_parts
+from sds.definitions.registry import find
 from sds.engines.factory import open_engine
 from sds.engines.fallback import FallbackEngine
 from sds.engines.protocol import Checks, Engine, Explains
 from sds.engines.queueing import KeyLocks
-from sds.gates.definition import GateDefinition, check_parts
-from sds.gates.registry import find
 from sds.host import paths
 from sds.host.clock import now_ms
 from sds.host.log import JsonLog

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from sds.benchmarks.lib.process import PeerProcess
 from sds.benchmarks.lib.weights import Vocabulary, Weights
-from sds.benchmarks.peer.process import PeerProcess
 from sds.engines.factory import cores
 from sds.models.int8.facts import INT8
-from sds.models.openvino_.facts import INT8_REST
+from sds.models.openvino_.names import INT8_REST
 from sds.models.protocol import Backend, Dtype, Row
 
 COPY_BYTES = 1 << 28

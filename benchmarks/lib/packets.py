@@ -9,8 +9,8 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+from sds.definitions.registry import find
 from sds.gates.opening import preview_kernel
-from sds.gates.registry import find
 from sds.kernel.decision.packet import FORM, DecisionPacket, case_texts
 from sds.kernel.envelope.bounds import bound
 from sds.kernel.envelope.envelope import DENY, KindBound, envelope_of, meet

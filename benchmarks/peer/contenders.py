@@ -6,11 +6,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from sds.benchmarks.lib.process import PeerProcess
 from sds.benchmarks.lib.weights import Weights
-from sds.benchmarks.peer.process import PeerProcess
 from sds.models.int8.facts import INT8
 from sds.models.llamacpp.facts import LLAMACPP
-from sds.models.openvino_.facts import INT8_REST, OPENVINO
+from sds.models.openvino_.facts import OPENVINO
+from sds.models.openvino_.names import INT8_REST
 from sds.models.protocol import Dtype, Library
 
 START_TIMEOUT_S = 300.0

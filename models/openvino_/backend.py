@@ -26,8 +26,8 @@ from sds.models.files.fingerprint import gguf_fingerprint, identity
 from sds.models.files.llama_weights import LlamaWeights
 from sds.models.llamacpp.weights import tokenizer_of
 from sds.models.openvino_.batch import Batch, Inputs, batches_of
-from sds.models.openvino_.facts import INSTALL_HINT, INT8_REST
 from sds.models.openvino_.kv_cache import PaddedKVCache
+from sds.models.openvino_.names import INSTALL_HINT, INT8_REST
 from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, check_slots
 
 try:

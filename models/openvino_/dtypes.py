@@ -5,7 +5,7 @@ from __future__ import annotations
 import openvino as ov
 
 from sds.models.files.cpu import cpu_features
-from sds.models.openvino_.facts import DTYPES, INT8_REST
+from sds.models.openvino_.names import DTYPES, INT8_REST
 from sds.models.protocol import BackendError, Dtype
 
 WHOLE_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"}  # a processor without these drops what overflows

@@ -5,14 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sds.models.facts import BackendFacts, Opening, installed
-from sds.models.protocol import Backend, Dtype, extra_hint
-
-DISTRIBUTION = "openvino"
-INSTALL_HINT = extra_hint("openvino", target="openvino")
-# What is quantized in int8, as records say it, and in what the rest is computed.
-QUANTIZED = "all products with weights but those of the last layer, and the weights of the head"
-INT8_REST: dict[Dtype, Dtype] = {"int8": "fp32", "int8-bf16": "bf16"}
-DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", *INT8_REST)
+from sds.models.openvino_.names import DISTRIBUTION, DTYPES, INSTALL_HINT, INT8_REST, QUANTIZED
+from sds.models.protocol import Backend, Dtype
 
 
 def _open(opening: Opening) -> Backend:

@@ -14,8 +14,8 @@ from typing import Annotated
 
 import typer
 
-from sds.gates.definition import NAME, GateDefinition
-from sds.gates.registry import find, installed, is_path
+from sds.definitions.definition import NAME, GateDefinition
+from sds.definitions.registry import find, installed, is_path
 from sds.host.paths import decisions_path, gate_home, home, key_path, open_record
 from sds.kernel.errors import EventError, ModelError, UsageError
 from sds.kernel.flow.intake import EVENT_BYTES_MAX, in_utf8

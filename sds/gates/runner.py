@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from sds.definitions.definition import Chaos, GateDefinition, QueuedCase
 from sds.engines.protocol import Engine
 from sds.gate import Gate
-from sds.gates.definition import Chaos, GateDefinition, QueuedCase
 from sds.host.clock import now_ms
 from sds.host.paths import decisions_path, open_record, public_keys_of, refuse_lost
 from sds.kernel.audit import verify

@@ -13,9 +13,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from sds.definitions.definition import GateDefinition
 from sds.engines.protocol import Engine
 from sds.gate import Gate
-from sds.gates.definition import GateDefinition
 from sds.gates.runner import (
     FAULTS_SHOWN,
     Watch,

@@ -15,11 +15,11 @@ from sds.benchmarks import grammar, hotpath, kernel, peers, scaling, throughput
 from sds.benchmarks.lib import measuring, records
 from sds.benchmarks.lib.measuring import Report
 from sds.benchmarks.lib.packets import amount_is_shown, digits_packets, fixed_packets, narrow_to_denial
+from sds.benchmarks.lib.process import PeerProcess
 from sds.benchmarks.lib.weights import Weights, vocabulary, weights_of
 from sds.benchmarks.peer import contenders
 from sds.benchmarks.peer.contenders import Contender, ours_with
 from sds.benchmarks.peer.outcomes import KINDS, PeerOutcomes, speedups
-from sds.benchmarks.peer.process import PeerProcess
 from sds.benchmarks.peers import Entry
 from sds.gates.opening import preview_kernel
 from sds.gates.refund import gate

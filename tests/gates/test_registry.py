@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sds.gates import registry
-from sds.gates.definition import GateDefinition
+from sds.definitions import registry
+from sds.definitions.definition import GateDefinition
 from sds.kernel.errors import ContractError, UsageError
 from tests.gates.own import GATE, written
 

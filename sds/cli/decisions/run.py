@@ -19,8 +19,8 @@ from sds.cli.decisions import sagas
 from sds.cli.engines import NO_OPTIONS, EngineOptions, check_asked, opened_engine
 from sds.cli.options import flat
 from sds.cli.render import counted, print_json
+from sds.definitions.definition import GateDefinition
 from sds.engines.protocol import Engine
-from sds.gates.definition import GateDefinition
 from sds.host.clock import now_ms
 from sds.host.paths import decisions_path, gate_home, open_record
 from sds.kernel.envelope.bounds import format_literal

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sds.cli.render import counted, print_json
+from sds.definitions.definition import GateDefinition
 from sds.engines.protocol import Engine
-from sds.gates.definition import GateDefinition
 from sds.kernel.envelope.bounds import format_literal
 from sds.kernel.errors import ModelError, SdsError, UsageError
 from sds.kernel.saga.state import SagaAnswer

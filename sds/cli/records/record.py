@@ -14,7 +14,7 @@ from rich.console import Console
 
 from sds.cli.common import GateOption, JsonFlag, OpenedGate, Reason, defined, open_store, operator, whole_dfid
 from sds.cli.render import counted, plain, print_json, when
-from sds.gates.definition import GateDefinition
+from sds.definitions.definition import GateDefinition
 from sds.gates.opening import recovery_kernel
 from sds.host.clock import now_ms
 from sds.host.keys import read_public

@@ -18,9 +18,9 @@ from sds.cli.common import OpenedGate, defined, recorded
 from sds.cli.engines import NO_OPTIONS, EngineOptions, check_asked, opened_engine
 from sds.cli.options import flat
 from sds.cli.render import counted
+from sds.definitions.definition import GateDefinition
+from sds.definitions.registry import installed
 from sds.engines.protocol import Engine
-from sds.gates.definition import GateDefinition
-from sds.gates.registry import installed
 from sds.host.clock import now_ms
 from sds.host.keys import PUBLIC_FILE
 from sds.host.paths import (

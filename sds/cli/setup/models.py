@@ -15,8 +15,8 @@ import typer
 
 from sds.cli.common import JsonFlag, existing, named_model
 from sds.cli.render import counted, print_json
-from sds.gates.definition import DEFAULT
-from sds.gates.registry import find
+from sds.definitions.definition import DEFAULT
+from sds.definitions.registry import find
 from sds.host.paths import home, model_cache
 from sds.kernel.canonical import one_line
 from sds.kernel.contract.schema import Contract, load_contract

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from sds.gates.definition import NAME
-from sds.gates.registry import installed
+from sds.definitions.definition import NAME
+from sds.definitions.registry import installed
 from sds.kernel.errors import UsageError
 
 TEMPLATE = Path(__file__).parents[2] / "gates" / "template"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sds.gates.definition import Chaos
+from sds.definitions.definition import Chaos
 from sds.gates.refund.rail.client import RailProcess
 from sds.gates.refund.world.airline import airline_path, move_ticket
 from sds.kernel.decision.packet import DecisionPacket

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from sds.gates.definition import Demo, GateDefinition, QueuedCase
+from sds.definitions.definition import Demo, GateDefinition, QueuedCase
 from sds.gates.refund.adjudication import expected_action
 from sds.gates.refund.chaos import Drift, FailSecond, paid_twice
 from sds.gates.refund.rail.client import RailExecutor, RailProcess

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from sds.definitions.registry import find
 from sds.gate import Gate
 from sds.gates.refund.rail.client import RailProcess
-from sds.gates.registry import find
 from sds.pipeline import Reasoned
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from sds.definitions.definition import QueuedCase
 from sds.engines.native import NativeEngine
 from sds.gate import Gate
-from sds.gates.definition import QueuedCase
 from sds.gates.refund import gate as definition
 from sds.gates.refund.gate import ensure_world, read_queue
 from sds.gates.refund.rail.client import RailProcess

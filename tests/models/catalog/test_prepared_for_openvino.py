@@ -23,7 +23,8 @@ from sds.models.catalog.backends import BACKENDS
 from sds.models.catalog.catalog import Prepared, prepared
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.llamacpp.backend import LlamaBackend
-from sds.models.openvino_.facts import INSTALL_HINT, OPENVINO, QUANTIZED
+from sds.models.openvino_.facts import OPENVINO
+from sds.models.openvino_.names import INSTALL_HINT, QUANTIZED
 from sds.models.protocol import Dtype
 from sds.replay import Circumstance, Replay, _circumstances, opener, replay
 from tests.models.catalog.preparing import (

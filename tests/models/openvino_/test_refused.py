@@ -18,7 +18,7 @@ from sds.models.files.cpu import cpu_features
 from sds.models.openvino_ import backend as openvino
 from sds.models.openvino_ import dtypes
 from sds.models.openvino_.backend import OpenvinoBackend
-from sds.models.openvino_.facts import INSTALL_HINT
+from sds.models.openvino_.names import INSTALL_HINT
 from sds.models.protocol import BackendError
 from tests.llama_gguf import CONTEXT, Sizes, llama_gguf
 from tests.model_fixtures import TINY_THREADS

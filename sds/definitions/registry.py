@@ -15,7 +15,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from sds.gates.definition import GateDefinition, in_place
+from sds.definitions.definition import GateDefinition, in_place
 from sds.kernel.errors import SdsError, UsageError
 
 GROUP = "sds.gates"

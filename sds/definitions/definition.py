@@ -2,7 +2,7 @@
 
     gate = GateDefinition(name="parking", contract=Path("contract.yaml"), open=lambda folder: (Fines(folder), Cashier(folder)))
 
-`sds.gates.registry` finds definitions; `Gate.load` and every command open them. A definition holds no state: all that a gate
+`sds.definitions.registry` finds definitions; `Gate.load` and every command open them. A definition holds no state: all that a gate
 keeps lies in the folder that its functions are called with.
 """
 
