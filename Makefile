@@ -58,6 +58,7 @@ test: $(TESTABLE)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.tidy
 	$(BIN)/python -m pytest -n 2
 
 # Outside CI: what survives is listed in docs/mutations.md, with a reason.

@@ -56,7 +56,7 @@ from sds.kernel.flow import intake
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry
 from sds.kernel.storage import store
-from sds.kernel.storage.checkpoints import LedgerKey, Witness
+from sds.kernel.storage.checkpoints import CheckpointWitness, LedgerKey
 from sds.kernel.storage.ledger import GENESIS, Head
 
 WARM_UP = 200
@@ -295,7 +295,7 @@ def open_kernel(
     """
     contract = contract or _without_limits(load_refund_contract())
     key = LedgerKey(bytes(32), Head(0, GENESIS))
-    opened = store.Store(path, connect=connect, witness=Witness(lambda _: key, lambda: 1))
+    opened = store.Store(path, connect=connect, witness=CheckpointWitness(lambda _: key, lambda: 1))
     registry.register(opened, contract, by="operator", now_ms=1)
     return Kernel(
         contract,

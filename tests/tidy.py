@@ -67,8 +67,8 @@ def sources(root: Path, folders: Iterable[str] = (*PACKAGES, "tests")) -> list[S
     return [Source(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")) for path in kept]
 
 
-def long_files(files: list[Source], limit: int) -> Iterator[str]:
-    yield from (f"{file.path}: {file.lines} lines, over {limit}" for file in files if file.lines > limit)
+def long_files(files: list[Source], limit: int, known: dict[str, int]) -> Iterator[str]:
+    yield from _over("lines", {file.path: file.lines for file in files}, limit, known)
 
 
 def full_folders(files: list[Source], limit: int, known: dict[str, int]) -> Iterator[str]:
@@ -199,7 +199,7 @@ def faults(root: Path, limits: dict[str, Any]) -> list[str]:
     everything = sources(root)
     ours = [file for file in everything if file.package != "tests"]
     return [
-        *long_files(everything, limits["file_lines_max"]),
+        *long_files(everything, limits["file_lines_max"], limits["files"]),
         *full_folders(everything, limits["folder_modules_max"], limits["folders"]),
         *long_functions(ours, limits["function_lines_max"], limits["functions"]),
         *private_names(ours),

@@ -162,7 +162,7 @@ def _stretch(last: int, idx: int) -> str:
     return f"entries {last + 1} to {idx}: more than {EVERY} without a checkpoint"
 
 
-class Witness:
+class CheckpointWitness:
     """Signs what one store writes.
 
     `key_of` returns the key, or None where it cannot be had. It is given the head after which signing begins, or None

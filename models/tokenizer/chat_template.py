@@ -22,7 +22,7 @@ _EPOCH = datetime(2024, 7, 26, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """How a template may be told not to think: by variables, or by a word in the system text."""
+    """How a template is switched to answer without thinking: by variables, or by a word in the system text."""
 
     name: str
     variables: Mapping[str, object]

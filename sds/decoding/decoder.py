@@ -1,15 +1,15 @@
 """One decision out of a language: a forward pass only where the model really chooses.
 
 A decision is a generator: it yields the rows of its next pass and is sent their logits, so that one driver runs it alone
-(`decode`) and another runs many at once. Forced text rides with the next pass; what is forced to the end is never read.
-Where a library reads some tokens more for next to nothing, what may be written next is read along (`ahead`).
-It returns a whole decision or raises `ModelError`; it does not judge what was decided.
+(`decode`) and another, the scheduler, runs many in one batch. Forced text is read in the next pass; text that is forced
+through the end is never read. Where a backend reads a few tokens more for next to nothing, what may be written next is
+read along (`lookahead`). It returns a whole decision or raises `ModelError`; it does not judge what was decided.
 
-`greedy`: the likeliest permitted token at every fork. `exact`: every choice (`exact-kinds`: that of the kind) falls to
-the alternative whose whole text, through its end, is the likeliest. Where they can be listed they are read side by side
-on forks of the slot, in one pass; the one with the likeliest beginning is read on, in the same pass, through what it would
-force. Where a library reads ahead, all of this is in the pass before. Wider numbers are searched (`best_first`), and are
-the likeliest digits where that gives up.
+`greedy`: the likeliest permitted token at every choice point. `exact`: every choice (`exact-kinds`: that of the kind)
+falls to the alternative whose whole text, through its end, is the likeliest. Alternatives that can be listed are read side
+by side on forks of the slot, in one pass; the one with the likeliest first token is continued, in the same pass, with what
+it would force. With lookahead all of this is in the pass before. Wider numbers are searched (`number_search`), and are
+written by the likeliest digits where the search gives up.
 """
 
 from __future__ import annotations
@@ -23,19 +23,27 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.decoding.errors import BACKEND_FAILED, LANGUAGE_FAILED, LOGITS_INVALID, in_time, stopping, too_close, within
-from sds.decoding.lookahead import Lookahead, LookaheadBudget, LookaheadCache, further, wholes
+from sds.decoding.errors import (
+    BACKEND_FAILED,
+    LANGUAGE_FAILED,
+    LOGITS_INVALID,
+    ambiguous,
+    as_model_error,
+    check_deadline,
+    check_tokens,
+)
+from sds.decoding.lookahead import Lookahead, LookaheadBudget, LookaheadCache, lookahead_alternatives, lookahead_tokens
 from sds.decoding.number_search import Reader, likeliest_number
-from sds.decoding.prefixes import Text, follows, longest, note
+from sds.decoding.prefixes import Text, continuations, maximal_prefixes, record_logp
 from sds.decoding.probabilities import (
     JOINT,
     ChoiceRecord,
     ChoiceScore,
     at_least,
     best_of,
+    choice_record,
     log_mass,
     permitted_shares,
-    trace_of,
 )
 from sds.kernel.errors import ModelError
 from sds.models.protocol import FORKS_MAX as FORKS_TOTAL
@@ -59,8 +67,8 @@ Mode = Literal["greedy", "exact-kinds", "exact"]
 class Decoded:
     """A whole decision and how it came about.
 
-    `confidence`: the share of the chosen action, 1.0 where only one was permitted; where company may have moved it, the
-    least it can be alone. `tokens_generated` counts forced ones too. `canonical`: the tokens are those the model's own
+    `confidence`: the share of the chosen action, 1.0 where only one was permitted; where other requests in the batch may
+    have moved it, the least it can be alone. `tokens_generated` counts forced ones too. `canonical`: the tokens are those the model's own
     tokenizer makes of `data`. `rows`: for each pass the tokens of this decision in it, and the rows: here its own;
     whoever runs several at once puts all that were in the pass. `grammar_sha256`: digest of the compiled grammar it was written by.
     """
@@ -97,8 +105,8 @@ def deciding(
     """Decide once in `slot`: yield the rows of each pass, be sent what `Backend.run` returns for them.
 
     `sections`: the prompt (`prompt_sections`); all but the last are begun with before the first yield, and nothing where
-    the model need not be asked. `noise_logp_max`: by how much a log-probability may be off because of the company a row
-    has; a choice that so much could turn raises. `shown`: numbers that the prompt shows (`numbers_shown`). At most
+    the model need not be asked. `noise_logp_max`: by how much a log-probability may be off because of the other
+    rows of its batch; a choice that so much could turn raises. `shown`: numbers that the prompt shows (`numbers_shown`). At most
     `forks_max` (at least FORKS_MIN) forks are held at once, none when it has ended or was closed.
 
     Raises ModelError with the reason MASK_FAILED, BACKEND_FAILED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED or
@@ -140,23 +148,23 @@ def decode(
     advance: Callable[[], list[Row]] = partial(next, run)
     with closing(run):
         while True:
-            in_time(now_ms, deadline_ms)
+            check_deadline(now_ms, deadline_ms)
             try:
                 rows = advance()
             except StopIteration as end:
                 decoded: Decoded = end.value
                 return decoded
-            in_time(now_ms, deadline_ms)
-            with stopping(BACKEND_FAILED, "the model"):
+            check_deadline(now_ms, deadline_ms)
+            with as_model_error(BACKEND_FAILED, "the model"):
                 advance = partial(run.send, backend.run(rows))
 
 
 @dataclass
 class _Run:
-    """One decision in the making.
+    """The state of one decision.
 
-    `pending`: written tokens that the model has not read yet. `at`: the slot or fork that holds what it has read, and
-    `logits` what it says after that.
+    `pending`: written tokens that the model has not read yet. `at`: the slot or fork whose KV cache holds what it has read.
+    `logits`: those after that, shape [vocab_size].
     """
 
     backend: Backend
@@ -173,82 +181,84 @@ class _Run:
     logits: Logits = field(default_factory=lambda: np.zeros(0, np.float32))
     choices: list[ChoiceRecord] = field(default_factory=list)
     rows: list[tuple[int, int]] = field(default_factory=list)
-    tally: ChoiceScore | None = None
+    score: ChoiceScore | None = None
     action_tokens: int = 0  # how many log-probabilities its share rests on
     by_digit: int | None = None  # where the number begins that was searched in vain
-    ahead: LookaheadCache = field(default_factory=LookaheadCache)
+    lookahead: LookaheadCache = field(default_factory=LookaheadCache)
 
     def __post_init__(self) -> None:
         self.at = self.slot
 
     def write(self, tokens: Sequence[int]) -> None:
-        """Take these tokens and all that they force."""
-        with stopping(LANGUAGE_FAILED, "the language"):
+        """Write these tokens and all that they force."""
+        with as_model_error(LANGUAGE_FAILED, "the language"):
             for token in tokens:
                 self.matcher.accept(token)
             self.pending += [*tokens, *self.matcher.accept_forced()]
         if not self.matcher.finished:
-            within(len(self.matcher.tokens), self.tokens_max)
+            check_tokens(len(self.matcher.tokens), self.tokens_max)
 
     def begin(self) -> None:
-        """Let the slot hold the prompt; its last section rides with what is forced at the start."""
-        with stopping(BACKEND_FAILED, "the model"):
+        """Prefill the slot with the prompt; its last section is read with what is forced at the start."""
+        with as_model_error(BACKEND_FAILED, "the model"):
             self.backend.prefill(self.sections[:-1], slot=self.slot)
         self.pending[:0] = self.sections[-1] if self.sections else []
 
     def read(self) -> Choosing:
-        """Let the model read what is written, unless what it says after that is known already."""
-        if not self.pending or self.pending in self.ahead:
+        """Let the model read what is written, unless the logits after it are known already."""
+        if not self.pending or self.pending in self.lookahead:
             return
-        beyond = self._beyond()
-        rows = [Row(self._fork(self.at), [*self.pending, *each.text], each.outputs) for each in beyond]
+        candidates = self._candidates()
+        rows = [Row(self._fork(self.at), [*self.pending, *each.text], each.outputs) for each in candidates]
         found = yield from self._pass([Row(self.at, self.pending), *rows])
-        self.logits, self.pending, self.ahead = found[0][-1], [], LookaheadCache()
-        for each, row, logits in zip(beyond, rows, found[1:], strict=True):
-            self.ahead.note(each, row.slot, logits)
+        self.logits, self.pending, self.lookahead = found[0][-1], [], LookaheadCache()
+        for each, row, logits in zip(candidates, rows, found[1:], strict=True):
+            self.lookahead.record(each, row.slot, logits)
 
-    def _beyond(self) -> list[Lookahead]:
+    def _candidates(self) -> list[Lookahead]:
         if not (tokens_max := self.backend.lookahead_tokens_max):
             return []
         forks_max = min(self.forks_max, FORKS_TOTAL // self.backend.slots) - len(self.forks)
-        room = LookaheadBudget(tokens_max, self.tokens_max - len(self.matcher.tokens), forks_max)
-        with stopping(LANGUAGE_FAILED, "the language"):
-            fork = self.matcher.choice_point()
-            if self._exact(fork):
-                found = wholes(self.matcher, () if self.mode == "exact" else self.shown, self._following, room)
+        budget = LookaheadBudget(tokens_max, self.tokens_max - len(self.matcher.tokens), forks_max)
+        with as_model_error(LANGUAGE_FAILED, "the language"):
+            point = self.matcher.choice_point()
+            if self._exact(point):
+                found = lookahead_alternatives(
+                    self.matcher, () if self.mode == "exact" else self.shown, self._following, budget
+                )
             else:
-                found = further(self.matcher, fork, self.shown, self._following, room)
+                found = lookahead_tokens(self.matcher, point, self.shown, self._following, budget)
         again = len(self.pending) * (1 + len(found)) + sum(len(each.text) for each in found)
         return found if again <= self.backend.pass_tokens_max else []
 
     def choose(self) -> Choosing:
-        with stopping(LANGUAGE_FAILED, "the language"):
-            fork = self.matcher.choice_point()
-            exact = self._exact(fork)
-            whole = self.matcher.alternatives() if exact and fork.finite else ()
+        with as_model_error(LANGUAGE_FAILED, "the language"):
+            point = self.matcher.choice_point()
+            exact = self._exact(point)
+            whole = self.matcher.alternatives() if exact and point.finite else ()
         if exact and self.pending:
             raise ModelError("whole texts were to be compared before all was read", reason_code=LANGUAGE_FAILED)
         if whole:
-            within(len(self.matcher.tokens) + max(len(text) for _, text in whole), self.tokens_max)
-            yield from self._choose_whole(fork, [label for label, _ in whole], [tuple(text) for _, text in whole])
-        elif exact and fork.labels and not fork.finite and self.by_digit != fork.start:
-            yield from self._choose_number(fork)
+            check_tokens(len(self.matcher.tokens) + max(len(text) for _, text in whole), self.tokens_max)
+            yield from self._choose_whole(point, [label for label, _ in whole], [tuple(text) for _, text in whole])
+        elif exact and point.labels and not point.finite and self.by_digit != point.start:
+            yield from self._choose_number(point)
         else:
-            self._choose_token(fork)
+            self._choose_token(point)
             self._drop_others()
 
-    def _exact(self, fork: ChoicePoint) -> bool:
-        return self.mode == "exact" or (self.mode == "exact-kinds" and fork.choice == ACTION_CHOICE)
+    def _exact(self, point: ChoicePoint) -> bool:
+        return self.mode == "exact" or (self.mode == "exact-kinds" and point.choice == ACTION_CHOICE)
 
-    def _choose_number(self, fork: ChoicePoint) -> Choosing:
+    def _choose_number(self, point: ChoicePoint) -> Choosing:
         reader = Reader(self.at, self.forks_max - len(self.forks), self.tokens_max, self._fork, self.drop, self._pass)
-        with stopping(LANGUAGE_FAILED, "the language"):
+        with as_model_error(LANGUAGE_FAILED, "the language"):
             found = yield from likeliest_number(self.matcher, self.logits, reader, noise_logp_max=self.noise_logp_max)
         if found.close if found else self.noise_logp_max:  # in another order it might have found one in time
-            raise too_close(fork.choice)
+            raise ambiguous(point.choice)
         if found is None:
-            self.by_digit = fork.start
-            self._choose_token(fork)
+            self.by_digit = point.start
+            self._choose_token(point)
         else:
             for at, token, self.logits in found.steps:
                 self._choose_token(at, token)
@@ -256,54 +266,52 @@ class _Run:
                 self.at, self.pending = found.slot, self.pending[found.read :]
         self._drop_others()
 
-    def _choose_token(self, fork: ChoicePoint, taken: int | None = None) -> None:
-        scores = self.logits[fork.tokens].astype(np.float64) - log_mass(self.logits)
-        best = self._best(fork.choice, scores, None) if taken is None else fork.tokens.tolist().index(taken)
+    def _choose_token(self, point: ChoicePoint, taken: int | None = None) -> None:
+        scores = self.logits[point.tokens].astype(np.float64) - log_mass(self.logits)
+        best = self._best(point.choice, scores, None) if taken is None else point.tokens.tolist().index(taken)
         shares, z = permitted_shares(scores)
-        if fork.finite:
-            self._count(fork, shares.tolist(), best, z)
-        elif fork.labels:
-            labels = [JOINT.join(labels) for labels in fork.labels]
-            name = f"{fork.choice}[{max(0, len(self.matcher.data) - fork.start)}]"
-            self.choices.append(trace_of(name, labels, shares.tolist(), best, z))
-        self.write([int(fork.tokens[best])])
+        if point.finite:
+            self._count(point, shares.tolist(), best, z)
+        elif point.labels:
+            labels = [JOINT.join(labels) for labels in point.labels]
+            name = f"{point.choice}[{max(0, len(self.matcher.data) - point.start)}]"
+            self.choices.append(choice_record(name, labels, shares.tolist(), best, z))
+        self.write([int(point.tokens[best])])
         self._follow()
 
     def _follow(self) -> None:
-        """Go on from what is known to follow what was written."""
-        known = self.ahead.follow(self.pending)
+        """Continue from a lookahead, where what was written was read in one."""
+        known = self.lookahead.follow(self.pending)
         if known is not None:
             self.logits, held_by = known
             if held_by is not None:
                 self.at, self.pending = held_by, []
 
-    def _count(self, fork: ChoicePoint, shares: list[float], best: int, z: float) -> None:
-        if self.tally is None:
-            self.tally = ChoiceScore(fork.choice, fork.start, [label for labels in fork.labels for label in labels])
-        if (self.tally.name, self.tally.start) != (fork.choice, fork.start):
+    def _count(self, point: ChoicePoint, shares: list[float], best: int, z: float) -> None:
+        if self.score is None:
+            self.score = ChoiceScore(point.choice, point.start, [label for labels in point.labels for label in labels])
+        if (self.score.name, self.score.start) != (point.choice, point.start):
             raise ModelError("the language left a choice before it was made", reason_code=LANGUAGE_FAILED)
-        self.action_tokens += fork.choice == ACTION_CHOICE
-        trace = self.tally.take(fork.labels, shares, best, z)
-        if trace is not None:
-            self.choices.append(trace)
-            self.tally = None
+        self.action_tokens += point.choice == ACTION_CHOICE
+        record = self.score.add(point.labels, shares, best, z)
+        if record is not None:
+            self.choices.append(record)
+            self.score = None
 
-    def _choose_whole(self, fork: ChoicePoint, labels: list[str], texts: list[Text]) -> Choosing:
+    def _choose_whole(self, point: ChoicePoint, labels: list[str], texts: list[Text]) -> Choosing:
         leader = int(np.array([self.logits[text[0]] for text in texts]).argmax())
         scores = yield from self._scores(texts, texts[leader])
-        best = self._best(fork.choice, scores, [len(text) for text in texts])
-        self.action_tokens += max(map(len, texts)) if fork.choice == ACTION_CHOICE else 0
+        best = self._best(point.choice, scores, [len(text) for text in texts])
+        self.action_tokens += max(map(len, texts)) if point.choice == ACTION_CHOICE else 0
         shares, z = permitted_shares(scores)
-        self.choices.append(trace_of(fork.choice, labels, shares.tolist(), best, z))
+        self.choices.append(choice_record(point.choice, labels, shares.tolist(), best, z))
         self.write(texts[best])
         self._follow()
         self._drop_others()
 
     def _following(self, text: Text) -> tuple[Text, TokenMatcher]:
-        """Return all that would be read if this was chosen, nothing where the decision would then be whole; and the matcher
-        behind it.
-        """
-        with stopping(LANGUAGE_FAILED, "the language"):
+        """Return the text with what it forces, empty where the decision would then be whole; and the matcher behind it."""
+        with as_model_error(LANGUAGE_FAILED, "the language"):
             matcher = self.matcher.copy()
             for token in text:
                 matcher.accept(token)
@@ -312,34 +320,34 @@ class _Run:
             return (() if ends else (*text, *forced)), matcher
 
     def _scores(self, texts: Sequence[Text], leader: Text) -> Scoring:
-        """Return the log-probability of each text. What needs reading is read with what follows `leader`.
+        """Return the log-probability of each text, shape [len(texts)]; in the same pass `leader` is read with what it forces.
 
-        What a text needs read is all but its last token; beginnings of one another share a row. They go in waves, so
+        What a text needs read is all but its last token; prefixes of one another share a row. They go in waves, so
         that any number of texts needs a bounded number of forks.
         """
-        following = follows(texts)
+        following = continuations(texts)
         logp: dict[Text, float] = {}
-        for known, logits in {(): self.logits, **self.ahead.logits}.items():
-            note(logp, following, known, logits)
-        beginnings = longest(following)
-        ahead = self._following(leader)[0] if beginnings else ()
-        for start in range(0, len(beginnings), self.forks_max - 2):
-            wave = beginnings[start : start + self.forks_max - 2]
+        for known, logits in {(): self.logits, **self.lookahead.logits}.items():
+            record_logp(logp, following, known, logits)
+        prefixes = maximal_prefixes(following)
+        ahead = self._following(leader)[0] if prefixes else ()
+        for start in range(0, len(prefixes), self.forks_max - 2):
+            wave = prefixes[start : start + self.forks_max - 2]
             rows = [Row(self._fork(self.at), tokens, len(tokens)) for tokens in wave]
             beside = [Row(self._fork(self.at), ahead)] if ahead and not start else []
             found = yield from self._pass(rows + beside)
             if beside:
-                self.ahead.note(Lookahead(ahead), beside[0].slot, found[-1])
+                self.lookahead.record(Lookahead(ahead), beside[0].slot, found[-1])
             for tokens, logits in zip(wave, found, strict=False):
                 for i in range(len(tokens)):
-                    note(logp, following, tokens[: i + 1], logits[i])
+                    record_logp(logp, following, tokens[: i + 1], logits[i])
             self.drop([row.slot for row in rows])
         return np.array([sum(logp[text[: i + 1]] for i in range(len(text))) for text in texts])
 
     def _best(self, choice: str, scores: NDArray[np.float64], lengths: list[int] | None) -> int:
         best, close = best_of(scores, lengths, self.noise_logp_max)
         if close:
-            raise too_close(choice)
+            raise ambiguous(choice)
         return best
 
     def _pass(self, rows: list[Row]) -> Passing:
@@ -354,12 +362,12 @@ class _Run:
         return found
 
     def _fork(self, slot: int) -> int:
-        with stopping(BACKEND_FAILED, "the model"):
+        with as_model_error(BACKEND_FAILED, "the model"):
             self.forks.append(self.backend.fork(slot))
         return self.forks[-1]
 
     def _drop_others(self) -> None:
-        kept = {self.at, *self.ahead.forks}
+        kept = {self.at, *self.lookahead.forks}
         self.drop([fork for fork in self.forks if fork not in kept])
 
     def drop(self, forks: Sequence[int]) -> None:
@@ -369,12 +377,12 @@ class _Run:
                 self.backend.drop(fork)
 
     def result(self) -> Decoded:
-        if self.tally is not None:
+        if self.score is not None:
             raise ModelError("the language ended before a choice was made", reason_code=LANGUAGE_FAILED)
         data = bytes(self.matcher.data)
-        with stopping(LANGUAGE_FAILED, "the language"):
+        with as_model_error(LANGUAGE_FAILED, "the language"):
             canonical = self.matcher.canonical()
-        within(len(self.matcher.tokens), self.tokens_max)
+        check_tokens(len(self.matcher.tokens), self.tokens_max)
         share = next((c.confidence for c in self.choices if c.name == ACTION_CHOICE), 1.0)
         return Decoded(
             data,

@@ -1,4 +1,4 @@
-"""Why a decision stops before it is whole: the reason codes of the decoder, and what turns a failure into one of them."""
+"""The reason codes with which the decoder gives up, and the checks that raise them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ TOKEN_BUDGET_EXCEEDED = "TOKEN_BUDGET_EXCEEDED"  # noqa: S105 - a reason code, n
 
 
 @contextmanager
-def stopping(reason_code: str, what: str) -> Iterator[None]:
-    """Turn whatever goes wrong inside into a `ModelError`: an exception never leaves a decision half constrained."""
+def as_model_error(reason_code: str, what: str) -> Iterator[None]:
+    """Raise every exception of the block as a `ModelError` with this reason code. `what`: the failing part, for the message.
+
+    A ModelError passes as it is, and so does what ends the process.
+    """
     try:
         yield
     except (ModelError, *ENDINGS):
@@ -29,15 +32,15 @@ def stopping(reason_code: str, what: str) -> Iterator[None]:
         raise ModelError(f"{what} failed unexpectedly", reason_code=reason_code) from error
 
 
-def in_time(now_ms: Callable[[], int], deadline_ms: int) -> None:
+def check_deadline(now_ms: Callable[[], int], deadline_ms: int) -> None:
     if (late_ms := now_ms() - deadline_ms) > 0:
         raise ModelError(f"the decision is {late_ms} ms past its deadline", reason_code=DEADLINE_EXCEEDED)
 
 
-def within(tokens: int, tokens_max: int) -> None:
+def check_tokens(tokens: int, tokens_max: int) -> None:
     if tokens > tokens_max:
         raise ModelError(f"the decision needs more than {tokens_max} tokens", reason_code=TOKEN_BUDGET_EXCEEDED)
 
 
-def too_close(choice: str) -> ModelError:
+def ambiguous(choice: str) -> ModelError:
     return ModelError(f"the best two of `{choice}` are closer than the model's noise", reason_code=CHOICE_TOO_CLOSE)

@@ -1,11 +1,11 @@
-"""What a decision reads beyond what it has written, where a pass reads some tokens more for next to nothing.
+"""Lookahead: tokens read in a pass beyond what is written, where a pass reads a few tokens more for next to nothing.
 
-Then what the model says after the next choices is known before they are made. Of a number, those that the prompt
-shows are read, for a model that writes one mostly copies the first it can; of any other choice, each token that may
-come next, and where that leads to a number, the first one shown that may stand there. All with what they force. What is
-less sure to save a pass has half the room: the second number and those after it, and tokens one of which leads to a
-wide number that is not read along. What is read decides nothing: a choice falls by the same probabilities, up to the
-rounding of another pass's shape.
+The logits after the next choices are then known before these are made. Which candidates are read, with all they force:
+- of a number, the numbers that the prompt shows, because a model mostly copies the first it can;
+- of any other choice, each token that may come next, and where that leads to a number, the first shown number.
+Candidates that are less likely to save a pass get half the budget: every number but the first, and tokens of which one
+leads to a wide number that is not read along. Lookahead decides nothing: a choice falls by the same probabilities, up to
+the rounding of another pass's shape.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 
 @dataclass(frozen=True, slots=True)
 class Lookahead:
-    """Tokens behind those written. What the model says after each of the last `outputs` of them is wanted."""
+    """A candidate: tokens behind those written, and after how many of the last of them logits are wanted."""
 
     text: Text
     outputs: int = 1
@@ -39,7 +39,7 @@ class Lookahead:
 
 @dataclass(frozen=True, slots=True)
 class LookaheadBudget:
-    """How much may be read: so many different tokens, so many one behind the other, on so many forks."""
+    """What may be read: `tokens` distinct ones in all, at most `longest` in one candidate, on at most `forks` forks."""
 
     tokens: int
     longest: int
@@ -56,22 +56,22 @@ class LookaheadBudget:
 
 
 class LookaheadCache:
-    """What is known to follow texts that go on from one place, and which forks hold such a text, read to its end."""
+    """The logits after candidates that continue one place, and the forks that have read a candidate to its end."""
 
     def __init__(self) -> None:
         self._known: dict[Text, tuple[Logits, int | None]] = {}
 
-    def note(self, beyond: Lookahead, fork: int, logits: NDArray[np.float32]) -> None:
-        """`logits`: [outputs, vocab_size]."""
+    def record(self, candidate: Lookahead, fork: int, logits: NDArray[np.float32]) -> None:
+        """Record what was read of a candidate on a fork. `logits`: shape [outputs, vocab_size]."""
         for left, after in enumerate(reversed(logits)):
-            self._known[beyond.text[: len(beyond.text) - left]] = after, None if left else fork
+            self._known[candidate.text[: len(candidate.text) - left]] = after, None if left else fork
 
     def __contains__(self, text: Sequence[int]) -> bool:
         return tuple(text) in self._known
 
     @property
     def logits(self) -> dict[Text, Logits]:
-        """What the model says after each text that was read."""
+        """The logits after each text that was read."""
         return {text: logits for text, (logits, _) in self._known.items()}
 
     @property
@@ -79,9 +79,9 @@ class LookaheadCache:
         return {fork for _, fork in self._known.values() if fork is not None}
 
     def follow(self, text: Sequence[int]) -> tuple[Logits, int | None] | None:
-        """Return what comes after this text and the fork that holds it, if any; forget what does not begin with it.
+        """Return the logits after this text and the fork that holds it, if any; drop all that does not begin with it.
 
-        Where there is such a fork, what is left goes on from there.
+        Where there is such a fork, the remaining texts continue from it.
         """
         path = tuple(text)
         self._known = {other: known for other, known in self._known.items() if other[: len(path)] == path}
@@ -98,17 +98,19 @@ def numbers_shown(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))[:SHOWN_MAX]
 
 
-def wholes(
-    matcher: TokenMatcher, shown: Sequence[str], forced_after: Callable[[Text], After], room: LookaheadBudget
+def lookahead_alternatives(
+    matcher: TokenMatcher, shown: Sequence[str], forced_after: Callable[[Text], After], budget: LookaheadBudget
 ) -> list[Lookahead]:
-    """Return what to read so that each alternative gets its probability as a whole: with what it forces, and the number
-    shown behind that, where there is room for all; to its last token but one otherwise; nothing where even that is too much.
+    """Return what to read so that each whole alternative gets its probability.
+
+    With what it forces and the shown number behind that, where the budget holds all of these; else to its last token but
+    one; nothing where even that is over the budget.
     """
     texts = [tuple(text) for _, text in matcher.alternatives()]
 
     def reading(reads: Iterable[Text]) -> list[Lookahead]:
         found = [Lookahead(read, len(read)) for read in dict.fromkeys(reads) if read]
-        return found if room.holds(found) else []
+        return found if budget.holds(found) else []
 
     least = reading(text[:-1] for text in texts)
     if not least:
@@ -116,38 +118,37 @@ def wholes(
     after = [forced_after(text) for text in texts]
     every = reading(read or text[:-1] for text, (read, _) in zip(texts, after, strict=True))
     behind = [copy for copy, _ in _numbers_behind(dict(each for each in after if each[0]), shown, forced_after)]
-    return [*every, *behind] if every and room.holds([*every, *behind]) else every or least
+    return [*every, *behind] if every and budget.holds([*every, *behind]) else every or least
 
 
-def further(
+def lookahead_tokens(
     matcher: TokenMatcher,
-    fork: ChoicePoint,
+    point: ChoicePoint,
     shown: Sequence[str],
     forced_after: Callable[[Text], After],
-    room: LookaheadBudget,
+    budget: LookaheadBudget,
 ) -> list[Lookahead]:
-    """Return what to read while `fork`, where `matcher` stands, is not decided yet; nothing where that is too much.
+    """Return what to read before the choice at `point`, the matcher's, is made; nothing where that is over the budget.
 
-    `forced_after`: all that must be read of a text and what it forces, nothing where it ends the decision, and the matcher
-    behind it.
+    `forced_after(text)`: the text with what it forces (empty where it ends the decision), and the matcher behind it.
     """
     numbers = list[Lookahead]()
     for number in _shown_here(matcher, shown):
         read = forced_after(number)[0] or number[:-1]  # of what ends the decision not the last token
         more = [*numbers, Lookahead(read, len(read))] if read else numbers
-        if not (room.half if numbers else room).holds(more):
+        if not (budget.half if numbers else budget).holds(more):
             break
         numbers = more
-    if numbers or len(fork.tokens) > room.tokens:
+    if numbers or len(point.tokens) > budget.tokens:
         return numbers
-    every = {text: after for text, after in (forced_after((token,)) for token in fork.tokens.tolist()) if text}
+    every = {text: after for text, after in (forced_after((token,)) for token in point.tokens.tolist()) if text}
     plain = [Lookahead(text) for text in every]
     behind = _numbers_behind(every, shown, forced_after)
     numbers = [copy for copy, _ in behind]
     wide = {text for text, after in every.items() if _is_wide(after.choice_point())}
-    if wide <= {text for _, text in behind} and room.holds([*plain, *numbers]):
+    if wide <= {text for _, text in behind} and budget.holds([*plain, *numbers]):
         return [*plain, *numbers]
-    return plain if (room.half if wide else room).holds(plain) else []
+    return plain if (budget.half if wide else budget).holds(plain) else []
 
 
 def _numbers_behind(
@@ -169,5 +170,5 @@ def _shown_here(matcher: TokenMatcher, shown: Iterable[str]) -> Iterator[Text]:
     return filter(None, map(matcher.tokens_for, shown))
 
 
-def _is_wide(fork: ChoicePoint) -> bool:
-    return bool(fork.labels) and not fork.finite
+def _is_wide(point: ChoicePoint) -> bool:
+    return bool(point.labels) and not point.finite

@@ -1,4 +1,4 @@
-"""Texts of tokens and their beginnings: what must be read of them, so that each gets its probability. Purely tokens."""
+"""Prefixes of token texts: which of them a model must read so that every text gets its probability. Purely tokens."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Logits = NDArray[np.float32]
 Text = tuple[int, ...]
 
 
-def follows(texts: Sequence[Text]) -> dict[Text, set[int]]:
-    """Return for every beginning of these texts the tokens that come next in one of them."""
+def continuations(texts: Sequence[Text]) -> dict[Text, set[int]]:
+    """Return for every proper prefix of these texts, the empty one included, the tokens that follow it in one of them."""
     found: dict[Text, set[int]] = {}
     for text in texts:
         for i, token in enumerate(text):
@@ -23,14 +23,17 @@ def follows(texts: Sequence[Text]) -> dict[Text, set[int]]:
     return found
 
 
-def longest(beginnings: Iterable[Text]) -> list[Text]:
-    """Return those that are no beginning of another."""
-    ordered = sorted(filter(None, beginnings))
+def maximal_prefixes(prefixes: Iterable[Text]) -> list[Text]:
+    """Return those that are no prefix of another, without the empty one."""
+    ordered = sorted(filter(None, prefixes))
     return [one for one, other in pairwise([*ordered, ()]) if other[: len(one)] != one]
 
 
-def note(logp: dict[Text, float], following: dict[Text, set[int]], written: Text, logits: Logits) -> None:
-    """Note the log-probability of each token that may follow what was written, once."""
+def record_logp(logp: dict[Text, float], following: dict[Text, set[int]], written: Text, logits: Logits) -> None:
+    """Put into `logp` the log-probability of each continuation of `written`, and take these out of `following`.
+
+    `logits`: what the model says after `written`, shape [vocab_size].
+    """
     wanted = following.pop(written, None)
     if wanted is not None:
         mass = log_mass(logits)

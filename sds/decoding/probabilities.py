@@ -1,4 +1,4 @@
-"""What the model thought of each choice: log-probabilities, shares, and the account of one choice over its passes."""
+"""The probabilities of a choice: log-probabilities, shares among the permitted, and one choice's score over its passes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class ChoiceRecord:
     """What the model thought of one choice.
 
     `probabilities`: (label, share among what was permitted), the options in the language's order, summing to 1; then
-    those that were put aside together, before any token told them apart, as one entry `A|B`. `z`: the share of everything
+    those that were put aside together, before any token set them apart, as one entry `A|B`. `z`: the share of everything
     the model wanted to say that was permitted at all; small when it would rather have said something else.
 
-    A number of too many values to be listed has one trace for each character that was open: `amount[0]` is the literal's
+    A number of too many values to be listed has one record for each character that was open: `amount[0]` is the literal's
     first, its labels are the characters (or groups of digits, where one token holds several), and "" is its end.
     """
 
@@ -43,10 +43,10 @@ class ChoiceRecord:
 
 
 class ChoiceScore:
-    """The probability of each option of one choice, gathered over the forks it takes.
+    """The probability of each option of one choice, multiplied up over the choice points it takes.
 
-    `reach`: the probability of what was taken of it so far. Shares put aside on the way are measured, not estimated, and
-    all sum to 1.
+    `reach`: the probability of what was chosen of it so far. The shares of options left on the way are measured, not
+    estimated, and all sum to 1.
     """
 
     def __init__(self, name: str, start: int, order: Sequence[str]) -> None:
@@ -55,10 +55,10 @@ class ChoiceScore:
         self._reach = self._z = 1.0
         self._shares: dict[tuple[str, ...], float] = {}
 
-    def take(
+    def add(
         self, labels: Sequence[tuple[str, ...]], shares: Sequence[float], best: int, z: float
     ) -> ChoiceRecord | None:
-        """Put all but the best share aside; return the whole account once a single option is left."""
+        """Record all shares but the best; return the record of the choice once a single option is left."""
         for index, share in enumerate(shares):
             if index != best:
                 self._put(labels[index], self._reach * share)
@@ -80,8 +80,8 @@ class ChoiceScore:
         return ChoiceRecord(self.name, named, chosen, self._z)
 
 
-def trace_of(name: str, labels: Sequence[str], shares: Sequence[float], best: int, z: float) -> ChoiceRecord:
-    """Return the trace of a choice made in one go; what bears one label is one option."""
+def choice_record(name: str, labels: Sequence[str], shares: Sequence[float], best: int, z: float) -> ChoiceRecord:
+    """Return the record of a choice made in one step; equal labels are one option."""
     merged: dict[str, float] = {}
     for label, share in zip(labels, shares, strict=True):
         merged[label] = merged.get(label, 0.0) + share

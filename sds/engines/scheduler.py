@@ -180,7 +180,7 @@ class Scheduler:
         self._held = [[] for _ in self._held]
         try:
             self._backend.defragment()
-        except Exception as error:  # noqa: BLE001  it stays as it is: whoever is first is told, and it is tried again
+        except Exception as error:  # noqa: BLE001  it stays as it is: the first in the queue gets the error, and it is tried again
             with self._changed:
                 first = [self._waiting.popleft()] if self._waiting else []
             for request in first:

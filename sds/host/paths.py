@@ -14,7 +14,7 @@ from sds.host import keys
 from sds.host.clock import now_ms
 from sds.kernel.errors import SdsError, StoreError
 from sds.kernel.executor.protocol import Signer
-from sds.kernel.storage.checkpoints import LedgerKey, PublicKeys, Witness, newest, refuse_altered_ledger
+from sds.kernel.storage.checkpoints import CheckpointWitness, LedgerKey, PublicKeys, newest, refuse_altered_ledger
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.ledger import Head, head
 from sds.kernel.storage.store import Reader, Store
@@ -59,7 +59,7 @@ def open_record(folder: Path) -> Store:
     that it can be read, verified and halted: what decides asks for its `signer`.
     """
     refuse_lost(folder)
-    store = Store(decisions_path(folder), witness=Witness(lambda since: _key_or_none(folder, since), now_ms))
+    store = Store(decisions_path(folder), witness=CheckpointWitness(lambda since: _key_or_none(folder, since), now_ms))
     _unlock(store, folder)
     return store
 

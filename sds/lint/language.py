@@ -1,6 +1,6 @@
 """Whether a model can say what a contract permits, and read what it is to read: its language, its tokens, its context.
 
-`findings` takes what a backend offers; no weights are run. A decision counts as sayable when a matcher over the model's own
+`findings` takes what a backend offers; no weights are run. A decision can be expressed when a matcher over the model's own
 tokens can write it.
 """
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sds.decoding.errors import BACKEND_FAILED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED, stopping
+from sds.decoding.errors import BACKEND_FAILED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED, as_model_error
 from sds.engines.background import Prompt, RunsBackground
 from sds.engines.protocol import Engine, Explains
 from sds.engines.request import Passes
@@ -57,7 +57,7 @@ class _Writing:
         self._written, self._tokens = "", list[int]()
 
     def __call__(self, prompt: Prompt) -> Passes[str]:
-        with stopping(BACKEND_FAILED, "the model"):
+        with as_model_error(BACKEND_FAILED, "the model"):
             *prefix, last = prompt.sections
             unread = [*last, *prompt.backend.tokenize(self._lead, special=False), *self._tokens]
             prompt.backend.prefill(prefix, slot=prompt.slot)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sds.decoding.decoder import Mode
-from sds.decoding.number_search import BEGINNINGS_MAX
+from sds.decoding.number_search import PREFIXES_MAX
 from sds.grammars.language import Language
 from sds.grammars.tokens.matcher import TokenMatcher
 from sds.kernel.envelope.envelope import KindBound
@@ -30,7 +30,7 @@ Text = tuple[int, ...]
 def looking(backend: Backend, prompt: Sequence[Sequence[int]]) -> CaseView:
     """Return how to see what comes after the prompt and some written tokens: its last section and all of them again.
 
-    Whatever was read before is read no more: what comes after the beginnings of a text was seen when it was read.
+    Whatever was read before is read no more: what comes after the prefixes of a text was seen when it was read.
     """
     read: dict[Text, NDArray[np.float32]] = {}
     known: dict[Text, list[float]] = {}
@@ -105,7 +105,7 @@ def _exact(look: CaseView, written: list[int], alternatives: Sequence[tuple[str,
 
 
 def likeliest_number(look: CaseView, matcher: TokenMatcher) -> Text:
-    """Return all tokens through the end of the likeliest number; none where BEGINNINGS_MAX beginnings do not tell.
+    """Return all tokens through the end of the likeliest number; none where PREFIXES_MAX prefixes do not tell.
 
     One beginning after the other, the likeliest first. What it forces counts when it comes off the heap, and a whole
     number then waits for its turn once more.
@@ -113,7 +113,7 @@ def likeliest_number(look: CaseView, matcher: TokenMatcher) -> Text:
     start = matcher.number_start
     heap = [(0.0, 0, Text(), 0, False)]  # cost, order, tokens, how many of them the cost leaves out, whole
     order = 0
-    for _ in range(BEGINNINGS_MAX + 1):
+    for _ in range(PREFIXES_MAX + 1):
         cost, place, text, forced, whole = heapq.heappop(heap)
         if whole and not forced:
             return (*matcher.tokens, *text)

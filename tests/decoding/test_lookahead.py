@@ -189,7 +189,7 @@ KINDS = replace(envelope_of([]), kinds=tuple(KindBound(name, ("NO", "YES")) for 
 def test_kinds_that_are_read_with_what_they_force_cost_one_pass_also_when_they_are_compared_as_wholes(
     mode: Mode, passes: int
 ):
-    """In `exact` the reasons are compared as wholes, too, which is the second pass."""
+    """In `exact` the reasons are compared as lookahead_alternatives, too, which is the second pass."""
     plain, found = (decided(HashBackend(3, lookahead_tokens_max=tokens), KINDS, mode) for tokens in (0, 2 * AHEAD))
     assert without_passes(plain) == without_passes(found)
     assert passes == found.passes < plain.passes

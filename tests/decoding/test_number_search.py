@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sds.decoding import number_search
 from sds.decoding.decoder import Decoded, Mode, deciding, decode
 from sds.decoding.errors import CHOICE_TOO_CLOSE
-from sds.decoding.number_search import BEGINNINGS_MAX
+from sds.decoding.number_search import PREFIXES_MAX
 from sds.grammars.tokens import matcher as walk_module
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.grammars.tokens.digits import every_literal
@@ -162,7 +162,7 @@ def test_a_real_model_finds_what_it_would_of_a_list_and_the_same_to_the_last_bit
 
 @pytest.mark.parametrize("scaled", [0, 2])
 def test_it_is_the_likeliest_of_all_numbers_each_spelled_out(scaled: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(number_search, "BEGINNINGS_MAX", 10_000)  # of a hash, what is forced is as unlikely as all else
+    monkeypatch.setattr(number_search, "PREFIXES_MAX", 10_000)  # of a hash, what is forced is as unlikely as all else
     rng = seeded(61)
     traps = 0
     for seed in range(scale(25, 300)):
@@ -268,7 +268,7 @@ def test_company_never_makes_it_another_where_decimals_are_forced():
 
 
 def test_of_equally_likely_ones_it_is_the_first(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(number_search, "BEGINNINGS_MAX", 10_000)
+    monkeypatch.setattr(number_search, "PREFIXES_MAX", 10_000)
     envelope = paying(random_amount(100, 179, 1, 0))
     assert "100" == amount_of(decided(HashBackend(0, spread=0.0), envelope))
 
@@ -296,8 +296,8 @@ def test_a_model_without_a_preference_is_followed_digit_by_digit_after_a_bounded
     backend = HashBackend(3, spread=FLAT)
     found = decided(backend, envelope)
     assert amount_of(decided(HashBackend(3, spread=FLAT), envelope, "greedy")) == amount_of(found)
-    assert BEGINNINGS_MAX < sum(rows for _, rows in found.rows) < 5 * BEGINNINGS_MAX
-    assert found.passes < BEGINNINGS_MAX / 2  # nearly as likely ones share a pass
+    assert PREFIXES_MAX < sum(rows for _, rows in found.rows) < 5 * PREFIXES_MAX
+    assert found.passes < PREFIXES_MAX / 2  # nearly as likely ones share a pass
 
 
 def test_a_search_that_noise_might_have_cut_short_decides_nothing():

@@ -31,7 +31,7 @@ from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry
-from sds.kernel.storage.checkpoints import LedgerKey, Witness
+from sds.kernel.storage.checkpoints import CheckpointWitness, LedgerKey
 from sds.kernel.storage.keyring import Keyring, Random
 from sds.kernel.storage.ledger import GENESIS, Head
 from sds.kernel.storage.store import Connect, Store, connect
@@ -241,9 +241,9 @@ def _receipt(found: RailAnswer) -> Receipt:
     return Receipt(found.status, found.reference, found.detail)  # type: ignore[arg-type]  # settled, rejected or absent
 
 
-def witness() -> Witness:
+def witness() -> CheckpointWitness:
     """Sign the ledger as `sds.host.paths` has it done: the key is there, whoever opens the store."""
-    return Witness(lambda _: LedgerKey(SEED, PUBLIC.since), Clock())
+    return CheckpointWitness(lambda _: LedgerKey(SEED, PUBLIC.since), Clock())
 
 
 class World:

@@ -15,7 +15,7 @@ from sds.kernel.audit import verify
 from sds.kernel.errors import StoreError
 from sds.kernel.registry import registry
 from sds.kernel.storage import checkpoints
-from sds.kernel.storage.checkpoints import EVERY, LedgerKey, PublicKeys, Witness
+from sds.kernel.storage.checkpoints import EVERY, CheckpointWitness, LedgerKey, PublicKeys
 from sds.kernel.storage.ledger import GENESIS, Head, head
 from sds.kernel.storage.store import Store
 from tests.kernel.crashes import every_step
@@ -213,7 +213,7 @@ def test_an_older_record_verifies_and_what_it_had_when_signing_began_cannot_be_r
         act(older, 5)
         since = head(older)
     key = LedgerKey(SEED, since)
-    with closing(Store(path, witness=Witness(lambda _: key, Clock()))) as store:
+    with closing(Store(path, witness=CheckpointWitness(lambda _: key, Clock()))) as store:
         assert () == verify.verify(store, public=key.public).faults
         act(store, 2)
         assert ([6], ()) == (signed(store), verify.verify(store, public=key.public).faults)
@@ -261,7 +261,7 @@ def test_a_ledger_that_is_whole_may_be_gone_on_with(full: World):
 
 
 def test_where_there_is_no_key_what_is_written_is_written_unsigned(folder: Path):
-    with closing(Store(folder / "k.db", witness=Witness(lambda _: None, Clock()))) as store:
+    with closing(Store(folder / "k.db", witness=CheckpointWitness(lambda _: None, Clock()))) as store:
         act(store, 3)
         assert (3, []) == (head(store).idx, signed(store))
 
@@ -285,7 +285,7 @@ def test_a_signed_head_kept_elsewhere_shows_what_was_cut_off_and_who_signed(full
 def test_older_keys_go_on_verifying(folder: Path):
     path, newer = folder / "k.db", LedgerKey(b"the key that came after, its own", PUBLIC.since, PUBLIC.keys)
     for key in (KEY, newer):
-        with closing(Store(path, witness=Witness(lambda _, key=key: key, Clock()))) as store:  # type: ignore[misc]
+        with closing(Store(path, witness=CheckpointWitness(lambda _, key=key: key, Clock()))) as store:  # type: ignore[misc]
             act(store, 3)
     with closing(Store(path)) as store:
         assert [1, 3, 6] == signed(store)
