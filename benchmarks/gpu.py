@@ -281,6 +281,8 @@ def run(
             try:
                 found.append(one_model(folder, device, packets, at_once, say, budget))
             except (BackendError, ModelError) as error:
+                if len(models) == 1:
+                    raise
                 left_out[folder.name] = str(error)
     if not found:
         raise UsageError(f"nothing was measured: {left_out}")

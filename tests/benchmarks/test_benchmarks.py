@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sds.benchmarks import grammar, hotpath, kernel, peers, scaling, throughput
-from sds.benchmarks.lib import measuring, records
+from sds.benchmarks import grammar, hotpath, kernel, peers, records, scaling, throughput
+from sds.benchmarks.lib import measuring
 from sds.benchmarks.lib.measuring import Report
 from sds.benchmarks.lib.packets import amount_is_shown, digits_packets, fixed_packets, narrow_to_denial
 from sds.benchmarks.lib.process import PeerProcess

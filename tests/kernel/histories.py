@@ -285,7 +285,7 @@ class History:
     def human(self, store: Store) -> None:
         """Somebody takes a case; somebody else may have taken it before, or wants it, too."""
         desk = HumanReview(self.kernel(store), now_ms=self.world.clock)
-        desk._conclude = self.late(desk._conclude)  # type: ignore[method-assign]
+        desk._commit = self.late(desk._commit)  # type: ignore[method-assign]
         cases = desk.waiting()
         if not cases:
             return
