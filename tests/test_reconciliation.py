@@ -14,7 +14,8 @@ import pytest
 from sds.gate import Gate
 from sds.kernel.errors import UsageError
 from tests.gates.refund.rail.orders import key_of
-from tests.kernel.durable import Clock, PaysOnly, Tickets, refund, usual_contract
+from tests.kernel.durable import Clock, Tickets, refund, usual_contract
+from tests.kernel.outside import PaysOnly
 from tests.kernel.statements import ListingRail, paid_elsewhere
 from tests.proposers import Says
 

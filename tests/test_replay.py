@@ -7,11 +7,10 @@ import math
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,13 +25,11 @@ from sds.kernel.contract.sections import PROPOSAL_SCHEMA
 from sds.kernel.decision import dim
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.proposal import parse_recorded
-from sds.kernel.errors import ModelError, StoreError, UsageError
+from sds.kernel.errors import ModelError, StoreError
 from sds.kernel.storage.vault import PROMPT, PROPOSAL, Texts, key_for_flow
-from sds.pipeline import Stream
 from sds.replay import Circumstance, Replay, compare, opener, replay
 from tests import replays
-from tests.kernel.durable import Propose, World, contract, deny
-from tests.proposers import Says
+from tests.kernel.durable import contract
 from tests.replays import GATE, record
 from tests.samples import as_under
 from tests.scale import scale
@@ -343,56 +340,6 @@ def test_a_record_that_cannot_be_read_is_refused(
     tamper(own, sql)
     with pytest.raises(StoreError, match=why):
         own.replay(own.dfids[0], tiny_path(1))
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.close()
-
-
-def raising(error: Exception) -> Propose:
-    def say(packet: DecisionPacket) -> bytes:
-        raise error
-
-    return say
-
-
-def no_model(facts: Mapping[str, Any]) -> Engine:
-    raise AssertionError("what is refused opens no model")
-
-
-def refused(world: World, dfid: str, why: str) -> UsageError:
-    with pytest.raises(UsageError, match=why) as raised:
-        replay(world.store, dfid, open_it=no_model, now_ms=now_ms)
-    return raised.value
-
-
-@pytest.mark.parametrize(
-    ("measured", "why"),
-    [
-        (Decoding("not asked"), "no model was asked in flow `.*`: only one decision was possible"),
-        (Decoding("server:m", alternatives=None), "decided by `server:m`, an engine that cannot be replayed"),
-        (Decoding("older@123", 0.9), "does not say what its decision depended on"),
-        (Decoding("m@1", 0.9, facts={"mode": "beam"}), "a mode that this program does not have"),
-        (ModelError("no model"), r"ended without a proposal \(MODEL_UNAVAILABLE\)"),
-    ],
-)
-def test_what_no_native_model_decided_is_refused(world: World, measured: Decoding | ModelError, why: str) -> None:
-    engine = Says(deny, measured) if isinstance(measured, Decoding) else Says(raising(measured))
-    stream = Stream(world.kernel, engine, now_ms=world.clock, sleep=lambda _: None)
-    refused(world, stream.decide(world.event()).dfid, why)
-
-
-def test_a_flow_that_is_unknown_or_open_or_was_ended_by_the_runtime_is_refused(world: World) -> None:
-    refused(world, "nobody", "there is no flow `nobody` in the record")
-    packet = world.packet()
-    refused(world, packet.dfid, "is not decided yet")
-    world.clock.advance(world.contract.budget.ttl_ms + world.contract.budget.dispatch_ms_max + 1_001)
-    after = world.packet()
-    assert isinstance(after, DecisionPacket)
-    assert after.dfid in refused(world, packet.dfid, r"ended without a proposal \(INTERRUPTED\)").hint
 
 
 def test_a_model_that_cannot_decide_it_again_raises(home: Home, tmp_path: Path) -> None:

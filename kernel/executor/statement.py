@@ -135,10 +135,10 @@ class Order:
         return f"{self.status}{undone}: {_order_words(self.kind, self.params, self.resource_key)}"
 
     def moved(self, amount_minor: int) -> bool:
-        """Tell whether this is what it was to move: what it spends, or one of its amounts where it spends nothing."""
+        """Tell whether this is what it was to move: what it spends, else one of its amounts, and where it has none, nothing."""
         if self.spends:
             return amount_minor == self.spends
-        return not self.params or amount_minor in self.params.values()
+        return amount_minor in self.params.values() if self.params else amount_minor == 0
 
 
 def _order_words(kind: str, params: Mapping[str, int], resource_key: str) -> str:

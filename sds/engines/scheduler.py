@@ -22,6 +22,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from time import monotonic
 from typing import Any, TypeVar
 
 from sds.decoding.errors import BACKEND_FAILED
@@ -35,6 +36,7 @@ PASSES_SKIPPED_MAX = 4
 RESTARTS_MAX = 2
 CLOSE_S_MAX = 10.0
 QUEUE_FULL = "QUEUE_FULL"
+CLOSED = "the engine is closed"
 
 T = TypeVar("T")
 
@@ -54,7 +56,8 @@ class Scheduler:
         self._admissions = 0
         self._changed = threading.Condition()
         self._tokenizer = threading.Lock()
-        self._over: ModelError | None = None  # why nothing is taken any more
+        self._closing = False  # what runs is finished, and nothing new is taken
+        self._over: ModelError | None = None  # why all is at its end
         self._worker = threading.Thread(target=self._work, name="sds-scheduler", daemon=True)
         self._worker.start()
 
@@ -95,9 +98,22 @@ class Scheduler:
             self._tokenizer.release()
 
     def close(self) -> None:
-        """End everything; a pass that outlasts `CLOSE_S_MAX` keeps its model in memory until the process ends."""
-        self._stop(ModelError("the engine is closed"))
-        self._worker.join(CLOSE_S_MAX)
+        """Finish the decisions that run, for at most `CLOSE_S_MAX`; whatever waits, or is background, ends now.
+
+        A pass that outlasts that keeps its model in memory until the process ends.
+        """
+        until_s = monotonic() + CLOSE_S_MAX
+        with self._changed:
+            self._closing = True
+            given_up = [*self._waiting, *(each.request for each in self._running if each.request.background)]
+            self._waiting.clear()
+            self._changed.notify_all()
+        for request in given_up:
+            request.end(ModelError(CLOSED))
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or not (self._waiting or self._running), until_s - monotonic())
+        self._stop(ModelError(CLOSED))
+        self._worker.join(max(0.0, until_s - monotonic()))
         if not self._worker.is_alive():
             with self._tokenizer:
                 self._backend.close()
@@ -105,6 +121,8 @@ class Scheduler:
     def _check_open(self) -> None:
         if self._over is not None:
             raise ModelError(str(self._over), reason_code=self._over.reason_code)
+        if self._closing:
+            raise ModelError(CLOSED)
 
     def _forget(self, request: Request[Any]) -> None:
         """Take one that has ended out of the queue; the worker frees its slot if it has one."""
@@ -155,6 +173,7 @@ class Scheduler:
         """Free its slot."""
         with self._changed:
             self._running.remove(running)
+            self._changed.notify_all()
         with suppress(Exception):  # it drops its forks; a backend that cannot will say so with the next pass
             running.passes.close()
 

@@ -279,6 +279,27 @@ def test_when_the_worker_dies_everybody_is_told(
         start(scheduler, [[1], [2]])
 
 
+@pytest.mark.parametrize("slots", [1, 3])
+def test_closing_lets_what_runs_finish_and_ends_what_waits(batching: Callable[..., Scheduler], slots: int) -> None:
+    backend = HashBackend(slots)
+    scheduler = batching(backend)
+    running = held_up(backend, scheduler)
+    waiting = [start(scheduler, [CONTRACTS[0], [n]]) for n in range(1, slots + 1)]
+    closing = threading.Thread(target=scheduler.close)
+    closing.start()
+    until(lambda: all(request.ended for request in waiting))
+    with pytest.raises(ModelError, match="the engine is closed"):
+        start(scheduler, [CONTRACTS[0], [9]])
+    assert not running.ended
+    backend.gate.set()
+    assert alone([CONTRACTS[0], [0]], 4) == running.result()
+    for request in waiting:
+        with pytest.raises(ModelError, match="the engine is closed"):
+            request.result()
+    closing.join(5)
+    assert backend.closed
+
+
 def test_closing_ends_all_and_closes_the_model_once_its_pass_is_over(
     batching: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,6 @@ from sds.kernel.storage.store import Store
 from tests.kernel.authority import AGENT
 from tests.kernel.durable import (
     COMPENSATION_MINOR,
-    FARE_MINOR,
     Propose,
     Rail,
     World,
@@ -42,6 +41,7 @@ from tests.kernel.durable import (
 )
 from tests.kernel.faults import Crash, Faults, failing
 from tests.kernel.humans import HUMAN, change
+from tests.kernel.outside import FARE_MINOR
 from tests.kernel.sagas import ALERT_HUMAN, CLOSE_ALL, REVERT, SAGAS, most
 
 TICKETS = ("T1", "T2", "T3", "T4", "T5")

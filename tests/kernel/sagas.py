@@ -29,6 +29,8 @@ from tests.kernel.durable import (
     see_through,
 )
 
+DIRTY = "PARTIAL_SUCCESS_DIRTY"
+REFUND_MINOR = 10_000  # half of the fare, as `most` asks for
 SAGAS = """
 sagas:
   BOTH: {steps: [REFUND_TICKET, COMPENSATE]}

@@ -12,6 +12,7 @@ from sds.gates.refund.rail.store import Line, Order, PayoutStore
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.executor.statement import Comparison, StatementLine
 from sds.kernel.flow.answer import Answer
+from sds.kernel.human.cases import Case, waiting
 from sds.kernel.registry import registry
 from sds.reconciliation import adopt, reconcile
 from tests.kernel.durable import START_MS, Propose, Rail, World, compensate, goodwill, refund, see_through
@@ -19,6 +20,10 @@ from tests.kernel.faults import Faults
 
 CASES: tuple[Propose, ...] = (refund("40.00"), compensate, goodwill("3.00"), refund("7.25"))
 Told = Callable[[StatementLine], StatementLine]
+
+
+def cases(world: World) -> list[Case]:
+    return waiting(world.store, world.contract)
 
 
 class ListingRail(Rail):

@@ -336,46 +336,6 @@ def test_an_expression_of_a_kind_without_authority_is_checked_all_the_same():
     assert "till.yaml:35: kinds.TALK.params.minutes.hi: expected int, found bool in `claim.due`" == fault(unused)
 
 
-def edits_that_matter() -> list[tuple[str, str]]:
-    return [
-        ("owner: till@", "owner: tell@"),
-        ("who is paid", "who is heard"),
-        ("[PAY, GRANT", "[GRANT, PAY"),
-        ("claim.minutes: int", "claim.minutes: fixed(0)"),
-        ("hi: 3", "hi: 4"),
-        ("step: 5", "step: 1"),
-        ("[OWED, LATE]", "[OWED]"),
-        ("max_minor: 100000", "max_minor: 100001"),
-        ("spend:", "drift: {fields: {claim.minutes: {abs: 1}}}\nspend:"),
-        ("spend:", "escalation: {always: [PAY]}\nspend:"),
-        ("spend:", "rationale: {order: before, chars_max: 5}\nspend:"),
-        ("spend:", "rationale: {order: after, chars_max: 5}\nspend:"),
-    ]
-
-
-def test_the_hash_covers_every_field():
-    contracts = [world.contract(), *(world.contract(edit) for edit in edits_that_matter())]
-    assert len(contracts) == len({contract.hash for contract in contracts})
-    assert 64 == len(contracts[0].hash)
-
-
-def test_the_hash_does_not_depend_on_how_the_file_is_laid_out():
-    same = world.contract(
-        ("gate: till\nagent_id: till-agent", "agent_id: 'till-agent' # first\ngate: till"),
-        (
-            "days: {lo: 1, hi: 3}\n      minutes: {lo: 5, hi: claim.minutes, step: 5}",
-            "minutes: {step: 5, hi: claim.minutes, lo: 5}\n      days: {hi: 3, lo: 1}",
-        ),
-    )
-    assert world.contract().hash == same.hash
-
-
-def test_another_mission_has_another_hash():
-    other = world.contract(("who is paid", "who is heard"))
-    assert world.contract().mission_hash != other.mission_hash
-    assert world.contract().mission_hash == world.contract(("hi: 3", "hi: 4")).mission_hash
-
-
 def test_a_loaded_contract_cannot_be_changed():
     with pytest.raises(ValueError, match="frozen"):
         world.contract().gate = "other"

@@ -16,7 +16,7 @@ from sds.kernel.contract.form import ALWAYS, Section
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import SpendLimit
 from sds.kernel.registry.contract_versions import recorded_contract
-from tests.kernel import durable, humans, sagas
+from tests.kernel import durable, humans, sagas, world
 
 # As commit 7c7eaad had them.
 REFUND_1_5_0 = "12f3d9795a0c68ee9b9940833ea62d13ae3c5974792705ef7348a26565cff5bb"
@@ -101,3 +101,43 @@ def test_every_section_is_written_in_this_form_and_has_every_field_that_is_alway
     for section in used:
         assert issubclass(section, Section)
         assert ALWAYS.get(section.__name__, set()) <= set(section.model_fields)
+
+
+def edits_that_matter() -> list[tuple[str, str]]:
+    return [
+        ("owner: till@", "owner: tell@"),
+        ("who is paid", "who is heard"),
+        ("[PAY, GRANT", "[GRANT, PAY"),
+        ("claim.minutes: int", "claim.minutes: fixed(0)"),
+        ("hi: 3", "hi: 4"),
+        ("step: 5", "step: 1"),
+        ("[OWED, LATE]", "[OWED]"),
+        ("max_minor: 100000", "max_minor: 100001"),
+        ("spend:", "drift: {fields: {claim.minutes: {abs: 1}}}\nspend:"),
+        ("spend:", "escalation: {always: [PAY]}\nspend:"),
+        ("spend:", "rationale: {order: before, chars_max: 5}\nspend:"),
+        ("spend:", "rationale: {order: after, chars_max: 5}\nspend:"),
+    ]
+
+
+def test_the_hash_covers_every_field():
+    contracts = [world.contract(), *(world.contract(edit) for edit in edits_that_matter())]
+    assert len(contracts) == len({contract.hash for contract in contracts})
+    assert 64 == len(contracts[0].hash)
+
+
+def test_the_hash_does_not_depend_on_how_the_file_is_laid_out():
+    same = world.contract(
+        ("gate: till\nagent_id: till-agent", "agent_id: 'till-agent' # first\ngate: till"),
+        (
+            "days: {lo: 1, hi: 3}\n      minutes: {lo: 5, hi: claim.minutes, step: 5}",
+            "minutes: {step: 5, hi: claim.minutes, lo: 5}\n      days: {hi: 3, lo: 1}",
+        ),
+    )
+    assert world.contract().hash == same.hash
+
+
+def test_another_mission_has_another_hash():
+    other = world.contract(("who is paid", "who is heard"))
+    assert world.contract().mission_hash != other.mission_hash
+    assert world.contract().mission_hash == world.contract(("hi: 3", "hi: 4")).mission_hash

@@ -19,7 +19,6 @@ from sds.kernel.flow.kernel import Kernel
 from tests.kernel.authority import halt
 from tests.kernel.durable import (
     COMPENSATION_MINOR,
-    FARE_MINOR,
     SIGNER,
     Clock,
     Propose,
@@ -37,6 +36,7 @@ from tests.kernel.durable import (
     see_through,
     together,
 )
+from tests.kernel.outside import FARE_MINOR
 from tests.scale import scale, seeded
 
 THREADS = 64

@@ -16,8 +16,9 @@ from tempfile import TemporaryDirectory
 from sds.kernel.audit import verify
 from sds.kernel.human.review import HumanReview
 from sds.kernel.saga import state as saga
-from tests.kernel.durable import COMPENSATION_MINOR, FARE_MINOR
+from tests.kernel.durable import COMPENSATION_MINOR
 from tests.kernel.histories import TICKETS, History
+from tests.kernel.outside import FARE_MINOR
 from tests.scale import scale, seeded
 
 AT_REST = ("CLOSED", "ABORTED", "ESCALATED")

@@ -17,8 +17,9 @@ from sds.kernel.registry import registry
 from sds.kernel.saga import state as saga
 from sds.kernel.saga.kernels import StepKernel
 from tests.kernel.authority import halt
-from tests.kernel.durable import CONTRACT, FARE_MINOR, LEASE_MS, World, contract, counters, refund
+from tests.kernel.durable import CONTRACT, LEASE_MS, World, contract, counters, refund
 from tests.kernel.humans import ALWAYS, HUMAN, TERMS, escalated, resolve
+from tests.kernel.outside import FARE_MINOR
 from tests.kernel.sagas import REVERT, Script, most, run, terms
 
 NEWER = ("version: 1.0.0", "version: 1.0.1")

@@ -94,3 +94,14 @@ def test_a_challenge_is_compared_with_the_outside_like_any_order(world: World) -
         each.code for each in compare(world.store, "claims", lambda *_: (), since_ms=0, until_ms=now_ms).differences
     )
     assert "NOT_CARRIED_OUT" == code
+
+
+@pytest.mark.parametrize(("amount_minor", "differs"), [(None, []), (0, []), (1, ["AMOUNT_DIFFERS"])])
+def test_money_that_moved_for_what_moves_none_is_a_difference(
+    world: World, amount_minor: int | None, differs: list[str]
+) -> None:
+    world.decide(challenge)
+    now_ms, (key,) = world.clock(), world.rail.sent
+    line = StatementLine(key, "settled", now_ms, amount_minor, kind="CHALLENGE", resource_key="T1")
+    found = compare(world.store, "claims", lambda *_: (line,), since_ms=0, until_ms=now_ms).differences
+    assert differs == [each.code for each in found]

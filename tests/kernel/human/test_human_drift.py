@@ -8,13 +8,9 @@ from pathlib import Path
 import pytest
 
 from sds.kernel.storage import ledger
-from tests.kernel.durable import (
-    FARE_MINOR,
-    World,
-    contract,
-    refund,
-)
+from tests.kernel.durable import World, contract, refund
 from tests.kernel.humans import ALWAYS, HOUR_MS, PAY, TERMS, desk, escalated, refused, resolve
+from tests.kernel.outside import FARE_MINOR
 
 
 @pytest.fixture

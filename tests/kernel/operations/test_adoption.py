@@ -21,15 +21,9 @@ from sds.kernel.flow.intake import settled_events
 from sds.kernel.human.cases import waiting
 from sds.kernel.human.review import HumanReview, Resolution
 from tests.kernel.authority import halt
-from tests.kernel.durable import (
-    PaysOnly,
-    World,
-    counters,
-    deny,
-    escalate,
-    refund,
-)
+from tests.kernel.durable import World, counters, deny, escalate, refund
 from tests.kernel.orders import left_hanging, recovered
+from tests.kernel.outside import PaysOnly
 from tests.kernel.sagas import REVERT, Script, executions, parent, reversed_at, run, terms
 from tests.kernel.statements import (
     ListingRail,

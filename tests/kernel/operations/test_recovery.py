@@ -14,8 +14,9 @@ from sds.kernel.operations.recovery import Recovered, recover
 from sds.kernel.registry import registry
 from sds.kernel.storage.store import Store
 from tests.kernel.authority import halt, newer_version, revoke, suspend
-from tests.kernel.durable import LEASE_MS, PaysOnly, World, compensate, contract, counters, deny, refund, see_through
+from tests.kernel.durable import LEASE_MS, World, compensate, contract, counters, deny, refund, see_through
 from tests.kernel.orders import execution, left_hanging, recovered
+from tests.kernel.outside import PaysOnly
 
 
 @pytest.fixture

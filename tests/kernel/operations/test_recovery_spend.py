@@ -11,18 +11,10 @@ from sds.kernel.audit import verify
 from sds.kernel.executor.protocol import Receipt
 from sds.kernel.operations import recovery
 from sds.kernel.operations.recovery import Recovered
-from tests.kernel.durable import (
-    COMPENSATION_MINOR,
-    PaysOnly,
-    World,
-    compensate,
-    contract,
-    counters,
-    refund,
-    see_through,
-)
+from tests.kernel.durable import COMPENSATION_MINOR, World, compensate, contract, counters, refund, see_through
 from tests.kernel.humans import HOUR_MS, TERMS, desk, escalated, resolve
 from tests.kernel.orders import recovered
+from tests.kernel.outside import PaysOnly
 
 DAY_MS = 24 * HOUR_MS
 CUSTOMER_MAX = 100_000

@@ -22,7 +22,6 @@ from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry, reservations, spend
 from sds.kernel.storage.store import Row
 from tests.kernel.durable import (
-    FARE_MINOR,
     Propose,
     World,
     compensate,
@@ -36,6 +35,7 @@ from tests.kernel.durable import (
     see_through,
     together,
 )
+from tests.kernel.outside import FARE_MINOR
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 LIMITS = (

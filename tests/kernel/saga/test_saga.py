@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -12,14 +11,11 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket, with_feedback
 from sds.kernel.errors import EventError, UsageError
-from sds.kernel.executor.protocol import ExecutionIntent
-from sds.kernel.operations import recovery
 from sds.kernel.saga import state as saga
 from sds.kernel.saga.state import SagaAnswer
-from tests.kernel.authority import halt, suspend
+from tests.kernel.authority import halt
 from tests.kernel.durable import (
     COMPENSATION_MINOR,
-    PaysOnly,
     Propose,
     World,
     counters,
@@ -30,9 +26,11 @@ from tests.kernel.durable import (
     see_through,
     together,
 )
+from tests.kernel.outside import PaysOnly
 from tests.kernel.sagas import (
     ALERT_HUMAN,
-    CLOSE_ALL,
+    DIRTY,
+    REFUND_MINOR,
     REVERT,
     SAYS,
     Script,
@@ -42,22 +40,9 @@ from tests.kernel.sagas import (
     reversed_at,
     run,
     terms,
-    with_misfortune,
 )
 
-DIRTY = "PARTIAL_SUCCESS_DIRTY"
-REFUND_MINOR = 10_000  # half of the fare, as `most` asks for
-
-
 OUTCOME = "SELECT body ->> '$.outcome' FROM ledger WHERE dfid = ? AND kind = 'DECIDED'"
-
-
-@pytest.fixture
-def world(folder: Path) -> Iterator[World]:
-    made = World(folder, terms=terms())
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
 
 
 def test_a_saga_whose_steps_all_succeed_is_closed_and_each_step_is_a_child_of_its_own(world: World):
@@ -203,118 +188,6 @@ def test_a_contract_may_offer_less_than_the_whole_menu(world: World):
     script = Script(step_2=deny, compensation=REVERT)
     assert ("ESCALATED", DIRTY, "ALERT_HUMAN") == parent(run(world.kernel, world, script, "NO_UNDOING"))
     assert ["1", "2"] == script.asked
-
-
-def test_a_step_nobody_knows_about_cannot_be_reverted_but_closing_all_voids_it(world: World):
-    script = Script(step_2=lambda packet: with_misfortune(world, "drop", most(packet)), compensation=CLOSE_ALL)
-    found = run(world.kernel, world, script)
-    assert ("ALERT_HUMAN", "CLOSE_ALL") == script.packets[-1].envelope.names
-    assert ("ABORTED", "COMPENSATED", "CLOSE_ALL") == parent(found)
-    assert ["SUCCESS", "FAILED"] == executions(found)
-    assert [("REFUND_TICKET", REFUND_MINOR)] == reversed_at(world.folder)
-    voided = found.steps[1]
-    assert voided is not None
-    key = world.column("SELECT idempotency_key FROM execution_log WHERE dfid = ?", voided.dfid)[0]
-    assert "rejected" == world.rail.lookup(str(key), 1.0).status
-
-
-def test_closing_all_takes_back_what_turns_out_to_have_happened(world: World):
-    def step_2(packet: DecisionPacket) -> bytes:
-        world.rail.blind = True
-        return with_misfortune(world, "lose", most(packet))
-
-    def chosen(packet: DecisionPacket) -> bytes:
-        world.rail.blind = False
-        return CLOSE_ALL(packet)
-
-    found = run(world.kernel, world, Script(step_2=step_2, compensation=chosen))
-    assert ("ABORTED", "COMPENSATED", "CLOSE_ALL") == parent(found)
-    assert [("COMPENSATE", COMPENSATION_MINOR), ("REFUND_TICKET", REFUND_MINOR)] == reversed_at(world.folder)
-
-
-def test_closing_all_takes_nothing_back_while_a_step_stays_unknown(world: World):
-    """What was done stays done beside a step that may have been: a human must see both."""
-
-    def step_2(packet: DecisionPacket) -> bytes:
-        world.rail.blind = True
-        return with_misfortune(world, "lose", most(packet))
-
-    found = run(world.kernel, world, Script(step_2=step_2, compensation=CLOSE_ALL))
-    assert ("ESCALATED", DIRTY, "CLOSE_ALL") == parent(found)
-    assert ["SUCCESS", "UNKNOWN"] == executions(found)
-    assert ([], {}) == (reversed_at(world.folder), dict(found.reversals))
-
-
-@pytest.mark.parametrize("misfortune", ["refuse", "drop"])
-def test_a_reversal_that_is_not_done_leaves_the_saga_dirty_and_is_not_tried_again(world: World, misfortune: str):
-    script = Script(step_2=deny, compensation=lambda packet: with_misfortune(world, misfortune, REVERT(packet)))
-    found = run(world.kernel, world, script)
-    assert ("ESCALATED", DIRTY, "REVERT") == parent(found)
-    assert ["REFUSED" if misfortune == "refuse" else "UNKNOWN"] == list(found.reversals.values())
-    assert found == run(world.kernel, world, script)
-    assert [] == reversed_at(world.folder)
-
-
-def test_a_reversal_whose_reply_was_lost_is_looked_up(world: World):
-    script = Script(step_2=deny, compensation=lambda packet: with_misfortune(world, "lose", REVERT(packet)))
-    assert ("ABORTED", "COMPENSATED", "REVERT") == parent(run(world.kernel, world, script))
-    assert [("REFUND_TICKET", REFUND_MINOR)] == reversed_at(world.folder)
-
-
-def test_a_reversal_nobody_knew_about_is_settled_by_recovery_and_the_human_keeps_the_case(world: World):
-    def chosen(packet: DecisionPacket) -> bytes:
-        world.rail.blind = True
-        return with_misfortune(world, "lose", REVERT(packet))
-
-    found = run(world.kernel, world, Script(step_2=deny, compensation=chosen))
-    assert (["UNKNOWN"], 1) == (list(found.reversals.values()), len(reversed_at(world.folder)))
-    world.rail.blind = False
-    recovery.recover(world.kernel, now_ms=world.clock())
-    later = run(world.kernel, world, Script())
-    assert (["REVERTED"], ("ESCALATED", DIRTY, "REVERT")) == (list(later.reversals.values()), parent(later))
-    assert {0} == {used for _, used in counters(world.store)}
-
-
-@pytest.mark.parametrize("how", ["halt", "suspend"])
-def test_a_stopped_agent_takes_no_next_step_and_a_human_is_alerted_without_asking_the_model(world: World, how: str):
-    send = world.kernel.dispatcher.carry_out
-
-    def carry_out(intent: ExecutionIntent, *, until_ms: int) -> str:
-        status = send(intent, until_ms=until_ms)
-        if how == "halt":
-            halt(world)
-        else:
-            suspend(world)
-        return status
-
-    world.kernel.dispatcher.carry_out = carry_out  # type: ignore[method-assign]  # the moment between two steps
-    script = Script()
-    found = run(world.kernel, world, script)
-    assert ("ESCALATED", DIRTY, "ALERT_HUMAN") == parent(found)
-    assert ["1"] == script.asked
-    assert [("REFUND_TICKET", REFUND_MINOR)] == [p[2:] for p in world.rail.paid()]
-
-
-def test_a_saga_that_begins_under_a_halt_goes_to_a_human(world: World):
-    halt(world)
-    script = Script()
-    assert ("ESCALATED", "HALTED", None) == parent(run(world.kernel, world, script))
-    assert [] == script.asked
-
-
-def test_a_halt_after_the_choice_stops_the_reversal(world: World):
-    real = world.kernel.commit
-
-    def commit(*given: object) -> ExecutionIntent | None:
-        done = real(*given)  # type: ignore[arg-type]  # passed on as they came
-        if given[0].event_id.endswith("compensation"):  # type: ignore[attr-defined]  # the packet
-            halt(world)
-        return done
-
-    world.kernel.commit = commit  # type: ignore[method-assign]  # the moment between deciding and doing
-    found = run(world.kernel, world, Script(step_2=deny, compensation=REVERT))
-    assert ("ESCALATED", DIRTY, "REVERT") == parent(found)
-    assert ([], {}) == (reversed_at(world.folder), dict(found.reversals))
 
 
 def test_the_same_event_again_returns_the_stored_outcome(world: World):

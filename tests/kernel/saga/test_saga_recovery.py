@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from tests.kernel.durable import (
 )
 from tests.kernel.sagas import (
     ALERT_HUMAN,
+    DIRTY,
     REVERT,
     Script,
     executions,
@@ -36,17 +37,6 @@ from tests.kernel.sagas import (
     terms,
     with_misfortune,
 )
-
-DIRTY = "PARTIAL_SUCCESS_DIRTY"
-REFUND_MINOR = 10_000  # half of the fare, as `most` asks for
-
-
-@pytest.fixture
-def world(folder: Path) -> Iterator[World]:
-    made = World(folder, terms=terms())
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
 
 
 def interrupted_after(world: World, calls: int) -> Callable[[DecisionPacket], bytes]:

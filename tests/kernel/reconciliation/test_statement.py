@@ -8,16 +8,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import Receipt
 from sds.kernel.executor.statement import CLOCKS_APART_MS, KEYS_AT_ONCE, StatementLine, compare
-from sds.kernel.human.cases import Case, waiting
+from sds.kernel.human.cases import Case
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import recovery
 from sds.kernel.registry import escalation_budget
@@ -25,24 +23,10 @@ from sds.kernel.storage import ledger
 from tests.gates.refund.rail.orders import key_of
 from tests.kernel.authority import AGENT
 from tests.kernel.durable import World, counters, deny, refund
-from tests.kernel.sagas import REVERT, Script, run, terms
-from tests.kernel.statements import Liar, ListingRail, codes, compared, listing, paid_elsewhere
+from tests.kernel.sagas import REVERT, Script, run
+from tests.kernel.statements import Liar, ListingRail, cases, codes, compared, listing, paid_elsewhere
 
 DECLINED, PAID = Receipt("rejected", detail="no"), Receipt("settled", "PAY-1")
-
-
-@pytest.fixture
-def world(folder: Path) -> Iterator[World]:
-    made = World(folder, terms=terms())
-    for number in range(2, 9):
-        made.tickets.put(f"T{number}", mood="angry")
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
-
-
-def cases(world: World) -> list[Case]:
-    return waiting(world.store, world.contract)
 
 
 def test_an_honest_outside_agrees_and_nothing_is_written(world: World) -> None:

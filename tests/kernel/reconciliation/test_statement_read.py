@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from sds.kernel.audit import verify
 from sds.kernel.errors import UsageError, WorldError
 from sds.kernel.executor.statement import StatementLine, read_statement
-from sds.kernel.human.cases import Case, waiting
 from sds.reconciliation import reconcile
-from tests.kernel.durable import PaysOnly, World
-from tests.kernel.sagas import terms
-from tests.kernel.statements import compared, listing
-
-
-@pytest.fixture
-def world(folder: Path) -> Iterator[World]:
-    made = World(folder, terms=terms())
-    for number in range(2, 9):
-        made.tickets.put(f"T{number}", mood="angry")
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
-
-
-def cases(world: World) -> list[Case]:
-    return waiting(world.store, world.contract)
+from tests.kernel.durable import World
+from tests.kernel.outside import PaysOnly
+from tests.kernel.statements import cases, compared, listing
 
 
 class TestAStatementThatIsNone:
