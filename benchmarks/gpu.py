@@ -50,7 +50,7 @@ from sds.host.clock import now_ms
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import ModelError, UsageError
 from sds.models.catalog.catalog import embedded_model
-from sds.models.protocol import SLOTS_MAX, Backend, BackendError
+from sds.models.protocol import CARD_SLOTS_MAX, Backend, BackendError
 from sds.models.transformers_.facts import TRANSFORMERS
 
 AT_ONCE = (1, 8, 64, 256)
@@ -306,7 +306,9 @@ def _name(device: str) -> str:
 
 def _options(parser: Parser) -> None:
     parser.add_argument("--n", type=whole_number(N_MAX), default=N, help="warm decisions of each sort")
-    parser.add_argument("--at-once", type=whole_number(SLOTS_MAX), nargs="+", default=AT_ONCE, help="how many at once")
+    parser.add_argument(
+        "--at-once", type=whole_number(CARD_SLOTS_MAX), nargs="+", default=AT_ONCE, help="how many at once"
+    )
     parser.add_argument(
         "--model", type=existing, help="a checkpoint folder of one's own, or a GGUF; left out: --shapes"
     )

@@ -22,6 +22,7 @@ Library = str  # the name of a backend, one of `models.catalog.backends`
 FOLDER_HINT = "name a GGUF file: a folder runs in transformers alone"
 CONTEXT_TOKENS = 4096  # of a slot, where nobody says it
 SLOTS_MAX = 64
+CARD_SLOTS_MAX = 256  # of transformers: on a card a pass of many rows costs little more than one of few
 FORKS_MAX = 63  # of one backend, whatever its slots
 _DEVICE = re.compile(r"cpu|cuda(?::([0-9]{1,2}))?")
 
@@ -198,9 +199,9 @@ def prompt_sections(backend: ChatTokenizer, static: str, *dynamic: str) -> list[
     return [section for section in sections if section]
 
 
-def check_slots(slots: int) -> None:
-    if not 1 <= slots <= SLOTS_MAX:
-        raise BackendError(f"{slots} slots are not between 1 and {SLOTS_MAX}")
+def check_slots(slots: int, most: int = SLOTS_MAX) -> None:
+    if not 1 <= slots <= most:
+        raise BackendError(f"{slots} slots are not between 1 and {most}")
 
 
 def check_device(name: str) -> int | None:

@@ -26,7 +26,7 @@ from sds.kernel.envelope.proposal import Proposal, parse_recorded
 from sds.kernel.errors import UsageError
 from sds.kernel.storage.store import Store
 from sds.models.catalog.backends import BACKENDS, DEFAULT
-from sds.models.protocol import SLOTS_MAX
+from sds.models.protocol import CARD_SLOTS_MAX
 
 NOT_REPLAYABLE = "NOT_REPLAYABLE"
 REPLAY_MS_MAX = 10 * 60_000
@@ -139,7 +139,7 @@ def opener(model: Path | None, *, now_ms: Callable[[], int]) -> Open:
 
 def _slots(facts: Mapping[str, Any]) -> int:
     slots = facts.get("slots")
-    return slots if isinstance(slots, int) and 1 <= slots <= SLOTS_MAX else 1
+    return slots if isinstance(slots, int) and 1 <= slots <= CARD_SLOTS_MAX else 1
 
 
 def _is(model: Path | None, weights: object) -> bool:

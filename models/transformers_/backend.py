@@ -18,7 +18,7 @@ import numpy as np
 
 from sds.models.cache.kv_cache import BatchRow
 from sds.models.cache.prefix_caching import CALL_TOKENS_MAX, PrefixCachingBackend
-from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, check_slots, extra_hint
+from sds.models.protocol import CARD_SLOTS_MAX, CONTEXT_TOKENS, BackendError, Dtype, check_slots, extra_hint
 
 try:
     import torch
@@ -55,7 +55,7 @@ class HfBackend(PrefixCachingBackend):
         slots: int = 1,
     ) -> None:
         """Load weights; raise `BackendError` when `path` or `device` is nothing that transformers can run."""
-        check_slots(slots)
+        check_slots(slots, CARD_SLOTS_MAX)
         if dtype not in DTYPES:
             raise BackendError(f"transformers does not compute in {dtype} here", hint=f"choose {', '.join(DTYPES)}")
         self._device = device_of(device)

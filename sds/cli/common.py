@@ -22,7 +22,7 @@ from sds.kernel.flow.intake import EVENT_BYTES_MAX, in_utf8
 from sds.kernel.storage.store import Store
 from sds.models.protocol import BackendError
 
-A_GOOD_EVENT = "sds events refund --limit 1 > event.json; sds ... --event event.json"
+A_GOOD_EVENT = "sds events GATE --limit 1 > event.json; sds ... --event event.json"
 
 
 def _as_name(gate: str) -> str:

@@ -32,8 +32,8 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.errors import ModelError, UsageError
 from sds.models.catalog.batch_variance import batch_variance
+from sds.models.protocol import CARD_SLOTS_MAX, Backend, BackendError, Replicable, prompt_sections
 from sds.models.protocol import FORKS_MAX as BACKEND_FORKS_MAX
-from sds.models.protocol import SLOTS_MAX, Backend, BackendError, Replicable, prompt_sections
 from sds.models.tokenizer.tokenizer import Speaks
 
 SLOTS_EXACT_MAX = BACKEND_FORKS_MAX // FORKS_MIN
@@ -219,6 +219,6 @@ def _digest(tokens: Iterable[int]) -> str:
 
 def check_slots(slots: int, mode: Mode) -> None:
     """Raise UsageError for what no backend can do."""
-    most = SLOTS_MAX if mode == "greedy" else SLOTS_EXACT_MAX
+    most = CARD_SLOTS_MAX if mode == "greedy" else SLOTS_EXACT_MAX
     if not 1 <= slots <= most:
         raise UsageError(f"{slots} decisions at once are not between 1 and {most} in mode {mode}")

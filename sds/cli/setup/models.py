@@ -152,8 +152,7 @@ def prepare(
 ) -> None:
     """Measure which weight type and library are fastest here, and keep them: every decision with this model then uses them.
 
-    Kept in $SDS_CACHE, or the user's cache folder. With --layers, keep a model without its upper layers, to read hidden
-    states from.
+    Kept in $SDS_CACHE, or the user's cache folder. With --layers, keep a model without its upper layers.
 
     Example: sds models prepare
     """

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from sds.models.protocol import BackendError, Row
+from sds.models.llamacpp.backend import LlamaBackend
+from sds.models.protocol import CARD_SLOTS_MAX, SLOTS_MAX, BackendError, Row
 from sds.models.transformers_.backend import HfBackend
 from sds.models.transformers_.kv_cache import DynamicKVCaches, TensorKVCache
 from tests.model_fixtures import TINY_THREADS
@@ -308,3 +309,19 @@ def test_captured_passes_on_cuda_give_what_uncaptured_ones_give(
     monkeypatch.setattr(backend._kv_cache, "static", False)
     assert all(close(one, two) for one, two in zip(stepped() * 2, captured, strict=True))
     backend.close()
+
+
+def test_as_many_rows_as_a_card_takes_give_what_each_gives_alone(tiny_folder: Callable[[int], Path]) -> None:
+    backend = HfBackend(tiny_folder(1), threads=TINY_THREADS, n_ctx=8, slots=CARD_SLOTS_MAX)
+    for slot in range(CARD_SLOTS_MAX):
+        backend.prefill([[1, 2 + slot % 7]], slot=slot)
+    found = backend.run([Row(slot, [3 + slot % 5]) for slot in range(CARD_SLOTS_MAX)])
+    assert CARD_SLOTS_MAX == len(found)
+    for slot in (0, 1, 34, CARD_SLOTS_MAX - 1):
+        assert close(plain_logits(backend, [1, 2 + slot % 7, 3 + slot % 5])[-1:], found[slot])
+    backend.close()
+
+
+def test_llama_cpp_has_fewer_slots(tiny_path: Callable[[int], Path]) -> None:
+    with pytest.raises(BackendError, match="65 slots are not between 1 and 64"):
+        LlamaBackend(tiny_path(1), threads=TINY_THREADS, slots=SLOTS_MAX + 1)
