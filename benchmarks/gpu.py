@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from sds.benchmarks.card.checkpoint import EMBEDDED, SHAPES, write_random, write_tokenizer
-from sds.benchmarks.card.outlines import BACKENDS, OutlinesOnDevice
 from sds.benchmarks.card.pack import joined
 from sds.benchmarks.lib.floor import Recorded
 from sds.benchmarks.lib.measuring import (
@@ -41,7 +40,9 @@ from sds.benchmarks.lib.measuring import (
     versions,
     whole_number,
 )
-from sds.benchmarks.lib.packets import EARLIER, digits_packets, fixed_packets, permits
+from sds.benchmarks.lib.packets import EARLIER, digits_packets, fixed_packets
+from sds.benchmarks.peer.outcomes import Task
+from sds.benchmarks.peers import tasks_of
 from sds.benchmarks.throughput import TOKENS_MAX, best_of_ours, in_rounds, ways_of_ours
 from sds.decoding.errors import CHOICE_TOO_CLOSE
 from sds.engines.factory import open_backend
@@ -56,6 +57,7 @@ from sds.models.transformers_.facts import TRANSFORMERS
 AT_ONCE = (1, 8, 64, 256)
 N, N_MAX = 30, 500
 OUTLINES_N = 8
+OUTLINES_MASKS = ("outlines_core", "llguidance")
 THROUGHPUT_N = 128
 MINUTES, MINUTES_MAX = 9, 600
 TIMEOUT_MS = 120_000
@@ -178,25 +180,34 @@ def _propose_ms(engine: NativeEngine, packet: DecisionPacket) -> float:
 
 def outlines(backend: Any, folder: Path, packets: Sequence[DecisionPacket], budget: Budget) -> dict[str, Any]:
     """Ask Outlines for the same packets, with each of its backends: what a decision takes, and how many are outside."""
+    from sds.benchmarks.peer.drivers.on_transformers import CachedModel, by_outlines_on, tokenizer_of  # noqa: PLC0415  torch is there
+
     found: dict[str, Any] = {}
+    model, tasks = CachedModel(backend.module, tokenizer_of(folder)), tasks_of(packets, backend)
     attention = backend.module.config._attn_implementation  # noqa: SLF001  there is no other name for it
-    for masks in BACKENDS:
+    for masks in OUTLINES_MASKS:
         if budget.left_s < 0:
             found[masks] = {"left_out": "out of time"}
             continue
         try:
             backend.module.set_attn_implementation("sdpa")
-            driven = OutlinesOnDevice(backend.module, folder, backend, masks)
-            driven.decide(packets[0])
-            answers = [(packet, *driven.decide(packet)) for packet in packets]
+            decide = by_outlines_on(model, masks)
+            decide(tasks[0].request)
+            answers = [_timed_ms(decide, task) for task in tasks]
         except Exception as error:  # noqa: BLE001  whatever a peer does is its own result
             found[masks] = {"left_out": f"{type(error).__name__}: {error}".splitlines()[0]}
         else:
-            outside = sum(not permits(packet, text.encode()) for packet, text, _ in answers)
-            found[masks] = {"ms": summary([ms for *_, ms in answers]), "outside": outside}
+            outside = sum(not task.permits(text) for task, (text, _) in zip(tasks, answers, strict=True))
+            found[masks] = {"ms": summary([ms for _, ms in answers]), "outside": outside}
         finally:
             backend.module.set_attn_implementation(attention)
     return found
+
+
+def _timed_ms(decide: Callable[[dict[str, Any]], Any], task: Task) -> tuple[str, float]:
+    began = time.perf_counter()
+    text = decide(task.request).text
+    return text, (time.perf_counter() - began) * 1000
 
 
 def one_model(

@@ -27,20 +27,11 @@ TRIAL_PROMPT_TOKENS, TRIAL_STEPS = 64, 8
 class CachedModel:
     """One model with the prefix of a prompt in its cache."""
 
-    def __init__(self, path: Path, threads: int) -> None:
-        self.module = HfBackend(path, threads=threads).module
-        self.module.set_attn_implementation("sdpa")
-        halved = deepcopy(self.module).to(torch.bfloat16)
-        self.dtype = "fp32"
-        if _trial_s(halved) < _trial_s(self.module):
-            self.module, self.dtype = halved, "bf16"
-        where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(**where, local_files_only=True)
-        end = self.tokenizer.eos_token_id
-        self.module.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-            do_sample=False, eos_token_id=end, pad_token_id=end
-        )
-        self._cache = DynamicCache(config=self.module.config)
+    def __init__(self, module: Any, tokenizer: Any) -> None:
+        self.module, self.tokenizer = module, tokenizer
+        end = tokenizer.eos_token_id
+        module.generation_config = GenerationConfig(do_sample=False, eos_token_id=end, pad_token_id=end)  # type: ignore[no-untyped-call]
+        self._cache = DynamicCache(config=module.config)
         self._static: list[int] = []
 
     def options(self, request: Request) -> dict[str, Any]:
@@ -49,13 +40,14 @@ class CachedModel:
         if static != self._static:
             self._cache, self._static = DynamicCache(config=self.module.config), static
             with torch.inference_mode():
-                self.module(input_ids=torch.tensor([static]), past_key_values=self._cache, logits_to_keep=1)
+                ids = torch.tensor([static], device=self.module.device)
+                self.module(input_ids=ids, past_key_values=self._cache, logits_to_keep=1)
         elif (surplus := self._cache.get_seq_length() - len(static)) > 0:
             self._cache.crop(-surplus)
         return {"past_key_values": self._cache, "max_new_tokens": request["tokens_max"]}
 
     def write(self, request: Request, **processor: Any) -> str:
-        ids = torch.tensor([request["tokens"]])
+        ids = torch.tensor([request["tokens"]], device=self.module.device)
         with torch.inference_mode():
             found = self.module.generate(
                 input_ids=ids, attention_mask=torch.ones_like(ids), **self.options(request), **processor
@@ -67,6 +59,24 @@ class CachedModel:
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return found
+
+
+def tokenizer_of(path: Path) -> Any:
+    """Return the tokenizer of a GGUF file or a checkpoint folder."""
+    where = (
+        {"pretrained_model_name_or_path": path}
+        if path.is_dir()
+        else {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    )
+    return AutoTokenizer.from_pretrained(**where, local_files_only=True)
+
+
+def _quickest(path: Path, threads: int) -> tuple[Any, str]:
+    """Return the model, with the library's quickest attention, in the quicker of two data types, and which that is."""
+    module: Any = HfBackend(path, threads=threads).module
+    module.set_attn_implementation("sdpa")
+    halved = deepcopy(module).to(torch.bfloat16)
+    return (halved, "bf16") if _trial_s(halved) < _trial_s(module) else (module, "fp32")
 
 
 def _trial_s(module: Any) -> float:
@@ -85,13 +95,15 @@ def open_peer(path: Path, threads: int, options: list[str]) -> Peer:
     (name,) = options
     torch.compiler.set_stance("force_eager")  # compiling a mask's one line takes a minute and a C++ compiler
     kinds = {"xgrammar": _xgrammar, "lm-format-enforcer": _lm_format_enforcer}
-    model = CachedModel(path, threads)
+    module, dtype = _quickest(path, threads)
+    model = CachedModel(module, tokenizer_of(path))
     dists = (*(() if name in kinds else ("outlines",)), name, TRANSFORMERS.distribution, "torch")
-    decide = kinds[name](model) if name in kinds else _outlines(model, name)
-    return Peer(decide, dists, f"transformers in {model.dtype} (the quicker of fp32 and bf16), static prefix cached")
+    decide = kinds[name](model) if name in kinds else by_outlines_on(model, name)
+    return Peer(decide, dists, f"transformers in {dtype} (the quicker of fp32 and bf16), static prefix cached")
 
 
-def _outlines(model: CachedModel, backend: str) -> Decide:
+def by_outlines_on(model: CachedModel, backend: str) -> Decide:
+    """Return what decides with Outlines. Raises ImportError where it, or what makes its masks, is not installed."""
     import outlines  # noqa: PLC0415  a peer may be missing
     from outlines.models.transformers import TransformerTokenizer  # noqa: PLC0415
 
