@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from sds.kernel.contract.monitors import MonitorSpec, micros
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import DriftSpec, KindSpec, SpendLimit
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX
@@ -97,9 +98,6 @@ _RULES: tuple[tuple[str, _Rule], ...] = (
     ("budget.tokens_max", _more),
     ("budget.ttl_ms", _more),
     ("budget.dispatch_ms_max", _more),
-    ("aggregate_thresholds.window", _unclear),
-    ("aggregate_thresholds.paid_pct_max", _more),
-    ("aggregate_thresholds.paid_mean_minor_max", _more),
 )
 
 
@@ -118,6 +116,8 @@ def changed_settings(a: Contract, b: Contract) -> Iterator[SettingChange]:
     yield from _entries("drift.fields", _tolerances(a), _tolerances(b), _drift, added="wider")
     limits_a, limits_b = ({limit.name: limit for limit in each.spend} for each in (a, b))
     yield from _entries("spend", limits_a, limits_b, _spend, added="narrower")
+    monitors_a, monitors_b = ({monitor.name: monitor for monitor in each.monitors} for each in (a, b))
+    yield from _entries("aggregate_thresholds", monitors_a, monitors_b, _monitor, added="narrower")
     yield from _entries("sagas", a.sagas, b.sagas, _unclear, added="wider")
     for where, before, after in (("kinds", a.kinds, b.kinds), ("human.kinds", a.human.kinds, b.human.kinds)):
         for kind in sorted({*before} & {*after}):
@@ -192,6 +192,18 @@ def _spend(a: SpendLimit, b: SpendLimit) -> Direction:
         or (not b.sliding and a.timezone != b.timezone)
     )
     return "wider" if wider else "narrower"
+
+
+def _monitor(a: MonitorSpec, b: MonitorSpec) -> Direction:
+    """A stop that is reached later, or never, is wider; what is measured otherwise has no order."""
+    if a.model_copy(update={"warn": None, "stop": None}) != b.model_copy(update={"warn": None, "stop": None}):
+        return "wider"
+    if a.stop == b.stop:
+        return "different"
+    if a.stop is None or b.stop is None:
+        return "narrower" if a.stop is None else "wider"
+    higher = micros(b.stop) > micros(a.stop)
+    return "narrower" if higher == a.is_minimum else "wider"
 
 
 def _kind(where: str, a: KindSpec, b: KindSpec) -> Iterator[SettingChange]:
