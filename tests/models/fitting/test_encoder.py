@@ -25,6 +25,7 @@ def fit_encoder(*args: Any, **options: Any) -> FittedText:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(encoder_tuning, "RATE", 3e-3)  # a tiny encoder learns faster
+        patched.setattr(encoder_tuning, "THREADS", 1)  # and is quicker with one thread, where tests run side by side
         return encoder_tuning.fit_encoder(*args, **options)
 
 

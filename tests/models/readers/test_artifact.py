@@ -98,7 +98,7 @@ def test_a_file_that_is_too_large_is_not_read(head_folder: Path, monkeypatch: py
 
 def test_a_model_with_another_number_of_values_is_refused(head_folder: Path) -> None:
     values(head_folder, "weather", "crew")
-    with pytest.raises(ReaderError, match="another number of values than its reader.json"):
+    with pytest.raises(ReaderError, match=r"another number of values than its reader\.json"):
         open_reader(head_folder).read("late")
 
 
