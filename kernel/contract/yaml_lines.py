@@ -1,12 +1,13 @@
 """YAML with line numbers: plain data, and for every path the line it stands on.
 
-Refused: duplicate keys, aliases (a small file can expand to gigabytes), floats and nulls, integers in any form but
-the decimal one, keys that are not text, files over the limit, nesting deeper than any contract is.
+Refused: duplicate keys, aliases (a small file can expand to gigabytes), nulls, decimal fractions but for the sections
+that measure shares, numbers in any form but the decimal one, keys that are not text, files over the limit, nesting deeper than any contract is.
 """
 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Any
 
 import yaml
@@ -28,6 +29,8 @@ class Lines(dict[Path, int]):
 
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,18})")
+_DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,15})\.[0-9]{1,18}")
+_FRACTIONS_IN = ("aggregate_thresholds", "max_error")  # the only sections whose numbers may have decimals
 
 
 def load_with_lines(text: str, name: str) -> tuple[Any, Lines]:
@@ -68,9 +71,12 @@ def _build(node: yaml.Node, path: Path, lines: Lines, name: str) -> Any:
     if isinstance(node, yaml.SequenceNode):
         return [_build(item, (*path, index), lines, name) for index, item in enumerate(node.value)]
     where = f"{name}:{lines[path]}: {'.'.join(map(str, path))}".removesuffix(": ")
-    value = _scalar(str(node.tag), str(node.value), where)
+    text = str(node.value)
+    if path and path[0] in _FRACTIONS_IN and node.tag == "tag:yaml.org,2002:float" and _DECIMAL.fullmatch(text):
+        return Decimal(text)
+    value = _scalar(str(node.tag), text, where)
     if not isinstance(value, str):
-        lines.misread[path] = reading(str(node.value), "a truth value" if isinstance(value, bool) else "a number")
+        lines.misread[path] = reading(text, "a truth value" if isinstance(value, bool) else "a number")
     return value
 
 
