@@ -1,0 +1,79 @@
+"""Labelled payments to fit and evaluate on: three parts, one after the other in time. All of it is generated.
+
+from sds.gates.fraud.rows import rows
+for row in rows("test"): row.text, row.fields, row.label, row.amount_minor, row.day
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+from sds.kernel.envelope.state import Value
+from sds.kernel.errors import UsageError
+
+from .world.accounts import Accounts
+from .world.customers import DAY_MIN
+from .world.features import History
+from .world.payments import Payment, make_payments, make_people
+from .world.texts import Note, Notes
+
+SEED = 261
+DAYS = {"train": (28, 118), "calibrate": (118, 148), "test": (148, 188)}  # the first 28 days fill the windows
+DAYS_ALL = 188
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One payment at its own time. `fields`: the snapshot by the contract's names, account included. `label`: it is fraud.
+
+    `scenario` is the kind of fraud, empty for a good payment; `note` what its text was written to say. Neither is known
+    to whoever decides, and a label only days later, at `known_day`.
+    """
+
+    number: int
+    text: str
+    fields: dict[str, Value]
+    label: bool
+    amount_minor: int
+    day: int
+    note: str
+    scenario: str
+    known_day: int | None
+
+
+def rows(part: str, *, seed: int = SEED) -> Iterator[Row]:
+    """Yield every payment of a part (train, calibrate, test) by time. Raises UsageError for another part.
+
+    Takes some seconds: what comes before a part is its history.
+    """
+    if part not in DAYS:
+        raise UsageError(f"there is no part `{part[:40]}`", hint=f"parts are: {', '.join(DAYS)}")
+    first_min, end_min = (day * DAY_MIN for day in DAYS[part])
+    rng = Random(seed)  # noqa: S311  reproducible, no secret
+    people = make_people(rng)
+    history, accounts = History(), Accounts(people.customers)
+    notes = Notes(part, Random(f"{seed} {part}"))  # noqa: S311  as above
+    for number, payment in enumerate(make_payments(people, DAYS_ALL, rng)):
+        if payment.at_min >= end_min:
+            return
+        if payment.at_min >= first_min:
+            yield _row(number, payment, history.fields(payment) | accounts.fields(payment), notes.beside(payment))
+        history.add(payment)
+        accounts.add(payment)
+
+
+def _row(number: int, payment: Payment, fields: dict[str, Value], note: Note) -> Row:
+    known = payment.known_at_min
+    return Row(
+        number=number,
+        text=note.text,
+        fields=fields,
+        label=known is not None,
+        amount_minor=payment.amount_minor,
+        day=payment.at_min // DAY_MIN,
+        note=note.value,
+        scenario=payment.scenario,
+        known_day=None if known is None else known // DAY_MIN,
+    )
