@@ -26,7 +26,7 @@ DAYS_ALL = 188
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One payment at its own time. `fields`: the snapshot by the contract's names, account included. `label`: it is fraud.
+    """One payment at its own time. `fields`: the whole snapshot, not held and not passed yet. `label`: it is fraud.
 
     `scenario` is the kind of fraud, empty for a good payment; `note` what its text was written to say. Neither is known
     to whoever decides, and a label only days later, at `known_day`.
@@ -59,7 +59,9 @@ def rows(part: str, *, seed: int = SEED) -> Iterator[Row]:
         if payment.at_min >= end_min:
             return
         if payment.at_min >= first_min:
-            yield _row(number, payment, history.fields(payment) | accounts.fields(payment), notes.beside(payment))
+            fields = history.fields(payment) | accounts.fields(payment)
+            fields |= {"payment.open_minor": payment.amount_minor, "payment.held": False}
+            yield _row(number, payment, fields, notes.beside(payment))
         history.add(payment)
         accounts.add(payment)
 
