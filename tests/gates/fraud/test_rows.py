@@ -48,5 +48,5 @@ def test_a_label_is_known_only_days_later(test_rows: list[Row]) -> None:
 
 
 def test_another_part_is_refused_in_one_line() -> None:
-    with pytest.raises(UsageError, match="^there is no part `tomorrow`$"):
+    with pytest.raises(UsageError, match=r"^there is no part `tomorrow`$"):
         next(rows("tomorrow"))

@@ -76,5 +76,3 @@ def test_a_corpus_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
 
 def test_the_package_has_the_three_parts_and_no_other() -> None:
     assert {f"{part}.jsonl" for part in PARTS} == {path.name for path in CORPUS.iterdir()}
-
-
