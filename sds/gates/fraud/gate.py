@@ -24,6 +24,7 @@ from .adjudication import Truth, expected_kind
 from .chaos import CompromisedAccount, passed_twice
 from .executor import HoldExecutor
 from .holds import holds_path, make_holds
+from .labels import labelled, truth_of
 from .rows import SEED, Row, rows
 from .source import PaymentSource
 from .totals import in_money
@@ -80,10 +81,6 @@ def event_of(row: Row, seed: int) -> dict[str, str]:
     return {"request_id": f"REQ-{tag}", "payment_id": f"PAY-{tag}", "note": row.text}
 
 
-def truth_of(row: Row) -> Truth:
-    return Truth(row.scenario, row.note, row.amount_minor)
-
-
 def read_queue(folder: Path) -> list[QueuedCase]:
     """Return every payment of the queue in order; its label is the generator's truth."""
     try:
@@ -129,6 +126,8 @@ gate = GateDefinition(
     source=_source,
     events=_queue,
     expected=_expected,
+    readers=Path(__file__).with_name("readers"),
+    labelled=labelled,
     demo=Demo(
         case="payment",
         outcomes={"ALLOW": "allowed", "CHALLENGE": "held", "BLOCK": "blocked"},

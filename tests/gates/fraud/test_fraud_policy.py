@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sds.gates.fraud.gate import load_fraud_contract
+from sds.gates.fraud.world.bank import FEATURES
 from sds.kernel.contract.compiler import Rules
+from sds.kernel.contract.policy.checks import policy_rules
 from sds.kernel.decision.safeguards import EnvelopeInputs, envelope_in_force, safeguards_of
 from sds.kernel.envelope.bounds import Bound
 from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope
@@ -78,3 +80,42 @@ def test_a_field_that_is_not_known_goes_to_a_human(path: str) -> None:
 
 def test_a_status_that_nobody_declared_goes_to_a_human() -> None:
     assert ESCALATE_ONLY == envelope(account_status="frozen")
+
+
+@pytest.mark.parametrize(
+    ("note", "risk", "changes", "expected"),
+    [
+        ("routine", 0.15, {}, "ALLOW USUAL_FOR_CUSTOMER"),
+        ("routine", 0.150001, {}, "CHALLENGE UNUSUAL_PAYMENT"),
+        ("routine", 0.6, {}, "CHALLENGE UNUSUAL_PAYMENT"),
+        ("routine", 0.600001, {}, "BLOCK LIKELY_FRAUD"),
+        ("confirmed", 0.15, {}, "ALLOW CONFIRMED_BY_CUSTOMER"),
+        ("confirmed", 0.2, {}, "ESCALATE "),
+        ("takeover", 0.1, {}, "ALLOW USUAL_FOR_CUSTOMER"),
+        ("takeover", 0.3, {}, "CHALLENGE DOUBTFUL_NOTE"),
+        ("takeover", 0.7, {}, "BLOCK ACCOUNT_TAKEN_OVER"),
+        ("imitation", 0.7, {}, "BLOCK MERCHANT_IMITATED"),
+        ("coached", 0.7, {}, "BLOCK CUSTOMER_COACHED"),
+        ("routine", 0.0, {"account.status": "compromised"}, "BLOCK ACCOUNT_NOT_ACTIVE"),
+        ("routine", 0.0, {"payment.amount_minor": LIMIT + 1}, "BLOCK ABOVE_LIMIT"),
+        ("routine", 0.0, {"customer.count_1d": 10}, "CHALLENGE TOO_MUCH_IN_A_DAY"),
+        ("routine", 0.0, {"customer.sum_1d_minor": 97_501}, "CHALLENGE TOO_MUCH_IN_A_DAY"),
+        ("routine", 0.0, {"payment.held": True}, "ESCALATE "),
+        ("routine", 0.0, {"payment.open_minor": 0}, "ESCALATE "),
+    ],
+)
+def test_the_policy_makes_one_decision_of_readings_and_state(
+    note: str, risk: float, changes: dict[str, Value], expected: str
+) -> None:
+    fields = WHOLE | changes
+    proposed = policy_rules(CONTRACT).propose(fields, {"note": note, "risk": round(risk * 10**6)})
+    assert expected == f"{proposed.action} {proposed.reason}"
+    assert proposed.action in RULES.envelope(fields).names
+
+
+def test_the_score_reads_every_feature_and_the_note() -> None:
+    assert {*FEATURES, "reading.note"} == set(CONTRACT.readings["risk"].score)
+
+
+def test_what_a_text_says_is_no_authority() -> None:
+    assert not [kind for kind, spec in CONTRACT.kinds.items() if "reading" in spec.when]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
 from sds.gates.fraud.gate import load_fraud_contract
+from sds.gates.fraud.labels import labelled, labelled_case
 from sds.gates.fraud.rows import DAYS, Row, rows
+from sds.gates.fraud.world.texts import read_corpus
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.envelope.envelope import ESCALATE_ONLY
 from sds.kernel.errors import UsageError
@@ -49,4 +52,25 @@ def test_a_label_is_known_only_days_later(test_rows: list[Row]) -> None:
 
 def test_another_part_is_refused_in_one_line() -> None:
     with pytest.raises(UsageError, match=r"^there is no part `tomorrow`$"):
-        next(rows("tomorrow"))
+        next(rows("train", "tomorrow"))
+
+
+def test_several_parts_are_what_each_is_alone(test_rows: list[Row]) -> None:
+    both = [row for row in rows("calibrate", "test") if row.part == "test"]
+    assert test_rows == both
+
+
+def test_every_text_and_every_payment_is_a_label(tmp_path: Path) -> None:
+    cases = list(labelled(tmp_path))
+    texts = {part: {note.text for notes in read_corpus(part).values() for note in notes} for part in DAYS}
+    assert texts == {part: {case.text for case in cases if case.part == part} for part in DAYS}
+    of_payments = [case for case in cases if case.fields]
+    assert {"note", "risk"} == set(of_payments[0].readings)
+    assert {"ALLOW", "CHALLENGE", "BLOCK"} == {case.decision for case in of_payments}
+    assert all(case.decision is None for case in cases if not case.fields)
+
+
+def test_what_the_written_rule_says_of_a_label_is_permitted(test_rows: list[Row]) -> None:
+    rules = Rules(load_fraud_contract())
+    for row in test_rows[::10]:
+        assert labelled_case(row).decision in rules.envelope(row.fields).names

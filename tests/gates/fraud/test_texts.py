@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -36,17 +35,18 @@ def test_every_text_is_short_printable_ascii(corpus: dict[str, list[Note]]) -> N
             assert 0 < len(note.text) <= TEXT_CHARS_MAX, note.text
 
 
-def test_the_parts_are_cut_by_the_hash_of_the_text_value_by_value(corpus: dict[str, list[Note]]) -> None:
-    ordered = defaultdict[str, list[tuple[str, str]]](list)
-    for part in PARTS:
-        for note in corpus[part]:
-            ordered[note.value].append((hashlib.sha256(note.text.encode()).hexdigest(), part))
-    assert set(VALUES) == set(ordered)
-    for notes in ordered.values():
-        count = len(notes)
-        half, quarter = count // 2, count // 4
-        expected = ["train"] * half + ["calibrate"] * quarter + ["test"] * (count - half - quarter)
-        assert expected == [part for _, part in sorted(notes)]
+def test_each_value_is_parted_in_a_half_and_two_quarters(corpus: dict[str, list[Note]]) -> None:
+    counts = {part: Counter(note.value for note in corpus[part]) for part in PARTS}
+    for value in VALUES:
+        every = sum(counts[part][value] for part in PARTS)
+        assert every >= 120
+        for part, share in zip(PARTS, (0.5, 0.25, 0.25), strict=True):
+            assert abs(counts[part][value] - every * share) <= 1, (value, part)
+
+
+def test_every_text_of_a_value_is_drawn_as_often_as_another(test_rows: list[Row]) -> None:
+    drawn = Counter(row.text for row in test_rows if row.note == "routine")
+    assert max(drawn.values()) - min(drawn.values()) <= 1
 
 
 def test_a_row_of_the_test_part_has_a_text_of_the_test_part(

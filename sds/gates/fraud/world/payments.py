@@ -13,7 +13,7 @@ from typing import NamedTuple
 from .customers import ABROAD, DAY_MIN, ELSEWHERE, Customer, Terminal, distance_band, make_customers, make_terminals
 from .frauds import Fraudsters
 
-CUSTOMERS, TERMINALS = 1_200, 600
+CUSTOMERS, TERMINALS = 900, 500
 AMOUNT_MINOR_MIN, AMOUNT_MINOR_MAX = 100, 2_000_000
 FAVOURITE_RATE = 0.72
 JOURNEY_RATE = 1 / 120  # a customer's journeys begin on so many of their days

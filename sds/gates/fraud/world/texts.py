@@ -46,13 +46,18 @@ def read_corpus(part: str, folder: Path = CORPUS) -> dict[str, list[Note]]:
 
 
 class Notes:
-    """Draws what stands beside a payment, from the texts of one part."""
+    """Draws what stands beside a payment, from the texts of one part: each as often as another of its value."""
 
     def __init__(self, part: str, rng: Random) -> None:
         self._texts, self._rng = read_corpus(part), rng
+        self._left = {value: list[Note]() for value in VALUES}
 
     def beside(self, payment: Payment) -> Note:
-        return self._rng.choice(self._texts[self._value(payment)])
+        value = self._value(payment)
+        left = self._left[value]
+        if not left:
+            left += self._rng.sample(self._texts[value], len(self._texts[value]))
+        return left.pop()
 
     def _value(self, payment: Payment) -> str:
         fraud, drawn = payment.known_at_min is not None, self._rng.random()
