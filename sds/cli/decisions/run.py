@@ -251,7 +251,7 @@ def _decided_lines(gate: GateDefinition, report: dict[str, Any], chaos: str | No
     if gate.demo.currency and report["paid_minor"] is not None:
         yield f"money paid: {format_literal(report['paid_minor'], 2)} {gate.demo.currency}"
     if report["totals"]:
-        yield _totals_line(report["totals"], gate.demo.currency)
+        yield totals_line(report["totals"], gate.demo.currency)
     if report["agreement"] is not None:
         yield (
             f"agreement with the written adjudication rule: {report['agreement']:.0%} "
@@ -271,7 +271,7 @@ def _decided_lines(gate: GateDefinition, report: dict[str, Any], chaos: str | No
         yield gate.demo.note
 
 
-def _totals_line(totals: Mapping[str, int], currency: str) -> str:
+def totals_line(totals: Mapping[str, int], currency: str) -> str:
     """Put each total in words: its count, and its amount where the definition adds one up."""
     parts = []
     for name in (name for name in totals if not name.endswith("_minor")):

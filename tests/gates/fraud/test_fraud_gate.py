@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sds.cli.decisions.run import totals_line
 from sds.definitions.definition import QueuedCase
 from sds.gate import Gate
 from sds.gates.fraud.adjudication import Truth, expected_kind
@@ -138,6 +139,17 @@ def test_a_run_adds_up_in_money_what_became_of_each_payment(folder: Path) -> Non
     assert sum(case.label.amount_minor for case in cases) == sum(totals[n] for n in totals if n.endswith("_minor"))
     assert report["outcomes"]["allowed"] == totals["fraud_let_through"] + totals["good_payments_passed"]
     assert report["paid_minor"] == totals["fraud_let_through_minor"] + totals["good_payments_passed_minor"]
+
+
+def test_totals_are_put_in_words_with_their_money() -> None:
+    totals = {
+        "fraud_stopped": 2,
+        "fraud_stopped_minor": 123_456,
+        "left_to_review": 0,
+        "left_to_review_minor": 0,
+        "seen": 9,
+    }
+    assert "fraud stopped: 2 (1234.56 EUR); left to review: 0 (0.00 EUR); seen: 9" == totals_line(totals, "EUR")
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,16 @@ def test_each_value_is_parted_in_a_half_and_two_quarters(corpus: dict[str, list[
             assert abs(counts[part][value] - every * share) <= 1, (value, part)
 
 
-def test_every_text_of_a_value_is_drawn_as_often_as_another(test_rows: list[Row]) -> None:
-    drawn = Counter(row.text for row in test_rows if row.note == "routine")
+@pytest.mark.parametrize("alone", [True, False])
+def test_every_text_of_a_kind_is_drawn_as_often_as_another(test_rows: list[Row], alone: bool) -> None:
+    routine = [row for row in test_rows if row.note == "routine" and (row.style == "descriptor") is alone]
+    drawn = Counter(row.text for row in routine)
     assert max(drawn.values()) - min(drawn.values()) <= 1
+
+
+def test_beside_most_payments_stands_a_descriptor_alone(test_rows: list[Row]) -> None:
+    routine = [row for row in test_rows if row.note == "routine"]
+    assert 0.9 < sum(row.style == "descriptor" for row in routine) / len(routine) < 0.94
 
 
 def test_a_row_of_the_test_part_has_a_text_of_the_test_part(

@@ -19,6 +19,7 @@ from .payments import Payment
 CORPUS = Path(__file__).parents[1] / "corpus"
 VALUES = ("takeover", "imitation", "coached", "confirmed", "routine")
 TELLS = {"takeover": 0.55, "imitation": 0.30, "coached": 0.60}  # of the frauds of this scenario: the text says so
+DESCRIPTOR_ALONE = 0.92  # of the payments with nothing to tell: the rest has a remark of no meaning
 MISLEADS = 0.001  # of the good payments: the text speaks of a fraud that is none
 CONFIRMED, CONFIRMED_UNUSUAL, CONFIRMED_FRAUD = 0.03, 0.30, 0.02  # the customer has announced it, or seems to have
 
@@ -46,17 +47,25 @@ def read_corpus(part: str, folder: Path = CORPUS) -> dict[str, list[Note]]:
 
 
 class Notes:
-    """Draws what stands beside a payment, from the texts of one part: each as often as another of its value."""
+    """Draws what stands beside a payment, from the texts of one part: each as often as another of its kind.
+
+    Beside most payments that nobody remarks on stands the merchant's descriptor alone.
+    """
 
     def __init__(self, part: str, rng: Random) -> None:
-        self._texts, self._rng = read_corpus(part), rng
-        self._left = {value: list[Note]() for value in VALUES}
+        self._rng, self._texts = rng, read_corpus(part)
+        routine = self._texts.pop("routine")
+        for name, alone in (("descriptor", True), ("remark", False)):
+            self._texts[name] = [note for note in routine if (note.style == "descriptor") is alone]
+        self._left = {name: list[Note]() for name in self._texts}
 
     def beside(self, payment: Payment) -> Note:
-        value = self._value(payment)
-        left = self._left[value]
+        name = self._value(payment)
+        if name == "routine":
+            name = "descriptor" if self._rng.random() < DESCRIPTOR_ALONE else "remark"
+        left = self._left[name]
         if not left:
-            left += self._rng.sample(self._texts[value], len(self._texts[value]))
+            left += self._rng.sample(self._texts[name], len(self._texts[name]))
         return left.pop()
 
     def _value(self, payment: Payment) -> str:
