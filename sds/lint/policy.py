@@ -67,7 +67,7 @@ def policy_findings(contract: Contract, space: Space, rng: Random) -> list[Findi
         return []
     look = _look(contract, space)
     found = [*_unused(look), *_never(look)]
-    hopeless = {finding.path[1] for finding in found if finding.rule == "policy-line-never"}
+    hopeless = {finding.path[1] for finding in found if finding.rule.startswith("policy-line")}
     always = (None, ESCALATE, contract.refusal)  # never forbidden
     lines = [index for index, line in enumerate(contract.policy) if line.kind not in always]
     asked = (_disagreement(look, index, rng) for index in lines if index not in hopeless)
@@ -150,6 +150,8 @@ def _disagreement(look: _Look, index: int, rng: Random) -> Finding | None:
     shown = next((fields for fields in solved(look.space, aims, rng, times=SOLVES) if holds(fields)), None)
     if shown is None:
         return None
-    matters = what_matters(look.space, shrink(look.space, shown, holds), holds)
+    asked = {str(each.value) for each in subtrees(look.whens[index]) if each.op == "path"}
+    readings = {path: value for path, value in shown.items() if path.startswith(READING) and path in asked}
+    matters = {**what_matters(look.space, shrink(look.space, shown, holds), holds), **readings}
     message = f"proposes `{kind}`, which is not permitted, when {in_words(matters)}: then a human decides"
     return Finding("policy-forbidden", "warning", ("policy", index), message, "say so in its `when`", matters)

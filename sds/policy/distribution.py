@@ -45,6 +45,8 @@ def distribution(rules: PolicyRules, fields: Fields, readings: Readings) -> list
         for name, (value, number) in zip(names, combination, strict=True):
             values[name] = round(number * MILLIONTHS) if value == SCORE else value
         probability = prod(number for value, number in combination if value != SCORE)
+        if not probability:
+            continue
         proposed = rules.propose(fields, values)
         shares.setdefault(proposed.decision, []).append((probability, proposed))
     found = [Weighted(_likeliest_reason(each), min(1.0, fsum(share for share, _ in each))) for each in shares.values()]

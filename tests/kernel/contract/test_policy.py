@@ -8,6 +8,7 @@ import pytest
 
 from sds.kernel.contract.policy.checks import policy_rules
 from sds.kernel.contract.schema import Contract, parse_contract
+from sds.kernel.envelope.state import Value
 from sds.kernel.errors import ContractError
 from tests.kernel import world
 
@@ -65,7 +66,9 @@ def test_a_share_is_kept_as_it_was_written() -> None:
         ({}, {"mood": "calm", "risk": 250_001}, ("MODEL", "", (), 4)),
     ],
 )
-def test_the_first_line_that_holds_is_proposed(fields, readings, expected) -> None:
+def test_the_first_line_that_holds_is_proposed(
+    fields: dict[str, Value], readings: dict[str, Value], expected: tuple[object, ...]
+) -> None:
     found = policy_rules(contract()).propose(world.fields(**fields), readings)
     assert expected == (found.action, found.reason, found.params, found.line)
 
