@@ -104,6 +104,8 @@ class Demo:
 
     `case`: what an event is called; `outcomes`: what a decision of each kind is called; `currency`: of its amounts, which have
     two decimals; `executor`: what its executor is called; `note`: the last line. `faults`: what in a statement must never stand there, a line each.
+    `totals`: of every case with the kind that was carried out, ESCALATE, or None where nobody chose, what is added up of them;
+    `NAME_minor` is the amount that goes with the count `NAME`.
     """
 
     case: str = "event"
@@ -113,6 +115,7 @@ class Demo:
     note: str = ""
     faults: Callable[[Iterable[StatementLine]], list[str]] = no_faults
     chaos: Mapping[str, type[Chaos]] = field(default_factory=dict)
+    totals: Callable[[Iterable[tuple[QueuedCase, str | None]]], Mapping[str, int]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
