@@ -16,7 +16,7 @@ from sds.kernel.flow.attempts import Attempt
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.states import WAITING_TAGS
 from sds.kernel.registry import counter_scale
-from sds.kernel.registry.monitors import Decided, Monitors, Watched
+from sds.kernel.registry.monitors import Counted, Decided, Monitors, Watched
 from sds.kernel.storage.store import Reader, Store
 
 HISTORY_MAX = 100_000  # decisions of the past that a window of minutes is filled with
@@ -41,10 +41,10 @@ class DecisionMonitors:
         self._contract = contract
         self.monitors = decision_monitors(contract)
 
-    def count(self, store: Store, attempt: Attempt, state: str, tag: str | None) -> Watched:
-        """Count an attempt that has ended its flow, in the transaction that records it."""
+    def count(self, store: Store, attempt: Attempt, state: str, tag: str | None) -> Counted:
+        """Count an attempt that ends its flow, in the transaction that records it."""
         if not self.monitors.monitors or tag in WAITING_TAGS:
-            return Watched()
+            return Counted()
         history = partial(_history, self._contract, store, attempt.packet.dfid)
         return self.monitors.count(store, decided(self._contract, attempt, state), attempt.now_ms, history)
 

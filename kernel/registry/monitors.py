@@ -68,6 +68,15 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """One decision that was counted. `digest`: of the sums, for its ledger entry; None where there are no monitors."""
+
+    digest: str | None = None
+    stops: tuple[Crossing, ...] = ()
+    warnings: tuple[Crossing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """One monitor as it stands. `value` None: not enough has been measured to judge it. `decisions`: in its window."""
 
@@ -92,19 +101,18 @@ class Monitors:
         self.agent_id, self.monitors = agent_id, tuple(monitors)
         self.windows = Windows(agent_id, stream, monitors, units=units)
 
-    def count(self, store: Store, decided: Decided, now_ms: int, history: History) -> Watched:
-        """Count one decision and judge every window, in the caller's transaction.
+    def count(self, store: Store, decided: Decided, now_ms: int, history: History) -> Counted:
+        """Count one decision and judge every window, in the caller's transaction; `settle` does what follows.
 
         `history`, given how many decisions and milliseconds the windows reach back, returns (time, decision), oldest
         first: what they are filled with where the record has none, or those of other monitors.
         """
         if not self.monitors:
-            return Watched()
+            return Counted()
         sums = self.windows.read(store) or self._filled(store, history)
         self.windows.add(store, sums, self._vectors(decided), now_ms)
         stops, warnings = self._crossed(sums)
-        self.windows.write(store, sums)
-        return Watched(self._suspend(store, stops, now_ms) if stops else None, warnings)
+        return Counted(self.windows.write(store, sums), stops, warnings)
 
     def _filled(self, store: Store, history: History) -> Sums:
         sums = self.windows.begin(store)
@@ -115,7 +123,7 @@ class Monitors:
     def _vectors(self, decided: Decided) -> list[Vector]:
         return [_VECTORS[monitor.of](monitor, decided) for monitor in self.monitors]
 
-    def _crossed(self, sums: Sums) -> tuple[list[Crossing], tuple[Crossing, ...]]:
+    def _crossed(self, sums: Sums) -> tuple[tuple[Crossing, ...], tuple[Crossing, ...]]:
         """Return what is beyond its stop, and what is newly beyond its warning, which `sums` is told."""
         stops: list[Crossing] = []
         warned: list[Crossing] = []
@@ -126,16 +134,19 @@ class Monitors:
                 if which in beyond and ratio is not None:
                     into.append(Crossing(monitor, which, shown(monitor, ratio), sums.n))
         known, sums.warned = set(sums.warned), [each.monitor.name for each in warned]
-        return stops, tuple(each for each in warned if each.monitor.name not in known)
+        return tuple(stops), tuple(each for each in warned if each.monitor.name not in known)
 
-    def _suspend(self, store: Store, stops: list[Crossing], now_ms: int) -> str | None:
-        """Suspend the agent, unless it is not active: while it waits for a human, the next decision finds the same."""
-        known = registry.lookup(store, self.agent_id)
+    def settle(self, store: Store, counted: Counted, now_ms: int) -> Watched:
+        """Suspend the agent for what is beyond its stop, in the same transaction, once the decision stands in the ledger.
+
+        One that is not active is left as it is: while it waits for a human, its next decision finds the same.
+        """
+        known = registry.lookup(store, self.agent_id) if counted.stops else None
         if known is None or not known.active:
-            return None
-        why = stops[0].text
+            return Watched(None, counted.warnings)
+        why = counted.stops[0].text
         registry.move(store, self.agent_id, "SUSPENDED", by="runtime", reason=why, now_ms=now_ms)
-        return why
+        return Watched(why, counted.warnings)
 
     def standing(self, store: Reader, now_ms: int) -> tuple[Standing, ...]:
         """Return every monitor as it stands now. Nothing is written; a record whose windows are not filled yet has none."""

@@ -4,17 +4,21 @@ A window of so many decisions is exact: what each decision added is kept until i
 for each sixtieth of its length: the running one and the sixty before, so that it reaches back by up to a sixtieth more. What
 is counted are vectors of whole numbers, so that adding and taking away leaves nothing behind. Purely arithmetic: what the
 numbers mean is said in `monitors`. Everything runs in the caller's transaction.
+
+The sums carry a mark of all rows behind them, and the ledger entry of each decision a digest of the sums: `audit.verify`
+computes both again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Literal
 
 import orjson
 
-from sds.kernel.canonical import digest
+from sds.kernel.canonical import digest, sha256_hex
 from sds.kernel.contract.monitors import MonitorSpec
 from sds.kernel.storage.store import Reader, Store
 
@@ -23,13 +27,13 @@ Vector = list[int]
 
 BUCKETS = 60
 MINUTE_MS = 60_000
-SWEEP_EVERY = 64  # decisions, after which what has left every window is removed
+_MARKS = 1 << 256
 
+_ALL = "SELECT * FROM"
 _READ = "SELECT body FROM monitor_windows WHERE agent_id = ? AND stream = ? AND monitors = ?"
 _WRITE = "INSERT OR REPLACE INTO monitor_windows VALUES (?, ?, ?, ?)"
-_ENTER = "INSERT INTO monitor_entries VALUES (?, ?, ?, ?)"
-_SWEEP = "DELETE FROM monitor_entries WHERE agent_id = ? AND stream = ? AND n <= ?"
-_KEEP = "INSERT OR REPLACE INTO monitor_buckets VALUES (?, ?, ?, ?, ?)"
+_ENTER = "INSERT OR REPLACE INTO monitor_entries VALUES (?, ?, ?, ?)"
+_KEEP = "INSERT INTO monitor_buckets VALUES (?, ?, ?, ?, ?)"
 _OVER = "FROM monitor_buckets WHERE agent_id = ? AND stream = ? AND monitor = ? AND bucket < ?"
 
 
@@ -37,12 +41,18 @@ _OVER = "FROM monitor_buckets WHERE agent_id = ? AND stream = ? AND monitor = ? 
 class Sums:
     """What is known of one stream. `n`: how many were counted since the windows began. In the order of the monitors:
     `totals`, and of windows in minutes the number and the sum of the running sixtieth. `warned`: names of monitors.
+    `rows`: the marks of all rows behind the sums, added up.
     """
 
     n: int
     totals: list[Vector]
     running: list[tuple[int, Vector]]
     warned: list[str]
+    rows: str = "0"
+
+    def mark(self, name: str, key: int, body: str, times: int) -> None:
+        """Add the mark of a row that was written, or take that of one that was removed (-1 `times`)."""
+        self.rows = f"{(int(self.rows, 16) + times * _mark(name, key, body)) % _MARKS:x}"
 
 
 class Windows:
@@ -83,26 +93,30 @@ class Windows:
         if self._counted:
             self._leave(store, sums)
             kept = orjson.dumps([vectors[index] for index, _ in self._counted]).decode()
-            store.run(_ENTER, (*self._of, sums.n, kept))
-            if sums.n % SWEEP_EVERY == 0:
-                store.run(_SWEEP, (*self._of, sums.n - self._longest))
+            store.run(_ENTER, (*self._of, sums.n % self._longest, kept))
+            sums.mark("", sums.n % self._longest, kept, 1)
         for place, (index, minutes) in enumerate(self._timed):
             self._turn(store, sums, place, at_ms // bucket_ms(minutes))
             _add(sums.running[place][1], vectors[index])
 
-    def write(self, store: Store, sums: Sums) -> None:
-        kept = orjson.dumps([sums.n, sums.totals, sums.running, sums.warned]).decode()
+    def write(self, store: Store, sums: Sums) -> str:
+        """Keep the sums; return their digest."""
+        kept = orjson.dumps([sums.n, sums.totals, sums.running, sums.warned, sums.rows]).decode()
         store.run(_WRITE, (*self._of, self._monitors, kept))
+        return _digest(self._monitors, kept)
 
     def _leave(self, store: Store, sums: Sums) -> None:
         """Take away what the decisions had added that are now one too many."""
         if sums.n <= self._lengths[0]:
             return
-        gone = [sums.n - length for length in self._lengths]
-        left = {n: orjson.loads(body) for n, body in store.rows(self._leaving, (*self._of, *gone))}
+        gone = [(sums.n - length) % self._longest for length in self._lengths]
+        found: dict[int, str] = dict(store.rows(self._leaving, (*self._of, *gone)))
+        left = {key: orjson.loads(body) for key, body in found.items()}
         for place, (index, last) in enumerate(self._counted):
             if sums.n > last:
-                _take(sums.totals[index], left[sums.n - last][place])
+                _take(sums.totals[index], left[(sums.n - last) % self._longest][place])
+        if sums.n > self._longest:  # its place is taken
+            sums.mark("", gone[-1], found[gone[-1]], -1)
 
     def _turn(self, store: Store, sums: Sums, place: int, bucket: int) -> None:
         """Go on to another sixtieth, if it is one. A clock that was set back begins none: no window opens anew for it."""
@@ -112,27 +126,55 @@ class Windows:
         index = self._timed[place][0]
         name = self.monitors[index].name
         if any(vector):
-            store.run(_KEEP, (*self._of, name, running, orjson.dumps(vector).decode()))
-        for body in self._over(store, name, bucket):
-            _take(sums.totals[index], body)
+            kept = orjson.dumps(vector).decode()
+            store.run(_KEEP, (*self._of, name, running, kept))
+            sums.mark(name, running, kept, 1)
+        for key, body in self._over(store, name, bucket):
+            _take(sums.totals[index], orjson.loads(body))
+            sums.mark(name, key, body, -1)
         store.run(f"DELETE {_OVER}", (*self._of, name, bucket - BUCKETS))
         sums.running[place] = bucket, []
 
-    def _over(self, store: Reader, name: str, bucket: int) -> list[Vector]:
-        """Return what the sixtieths held that have left the window."""
-        return [
-            orjson.loads(body) for (body,) in store.rows(f"SELECT body {_OVER}", (*self._of, name, bucket - BUCKETS))
-        ]
+    def _over(self, store: Reader, name: str, bucket: int) -> list[tuple[int, str]]:
+        """Return the sixtieths that have left the window, and what they held."""
+        return list(store.rows(f"SELECT bucket, body {_OVER}", (*self._of, name, bucket - BUCKETS)))
 
     def now(self, store: Reader, sums: Sums, at_ms: int) -> list[Vector]:
         """Return the totals as they are at a moment, without what is over by then; nothing is written."""
         totals = [list(total) for total in sums.totals]
         for place, (index, minutes) in enumerate(self._timed):
             bucket, (running, vector) = at_ms // bucket_ms(minutes), sums.running[place]
-            gone = self._over(store, self.monitors[index].name, bucket) if bucket > running else []
+            over = self._over(store, self.monitors[index].name, bucket) if bucket > running else []
+            gone = [orjson.loads(body) for _, body in over]
             for each in (*gone, *([vector] if running < bucket - BUCKETS else [])):
                 _take(totals[index], each)
         return totals
+
+
+def faults(store: Reader, digests: Mapping[tuple[str, str], str]) -> list[str]:
+    """Return where the windows are not as the ledger says: `digests`, the last one of each (agent, stream)."""
+    found: list[str] = []
+    rows = {(agent, stream): (made_of, body) for agent, stream, made_of, body in store.rows(f"{_ALL} monitor_windows")}
+    marks: dict[tuple[str, str], int] = {}
+    for agent, stream, key, body in store.rows(f"{_ALL} monitor_entries"):
+        marks[agent, stream] = (marks.get((agent, stream), 0) + _mark("", key, body)) % _MARKS
+    for agent, stream, name, key, body in store.rows(f"{_ALL} monitor_buckets"):
+        marks[agent, stream] = (marks.get((agent, stream), 0) + _mark(name, key, body)) % _MARKS
+    for of in sorted({*rows, *marks, *digests}):
+        kept = rows.get(of)
+        if (None if kept is None else _digest(*kept)) != digests.get(of):
+            found.append(f"monitors of {'/'.join(of)}: the sums are not those of the ledger")
+        elif f"{marks.get(of, 0):x}" != (orjson.loads(kept[1])[4] if kept else "0"):
+            found.append(f"monitors of {'/'.join(of)}: the windows are not those of the sums")
+    return found
+
+
+def _mark(name: str, key: int, body: str) -> int:
+    return int.from_bytes(sha256(f"{name}\n{key}\n{body}".encode("utf-8", "surrogatepass")).digest())
+
+
+def _digest(monitors: str, body: str) -> str:
+    return sha256_hex(f"{monitors}\n{body}".encode("utf-8", "surrogatepass"))
 
 
 def bucket_ms(minutes: int) -> int:
