@@ -94,7 +94,7 @@ def full_record(folder: Path) -> World:
     made.clock.advance(-2 * BACK_MS)
     made.decide(escalate, "by a clock set back", "T6")
     made.clock.advance(2 * BACK_MS)
-    for number in range(2):  # in two sixtieths of a window
+    for number in range(8):  # a chunk of a window, and sixtieths of another
         made.clock.advance(1_500)
         judged = made.decide(deny, f"monitored {number}", "T6", confidence=0.75)
         record_label(made.store, judged.dfid, right=True, by="desk", now_ms=made.clock())
