@@ -16,7 +16,7 @@ from sds.definitions.definition import GateDefinition, check_parts
 from sds.definitions.registry import find
 from sds.engines.factory import open_engine
 from sds.engines.fallback import FallbackEngine
-from sds.engines.protocol import Checks, Engine, Explains
+from sds.engines.protocol import Checks, Engine, Explains, HasLanguageModel
 from sds.engines.queueing import KeyLocks
 from sds.host import paths
 from sds.host.clock import now_ms
@@ -65,7 +65,8 @@ class Gate:
     """Decides events. Use it as a context manager, or call `close()`.
 
     `folder` holds the record (`decisions.db`), the kernel's key and the log. `model` is a GGUF or a checkpoint folder;
-    None is the embedded model. An `engine` given instead stays yours to close. Creating a gate registers its contract:
+    None is the embedded model. `readers`: what `sds fit` made for a contract with a policy; None: the model reads. An `engine`
+    given instead decides whatever the policy says, and stays yours to close. Creating a gate registers its contract:
     whoever runs this code is the deployment. Safe to
     call from several threads.
     """
@@ -79,6 +80,7 @@ class Gate:
         folder: Path,
         model: Path | None = None,
         engine: Engine | None = None,
+        readers: Path | None = None,
         on_reasoned: Reasoned | None = None,
         now_ms: Callable[[], int] = now_ms,
     ) -> None:
@@ -95,7 +97,7 @@ class Gate:
             paths.refuse_altered(folder, self.store)
             self._log = JsonLog(folder / "log.jsonl")
             opened.callback(self._log.close)
-            self.engine = self._checked_engine(engine, model, opened)
+            self.engine = self._checked_engine(engine or self._opened_engine(model, readers, opened))
             writer = self._rationale_writer()
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
             context = RecordedContext(self.store, self.contract, self.engine.count_tokens)
@@ -108,11 +110,23 @@ class Gate:
             self._stream = self._stream_of(self._kernel)
             self._closing = opened.pop_all()
 
-    def _checked_engine(self, engine: Engine | None, model: Path | None, opened: ExitStack) -> Engine:
-        """Return the engine that decides, opened unless it was given. Raises ModelError where it cannot decide."""
-        if engine is None:
-            engine = open_engine(model, now_ms=self._now_ms)
-            opened.callback(engine.close)
+    def _opened_engine(self, model: Path | None, readers: Path | None, opened: ExitStack) -> Engine:
+        """Open what decides: the contract's policy, where it has one, else the language model."""
+
+        def open_model() -> Engine:
+            return open_engine(model, now_ms=self._now_ms)
+
+        if not self.contract.policy:
+            engine = open_model()
+        else:
+            from sds.policy.opening import open_policy  # noqa: PLC0415
+
+            engine = open_policy(self.contract, readers, open_model=open_model, now_ms=self._now_ms)
+        opened.callback(engine.close)
+        return engine
+
+    def _checked_engine(self, engine: Engine) -> Engine:
+        """Return the engine that decides. Raises ModelError where it cannot decide under the contract."""
         if isinstance(engine, FallbackEngine):
             engine.log = self._log.write
         for notice in getattr(engine, "notices", ()):
@@ -122,10 +136,13 @@ class Gate:
         return engine
 
     def _stream_of(self, kernel: Kernel) -> Stream:
-        """Return what decides through a kernel: the gate's own, or that of a saga's step."""
+        """Return what decides through a kernel: the gate's own, or that of a saga's step, of which no policy speaks."""
+        engine = self.engine
+        if kernel is not self._kernel and isinstance(engine, HasLanguageModel):
+            engine = engine.language_model.get()
         return Stream(
             kernel,
-            self.engine,
+            engine,
             now_ms=self._now_ms,
             sleep=time.sleep,
             on_reasoned=self._on_reasoned,
@@ -150,7 +167,7 @@ class Gate:
             return None
         from sds.rationale.writing import writer_of  # noqa: PLC0415
 
-        return writer_of(self.engine)
+        return writer_of(self.engine.language_model.get() if isinstance(self.engine, HasLanguageModel) else self.engine)
 
     def _after_decision(self, writer: Explains | None, opened: ExitStack) -> Reasoned | None:
         if writer is None:
@@ -179,7 +196,9 @@ class Gate:
         contract, folder = definition.load_contract(), folder or paths.gate_home(definition.name)
         with ExitStack() as opened:
             source, executor = opened.enter_context(definition.opened(folder))
-            gate = cls(contract, source, executor, folder=folder, model=model, engine=engine, on_reasoned=on_reasoned)
+            readers = paths.fitted_readers(definition.name, definition.readers)
+            how = {"model": model, "engine": engine, "on_reasoned": on_reasoned}
+            gate = cls(contract, source, executor, folder=folder, readers=readers, **how)  # type: ignore[arg-type]
             gate.on_close(opened.pop_all().close)
         return gate
 

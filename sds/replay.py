@@ -34,6 +34,7 @@ REPLAY_TOKENS_MAX = 1 << 20  # the model's own context is less
 # What a decision depends on besides what it was asked, in the order in which to look for a cause.
 CIRCUMSTANCES = (
     "proposal_schema",
+    "judgement",
     "weights",
     "library",
     "torch",
@@ -53,9 +54,10 @@ CIRCUMSTANCES = (
     "plan",
     "rows",
 )
+POLICY = "policy"  # the mode of what a policy decided
 _LEAST = math.ulp(0.0)
 
-Open = Callable[[Mapping[str, Any]], Engine]
+Open = Callable[[Mapping[str, Any], str], Engine]  # facts of the decision, the body of its contract
 Shares = Mapping[str, float]
 
 
@@ -115,15 +117,21 @@ def replay(store: Store, dfid: str, *, open_it: Open, now_ms: Callable[[], int])
     with store.frozen() as reader:
         decided = read_decided(reader, dfid)
     refuse_unless_replayable(decided)
-    with closing(open_it(decided.decoding.facts)) as engine:
+    body = str(store.value("SELECT body FROM contracts WHERE hash = ?", (decided.packet.contract_hash,)) or "")
+    with closing(open_it(decided.decoding.facts, body)) as engine:
         packet = replace(decided.packet, expires_at_ms=now_ms() + REPLAY_MS_MAX)
         return compare(decided, *engine.propose(packet, tokens_max=REPLAY_TOKENS_MAX))
 
 
-def opener(model: Path | None, *, now_ms: Callable[[], int]) -> Open:
-    """Return what opens a native engine as the record describes it, with this model; with one slot, where the batch shows."""
+def opener(model: Path | None, *, now_ms: Callable[[], int], readers: Path | None = None) -> Open:
+    """Return what opens a native engine as the record describes it, with this model; with one slot, where the batch shows.
 
-    def open_it(facts: Mapping[str, Any]) -> Engine:
+    What a policy decided is decided by the recorded contract's, with these fitted readers.
+    """
+
+    def open_it(facts: Mapping[str, Any], contract: str) -> Engine:
+        if facts["mode"] == POLICY:
+            return _policy_of(contract, readers, model, now_ms)
         library = library_of_record(facts)
         how = {name: facts[name] for name in ("device", "dtype") if name in facts}
         backend = BACKENDS[library or DEFAULT]
@@ -135,6 +143,14 @@ def opener(model: Path | None, *, now_ms: Callable[[], int]) -> Open:
         )
 
     return open_it
+
+
+def _policy_of(body: str, readers: Path | None, model: Path | None, now_ms: Callable[[], int]) -> Engine:
+    from sds.kernel.registry.contract_versions import recorded_contract  # noqa: PLC0415  for policies only
+    from sds.policy.opening import open_policy  # noqa: PLC0415
+
+    contract = recorded_contract(body)
+    return open_policy(contract, readers, open_model=lambda: open_engine(model, now_ms=now_ms), now_ms=now_ms)
 
 
 def _slots(facts: Mapping[str, Any]) -> int:
@@ -161,7 +177,7 @@ def refuse_unless_replayable(decided: Decided) -> None:
         raise _refused(f"flow `{dfid}` was decided by `{decoding.model}`, an engine that cannot be replayed", dfid)
     if not decoding.facts:
         raise _refused(f"the record of flow `{dfid}` does not say what its decision depended on", dfid)
-    if decoding.facts.get("mode") not in get_args(Mode):
+    if decoding.facts.get("mode") not in (*get_args(Mode), POLICY):
         raise _refused(f"flow `{dfid}` was decided in a mode that this program does not have", dfid)
 
 

@@ -8,7 +8,8 @@ evaluation. And what is evaluated is not the author's text but the parsed tree w
 read is not, and precedence is this parser's alone.
 
 The subset: literals (integers, strings, `true`, `false`), declared paths, `||  &&  !  ==  !=  <  <=  >  >=  in
-+  -  *  /  %`, `c ? a : b`, lists after `in`, and `min(a, b)`, `max(a, b)`. No floats, no macros, no `has()`.
++  -  *  /  %`, `c ? a : b`, lists after `in`, and `min(a, b)`, `max(a, b)`. No floats, no macros, no `has()`. A score, which only
+a reading is, compares with decimals: both are whole numbers of millionths.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ INT_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The static type of an expression: `bool`, `int` or `string`; an enumeration is a string of known values."""
+    """The static type of an expression: `bool`, `int`, `string` or `score`; an enumeration is a string of known values."""
 
     name: str
     values: frozenset[str] = frozenset()
@@ -69,10 +70,12 @@ class Checked:
     tree: Tree
 
 
-BOOL, INT, STRING = Kind("bool"), Kind("int"), Kind("string")
+BOOL, INT, STRING, SCORE = Kind("bool"), Kind("int"), Kind("string"), Kind("score")
+MILLIONTHS = 6  # decimals of a score
+READING = "reading."
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<int>[0-9]+(?![.\w]))|(?P<path>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)"
+    r"\s*(?:(?P<decimal>[0-9]+\.[0-9]+(?![.\w]))|(?P<int>[0-9]+(?![.\w]))|(?P<path>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)"
     r"|(?P<string>\"[^\"\\\x00-\x1f]*\"|'[^'\\\x00-\x1f]*')|(?P<op>\|\||&&|[=!<>]=|[-+*/%<>!?:(),\[\]]))",
     re.ASCII,
 )
@@ -194,7 +197,7 @@ class _Parser:
             return Term(BOOL, f"({left.cel} in [{', '.join(member.cel for member in members)}])", left.at, tree)
         right = self.sum()
         self.comparable(left, right)
-        if operator not in ("==", "!="):
+        if operator not in ("==", "!=") and left.kind != SCORE:
             self.want(left, "int")
         tree = Tree(operator, (left.tree, right.tree))
         return Term(BOOL, f"({left.cel} {operator} {right.cel})", left.at, tree)
@@ -262,9 +265,18 @@ class _Parser:
             return Term(Kind("string", frozenset({text[1:-1]})), text, at, Tree("literal", value=text[1:-1]))
         if group == "path":
             return self.name(text, at)
+        if group == "decimal":
+            return self.score(text, at)
         if int(text) > INT_MAX:
             self.fail(f"`{text[:24]}` is too large", at)
         return Term(INT, str(int(text)), at, Tree("literal", value=int(text)))
+
+    def score(self, text: str, at: int) -> Term:
+        whole, decimals = text.split(".")
+        if int(whole[:2]) > 1 or len(whole) > 1 or len(decimals) > MILLIONTHS or (whole == "1" and int(decimals)):
+            self.fail(f"`{text[:24]}` is no score: between 0.0 and 1.0, with at most {MILLIONTHS} decimals", at)
+        value = int(whole + decimals.ljust(MILLIONTHS, "0"))
+        return Term(SCORE, str(value), at, Tree("literal", value=value))
 
     def name(self, text: str, at: int) -> Term:
         if text in ("true", "false"):
@@ -278,12 +290,21 @@ class _Parser:
             self.demand(")")
             return Term(INT, f"{text}({left.cel}, {right.cel})", at, Tree(text, (left.tree, right.tree)))
         if text not in self.types:
-            known = (
-                "is not a function: only min and max are" if self.peek() == "(" else "is not a declared snapshot field"
-            )
-            self.fail(f"`{text}` {known}", at)
+            self.fail(f"`{text}` {self._unknown(text)}", at)
         self.paths.add(text)
         return Term(self.types[text], _variable(text), at, Tree("path", value=text))
+
+    def _unknown(self, text: str) -> str:
+        if self.peek() == "(":
+            return "is not a function: only min and max are"
+        if not text.startswith(READING):
+            return "is not a declared snapshot field"
+        asked = any(path.startswith(READING) for path in self.types)
+        return (
+            "is not one of the readings"
+            if asked
+            else "is a reading, and authority rests on none: only `policy` may ask it"
+        )
 
 
 def _variable(path: str) -> str:

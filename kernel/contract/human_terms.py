@@ -36,6 +36,9 @@ def _changes(contract: ContractFields) -> dict[str, Any]:
         "escalation": contract.escalation.model_copy(update={"always": (), "confidence_min_pct": 0}),
         "human": HumanSpec(),
         "rationale": None,
+        "readings": {},  # a human reads for himself
+        "policy": (),
+        "max_error": None,
         "sagas": {},
     }
 

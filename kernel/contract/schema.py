@@ -17,6 +17,7 @@ from sds.kernel.canonical import sha256_hex
 from sds.kernel.contract.checks import CHECKS, check_monitors, check_sagas
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.human_terms import check_human, human_contract
+from sds.kernel.contract.policy.checks import check_policy, policy_rules
 from sds.kernel.contract.sections import ContractFields
 from sds.kernel.contract.types import say_first
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, load_with_lines
@@ -32,6 +33,7 @@ class Contract(ContractFields):
         check_monitors(self)
         for check in CHECKS:
             check(self)
+        check_policy(self)
         check_human(self, CHECKS)
         return self
 
@@ -84,9 +86,10 @@ def parse_contract(text: str, name: str = "contract") -> Contract:
     except ValidationError as error:
         line, message = say_first(error.errors(include_url=False), lines)
         raise ContractError(f"{name}:{line}: {message}") from error
-    prefix: tuple[str, ...] = ()
+    prefix: tuple[str | int, ...] = ()
     try:
         Rules(contract)
+        policy_rules(contract)
         prefix = ("human",)
         Rules(human_contract(contract))
     except ContractError as error:

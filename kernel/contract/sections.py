@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from sds.kernel.canonical import digest
 from sds.kernel.contract.form import Section
 from sds.kernel.contract.monitors import AggregateThresholds, Monitored, MonitorSpec, monitors_of
+from sds.kernel.contract.readings import READINGS_MAX, MaxError, PolicyLine, ReadingSpec
 from sds.kernel.contract.types import (
     AgentId,
     Amount,
@@ -253,6 +254,9 @@ class ContractFields(Section):
     when: Expression = "true"
     kinds: dict[Code, KindSpec] = Field(min_length=1, max_length=KINDS_MAX)
     refusal: Code = DENY  # the kind by which the agent says no, always permitted
+    readings: dict[Name, ReadingSpec] = Field(default_factory=dict, max_length=READINGS_MAX)
+    policy: tuple[PolicyLine, ...] = Field(default=(), max_length=64)
+    max_error: MaxError | None = None
     rationale: RationaleSpec | None = None
     draws_settle_in: Literal["kernel", "source"] = "kernel"
     drift: DriftPolicy = DriftPolicy()

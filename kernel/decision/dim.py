@@ -24,6 +24,14 @@ from sds.kernel.envelope.proposal import Proposal, parse_proposal
 Outcome = Literal["ACCEPTED", "REJECTED", "ESCALATED"]
 
 AFTER_THE_GATES = 6
+HANDED_OVER = ("ESCALATED_BY_AGENT", "the agent handed the decision to a human")
+# Why an agent escalates, where it says so: `Decoding.escalation`.
+WHY_ESCALATED = {
+    "UNFAMILIAR": "the evidence is unlike what the reader was fitted on",
+    "UNCERTAIN": "the decision is less certain than `max_error` asks for",
+    "POLICY_FORBIDDEN": "the policy proposes what is not permitted now",
+    "POLICY_ESCALATES": "the policy has no decision for this case",
+}
 PROBABILITY_MAX = 1 + 1e-9  # a sum of measured probabilities may be rounded up
 FINAL_CODES = frozenset(
     {"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED", "MISSION_DISSONANCE", "PROPOSAL_EXPIRED", "TOKEN_BUDGET_EXCEEDED"}
@@ -206,7 +214,8 @@ def _escalation(contract: Contract, packet: DecisionPacket, proposal: Proposal, 
     if proposal.action == ESCALATE:
         if packet.notes:
             return Reason(5, "ESCALATED_BY_RULE", "; ".join(packet.notes))
-        return Reason(5, "ESCALATED_BY_AGENT", "the agent handed the decision to a human")
+        why = WHY_ESCALATED.get(decoding.escalation)
+        return Reason(5, *((decoding.escalation, why) if why else HANDED_OVER))
     if proposal.action in contract.escalation.always:
         return Reason(5, "APPROVAL_REQUIRED", f"`{proposal.action}` always needs a human")
     minimum = contract.escalation.confidence_min_pct

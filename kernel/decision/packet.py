@@ -73,6 +73,7 @@ class Decoding:
 
     `confidence`: masked probability of the chosen action, 0..1. `alternatives`: per choice, label -> probability. Both
     are None with an engine that measures no probabilities. `facts`: what a replay has to have the same, as JSON data.
+    `escalation`: why the user space escalates, one of the codes that `dim` knows.
     """
 
     model: str = ""
@@ -82,6 +83,7 @@ class Decoding:
     passes: int = 0
     duration_ms: float = 0.0
     facts: Mapping[str, object] = field(default_factory=dict)
+    escalation: str = ""
 
 
 def compile_packet(

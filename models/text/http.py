@@ -85,9 +85,8 @@ async def _exchange(url: str, body: bytes, headers: dict[str, str], timeout_s: f
     from httpx2 import AsyncClient, RemoteProtocolError  # noqa: PLC0415  loaded when a server is asked
 
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "Connection": "close", **headers}
-    verify = (
-        ssl.create_default_context() if url.startswith("https") else False
-    )  # reading the certificates takes a while
+    secure = urlsplit(url).scheme == "https"  # a scheme in capitals is one, too
+    verify = ssl.create_default_context() if secure else False  # reading the certificates takes a while
     async with (
         asyncio.timeout(timeout_s),
         AsyncClient(trust_env=False, follow_redirects=False, verify=verify, timeout=timeout_s) as client,

@@ -12,8 +12,10 @@ import typer
 from pydantic import ValidationError
 
 from sds.cli.common import ModelPath, existing, named_model
+from sds.definitions.definition import GateDefinition
 from sds.engines.protocol import Checks, Engine
 from sds.host.clock import now_ms
+from sds.host.paths import fitted_readers
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.types import ContradictionError, say
 from sds.kernel.contract.yaml_lines import Lines
@@ -76,13 +78,20 @@ class EngineOptions:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in values.items() if name not in ("model", "engines") and value}
 
+    @property
+    def named(self) -> bool:
+        """Tell whether they say anything: then that engine decides, and no policy."""
+        return bool(self.given or self.model or self.engines)
+
 
 NO_OPTIONS = EngineOptions()
 
 
 @contextmanager
-def opened_engine(options: EngineOptions, *, brief: bool, parallel: int = 1) -> Iterator[Engine]:
-    """Open what the options name, and close it in the end; `brief`: for a few decisions, `parallel`: so many at once, unless
+def opened_engine(
+    options: EngineOptions, *, brief: bool, parallel: int = 1, gate: GateDefinition | None = None
+) -> Iterator[Engine]:
+    """Open what the options name, and close it in the end; without any, of a gate whose contract has a policy that policy. `brief`: for a few decisions, `parallel`: so many at once, unless
     a file of engines says how many each decides. Raises UsageError, ModelError.
     """
     given = options.given
@@ -91,13 +100,28 @@ def opened_engine(options: EngineOptions, *, brief: bool, parallel: int = 1) -> 
     elif parallel > 1 and options.engines is None:
         given["parallel"] = parallel
     with named_model(options.model):
-        engine = _open(options.model, options.engines, given, brief=brief)
+        engine = (gate and not options.named and _policy(gate, brief=brief)) or _open(
+            options.model, options.engines, given, brief=brief
+        )
     for notice in getattr(engine, "notices", ()):
         typer.echo(notice, err=True)
     try:
         yield engine
     finally:
         engine.close()
+
+
+def _policy(gate: GateDefinition, *, brief: bool) -> Engine | None:
+    """Return the policy of the gate's contract, opened; None where it has none."""
+    contract = gate.load_contract()
+    if not contract.policy:
+        return None
+    from sds.policy.opening import open_policy  # noqa: PLC0415
+
+    def open_model() -> Engine:
+        return _open(None, None, {}, brief=brief)
+
+    return open_policy(contract, fitted_readers(gate.name, gate.readers), open_model=open_model, now_ms=now_ms)
 
 
 def check_asked(engine: Engine, contract: Contract) -> None:

@@ -49,6 +49,23 @@ class QueuedCase:
     fields: Fields | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LabelledCase:
+    """What is known of one case afterwards, to fit readers with and to judge a gate by.
+
+    `readings`: what a careful human reads, by reading; of a score, "1" or "0". `decision`: the kind that was right; None: what
+    the policy makes of the true readings. `amount_minor`: what is at stake. `part`: train, calibrate or test.
+    """
+
+    text: str
+    fields: Fields
+    readings: Mapping[str, str]
+    decision: str | None = None
+    style: str = ""
+    amount_minor: int = 0
+    part: str = ""
+
+
 class Chaos:
     """A misfortune that a run brings about on purpose between a proposal and its execution, to show that it does no harm."""
 
@@ -105,8 +122,8 @@ class GateDefinition:
     `contract`: a contract, its file, or what loads it. `open` is called with the gate's folder, which is there, and returns
     the state source and the executor; where these have a method `close`, it is called in the end. `source` opens the state
     alone, where opening the executor costs something: for looking. `events` yields the queue in its order, each time from its
-    beginning. `expected` returns the kind that a careful human would choose, to measure agreement by. `checks` are lines of
-    `sds doctor`: each returns what is well or raises SdsError. `path`: where it was found, when it was named by path.
+    beginning. `expected` returns the kind that a careful human would choose, to measure agreement by. `readers`: fitted readers
+    that come with it, for a contract with a policy; what `sds fit` makes takes their place. `labelled` yields the labels that come with it. `checks` are lines of `sds doctor`: each returns what is well or raises SdsError. `path`: where it was found, when it was named by path.
     """
 
     name: str
@@ -115,6 +132,8 @@ class GateDefinition:
     source: Callable[[Path], StateSource] | None = None
     events: Callable[[Path], Iterable[Mapping[str, object] | QueuedCase]] | None = None
     expected: Callable[[QueuedCase], str] | None = None
+    readers: Path | None = None
+    labelled: Callable[[Path], Iterable[LabelledCase]] | None = None
     checks: Mapping[str, Callable[[], str]] = field(default_factory=dict)
     demo: Demo = field(default_factory=Demo)
     path: Path | None = None

@@ -36,6 +36,21 @@ class Explains(Protocol):
         """
 
 
+class Opens(Protocol):
+    """A language model that is opened when it is first asked."""
+
+    def get(self) -> Engine:
+        """Return it, opened. Raises ModelError."""
+
+
+@runtime_checkable
+class HasLanguageModel(Protocol):
+    """What an engine has besides that decides by a policy: the language model beside it."""
+
+    @property
+    def language_model(self) -> Opens: ...
+
+
 @runtime_checkable
 class Checks(Protocol):
     """What an engine may have besides: it says before the first event what its model cannot decide."""

@@ -43,6 +43,17 @@ def gate_home(gate: str) -> Path:
     return home() / gate
 
 
+def fitted_home(gate: str) -> Path:
+    """Return where `sds fit` puts the readers of a gate: beside its record, which may be begun anew."""
+    return home() / "fitted" / gate
+
+
+def fitted_readers(gate: str, shipped: Path | None) -> Path | None:
+    """Return the folder of a gate's readers: what was fitted here, else what came with it."""
+    here = fitted_home(gate)
+    return here if here.exists() else shipped
+
+
 def decisions_path(folder: Path) -> Path:
     return folder / "decisions.db"
 

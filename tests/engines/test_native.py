@@ -162,7 +162,7 @@ def test_a_closed_engine_says_so(world: World, tiny_path: Callable[[int], Path])
         engine.propose(packets(world, 1)[0], tokens_max=TOKENS)
 
 
-@pytest.mark.parametrize(("slots", "mode", "most"), [(0, "greedy", 64), (65, "greedy", 64), (22, "exact", 21)])
+@pytest.mark.parametrize(("slots", "mode", "most"), [(0, "greedy", 256), (257, "greedy", 256), (22, "exact", 21)])
 def test_more_at_once_than_a_backend_can_is_refused(slots: int, mode: Mode, most: int) -> None:
     with pytest.raises(UsageError, match=f"{slots} decisions at once are not between 1 and {most} in mode {mode}"):
         check_slots(slots, mode)

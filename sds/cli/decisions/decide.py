@@ -45,7 +45,7 @@ def decide(gate: ChosenGate, event: EventFile, options: EngineOptions = NO_OPTIO
     if known is not None:
         print_json(known.as_data())
         return
-    with opened_engine(options, brief=True) as engine, Gate.load(found, engine=engine) as opened:
+    with opened_engine(options, brief=True, gate=found) as engine, Gate.load(found, engine=engine) as opened:
         print_json(opened.decide(text).as_data())  # a rationale may follow: nobody waits for it
 
 
@@ -64,7 +64,7 @@ def retry(
     with closing(open_store(found.name)) as store:
         dfid = whole_dfid(store, dfid)
         undecided.refuse_unless_undecided(store, dfid)
-    with opened_engine(options, brief=True) as engine, Gate.load(found, engine=engine) as opened:
+    with opened_engine(options, brief=True, gate=found) as engine, Gate.load(found, engine=engine) as opened:
         print_json(opened.retry(dfid).as_data())
 
 

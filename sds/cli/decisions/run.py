@@ -81,7 +81,7 @@ def run(
 
     @contextmanager
     def began() -> Iterator[Engine]:
-        with opened_engine(options, brief=limit < MANY, parallel=parallel) as engine:
+        with opened_engine(options, brief=limit < MANY, parallel=parallel, gate=found) as engine:
             check_asked(engine, contract)
             _begin(folder, anew=reset)
             yield engine

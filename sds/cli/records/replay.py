@@ -11,7 +11,9 @@ import typer
 
 from sds.cli.common import GateOption, JsonFlag, ModelPath, existing, open_store, whole_dfid
 from sds.cli.render import print_json
+from sds.definitions.registry import find, installed
 from sds.host.clock import now_ms
+from sds.host.paths import fitted_readers
 from sds.kernel.errors import SdsError, StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +46,8 @@ def replay(
     try:
         with closing(open_store(gate)) as store:
             path = existing(model) if model else None
-            open_it = replaying.opener(path, now_ms=now_ms)
+            shipped = find(gate).readers if gate in installed() else None
+            open_it = replaying.opener(path, now_ms=now_ms, readers=fitted_readers(gate, shipped))
             found = replaying.replay(store, whole_dfid(store, dfid), open_it=open_it, now_ms=now_ms)
     except (UsageError, StoreError):
         raise

@@ -16,8 +16,12 @@ SHIFT = "name: m, of: reading_shift, window: {last: 10}, stop: 0.2"
 COST = "name: n, of: paid_sum_minor, window: {minutes: 60}, stop: 900"
 
 
+READINGS = "readings: {mood: {question: How, values: {a: one, b: another, c: a third}}, sum: {question: How, score: [ticket.mood]}}\npolicy: [{otherwise: MODEL}]\n"
+LINE += 2
+
+
 def listed(*monitors: str) -> str:
-    return "aggregate_thresholds:\n" + "".join(f"  - {{{monitor}}}\n" for monitor in monitors)
+    return READINGS + "aggregate_thresholds:\n" + "".join(f"  - {{{monitor}}}\n" for monitor in monitors)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +36,8 @@ def listed(*monitors: str) -> str:
         ((RATE.replace("{last: 10}", "10"),), "0.window", "must be {last: N} or {minutes: N}"),
         ((RATE.replace("stop: 0.5", "stop: 1.5"),), "0.stop", "must be at most 1"),
         ((RATE.replace("stop: 0.5", "stop: -0.5"),), "0.stop", "must be from 0 to 1000000000000000"),
-        ((RATE.replace("stop: 0.5", "stop: 0.1234567"),), "0.stop", "must have 6 or fewer decimals"),
+        ((RATE.replace("stop: 0.5", "stop: 0.1234567"),), "0.stop", '`0.1234567` is neither text nor a plain whole number: text is written "0.1234567"'),
+        ((RATE.replace("stop: 0.5", "stop: '0.1234567'"),), "0.stop", "must have 6 or fewer decimals"),
         ((RATE.replace("stop: 0.5", "stop: much"),), "0.stop", "must be a number"),
         ((RATE.replace("stop: 0.5", "stop: yes"),), "0.stop", "must be a number"),
         ((RATE.replace(", stop: 0.5", ""),), "0", "has neither `warn` nor `stop`"),
@@ -42,6 +47,9 @@ def listed(*monitors: str) -> str:
         ((RATE.replace("approval_rate", "reason_share"),), "0", "`reason_share` needs `reason`"),
         ((f"{RATE.replace('approval_rate', 'reason_share')}, reason: UNKNOWN",), "0.reason", "`UNKNOWN` is the reason of no kind"),
         ((SHIFT,), "0", "`reading_shift` needs `reading`"),
+        ((f"{SHIFT}, reading: tone, expected: {{a: 1}}",), "0.reading", "`tone` is no reading with values"),
+        ((f"{SHIFT}, reading: sum, expected: {{a: 1}}",), "0.reading", "`sum` is no reading with values"),
+        ((f"{SHIFT}, reading: mood, expected: {{z: 1}}",), "0.expected.z", "is no value of `mood`"),
         ((f"{SHIFT}, reading: mood",), "0", "`reading_shift` needs `expected`"),
         ((f"{SHIFT}, reading: mood, expected: {{a: 0.5, b: 0.49}}",), "0.expected", "the shares do not sum to 1"),
         ((f"{SHIFT}, reading: mood, expected: {{a: half}}",), "0.expected.a", "must be a number"),
@@ -70,7 +78,7 @@ def test_a_monitor_that_says_nothing_sensible_is_refused_with_its_line(monitors:
 def test_the_older_form_is_refused_in_the_words_it_was(given: str, why: str):
     with pytest.raises(ContractError) as caught:
         parse_contract(f"{CONTRACT}aggregate_thresholds: {given}\n", "claims.yaml")
-    assert f"claims.yaml:{LINE - 1}: {why}" == str(caught.value)
+    assert f"claims.yaml:{LINE - 3}: {why}" == str(caught.value)
 
 
 def test_shares_that_sum_to_one_within_a_thousandth_are_whole():

@@ -22,11 +22,12 @@ from tests.kernel.durable import Propose, World, contract, deny, escalate, goodw
 from tests.kernel.faults import Faults
 
 MINUTE_MS = 60_000
+READINGS = "readings: {mood: {question: How is it, values: {calm: at ease, angry: cross, furious: very cross}}}\npolicy: [{otherwise: MODEL}]\n"
 Worlds = Callable[..., World]
 
 
 def terms(*monitors: str) -> str:
-    return "\naggregate_thresholds:\n" + "".join(f"  - {{{monitor}}}\n" for monitor in monitors)
+    return f"\n{READINGS}aggregate_thresholds:\n" + "".join(f"  - {{{monitor}}}\n" for monitor in monitors)
 
 
 @pytest.fixture

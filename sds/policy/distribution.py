@@ -1,0 +1,71 @@
+"""The distribution over decisions that follows from the distributions of the readings. Exact and pure.
+
+Every combination of values is put to the policy; the probabilities of those that give the same kind and numbers add up, and of
+its reasons the likeliest is given. Several readings are taken as independent. A score is one number, not a distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import fsum, isfinite, prod
+
+from sds.kernel.contract.policy.rules import PolicyRules, Proposed
+from sds.kernel.contract.readings import ReadingSpec
+from sds.kernel.envelope.state import Fields, Value
+from sds.kernel.errors import ModelError
+
+SUM_OFF_MAX = 1e-3
+MILLIONTHS = 10**6
+SCORE = "score"  # the one key of a score's reading
+
+Readings = Mapping[str, Mapping[str, float]]  # by reading: value -> probability; of a score: {"score": number}
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """A decision and how likely it is; `proposed` has the likeliest of its reasons."""
+
+    proposed: Proposed
+    probability: float
+
+    @property
+    def label(self) -> str:
+        """The decision in words, for the record: its kind, and its numbers in minor units."""
+        return " ".join([self.proposed.action, *(f"{name}={value}" for name, value in self.proposed.params)])
+
+
+def distribution(rules: PolicyRules, fields: Fields, readings: Readings) -> list[Weighted]:
+    """Return every possible decision with its probability, the likeliest first. Raises what an expression raises."""
+    names = list(readings)
+    shares = dict[tuple[object, ...], list[tuple[float, Proposed]]]()
+    for combination in product(*(readings[name].items() for name in names)):
+        values: dict[str, Value] = {}
+        for name, (value, number) in zip(names, combination, strict=True):
+            values[name] = round(number * MILLIONTHS) if value == SCORE else value
+        probability = prod(number for value, number in combination if value != SCORE)
+        if not probability:
+            continue
+        proposed = rules.propose(fields, values)
+        shares.setdefault(proposed.decision, []).append((probability, proposed))
+    found = [Weighted(_likeliest_reason(each), min(1.0, fsum(share for share, _ in each))) for each in shares.values()]
+    return sorted(found, key=lambda one: (-one.probability, one.label))
+
+
+def _likeliest_reason(shares: list[tuple[float, Proposed]]) -> Proposed:
+    """Return what was proposed for the reason to which most of the probability adds up; of equal ones, the first line's."""
+    by_reason = dict[str, float]()
+    for share, proposed in shares:
+        by_reason[proposed.reason] = by_reason.get(proposed.reason, 0.0) + share
+    return max((proposed for _, proposed in shares), key=lambda each: (by_reason[each.reason], -each.line))
+
+
+def check_reading(name: str, spec: ReadingSpec, found: Mapping[str, float]) -> None:
+    """Raise ModelError for what is no distribution over the reading's values, and for what is no score."""
+    wanted = set(spec.values) or {SCORE}
+    numbers = list(found.values())
+    if set(found) != wanted or not all(isfinite(number) and 0 <= number <= 1 for number in numbers):
+        raise ModelError(f"the reader of `{name}` gave no probabilities of its values", reason_code="READING_INVALID")
+    if spec.values and abs(fsum(numbers) - 1) > SUM_OFF_MAX:
+        raise ModelError(f"the probabilities of `{name}` do not add up to 1", reason_code="READING_INVALID")

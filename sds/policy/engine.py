@@ -1,0 +1,198 @@
+"""The policy as the kernel's proposer: readings, then the written rule, then one proposal within the envelope, or a human.
+
+A packet goes in, proposal bytes and what was read come out, as with any other engine. It escalates what it does not know
+(UNFAMILIAR), what is less certain than `max_error` permits (UNCERTAIN), and what the envelope does not permit
+(POLICY_FORBIDDEN).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from time import perf_counter
+
+from sds.engines.protocol import Checks
+from sds.kernel.contract.policy.checks import policy_rules
+from sds.kernel.contract.schema import Contract
+from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
+from sds.kernel.envelope.bounds import format_literal
+from sds.kernel.envelope.envelope import ESCALATE, ESCALATE_REASON
+from sds.kernel.envelope.proposal import Proposal, parse_proposal, write_proposal
+from sds.kernel.errors import ModelError
+from sds.models.readers.protocol import Reading
+from sds.policy.distribution import Weighted, check_reading, distribution
+from sds.policy.judgement import Threshold
+from sds.policy.language_model import LanguageModel
+from sds.policy.readers import Answers
+
+MODEL = "MODEL"
+MODE = "policy"  # in the record's facts, where a decoded decision has its mode
+DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+
+
+class PolicyEngine:
+    """Decides under one contract. `thresholds`: by kind, from which confidence on; None: of no kind that is bounded.
+
+    `facts`: what a replay must have the same. `language_model` opens when it is first asked. Safe in several threads.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        answers: Mapping[str, Answers],
+        thresholds: Mapping[str, Threshold] | None,
+        *,
+        language_model: LanguageModel,
+        now_ms: Callable[[], int],
+        facts: Mapping[str, object],
+        notices: tuple[str, ...] = (),
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._contract, self._answers, self._thresholds = contract, answers, thresholds
+        self._rules, self._language_model = policy_rules(contract), language_model
+        self._now_ms, self._facts, self.notices, self._close = now_ms, facts, notices, close
+        self._order = sorted(
+            contract.readings, key=lambda name: bool(contract.readings[name].score)
+        )  # a score may need the others
+
+    @property
+    def model(self) -> str:
+        return "policy: " + ", ".join(f"{name} by {each.name}" for name, each in sorted(self._answers.items()))
+
+    @property
+    def language_model(self) -> LanguageModel:
+        return self._language_model
+
+    def check_contract(self, contract: Contract) -> None:
+        """Raise ModelError where the language model is needed and cannot decide under the contract."""
+        if contract.hash != self._contract.hash:
+            raise ModelError("the policy is another contract's", hint="open the gate anew")
+        if self._language_model.needed:
+            engine = self._language_model.get()
+            if isinstance(engine, Checks):
+                engine.check_contract(contract)
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        """Decide the packet within its expiry. Raises ModelError; never returns half a decision."""
+        began = perf_counter()
+        if packet.envelope.names == (ESCALATE,):
+            return _escalate(packet), Decoding(model=NOT_ASKED, duration_ms=_ms(began))
+        readings = self._read(packet)
+        decoding = Decoding(model=self.model, facts={**self._facts, "readings": _shares(readings)})
+        unfamiliar = sorted(name for name, reading in readings.items() if not reading.familiar)
+        decided = self._distribution(packet, readings)
+        decoding = replace(decoding, confidence=decided[0].probability, alternatives=_alternatives(readings, decided))
+        if unfamiliar:
+            return self._to_a_human(packet, decoding, "UNFAMILIAR", began)
+        if len(decided) > 1 and decided[0].probability == decided[1].probability:
+            return self._to_a_human(packet, decoding, "UNCERTAIN", began)
+        if decided[0].proposed.action == MODEL:
+            return self._asked(packet, decoding, tokens_max)
+        return self._proposed(packet, decided[0], decoding, began)
+
+    def _read(self, packet: DecisionPacket) -> dict[str, Reading]:
+        found = dict[str, Reading]()
+        for name in self._order:
+            reading = self._answers[name].answer(packet, _shares(found))
+            check_reading(name, self._contract.readings[name], reading.probabilities)
+            found[name] = reading
+            if self._now_ms() > packet.expires_at_ms:
+                raise ModelError("the readings came too late", reason_code=DEADLINE_EXCEEDED)
+        return found
+
+    def _distribution(self, packet: DecisionPacket, readings: Mapping[str, Reading]) -> list[Weighted]:
+        try:
+            return distribution(self._rules, packet.snapshot.fields, _shares(readings))
+        except Exception as error:
+            why = f"the policy cannot be applied: {type(error).__name__}"
+            raise ModelError(why, reason_code="POLICY_FAILED") from error
+
+    def _proposed(
+        self, packet: DecisionPacket, chosen: Weighted, decoding: Decoding, began: float
+    ) -> tuple[bytes, Decoding]:
+        proposed = chosen.proposed
+        decoding = replace(decoding, facts={**decoding.facts, "policy_line": proposed.line})
+        if proposed.action == ESCALATE:
+            return self._to_a_human(packet, decoding, "POLICY_ESCALATES", began)
+        data = _written(packet, chosen)
+        if data is None or not packet.envelope.contains(data):
+            return self._to_a_human(packet, decoding, "POLICY_FORBIDDEN", began)
+        if not self._certain(proposed.action, chosen.probability):
+            return self._to_a_human(packet, decoding, "UNCERTAIN", began)
+        return data, replace(decoding, duration_ms=_ms(began))
+
+    def _certain(self, kind: str, confidence: float) -> bool:
+        """Tell whether a decision of a kind is as certain as its bound asks for; what is not bounded is."""
+        bounds = self._contract.max_error
+        if bounds is None or bounds.of(kind) is None:
+            return True
+        threshold = (self._thresholds or {}).get(kind)
+        return threshold is not None and threshold.least is not None and confidence >= threshold.least
+
+    def _asked(self, packet: DecisionPacket, decoding: Decoding, tokens_max: int) -> tuple[bytes, Decoding]:
+        """Let the language model choose within the envelope; its own facts stand in the record, and the readings."""
+        began = perf_counter()
+        data, by_model = self._language_model.get().propose(packet, tokens_max=tokens_max)
+        by_model = replace(by_model, facts={**by_model.facts, "readings": decoding.facts["readings"]})
+        bounds, chosen = self._contract.max_error, parse_proposal(data)
+        if (
+            bounds
+            and isinstance(chosen, Proposal)
+            and chosen.action != ESCALATE
+            and bounds.of(chosen.action) is not None
+        ):
+            return self._to_a_human(packet, by_model, "UNCERTAIN", began)  # no label has measured what it chooses
+        return data, by_model
+
+    def _to_a_human(self, packet: DecisionPacket, decoding: Decoding, why: str, began: float) -> tuple[bytes, Decoding]:
+        return _escalate(packet), replace(decoding, escalation=why, duration_ms=_ms(began))
+
+    def count_tokens(self, text: str) -> int:
+        """Return how many tokens a text costs the language model; where none is needed, its bytes, which are no fewer."""
+        return self._language_model.get().count_tokens(text) if self._language_model.needed else len(text.encode())
+
+    def close(self) -> None:
+        self._close()
+        self._language_model.close()
+
+
+def _shares(readings: Mapping[str, Reading]) -> dict[str, dict[str, float]]:
+    return {name: dict(reading.probabilities) for name, reading in readings.items()}
+
+
+def _alternatives(readings: Mapping[str, Reading], decided: list[Weighted]) -> tuple[Mapping[str, object], ...]:
+    """Return what was read and what could be decided in the form of a record's choices."""
+    read = [
+        {
+            "choice": f"reading.{name}",
+            "chosen": max(each.probabilities, key=each.probabilities.__getitem__),
+            "z": 1.0,
+            "probabilities": dict(each.probabilities),
+        }
+        for name, each in readings.items()
+    ]
+    decisions = {
+        "choice": "decision",
+        "chosen": decided[0].label,
+        "z": 1.0,
+        "probabilities": {each.label: each.probability for each in decided},
+    }
+    return (*read, decisions)
+
+
+def _written(packet: DecisionPacket, chosen: Weighted) -> bytes | None:
+    """Return the proposal's bytes; None where the envelope has no such kind or other parameters."""
+    proposed, permitted = chosen.proposed, packet.envelope.kind(chosen.proposed.action)
+    if permitted is None or {name for name, _ in permitted.params} != {name for name, _ in proposed.params}:
+        return None
+    values = dict(proposed.params)
+    numbers = tuple((name, format_literal(values[name], bound.scale)) for name, bound in permitted.params)
+    return write_proposal(Proposal(proposed.action, numbers, proposed.reason, packet.snapshot.id))
+
+
+def _escalate(packet: DecisionPacket) -> bytes:
+    return write_proposal(Proposal(ESCALATE, (), ESCALATE_REASON, packet.snapshot.id))
+
+
+def _ms(began: float) -> float:
+    return (perf_counter() - began) * 1000

@@ -1,0 +1,145 @@
+"""What `sds fit` makes of labels, one folder for a gate: fitted readers, thresholds, where all of it came from.
+
+`judgement.json` names the readers by the SHA-256 of their `reader.json`, and these name every other file: one changed byte
+and the folder is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sds.kernel.canonical import digest, sha256_hex
+from sds.kernel.contract.schema import Contract
+from sds.kernel.errors import UsageError
+from sds.models.protocol import BackendError
+from sds.models.readers.opening import open_reader
+from sds.models.readers.protocol import Reader
+
+FILE = "judgement.json"
+SCHEMA = 1
+FILE_BYTES_MAX = 1 << 20
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Number = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class Part(BaseModel):
+    """A section of `judgement.json`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Threshold(Part):
+    """From which confidence on a decision of one kind is made. `least` None: from none, for `missing` more labels are needed."""
+
+    max_error: str
+    least: Number | None
+    accepted: int = Field(ge=0)
+    wrong: int = Field(ge=0)
+    missing: int = Field(ge=0)
+
+
+class Manifest(Part):
+    """`judgement.json`. `readings` and `rules`: SHA-256 of what of the contract readers and thresholds were made for."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    gate: str
+    readings: Sha256
+    rules: Sha256
+    readers: dict[str, Sha256]
+    thresholds: dict[str, Threshold] = Field(default_factory=dict)
+    shares: dict[str, dict[str, Number]] = Field(default_factory=dict)
+    provenance: dict[str, Any] = Field(default_factory=dict)
+    scores: dict[str, Any] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A fitted folder, opened. `thresholds`: by kind; None where they were chosen for another policy."""
+
+    folder: Path
+    sha256: str
+    manifest: Manifest
+    readers: Mapping[str, Reader]
+    thresholds: Mapping[str, Threshold] | None
+    notices: tuple[str, ...] = ()
+    closing: ExitStack = field(default_factory=ExitStack, compare=False)
+
+    def close(self) -> None:
+        self.closing.close()
+
+
+def readings_hash(contract: Contract) -> str:
+    """Return what a fitted reader depends on of a contract: its readings."""
+    return digest({name: spec.model_dump(mode="json") for name, spec in contract.readings.items()})
+
+
+def rules_hash(contract: Contract) -> str:
+    """Return what thresholds depend on of a contract besides: its policy and what it bounds."""
+    bounds = contract.max_error.model_dump(mode="json") if contract.max_error else None
+    return digest([readings_hash(contract), [line.model_dump(mode="json") for line in contract.policy], bounds])
+
+
+def read_manifest(folder: Path) -> tuple[Manifest, str]:
+    """Return what `judgement.json` says, and its SHA-256. Raises UsageError in one line."""
+    path = folder / FILE
+    try:
+        if path.is_symlink() or path.stat().st_size > FILE_BYTES_MAX:
+            raise _refused(folder, f"{FILE} is a link, or larger than {FILE_BYTES_MAX} bytes")
+        raw = path.read_bytes()
+        return Manifest.model_validate(json.loads(raw)), sha256_hex(raw)
+    except OSError as error:
+        raise _refused(folder, f"{FILE} cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        raise _refused(folder, f"{FILE} is not of this form: `{place}`") from error
+    except (ValueError, RecursionError) as error:
+        raise _refused(folder, f"{FILE} is no JSON") from error
+
+
+def open_judgement(folder: Path, contract: Contract) -> Judgement:
+    """Open a fitted folder for a contract. Raises UsageError where it is another's, or not as it was written."""
+    manifest, sha256 = read_manifest(folder)
+    if manifest.gate != contract.gate:
+        raise _refused(folder, f"it was fitted for gate `{manifest.gate}`, not `{contract.gate}`")
+    if manifest.readings != readings_hash(contract) or set(manifest.readers) - set(contract.readings):
+        raise _refused(folder, "it was fitted for other readings than the contract's")
+    same_rules = manifest.rules == rules_hash(contract)
+    notices = () if same_rules or not contract.max_error else (OTHER_RULES.format(contract.gate),)
+    with ExitStack() as opened:
+        readers = dict[str, Reader]()
+        for name, expected in manifest.readers.items():
+            try:
+                readers[name] = open_reader(folder / name, sha256=expected)
+            except BackendError as error:
+                raise _refused(folder, f"{name}: {error}") from error
+            opened.callback(readers[name].close)
+            _check_values(folder, name, contract, readers[name])
+        thresholds = manifest.thresholds if same_rules else None
+        return Judgement(folder, sha256, manifest, readers, thresholds, notices, opened.pop_all())
+
+
+OTHER_RULES = (
+    "the thresholds were chosen for another policy: whatever `max_error` bounds goes to a human until `sds fit {}` ran"
+)
+
+
+def _check_values(folder: Path, name: str, contract: Contract, reader: Reader) -> None:
+    wanted = tuple(contract.readings[name].values) or ("score",)
+    if set(reader.values) != set(wanted):
+        raise _refused(folder, f"{name}: the reader knows other values than the contract")
+
+
+def _refused(folder: Path, why: str) -> UsageError:
+    return UsageError(
+        f"the fitted readers in `{folder}` are refused: {why}",
+        reason_code="READERS_REFUSED",
+        hint="sds fit GATE makes them anew",
+    )

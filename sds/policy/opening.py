@@ -1,0 +1,55 @@
+"""Opens what decides under a contract with a policy: fitted readers where there are any, else the language model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from sds.engines.protocol import Engine
+from sds.kernel.contract.schema import Contract
+from sds.kernel.errors import UsageError
+from sds.policy.engine import MODE, PolicyEngine
+from sds.policy.judgement import Judgement, open_judgement
+from sds.policy.language_model import LanguageModel
+from sds.policy.readers import Answers, Fitted, ModelReader
+
+
+def open_policy(
+    contract: Contract, folder: Path | None, *, open_model: Callable[[], Engine], now_ms: Callable[[], int]
+) -> PolicyEngine:
+    """Open the policy of a contract. `folder`: of fitted readers; None: the language model reads, and says so.
+
+    Raises UsageError where the folder is refused, or where a score has no fitted reader.
+    """
+    judgement = open_judgement(folder, contract) if folder is not None else None
+    unfitted = [name for name in contract.readings if judgement is None or name not in judgement.readers]
+    for name in unfitted:
+        if contract.readings[name].score:
+            raise UsageError(f"the score `{name}` has no fitted reader", hint=f"sds fit {contract.gate}")
+    chosen = any(line.otherwise == "MODEL" for line in contract.policy)
+    needed = bool(unfitted) or chosen or bool(contract.explanation_chars_max)
+    model = LanguageModel(open_model, needed=needed)
+    answers = {name: _answers(name, contract, judgement, model) for name in contract.readings}
+    notices = judgement.notices if judgement else ()
+    if unfitted:
+        which = ", ".join(f"`{name}`" for name in unfitted)
+        notices += (
+            f"no reader is fitted for {which}: the language model reads, uncalibrated (sds fit {contract.gate})",
+        )
+    return PolicyEngine(
+        contract,
+        answers,
+        judgement.thresholds if judgement and not unfitted else None,
+        language_model=model,
+        now_ms=now_ms,
+        facts={"mode": MODE, "judgement": judgement.sha256 if judgement else None},
+        notices=notices,
+        close=judgement.close if judgement else lambda: None,
+    )
+
+
+def _answers(name: str, contract: Contract, judgement: Judgement | None, model: LanguageModel) -> Answers:
+    if judgement is not None and name in judgement.readers:
+        reader = judgement.readers[name]
+        return Fitted(f"{reader.kind}@{reader.sha256[:12]}", reader)
+    return ModelReader(name, contract.readings[name], model.get())

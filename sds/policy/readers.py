@@ -1,0 +1,115 @@
+"""What answers the questions of a contract about one packet: fitted readers, or the language model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from threading import Lock
+from typing import Protocol
+
+from sds.engines.protocol import Engine
+from sds.kernel.contract.readings import ReadingSpec
+from sds.kernel.decision.packet import EVIDENCE, DecisionPacket
+from sds.kernel.envelope.envelope import KindBound, envelope_of
+from sds.kernel.errors import ModelError
+from sds.models.protocol import BackendError
+from sds.models.readers.protocol import Reader, Reading
+from sds.policy.distribution import Readings
+
+TOKENS_MAX = 4096
+ANSWER = "READ"  # the one reason that each value has in the language of answers
+_LEAST = 1e-6
+
+
+class Answers(Protocol):
+    """One reading's reader, seen from the policy."""
+
+    @property
+    def name(self) -> str:
+        """What the record calls it."""
+
+    def answer(self, packet: DecisionPacket, found: Readings) -> Reading:
+        """Answer about a packet; `found`: the readings answered before. Raises ModelError."""
+
+
+def evidence_of(packet: DecisionPacket) -> str:
+    """Return what the customer wrote, as the packet holds it: printable ASCII, cut to the contract's limit."""
+    return packet.texts[-1].removeprefix(EVIDENCE).strip()
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted reader. It is given text and fields as data and nothing else."""
+
+    name: str
+    reader: Reader
+
+    def answer(self, packet: DecisionPacket, found: Readings) -> Reading:
+        try:
+            return self.reader.read(evidence_of(packet), packet.snapshot.fields, found)
+        except BackendError as error:
+            raise ModelError(str(error), reason_code="READING_FAILED", hint=error.hint) from error
+        except Exception as error:
+            why = f"the reader `{self.name}` failed: {type(error).__name__}"
+            raise ModelError(why, reason_code="READING_FAILED") from error
+
+
+class ModelReader:
+    """The language model answers in the exact language of the values; what it would answer about no evidence is divided out.
+
+    It needs no labels. Its probabilities are as good as the model is, and not calibrated. Safe in several threads.
+    """
+
+    def __init__(self, question: str, spec: ReadingSpec, engine: Engine) -> None:
+        self._engine, self._kinds = engine, {value.upper(): value for value in spec.values}
+        meanings = "\n".join(f"- {value.upper()}: {meaning}" for value, meaning in spec.values.items())
+        self._static = f"{spec.question}\nAnswer with one of these, written as JSON:\n{meanings}\n"
+        self._envelope = envelope_of(
+            [KindBound(kind, (ANSWER,)) for kind in self._kinds], refusal=next(iter(self._kinds))
+        )
+        self._question, self._prior, self._lock = question, dict[str, float](), Lock()
+
+    @cached_property
+    def name(self) -> str:
+        return f"model:{self._engine.model}"
+
+    def answer(self, packet: DecisionPacket, found: Readings) -> Reading:  # noqa: ARG002  it reads the text alone
+        prior = self._prior_of(packet)
+        said = self._shares(packet, evidence_of(packet))
+        weights = {value: said[value] / max(prior[value], _LEAST) for value in said}
+        total = sum(weights.values())
+        if not total > 0:
+            raise ModelError(
+                f"the model gave no probability to any value of `{self._question}`", reason_code="READING_FAILED"
+            )
+        return Reading({value: weight / total for value, weight in weights.items()}, familiar=True)
+
+    def _prior_of(self, packet: DecisionPacket) -> Mapping[str, float]:
+        with self._lock:
+            if not self._prior:
+                self._prior = self._shares(packet, "")
+            return self._prior
+
+    def _shares(self, packet: DecisionPacket, text: str) -> dict[str, float]:
+        asked = replace(
+            packet, envelope=self._envelope, texts=(self._static, f"{EVIDENCE} {text}"), feedback="", notes=()
+        )
+        _, decoding = self._engine.propose(asked, tokens_max=TOKENS_MAX)
+        action = next((dict(each) for each in decoding.alternatives or () if each.get("choice") == "action"), None)
+        if action is None:
+            raise ModelError(
+                f"the engine `{self._engine.model}` measures no probabilities, and cannot read `{self._question}`",
+                reason_code="READING_FAILED",
+                hint="use a native engine, or fit a reader: sds fit GATE",
+            )
+        return self._of_values(action["probabilities"])
+
+    def _of_values(self, probabilities: object) -> dict[str, float]:
+        """Return the share of each value; what stands for several together (`A|B`) is divided equally among them."""
+        shares = dict.fromkeys(self._kinds.values(), 0.0)
+        for label, share in dict(probabilities).items():  # type: ignore[call-overload]
+            kinds = [kind for kind in str(label).split("|") if kind in self._kinds]
+            for kind in kinds:
+                shares[self._kinds[kind]] += float(share) / len(kinds)
+        return shares
