@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sds.benchmarks.lib.measuring import summary, timed_us
 from sds.kernel.contract.monitors import MonitorSpec
-from sds.kernel.registry.monitors import Decided, Monitors
+from sds.kernel.registry.monitors import MonitoredDecision, Monitors
 from sds.kernel.storage.store import Store
 
 PAST, PAST_PER_MEASURED = 1_000_000, 500  # decisions
@@ -52,7 +52,7 @@ def _write_past(store: Store, past: int) -> None:
 
 
 def _count(store: Store, monitors: Monitors, number: int) -> None:
-    decided = Decided(True, True, 10_000 + number % 500, "NOT_TRAVELLED", 0.9)
+    decided = MonitoredDecision(True, True, 10_000 + number % 500, "NOT_TRAVELLED", 0.9)
     counted = monitors.count(store, decided, number * STEP_MS, lambda _: ())
     monitors.settle(store, counted, number * STEP_MS)
 

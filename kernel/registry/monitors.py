@@ -2,7 +2,7 @@
 
 A value beyond `stop` suspends the agent there and then. The decision that crosses it was within its bounds: it is recorded
 and carried out, and the next one is not made. Only an operator reactivates the agent, and the windows begin anew with that.
-A value that goes beyond `warn` is told once, and again only after it was back.
+A value that goes beyond `warn` is logged once, and again only after it was back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MINOR = frozenset({"paid_mean_minor", "paid_sum_minor"})
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class MonitoredDecision:
     """What monitors read of one decision. None: not known, and not counted where it is measured.
 
     `paid_minor`: in the units that the contract spends in. `confidence`: 0..1. `readings`: name -> the likeliest value.
@@ -40,7 +40,7 @@ class Decided:
 
 
 Ratio = Callable[[MonitorSpec, Vector], tuple[int, int] | None]
-History = Callable[[tuple[int, int]], Iterable[tuple[int, Decided]]]
+History = Callable[[tuple[int, int]], Iterable[tuple[int, MonitoredDecision]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class _Judge:
     """A monitor, ready to be asked of every decision: thresholds in millionths, its place in a vector."""
 
     monitor: MonitorSpec
-    vector: Callable[[MonitorSpec, Decided], Vector]
+    vector: Callable[[MonitorSpec, MonitoredDecision], Vector]
     ratio: Ratio
     least: int  # decisions in the window, before it is judged
     side: int  # 1: beyond is above; -1: below
@@ -131,11 +131,11 @@ class Monitors:
     ) -> None:
         self.agent_id = agent_id
         self.monitors = sorted(monitors, key=lambda each: (each.window.last is None, each.window.last or 0))
-        widths = [len(_VECTORS[each.of](each, Decided())) for each in self.monitors]
+        widths = [len(_VECTORS[each.of](each, MonitoredDecision())) for each in self.monitors]
         self._windows = Windows(agent_id, stream, self.monitors, widths, units=units)
         self._judges = [_judge(*both) for both in zip(self.monitors, self._windows.places, strict=True)]
 
-    def count(self, store: Store, decided: Decided, now_ms: int, history: History) -> Counted:
+    def count(self, store: Store, decided: MonitoredDecision, now_ms: int, history: History) -> Counted:
         """Count one decision and judge every window, in the caller's transaction; `settle` does what follows.
 
         `history`, given how many decisions and milliseconds the windows reach back, returns (time, decision), oldest
@@ -154,14 +154,14 @@ class Monitors:
             self._windows.add(store, sums, self._vector(decided), at_ms)
         return sums
 
-    def _vector(self, decided: Decided) -> Vector:
+    def _vector(self, decided: MonitoredDecision) -> Vector:
         vector: Vector = []
         for judge in self._judges:
             vector += judge.vector(judge.monitor, decided)
         return vector
 
     def _crossed(self, sums: Sums) -> tuple[tuple[Crossing, ...], tuple[Crossing, ...]]:
-        """Return what is beyond its stop, and what is newly beyond its warning, which `sums` is told."""
+        """Return what is beyond its stop, and what is newly beyond its warning, which `sums` keeps."""
         stops: list[Crossing] = []
         new: list[Crossing] = []
         warned: list[str] = []
@@ -218,7 +218,7 @@ def _micro(share: float | None) -> int | None:
     return None if share is None else round(min(1.0, max(0.0, share)) * MICRO)
 
 
-def _shift(monitor: MonitorSpec, decided: Decided) -> Vector:
+def _shift(monitor: MonitorSpec, decided: MonitoredDecision) -> Vector:
     """Return (decisions, those with the reading, how often each expected value, how often any other)."""
     value = decided.readings.get(monitor.reading or "")
     if value is None:
@@ -252,7 +252,7 @@ def _share(_monitor: MonitorSpec, total: Vector) -> tuple[int, int] | None:
     return total[1], total[0]
 
 
-_VECTORS: Mapping[str, Callable[[MonitorSpec, Decided], Vector]] = {
+_VECTORS: Mapping[str, Callable[[MonitorSpec, MonitoredDecision], Vector]] = {
     "approval_rate": lambda _, decided: [1, int(decided.executed)],
     "paid_share": lambda _, decided: [1, int(decided.paid)],
     "paid_mean_minor": lambda _, decided: _measured(decided.paid_minor),

@@ -15,7 +15,7 @@ from sds.kernel.flow import monitored
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry
-from sds.kernel.registry.monitors import Decided
+from sds.kernel.registry.monitors import MonitoredDecision
 from tests.kernel.authority import reactivate, status
 from tests.kernel.crashes import crashing, every_step
 from tests.kernel.durable import Propose, World, contract, deny, escalate, goodwill, refund
@@ -168,10 +168,10 @@ def test_a_share_over_minutes_is_judged_from_the_tenth_decision(worlds: Worlds):
 def test_a_warning_is_logged_when_it_is_first_crossed_and_again_only_after_it_was_back(worlds: Worlds):
     world = worlds("name: m, of: paid_sum_minor, window: {last: 10}, warn: 100")
     many(world, 3, goodwill("1.00"))
-    (told,) = warnings(world)
-    assert isinstance(told, dict)
-    assert ("m", "200", "100", 2) == tuple(told[name] for name in ("monitor", "value", "warn", "decision"))
-    assert ("claims-agent", True) == (told["agent_id"], bool(told["dfid"]))
+    (warning,) = warnings(world)
+    assert isinstance(warning, dict)
+    assert ("m", "200", "100", 2) == tuple(warning[name] for name in ("monitor", "value", "warn", "decision"))
+    assert ("claims-agent", True) == (warning["agent_id"], bool(warning["dfid"]))
     many(world, 10)
     many(world, 2, goodwill("1.00"))
     assert 2 == len(warnings(world))
@@ -251,7 +251,9 @@ def steps(world: World) -> int:
     monitors = monitored.decision_monitors(world.contract)
     with world.store.transaction():
         world.store._db.set_progress_handler(lambda: taken.append(None), 1)
-        monitors.count(world.store, Decided(), world.clock(), lambda _: pytest.fail("the windows are filled already"))
+        monitors.count(
+            world.store, MonitoredDecision(), world.clock(), lambda _: pytest.fail("the windows are filled already")
+        )
         world.store._db.set_progress_handler(None, 0)
         world.store.run("ROLLBACK")
         world.store.run("BEGIN")
