@@ -213,9 +213,11 @@ def run(folder: Path, weights: Weights, n: int, say: Say) -> Report:
         opened.callback(greedy.close)
         exact = NativeEngine(backend, now_ms=now_ms, mode="exact-kinds")
         whole = NativeEngine(backend, now_ms=now_ms, mode="exact")
-        gate = opened.enter_context(Gate.load("refund", folder=folder, engine=greedy))
+        refund = find("refund")  # unwatched: a monitor would stop an agent that is made to deny everyone
+        unwatched = refund.load_contract().model_copy(update={"aggregate_thresholds": ()})
+        gate = opened.enter_context(Gate.load(replace(refund, contract=unwatched), folder=folder, engine=greedy))
         bench = Bench(gate, recorded, predict, greedy, exact, whole)
-        claims = iter(find("refund").cases(folder))
+        claims = iter(refund.cases(folder))
         measured = {sort: bench.measure(sort, claims, n) for sort in SORTS}
         packet = next(p for p in (narrow_to_denial(gate.kernel, gate.preview(c.event), 0) for c in claims) if p)
         reports = {sort: found.report() for sort, found in measured.items()}

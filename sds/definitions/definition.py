@@ -19,6 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, TypeVar
 
+from sds.engines.protocol import Engine
 from sds.host import paths
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.contract.schema import Contract, load_contract
@@ -70,9 +71,14 @@ class Chaos:
     """A misfortune that a run brings about on purpose between a proposal and its execution, to show that it does no harm."""
 
     promises: ClassVar[tuple[str, ...]] = ()  # names in the report that must be 0
+    stops: ClassVar[bool] = False  # whether the run is to end by it, before its limit
 
     def __init__(self, folder: Path, executor: Executor, seed: int) -> None:
         self.folder, self.executor, self.rng = folder, executor, Random(seed)  # noqa: S311  reproducible, no secret
+
+    def engine(self, engine: Engine) -> Engine:
+        """Return what proposes in the place of the run's engine: that one, unless it is the agent that goes wrong."""
+        return engine
 
     def reasoned(self, packet: DecisionPacket, data: bytes) -> None:
         """Act on a proposal that was just made. Called by one thread at a time."""

@@ -90,6 +90,7 @@ def run(
     contract = gate.load_contract()
     with gate.opened(folder) as (source, executor):
         watch = Watch(contract.authority, gate.demo.chaos[chaos](folder, executor, limit) if chaos else None)
+        engine = watch.chaos.engine(engine) if watch.chaos else engine
         with Gate(contract, source, executor, folder=folder, engine=engine, on_reasoned=watch.reasoned) as opened:
             refuse_stopped(opened, gate)
             cases = undecided_cases(gate, opened, folder, limit)

@@ -45,9 +45,11 @@ Parallel = Annotated[
     int, typer.Option("--parallel", min=1, max=PARALLEL_MAX, help="How many claims to decide at once.")
 ]
 ChaosName = Annotated[
-    Literal["drift", "fail-second"] | None,
+    Literal["drift", "agent-drift", "fail-second"] | None,
     typer.Option(
-        "--chaos", help="drift: move the state before execution; fail-second: the rail declines a saga's second step."
+        "--chaos",
+        help="drift: move the state before execution; agent-drift: the agent denies everyone, within its bounds, until a "
+        "monitor stops it; fail-second: the rail declines a saga's second step.",
     ),
 ]
 SagaName = Annotated[
@@ -113,8 +115,9 @@ def _run_decisions(
     _table(gate, report, chaos, Console(highlight=False, stderr=as_json))
     if as_json:
         print_json(report)
-    _judge(gate, report, None if report["stopped"] else chaos)
-    if report["stopped"]:
+    wanted = chaos is not None and gate.demo.chaos[chaos].stops
+    _judge(gate, report, chaos if wanted or not report["stopped"] else None)
+    if report["stopped"] and not wanted:
         why, hint = report["stopped"]
         what = f"{report['decisions']} of {counted(limit, gate.demo.case)}"
         raise WorldError(f"stopped after {what}: {why}", hint=hint)
