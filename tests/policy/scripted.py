@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from sds.models.readers.protocol import Reading
-
 from sds.kernel.contract.schema import Contract, parse_contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import ModelError
+from sds.models.readers.protocol import Reading
 from sds.policy.distribution import Readings
 from sds.policy.engine import PolicyEngine
 from sds.policy.judgement import Threshold

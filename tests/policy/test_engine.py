@@ -5,13 +5,13 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from sds.models.readers.protocol import Reading
 
 from sds.kernel.decision import dim
 from sds.kernel.decision.dim import WHY_ESCALATED
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.kernel.errors import ModelError
+from sds.models.readers.protocol import Reading
 from sds.policy.language_model import LanguageModel
 from tests.kernel import world
 from tests.policy.scripted import Says, contract, engine_of
