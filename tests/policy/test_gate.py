@@ -13,13 +13,26 @@ from sds.host import paths
 from sds.host.clock import now_ms
 from sds.kernel.audit import verify
 from sds.kernel.errors import UsageError
+from sds.models.readers.opening import open_reader
 from sds.policy.judgement import open_judgement
 from sds.replay import opener, replay
 from tests.gates.own import written
+from tests.models.readers.tiny import claims
 from tests.policy.conftest import BOUNDED, CODE, Judge, contract_of
 from tests.proposers import Greedy
 
-TECHNICAL, WEATHER, CREW = "we waited because the engine", "we waited for the storm", "at the gate the pilot was late"
+
+@pytest.fixture(scope="module")
+def said(fitted_head: Path) -> dict[str, str]:
+    """Return a text for each value, which the tiny reader knows and reads as that value."""
+    found = dict[str, tuple[float, str]]()
+    with closing(open_reader(fitted_head)) as reader:
+        for text in claims(200, seed=7)[0]:
+            reading = reader.read(text)
+            value = max(reading.probabilities, key=reading.probabilities.__getitem__)
+            sure = reading.probabilities[value] if reading.familiar else 0.0
+            found[value] = max(found.get(value, (0.0, "")), (sure, text))
+    return {value: text for value, (_, text) in found.items()}
 
 
 def event(number: int, text: str) -> dict[str, str]:
@@ -40,9 +53,11 @@ def fitted(home: Path, judgement: Judge, code: str = CODE, **changes: object) ->
     return written(home / "toll_gate", code)
 
 
-def test_readings_decide_and_the_record_says_why(home: Path, judgement: Judge) -> None:
+def test_readings_decide_and_the_record_says_why(home: Path, judgement: Judge, said: dict[str, str]) -> None:
     with Gate.load(fitted(home, judgement)) as gate:
-        answers = [gate.decide(event(n, text)) for n, text in enumerate((TECHNICAL, WEATHER, CREW))]
+        answers = [
+            gate.decide(event(n, text)) for n, text in enumerate((said["technical"], said["weather"], said["crew"]))
+        ]
         assert [("WAIVE", "SUCCESS"), ("DENY", None)] == [(a.action, a.execution) for a in answers[:2]]
         assert ("ESCALATED", "POLICY_ESCALATES") == (answers[2].state, answers[2].reason_code)
         assert gate.engine.model.startswith("policy: cause by head@")
@@ -58,10 +73,10 @@ def test_readings_decide_and_the_record_says_why(home: Path, judgement: Judge) -
     assert (confidence, model) == (decided["probabilities"]["WAIVE amount=500"], gate.engine.model)
 
 
-def test_a_decision_of_a_policy_is_replayed_identically(home: Path, judgement: Judge) -> None:
+def test_a_decision_of_a_policy_is_replayed_identically(home: Path, judgement: Judge, said: dict[str, str]) -> None:
     path = fitted(home, judgement)
     with Gate.load(path) as gate:
-        dfids = [gate.decide(event(n, text)).dfid for n, text in enumerate((TECHNICAL, CREW))]
+        dfids = [gate.decide(event(n, text)).dfid for n, text in enumerate((said["technical"], said["crew"]))]
     readers = paths.fitted_readers("toll", None)
     for dfid in dfids:
         with closing(paths.open_record(home / "toll")) as store:
@@ -78,20 +93,22 @@ def test_what_it_is_not_fitted_on_is_a_humans(home: Path, judgement: Judge) -> N
             assert ("ESCALATED", "UNFAMILIAR") == (answer.state, answer.reason_code), text[:20]
 
 
-def test_what_is_bounded_is_decided_only_when_certain_enough(home: Path, judgement: Judge) -> None:
+def test_what_is_bounded_is_decided_only_when_certain_enough(
+    home: Path, judgement: Judge, said: dict[str, str]
+) -> None:
     with Gate.load(fitted(home, judgement, BOUNDED, least=None)) as gate:
-        answer = gate.decide(event(1, TECHNICAL))
+        answer = gate.decide(event(1, said["technical"]))
         assert ("ESCALATED", "UNCERTAIN") == (answer.state, answer.reason_code)
 
 
-def test_an_engine_that_is_given_decides_itself(home: Path, judgement: Judge) -> None:
+def test_an_engine_that_is_given_decides_itself(home: Path, judgement: Judge, said: dict[str, str]) -> None:
     with Gate.load(fitted(home, judgement), engine=Greedy("DENY")) as gate:
-        assert "DENY" == gate.decide(event(1, TECHNICAL)).action
+        assert "DENY" == gate.decide(event(1, said["technical"])).action
 
 
-def test_a_policy_that_changed_voids_the_thresholds(home: Path, judgement: Judge) -> None:
+def test_a_policy_that_changed_voids_the_thresholds(home: Path, judgement: Judge, said: dict[str, str]) -> None:
     with Gate.load(fitted(home, judgement, BOUNDED, rules="0" * 64)) as gate:
-        assert "UNCERTAIN" == gate.decide(event(1, TECHNICAL)).reason_code
+        assert "UNCERTAIN" == gate.decide(event(1, said["technical"])).reason_code
     log = [json.loads(line) for line in (home / "toll" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert any("the thresholds were chosen for another policy" in str(line.get("notice")) for line in log)
 
