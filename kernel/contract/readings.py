@@ -6,6 +6,7 @@ written rule that makes a decision of readings and fields. None of them permits 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -14,17 +15,22 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from sds.kernel.contract.form import Section
 from sds.kernel.contract.types import Code, Expression, FieldPath, Name
+from sds.kernel.envelope.envelope import ESCALATE
 
 READINGS_MAX = 8
 COMBINATIONS_MAX = 1024
 ROOT = "reading"  # in expressions a reading is `reading.NAME`
+
+_DECIMAL = re.compile(r"[01](\.[0-9]{1,6})?")
 
 Meaning = Annotated[str, Field(min_length=1, max_length=200)]
 Otherwise = Literal["ESCALATE", "MODEL"]
 
 
 def _share(value: object) -> object:
-    return Decimal(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    """A record holds its text, and a contract may say `0` or `1`."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return Decimal(value) if whole or (isinstance(value, str) and _DECIMAL.fullmatch(value)) else value  # type: ignore[arg-type]
 
 
 # Between 0 and 1, as it was written: `0.02`. Its text is what a contract's hash covers.
@@ -50,7 +56,7 @@ class ReadingSpec(Section):
 
 
 class PolicyLine(Section):
-    """Propose a kind with this reason where `when` holds; or, as the last line, what is done otherwise."""
+    """Propose a kind with this reason, or ESCALATE, where `when` holds; or, as the last line, what is done otherwise."""
 
     kind: Code | None = None
     reason: Code | None = None
@@ -63,6 +69,9 @@ class PolicyLine(Section):
         if self.otherwise is not None:
             if self.kind or self.reason or self.params or self.when != "true":
                 raise ValueError("`otherwise` stands alone in its line")
+        elif self.kind == ESCALATE:
+            if self.reason or self.params:
+                raise ValueError("ESCALATE takes neither a reason nor parameters")
         elif self.kind is None or self.reason is None:
             raise ValueError("must name `kind` and `reason`, or say what is done `otherwise`")
         return self

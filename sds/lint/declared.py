@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from sds.kernel.contract.compiler import Path
 from sds.kernel.contract.expressions import Checked
+from sds.kernel.contract.policy.checks import policy_rules
 from sds.kernel.contract.schema import Contract
 from sds.lint.finding import Finding
 
@@ -30,6 +31,7 @@ def _unused_fields(contract: Contract, places: Mapping[Path, Checked]) -> Iterat
     used |= set(contract.drift.fields)
     used |= {limit.per for limit in contract.spend if limit.per}
     used |= {path for kind in contract.kinds.values() for path in kind.draws}
+    used |= policy_rules(contract).reads | {path for spec in contract.readings.values() for path in spec.score}
     for path in contract.snapshot:
         if path not in used:
             yield Finding(

@@ -20,6 +20,7 @@ from sds.lint.declared import declared_findings
 from sds.lint.diff import human_permits_more
 from sds.lint.finding import Finding, Severity, in_words
 from sds.lint.intervals import Constraint, Ints, assume, of, propagate
+from sds.lint.policy import policy_findings
 from sds.lint.snapshots import (
     PLAUSIBLE_MAX,
     Space,
@@ -60,6 +61,7 @@ def lint(contract: Contract, rng: Random, *, random_snapshots: int = RANDOM_SNAP
     space = space_of(contract)
     look = _Look(space)
     findings = [*declared_findings(contract, look.places), *_proven(look), *_human(contract, rng)]
+    findings += policy_findings(contract, space, rng)
     hopeless = {finding.path[1] for finding in findings if finding.rule == "kind-unreachable" and len(finding.path) > 1}
     reached: dict[str, list[Fields]] = {}
     in_force: set[str] = set()

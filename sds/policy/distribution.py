@@ -1,7 +1,7 @@
 """The distribution over decisions that follows from the distributions of the readings. Exact and pure.
 
-Every combination of values is put to the policy; the probabilities of those that give the same decision add up. Several
-readings are taken as independent. A score is one number, not a distribution.
+Every combination of values is put to the policy; the probabilities of those that give the same kind and numbers add up, and of
+its reasons the likeliest is given. Several readings are taken as independent. A score is one number, not a distribution.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ Readings = Mapping[str, Mapping[str, float]]  # by reading: value -> probability
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """A decision and how likely it is; `proposed` is that of the likeliest combination which gives it."""
+    """A decision and how likely it is; `proposed` has the likeliest of its reasons."""
 
     proposed: Proposed
     probability: float
 
     @property
     def label(self) -> str:
-        """The decision in words, for the record: kind, reason, numbers in minor units."""
-        numbers = [f"{name}={value}" for name, value in self.proposed.params]
-        return " ".join(filter(None, [self.proposed.action, self.proposed.reason, *numbers]))
+        """The decision in words, for the record: its kind, and its numbers in minor units."""
+        return " ".join([self.proposed.action, *(f"{name}={value}" for name, value in self.proposed.params)])
 
 
 def distribution(rules: PolicyRules, fields: Fields, readings: Readings) -> list[Weighted]:
@@ -46,13 +45,20 @@ def distribution(rules: PolicyRules, fields: Fields, readings: Readings) -> list
         for name, (value, number) in zip(names, combination, strict=True):
             values[name] = round(number * MILLIONTHS) if value == SCORE else value
         probability = prod(number for value, number in combination if value != SCORE)
+        if not probability:
+            continue
         proposed = rules.propose(fields, values)
         shares.setdefault(proposed.decision, []).append((probability, proposed))
-    found = [
-        Weighted(max(each, key=lambda pair: pair[0])[1], min(1.0, fsum(probability for probability, _ in each)))
-        for each in shares.values()
-    ]
+    found = [Weighted(_likeliest_reason(each), min(1.0, fsum(share for share, _ in each))) for each in shares.values()]
     return sorted(found, key=lambda one: (-one.probability, one.label))
+
+
+def _likeliest_reason(shares: list[tuple[float, Proposed]]) -> Proposed:
+    """Return what was proposed for the reason to which most of the probability adds up; of equal ones, the first line's."""
+    by_reason = dict[str, float]()
+    for share, proposed in shares:
+        by_reason[proposed.reason] = by_reason.get(proposed.reason, 0.0) + share
+    return max((proposed for _, proposed in shares), key=lambda each: (by_reason[each.reason], -each.line))
 
 
 def check_reading(name: str, spec: ReadingSpec, found: Mapping[str, float]) -> None:

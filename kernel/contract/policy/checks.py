@@ -10,6 +10,7 @@ from sds.kernel.contract.readings import COMBINATIONS_MAX, PolicyLine
 from sds.kernel.contract.sections import ContractFields
 from sds.kernel.contract.snapshot import parse_type
 from sds.kernel.contract.types import ContradictionError
+from sds.kernel.envelope.envelope import ESCALATE
 
 
 def policy_rules(contract: ContractFields) -> PolicyRules:
@@ -32,7 +33,7 @@ def check_policy(contract: ContractFields) -> None:
         if (line.otherwise is not None) != last:
             why = "is not the last line" if not last else "the last line says what is done `otherwise`"
             raise ContradictionError(("policy", index), why)
-        if line.kind is not None:
+        if line.kind not in (None, ESCALATE):
             _check_line(contract, ("policy", index), line)
     _check_max_error(contract)
     if contract.policy and contract.rationale_chars_max:

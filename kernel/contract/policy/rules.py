@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sds.kernel.contract.expressions import SCORE, Checked, Kind, Program, check_expression
 from sds.kernel.contract.readings import ROOT, PolicyLine, ReadingSpec
+from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.state import Fields, Value
 from sds.kernel.errors import ContractError
 
@@ -24,9 +25,9 @@ class Proposed:
     line: int
 
     @property
-    def decision(self) -> tuple[str, str, tuple[tuple[str, int], ...]]:
-        """What is decided, whichever line says so."""
-        return self.action, self.reason, self.params
+    def decision(self) -> tuple[str, tuple[tuple[str, int], ...]]:
+        """What is decided, whichever line says so and for whatever reason."""
+        return self.action, self.params
 
 
 class PolicyRules:
@@ -37,14 +38,15 @@ class PolicyRules:
     ) -> None:
         known = {**types, **{f"{ROOT}.{name}": kind_of(spec) for name, spec in readings.items()}}
         self.lines = tuple(policy)
-        whens, self._params = list[Checked](), list[tuple[tuple[str, ...], Program]]()
+        whens, params, self._params = list[Checked](), list[Checked](), list[tuple[tuple[str, ...], Program]]()
         for index, line in enumerate(policy):
             whens.append(_checked(("policy", index, "when"), line.when, known, "bool"))
             named = tuple(sorted(line.params))
             texts = [_checked(("policy", index, "params", name), line.params[name], known, "int") for name in named]
+            params += texts
             self._params.append((named, Program(tuple(texts))))
         self._whens = Program(tuple(whens))
-        self.reads = frozenset(path for each in whens for path in each.reads)
+        self.reads = frozenset(path for each in (*whens, *params) for path in each.reads)
 
     def propose(self, fields: Fields, readings: Mapping[str, Value]) -> Proposed:
         """Return what the first line says whose `when` holds. `readings`: by name, a score in millionths.
@@ -55,8 +57,8 @@ class PolicyRules:
         for index, (line, holds) in enumerate(zip(self.lines, self._whens.evaluate(values), strict=True)):
             if holds is not True:
                 continue
-            if line.otherwise is not None or line.kind is None or line.reason is None:
-                return Proposed(line.otherwise or "ESCALATE", "", (), index)
+            if line.kind is None or line.reason is None:
+                return Proposed(line.otherwise or ESCALATE, "", (), index)
             names, program = self._params[index]
             return Proposed(
                 line.kind, line.reason, tuple(zip(names, _whole(program.evaluate(values)), strict=True)), index

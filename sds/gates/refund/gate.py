@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from sds.definitions.definition import Demo, GateDefinition, QueuedCase
 from sds.gates.refund.adjudication import expected_action
 from sds.gates.refund.chaos import Drift, FailSecond, paid_twice
+from sds.gates.refund.labels import labelled
 from sds.gates.refund.rail.client import RailExecutor, RailProcess
 from sds.gates.refund.source import TicketSource
 from sds.gates.refund.world.airline import airline_path, write_airline
@@ -127,13 +128,14 @@ gate = GateDefinition(
     source=_source,
     events=_queue,
     expected=_expected,
+    readers=Path(__file__).with_name("readers"),
+    labelled=labelled,
     checks={"flights": _flights},
     demo=Demo(
         case="claim",
         outcomes={"COMPENSATE": "compensated", "REFUND_TICKET": "refunded", "VOUCHER": "vouchers", "DENY": "denied"},
         currency="EUR",
         executor="rail",
-        note="The model is not fitted to this task yet and judges poorly; what is shown here is that it cannot do harm.",
         faults=paid_twice,
         chaos={"drift": Drift, "fail-second": FailSecond},
     ),

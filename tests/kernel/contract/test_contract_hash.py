@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -13,11 +14,12 @@ from sds.gates.refund.gate import load_refund_contract
 from sds.kernel.canonical import digest
 from sds.kernel.contract import form, sections
 from sds.kernel.contract.form import ALWAYS, Section
-from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.contract.sections import SpendLimit
 from sds.kernel.registry.contract_versions import recorded_contract
 from tests.kernel import durable, humans, sagas, world
 
+REFUND_FILE = Path(__file__).with_name("refund-1.5.0.yaml")
 # As commit 7c7eaad had them.
 REFUND_1_5_0 = "12f3d9795a0c68ee9b9940833ea62d13ae3c5974792705ef7348a26565cff5bb"
 PINNED = {
@@ -27,7 +29,7 @@ PINNED = {
     ),
     "sagas": (sagas.terms, "5703acf4b7b0d9991ee10a4ab0dc862d66edd1055805c3efe139a133d98ecb2d"),
     "a human's terms": (lambda: humans.TERMS, "a6679d2ac26039ff264133037db3428bda6224b018ea2a4b29da7984dff2c289"),
-    "refund 1.5.0": (load_refund_contract, REFUND_1_5_0),
+    "refund 1.5.0": (lambda: load_contract(REFUND_FILE), REFUND_1_5_0),
 }
 
 
@@ -83,8 +85,11 @@ def test_an_older_program_reads_what_a_newer_one_has_recorded_unless_it_uses_wha
 
 
 def test_a_contract_is_read_back_from_its_record_with_the_same_hash():
-    terms = load_refund_contract()
+    terms = load_contract(REFUND_FILE)
     assert REFUND_1_5_0 == digest(json.loads(terms.model_dump_json()))
+    assert terms == recorded_contract(terms.model_dump_json())
+    terms = load_refund_contract()
+    assert terms.hash == digest(json.loads(terms.model_dump_json()))
     assert terms == recorded_contract(terms.model_dump_json())
 
 

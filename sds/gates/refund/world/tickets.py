@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
 
-from .claims import Claim, write_claim
+from .claims import Claim, Deck, corpus, write_claim
 from .flights import Flight
 
 AS_OF_AT = int(datetime(2013, 12, 20, tzinfo=UTC).timestamp())
@@ -63,10 +63,12 @@ def is_due(flight: Flight, as_of_at: int) -> bool:
 
 
 def make_world(flights: Sequence[Flight], claims: int, rng: Random, as_of_at: int = AS_OF_AT) -> World:
-    """Generate `claims` claims, each with a ticket of its own, special cases at their rates."""
+    """Generate `claims` claims, each with a ticket of its own, special cases at their rates; their texts are those of the
+    corpus's test part.
+    """
     if not 0 <= claims <= CLAIMS_MAX:
         raise ValueError(f"`{claims}` claims are not between 0 and {CLAIMS_MAX}")
-    pools = _pools(flights, as_of_at)
+    pools, deck = _pools(flights, as_of_at), Deck(corpus("test"))
     used: dict[str, Flight] = {}
     tickets: list[Ticket] = []
     written: list[Claim] = []
@@ -77,7 +79,7 @@ def make_world(flights: Sequence[Flight], claims: int, rng: Random, as_of_at: in
         # The seed is in the ids: two worlds in one store do not contradict each other's events.
         tag = f"{index:06d}-{rng.getrandbits(32):08x}"
         ticket = _ticket(f"TKT-{tag}", flight, case, rng)
-        written.append(write_claim(f"CLM-{tag}", ticket.ticket_id, flight, rng))
+        written.append(write_claim(f"CLM-{tag}", ticket.ticket_id, flight, deck, rng))
         if case != "unknown_ticket":
             used[flight.flight_id] = flight
             tickets.append(ticket)
