@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -77,10 +78,11 @@ class _Evaluation:
         self._judge = Judge(contract, self._readings)
         self._thresholds: Mapping[str, Threshold] = judgement.thresholds or {}
         self._notices = list(judgement.notices)
+        self._rivals = dict[str, Readings]()
 
     def document(self) -> dict[str, Any]:
         judged = self._judge.all(self._cases, self._progress, f"decisions: {self._part}")
-        rivals = self._rivals()
+        self._rivals = self._others()
         fitted_on = self._judgement.manifest.provenance.get("labels_sha256")
         if fitted_on != labels_hash(self._all):
             self._notices.append(OTHER_LABELS)
@@ -91,8 +93,8 @@ class _Evaluation:
             "part": self._part,
             "cases": len(self._cases),
             "fitted": {"judgement": self._judgement.sha256, **self._judgement.manifest.provenance},
-            "readings": self._of_readings(rivals),
-            "decisions": self._of_decisions(judged, rivals),
+            "readings": self._of_readings(),
+            "decisions": self._of_decisions(judged),
             "splits": self._splits(),
             "notices": self._notices,
         }
@@ -100,16 +102,15 @@ class _Evaluation:
     def _of_part(self, cases: Sequence[LabelledCase], name: str) -> list[LabelledCase]:
         return [case for case in cases if name in case.readings]
 
-    def _of_readings(self, rivals: Mapping[str, Mapping[str, Reader]]) -> dict[str, dict[str, Any]]:
+    def _of_readings(self) -> dict[str, dict[str, Any]]:
         """Return by reading, and by who reads, what is measured; `fitted` first."""
         found = dict[str, dict[str, Any]]()
         for name, spec in self._contract.readings.items():
             cases = self._of_part(self._cases, name)
-            own = {"fitted": self._judgement.readers[name]}
             if spec.values:
                 found[name] = {
-                    who: enumeration_scores(self._contract, Readings(self._contract, {name: reader}), cases, name)
-                    for who, reader in {**own, **{who: each[name] for who, each in rivals.items()}}.items()
+                    who: enumeration_scores(self._contract, readings, cases, name)
+                    for who, readings in {"fitted": self._readings, **self._rivals}.items()
                 }
             else:
                 found[name] = self._of_score(name, cases)
@@ -144,13 +145,12 @@ class _Evaluation:
         scores = np.array([score_of(reader.read("", case.fields, {})) for case in cases])
         return of_scores(cases, scores, name)
 
-    def _rivals(self) -> dict[str, dict[str, Reader]]:
-        """Return who else reads the enumerations, each a reader by reading."""
+    def _others(self) -> dict[str, Readings]:
+        """Return who else reads the enumerations. A score stays the fitted one, over what they read."""
         names = [name for name, spec in self._contract.readings.items() if spec.values]
         train = self._parts.train
-        known = [name for name in names if labelled(train, name, "train")]
         found = dict[str, dict[str, Reader]]()
-        if names and known == names:
+        if names and all(labelled(train, name, "train") for name in names):
             found["majority"] = {name: baselines.majority(self._contract, train, name) for name in names}
             if find_spec("sklearn") is None:
                 self._notices.append(NO_SKLEARN)
@@ -161,30 +161,31 @@ class _Evaluation:
             found["model"] = {
                 name: baselines.language_model(self._contract, answers[name], name, now_ms=now) for name in names
             }
-        return found
+        return {
+            who: Readings(self._contract, {**self._judgement.readers, **readers}) for who, readers in found.items()
+        }
 
-    def _of_decisions(
-        self, judged: Sequence[Judged], rivals: Mapping[str, Mapping[str, Reader]]
-    ) -> dict[str, dict[str, Any]]:
-        """Return by who decides what is measured: the policy under its thresholds, whatever it is certain of, and rivals."""
+    def _of_decisions(self, judged: Sequence[Judged]) -> dict[str, dict[str, Any]]:
+        """Return by who decides what is measured: the policy under its thresholds, whatever it is certain of, and others."""
         if not judged:
             return {}
         unbounded = self._contract.model_copy(update={"max_error": None})
         found = {
-            "fitted": {
-                **decision_scores(self._contract, judged, self._thresholds),
-                **_curves(judged),
-            },
+            "fitted": {**decision_scores(self._contract, judged, self._thresholds), **_curves(judged)},
             "fitted_unbounded": decision_scores(unbounded, judged, {}),
         }
-        for who, readers in rivals.items():
-            others = Judge(self._contract, Readings(self._contract, {**self._judgement.readers, **readers}))
-            found[who] = decision_scores(unbounded, others.all(self._cases, self._progress, f"decisions: {who}"), {})
-        found["always_pay"] = self._always_pay(judged)
+        for who, readings in self._rivals.items():
+            if who != "majority":
+                others = Judge(self._contract, readings).all(self._cases, self._progress, f"decisions: {who}")
+                found[who] = decision_scores(unbounded, others, {})
+        most = Counter(each.truth[0] for each in judged).most_common(1)[0][0]
+        pays = [baselines.always_pay(self._contract, self._judge.envelope(each.case)) for each in judged]
+        found["always_pay"] = self._chosen(judged, pays)
+        found["majority"] = self._chosen(judged, [most] * len(judged))
         return found
 
-    def _always_pay(self, judged: Sequence[Judged]) -> dict[str, Any]:
-        kinds = [baselines.always_pay(self._contract, self._judge.envelope(each.case)) for each in judged]
+    def _chosen(self, judged: Sequence[Judged], kinds: Sequence[str]) -> dict[str, Any]:
+        """Return what is measured of kinds that somebody chose without reading anything."""
         wrong = [(kind, each) for kind, each in zip(kinds, judged, strict=True) if kind != each.truth[0]]
         rate = round(len(wrong) / len(judged), 4)
         return {

@@ -35,6 +35,7 @@ from sds.policy.judgement import FILE, Manifest, Threshold, readings_hash, rules
 from sds.policy.readers import as_read
 
 LABELS_MIN = 8  # of each value, in the train part
+TUNING_MIN = 20  # of a reading, to calibrate it on
 MANY = 1_000  # calibration cases, of which half calibrate the readers; of fewer a fifth
 _FEW_SHARE, _MANY_SHARE = 0.2, 0.5
 
@@ -93,7 +94,7 @@ def _tuning(contract: Contract, calibrate: Sequence[LabelledCase]) -> set[str]:
     if contract.max_error is None:
         return set(keys)
     share = _MANY_SHARE if len(keys) > MANY else _FEW_SHARE
-    return set(keys[: max(1, round(share * len(keys)))])
+    return set(keys[: max(TUNING_MIN, round(share * len(keys)))])
 
 
 def fit_gate(
@@ -305,21 +306,23 @@ def _refuse_other_folder(out: Path) -> None:
 
 def _refuse_one_sided(contract: Contract, parts: Parts, name: str) -> None:
     """Refuse labels of which no reader can be made: of some value too few, or too few to calibrate on."""
-    spec = contract.readings[name]
-    values = tuple(spec.values) or (YES, NO)
-    for part, cases, least in (("train", parts.train, LABELS_MIN), ("calibrate", parts.tuning, 1)):
-        if spec.values:
-            said = [case.readings[name] for case in texts_of(contract, cases, name)]
-        else:
-            said = [case.readings[name] for case in cases if name in case.readings and case.fields]
-        few = [f"{value} {said.count(value)}" for value in values if said.count(value) < (least if part == "train" else 0)]
-        if few or len(said) < least:
-            what = "different texts" if spec.values else "cases with all fields"
-            counted = f"; too few of: {', '.join(few)}" if few else ""
-            raise UsageError(
-                f"`{name}` has {len(said)} labels to {part} with{counted}",
-                hint=f"{what}, {LABELS_MIN} or more of each value in the train part, and some to calibrate: sds label {contract.gate}",
-            )
+    train, tuning = (_said(contract, cases, name) for cases in (parts.train, parts.tuning))
+    values = tuple(contract.readings[name].values) or (YES, NO)
+    few = [f"{value} {train.count(value)}" for value in values if train.count(value) < LABELS_MIN]
+    if few or len(tuning) < TUNING_MIN:
+        what = "different texts" if contract.readings[name].values else "cases with all fields"
+        why = f"to learn {', '.join(few)}" if few else f"to calibrate {len(tuning)}"
+        raise UsageError(
+            f"`{name}` has too few labels: {why}",
+            hint=f"{LABELS_MIN} or more {what} of each value to learn, {TUNING_MIN} or more to calibrate: sds label {contract.gate}",
+        )
+
+
+def _said(contract: Contract, cases: Sequence[LabelledCase], name: str) -> list[str]:
+    """Return the labels of a reading that can be used: one for each text, or of a score for each case with fields."""
+    if contract.readings[name].values:
+        return [case.readings[name] for case in texts_of(contract, cases, name)]
+    return [case.readings[name] for case in cases if name in case.readings and case.fields]
 
 
 def _write(path: Path, manifest: Manifest) -> None:

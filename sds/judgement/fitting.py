@@ -20,7 +20,7 @@ from sds.models.readers.protocol import Reader
 
 SEED = 261
 NO_TORCH = "torch is not here: a head on the encoder as it is, not the tuned encoder (extra `hf`)"
-LIBRARIES = ("numpy", "scikit-learn", "onnxruntime", "tokenizers", "torch")
+LIBRARIES = ("numpy", "scikit-learn", "onnx", "onnxruntime", "tokenizers", "torch")
 
 Progress = Callable[[int, int, str], None]
 Row = tuple[Fields, Mapping[str, Mapping[str, float]]]
@@ -78,7 +78,7 @@ def open_fitters(*, head: bool = False, texts: bool = True) -> tuple[Fitters, tu
 
     `head`: the quick one, although the other is there. `texts`: an enumeration is among the readings, so a base is needed.
     """
-    for name in ("sklearn", "skl2onnx", "onnxruntime", "tokenizers"):
+    for name in ("sklearn", "onnx", "onnxruntime", "tokenizers"):
         if find_spec(name) is None:
             raise UsageError(f"fitting needs `{name}`", hint=extra_hint("fit"))
     try:

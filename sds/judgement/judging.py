@@ -166,7 +166,7 @@ def score_of(reading: Reading) -> float:
 
 def decided_kinds(contract: Contract) -> tuple[str, ...]:
     """Return the kinds that the policy can propose."""
-    return tuple(dict.fromkeys(line.kind for line in contract.policy if line.kind is not None))
+    return tuple(dict.fromkeys(line.kind for line in contract.policy if line.kind in contract.kinds))
 
 
 def likeliest(reading: Reading) -> str:
