@@ -85,8 +85,12 @@ def _line(of: Threshold) -> str:
     if of.least is not None:
         return f"decided from confidence {of.least:.4f} on ({seen}; at most {of.max_error} may be)"
     if of.missing:
-        return f"always escalates: {of.missing} more labelled cases of it are needed for max_error {of.max_error} ({seen})"
-    return f"always escalates: it is wrong more often than max_error {of.max_error}, and labels alone do not help ({seen})"
+        return (
+            f"always escalates: {of.missing} more labelled cases of it are needed for max_error {of.max_error} ({seen})"
+        )
+    return (
+        f"always escalates: it is wrong more often than max_error {of.max_error}, and labels alone do not help ({seen})"
+    )
 
 
 def is_decided(judged: Judged, chosen_: Mapping[str, Threshold], contract: Contract) -> bool:

@@ -29,7 +29,9 @@ def cross_fitted(
             [values[place] for place in others],
             names=names,
             seed=seed + fold,
-            on_progress=lambda done, total, what, fold=fold: on_progress(done, total, f"part {fold + 1} of {FOLDS}, {what}"),  # type: ignore[misc]
+            on_progress=lambda done, total, what, fold=fold: on_progress(
+                done, total, f"part {fold + 1} of {FOLDS}, {what}"
+            ),  # type: ignore[misc]
         )
         reader = fitted.calibrated(*tuning).reader()
         try:
@@ -44,8 +46,4 @@ def _folds(texts: Sequence[str], values: Sequence[str]) -> dict[str, int]:
     of_value = defaultdict[str, list[str]](list)
     for text, value in zip(texts, values, strict=True):
         of_value[value].append(text)
-    return {
-        text: place % FOLDS
-        for each in of_value.values()
-        for place, text in enumerate(sorted(each, key=lambda text: digest(text)))
-    }
+    return {text: place % FOLDS for each in of_value.values() for place, text in enumerate(sorted(each, key=digest))}

@@ -14,7 +14,7 @@ from sds.definitions.definition import LabelledCase
 from sds.judgement import baselines, metrics
 from sds.judgement.baselines import NO_SKLEARN
 from sds.judgement.fit import Parts, divided
-from sds.judgement.fitting import SEED, Fitters, Input
+from sds.judgement.fitting import SEED, Fitters, Input, Row
 from sds.judgement.judging import Judge, Judged, Progress, Readings, labelled, score_of
 from sds.judgement.labels import PARTS, YES, labels_hash, parted
 from sds.judgement.scoring import decision_scores, enumeration_scores, money, of_scores
@@ -128,7 +128,10 @@ class _Evaluation:
 
     def _boosting(self, name: str, cases: Sequence[LabelledCase]) -> dict[str, Any] | None:
         """Return what boosting over the fields alone achieves on the same rows; None where it cannot be fitted here."""
-        train, tuning = ([case for case in self._of_part(each, name) if case.fields] for each in (self._parts.train, self._parts.tuning))
+        train, tuning = (
+            [case for case in self._of_part(each, name) if case.fields]
+            for each in (self._parts.train, self._parts.tuning)
+        )
         if self._beside.fitters is None or not train or not tuning:
             return None
         inputs = [
@@ -137,7 +140,8 @@ class _Evaluation:
             if not path.startswith(f"{ROOT}.")
             for kind in [parse_type(path, self._contract.snapshot[path]).kind]
         ]  # fmt: skip
-        rows, truth = [(case.fields, {}) for case in train], [case.readings[name] == YES for case in train]
+        rows: list[Row] = [(case.fields, {}) for case in train]
+        truth = [case.readings[name] == YES for case in train]
         fitted = self._beside.fitters.table(rows, truth, inputs=inputs, seed=self._seed, on_progress=self._progress)
         reader = fitted.calibrated(
             [(case.fields, {}) for case in tuning], [case.readings[name] == YES for case in tuning]
@@ -161,9 +165,7 @@ class _Evaluation:
             found["model"] = {
                 name: baselines.language_model(self._contract, answers[name], name, now_ms=now) for name in names
             }
-        return {
-            who: Readings(self._contract, {**self._judgement.readers, **readers}) for who, readers in found.items()
-        }
+        return {who: Readings(self._contract, {**self._judgement.readers, **readers}) for who, readers in found.items()}
 
     def _of_decisions(self, judged: Sequence[Judged]) -> dict[str, dict[str, Any]]:
         """Return by who decides what is measured: the policy under its thresholds, whatever it is certain of, and others."""
@@ -226,5 +228,3 @@ def _curves(judged: Sequence[Judged]) -> dict[str, Any]:
         "reliability": metrics.bins_of(confidences, ~wrong),
         "ece": round(metrics.ece(confidences, ~wrong), 4),
     }
-
-

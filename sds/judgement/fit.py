@@ -172,7 +172,9 @@ class _Fitting:
         tuning = self._texts(name, self._parts.tuning)
         self._counts[name] = {"train": len(texts), "tuning": len(tuning[0])}
         names = tuple(self._contract.readings[name].values)
-        fitted = self._fitters.text(texts, values, names=names, seed=self._seed, on_progress=_about(self._progress, name))
+        fitted = self._fitters.text(
+            texts, values, names=names, seed=self._seed, on_progress=_about(self._progress, name)
+        )
         self._export(name, fitted.calibrated(*tuning))
 
     def _fit_table(self, name: str) -> None:
@@ -207,9 +209,13 @@ class _Fitting:
                 texts = sorted({_text(self._contract, case) for case in cases})
                 known = self._cross_fitted(each.name) if learned else {}
                 unknown = (text for text in texts if text not in known)
-                shares[each.name] = {**known, **{text: readings.of_text(each.name, text).probabilities for text in unknown}}
+                shares[each.name] = {
+                    **known,
+                    **{text: readings.of_text(each.name, text).probabilities for text in unknown},
+                }
         return [
-            (case.fields, {name: found[_text(self._contract, case)] for name, found in shares.items()}) for case in cases
+            (case.fields, {name: found[_text(self._contract, case)] for name, found in shares.items()})
+            for case in cases
         ]
 
     def _cross_fitted(self, name: str) -> dict[str, Mapping[str, float]]:
@@ -261,7 +267,11 @@ class _Fitting:
         }
 
     def _scores(
-        self, readings: Readings, held_out: Sequence[Judged], test: Sequence[Judged], thresholds: Mapping[str, Threshold]
+        self,
+        readings: Readings,
+        held_out: Sequence[Judged],
+        test: Sequence[Judged],
+        thresholds: Mapping[str, Threshold],
     ) -> dict[str, Any]:
         calibrate = [*self._parts.tuning, *self._parts.held_out]
         return {
@@ -295,7 +305,8 @@ def _truth(cases: Sequence[LabelledCase], name: str) -> list[bool]:
 def _refuse_without_policy(contract: Contract) -> None:
     if not contract.policy:
         raise UsageError(
-            f"the contract of gate `{contract.gate}` has no readings to fit", hint="docs/judgement.md: readings and policy"
+            f"the contract of gate `{contract.gate}` has no readings to fit",
+            hint="docs/judgement.md: readings and policy",
         )
 
 

@@ -48,13 +48,25 @@ class FittedTable(Protocol):
 
 class FitsText(Protocol):
     def __call__(
-        self, texts: Sequence[str], values: Sequence[str], *, names: Sequence[str], seed: int, on_progress: Progress | None
+        self,
+        texts: Sequence[str],
+        values: Sequence[str],
+        *,
+        names: Sequence[str],
+        seed: int,
+        on_progress: Progress | None,
     ) -> FittedText: ...
 
 
 class FitsTable(Protocol):
     def __call__(
-        self, rows: Sequence[Row], truth: Sequence[bool], *, inputs: Sequence[Input], seed: int, on_progress: Progress | None
+        self,
+        rows: Sequence[Row],
+        truth: Sequence[bool],
+        *,
+        inputs: Sequence[Input],
+        seed: int,
+        on_progress: Progress | None,
     ) -> FittedTable: ...
 
 
@@ -90,24 +102,25 @@ def open_fitters(*, head: bool = False, texts: bool = True) -> tuple[Fitters, tu
 
 
 def _fitters(*, tuned: bool, texts: bool) -> Fitters:
-    from sds.models.fitting.base import find_base, open_base  # noqa: PLC0415
-    from sds.models.fitting.tabular import fit_tabular  # noqa: PLC0415
-    from sds.models.fitting.tabular import Input as TableInput  # noqa: PLC0415
+    from sds.models.fitting import base as bases  # noqa: PLC0415
+    from sds.models.fitting import tabular  # noqa: PLC0415
     from sds.models.readers.opening import open_reader  # noqa: PLC0415
 
+    fit: Any
     if tuned:
         from sds.models.fitting.encoder_tuning import fit_encoder as fit  # noqa: PLC0415
     else:
         from sds.models.fitting.encoder_head import fit_head as fit  # noqa: PLC0415
-    place = find_base() if texts else None
-    base = open_base(place) if place is not None else None
+    place = bases.find_base() if texts else None
+    base = bases.open_base(place) if place is not None else None
 
     def text(texts: Sequence[str], values: Sequence[str], **how: Any) -> FittedText:
         found: FittedText = fit(texts, values, base=place, **how)
         return found
 
     def table(rows: Sequence[Row], truth: Sequence[bool], *, inputs: Sequence[Input], **how: Any) -> FittedTable:
-        found: FittedTable = fit_tabular(rows, truth, inputs=[TableInput(*each) for each in inputs], **how)
+        make: Any = tabular.Input
+        found: FittedTable = tabular.fit_tabular(rows, truth, inputs=[make(*each) for each in inputs], **how)
         return found
 
     said = {"name": base.name, "sha256": base.sha256} if base is not None else {}

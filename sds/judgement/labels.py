@@ -56,7 +56,12 @@ def parse_labels(contract: Contract, raw: bytes, name: str = "labels") -> list[L
 
 def label_line(case: LabelledCase, gate: str) -> str:
     """Return a case as a line of a file; `read_labels` reads it back."""
-    said: dict[str, Any] = {"gate": gate, "text": case.text, "fields": dict(case.fields), "readings": dict(case.readings)}
+    said: dict[str, Any] = {
+        "gate": gate,
+        "text": case.text,
+        "fields": dict(case.fields),
+        "readings": dict(case.readings),
+    }
     said |= {"decision": case.decision, "style": case.style, "amount_minor": case.amount_minor, "part": case.part}
     return json.dumps({name: value for name, value in said.items() if value or name in ("gate", "text")}) + "\n"
 
@@ -107,7 +112,9 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         why = (error.strerror or "unknown cause").lower()
-        raise UsageError(f"`{path}` cannot be read: {why}", hint="--labels names a file of labels, one JSON a line") from error
+        raise UsageError(
+            f"`{path}` cannot be read: {why}", hint="--labels names a file of labels, one JSON a line"
+        ) from error
 
 
 def _form(contract: Contract) -> str:
@@ -167,7 +174,7 @@ class _Lines:
     def _value(self, name: str, value: object) -> str:
         values = self._contract.readings[self._reading(name)].values
         if not values:
-            known = _OF_SCORE.get(value) if isinstance(value, bool | str) or value in (0, 1) else None  # type: ignore[call-overload]
+            known = _OF_SCORE.get(value) if isinstance(value, bool | str) or value in (0, 1) else None
             if known is None:
                 raise UsageError(f"`{one_line(value, 64)}` is no label of the score `{name}`", hint="1 or 0")
             return str(known)
@@ -183,15 +190,20 @@ class _Lines:
 
     def _fields(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         if strange := sorted(fields.keys() - self._contract.snapshot.keys()):
-            raise UsageError(f"`{one_line(strange[0], 64)}` is no field of the contract's snapshot", hint="leave it out")
+            raise UsageError(
+                f"`{one_line(strange[0], 64)}` is no field of the contract's snapshot", hint="leave it out"
+            )
         if fields and (wrong := self._rules.faults(fields)):
-            raise UsageError(f"the field {wrong[0]}", hint="give all fields of the snapshot, as they were read, or none")
+            raise UsageError(
+                f"the field {wrong[0]}", hint="give all fields of the snapshot, as they were read, or none"
+            )
         return fields
 
     def _refuse_another(self, gate: object) -> None:
         if gate not in (None, self._contract.gate):
             raise UsageError(
-                f"this is a label of gate `{one_line(gate, 64)}`, not `{self._contract.gate}`", hint="name the other gate"
+                f"this is a label of gate `{one_line(gate, 64)}`, not `{self._contract.gate}`",
+                hint="name the other gate",
             )
 
     def _refuse_void(self, case: LabelledCase) -> None:
@@ -209,7 +221,9 @@ class _Lines:
             of_text = name in self._enumerations
             before, there = self._seen.setdefault((name, text if of_text else (text, fields)), (value, where))
             if before != value:
-                raise UsageError(f"{there} says `{before}` of the same {'text' if of_text else 'case'}", hint="keep one")
+                raise UsageError(
+                    f"{there} says `{before}` of the same {'text' if of_text else 'case'}", hint="keep one"
+                )
         _, there = self._seen.setdefault((tuple(said), text, fields), ("", where))
         if there != where:
             raise UsageError(f"{there} labels the same case", hint="keep one of the two")

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BINS = 15
+POINTS_MAX = 200  # of a curve
 HELD_SHARE = 0.01  # of the good cases, at most so many held when money is counted
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -92,11 +93,11 @@ def money_lost(truth: Flags, scores: Floats, amounts: Floats, held_share: float 
 
 
 def risk_coverage(confidences: Floats, wrong: Flags, cases: int) -> list[tuple[float, float]]:
-    """Return (share of all `cases` that is decided, share of these that is wrong), from the most certain on."""
+    """Return at most 200 of (share of all `cases` that is decided, share of these that is wrong), from the most certain on."""
     order = np.argsort(-confidences, kind="stable")
     errors = np.cumsum(wrong[order])
-    counts = np.arange(1, len(order) + 1)
-    return [(float(count / cases), float(error / count)) for count, error in zip(counts, errors, strict=True)]
+    counts = np.unique(np.linspace(1, len(order), min(len(order), POINTS_MAX)).round().astype(int))
+    return [(float(count / cases), float(errors[count - 1] / count)) for count in counts]
 
 
 def _rounded(number: Any) -> float:

@@ -25,7 +25,11 @@ def page(document: Mapping[str, Any]) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415  an extra
 
     environment = Environment(
-        loader=PackageLoader("sds.judgement"), undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("sds.judgement"),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["number"] = _number
     return environment.get_template("page.html.j2").render(document=document, pictures=_pictures(document)) + "\n"
@@ -45,7 +49,9 @@ def _pictures(document: Mapping[str, Any]) -> list[tuple[str, str]]:
             found.append((f"reading.{name}: how often it is right, by how certain it is", _reliability(bins)))
     fitted = document["decisions"].get("fitted", {})
     if fitted.get("risk_coverage"):
-        found.append(("Decisions: share that is wrong, by share that is decided", _risk_coverage(fitted["risk_coverage"])))
+        found.append(
+            ("Decisions: share that is wrong, by share that is decided", _risk_coverage(fitted["risk_coverage"]))
+        )
         found.append(("Decisions: how often they are right, by confidence", _reliability(fitted["reliability"])))
     return found
 

@@ -41,9 +41,7 @@ def values_of(contract: Contract, reading: str) -> dict[str, str]:
     return dict(spec.values) or {YES: "yes", NO: "no"}
 
 
-def unlabelled(
-    contract: Contract, reading: str, cases: Iterable[Asked], known: Sequence[LabelledCase]
-) -> list[Asked]:
+def unlabelled(contract: Contract, reading: str, cases: Iterable[Asked], known: Sequence[LabelledCase]) -> list[Asked]:
     """Return each different case once that no label says this reading of: of an enumeration, each text."""
     of_text = bool(contract.readings[reading].values)
 

@@ -41,7 +41,9 @@ def recorded_labels(store: Reader, contract: Contract) -> Iterator[LabelledCase 
         except NOT_AS_WRITTEN as error:
             raise unreadable(dfid) from error
         if text in (ERASED, LOCKED):
-            yield LeftOut(dfid, "its text was erased" if text == ERASED else "its text is sealed, and the key is not here")
+            yield LeftOut(
+                dfid, "its text was erased" if text == ERASED else "its text is sealed, and the key is not here"
+            )
         elif kind not in contract.kinds or fields.keys() - contract.snapshot.keys() or rules.faults(fields):
             yield LeftOut(dfid, OTHER_FORM)
         else:

@@ -16,7 +16,13 @@ SPLITS = 200
 
 
 def held(
-    contract: Contract, tuning: Sequence[Judged], cases: Sequence[Judged], to_choose: int, *, seed: int, splits: int = SPLITS
+    contract: Contract,
+    tuning: Sequence[Judged],
+    cases: Sequence[Judged],
+    to_choose: int,
+    *,
+    seed: int,
+    splits: int = SPLITS,
 ) -> list[dict[str, Any]]:
     """Return for each group of kinds in how many splits no more than `max_error` of the decided rest was wrong.
 

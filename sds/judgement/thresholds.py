@@ -16,7 +16,7 @@ test never sees: whatever is read off them, the sequence is fixed when the test 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, exp, fsum, lgamma, log, log1p
+from math import ceil, exp, fsum, lgamma, log, log1p, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -87,13 +87,11 @@ def _first_share(cases: float, alpha: float, delta: float) -> float:
     """
     if cases < 1:
         return 1.0
-    shares = [(least + 2 * least**0.5) / cases for least in (needed(alpha, delta, errors) for errors in (2, 1, 0))]
+    shares = [(least + 2 * sqrt(least)) / cases for least in (needed(alpha, delta, errors) for errors in (2, 1, 0))]
     return next((share for share in shares if share <= FIRST_SHARE_MAX), shares[-1])
 
 
-def choose(
-    confidences: Floats, wrong: Flags, thresholds: Sequence[float], *, alpha: float, delta: float
-) -> Found:
+def choose(confidences: Floats, wrong: Flags, thresholds: Sequence[float], *, alpha: float, delta: float) -> Found:
     """Return the last threshold that passes before the first that fails. `thresholds`: fixed before looking, see above."""
     passed: Found | None = None
     for each in thresholds:

@@ -56,11 +56,27 @@ SCORED = """
 """
 
 _WORDS = {
-    "fault": "engine door brake motor smoke broke wheel".split(),
-    "storm": "wind snow rain flood tree ice storm".split(),
-    "none": "late please angry ticket phone sorry money".split(),
+    "fault": ["engine", "door", "brake", "motor", "smoke", "broke", "wheel"],
+    "storm": ["wind", "snow", "rain", "flood", "tree", "ice", "storm"],
+    "none": ["late", "please", "angry", "ticket", "phone", "sorry", "money"],
 }
-_OTHER = "the train was again and we my at in there then because when long night".split()
+_OTHER = [
+    "the",
+    "train",
+    "was",
+    "again",
+    "and",
+    "we",
+    "my",
+    "at",
+    "in",
+    "there",
+    "then",
+    "because",
+    "when",
+    "long",
+    "night",
+]
 
 
 def contract(text: str = CLAIMS) -> Contract:
@@ -69,7 +85,9 @@ def contract(text: str = CLAIMS) -> Contract:
 
 def scored() -> Contract:
     """The same with a score besides that no line needs more than once."""
-    text = CLAIMS.replace("policy:\n", SCORED.lstrip("\n") + "policy:\n  - {kind: DENY, reason: STORM, when: reading.risk > 0.9}\n")
+    text = CLAIMS.replace(
+        "policy:\n", SCORED.lstrip("\n") + "policy:\n  - {kind: DENY, reason: STORM, when: reading.risk > 0.9}\n"
+    )
     return parse_contract(text)
 
 
@@ -180,7 +198,12 @@ def fitters(calls: Calls | None = None) -> Fitters:
     calls = calls or Calls()
 
     def text(
-        texts: Sequence[str], values: Sequence[str], *, names: Sequence[str], seed: int, on_progress: Callable[..., None] | None
+        texts: Sequence[str],
+        values: Sequence[str],
+        *,
+        names: Sequence[str],
+        seed: int,
+        on_progress: Callable[..., None] | None,
     ) -> Fitted:
         calls.texts.append(list(texts))
         counts = {name: Counter[str]() for name in names}

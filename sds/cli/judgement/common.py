@@ -40,7 +40,9 @@ def labels_of(gate: GateDefinition, contract: Contract, path: Path | None) -> li
     make_private(folder)
     found = gate.labels(folder)
     if not found:
-        raise UsageError(f"no labels come with gate `{gate.name}`", hint=f"--labels FILE.jsonl; sds label {gate.argument}")
+        raise UsageError(
+            f"no labels come with gate `{gate.name}`", hint=f"--labels FILE.jsonl; sds label {gate.argument}"
+        )
     return found
 
 

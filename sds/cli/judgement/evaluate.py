@@ -58,9 +58,12 @@ def evaluate(
     cases = labels_of(found, contract, labels)
     from sds.judgement.evaluate import evaluate as measured  # noqa: PLC0415  numpy loads when it is needed
 
-    with _opened(found, contract, readers) as judgement, _beside(found, contract, with_model) as beside:
-        with progress_bar() as report:
-            document = measured(contract, judgement, cases, part=part, beside=beside, on_progress=report)
+    with (
+        _opened(found, contract, readers) as judgement,
+        _beside(contract, with_model) as beside,
+        progress_bar() as report,
+    ):
+        document = measured(contract, judgement, cases, part=part, beside=beside, on_progress=report)
     if html is not None:
         _write_page(document, html)
     for notice in document["notices"]:
@@ -87,7 +90,7 @@ def _opened(gate: GateDefinition, contract: Contract, folder: Path | None) -> It
 
 
 @contextmanager
-def _beside(gate: GateDefinition, contract: Contract, with_model: bool) -> Iterator[Beside]:
+def _beside(contract: Contract, with_model: bool) -> Iterator[Beside]:
     """Yield what can be measured beside on this machine."""
     from sds.judgement.evaluate import Beside  # noqa: PLC0415
     from sds.judgement.fitting import open_fitters  # noqa: PLC0415
@@ -118,8 +121,17 @@ def _write_page(document: Mapping[str, Any], path: Path) -> None:
         raise UsageError(f"`{path}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
 
 
-_READ = ("cases", "accuracy", "macro_f1", "average_precision", "lost_minor_at_1pct_held", "ece", "brier")
-_DECIDED = ("cases", "agreement", "coverage", "error", "wrongly_paid_minor", "wrongly_refused_minor")
+_READ = (
+    "cases",
+    "accuracy",
+    "accuracy_of_groups",
+    "macro_f1",
+    "average_precision",
+    "lost_minor_at_1pct_held",
+    "ece",
+    "brier",
+)
+_DECIDED = ("cases", "agreement", "coverage", "error", "ece", "wrongly_paid_minor", "wrongly_refused_minor")
 
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:

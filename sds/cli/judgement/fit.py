@@ -25,7 +25,9 @@ Out = Annotated[
 ]
 
 
-def fit(gate: ChosenGate, labels: LabelsPath = None, head: Head = False, out: Out = None, as_json: JsonFlag = False) -> None:
+def fit(
+    gate: ChosenGate, labels: LabelsPath = None, head: Head = False, out: Out = None, as_json: JsonFlag = False
+) -> None:
     """Fit the readers of a gate's contract on labels, calibrate them, and choose its thresholds for `max_error`.
 
     Example: sds fit refund --labels labels.jsonl

@@ -41,7 +41,8 @@ def add_to(app: typer.Typer) -> None:
 
 
 Out = Annotated[
-    Path | None, typer.Option("--out", help="The file that grows; without it, one in $SDS_HOME/labels.", show_default=False)
+    Path | None,
+    typer.Option("--out", help="The file that grows; without it, one in $SDS_HOME/labels.", show_default=False),
 ]
 CasesFile = Annotated[
     Path | None,
