@@ -46,16 +46,19 @@ def groups_of(contract: Contract) -> list[Group]:
 
 def sequence_of(group: Group, tuning: Sequence[Judged], of_each: float) -> tuple[float, ...]:
     """Return the thresholds to test for a group, read off cases that will not be tested."""
-    known = [each.confidence for each in tuning if group.decides(each)]
-    return thresholds.sequence(known, of_each, alpha=group.alpha, delta=group.delta)
+    return thresholds.sequence(*_arrays(group, tuning), of_each, alpha=group.alpha, delta=group.delta)
 
 
 def found_for(group: Group, held_out: Sequence[Judged], tested: Sequence[float]) -> thresholds.Found:
     """Return what learn-then-test finds for a group."""
-    decided = [each for each in held_out if group.decides(each)]
+    return thresholds.choose(*_arrays(group, held_out), tested, alpha=group.alpha, delta=group.delta)
+
+
+def _arrays(group: Group, judged: Sequence[Judged]) -> tuple[thresholds.Floats, thresholds.Flags]:
+    """Return confidences, and which are wrong, of the cases that a group decides."""
+    decided = [each for each in judged if group.decides(each)]
     confidences = np.array([each.confidence for each in decided], dtype=np.float64)
-    wrong = np.array([each.wrong for each in decided], dtype=np.bool_)
-    return thresholds.choose(confidences, wrong, tested, alpha=group.alpha, delta=group.delta)
+    return confidences, np.array([each.wrong for each in decided], dtype=np.bool_)
 
 
 def chosen(contract: Contract, tuning: Sequence[Judged], held_out: Sequence[Judged]) -> dict[str, Threshold]:

@@ -90,7 +90,7 @@ def open_fitters(*, head: bool = False, texts: bool = True) -> tuple[Fitters, tu
 
     `head`: the quick one, although the other is there. `texts`: an enumeration is among the readings, so a base is needed.
     """
-    for name in ("sklearn", "onnx", "onnxruntime", "tokenizers"):
+    for name in ("sklearn", "onnx"):
         if find_spec(name) is None:
             raise UsageError(f"fitting needs `{name}`", hint=extra_hint("fit"))
     try:
@@ -104,6 +104,7 @@ def open_fitters(*, head: bool = False, texts: bool = True) -> tuple[Fitters, tu
 def _fitters(*, tuned: bool, texts: bool) -> Fitters:
     from sds.models.fitting import base as bases  # noqa: PLC0415
     from sds.models.fitting import tabular  # noqa: PLC0415
+    from sds.models.readers.artifact import Input as TableInput  # noqa: PLC0415
     from sds.models.readers.opening import open_reader  # noqa: PLC0415
 
     fit: Any
@@ -119,8 +120,8 @@ def _fitters(*, tuned: bool, texts: bool) -> Fitters:
         return found
 
     def table(rows: Sequence[Row], truth: Sequence[bool], *, inputs: Sequence[Input], **how: Any) -> FittedTable:
-        make: Any = tabular.Input
-        found: FittedTable = tabular.fit_tabular(rows, truth, inputs=[make(*each) for each in inputs], **how)
+        taken = [TableInput.model_validate(each._asdict()) for each in inputs]
+        found: FittedTable = tabular.fit_tabular(rows, truth, inputs=taken, **how)
         return found
 
     said = {"name": base.name, "sha256": base.sha256} if base is not None else {}

@@ -8,14 +8,16 @@ one level delta: with probability 1 - delta over the labels, no threshold passes
 go on after a failure would give the wrong ones more than one chance.
 
 A threshold that accepts few cases cannot pass for want of data: with no error at all it takes log(delta) / log(1 - alpha)
-of them. So the sequence begins where about that many are accepted. To see that in the labels that are tested would be
-looking, if only at confidences; therefore the sequence comes of other cases, those that calibrated the readers, which the
-test never sees: whatever is read off them, the sequence is fixed when the test begins, and the guarantee is exact.
+of them. So the sequence begins where enough are accepted, and where it is most likely to pass. To read that off the labels
+that are tested would be looking; therefore it is read off other cases, those that calibrated the readers, which the test
+never sees: whatever these say, the sequence is fixed when the test begins, and the guarantee is exact (split fixed-sequence
+testing, section 4 there).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from math import ceil, exp, fsum, lgamma, log, log1p, sqrt
 from typing import NamedTuple
 
@@ -23,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 STEPS = 24  # thresholds in a sequence: every further one passes a smaller share on
-FIRST_SHARE_MAX = 0.6  # of the decided cases, accepted by the first threshold where it is to pass in spite of errors
-NEEDED_MAX = 1_000_000
+NEEDED_MAX = 20_000  # accepted cases: who would need more needs a better reader
+RATE_MIN = 1e-6
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
@@ -66,29 +68,40 @@ def needed(alpha: float, delta: float, wrong: int = 0) -> int:
     return high
 
 
-def sequence(confidences: Sequence[float] | Floats, of_each: float, *, alpha: float, delta: float) -> tuple[float, ...]:
+def sequence(confidences: Floats, wrong: Flags, of_each: float, *, alpha: float, delta: float) -> tuple[float, ...]:
     """Return the thresholds to test, the most cautious first; the last accepts everything.
 
-    `confidences`: of cases that will not be tested, decided in the same way. `of_each`: how many cases to be tested there
-    are for each of these.
+    `confidences`, `wrong`: of cases that will not be tested, decided in the same way. `of_each`: how many cases to be tested
+    there are for each of these.
     """
-    known = np.sort(np.asarray(confidences, dtype=np.float64))[::-1]
-    first = _first_share(of_each * len(known), alpha, delta)
+    order = np.argsort(-confidences, kind="stable")
+    known = confidences[order]
+    first = needed(alpha, delta) / (of_each * len(known)) if len(known) and of_each > 0 else 1.0
     if first >= 1:
         return (0.0,)
-    shares = np.linspace(first, 1.0, STEPS)[:-1]
-    places = np.minimum(np.ceil(shares * len(known)).astype(int), len(known)) - 1
-    return (*dict.fromkeys(known[places].tolist()), 0.0)
+    counts = np.unique(np.ceil(np.linspace(first, 1.0, STEPS) * len(known)).astype(int))
+    expected = (np.cumsum(wrong[order]) + np.cumsum(1 - known)) / 2  # errors that were met, and that confidence foretells
+    chances = [_chance(of_each * count, expected[count - 1] / count, alpha, delta) for count in counts]
+    begin = int(np.argmax(chances))
+    return (*dict.fromkeys(float(known[count - 1]) for count in counts[begin:-1]), 0.0)
 
 
-def _first_share(cases: float, alpha: float, delta: float) -> float:
-    """Return which share of the cases the first threshold is to accept: enough to pass with a few errors, where that leaves
-    thresholds to go on to, else with none; two standard deviations more than that, for what is accepted varies.
+def _chance(accepted: float, rate: float, alpha: float, delta: float) -> float:
+    """Return how likely a threshold is to pass if it accepts two standard deviations less than expected, since that varies,
+    and is wrong at this rate.
     """
-    if cases < 1:
-        return 1.0
-    shares = [(least + 2 * sqrt(least)) / cases for least in (needed(alpha, delta, errors) for errors in (2, 1, 0))]
-    return next((share for share in shares if share <= FIRST_SHARE_MAX), shares[-1])
+    fewer = int(accepted - 2 * sqrt(accepted))
+    most = _most_errors(fewer, alpha, delta)
+    return p_value(most, fewer, min(max(rate, RATE_MIN), 1 - RATE_MIN)) if most >= 0 else 0.0
+
+
+@cache
+def _most_errors(accepted: int, alpha: float, delta: float) -> int:
+    """Return the most errors with which so many accepted cases pass; -1 where not even none does."""
+    most = -1
+    while most < accepted and p_value(most + 1, accepted, alpha) <= delta:
+        most += 1
+    return most
 
 
 def choose(confidences: Floats, wrong: Flags, thresholds: Sequence[float], *, alpha: float, delta: float) -> Found:
@@ -110,7 +123,7 @@ def _missing(accepted: int, wrong: int, alpha: float, delta: float) -> int:
     rate = wrong / accepted
     count = accepted
     while rate < alpha and count <= NEEDED_MAX:
-        count = ceil(count * 1.05)
+        count = ceil(count * 1.1)
         if p_value(ceil(rate * count), count, alpha) <= delta:
             return count - accepted
     return 0
