@@ -156,9 +156,11 @@ class RiskReader:
 class Fitted:
     reader_: Any
     is_calibrated: bool = False
+    tuned: list[list[Any]] = field(default_factory=list)
 
     def calibrated(self, first: Sequence[Any], second: Sequence[Any]) -> Fitted:
         assert len(first) == len(second) > 0
+        self.tuned.append(list(first))
         return Fitted(self.reader_, is_calibrated=True)
 
     def export(self, folder: Path) -> str:
@@ -191,6 +193,7 @@ class Calls:
 
     texts: list[list[str]] = field(default_factory=list)
     rows: list[list[Row]] = field(default_factory=list)
+    tuned: list[list[Row]] = field(default_factory=list)
     inputs: list[Sequence[Input]] = field(default_factory=list)
 
 
@@ -223,7 +226,7 @@ def fitters(calls: Calls | None = None) -> Fitters:
     ) -> Fitted:
         calls.rows.append(list(rows))
         calls.inputs.append(inputs)
-        return Fitted(RiskReader())
+        return Fitted(RiskReader(), tuned=calls.tuned)
 
     return Fitters("head", text, table, opened, {"name": "words", "sha256": "0" * 64})
 

@@ -95,7 +95,9 @@ def test_the_sequence_begins_before_the_errors_of_the_cases_it_is_read_off() -> 
 
 
 @pytest.mark.parametrize(("tuning", "of_each"), [([], 4.0), ([0.5], 0.0), ([0.9, 0.8], 1.0)])
-def test_with_too_little_to_read_a_sequence_off_everything_is_tested_at_once(tuning: list[float], of_each: float) -> None:
+def test_with_too_little_to_read_a_sequence_off_everything_is_tested_at_once(
+    tuning: list[float], of_each: float
+) -> None:
     given = np.array(tuning), np.zeros(len(tuning), dtype=bool)
     assert (0.0,) == sequence(*given, of_each, alpha=0.02, delta=0.05)
 
