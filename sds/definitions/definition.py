@@ -215,6 +215,11 @@ class GateDefinition:
         listed = self._call("events", lambda: list(events(folder)))
         return [case if isinstance(case, QueuedCase) else QueuedCase(case) for case in listed]
 
+    def labels(self, folder: Path) -> list[LabelledCase]:
+        """Return the labels that come with it; none where it brings none."""
+        labelled = self.labelled
+        return [] if labelled is None else self._call("labelled", lambda: list(labelled(folder)))
+
     def _call(self, what: str, function: Callable[..., T], *given: object) -> T:
         """Call one of the gate's own functions. What it raises that is no SdsError becomes a UsageError with its place."""
         try:
