@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike
@@ -25,12 +25,11 @@ from sds.kernel.context.reader import RecordedContext
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.state import StateSource
-from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import Executor
 from sds.kernel.flow import intake, undecided
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.operations import monitor
 from sds.kernel.registry import registry
 from sds.pipeline import Reasoned, Stream
 
@@ -88,7 +87,7 @@ class Gate:
         self.contract = load_contract(contract) if isinstance(contract, Path) else contract
         _check_parts(self.contract, source, executor, engine)
         self._now_ms = now_ms
-        self._decided, self._closed = 0, False
+        self._closed = False
         folder, model = _path(folder, "folder"), None if model is None else _path(model, "model")
         paths.make_private(folder, hint="`folder` names one that is there, or one that can be made")
         with ExitStack() as opened:
@@ -224,9 +223,7 @@ class Gate:
 
         Raises EventError for a malformed or contradicting event, StoreError when nothing could be recorded.
         """
-        answer = self._stream.decide(self.read(event))
-        self._count(answer.dfid)
-        return answer
+        return self._stream.decide(self.read(event))
 
     def retry(self, dfid: str) -> Answer:
         """Decide the case of a flow that ended without a decision once more, however often that was tried before.
@@ -239,21 +236,16 @@ class Gate:
 
     def decide_saga(self, name: str, event: Mapping[str, object] | str | bytes) -> SagaAnswer:
         """Decide one event in the steps of a saga of the contract. The same event again returns the stored outcome."""
-        answer = self._sagas.decide(name, self.read(event))
-        self._count(answer.answer.dfid)
-        return answer
+        return self._sagas.decide(name, self.read(event))
 
-    def _count(self, dfid: str) -> None:
-        if self._decided % max(1, self.contract.aggregate_thresholds.window // 10) == 0:
-            self._watch(dfid)
-        self._decided += 1
+    def label(self, dfid: str, *, right: bool, who: str) -> bool:
+        """Say of a decision whether it turned out to be right; return False if that was known. Monitors of `calibration`
+        count it. Raises UsageError for what is no decision of the agent, or has the other label.
+        """
+        from sds.kernel.operations.labels import record_label  # noqa: PLC0415
 
-    def _watch(self, dfid: str) -> None:
-        """Look at the aggregates: with the first decision of a process, and every tenth of a window."""
-        with suppress(SdsError):  # the decision stands, and the next look finds the same
-            why = monitor.watch(self.store, self.contract, now_ms=self._now_ms())
-            if why is not None:
-                self._log.write("agent.suspended", {"dfid": dfid, "agent_id": self.contract.agent_id, "reason": why})
+        now_ms, log = self._now_ms(), self._log.write
+        return record_label(self.kernel.store, dfid, right, by=who, now_ms=now_ms, log=log).changed
 
     def preview(self, event: Mapping[str, object] | str | bytes) -> DecisionPacket:
         """Return the packet this event would get now; nothing is claimed or recorded."""

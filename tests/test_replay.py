@@ -20,12 +20,12 @@ from sds.host.clock import now_ms
 from sds.host.paths import open_record
 from sds.kernel.audit.stored_decision import read_decided
 from sds.kernel.audit.verify import flow_record, verify
-from sds.kernel.contract import compatibility
 from sds.kernel.contract.sections import PROPOSAL_SCHEMA
 from sds.kernel.decision import dim
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.proposal import parse_recorded
 from sds.kernel.errors import ModelError, StoreError
+from sds.kernel.registry import compatibility
 from sds.kernel.storage.vault import PROMPT, PROPOSAL, Texts, key_for_flow
 from sds.replay import Circumstance, Replay, compare, opener, replay
 from tests import replays

@@ -13,7 +13,10 @@ from sds.kernel.contract.sections import EscalationSpec
 from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
 from sds.kernel.executor import breaker
 from sds.kernel.executor.breaker import Breaker
+from sds.kernel.flow import monitored
 from sds.kernel.registry import escalation_budget
+from sds.kernel.registry.contract_versions import recorded_contract
+from sds.kernel.registry.monitors import Standing
 from sds.kernel.registry.registry import Registration, lookup
 from sds.kernel.storage.store import Reader, Store
 
@@ -61,7 +64,9 @@ class Halt:
 
 @dataclass(frozen=True, slots=True)
 class AgentRecord:
-    """One agent. Moves and contracts oldest first. `escalations_left` of `escalations_per_hour`. `halt`: where it is halted."""
+    """One agent. Moves and contracts oldest first. `escalations_left` of `escalations_per_hour`. `halt`: where it is halted.
+    `monitors`: as they stand under its contract.
+    """
 
     agent: Registration
     gate: str
@@ -74,6 +79,7 @@ class AgentRecord:
     moves: tuple[Move, ...]
     halt: Halt | None = None
     breaker: Breaker = field(default_factory=Breaker)
+    monitors: tuple[Standing, ...] = ()
 
 
 def agent_record(store: Store, agent_id: str, *, now_ms: int) -> AgentRecord | None:
@@ -103,7 +109,16 @@ def _record(store: Store, agent: Registration, body: str, now_ms: int) -> AgentR
         moves=tuple(_move(at_ms, entry) for at_ms, entry in _entries(store, "AGENT", agent_id)),
         halt=_halt(store) if agent.halted else None,
         breaker=breaker.read(store, terms["gate"]),
+        monitors=_monitors(store, body, now_ms),
     )
+
+
+def _monitors(store: Reader, body: str, now_ms: int) -> tuple[Standing, ...]:
+    """Return the monitors of a contract as they stand, in its order."""
+    contract = recorded_contract(body)
+    both = (monitored.decision_monitors(contract), monitored.label_monitors(contract))
+    found = {each.name: each for watching in both for each in watching.standing(store, now_ms)}
+    return tuple(found[monitor.name] for monitor in contract.monitors)
 
 
 def _halt(store: Reader) -> Halt | None:

@@ -68,6 +68,24 @@ class Registry:
         ]
 
 
+class Labels:
+    """Later labels: one for each decision of an agent at most, with the confidence that the decision had."""
+
+    def __init__(self) -> None:
+        self._agents: dict[str, str] = {}  # dfid -> agent, of what an agent decided and nobody has labelled
+
+    def decided(self, dfid: str, body: Mapping[str, Any]) -> None:
+        if "agent_id" in body:
+            self._agents[dfid] = body["agent_id"]
+
+    def fold(self, store: Reader, dfid: str, body: Mapping[str, Any]) -> None:
+        confidence = store.value("SELECT confidence FROM policy_proposals WHERE dfid = ?", (dfid,))
+        if self._agents.pop(dfid) != body["agent_id"] or not isinstance(body["right"], bool):
+            raise ValueError("no label")
+        if body["confidence"] != confidence or not body["by"]:
+            raise ValueError("not of this decision, or of nobody")
+
+
 class Artifacts:
     """Reference texts: which versions were ever in force, since when no longer, and which are swept."""
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sds.kernel.audit.books import Artifacts, Erasures, Registry, differences
+from sds.kernel.audit.books import Artifacts, Erasures, Labels, Registry, differences
 from sds.kernel.canonical import digest
 from sds.kernel.context.rationale import Explanations
 from sds.kernel.errors import NOT_AS_WRITTEN, ContractError
@@ -41,7 +41,7 @@ class Tables:
         self._sagas: dict[str, tuple[str, str | None]] = {}  # dfid -> phase, compensation
         self._reversals: dict[str, tuple[str, str, str, str | None]] = {}  # dfid -> saga, key, status, reference
         self._registry, self._artifacts, self._explanations = Registry(), Artifacts(), Explanations()
-        self._erasures = Erasures()
+        self._erasures, self._labels = Erasures(), Labels()
 
     def faults(self, entries: Iterable[tuple[Any, ...]]) -> list[str]:
         for idx, at_ms, kind, dfid, text, _, _ in entries:
@@ -75,6 +75,8 @@ class Tables:
             self._fold_saga(idx, dfid, body)
         elif kind == "REVERSAL":
             self._fold_reversal(dfid, body)
+        elif kind == "LABEL":
+            self._labels.fold(self._store, dfid, body)
         elif kind == "RATIONALE" and dfid in self._decided:
             self._explanations.fold(self._store, dfid, body)
         else:
@@ -87,6 +89,7 @@ class Tables:
             self._differences.add(dfid)
         self._sealed(idx, dfid, decision_record.SEALED, body["rows"])
         self._registry.decided(body)
+        self._labels.decided(dfid, body)
         unread = self._artifacts.unknown(body.get("artifacts", ()))
         self._found += [f"entry {idx}: artifact {name} was never so" for name in unread]
         if dfid in self._sagas:

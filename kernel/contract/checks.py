@@ -47,6 +47,17 @@ def check_sagas(contract: ContractFields) -> None:
             raise ContradictionError(("sagas", name, "compensation"), "ALERT_HUMAN is missing: a human is always there")
 
 
+def check_monitors(contract: ContractFields) -> None:
+    known = {code for kind in contract.kinds.values() for code in kind.reasons}
+    names = [monitor.name for monitor in contract.monitors]
+    for index, monitor in enumerate(contract.monitors):
+        at = ("aggregate_thresholds", index)
+        if monitor.name in names[:index]:
+            raise ContradictionError((*at, "name"), f"`{monitor.name}` is the name of another monitor")
+        if monitor.reason is not None and monitor.reason not in known:
+            raise ContradictionError((*at, "reason"), f"`{monitor.reason}` is the reason of no kind")
+
+
 def check_paths(contract: ContractFields) -> None:
     """Every path that is named is a declared field."""
     named: list[tuple[tuple[str | int, ...], str]] = [(("show", path), path) for path, _ in contract.show]

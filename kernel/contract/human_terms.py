@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
+from sds.kernel.contract.monitors import AggregateThresholds
 from sds.kernel.contract.sections import KINDS_MAX, ContractFields, HumanSpec
 from sds.kernel.contract.types import ContradictionError
 
@@ -25,12 +26,13 @@ def human_contract(contract: Terms) -> Terms:
 
 
 def _changes(contract: ContractFields) -> dict[str, Any]:
-    human = contract.human
+    human, watched = contract.human, contract.aggregate_thresholds  # an agent is; a human has other reasons
     kinds = {name: kind for name, kind in contract.kinds.items() if name not in human.kinds}
     return {
         "kinds": kinds | human.kinds,  # the human's come last, so that a contradiction is reported where it was made
         "authority": human.authority or tuple(dict.fromkeys((*contract.authority, *human.kinds))),
         "when": contract.when if human.when is None else human.when,
+        **({"aggregate_thresholds": AggregateThresholds()} if isinstance(watched, tuple) else {}),
         "escalation": contract.escalation.model_copy(update={"always": (), "confidence_min_pct": 0}),
         "human": HumanSpec(),
         "rationale": None,

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError, model_validator
 
 from sds.kernel.canonical import sha256_hex
-from sds.kernel.contract.checks import CHECKS, check_sagas
+from sds.kernel.contract.checks import CHECKS, check_monitors, check_sagas
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.human_terms import check_human, human_contract
 from sds.kernel.contract.policy.checks import check_policy, policy_rules
@@ -30,6 +30,7 @@ class Contract(ContractFields):
     @model_validator(mode="after")
     def _whole(self) -> Contract:
         check_sagas(self)
+        check_monitors(self)
         for check in CHECKS:
             check(self)
         check_policy(self)

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from sds.kernel.canonical import digest
 from sds.kernel.contract.form import Section
+from sds.kernel.contract.monitors import AggregateThresholds, Monitored, MonitorSpec, monitors_of
 from sds.kernel.contract.readings import READINGS_MAX, MaxError, PolicyLine, ReadingSpec
 from sds.kernel.contract.types import (
     AgentId,
@@ -223,16 +224,6 @@ class BudgetSpec(Section):
     dispatch_ms_max: Millis = 5_000
 
 
-class AggregateThresholds(Section):
-    """Post-execution governance (DIR 4.6): over the last `window` decisions, how often the agent may pay, and how
-    much on average. Beyond it the agent is suspended until an operator reactivates it.
-    """
-
-    window: int = Field(default=100, ge=10, le=100_000)
-    paid_pct_max: int = Field(default=100, ge=0, le=100)
-    paid_mean_minor_max: Amount | None = None
-
-
 class RationaleSpec(Section):
     """When the model says why: `before` it decides, as part of the proposal, or `after`, when all has been done."""
 
@@ -277,7 +268,7 @@ class ContractFields(Section):
     sagas: dict[Code, SagaSpec] = Field(default_factory=dict, max_length=KINDS_MAX)
     retry: RetrySpec = RetrySpec()
     budget: BudgetSpec = BudgetSpec()
-    aggregate_thresholds: AggregateThresholds = AggregateThresholds()
+    aggregate_thresholds: Monitored = AggregateThresholds()  # what is watched over many decisions
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:  # noqa: ARG002
         """Return a validated contract with these fields exchanged: its hash is its own."""
@@ -292,6 +283,11 @@ class ContractFields(Section):
     def explanation_chars_max(self) -> int:
         """How long the rationale written after the decision may be; 0: none is written."""
         return self.rationale.chars_max if self.rationale and self.rationale.order == "after" else 0
+
+    @property
+    def monitors(self) -> tuple[MonitorSpec, ...]:
+        """What is watched over many decisions, in whichever form the contract gives it."""
+        return monitors_of(self.aggregate_thresholds)
 
     def executes(self, kind: str) -> bool:
         """Tell whether a decision of this kind is an order; what is no kind of the contract is none."""

@@ -18,6 +18,7 @@ NOT_TEXT = "must be text"
 NOT_DRAWN = "must be the name of a number, or a whole number"
 MILLIS_MAX = 24 * 3600 * 1000
 LEVELS_MAX = 16
+MAPPING, LISTED = FORMS = "(mapping)", "(list)"  # of a section that has two; no part of a field's path
 _WORD = re.compile("[ -~]{1,32}")
 
 
@@ -192,7 +193,7 @@ def say_first(errors: Sequence[Any], lines: Lines) -> tuple[int, str]:
 
 def say(error: Any, lines: Lines) -> tuple[int, str]:
     """Return the line a pydantic error stands on, and the error in plain words behind the path of its field."""
-    loc, context = tuple(error["loc"]), error.get("ctx", {})
+    loc, context = tuple(part for part in error["loc"] if part not in FORMS), error.get("ctx", {})
     cause = context.get("error")
     if isinstance(cause, ContradictionError):
         loc = (*loc, *cause.path)

@@ -1,8 +1,7 @@
 """YAML with line numbers: plain data, and for every path the line it stands on.
 
-A plain decimal (`0.02`) is read exactly, as a Decimal. Refused: duplicate keys, aliases (a small file can expand to gigabytes),
-other floats and nulls, integers in any form but the decimal one, keys that are not text, files over the limit, nesting
-deeper than any contract is.
+Refused: duplicate keys, aliases (a small file can expand to gigabytes), nulls, decimal fractions but for the sections
+that measure shares, numbers in any form but the decimal one, keys that are not text, files over the limit, nesting deeper than any contract is.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ class Lines(dict[Path, int]):
 
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,18})")
-_DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,11})\.[0-9]{1,6}")
+_DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,15})\.[0-9]{1,18}")
+_FRACTIONS_IN = ("aggregate_thresholds", "max_error")  # the only sections whose numbers may have decimals
 
 
 def load_with_lines(text: str, name: str) -> tuple[Any, Lines]:
@@ -71,9 +71,12 @@ def _build(node: yaml.Node, path: Path, lines: Lines, name: str) -> Any:
     if isinstance(node, yaml.SequenceNode):
         return [_build(item, (*path, index), lines, name) for index, item in enumerate(node.value)]
     where = f"{name}:{lines[path]}: {'.'.join(map(str, path))}".removesuffix(": ")
-    value = _scalar(str(node.tag), str(node.value), where)
+    text = str(node.value)
+    if path and path[0] in _FRACTIONS_IN and node.tag == "tag:yaml.org,2002:float" and _DECIMAL.fullmatch(text):
+        return Decimal(text)
+    value = _scalar(str(node.tag), text, where)
     if not isinstance(value, str):
-        lines.misread[path] = reading(str(node.value), "a truth value" if isinstance(value, bool) else "a number")
+        lines.misread[path] = reading(text, "a truth value" if isinstance(value, bool) else "a number")
     return value
 
 
@@ -96,14 +99,12 @@ def _mapping(node: yaml.MappingNode, path: Path, lines: Lines, name: str) -> dic
     return built
 
 
-def _scalar(tag: str, text: str, where: str) -> bool | int | Decimal | str:
+def _scalar(tag: str, text: str, where: str) -> bool | int | str:
     kind = tag.removeprefix("tag:yaml.org,2002:")
     if kind == "bool":
         return text.lower() in ("true", "yes", "on")
     if kind == "int" and _INTEGER.fullmatch(text):
         return int(text)
-    if kind == "float" and _DECIMAL.fullmatch(text):
-        return Decimal(text)
     if kind in ("int", "float", "null"):
         mend = f': text is written "{text}"' if text else ": leave the line out"
         raise ContractError(

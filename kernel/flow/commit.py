@@ -21,12 +21,13 @@ from sds.kernel.envelope.proposal import PROPOSAL_BYTES_MAX
 from sds.kernel.errors import UsageError
 from sds.kernel.executor import breaker
 from sds.kernel.executor.protocol import ExecutionIntent, Signer
-from sds.kernel.flow import decision_record, undecided
+from sds.kernel.flow import decision_record, monitored, undecided
 from sds.kernel.flow.attempts import Attempt, write_attempt
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.states import CONTENTION, NOT_DECIDED, State, transition
 from sds.kernel.registry import escalation_budget, registry, reservations, spend
 from sds.kernel.registry.authority import authority_now
+from sds.kernel.registry.monitors import Watched
 from sds.kernel.storage.store import Store
 
 # What an operator, a deployment, another flow or the load did while the flow was open is not held against the agent.
@@ -53,24 +54,22 @@ class Committer:
         self._contract, self._store, self._signer, self._context = contract, store, signer, context
         self._contract_hash = contract.hash
         self._now_ms, self._log = now_ms, log
+        self._monitors = monitored.DecisionMonitors(contract)
 
     def commit(self, attempt: Attempt) -> ExecutionIntent | None:
         """Reserve and write the outcome of one attempt; return the order to send, if any. UsageError: not open."""
-        suspended: str | None = None
         intent: ExecutionIntent | None = None
         with self._store.transaction():
             now_ms = self._now_ms()
             created_at_ms, earlier = self._open_flow(attempt.packet)
             attempt = replace(attempt, number=earlier + 1, now_ms=now_ms)
             if attempt.verdict.outcome == "REJECTED":
-                suspended = self._reject(attempt)
+                watched = self._reject(attempt)
             elif attempt.verdict.outcome == "ESCALATED":
-                suspended = self._escalate(attempt)
+                watched = self._escalate(attempt)
             else:
-                intent = self._accept(attempt, created_at_ms)
-        if suspended:
-            facts = {"dfid": attempt.packet.dfid, "agent_id": attempt.packet.agent_id, "reason": suspended}
-            self._log("agent.suspended", facts)
+                intent, watched = self._accept(attempt, created_at_ms)
+        monitored.tell(self._log, attempt.packet.dfid, attempt.packet.agent_id, watched)
         return intent
 
     def _open_flow(self, packet: DecisionPacket) -> tuple[int, int]:
@@ -84,23 +83,22 @@ class Committer:
             raise UsageError(f"flow `{packet.dfid}` is no longer open", reason_code="FLOW_CLOSED", dfid=packet.dfid)
         return int(flow[0]), int(flow[1])
 
-    def _accept(self, attempt: Attempt, created_at_ms: int) -> ExecutionIntent | None:
+    def _accept(self, attempt: Attempt, created_at_ms: int) -> tuple[ExecutionIntent | None, Watched]:
         """Reserve what was accepted, if all that it rests on still holds; else end the flow as undecided."""
         attempt, live, code = self._asked_again(attempt, created_at_ms)
         order, code = (None, code) if live is None else self.reserve(attempt, live)
         if code is None:
-            self._finish(attempt, "EXECUTING" if order else "CLOSED", None)
-            return order
+            return order, self._finish(attempt, "EXECUTING" if order else "CLOSED", None)
         verdict, report = attempt.verdict, attempt.report
         if code == ALREADY_ORDERED:
             reasons = (Reason(dim.AFTER_THE_GATES, code, ORDERED_BEFORE),)
-            self._escalate(replace(attempt, verdict=replace(verdict, outcome="ESCALATED", reasons=reasons)))
-            return None
+            return None, self._escalate(
+                replace(attempt, verdict=replace(verdict, outcome="ESCALATED", reasons=reasons))
+            )
         why = "; ".join((*report.drift, *report.objections)) if report else ""
         reasons = (Reason(dim.AFTER_THE_GATES, code, why or code.lower()),)
         verdict = replace(verdict, outcome="REJECTED", reasons=reasons, gate_reached=dim.AFTER_THE_GATES)
-        self._undecided(replace(attempt, verdict=verdict), code)
-        return None
+        return None, self._undecided(replace(attempt, verdict=verdict), code)
 
     def _asked_again(self, attempt: Attempt, created_at_ms: int) -> tuple[Attempt, LiveState | None, str | None]:
         """Ask again for all that may have changed since the drift check: (the attempt, the live state to reserve on, None)
@@ -125,16 +123,15 @@ class Committer:
             _, earlier = self._open_flow(attempt.packet)
             self._finish(replace(attempt, number=earlier + 1, now_ms=self._now_ms()), "ABORTED", NOT_DECIDED)
 
-    def _undecided(self, attempt: Attempt, tag: str) -> None:
+    def _undecided(self, attempt: Attempt, tag: str) -> Watched:
         """End a flow that nobody has decided: its event may have a fresh one, or else it is a human's."""
         if undecided.has_restart(self._store, attempt.packet.dfid, tag, self._contract.retry.restarts_max):
-            self._finish(attempt, "ABORTED", tag)
-            return
+            return self._finish(attempt, "ABORTED", tag)
         verdict = attempt.verdict
         if all(reason.code != tag for reason in verdict.reasons):
             why = Reason(dim.AFTER_THE_GATES, tag, f"attempt {attempt.number} was the last")
             verdict = replace(verdict, reasons=(*verdict.reasons, why))
-        self._finish(replace(attempt, verdict=verdict), "ESCALATED", tag)
+        return self._finish(replace(attempt, verdict=verdict), "ESCALATED", tag)
 
     def _revoked(self, attempt: Attempt, created_at_ms: int) -> str | None:
         """Tell whether authority has been withdrawn, or has run out, since."""
@@ -176,22 +173,22 @@ class Committer:
         decision_record.write_reservation(self._store, intent, (claim.draws, claim.spends), attempt.now_ms)
         return intent, None
 
-    def _reject(self, attempt: Attempt) -> str | None:
+    def _reject(self, attempt: Attempt) -> Watched:
         """Keep the attempt and let the flow go on, or end it when the limit is reached or nothing can help.
 
         Return why the agent was suspended for it, if it was.
         """
+        watched = Watched()
         attempt = replace(attempt, data=attempt.data[:PROPOSAL_BYTES_MAX])
         verdict = attempt.verdict
         if verdict.contended:
-            self._undecided(attempt, verdict.reason_code or CONTENTION)
-            return None
+            return self._undecided(attempt, verdict.reason_code or CONTENTION)
         if verdict.final or attempt.number >= self._contract.retry.attempts_max:
             ends = (reason.code for reason in verdict.reasons if reason.code in dim.FINAL_CODES)
-            self._undecided(attempt, next(ends, "REASONING_EXHAUSTION"))
+            watched = self._undecided(attempt, next(ends, "REASONING_EXHAUSTION"))
         else:
             write_attempt(self._store, attempt)
-        return self._count_rejection(attempt)
+        return replace(watched, suspended=self._count_rejection(attempt) or watched.suspended)
 
     def _count_rejection(self, attempt: Attempt) -> str | None:
         """Suspend an agent that is rejected too often in a row, or that acts for another mission (DIR 3.5a)."""
@@ -209,7 +206,7 @@ class Committer:
         registry.move(self._store, agent_id, "SUSPENDED", by="runtime", reason=why, now_ms=attempt.now_ms)
         return why
 
-    def _escalate(self, attempt: Attempt) -> str | None:
+    def _escalate(self, attempt: Attempt) -> Watched:
         """Hand the case to a human and charge it to the agent; return why the agent was suspended, if it was."""
         packet, verdict = attempt.packet, attempt.verdict
         charged = escalation_budget.charge(
@@ -220,18 +217,19 @@ class Committer:
             by_choice=not packet.notes,
             now_ms=attempt.now_ms,
         )
-        self._finish(attempt, "ESCALATED", verdict.reason_code, charged.spent)
-        if charged.moves_to is None:
-            return None
+        watched = self._finish(attempt, "ESCALATED", verdict.reason_code, charged.spent)
+        if charged.moves_to is None or watched.suspended:
+            return watched
         status, why = charged.moves_to
         registry.move(
             self._store, packet.agent_id, status, by="runtime", reason=why, now_ms=attempt.now_ms, case=packet.dfid
         )
-        return why if status == "SUSPENDED" else None
+        return replace(watched, suspended=why if status == "SUSPENDED" else None)
 
     def _finish(
         self, attempt: Attempt, state: State, tag: str | None, spent: escalation_budget.Level | None = None
-    ) -> None:
+    ) -> Watched:
+        """Write the end of the flow, and count it in the monitors: what they suspended the agent for is returned."""
         dfid, verdict = attempt.packet.dfid, attempt.verdict
         passed: tuple[State, ...] = ("ACCEPTED",) if state in ("EXECUTING", "CLOSED") else ()
         more = {"escalations": [spent.parts, spent.at_ms]} if spent else {}
@@ -242,3 +240,4 @@ class Committer:
             self._store.run(
                 "UPDATE agents SET rejections = 0 WHERE agent_id = ? AND rejections > 0", (attempt.packet.agent_id,)
             )
+        return self._monitors.count(self._store, attempt, state, tag)

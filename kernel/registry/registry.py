@@ -13,11 +13,10 @@ from types import MappingProxyType
 from typing import Literal
 
 from sds.kernel.canonical import canonical, one_line
-from sds.kernel.contract import compatibility
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import NOT_AS_WRITTEN, ContractError, StoreError, TransitionError
 from sds.kernel.identifiers import person
-from sds.kernel.registry import counter_scale
+from sds.kernel.registry import compatibility, counter_scale, windows
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store
 
@@ -261,6 +260,7 @@ def move(
     store.run("UPDATE agents SET status = ?, rejections = 0 WHERE agent_id = ?", (status, agent_id))
     if (known.status, status) == ("SUSPENDED", "ACTIVE"):  # an operator has looked: the agent may ask again
         store.run("DELETE FROM escalation_budgets WHERE agent_id = ?", (agent_id,))
+        windows.clear(store, agent_id, "decisions", "labels")
     body = {"agent_id": agent_id, "was": known.status, "status": status, "by": by, "reason": why}
     ledger.append(
         store,

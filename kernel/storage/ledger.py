@@ -1,6 +1,6 @@
 """The append-only ledger: a hash chain whose every entry names the facts of one step of one decision.
 
-Kinds: DECIDED (exactly one for every flow), RESERVED, SETTLED, UNKNOWN, VOIDING, RESOLVED, CONTRADICTED, HUMAN, SAGA, REVERSAL, RATIONALE, ADOPTED (of an order the record did not know); and, for operators, ERASED, CONTRACT,
+Kinds: DECIDED (exactly one for every flow), RESERVED, SETTLED, UNKNOWN, VOIDING, RESOLVED, CONTRADICTED, HUMAN, SAGA, REVERSAL, RATIONALE, LABEL, ADOPTED (of an order the record did not know); and, for operators, ERASED, CONTRACT,
 REVOKED, REFUSED (a registration), AGENT, HALT, RESUME, ARTIFACT, RETENTION, OPERATOR. SQLite triggers refuse anything but the next entry; `verify_chain` finds what went past them.
 """
 

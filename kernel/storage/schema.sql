@@ -192,6 +192,23 @@ CREATE TABLE clock_steps (
 CREATE INDEX orders_by_time ON execution_log (reserved_at_ms);
 CREATE INDEX spend_by_minute ON spend (scope, amount) WHERE instr(scope, '/~/') > 0;
 
+-- Since version 4
+
+-- monitors (`kernel.registry.windows`): of each agent, running sums over its last decisions and labels, what each of these
+-- added to windows of so many decisions, and what the past sixtieths of windows of so many minutes held
+CREATE TABLE monitor_windows (
+    agent_id TEXT NOT NULL, stream TEXT NOT NULL CHECK (stream IN ('decisions', 'labels')), monitors TEXT NOT NULL,
+    body TEXT NOT NULL, PRIMARY KEY (agent_id, stream)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE monitor_entries (
+    agent_id TEXT NOT NULL, stream TEXT NOT NULL, n INTEGER NOT NULL, body TEXT NOT NULL,
+    PRIMARY KEY (agent_id, stream, n)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE monitor_buckets (
+    agent_id TEXT NOT NULL, stream TEXT NOT NULL, monitor TEXT NOT NULL, bucket INTEGER NOT NULL, body TEXT NOT NULL,
+    PRIMARY KEY (agent_id, stream, monitor, bucket)
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE ledger (
     idx INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, kind TEXT NOT NULL, dfid TEXT NOT NULL, body TEXT NOT NULL,
     prev_hash TEXT NOT NULL, entry_hash TEXT NOT NULL

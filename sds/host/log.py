@@ -15,7 +15,15 @@ import structlog
 from sds.kernel.errors import StoreError
 from sds.kernel.storage.private_files import make_private_file
 
-_WARNINGS = ("security.", "agent.suspended", "engine.down", "statement.", "rationale.skipped", "recovery.failed")
+_WARNINGS = (
+    "security.",
+    "agent.suspended",
+    "monitor.",
+    "engine.down",
+    "statement.",
+    "rationale.skipped",
+    "recovery.failed",
+)
 
 
 class JsonLog:

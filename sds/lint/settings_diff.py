@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from sds.kernel.contract.monitors import MonitorSpec, micros
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import DriftSpec, KindSpec, SpendLimit
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX
@@ -80,6 +81,8 @@ _RULES: tuple[tuple[str, _Rule], ...] = (
     ("event.evidence_chars_max", _neutral),
     ("show", _neutral),
     ("rationale", _neutral),  # how long one before the decision may be is compared as decisions are
+    ("policy", _neutral),  # it proposes within the envelope, which is compared as decisions are
+    ("max_error", _unclear),
     ("draws_settle_in", _settles),
     ("drift.age_ms_max", _more),
     ("escalation.confidence_min_pct", _less),
@@ -97,9 +100,6 @@ _RULES: tuple[tuple[str, _Rule], ...] = (
     ("budget.tokens_max", _more),
     ("budget.ttl_ms", _more),
     ("budget.dispatch_ms_max", _more),
-    ("aggregate_thresholds.window", _unclear),
-    ("aggregate_thresholds.paid_pct_max", _more),
-    ("aggregate_thresholds.paid_mean_minor_max", _more),
 )
 
 
@@ -114,10 +114,13 @@ def changed_settings(a: Contract, b: Contract) -> Iterator[SettingChange]:
         # what was drawn has no decimals of its own: 200 euros are 200 cents to whoever counts in those
         recounted = change.direction == "different" and change.path.removeprefix("snapshot.") in drawn
         yield replace(change, direction="wider") if recounted else change
+    yield from _entries("readings", a.readings, b.readings, _neutral, added="different")
     yield from _entries("levels", a.levels, b.levels, _neutral, added="different")
     yield from _entries("drift.fields", _tolerances(a), _tolerances(b), _drift, added="wider")
     limits_a, limits_b = ({limit.name: limit for limit in each.spend} for each in (a, b))
     yield from _entries("spend", limits_a, limits_b, _spend, added="narrower")
+    monitors_a, monitors_b = ({monitor.name: monitor for monitor in each.monitors} for each in (a, b))
+    yield from _entries("aggregate_thresholds", monitors_a, monitors_b, _monitor, added="narrower")
     yield from _entries("sagas", a.sagas, b.sagas, _unclear, added="wider")
     for where, before, after in (("kinds", a.kinds, b.kinds), ("human.kinds", a.human.kinds, b.human.kinds)):
         for kind in sorted({*before} & {*after}):
@@ -192,6 +195,18 @@ def _spend(a: SpendLimit, b: SpendLimit) -> Direction:
         or (not b.sliding and a.timezone != b.timezone)
     )
     return "wider" if wider else "narrower"
+
+
+def _monitor(a: MonitorSpec, b: MonitorSpec) -> Direction:
+    """A stop that is reached later, or never, is wider; what is measured otherwise has no order."""
+    if a.model_copy(update={"warn": None, "stop": None}) != b.model_copy(update={"warn": None, "stop": None}):
+        return "wider"
+    if a.stop == b.stop:
+        return "different"
+    if a.stop is None or b.stop is None:
+        return "narrower" if a.stop is None else "wider"
+    higher = micros(b.stop) > micros(a.stop)
+    return "narrower" if higher == a.is_minimum else "wider"
 
 
 def _kind(where: str, a: KindSpec, b: KindSpec) -> Iterator[SettingChange]:

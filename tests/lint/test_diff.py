@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from sds.kernel.contract.schema import parse_contract
 from sds.kernel.envelope.envelope import meet
 from sds.lint.diff import ContractDiff, diff
 from sds.lint.diff import _Pair as Pair
@@ -174,6 +175,7 @@ def test_every_field_of_a_contract_is_compared_in_some_way():
         "show", "levels", "rationale", "draws_settle_in", "drift", "escalation", "human", "memory", "artifacts", "retry", "budget",
         "aggregate_thresholds", "snapshot", "spend", "sagas", "kinds", "refusal",
         "when",  # as decisions
+        "readings", "policy", "max_error",
         "version", "role",  # the first is no difference, the second has one value
     }  # fmt: skip
     assert set(type(world.contract()).model_fields) == compared
@@ -237,3 +239,22 @@ def test_when_nothing_more_is_permitted_no_fresh_snapshot_permits_more():
             before, after = calm_envelope(pair.a, fields), calm_envelope(pair.b, fields)
             assert after == meet(before, after), (a, b, fields)
     assert nothing_more > 5
+
+
+def test_what_a_policy_says_otherwise_is_named():
+    sections = """\
+readings:
+  mood: {question: 'How?', values: {calm: c, angry: a}}
+policy:
+  - {kind: DENY, reason: NOT_OWED, when: "reading.mood == 'angry'"}
+  - otherwise: ESCALATE
+max_error: 0.02
+"""
+    before, other = (
+        parse_contract(world.CONTRACT + text)
+        for text in (sections, sections.replace("0.02", "0.05").replace("'angry'", "'calm'"))
+    )
+    assert ["max_error", "policy"] == sorted(each.path for each in diff(before, other, Random(1)).settings)
+    assert ["max_error", "policy", "readings.mood"] == sorted(
+        each.path for each in diff(world.contract(), other, Random(1)).settings
+    )

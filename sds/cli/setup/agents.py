@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated
@@ -14,6 +15,7 @@ from sds.host.clock import now_ms
 from sds.kernel.audit.agent_history import AgentRecord, Held, Move, agent_record
 from sds.kernel.errors import UsageError
 from sds.kernel.registry import registry
+from sds.kernel.registry.monitors import Standing
 from sds.kernel.registry.registry import Status
 
 agents = typer.Typer(
@@ -73,6 +75,8 @@ def show(agent_id: AgentId, gate: GateOption = "refund", as_json: JsonFlag = Fal
     }
     for name, value in facts.items():
         typer.echo(f"{name}: {plain(value)}")
+    for line in _monitor_lines(found.monitors):
+        typer.echo(line)
     typer.echo("contracts")
     for held in found.contracts:
         typer.echo(f"  {plain(_contract_line(held))}")
@@ -148,6 +152,15 @@ def _move(gate: str, agent_id: str, status: Status, reason: str, as_json: bool) 
         print_json({"agent_id": agent_id, "status": status})
     else:
         typer.echo(f"{agent_id}: {status}")
+
+
+def _monitor_lines(monitors: Sequence[Standing]) -> Iterator[str]:
+    if monitors:
+        yield "monitors"
+    for each in monitors:
+        value = "not judged yet" if each.value is None else each.value
+        ends = ", ".join(f"{name} {end}" for name, end in (("warn", each.warn), ("stop", each.stop)) if end is not None)
+        yield f"  {each.name}: {each.of} {value} in {each.window} ({ends}; decisions in it: {each.decisions})"
 
 
 def _contract_line(held: Held) -> str:

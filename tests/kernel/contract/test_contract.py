@@ -47,7 +47,7 @@ def test_a_whole_contract_is_loaded():
         (
             "version: 1.0.0",
             "version: 1.0",
-            '3: version: must be text: YAML reads `1.0` as a number: write "1.0"',
+            '3: version: `1.0` is neither text nor a plain whole number: text is written "1.0"',
         ),
         ("effective_from: 2020-01-01", "effective_from: 2020-02-30", "5: effective_from: `2020-02-30` is not a date"),
         (
@@ -121,7 +121,7 @@ def test_a_whole_contract_is_loaded():
         (
             "hi: account.left",
             "hi: 1.5",
-            '21: kinds.PAY.params.amount.hi: must be text: YAML reads `1.5` as a number: write "1.5"',
+            '21: kinds.PAY.params.amount.hi: `1.5` is neither text nor a plain whole number: text is written "1.5"',
         ),
         ("hi: account.left", "top: account.left", "21: kinds.PAY.params.amount.hi: is missing"),
         ("scale: 2}\n    draws", "scale: 7}\n    draws", "21: kinds.PAY.params.amount.scale: must be at most 6"),
@@ -273,7 +273,7 @@ def test_a_whole_contract_is_loaded():
         (
             "spend:\n",
             "escalation: {confidence_min_pct: 0.5}\nspend:\n",
-            "39: escalation.confidence_min_pct: must be a whole number",
+            '39: escalation.confidence_min_pct: `0.5` is neither text nor a plain whole number: text is written "0.5"',
         ),
         ("spend:\n", "retry: {attempts_max: 11}\nspend:\n", "39: retry.attempts_max: must be at most 10"),
         (

@@ -11,9 +11,8 @@ from typing import get_args
 import pytest
 
 from sds.kernel.audit import verify
-from sds.kernel.contract import compatibility
 from sds.kernel.errors import ContractError, StoreError, TransitionError, UsageError
-from sds.kernel.registry import registry
+from sds.kernel.registry import compatibility, registry
 from sds.kernel.registry.registry import Actor, Status, lookup, register, request_retire, revoke, set_halted, transition
 from sds.kernel.storage import ledger
 from tests.kernel.authority import AGENT

@@ -17,7 +17,6 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.audit.agent_history import agent_record
 from sds.kernel.canonical import digest
-from sds.kernel.contract import compatibility
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision import dim
 from sds.kernel.decision.packet import DecisionPacket
@@ -25,7 +24,7 @@ from sds.kernel.envelope.proposal import Proposal, parse_proposal, parse_recorde
 from sds.kernel.human import review
 from sds.kernel.human.cases import read_case, registered_terms
 from sds.kernel.operations.recovery import Recovered
-from sds.kernel.registry import registry
+from sds.kernel.registry import compatibility, registry
 from sds.kernel.registry.contract_versions import registered_contract
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Store

@@ -1,0 +1,140 @@
+"""What the monitors read of a decision: of the attempt that is being committed, and of those that the ledger tells of.
+
+Counted is what the agent decided, step of a saga or not. What only waited (`states.WAITING_TAGS`) is no decision, else an
+overload would push the payments out of a window; nor is what was interrupted, handed over or decided by a human.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from sds.kernel.contract.schema import Contract
+from sds.kernel.flow.attempts import Attempt
+from sds.kernel.flow.dispatch import Log
+from sds.kernel.flow.states import WAITING_TAGS
+from sds.kernel.registry import counter_scale
+from sds.kernel.registry.monitors import Decided, Monitors, Watched
+from sds.kernel.storage.store import Reader, Store
+
+HISTORY_MAX = 100_000  # decisions of the past that a window of minutes is filled with
+
+# An operator who reactivates an agent has looked at what it did: the windows start anew there.
+REACTIVATED = (
+    "SELECT MAX(idx) FROM ledger WHERE kind = 'AGENT' AND json_extract(body, '$.agent_id') = ?"
+    " AND json_extract(body, '$.status') = 'ACTIVE' AND COALESCE(json_extract(body, '$.was'), 'SUSPENDED') = 'SUSPENDED'"
+)
+_DECIDED = (
+    "SELECT l.at_ms, l.body, p.confidence, p.justification FROM ledger l LEFT JOIN policy_proposals p ON p.dfid = l.dfid"
+    " WHERE l.kind = 'DECIDED' AND l.idx > ? AND l.dfid <> ? AND json_extract(l.body, '$.agent_id') = ?"
+    f" AND COALESCE(json_extract(l.body, '$.tag'), '') NOT IN ({', '.join(map(repr, sorted(WAITING_TAGS)))})"
+    " ORDER BY l.idx DESC LIMIT ?"
+)
+
+
+class DecisionMonitors:
+    """What watches the decisions that an agent makes under one contract."""
+
+    def __init__(self, contract: Contract) -> None:
+        self._contract = contract
+        self.monitors = decision_monitors(contract)
+
+    def count(self, store: Store, attempt: Attempt, state: str, tag: str | None) -> Watched:
+        """Count an attempt that has ended its flow, in the transaction that records it."""
+        if not self.monitors.monitors or tag in WAITING_TAGS:
+            return Watched()
+        history = partial(_history, self._contract, store, attempt.packet.dfid)
+        return self.monitors.count(store, decided(self._contract, attempt, state), attempt.now_ms, history)
+
+
+def decision_monitors(contract: Contract) -> Monitors:
+    """Return the monitors of a contract that watch decisions: all but those of later labels."""
+    watched = [monitor for monitor in contract.monitors if monitor.of != "calibration"]
+    return Monitors(contract.agent_id, "decisions", watched, units=spends_at(contract))
+
+
+def label_monitors(contract: Contract) -> Monitors:
+    """Return the monitors of a contract that watch later labels."""
+    watched = [monitor for monitor in contract.monitors if monitor.of == "calibration"]
+    return Monitors(contract.agent_id, "labels", watched)
+
+
+def tell(log: Log, dfid: str, agent_id: str, watched: Watched) -> None:
+    """Write down, once it is on the record, what the monitors found."""
+    for warning in watched.warnings:
+        facts = {"monitor": warning.monitor.name, "value": warning.value, "warn": warning.monitor.warn}
+        log("monitor.warn", {"dfid": dfid, "agent_id": agent_id, **facts, "decision": warning.decision})
+    if watched.suspended:
+        log("agent.suspended", {"dfid": dfid, "agent_id": agent_id, "reason": watched.suspended})
+
+
+def spends_at(contract: Contract) -> int | None:
+    """Return the decimals in which a contract spends; None: it spends nothing."""
+    return next((kind.scale(kind.spends) for kind in contract.kinds.values() if kind.spends), None)
+
+
+def decided(contract: Contract, attempt: Attempt, state: str) -> Decided:
+    """Return what is counted of an attempt that ends its flow in `state`."""
+    proposal, amounts = attempt.verdict.proposal, dict(attempt.verdict.amounts_minor)
+    spec = contract.kinds.get(proposal.action) if proposal else None
+    executed = state == "EXECUTING"
+    paid = executed and spec is not None and spec.spends is not None
+    return Decided(
+        executed=executed,
+        paid=paid,
+        paid_minor=amounts.get(spec.spends, 0) if paid and spec and spec.spends else None,
+        reason=proposal.reason_code if proposal else None,
+        confidence=attempt.decoding.confidence,
+        readings=_likeliest(attempt.decoding.facts.get("readings")),
+    )
+
+
+def _likeliest(readings: object) -> Mapping[str, str]:
+    """Return the likeliest value of each reading; of two that are as likely the first by name. What is no reading is none."""
+    found: dict[str, str] = {}
+    for name, values in readings.items() if isinstance(readings, Mapping) else ():
+        shares = values.items() if isinstance(values, Mapping) else ()
+        likely = [(share, value) for value, share in shares if isinstance(share, (int, float)) and share >= 0]
+        if likely:
+            most = max(share for share, _ in likely)
+            found[str(name)] = min(str(value) for share, value in likely if share == most)
+    return found
+
+
+def _history(contract: Contract, store: Reader, dfid: str, reach: tuple[int, int]) -> Iterator[tuple[int, Decided]]:
+    """Yield what the ledger says of the agent's decisions since it was last reactivated, oldest first, as far as the windows
+    reach. Of readings the record says nothing in clear: their windows begin empty.
+    """
+    longest, within_ms = reach
+    since = store.value(REACTIVATED, (contract.agent_id,)) or 0
+    limit = HISTORY_MAX if within_ms else longest
+    rows = store.rows(_DECIDED, (since, dfid, contract.agent_id, limit))
+    bodies = store.rows("SELECT hash, body -> '$.kinds' FROM contracts WHERE agent_id = ?", (contract.agent_id,))
+    kinds = {name: json.loads(text) for name, text in bodies if text}
+    units = spends_at(contract)
+    for at_ms, text, confidence, justification in reversed(rows):
+        body = json.loads(text)
+        spec = kinds.get(body["contract_hash"], {}).get(body["action"])
+        yield at_ms, _recorded(body, spec, units, confidence, justification)
+
+
+def _recorded(
+    body: Mapping[str, Any],
+    spec: Mapping[str, Any] | None,
+    units: int | None,
+    confidence: float | None,
+    justification: str | None,
+) -> Decided:
+    """Return what is counted of a decision by the contract it was made under, in the units of the one of now."""
+    scale = counter_scale.spends_at(spec) if spec else None
+    executed = body["state"] == "EXECUTING"
+    paid = executed and spec is not None and scale is not None
+    return Decided(
+        executed=executed,
+        paid=paid,
+        paid_minor=int(body["params"].get(spec["spends"], 0)) if paid and spec and scale == units else None,
+        reason=justification.partition(":")[0] if justification else None,
+        confidence=confidence,
+    )

@@ -1,0 +1,96 @@
+"""Later labels: whether a decision turned out to be right, said once for a flow by whoever has come to know it.
+
+A label changes no decision. It is a ledger entry, LABEL, and what the monitors of `calibration` count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sds.kernel.errors import UsageError
+from sds.kernel.flow import monitored
+from sds.kernel.flow.dispatch import Log, no_log
+from sds.kernel.flow.states import WAITING_TAGS
+from sds.kernel.identifiers import person
+from sds.kernel.registry.contract_versions import registered_contract
+from sds.kernel.registry.monitors import Decided
+from sds.kernel.storage import ledger
+from sds.kernel.storage.store import Reader, Store
+
+WHO_CHARS_MAX = 200
+LABEL = "LABEL"
+
+_DECISION = (
+    "SELECT l.body, p.confidence, f.gate FROM decision_flows f JOIN ledger l ON l.dfid = f.dfid AND l.kind = 'DECIDED'"
+    " LEFT JOIN policy_proposals p ON p.dfid = f.dfid WHERE f.dfid = ?"
+)
+_LABELS = (
+    "SELECT at_ms, body FROM ledger WHERE kind = 'LABEL' AND idx > ? AND dfid <> ?"
+    " AND json_extract(body, '$.agent_id') = ? ORDER BY idx DESC LIMIT ?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """`changed` is False where the flow had this very label already. `suspended`: why the agent was, if it was."""
+
+    changed: bool
+    suspended: str | None = None
+
+
+def record_label(store: Store, dfid: str, right: bool, *, by: str, now_ms: int, log: Log = no_log) -> Labelled:
+    """Say of a decision whether it was right, once; a monitor of `calibration` that it brings beyond its stop suspends the
+    agent in the same transaction.
+
+    Raises UsageError where the flow is no decision of an agent, or where it has the other label.
+    """
+    if not isinstance(right, bool):
+        raise UsageError("a label is true or false", dfid=dfid)
+    if not (who := person(by, WHO_CHARS_MAX)):
+        raise UsageError("whoever labels a decision has a name", hint="by=NAME", dfid=dfid)
+    with store.transaction():
+        decision, confidence, gate = _decision(store, dfid)
+        known = store.value("SELECT body ->> '$.right' FROM ledger WHERE dfid = ? AND kind = 'LABEL'", (dfid,))
+        if known is not None:
+            return _known(dfid, bool(known), right)
+        body = {"agent_id": decision["agent_id"], "right": right, "confidence": confidence, "by": who}
+        ledger.append(store, now_ms, LABEL, dfid, body)
+        contract = registered_contract(store, gate)
+        if contract is None:
+            return Labelled(changed=True)
+        history = partial(_history, store, contract.agent_id, dfid)
+        found = Decided(confidence=confidence, right=right)
+        watched = monitored.label_monitors(contract).count(store, found, now_ms, history)
+    monitored.tell(log, dfid, contract.agent_id, watched)
+    return Labelled(True, watched.suspended)
+
+
+def _decision(store: Reader, dfid: str) -> tuple[dict[str, Any], float | None, str]:
+    row = store.row(_DECISION, (dfid,))
+    if row is None:
+        raise UsageError(f"flow `{dfid}` is not decided", hint="sds audit FLOW shows what is known of one", dfid=dfid)
+    body = json.loads(row[0])
+    if "agent_id" not in body or body["tag"] in WAITING_TAGS:
+        raise UsageError(f"flow `{dfid}` is no decision of an agent", hint="only those have labels", dfid=dfid)
+    return body, row[1], row[2]
+
+
+def _known(dfid: str, known: bool, right: bool) -> Labelled:
+    if known != right:
+        said = "right" if known else "wrong"
+        raise UsageError(f"flow `{dfid}` is labelled as {said} already", hint="a label is final", dfid=dfid)
+    return Labelled(changed=False)
+
+
+def _history(store: Reader, agent_id: str, dfid: str, reach: tuple[int, int]) -> Iterator[tuple[int, Decided]]:
+    """Yield the labels since the agent was last reactivated, oldest first."""
+    longest, within_ms = reach
+    since = store.value(monitored.REACTIVATED, (agent_id,)) or 0
+    rows = store.rows(_LABELS, (since, dfid, agent_id, monitored.HISTORY_MAX if within_ms else longest))
+    for at_ms, text in reversed(rows):
+        body = json.loads(text)
+        yield at_ms, Decided(confidence=body["confidence"], right=body["right"])

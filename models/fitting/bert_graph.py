@@ -1,0 +1,156 @@
+"""An encoder and its head as one ONNX graph: standard operators, eight-bit weights, one text a run.
+
+    tokens [T] int64 -> features [H] (mean over the T tokens) -> logits [K], and distance [1] from what was fitted
+
+Weights are stored as whole numbers from -64 to 64, one scale a column, and a token's embedding with one scale a row: with
+seven bits no product of two neighbours overflows 16 bits, so that every processor computes the same sums. Nothing here
+is masked or padded: a run reads one text, and its numbers do not depend on any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from sds.models.fitting.base import Array, BaseEncoder, BertSizes, layer_names
+from sds.models.fitting.familiarity import Region
+
+OPSET = 20  # the first with Gelu
+IR_VERSION = 10
+STEPS = 64  # a weight is a whole number of steps, at most so many either way
+TABLE_STEPS = 127
+
+
+class _Graph:
+    """Collects operators and constants; every method returns the name of what it computes."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+
+    def constant(self, value: NDArray[np.generic]) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
+        return name
+
+    def apply(self, operator: str, *inputs: str, outputs: int = 1, named: str = "", **attributes: Any) -> list[str]:
+        names = [named or f"n{len(self.nodes)}_{place}" for place in range(outputs)]
+        self.nodes.append(helper.make_node(operator, list(inputs), names, **attributes))
+        return names
+
+    def one(self, operator: str, *inputs: str, named: str = "", **attributes: Any) -> str:
+        return self.apply(operator, *inputs, named=named, **attributes)[0]
+
+    def linear(self, given: Sequence[str], weight: Array, bias: Array) -> str:
+        """Multiply what `quantized` returned by `weight` [out, in] in whole numbers, and add the bias."""
+        columns = weight.T
+        scale = np.maximum(np.abs(columns).max(axis=0), 1e-12) / STEPS
+        steps = np.rint(columns / scale).astype(np.int8)
+        numbers, step, zero = given
+        product = self.one("MatMulInteger", numbers, self.constant(steps), zero)
+        scales = self.one("Mul", step, self.constant(scale.astype(np.float32)))
+        scaled = self.one("Mul", self.one("Cast", product, to=TensorProto.FLOAT), scales)
+        return self.one("Add", scaled, self.constant(bias))
+
+    def quantized(self, given: str) -> list[str]:
+        """Return the numbers as bytes, their step and their zero."""
+        return self.apply("DynamicQuantizeLinear", given, outputs=3)
+
+    def norm(self, given: str, encoder: BaseEncoder, name: str) -> str:
+        weight, bias = (self.constant(encoder.weights[f"{name}.{part}"]) for part in ("weight", "bias"))
+        return self.one("LayerNormalization", given, weight, bias, axis=-1, epsilon=encoder.sizes.epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """`features @ weight.T + bias`: weight [K, H], bias [K]."""
+
+    weight: Array
+    bias: Array
+
+
+def encoder_graph(encoder: BaseEncoder, head: Head, region: Region, *, tokens_max: int) -> bytes:
+    """Write `encoder` with its head and the region of what was fitted as an ONNX model."""
+    graph = _Graph()
+    hidden = _embedded(graph, encoder, tokens_max)
+    for layer in range(encoder.sizes.layers):
+        hidden = _layer(graph, encoder, layer, hidden)
+    features = graph.one("ReduceMean", hidden, graph.constant(np.array([0], np.int64)), keepdims=0, named="features")
+    product = graph.one("MatMul", features, graph.constant(head.weight.T))
+    graph.one("Add", product, graph.constant(head.bias), named="logits")
+    _distance(graph, features, region)
+    return _model(graph, encoder.sizes, len(head.bias))
+
+
+def _distance(graph: _Graph, features: str, region: Region) -> None:
+    """The square of the distance to the nearest centre. [1]."""
+    seen = graph.one("MatMul", features, graph.constant(region.axes))
+    apart = graph.one("Sub", graph.constant(region.centres), seen)
+    squares = graph.one("ReduceSumSquare", apart, graph.constant(np.array([1], np.int64)), keepdims=0)
+    graph.one("ReduceMin", squares, graph.constant(np.array([0], np.int64)), keepdims=1, named="distance")
+
+
+def _model(graph: _Graph, sizes: BertSizes, values: int) -> bytes:
+    inputs = [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["T"])]
+    outputs = [
+        helper.make_tensor_value_info("logits", TensorProto.FLOAT, [values]),
+        helper.make_tensor_value_info("features", TensorProto.FLOAT, [sizes.hidden]),
+        helper.make_tensor_value_info("distance", TensorProto.FLOAT, [1]),
+    ]
+    whole = helper.make_graph(graph.nodes, "reader", inputs, outputs, graph.constants)
+    model = helper.make_model(whole, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def _embedded(graph: _Graph, encoder: BaseEncoder, tokens_max: int) -> str:
+    """Add a token's embedding, its position's and the one of the first segment; then the norm. [T, H]."""
+    words = encoder.weights["embeddings.word_embeddings.weight"]
+    scale = np.maximum(np.abs(words).max(axis=1, keepdims=True), 1e-12) / TABLE_STEPS
+    steps = graph.one("Gather", graph.constant(np.rint(words / scale).astype(np.int8)), "tokens", axis=0)
+    scales = graph.one("Gather", graph.constant(scale.astype(np.float32)), "tokens", axis=0)
+    found = graph.one("Mul", graph.one("Cast", steps, to=TensorProto.FLOAT), scales)
+    places = encoder.weights["embeddings.position_embeddings.weight"][:tokens_max]
+    segments = encoder.weights.get("embeddings.token_type_embeddings.weight")
+    if segments is not None:
+        places = places + segments[0]
+    zero, axis = (graph.constant(np.array([0], np.int64)) for _ in range(2))
+    placed = graph.one("Slice", graph.constant(places.astype(np.float32)), zero, graph.one("Shape", "tokens"), axis)
+    return graph.norm(graph.one("Add", found, placed), encoder, "embeddings.LayerNorm")
+
+
+def _layer(graph: _Graph, encoder: BaseEncoder, layer: int, hidden: str) -> str:
+    names, weights = layer_names(layer), encoder.weights
+    context = _attention(graph, encoder, names, hidden)
+    mixed = graph.linear(
+        graph.quantized(context), weights[names["context"] + ".weight"], weights[names["context"] + ".bias"]
+    )
+    hidden = graph.norm(graph.one("Add", mixed, hidden), encoder, names["attention_norm"])
+    risen = graph.linear(graph.quantized(hidden), weights[names["rise"] + ".weight"], weights[names["rise"] + ".bias"])
+    bent = graph.one("Gelu", risen)
+    fallen = graph.linear(graph.quantized(bent), weights[names["fall"] + ".weight"], weights[names["fall"] + ".bias"])
+    return graph.norm(graph.one("Add", fallen, hidden), encoder, names["output_norm"])
+
+
+def _attention(graph: _Graph, encoder: BaseEncoder, names: dict[str, str], hidden: str) -> str:
+    """Every token looks at every token, in `heads` heads. [T, H] -> [T, H]."""
+    sizes, weights = encoder.sizes, encoder.weights
+    width = sizes.hidden // sizes.heads
+    given = graph.quantized(hidden)
+    split = graph.constant(np.array([-1, sizes.heads, width], np.int64))
+
+    def part(name: str, order: list[int], scale: float = 1.0) -> str:
+        weight, bias = weights[names[name] + ".weight"] * scale, weights[names[name] + ".bias"] * scale
+        return graph.one("Transpose", graph.one("Reshape", graph.linear(given, weight, bias), split), perm=order)
+
+    query = part("query", [1, 0, 2], float(width) ** -0.5)
+    key, value = part("key", [1, 2, 0]), part("value", [1, 0, 2])
+    share = graph.one("Softmax", graph.one("MatMul", query, key), axis=-1)
+    heads = graph.one("Transpose", graph.one("MatMul", share, value), perm=[1, 0, 2])
+    return graph.one("Reshape", heads, graph.constant(np.array([-1, sizes.hidden], np.int64)))

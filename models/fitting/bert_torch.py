@@ -1,0 +1,102 @@
+"""The same encoder in torch, for fitting alone: texts side by side, padded, with gradients."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sds.models.fitting.base import Array, BaseEncoder, BertSizes, layer_names
+
+DROPOUT = 0.1
+
+
+class Layer(nn.Module):
+    """One layer of BERT, with the norm after each half. [B, T, H] -> [B, T, H]."""
+
+    def __init__(self, sizes: BertSizes) -> None:
+        super().__init__()
+        width, inner = sizes.hidden, sizes.intermediate
+        self.heads = sizes.heads
+        self.parts = nn.ModuleDict({part: nn.Linear(width, width) for part in ("query", "key", "value", "context")})
+        self.parts["rise"], self.parts["fall"] = nn.Linear(width, inner), nn.Linear(inner, width)
+        for part in ("attention_norm", "output_norm"):
+            self.parts[part] = nn.LayerNorm(width, eps=sizes.epsilon)
+
+    def forward(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """`attended` [B, 1, 1, T]: which tokens are there, and no padding."""
+        rows, tokens, width = hidden.shape
+        split = (rows, tokens, self.heads, width // self.heads)
+        query, key, value = (self.parts[part](hidden).view(split).transpose(1, 2) for part in ("query", "key", "value"))
+        dropout = DROPOUT if self.training else 0.0
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=attended, dropout_p=dropout)
+        context = self.parts["context"](mixed.transpose(1, 2).reshape(rows, tokens, width))
+        hidden = self.parts["attention_norm"](hidden + functional.dropout(context, DROPOUT, self.training))
+        inner = self.parts["fall"](functional.gelu(self.parts["rise"](hidden)))
+        whole: Tensor = self.parts["output_norm"](hidden + functional.dropout(inner, DROPOUT, self.training))
+        return whole
+
+
+class Classifier(nn.Module):
+    """An encoder, the mean over its tokens and a linear head. The words' embeddings stay as they are."""
+
+    def __init__(self, encoder: BaseEncoder, values: int) -> None:
+        super().__init__()
+        sizes = encoder.sizes
+        self.words = nn.Embedding(sizes.vocabulary, sizes.hidden)
+        self.places = nn.Embedding(sizes.positions, sizes.hidden)
+        self.norm = nn.LayerNorm(sizes.hidden, eps=sizes.epsilon)
+        self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes.layers))
+        self.head = nn.Linear(sizes.hidden, values)
+        self._load(encoder)
+
+    def _load(self, encoder: BaseEncoder) -> None:
+        weights = encoder.weights
+        places = weights["embeddings.position_embeddings.weight"]
+        if (segments := weights.get("embeddings.token_type_embeddings.weight")) is not None:
+            places = places + segments[0]
+        with torch.no_grad():
+            self.words.weight.copy_(torch.from_numpy(weights["embeddings.word_embeddings.weight"]))
+            self.places.weight.copy_(torch.from_numpy(places))
+            for name, module in self.named_parts():
+                module.weight.copy_(torch.from_numpy(weights[f"{name}.weight"]))
+                module.bias.copy_(torch.from_numpy(weights[f"{name}.bias"]))
+
+    def named_parts(self) -> list[tuple[str, nn.Linear | nn.LayerNorm]]:
+        """Return the linear maps and norms by their names in a checkpoint; the head is none of them."""
+        found: list[tuple[str, nn.Linear | nn.LayerNorm]] = [("embeddings.LayerNorm", self.norm)]
+        for number, layer in enumerate(self.layers):
+            parts = cast("dict[str, nn.Linear | nn.LayerNorm]", layer.parts)
+            found += [(name, parts[part]) for part, name in layer_names(number).items()]
+        return found
+
+    def features(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Return the mean of the last layer over each text's tokens. [B, T], [B] -> [B, H]."""
+        places = torch.arange(tokens.shape[1])
+        present = places < lengths[:, None]
+        hidden = self.norm(self.words(tokens) + self.places(places))
+        hidden = functional.dropout(hidden, DROPOUT, self.training)
+        for layer in self.layers:
+            hidden = layer(hidden, present[:, None, None, :])
+        mean: Tensor = (hidden * present[:, :, None]).sum(1) / lengths[:, None]
+        return mean
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits. [B, T], [B] -> [B, K]."""
+        logits: Tensor = self.head(functional.dropout(self.features(tokens, lengths), DROPOUT, self.training))
+        return logits
+
+
+def fitted_weights(model: Classifier, encoder: BaseEncoder) -> dict[str, Array]:
+    """Return the checkpoint's tensors as they are after fitting."""
+    weights = dict(encoder.weights)
+    for name, module in model.named_parts():
+        weights[f"{name}.weight"] = module.weight.detach().numpy().astype(np.float32)
+        weights[f"{name}.bias"] = module.bias.detach().numpy().astype(np.float32)
+    weights["embeddings.word_embeddings.weight"] = model.words.weight.detach().numpy().astype(np.float32)
+    weights["embeddings.position_embeddings.weight"] = model.places.weight.detach().numpy().astype(np.float32)
+    weights.pop("embeddings.token_type_embeddings.weight", None)  # added to the positions
+    return weights

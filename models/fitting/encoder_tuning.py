@@ -1,0 +1,136 @@
+"""The second step, in minutes: the whole encoder is fitted with its head, in torch, on two threads of the processor.
+
+AdamW with a rate that rises and falls in a line, smoothed labels, dropout. The words' embeddings stay as they were: a few
+hundred texts touch few of them, and would move these away from their neighbours.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sds.models.fitting.base import BaseEncoder, open_base
+from sds.models.fitting.bert_graph import Head
+from sds.models.fitting.bert_torch import Classifier, fitted_weights
+from sds.models.fitting.encoder_head import features_of, finished, tokens_max
+from sds.models.fitting.examples import Progress, check_texts, nobody
+from sds.models.fitting.fitted import FittedText, indices
+from sds.models.readers.encoder import TextTokenizer
+
+EPOCHS = 8
+BATCH = 16
+RATE = 2e-4
+HEAD_RATE = 1e-3
+DECAY = 0.01
+SMOOTHING = 0.1
+WARM_SHARE = 0.1  # of the steps, in which the rate rises
+NORM_MAX = 1.0  # of a step's gradient
+THREADS = 2
+_SORTED_BATCHES = 8  # texts of like length go side by side, among so many batches
+
+
+def fit_encoder(
+    texts: Sequence[str],
+    values: Sequence[str],
+    *,
+    names: Sequence[str],
+    base: Path,
+    seed: int = 0,
+    epochs: int = EPOCHS,
+    on_progress: Progress = nobody,
+) -> FittedText:
+    """Fine-tune a BERT encoder to tell `names` apart. Raises ReaderError.
+
+    `names`: the declared values, in order; `base`: a folder or zip of the encoder. Same texts and seed, same scores, but for
+    the last digits. The result is not calibrated yet.
+    """
+    check_texts(texts, values, names)
+    encoder = open_base(base)
+    tokenizer = TextTokenizer(encoder.tokenizer, tokens_max(encoder))
+    tokens = [tokenizer.encode(text)[0] for text in texts]
+    with _seeded(seed):
+        model = Classifier(encoder, len(names))
+        _train(model, tokens, indices(values, names).tolist(), epochs, random.Random(seed), on_progress)  # noqa: S311 — no secret
+        tuned, head = _taken(model, encoder)
+    return finished("encoder", tuned, head, features_of(tuned, texts), texts, values, names=names, seed=seed)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Give torch this seed and two threads, and afterwards what it had."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        torch.set_num_threads(THREADS)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _train(
+    model: Classifier,
+    tokens: Sequence[list[int]],
+    values: Sequence[int],
+    epochs: int,
+    order: random.Random,
+    on_progress: Progress,
+) -> None:
+    model.words.weight.requires_grad_(False)
+    body = [part for name, part in model.named_parameters() if part.requires_grad and not name.startswith("head.")]
+    groups: list[dict[str, Any]] = [{"params": body}, {"params": list(model.head.parameters()), "lr": HEAD_RATE}]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, weight_decay=DECAY)
+    total = epochs * -(-len(tokens) // BATCH)
+    warm = max(1, int(WARM_SHARE * total))
+    rate = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warm, (total - step) / max(1, total - warm))
+    )
+    model.train()
+    done = 0
+    for epoch in range(epochs):
+        for rows in _batches(tokens, order):
+            loss = functional.cross_entropy(
+                model(*padded([tokens[row] for row in rows])),
+                torch.tensor([values[row] for row in rows]),
+                label_smoothing=SMOOTHING,
+            )
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), NORM_MAX)
+            optimizer.step()
+            rate.step()
+            done += 1
+            on_progress(done, total, f"epoch {epoch + 1} of {epochs}")
+
+
+def _batches(tokens: Sequence[list[int]], order: random.Random) -> list[list[int]]:
+    """Return the rows of one epoch, shuffled, where texts of like length share a batch."""
+    rows = list(range(len(tokens)))
+    order.shuffle(rows)
+    batches = []
+    for start in range(0, len(rows), BATCH * _SORTED_BATCHES):
+        alike = sorted(rows[start : start + BATCH * _SORTED_BATCHES], key=lambda row: len(tokens[row]))
+        batches += [alike[place : place + BATCH] for place in range(0, len(alike), BATCH)]
+    order.shuffle(batches)
+    return batches
+
+
+def padded(texts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+    """Return the tokens side by side, padded with 0, and the texts' lengths. [B, T], [B]."""
+    lengths = [len(text) for text in texts]
+    longest = max(lengths)
+    return torch.tensor([text + [0] * (longest - len(text)) for text in texts]), torch.tensor(lengths)
+
+
+def _taken(model: Classifier, encoder: BaseEncoder) -> tuple[BaseEncoder, Head]:
+    weight, bias = (part.detach().numpy().astype(np.float32) for part in (model.head.weight, model.head.bias))
+    return replace(encoder, weights=fitted_weights(model, encoder)), Head(weight, bias)

@@ -1,0 +1,97 @@
+"""Reads a text with a fitted encoder: tokens, one run, probabilities, and whether such texts were fitted.
+
+The text is untrusted: what looks like a control token in it is read as letters, and of a long one no more than the first
+characters are looked at. A text that was not read to its end is not familiar.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from sds.models.protocol import ENDINGS
+from sds.models.readers.artifact import MODEL, TOKENIZER, Artifact, Familiarity, Temperature
+from sds.models.readers.calibration import softened
+from sds.models.readers.protocol import NO_FIELDS, NO_READINGS, Fields, ReaderError, Reading, Readings
+from sds.models.readers.session import THREADS, Session
+
+CHARACTERS_A_TOKEN = 8  # more than any language needs on the average; what is beyond is not tokenized
+_CONTROLS = 2  # the token before a text and the one after it
+
+
+class TextTokenizer:
+    """Text to the tokens of one run, its control tokens included. Raises ReaderError."""
+
+    def __init__(self, content: bytes, tokens_max: int) -> None:
+        try:
+            self._tokenizer = Tokenizer.from_str(content.decode())
+        except Exception as error:
+            raise ReaderError("a tokenizer.json cannot be read") from error
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._tokenizer.encode_special_tokens = True  # "[SEP]" in a text is five characters
+        self._tokens_max = tokens_max
+        self._characters_max = tokens_max * CHARACTERS_A_TOKEN
+
+    def encode(self, text: str) -> tuple[list[int], bool]:
+        """Return the tokens, and whether the whole text is in them."""
+        head = text[: self._characters_max].encode("utf-8", "replace").decode()
+        try:
+            tokens: list[int] = self._tokenizer.encode(head).ids
+        except ENDINGS:
+            raise
+        except BaseException as error:  # a panic in Rust is no `Exception`
+            raise ReaderError("a text cannot be tokenized") from error
+        if len(tokens) <= self._tokens_max:
+            return tokens, len(text) <= self._characters_max
+        return [*tokens[: self._tokens_max - 1], tokens[-1]], False
+
+
+class TextReader:
+    """`kind`: `encoder`, fitted whole, or `head`, whose encoder is as it was."""
+
+    def __init__(self, artifact: Artifact, *, threads: int = THREADS) -> None:
+        manifest = artifact.manifest
+        if not isinstance(manifest.calibration, Temperature) or manifest.familiarity is None:
+            raise ReaderError("a reader.json is that of no reader of texts")
+        self.kind: str = manifest.kind
+        self.values: tuple[str, ...] = manifest.values
+        self.sha256 = artifact.sha256
+        self._temperature = manifest.calibration.temperature
+        self._familiarity = manifest.familiarity
+        self._tokenizer = TextTokenizer(artifact.files[TOKENIZER], manifest.tokens_max)
+        self._session = Session(artifact.files[MODEL], threads=threads)
+
+    def read(self, text: str, fields: Fields = NO_FIELDS, readings: Readings = NO_READINGS) -> Reading:  # noqa: ARG002 — a text is all that it reads
+        tokens, whole = self._tokenizer.encode(text)
+        logits, distance = self._session.run(["logits", "distance"], {"tokens": np.array(tokens, np.int64)})
+        if logits.shape != (len(self.values),):
+            raise ReaderError("a model gives another number of values than its reader.json", hint="fit it again")
+        shares = softened(logits.astype(np.float64), self._temperature)
+        known = whole and len(tokens) > _CONTROLS and is_familiar(self._familiarity, text, distance)
+        return Reading(dict(zip(self.values, shares.tolist(), strict=True)), known)
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def is_familiar(familiarity: Familiarity, text: str, distance: NDArray[np.float32]) -> bool:
+    return (
+        float(distance.item()) <= familiarity.distance_max
+        and strange_share(text, familiarity.letters) <= familiarity.strange_max
+    )
+
+
+def strange_share(text: str, letters: str) -> float:
+    """Return the share of a text's characters, spaces aside, that are none of `letters`. Of an empty text: 1."""
+    seen = [letter for letter in plain_letters(text) if not letter.isspace()]
+    return sum(letter not in letters for letter in seen) / len(seen) if seen else 1.0
+
+
+def plain_letters(text: str) -> str:
+    """Return the text in small letters and without accents, as the tokenizer reads it."""
+    apart = unicodedata.normalize("NFD", text.lower())
+    return "".join(letter for letter in apart if unicodedata.category(letter) != "Mn")

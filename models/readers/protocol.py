@@ -1,0 +1,46 @@
+"""What is asked of a reader: a text and fields in, the probability of each value out.
+
+A reader was fitted before (`models.fitting`) and learns nothing here. It knows no decisions and no contracts: what follows
+from a value is written elsewhere. A text that is unlike those it was fitted on is not `familiar`, and whoever asks must
+not rely on its probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+from sds.models.protocol import BackendError
+
+VALUES_MAX = 32
+SCORE = "score"  # the one value of a reader that gives a number in [0, 1]
+
+Field = bool | int | str
+Fields = Mapping[str, Field]
+Readings = Mapping[str, Mapping[str, float]]  # of other readers, by name: value -> probability
+NO_FIELDS: Fields = MappingProxyType({})
+NO_READINGS: Readings = MappingProxyType({})
+
+
+class ReaderError(BackendError):
+    """A reader could not be opened, fitted or asked. One line; `hint` says the mend where one is known."""
+
+
+class Reading(NamedTuple):
+    """`probabilities`: of each value, in their declared order; they add up to 1. Of a score: `{"score": p}`."""
+
+    probabilities: dict[str, float]
+    familiar: bool
+
+
+class Reader(Protocol):
+    """May be asked by several threads at once. Every method may raise `ReaderError`."""
+
+    kind: str
+    values: tuple[str, ...]
+    sha256: str  # of reader.json, which names every other file by its hash
+
+    def read(self, text: str, fields: Fields = NO_FIELDS, readings: Readings = NO_READINGS) -> Reading: ...
+
+    def close(self) -> None: ...

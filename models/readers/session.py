@@ -1,0 +1,45 @@
+"""One ONNX model in memory, run on the processor by onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from sds.models.readers.protocol import ReaderError
+
+THREADS = 2
+_SILENT = 4  # what onnxruntime would write goes to nobody: it raises, too
+
+
+class Session:
+    """May be run by several threads at once. Raises ReaderError, and nothing of onnxruntime's."""
+
+    def __init__(self, model: bytes, *, threads: int = THREADS) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = _SILENT
+        try:
+            self._session: Any = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # of onnxruntime's own kinds, which have no common base
+            raise ReaderError("a model cannot be run", hint="fit it again with this version") from error
+
+    def run(self, outputs: list[str], inputs: Mapping[str, NDArray[np.generic]]) -> list[NDArray[np.float32]]:
+        """Return the named outputs. Raises ReaderError where the session is closed or a number is not finite."""
+        session = self._session
+        if session is None:
+            raise ReaderError("the reader is closed")
+        try:
+            found: list[NDArray[np.float32]] = session.run(outputs, dict(inputs))
+        except Exception as error:
+            raise ReaderError("a model failed while it ran") from error
+        if not all(np.isfinite(numbers).all() for numbers in found):
+            raise ReaderError("a model gave a number that is not finite")
+        return found
+
+    def close(self) -> None:
+        self._session = None
