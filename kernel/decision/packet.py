@@ -102,7 +102,7 @@ def compile_packet(
     """Assemble the packet. Evidence is cut to the contract's limit and to printable ASCII."""
     situation = live.situation
     snapshot = take_snapshot(rules.fields, key, situation.fields, live.version, now_ms)
-    text = _UNPRINTABLE.sub(" ", evidence)[: contract.event.evidence_chars_max]
+    text = evidence_text(contract, evidence)
     recurring, numbers = case_texts(contract, rules, snapshot, envelope)
     texts = (static_text(contract, situation.artifacts), recurring, memory, numbers, f"{EVIDENCE} {text}")
     return DecisionPacket(
@@ -121,6 +121,11 @@ def compile_packet(
         created_at_ms=now_ms,
         expires_at_ms=now_ms + contract.budget.ttl_ms,
     )
+
+
+def evidence_text(contract: Contract, evidence: str) -> str:
+    """Return evidence as a packet holds it: cut to the contract's limit and to printable ASCII."""
+    return _UNPRINTABLE.sub(" ", evidence)[: contract.event.evidence_chars_max]
 
 
 def with_feedback(packet: DecisionPacket, feedback: str) -> DecisionPacket:

@@ -15,7 +15,6 @@ from sds.engines.protocol import Checks
 from sds.kernel.contract.policy.checks import policy_rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
-from sds.kernel.envelope.bounds import format_literal
 from sds.kernel.envelope.envelope import ESCALATE, ESCALATE_REASON
 from sds.kernel.envelope.proposal import Proposal, parse_proposal, write_proposal
 from sds.kernel.errors import ModelError
@@ -23,6 +22,7 @@ from sds.models.readers.protocol import Reading
 from sds.policy.distribution import Weighted, check_reading, distribution
 from sds.policy.judgement import Threshold
 from sds.policy.language_model import LanguageModel
+from sds.policy.proposing import written
 from sds.policy.readers import Answers
 
 MODEL = "MODEL"
@@ -114,7 +114,7 @@ class PolicyEngine:
         decoding = replace(decoding, facts={**decoding.facts, "policy_line": proposed.line})
         if proposed.action == ESCALATE:
             return self._to_a_human(packet, decoding, "POLICY_ESCALATES", began)
-        data = _written(packet, chosen)
+        data = written(packet.envelope, proposed, packet.snapshot.id)
         if data is None or not packet.envelope.contains(data):
             return self._to_a_human(packet, decoding, "POLICY_FORBIDDEN", began)
         if not self._certain(proposed.action, chosen.probability):
@@ -178,16 +178,6 @@ def _alternatives(readings: Mapping[str, Reading], decided: list[Weighted]) -> t
         "probabilities": {each.label: each.probability for each in decided},
     }
     return (*read, decisions)
-
-
-def _written(packet: DecisionPacket, chosen: Weighted) -> bytes | None:
-    """Return the proposal's bytes; None where the envelope has no such kind or other parameters."""
-    proposed, permitted = chosen.proposed, packet.envelope.kind(chosen.proposed.action)
-    if permitted is None or {name for name, _ in permitted.params} != {name for name, _ in proposed.params}:
-        return None
-    values = dict(proposed.params)
-    numbers = tuple((name, format_literal(values[name], bound.scale)) for name, bound in permitted.params)
-    return write_proposal(Proposal(proposed.action, numbers, proposed.reason, packet.snapshot.id))
 
 
 def _escalate(packet: DecisionPacket) -> bytes:

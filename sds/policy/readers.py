@@ -10,9 +10,11 @@ from typing import Protocol
 
 from sds.engines.protocol import Engine
 from sds.kernel.contract.readings import ReadingSpec
-from sds.kernel.decision.packet import EVIDENCE, DecisionPacket
+from sds.kernel.contract.schema import Contract
+from sds.kernel.decision.packet import EVIDENCE, DecisionPacket, evidence_text
 from sds.kernel.envelope.envelope import KindBound, envelope_of
 from sds.kernel.errors import ModelError
+from sds.kernel.storage.masking import mask
 from sds.models.protocol import BackendError
 from sds.models.readers.protocol import Reader, Reading
 from sds.policy.distribution import Readings
@@ -36,6 +38,11 @@ class Answers(Protocol):
 def evidence_of(packet: DecisionPacket) -> str:
     """Return what the customer wrote, as the packet holds it: printable ASCII, cut to the contract's limit."""
     return packet.texts[-1].removeprefix(EVIDENCE).strip()
+
+
+def as_read(contract: Contract, text: str) -> str:
+    """Return a text as readers are given it once it has been an event's evidence: masked, printable, cut."""
+    return evidence_text(contract, mask(text)).strip()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,79 @@
+"""What the commands of judgement share: the labels of a gate, a progress bar, numbers in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from sds.definitions.definition import GateDefinition, LabelledCase
+from sds.host.paths import gate_home, make_private
+from sds.judgement.judging import Progress as Report
+from sds.judgement.labels import read_labels
+from sds.kernel.contract.schema import Contract
+from sds.kernel.errors import UsageError
+
+LabelsPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--labels",
+        help="Labels, one JSON object a line: a file, or a folder with train, calibrate and test.jsonl; without it, the gate's own.",
+        show_default=False,
+    ),
+]
+
+
+def labels_of(gate: GateDefinition, contract: Contract, path: Path | None) -> list[LabelledCase]:
+    """Return the labels that were named, else those that come with the gate. Raises UsageError."""
+    if not contract.policy:
+        raise UsageError(
+            f"the contract of gate `{contract.gate}` has no readings", hint="docs/judgement.md: readings and policy"
+        )
+    if path is not None:
+        return read_labels(contract, path)
+    folder = gate_home(gate.name)
+    make_private(folder)
+    found = gate.labels(folder)
+    if not found:
+        raise UsageError(
+            f"no labels come with gate `{gate.name}`", hint=f"--labels FILE.jsonl; sds label {gate.argument}"
+        )
+    return found
+
+
+@contextmanager
+def progress_bar() -> Iterator[Report]:
+    """Show a bar for each thing that is done, where somebody sees it."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        tasks = dict[str, TaskID]()
+
+        def report(done: int, total: int, what: str) -> None:
+            head = what.rpartition(":")[0] or what  # of one fit that counts several things, one bar
+            if head not in tasks:
+                tasks[head] = progress.add_task(what, total=total)
+            progress.update(tasks[head], completed=done, total=total, description=what)
+
+        yield report
+
+
+def table_lines(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Return rows under their heads, in columns: the first to the left, numbers to the right."""
+    cells = [[_cell(each) for each in row] for row in [head, *rows]]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(head))]
+    return [
+        "  ".join(cell.ljust(width) if not place else cell.rjust(width) for place, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
+        for row in cells
+    ]  # fmt: skip
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

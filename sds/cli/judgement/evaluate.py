@@ -1,0 +1,165 @@
+"""`sds eval`: how good a gate's readers and decisions are on labels they have not seen, beside what is simpler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from sds.cli.common import ChosenGate, JsonFlag
+from sds.cli.engines import NO_OPTIONS, opened_engine
+from sds.cli.judgement.common import LabelsPath, labels_of, progress_bar, table_lines
+from sds.cli.options import flat
+from sds.cli.render import print_json
+from sds.definitions.definition import GateDefinition
+from sds.host.clock import now_ms
+from sds.host.paths import fitted_readers
+from sds.kernel.contract.schema import Contract
+from sds.kernel.errors import SdsError, UsageError
+from sds.policy.judgement import Judgement, open_judgement
+
+if TYPE_CHECKING:
+    from sds.judgement.evaluate import Beside
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("eval")(flat(evaluate))
+
+
+PartName = Annotated[Literal["train", "calibrate", "test", "all"], typer.Option("--part", help="Which labels.")]
+WithModel = Annotated[bool, typer.Option("--with-model", help="Ask the language model as well, which takes its time.")]
+ReadersFolder = Annotated[
+    Path | None,
+    typer.Option("--readers", help="Fitted readers; without it, those that the gate decides with.", show_default=False),
+]
+HtmlFile = Annotated[
+    Path | None, typer.Option("--html", help="Write one page with pictures as well.", show_default=False)
+]
+
+
+def evaluate(
+    gate: ChosenGate,
+    labels: LabelsPath = None,
+    part: PartName = "test",
+    readers: ReadersFolder = None,
+    with_model: WithModel = False,
+    html: HtmlFile = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure the fitted readers of a gate and the decisions that follow from them, beside what is simpler.
+
+    Example: sds eval refund --html eval.html
+    """
+    found = gate.find()
+    contract = found.load_contract()
+    cases = labels_of(found, contract, labels)
+    from sds.judgement.evaluate import evaluate as measured  # noqa: PLC0415  numpy loads when it is needed
+
+    with (
+        _opened(found, contract, readers) as judgement,
+        _beside(contract, with_model) as beside,
+        progress_bar() as report,
+    ):
+        document = measured(contract, judgement, cases, part=part, beside=beside, on_progress=report)
+    if html is not None:
+        _write_page(document, html)
+    for notice in document["notices"]:
+        typer.echo(notice, err=True)
+    if as_json:
+        print_json(document)
+    else:
+        for line in _lines(document):
+            typer.echo(line)
+
+
+@contextmanager
+def _opened(gate: GateDefinition, contract: Contract, folder: Path | None) -> Iterator[Judgement]:
+    place = folder or fitted_readers(gate.name, gate.readers)
+    if place is None:
+        raise UsageError(f"no readers are fitted for gate `{gate.name}`", hint=f"sds fit {gate.argument}")
+    judgement = open_judgement(place, contract)
+    try:
+        if missing := sorted(contract.readings.keys() - judgement.readers.keys()):
+            raise UsageError(f"no reader is fitted for `{missing[0]}`", hint=f"sds fit {gate.argument}")
+        yield judgement
+    finally:
+        judgement.close()
+
+
+@contextmanager
+def _beside(contract: Contract, with_model: bool) -> Iterator[Beside]:
+    """Yield what can be measured beside on this machine."""
+    from sds.judgement.evaluate import Beside  # noqa: PLC0415
+    from sds.judgement.fitting import open_fitters  # noqa: PLC0415
+
+    fitters = None
+    if any(spec.score for spec in contract.readings.values()):
+        try:
+            fitters, _ = open_fitters(texts=False)
+        except SdsError as error:
+            typer.echo(f"nothing is measured beside boosting: {error}", err=True)
+    if not with_model:
+        yield Beside(fitters)
+        return
+    from sds.policy.readers import ModelReader  # noqa: PLC0415
+
+    with opened_engine(NO_OPTIONS, brief=False) as engine:
+        answers = {name: ModelReader(name, spec, engine) for name, spec in contract.readings.items() if spec.values}
+        yield Beside(fitters, lambda: answers, now_ms())
+
+
+def _write_page(document: Mapping[str, Any], path: Path) -> None:
+    from sds.judgement.page import page  # noqa: PLC0415  matplotlib and Jinja2 are an extra
+
+    text = page(document)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"`{path}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
+
+
+_READ = (
+    "cases",
+    "accuracy",
+    "accuracy_of_groups",
+    "macro_f1",
+    "average_precision",
+    "lost_minor_at_1pct_held",
+    "ece",
+    "brier",
+)
+_DECIDED = ("cases", "agreement", "coverage", "error", "ece", "wrongly_paid_minor", "wrongly_refused_minor")
+
+
+def _lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what was measured: readings, their styles and values, decisions, and how often the bound held."""
+    for name, readers in document["readings"].items():
+        yield from _table(f"reading.{name}", readers, _READ)
+        fitted = readers["fitted"]
+        for what in ("styles", "classes"):
+            if rows := fitted.get(what):
+                yield ""
+                yield from _table(what, rows, tuple(next(iter(rows.values()))))
+        yield ""
+    if decided := document["decisions"]:
+        yield from _table("decisions", decided, _DECIDED)
+        escalated = ", ".join(f"{code} {count}" for code, count in decided["fitted"]["escalated"].items())
+        yield f"escalated: {escalated or 'none'}"
+    else:
+        yield "no label of this part has fields and a decision: nothing is known of decisions"
+    for each in document["splits"]:
+        yield (
+            f"max_error {each['max_error']} of {', '.join(each['kinds'])}: held in {each['held']:.1%} of {each['splits']} random"
+            f" splits, coverage {each['coverage_mean']:.3f}, error {each['error_mean']:.4f}; no threshold in {each['without_threshold']}"
+        )
+
+
+def _table(head: str, rows: Mapping[str, Mapping[str, Any]], wanted: tuple[str, ...]) -> list[str]:
+    keys = [key for key in wanted if any(isinstance(each.get(key), int | float) for each in rows.values())]
+    return table_lines(
+        (head, *(key.replace("_", " ") for key in keys)),
+        [(who, *(each.get(key) for key in keys)) for who, each in rows.items()],
+    )

@@ -1,0 +1,74 @@
+"""`sds fit`: fitted readers for a gate, and from which confidence on it decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sds.cli.common import ChosenGate, JsonFlag
+from sds.cli.judgement.common import LabelsPath, labels_of, progress_bar, table_lines
+from sds.cli.options import flat
+from sds.cli.render import print_json
+from sds.host.paths import fitted_home
+from sds.policy.judgement import Manifest
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("fit")(flat(fit))
+
+
+Head = Annotated[bool, typer.Option("--head", help="Only a head on the encoder as it is: seconds, and less exact.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="Where to; without it, where the gate looks first.", show_default=False)
+]
+
+
+def fit(
+    gate: ChosenGate, labels: LabelsPath = None, head: Head = False, out: Out = None, as_json: JsonFlag = False
+) -> None:
+    """Fit the readers of a gate's contract on labels, calibrate them, and choose its thresholds for `max_error`.
+
+    Example: sds fit refund --labels labels.jsonl
+    """
+    found = gate.find()
+    contract = found.load_contract()
+    cases = labels_of(found, contract, labels)
+    from sds.judgement.fit import check_labels, fit_gate  # noqa: PLC0415  numpy, and what fits, load when they are needed
+    from sds.judgement.fitting import open_fitters  # noqa: PLC0415
+
+    check_labels(contract, cases)
+    texts = any(spec.values for spec in contract.readings.values())
+    fitters, notices = open_fitters(head=head, texts=texts)
+    for notice in notices:
+        typer.echo(notice, err=True)
+    with progress_bar() as report:
+        fitted = fit_gate(contract, cases, fitters, out=out or fitted_home(found.name), on_progress=report)
+    if as_json:
+        print_json({"folder": str(fitted.folder), **fitted.manifest.model_dump(mode="json", by_alias=True)})
+    else:
+        for line in _lines(fitted.manifest):
+            typer.echo(line)
+        typer.echo(f"written to {fitted.folder}")
+
+
+def _lines(made: Manifest) -> list[str]:
+    from sds.judgement.bounds import in_words  # noqa: PLC0415
+
+    head = ("reading", "part", "cases", "accuracy", "macro-F1", "average precision", "ECE", "Brier")
+    keys = ("cases", "accuracy", "macro_f1", "average_precision", "ece", "brier")
+    rows: list[list[Any]] = [
+        [name, part, *(measured.get(key) for key in keys)]
+        for part, scores in made.scores.items()
+        for name, measured in scores["readings"].items()
+    ]
+    decided = made.scores["test"]["decisions"]
+    lines = table_lines(head, rows)
+    if decided["cases"]:
+        lines.append(
+            f"decided {decided['decided']} of {decided['cases']} test cases, {decided['wrong']} of them wrongly"
+        )
+    else:
+        lines.append("no label of the test part has fields and a decision: nothing is known of decisions")
+    return [*lines, *in_words(made.thresholds)]

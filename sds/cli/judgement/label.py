@@ -1,0 +1,166 @@
+"""`sds label`, `sds labels export`: labels by a person at the terminal, and from what humans decided."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from sds.cli.common import ChosenGate, open_store
+from sds.cli.options import flat
+from sds.cli.render import counted, plain
+from sds.definitions.definition import GateDefinition
+from sds.host.paths import fitted_readers, gate_home, labels_path
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.snapshot import parse_type, show
+from sds.kernel.envelope.state import Fields, StateSource
+from sds.kernel.errors import UsageError
+from sds.kernel.flow.intake import parse_event
+from sds.policy.judgement import open_judgement
+
+if TYPE_CHECKING:
+    from sds.judgement.queue import Asked
+    from sds.models.readers.protocol import Reader
+
+labels = typer.Typer(
+    help="Labels from the record.\n\nExample: sds labels export refund > labels.jsonl",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("label")(flat(label))
+    labels.command("export")(flat(export))
+    app.add_typer(labels, name="labels")
+
+
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", help="The file that grows; without it, one in $SDS_HOME/labels.", show_default=False),
+]
+CasesFile = Annotated[
+    Path | None,
+    typer.Option("--cases", help="Events, one JSON object a line; without it, the gate's queue.", show_default=False),
+]
+ReadingName = Annotated[
+    str | None, typer.Option("--reading", help="Which reading; without it, the contract's first.", show_default=False)
+]
+
+
+def label(gate: ChosenGate, out: Out = None, cases: CasesFile = None, reading: ReadingName = None) -> None:
+    """Label cases by a key each, those first of which the fitted reader is least certain. Stop and go on at any time.
+
+    Example: sds label refund --out labels.jsonl
+    """
+    found = gate.find()
+    contract = found.load_contract()
+    if not contract.readings:
+        raise UsageError(f"the contract of gate `{found.name}` has no readings", hint="docs/judgement.md")
+    from sds.judgement import queue  # noqa: PLC0415
+
+    name = reading or next(iter(contract.readings))
+    values = queue.values_of(contract, name)
+    path = out or labels_path(found.name)
+    file = queue.LabelFile(contract, path)
+    with ExitStack() as opened:
+        source = opened.enter_context(found.opened_source(gate_home(found.name)))
+        asked = queue.unlabelled(contract, name, _cases(found, contract, cases, source), file.known())
+        asked = queue.least_certain_first(contract, name, asked, _readers(found, contract, opened))
+        answers = dict(zip(queue.KEYS, values, strict=False))
+        session = queue.Session(file, name, answers, _teller(contract, name, answers), _key)
+        done = session.walk(asked)
+    left = len(asked) - done
+    typer.echo(f"{counted(done, 'label')} added to {path}; {left} of these cases have none yet")
+
+
+def _cases(gate: GateDefinition, contract: Contract, path: Path | None, source: StateSource) -> Iterator[Asked]:
+    from sds.judgement.queue import Asked  # noqa: PLC0415
+
+    if path is None:
+        events = [contract_event(contract, case.event) for case in gate.cases(gate_home(gate.name))]
+    else:
+        events = _events(contract, path)
+    for key, text in events:
+        yield Asked(text, _state(source, key))
+
+
+def contract_event(contract: Contract, event: Mapping[str, object]) -> tuple[str, str]:
+    """Return the key and the text of an event of a queue."""
+    return str(event.get(contract.event.key, "")), str(event.get(contract.event.evidence or "", ""))
+
+
+def _events(contract: Contract, path: Path) -> list[tuple[str, str]]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UsageError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+    events = [parse_event(contract, line) for line in lines if line.strip()]
+    return [(event.key, event.evidence) for event in events]
+
+
+def _state(source: StateSource, key: str) -> Callable[[], Fields]:
+    def state() -> Fields:
+        read = source.read(key)
+        return {} if read is None else read.fields
+
+    return state
+
+
+def _readers(gate: GateDefinition, contract: Contract, opened: ExitStack) -> Mapping[str, Reader]:
+    folder = fitted_readers(gate.name, gate.readers)
+    if folder is None or not folder.exists():
+        return {}
+    judgement = open_judgement(folder, contract)
+    opened.callback(judgement.close)
+    return judgement.readers
+
+
+def _teller(contract: Contract, name: str, answers: Mapping[str, str]) -> Callable[[Asked, int, int], None]:
+    console, spec = Console(highlight=False, markup=False), contract.readings[name]
+
+    def tell(case: Asked, number: int, of: int) -> None:
+        console.print(f"\n{number} of {of}  {spec.question}", style="bold")
+        if spec.values:
+            console.print(f"  {plain(case.text)}")
+        else:
+            for path, value in case.state().items():
+                shown = show(parse_type(path, contract.snapshot[path]), value) if path in contract.snapshot else value
+                console.print(f"  {path}: {plain(shown)}")
+        for key, value in answers.items():
+            share = f"  {case.shares[value]:.3f}" if case.shares and value in case.shares else ""
+            console.print(f"  {key}  {value}: {spec.values.get(value, '')}{share}")
+        console.print("  s  skip   u  undo   q  quit")
+
+    return tell
+
+
+def _key() -> str:
+    """Return the next key that is typed; of what is not a terminal, the first of the next line, and `q` at its end."""
+    if sys.stdin is not None and sys.stdin.isatty():
+        return str(typer.getchar())
+    line = sys.stdin.readline() if sys.stdin is not None else ""
+    return line.strip()[:1] if line else "q"
+
+
+def export(gate: ChosenGate) -> None:
+    """Print what humans decided of escalated cases as labels, one JSON object a line.
+
+    Example: sds labels export refund > labels.jsonl
+    """
+    found = gate.find()
+    contract = found.load_contract()
+    from sds.judgement.labels import label_line  # noqa: PLC0415
+    from sds.judgement.recorded import LeftOut, recorded_labels  # noqa: PLC0415
+
+    with closing(open_store(found.name)) as store:
+        for each in recorded_labels(store, contract):
+            if isinstance(each, LeftOut):
+                typer.echo(f"left out: {each.dfid}: {each.why}", err=True)
+            else:
+                typer.echo(label_line(each, contract.gate), nl=False)

@@ -1,0 +1,92 @@
+"""What fitted readers are measured beside: each is a reader itself, so that the same policy follows from what it reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from sds.definitions.definition import LabelledCase
+from sds.judgement.fitting import SEED
+from sds.judgement.scoring import texts_of
+from sds.kernel.contract.compiler import Rules
+from sds.kernel.contract.schema import Contract
+from sds.kernel.decision.packet import DecisionPacket, compile_packet
+from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState
+from sds.kernel.envelope.envelope import ESCALATE, ESCALATE_ONLY, DecisionEnvelope
+from sds.kernel.errors import UsageError
+from sds.models.protocol import extra_hint
+from sds.models.readers.protocol import NO_FIELDS, NO_READINGS, Fields, Reader, Reading
+from sds.models.readers.protocol import Readings as Found
+from sds.policy.readers import Answers, as_read
+
+NO_SKLEARN = "scikit-learn is not here: nothing is measured beside TF-IDF and boosting (extra `fit`)"
+PACKET_MS = 3_600_000  # a packet that is made to measure with does not expire meanwhile
+
+
+class Probabilities:
+    """A reader made of a function from a text to the probability of each value. It is familiar with everything."""
+
+    def __init__(self, kind: str, values: Sequence[str], of: Callable[[str], Mapping[str, float]]) -> None:
+        self.kind, self.values, self.sha256, self._of = kind, tuple(values), "", of
+
+    def read(self, text: str, fields: Fields = NO_FIELDS, readings: Found = NO_READINGS) -> Reading:  # noqa: ARG002
+        return Reading(dict(self._of(text)), familiar=True)
+
+    def close(self) -> None:
+        """Hold nothing that must be closed."""
+
+
+def majority(contract: Contract, train: Sequence[LabelledCase], name: str) -> Reader:
+    """Return what reads in every text the shares of the train part."""
+    values = tuple(contract.readings[name].values)
+    counts = Counter(case.readings[name] for case in texts_of(contract, train, name))
+    shares = {value: (counts[value] + 1) / (counts.total() + len(values)) for value in values}
+    return Probabilities("majority", values, lambda _: shares)
+
+
+def tfidf(contract: Contract, train: Sequence[LabelledCase], name: str) -> Reader:
+    """Return TF-IDF of words and characters with logistic regression. Raises UsageError without scikit-learn."""
+    if find_spec("sklearn") is None:
+        raise UsageError(NO_SKLEARN, hint=extra_hint("fit"))
+    from sklearn.feature_extraction.text import TfidfVectorizer  # noqa: PLC0415  an extra
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
+    from sklearn.pipeline import make_pipeline, make_union  # noqa: PLC0415
+
+    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+    chars = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True)
+    model = make_pipeline(make_union(words, chars), LogisticRegression(C=10.0, max_iter=2000, random_state=SEED))
+    cases = texts_of(contract, train, name)
+    model.fit([as_read(contract, case.text) for case in cases], [case.readings[name] for case in cases])
+    known = [str(each) for each in model.classes_]
+
+    def of(text: str) -> dict[str, float]:
+        found = dict(zip(known, map(float, model.predict_proba([text])[0]), strict=True))
+        return {value: found.get(value, 0.0) for value in contract.readings[name].values}
+
+    return Probabilities("tfidf", tuple(contract.readings[name].values), of)
+
+
+def language_model(contract: Contract, answers: Answers, name: str, *, now_ms: int) -> Reader:
+    """Return the language model as a reader: what `sds.policy` asks it where no reader is fitted."""
+    rules = Rules(contract)
+
+    def of(text: str) -> Mapping[str, float]:
+        return answers.answer(_packet(contract, rules, text, now_ms), {}).probabilities
+
+    return Probabilities("model", tuple(contract.readings[name].values), of)
+
+
+def _packet(contract: Contract, rules: Rules, text: str, now_ms: int) -> DecisionPacket:
+    """Return a packet of no flow that holds a text as evidence, and no state."""
+    nothing = EnvelopeInputs({}, agent_active=True, in_effect=True, halted=False, spend_left=None, context_whole=True)
+    live = LiveState(nothing, version="", epochs={}, contract_hash=contract.hash)
+    how: dict[str, Any] = {"dfid": "eval", "event_id": "eval", "key": "eval", "envelope": ESCALATE_ONLY}
+    return compile_packet(contract, rules, evidence=text, live=live, now_ms=now_ms + PACKET_MS, **how)
+
+
+def always_pay(contract: Contract, envelope: DecisionEnvelope) -> str:
+    """Return the first kind of the authority's order that an envelope permits, but for the refusal; else that."""
+    order = [*(kind for kind in contract.authority if kind != contract.refusal), contract.refusal]
+    return next((kind for kind in order if envelope.kind(kind) is not None), ESCALATE)

@@ -1,0 +1,49 @@
+"""What an enumeration's reader would say of the texts it learns, had it not learned them: by readers of the other folds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from sds.judgement.fitting import Fitters, Progress
+from sds.kernel.canonical import digest
+
+FOLDS = 3
+
+Labels = tuple[Sequence[str], Sequence[str]]  # texts, and the value of each
+
+
+def cross_fitted(
+    fitters: Fitters, train: Labels, tuning: Labels, *, names: Sequence[str], seed: int, on_progress: Progress
+) -> dict[str, Mapping[str, float]]:
+    """Return by text the probabilities of each train text from a reader that was fitted without its fold.
+
+    What learns from probabilities of a reader must not see those of texts which that reader knows by heart: they are too certain.
+    """
+    texts, values = train
+    fold_of, found = _folds(texts, values), dict[str, Mapping[str, float]]()
+    for fold in range(FOLDS):
+        others = [place for place, text in enumerate(texts) if fold_of[text] != fold]
+        fitted = fitters.text(
+            [texts[place] for place in others],
+            [values[place] for place in others],
+            names=names,
+            seed=seed + fold,
+            on_progress=lambda done, total, what, fold=fold: on_progress(
+                done, total, f"part {fold + 1} of {FOLDS}, {what}"
+            ),  # type: ignore[misc]
+        )
+        reader = fitted.calibrated(*tuning).reader()
+        try:
+            found |= {text: reader.read(text).probabilities for text in texts if fold_of[text] == fold}
+        finally:
+            reader.close()
+    return found
+
+
+def _folds(texts: Sequence[str], values: Sequence[str]) -> dict[str, int]:
+    """Return the fold of each text, by hash and value by value: every fold lacks about as much of each."""
+    of_value = defaultdict[str, list[str]](list)
+    for text, value in zip(texts, values, strict=True):
+        of_value[value].append(text)
+    return {text: place % FOLDS for each in of_value.values() for place, text in enumerate(sorted(each, key=digest))}

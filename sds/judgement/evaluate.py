@@ -1,0 +1,230 @@
+"""Measures fitted readers and the decisions that follow from them on labels, beside what is simpler."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from sds.definitions.definition import LabelledCase
+from sds.judgement import baselines, metrics
+from sds.judgement.baselines import NO_SKLEARN
+from sds.judgement.fit import Parts, divided
+from sds.judgement.fitting import SEED, Fitters, Input, Row
+from sds.judgement.judging import Judge, Judged, Progress, Readings, labelled, score_of
+from sds.judgement.labels import PARTS, YES, labels_hash, parted
+from sds.judgement.scoring import decision_scores, enumeration_scores, money, of_scores
+from sds.judgement.splits import held
+from sds.kernel.contract.readings import ROOT
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.snapshot import parse_type
+from sds.kernel.errors import UsageError
+from sds.models.readers.protocol import Reader
+from sds.policy.judgement import Judgement, Threshold
+from sds.policy.readers import Answers
+
+ALL = "all"
+OTHER_LABELS = "these are not the labels of the fit: a text among them may have been learned"
+OTHER_THRESHOLDS = "no thresholds: they were chosen for another policy, or none was; what max_error bounds escalates"
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What is measured beside, and may be missing. `fitters`: for boosting; `model`: the language model's answers by reading."""
+
+    fitters: Fitters | None = None
+    model: Callable[[], Mapping[str, Answers]] | None = None
+    now_ms: int = 0
+
+
+def evaluate(
+    contract: Contract,
+    judgement: Judgement,
+    cases: Sequence[LabelledCase],
+    *,
+    part: str,
+    beside: Beside,
+    on_progress: Progress,
+    seed: int = SEED,
+) -> dict[str, Any]:
+    """Return everything that `sds eval` shows, as JSON data. Raises UsageError where the part holds no label."""
+    cases = parted(contract, cases)
+    chosen = [case for case in cases if part in (ALL, case.part)]
+    if not chosen:
+        raise UsageError(f"no label is in part `{part}`", hint=f"--part {', '.join((*PARTS, ALL))}")
+    return _Evaluation(contract, judgement, cases, chosen, part, beside, on_progress, seed).document()
+
+
+class _Evaluation:
+    def __init__(
+        self,
+        contract: Contract,
+        judgement: Judgement,
+        cases: Sequence[LabelledCase],
+        chosen: Sequence[LabelledCase],
+        part: str,
+        beside: Beside,
+        on_progress: Progress,
+        seed: int,
+    ) -> None:
+        self._contract, self._judgement, self._all, self._cases = contract, judgement, cases, list(chosen)
+        self._part, self._beside, self._progress, self._seed = part, beside, on_progress, seed
+        self._parts: Parts = divided(contract, cases)
+        self._readings = Readings(contract, judgement.readers)
+        self._judge = Judge(contract, self._readings)
+        self._thresholds: Mapping[str, Threshold] = judgement.thresholds or {}
+        self._notices = list(judgement.notices)
+        self._rivals = dict[str, Readings]()
+
+    def document(self) -> dict[str, Any]:
+        judged = self._judge.all(self._cases, self._progress, f"decisions: {self._part}")
+        self._rivals = self._others()
+        fitted_on = self._judgement.manifest.provenance.get("labels_sha256")
+        if fitted_on != labels_hash(self._all):
+            self._notices.append(OTHER_LABELS)
+        if self._contract.max_error and self._judgement.thresholds is None:
+            self._notices.append(OTHER_THRESHOLDS)
+        return {
+            "gate": self._contract.gate,
+            "part": self._part,
+            "cases": len(self._cases),
+            "fitted": {"judgement": self._judgement.sha256, **self._judgement.manifest.provenance},
+            "readings": self._of_readings(),
+            "decisions": self._of_decisions(judged),
+            "splits": self._splits(),
+            "notices": self._notices,
+        }
+
+    def _of_part(self, cases: Sequence[LabelledCase], name: str) -> list[LabelledCase]:
+        return [case for case in cases if name in case.readings]
+
+    def _of_readings(self) -> dict[str, dict[str, Any]]:
+        """Return by reading, and by who reads, what is measured; `fitted` first."""
+        found = dict[str, dict[str, Any]]()
+        for name, spec in self._contract.readings.items():
+            cases = self._of_part(self._cases, name)
+            if spec.values:
+                found[name] = {
+                    who: enumeration_scores(self._contract, readings, cases, name)
+                    for who, readings in {"fitted": self._readings, **self._rivals}.items()
+                }
+            else:
+                found[name] = self._of_score(name, cases)
+        return found
+
+    def _of_score(self, name: str, cases: Sequence[LabelledCase]) -> dict[str, Any]:
+        said = [case for case in cases if case.fields]
+        if not said:
+            return {"fitted": {"cases": 0}}
+        scores = np.array([score_of(self._readings.of_case(case)[name]) for case in said])
+        found = {"fitted": of_scores(said, scores, name)}
+        if (boosted := self._boosting(name, said)) is not None:
+            found["boosting"] = boosted
+        return found
+
+    def _boosting(self, name: str, cases: Sequence[LabelledCase]) -> dict[str, Any] | None:
+        """Return what boosting over the fields alone achieves on the same rows; None where it cannot be fitted here."""
+        train, tuning = (
+            [case for case in self._of_part(each, name) if case.fields]
+            for each in (self._parts.train, self._parts.tuning)
+        )
+        if self._beside.fitters is None or not train or not tuning:
+            return None
+        inputs = [
+            Input(path, "category" if kind.name == "string" else kind.name, tuple(sorted(kind.values)))
+            for path in self._contract.readings[name].score
+            if not path.startswith(f"{ROOT}.")
+            for kind in [parse_type(path, self._contract.snapshot[path]).kind]
+        ]  # fmt: skip
+        rows: list[Row] = [(case.fields, {}) for case in train]
+        truth = [case.readings[name] == YES for case in train]
+        fitted = self._beside.fitters.table(rows, truth, inputs=inputs, seed=self._seed, on_progress=self._progress)
+        reader = fitted.calibrated(
+            [(case.fields, {}) for case in tuning], [case.readings[name] == YES for case in tuning]
+        ).reader()
+        scores = np.array([score_of(reader.read("", case.fields, {})) for case in cases])
+        return of_scores(cases, scores, name)
+
+    def _others(self) -> dict[str, Readings]:
+        """Return who else reads the enumerations. A score stays the fitted one, over what they read."""
+        names = [name for name, spec in self._contract.readings.items() if spec.values]
+        train = self._parts.train
+        found = dict[str, dict[str, Reader]]()
+        if names and all(labelled(train, name, "train") for name in names):
+            found["majority"] = {name: baselines.majority(self._contract, train, name) for name in names}
+            if find_spec("sklearn") is None:
+                self._notices.append(NO_SKLEARN)
+            else:
+                found["tfidf"] = {name: baselines.tfidf(self._contract, train, name) for name in names}
+        if names and self._beside.model is not None:
+            answers, now = self._beside.model(), self._beside.now_ms
+            found["model"] = {
+                name: baselines.language_model(self._contract, answers[name], name, now_ms=now) for name in names
+            }
+        return {who: Readings(self._contract, {**self._judgement.readers, **readers}) for who, readers in found.items()}
+
+    def _of_decisions(self, judged: Sequence[Judged]) -> dict[str, dict[str, Any]]:
+        """Return by who decides what is measured: the policy under its thresholds, whatever it is certain of, and others."""
+        if not judged:
+            return {}
+        unbounded = self._contract.model_copy(update={"max_error": None})
+        found = {
+            "fitted": {**decision_scores(self._contract, judged, self._thresholds), **_curves(judged)},
+            "fitted_unbounded": decision_scores(unbounded, judged, {}),
+        }
+        for who, readings in self._rivals.items():
+            if who != "majority":
+                others = Judge(self._contract, readings).all(self._cases, self._progress, f"decisions: {who}")
+                found[who] = decision_scores(unbounded, others, {})
+        most = Counter(each.truth[0] for each in judged).most_common(1)[0][0]
+        pays = [baselines.always_pay(self._contract, self._judge.envelope(each.case)) for each in judged]
+        found["always_pay"] = self._chosen(judged, pays)
+        found["majority"] = self._chosen(judged, [most] * len(judged))
+        return found
+
+    def _chosen(self, judged: Sequence[Judged], kinds: Sequence[str]) -> dict[str, Any]:
+        """Return what is measured of kinds that somebody chose without reading anything."""
+        wrong = [(kind, each) for kind, each in zip(kinds, judged, strict=True) if kind != each.truth[0]]
+        rate = round(len(wrong) / len(judged), 4)
+        return {
+            "cases": len(judged),
+            "decided": len(judged),
+            "coverage": 1.0,
+            "wrong": len(wrong),
+            "error": rate,
+            "agreement": round(1 - rate, 4),
+            **money(self._contract, wrong),
+        }
+
+    def _splits(self) -> list[dict[str, Any]]:
+        if self._contract.max_error is None:
+            return []
+        tuning, held_out, test = (
+            self._judge.all(cases, self._progress, f"splits: {what}")
+            for cases, what in (
+                (self._parts.tuning, "to tune"),
+                (self._parts.held_out, "held out"),
+                (self._parts.test, "test"),
+            )
+        )
+        if not held_out or not test:
+            return []
+        return held(self._contract, tuning, [*held_out, *test], len(held_out), seed=self._seed)
+
+
+def _curves(judged: Sequence[Judged]) -> dict[str, Any]:
+    """Return the risk-coverage curve and the bins of a reliability diagram, of cases that would be decided."""
+    decided = [each for each in judged if each.decided is not None]
+    if not decided:
+        return {"risk_coverage": [], "reliability": [], "ece": None}
+    confidences = np.array([each.confidence for each in decided])
+    wrong = np.array([each.wrong for each in decided], dtype=np.bool_)
+    return {
+        "risk_coverage": metrics.risk_coverage(confidences, wrong, len(judged)),
+        "reliability": metrics.bins_of(confidences, ~wrong),
+        "ece": round(metrics.ece(confidences, ~wrong), 4),
+    }

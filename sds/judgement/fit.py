@@ -1,0 +1,359 @@
+"""Fits the readers of a contract on labels and writes what the engine opens: one folder, whole or not at all.
+
+What is learned on, what calibrates and what chooses thresholds are different cases. Train fits. Of the calibration part a
+share calibrates the readers and proposes the sequence of thresholds, the rest tests them (`thresholds`). The test part only
+gives scores. A score that reads an enumeration learns from probabilities of readers that did not learn the text in question.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from sds.definitions.definition import LabelledCase
+from sds.host import paths
+from sds.judgement.bounds import chosen
+from sds.judgement.cross_fitting import cross_fitted
+from sds.judgement.fitting import SEED, Fitters, Input, Row, versions
+from sds.judgement.judging import Judge, Judged, Progress, Readings, labelled, likeliest
+from sds.judgement.labels import NO, YES, labels_hash, parted, split_hash
+from sds.judgement.scoring import decision_scores, reading_scores, texts_of
+from sds.kernel.canonical import digest
+from sds.kernel.contract.readings import ROOT
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.snapshot import parse_type
+from sds.kernel.errors import UsageError
+from sds.models.protocol import BackendError
+from sds.models.readers.protocol import Reader
+from sds.policy.judgement import FILE, Manifest, Threshold, readings_hash, rules_hash
+from sds.policy.readers import as_read
+
+LABELS_MIN = 8  # of each value, in the train part
+TUNING_MIN = 20  # of a reading, to calibrate it on
+MANY = 1_000  # calibration cases, of which half calibrate the readers; of fewer a fifth
+_FEW_SHARE, _MANY_SHARE = 0.2, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The cases by what they are for: `tuning` calibrates readers, `held_out` tests thresholds, `test` is for scores alone."""
+
+    train: list[LabelledCase]
+    tuning: list[LabelledCase]
+    held_out: list[LabelledCase]
+    test: list[LabelledCase]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {name: len(getattr(self, name)) for name in ("train", "tuning", "held_out", "test")}
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What came of a fit. `judged`: the test part's cases, for whoever wants more than the manifest's scores."""
+
+    folder: Path
+    manifest: Manifest
+    judged: Sequence[Judged] = field(default=(), repr=False)
+
+
+def divided(contract: Contract, cases: Sequence[LabelledCase]) -> Parts:
+    """Return the cases by what they are for. A text that stands in several parts is learned only if it is in no other."""
+    cases = parted(contract, cases)
+    later = {_text(contract, case) for case in cases if case.part != "train" and case.text}
+    train = [case for case in cases if case.part == "train" and _text(contract, case) not in later]
+    if not later:
+        train = [case for case in cases if case.part == "train"]
+    calibrate = [case for case in cases if case.part == "calibrate"]
+    tuning = _tuning(contract, calibrate)
+    return Parts(
+        train=train,
+        tuning=[case for case in calibrate if _key(contract, case) in tuning],
+        held_out=[case for case in calibrate if _key(contract, case) not in tuning],
+        test=[case for case in cases if case.part == "test"],
+    )
+
+
+def _text(contract: Contract, case: LabelledCase) -> str:
+    return as_read(contract, case.text)
+
+
+def _key(contract: Contract, case: LabelledCase) -> str:
+    return digest(["tuning", _text(contract, case) or dict(case.fields)])
+
+
+def _tuning(contract: Contract, calibrate: Sequence[LabelledCase]) -> set[str]:
+    """Return the keys of what calibrates the readers: all, where no threshold is to be tested."""
+    keys = sorted({_key(contract, case) for case in calibrate})
+    if contract.max_error is None:
+        return set(keys)
+    share = _MANY_SHARE if len(keys) > MANY else _FEW_SHARE
+    return set(keys[: max(TUNING_MIN, round(share * len(keys)))])
+
+
+def fit_gate(
+    contract: Contract,
+    cases: Sequence[LabelledCase],
+    fitters: Fitters,
+    *,
+    out: Path,
+    on_progress: Progress,
+    seed: int = SEED,
+) -> Fitted:
+    """Fit every reading of a contract, choose its thresholds, and put the folder at `out`, in the place of an earlier one.
+
+    Raises UsageError, in one line, for labels that are too few or one-sided, and for a place that holds something else.
+    """
+    parts = check_labels(contract, cases)
+    _refuse_other_folder(out)
+    paths.make_private(out.parent)
+    folder = Path(mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        fitting = _Fitting(contract, parts, fitters, folder, seed, on_progress)
+        manifest, judged = fitting.run(labels=labels_hash(cases), split=split_hash(parted(contract, cases)))
+        _write(folder / FILE, manifest)
+        _put(folder, out)
+    except BackendError as error:
+        raise UsageError(f"the readers cannot be fitted: {error}", hint=error.hint) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return Fitted(out, manifest, judged)
+
+
+def check_labels(contract: Contract, cases: Sequence[LabelledCase]) -> Parts:
+    """Return the cases by what they are for. Raises UsageError where no reader can be made of them."""
+    _refuse_without_policy(contract)
+    parts = divided(contract, cases)
+    for name in contract.readings:
+        _refuse_one_sided(contract, parts, name)
+    return parts
+
+
+class _Fitting:
+    """One fit: enumerations first, for scores may read them."""
+
+    def __init__(
+        self, contract: Contract, parts: Parts, fitters: Fitters, folder: Path, seed: int, on_progress: Progress
+    ) -> None:
+        self._contract, self._parts, self._fitters, self._folder = contract, parts, fitters, folder
+        self._seed, self._progress = seed, on_progress
+        self._readers, self._sha256 = dict[str, Reader](), dict[str, str]()
+        self._counts = dict[str, dict[str, int]]()
+
+    def run(self, *, labels: str, split: str) -> tuple[Manifest, list[Judged]]:
+        try:
+            for name in sorted(self._contract.readings, key=lambda name: bool(self._contract.readings[name].score)):
+                if self._contract.readings[name].values:
+                    self._fit_text(name)
+                else:
+                    self._fit_table(name)
+            return self._manifest(labels, split)
+        finally:
+            for reader in self._readers.values():
+                reader.close()
+
+    def _export(self, name: str, fitted: Any) -> None:
+        """What is measured from here on is what was written, and what will be opened."""
+        self._sha256[name] = fitted.export(self._folder / name)
+        self._readers[name] = self._fitters.open(self._folder / name, sha256=self._sha256[name])
+
+    def _texts(self, name: str, cases: Sequence[LabelledCase]) -> tuple[list[str], list[str]]:
+        once = texts_of(self._contract, cases, name)
+        return [_text(self._contract, case) for case in once], [case.readings[name] for case in once]
+
+    def _fit_text(self, name: str) -> None:
+        texts, values = self._texts(name, self._parts.train)
+        tuning = self._texts(name, self._parts.tuning)
+        self._counts[name] = {"train": len(texts), "tuning": len(tuning[0])}
+        names = tuple(self._contract.readings[name].values)
+        fitted = self._fitters.text(
+            texts, values, names=names, seed=self._seed, on_progress=_about(self._progress, name)
+        )
+        self._export(name, fitted.calibrated(*tuning))
+
+    def _fit_table(self, name: str) -> None:
+        spec = self._contract.readings[name]
+        inputs = [self._input(path) for path in spec.score]
+        train, tuning = ([case for case in each if name in case.readings and case.fields] for each in self._fit_parts)
+        self._counts[name] = {"train": len(train), "tuning": len(tuning)}
+        rows = self._rows(train, inputs, learned=True)
+        fitted = self._fitters.table(
+            rows, _truth(train, name), inputs=inputs, seed=self._seed, on_progress=_about(self._progress, name)
+        )
+        self._export(name, fitted.calibrated(self._rows(tuning, inputs, learned=False), _truth(tuning, name)))
+
+    @property
+    def _fit_parts(self) -> tuple[list[LabelledCase], list[LabelledCase]]:
+        return self._parts.train, self._parts.tuning
+
+    def _input(self, path: str) -> Input:
+        """Return an input of a score as the fit takes it."""
+        if path.startswith(f"{ROOT}."):
+            name = path.removeprefix(f"{ROOT}.")
+            return Input(name, "reading", tuple(self._contract.readings[name].values))
+        kind = parse_type(path, self._contract.snapshot[path]).kind
+        return Input(path, {"string": "category"}.get(kind.name, kind.name), tuple(sorted(kind.values)))
+
+    def _rows(self, cases: Sequence[LabelledCase], inputs: Sequence[Input], *, learned: bool) -> list[Row]:
+        """Return rows of fields and what was read beside them; of texts that a reader has learned, by readers that have not."""
+        readings = Readings(self._contract, self._readers)
+        shares = dict[str, Mapping[str, Mapping[str, float]]]()
+        for each in inputs:
+            if each.type == "reading":
+                texts = sorted({_text(self._contract, case) for case in cases})
+                known = self._cross_fitted(each.name) if learned else {}
+                unknown = (text for text in texts if text not in known)
+                shares[each.name] = {
+                    **known,
+                    **{text: readings.of_text(each.name, text).probabilities for text in unknown},
+                }
+        return [
+            (case.fields, {name: found[_text(self._contract, case)] for name, found in shares.items()})
+            for case in cases
+        ]
+
+    def _cross_fitted(self, name: str) -> dict[str, Mapping[str, float]]:
+        return cross_fitted(
+            self._fitters,
+            self._texts(name, self._parts.train),
+            self._texts(name, self._parts.tuning),
+            names=tuple(self._contract.readings[name].values),
+            seed=self._seed,
+            on_progress=_about(self._progress, f"{name}, for scores"),
+        )
+
+    def _manifest(self, labels: str, split: str) -> tuple[Manifest, list[Judged]]:
+        readings = Readings(self._contract, self._readers)
+        judge = Judge(self._contract, readings)
+        tuning, held_out, test = (
+            judge.all(cases, self._progress, what)
+            for cases, what in (
+                (self._parts.tuning, "the sequence of thresholds"),
+                (self._parts.held_out, "thresholds"),
+                (self._parts.test, "the test part"),
+            )
+        )
+        thresholds = chosen(self._contract, tuning, held_out)
+        manifest = Manifest(
+            schema=1,
+            gate=self._contract.gate,
+            readings=readings_hash(self._contract),
+            rules=rules_hash(self._contract),
+            readers=self._sha256,
+            thresholds=thresholds,
+            shares=self._shares(readings),
+            provenance=self._provenance(labels, split, [tuning, held_out, test]),
+            scores=self._scores(readings, held_out, test, thresholds),
+        )
+        return manifest, test
+
+    def _provenance(self, labels: str, split: str, judged: Sequence[Sequence[Judged]]) -> dict[str, Any]:
+        decided = dict(zip(("tuning", "held_out", "test"), map(len, judged), strict=True))
+        return {
+            "fitted": self._fitters.kind,
+            "base": dict(self._fitters.base),
+            "contract": {"hash": self._contract.hash, "version": self._contract.version},
+            "labels_sha256": labels,
+            "split_sha256": split,
+            "seed": self._seed,
+            "versions": versions(),
+            "counts": {"cases": self._parts.counts, "readings": self._counts, "decisions": decided},
+        }
+
+    def _scores(
+        self,
+        readings: Readings,
+        held_out: Sequence[Judged],
+        test: Sequence[Judged],
+        thresholds: Mapping[str, Threshold],
+    ) -> dict[str, Any]:
+        calibrate = [*self._parts.tuning, *self._parts.held_out]
+        return {
+            part: {
+                "readings": reading_scores(self._contract, readings, cases, part),
+                "decisions": decision_scores(self._contract, judged, thresholds),
+            }
+            for part, cases, judged in (("calibrate", calibrate, held_out), ("test", self._parts.test, test))
+        }
+
+    def _shares(self, readings: Readings) -> dict[str, dict[str, float]]:
+        """Return how often each value of an enumeration is the likeliest in held-out cases: what a monitor expects."""
+        cases = [*self._parts.tuning, *self._parts.held_out]
+        found = dict[str, dict[str, float]]()
+        for name, spec in self._contract.readings.items():
+            said = labelled(cases, name, "calibrate")
+            if spec.values and said:
+                likely = [likeliest(readings.of_text(name, case.text)) for case in said]
+                found[name] = {value: round(likely.count(value) / len(likely), 6) for value in spec.values}
+        return found
+
+
+def _about(progress: Progress, name: str) -> Progress:
+    return lambda done, total, what: progress(done, total, f"{name}: {what}")
+
+
+def _truth(cases: Sequence[LabelledCase], name: str) -> list[bool]:
+    return [case.readings[name] == YES for case in cases]
+
+
+def _refuse_without_policy(contract: Contract) -> None:
+    if not contract.policy:
+        raise UsageError(
+            f"the contract of gate `{contract.gate}` has no readings to fit",
+            hint="docs/judgement.md: readings and policy",
+        )
+
+
+def _refuse_other_folder(out: Path) -> None:
+    if out.exists() and not (out.is_dir() and ((out / FILE).exists() or not any(out.iterdir()))):
+        raise UsageError(f"`{out}` is there and holds no fitted readers", hint="name another folder with --out")
+
+
+def _refuse_one_sided(contract: Contract, parts: Parts, name: str) -> None:
+    """Refuse labels of which no reader can be made: of some value too few, or too few to calibrate on."""
+    train, tuning = (_said(contract, cases, name) for cases in (parts.train, parts.tuning))
+    values = tuple(contract.readings[name].values) or (YES, NO)
+    few = [f"{value} {train.count(value)}" for value in values if train.count(value) < LABELS_MIN]
+    if few or len(tuning) < TUNING_MIN:
+        what = "different texts" if contract.readings[name].values else "cases with all fields"
+        why = f"to learn {', '.join(few)}" if few else f"to calibrate {len(tuning)}"
+        raise UsageError(
+            f"`{name}` has too few labels: {why}",
+            hint=f"{LABELS_MIN} or more {what} of each value to learn, {TUNING_MIN} or more to calibrate: sds label {contract.gate}",
+        )
+
+
+def _said(contract: Contract, cases: Sequence[LabelledCase], name: str) -> list[str]:
+    """Return the labels of a reading that can be used: one for each text, or of a score for each case with fields."""
+    if contract.readings[name].values:
+        return [case.readings[name] for case in texts_of(contract, cases, name)]
+    return [case.readings[name] for case in cases if name in case.readings and case.fields]
+
+
+def _write(path: Path, manifest: Manifest) -> None:
+    data = json.dumps(manifest.model_dump(mode="json", by_alias=True), indent=1, sort_keys=True) + "\n"
+    with path.open("w", encoding="utf-8") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _put(folder: Path, out: Path) -> None:
+    """Let the folder be at `out`: an earlier one goes only once this one is whole."""
+    before = folder.with_name(folder.name + ".before")
+    folder.chmod(0o755)
+    try:
+        if out.exists():
+            out.rename(before)
+        folder.rename(out)
+    except OSError as error:
+        if before.exists() and not out.exists():
+            before.rename(out)
+        raise UsageError(f"`{out}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
+    shutil.rmtree(before, ignore_errors=True)

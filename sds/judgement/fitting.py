@@ -1,0 +1,139 @@
+"""What fits the readers of a contract: the kinds of readers that this installation can fit, and what they begin with.
+
+Everything of it is an extra (`fit`; for the tuned encoder also `hf`), and is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from sds.kernel.envelope.state import Fields
+from sds.kernel.errors import UsageError
+from sds.models.protocol import BackendError, extra_hint
+from sds.models.readers.protocol import Reader
+
+SEED = 261
+NO_TORCH = "torch is not here: a head on the encoder as it is, not the tuned encoder (extra `hf`)"
+LIBRARIES = ("numpy", "scikit-learn", "onnx", "onnxruntime", "tokenizers", "torch")
+
+Progress = Callable[[int, int, str], None]
+Row = tuple[Fields, Mapping[str, Mapping[str, float]]]
+
+
+class Input(NamedTuple):
+    """One input of a score. `type`: int, bool, category, or reading, whose probabilities are inputs; `values` of the last two."""
+
+    name: str
+    type: str
+    values: tuple[str, ...] = ()
+
+
+class FittedText(Protocol):
+    def calibrated(self, texts: Sequence[str], values: Sequence[str]) -> FittedText: ...
+    def export(self, folder: Path) -> str: ...
+    def reader(self) -> Reader: ...
+
+
+class FittedTable(Protocol):
+    def calibrated(self, rows: Sequence[Row], truth: Sequence[bool]) -> FittedTable: ...
+    def export(self, folder: Path) -> str: ...
+    def reader(self) -> Reader: ...
+
+
+class FitsText(Protocol):
+    def __call__(
+        self,
+        texts: Sequence[str],
+        values: Sequence[str],
+        *,
+        names: Sequence[str],
+        seed: int,
+        on_progress: Progress | None,
+    ) -> FittedText: ...
+
+
+class FitsTable(Protocol):
+    def __call__(
+        self,
+        rows: Sequence[Row],
+        truth: Sequence[bool],
+        *,
+        inputs: Sequence[Input],
+        seed: int,
+        on_progress: Progress | None,
+    ) -> FittedTable: ...
+
+
+class Opens(Protocol):
+    def __call__(self, folder: Path, *, sha256: str) -> Reader: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fitters:
+    """`text` fits an enumeration, `table` a score, `open` opens what they exported. `base`: what the first begins with."""
+
+    kind: str
+    text: FitsText
+    table: FitsTable
+    open: Opens
+    base: Mapping[str, str]
+
+
+def open_fitters(*, head: bool = False, texts: bool = True) -> tuple[Fitters, tuple[str, ...]]:
+    """Return what fits readers here, and what is to be said of it in a line each. Raises UsageError where the extra is not installed.
+
+    `head`: the quick one, although the other is there. `texts`: an enumeration is among the readings, so a base is needed.
+    """
+    for name in ("sklearn", "onnx"):
+        if find_spec(name) is None:
+            raise UsageError(f"fitting needs `{name}`", hint=extra_hint("fit"))
+    try:
+        tuned = not head and find_spec("torch") is not None
+        notices = (NO_TORCH,) if not tuned and not head and texts else ()
+        return _fitters(tuned=tuned, texts=texts), notices
+    except BackendError as error:
+        raise UsageError(str(error), hint=error.hint) from error
+
+
+def _fitters(*, tuned: bool, texts: bool) -> Fitters:
+    from sds.models.fitting import base as bases  # noqa: PLC0415
+    from sds.models.fitting import tabular  # noqa: PLC0415
+    from sds.models.readers.artifact import Input as TableInput  # noqa: PLC0415
+    from sds.models.readers.opening import open_reader  # noqa: PLC0415
+
+    fit: Any
+    if tuned:
+        from sds.models.fitting.encoder_tuning import fit_encoder as fit  # noqa: PLC0415
+    else:
+        from sds.models.fitting.encoder_head import fit_head as fit  # noqa: PLC0415
+    place = bases.find_base() if texts else None
+    base = bases.open_base(place) if place is not None else None
+
+    def text(texts: Sequence[str], values: Sequence[str], **how: Any) -> FittedText:
+        found: FittedText = fit(texts, values, base=place, **how)
+        return found
+
+    def table(rows: Sequence[Row], truth: Sequence[bool], *, inputs: Sequence[Input], **how: Any) -> FittedTable:
+        taken = [TableInput.model_validate(each._asdict()) for each in inputs]
+        found: FittedTable = tabular.fit_tabular(rows, truth, inputs=taken, **how)
+        return found
+
+    said = {"name": base.name, "sha256": base.sha256} if base is not None else {}
+    return Fitters("encoder" if tuned else "head", text, table, open_reader, said)
+
+
+def versions() -> dict[str, str]:
+    """Return what fitted: versions of Python and of the libraries that are here."""
+    found = {"python": platform.python_version()}
+    for name in ("sovereign-decision-stream", *LIBRARIES):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

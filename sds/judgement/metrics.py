@@ -1,0 +1,104 @@
+"""Measures of readings and decisions, from arrays alone. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BINS = 15
+POINTS_MAX = 200  # of a curve
+HELD_SHARE = 0.01  # of the good cases, at most so many held when money is counted
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+def of_enumeration(truth: Sequence[str], probabilities: Floats, values: Sequence[str]) -> dict[str, Any]:
+    """Return what is measured of an enumeration. `probabilities`: (cases, values), a row sums to 1."""
+    places = np.array([values.index(each) for each in truth], dtype=np.intp)
+    said = probabilities.argmax(axis=1)
+    confusion = np.zeros((len(values), len(values)), dtype=np.int64)
+    np.add.at(confusion, (places, said), 1)
+    right = places == said
+    classes = {value: _of_class(confusion, place) for place, value in enumerate(values)}
+    there = [classes[value]["f1"] for place, value in enumerate(values) if confusion[place].sum()]
+    hot = np.eye(len(values))[places]
+    return {
+        "cases": len(places),
+        "accuracy": _rounded(right.mean()),
+        "macro_f1": _rounded(float(np.mean(there))),
+        "brier": _rounded(((probabilities - hot) ** 2).sum(axis=1).mean()),
+        "ece": _rounded(ece(probabilities.max(axis=1), right)),
+        "classes": classes,
+        "confusion": confusion.tolist(),
+    }
+
+
+def of_score(truth: Flags, scores: Floats) -> dict[str, Any]:
+    """Return what is measured of a score: `truth` says which cases are."""
+    return {
+        "cases": len(truth),
+        "positive": int(truth.sum()),
+        "average_precision": _rounded(average_precision(truth, scores)),
+        "brier": _rounded(((scores - truth) ** 2).mean()),
+        "ece": _rounded(ece(scores, truth)),
+    }
+
+
+def _of_class(confusion: NDArray[np.int64], place: int) -> dict[str, Any]:
+    right, said, there = int(confusion[place, place]), int(confusion[:, place].sum()), int(confusion[place].sum())
+    precision, recall = (right / of if of else 0.0 for of in (said, there))
+    f1 = 2 * right / (said + there) if said + there else 0.0
+    return {"cases": there, "precision": _rounded(precision), "recall": _rounded(recall), "f1": _rounded(f1)}
+
+
+def bins_of(confidences: Floats, right: Flags) -> list[tuple[float, float, int]]:
+    """Return (mean confidence, share right, cases) of 15 bins of equal mass, the least certain first."""
+    order = np.argsort(confidences, kind="stable")
+    parts = [part for part in np.array_split(order, BINS) if len(part)]
+    return [(float(confidences[part].mean()), float(right[part].mean()), len(part)) for part in parts]
+
+
+def ece(confidences: Floats, right: Flags) -> float:
+    """Return the expected calibration error: over 15 bins of equal mass, how far confidence is from the share right."""
+    found = bins_of(confidences, right)
+    return sum(count * abs(mean - share) for mean, share, count in found) / max(1, len(confidences))
+
+
+def average_precision(truth: Flags, scores: Floats) -> float:
+    """Return the area under precision over recall, as a sum over steps of recall; equal scores are one step."""
+    if not truth.any():
+        return 0.0
+    order = np.argsort(-scores, kind="stable")
+    hits, ranked = np.cumsum(truth[order]), scores[order]
+    ends = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)
+    recall, precision = hits[ends] / hits[-1], hits[ends] / (ends + 1)
+    return float(np.sum(np.diff(recall, prepend=0.0) * precision))
+
+
+def money_lost(truth: Flags, scores: Floats, amounts: Floats, held_share: float = HELD_SHARE) -> float:
+    """Return the amounts of true cases that are missed when the highest scores are held until `held_share` of the others are.
+
+    Cases with equal scores are held together or not at all.
+    """
+    others = int((~truth).sum())
+    order = np.argsort(-scores, kind="stable")
+    held_others, ranked = np.cumsum(~truth[order]), scores[order]
+    ends = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)
+    may = [int(end) for end in ends if held_others[end] <= held_share * others]
+    held = order[: may[-1] + 1] if may else order[:0]
+    return float(amounts[truth].sum() - amounts[held][truth[held]].sum())
+
+
+def risk_coverage(confidences: Floats, wrong: Flags, cases: int) -> list[tuple[float, float]]:
+    """Return at most 200 of (share of all `cases` that is decided, share of these that is wrong), from the most certain on."""
+    order = np.argsort(-confidences, kind="stable")
+    errors = np.cumsum(wrong[order])
+    counts = np.unique(np.linspace(1, len(order), min(len(order), POINTS_MAX)).round().astype(int))
+    return [(float(count / cases), float(errors[count - 1] / count)) for count in counts]
+
+
+def _rounded(number: Any) -> float:
+    return round(float(number), 4)

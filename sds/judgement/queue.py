@@ -1,0 +1,154 @@
+"""What a person is asked to label: cases that nobody has labelled yet, the least certain first; and the file of answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sds.definitions.definition import LabelledCase
+from sds.host.paths import make_private
+from sds.judgement.judging import Readings
+from sds.judgement.labels import NO, YES, label_line, read_labels
+from sds.kernel.contract.schema import Contract
+from sds.kernel.envelope.state import Fields
+from sds.kernel.errors import UsageError
+from sds.kernel.storage.private_files import make_private_file
+from sds.models.readers.protocol import Reader
+from sds.policy.distribution import SCORE
+from sds.policy.readers import as_read
+
+KEYS = "123456789abcdefghijklmnoprtvwxyz"  # one for each value; s, q and u say something else
+SKIP, QUIT, UNDO = "s", "q", "u"
+ASKED_MAX = 2_000  # of a long queue, so many different texts are looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A case to label. `state`: reads its fields, empty where it has none. `shares`: what is read in it, where anything is."""
+
+    text: str
+    state: Callable[[], Fields]
+    shares: Mapping[str, float] | None = None
+
+
+def values_of(contract: Contract, reading: str) -> dict[str, str]:
+    """Return what may be answered about a reading, each with its meaning. Raises UsageError where there is no such reading."""
+    spec = contract.readings.get(reading)
+    if spec is None:
+        raise UsageError(f"there is no reading `{reading[:64]}`", hint=f"one of: {', '.join(contract.readings)}")
+    return dict(spec.values) or {YES: "yes", NO: "no"}
+
+
+def unlabelled(contract: Contract, reading: str, cases: Iterable[Asked], known: Sequence[LabelledCase]) -> list[Asked]:
+    """Return each different case once that no label says this reading of: of an enumeration, each text."""
+    of_text = bool(contract.readings[reading].values)
+
+    def key(text: str, fields: Fields) -> object:
+        return as_read(contract, text) if of_text else (as_read(contract, text), tuple(sorted(fields.items())))
+
+    seen = {key(case.text, case.fields) for case in known if reading in case.readings}
+    found = list[Asked]()
+    for case in cases:
+        it = key(case.text, {} if of_text else case.state())
+        if it in seen or (of_text and not it):
+            continue
+        seen.add(it)
+        found.append(case)
+        if len(found) == ASKED_MAX:
+            break
+    return found
+
+
+def least_certain_first(
+    contract: Contract, reading: str, cases: Sequence[Asked], readers: Mapping[str, Reader]
+) -> list[Asked]:
+    """Return the cases by how certain a fitted reader is of them, what it is not familiar with first; without one as they are."""
+    if reading not in readers:
+        return list(cases)
+    readings, found = Readings(contract, readers), list[tuple[bool, float, int, Asked]]()
+    for place, case in enumerate(cases):
+        if contract.readings[reading].values:
+            read = readings.of_text(reading, case.text)
+        else:
+            read = readings.of_case(LabelledCase(case.text, case.state(), {}))[reading]
+        shares = read.probabilities
+        certain = abs(shares[SCORE] - 0.5) if SCORE in shares else max(shares.values())
+        found.append((read.familiar, certain, place, replace(case, shares=shares)))
+    return [case for *_, case in sorted(found, key=lambda each: each[:3])]
+
+
+class LabelFile:
+    """A file of labels that grows by one line an answer, each on the disk before the next is asked."""
+
+    def __init__(self, contract: Contract, path: Path) -> None:
+        self._contract, self._path = contract, path
+        self._ends = list[int]()  # where the file ended before each line of this session
+        if not path.exists():
+            make_private(path.parent)
+            make_private_file(path)
+
+    def known(self) -> list[LabelledCase]:
+        return read_labels(self._contract, self._path) if self._path.stat().st_size else []
+
+    def add(self, case: LabelledCase) -> None:
+        with self._path.open("ab") as file:
+            self._ends.append(file.tell())
+            if file.tell() and not self._ended():
+                file.write(b"\n")
+            file.write(label_line(case, self._contract.gate).encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def undo(self) -> bool:
+        """Take back the last label of this session; False where there is none."""
+        if not self._ends:
+            return False
+        with self._path.open("r+b") as file:
+            file.truncate(self._ends.pop())
+            os.fsync(file.fileno())
+        return True
+
+    def _ended(self) -> bool:
+        with self._path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) == b"\n"
+
+
+@dataclass
+class Session:
+    """One walk through cases. `answers`: what each key stands for; `tell`: shows a case and where one stands."""
+
+    file: LabelFile
+    reading: str
+    answers: Mapping[str, str]
+    tell: Callable[[Asked, int, int], None]
+    key: Callable[[], str]
+
+    def walk(self, cases: Sequence[Asked]) -> int:
+        """Ask about one case after the other until all are labelled or somebody quits; return how many were labelled."""
+        place, labelled = 0, list[int]()
+        while place < len(cases):
+            self.tell(cases[place], place + 1, len(cases))
+            key = self._key()
+            if key == QUIT:
+                break
+            if key == UNDO:
+                if self.file.undo():
+                    place = labelled.pop()
+                continue
+            if key != SKIP:
+                self.file.add(self._label(cases[place], self.answers[key]))
+                labelled.append(place)
+            place += 1
+        return len(labelled)
+
+    def _key(self) -> str:
+        while True:
+            key = self.key().lower()
+            if key in self.answers or key in (SKIP, QUIT, UNDO):
+                return key
+
+    def _label(self, case: Asked, value: str) -> LabelledCase:
+        return LabelledCase(case.text, case.state(), {self.reading: value})

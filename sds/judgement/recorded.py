@@ -1,0 +1,51 @@
+"""What humans decided of escalated cases, as labels: text, state and decision, from a gate's record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sds.definitions.definition import LabelledCase
+from sds.kernel.contract.compiler import Rules
+from sds.kernel.contract.schema import Contract
+from sds.kernel.errors import NOT_AS_WRITTEN, unreadable
+from sds.kernel.flow.answer import numbers_of
+from sds.kernel.human.cases import read_case
+from sds.kernel.storage.store import Reader
+from sds.kernel.storage.vault import ERASED, LOCKED
+
+# A case that a human ended, without a decision of theirs, says nothing of what is right.
+_DECIDED = """
+SELECT h.dfid, h.policy_kind, h.params, h.snapshot FROM human_decisions h JOIN decision_flows f USING (dfid)
+WHERE f.gate = ? AND h.policy_kind IS NOT NULL ORDER BY h.decided_at_ms, h.dfid
+"""
+OTHER_FORM = "of another form of the contract"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A decision that gives no label, and why."""
+
+    dfid: str
+    why: str
+
+
+def recorded_labels(store: Reader, contract: Contract) -> Iterator[LabelledCase | LeftOut]:
+    """Yield a label for each decision of a human, or why there is none. Raises StoreError for rows that cannot be read."""
+    rules, text_field = Rules(contract), contract.event.evidence
+    for dfid, kind, params, snapshot in store.rows(_DECIDED, (contract.gate,)):
+        text = str(read_case(store, contract, dfid).trigger.get(text_field, "")) if text_field else ""
+        try:
+            fields, numbers = json.loads(snapshot)["fields"], numbers_of(params)
+        except NOT_AS_WRITTEN as error:
+            raise unreadable(dfid) from error
+        if text in (ERASED, LOCKED):
+            yield LeftOut(
+                dfid, "its text was erased" if text == ERASED else "its text is sealed, and the key is not here"
+            )
+        elif kind not in contract.kinds or fields.keys() - contract.snapshot.keys() or rules.faults(fields):
+            yield LeftOut(dfid, OTHER_FORM)
+        else:
+            spent = contract.kinds[kind].spends
+            yield LabelledCase(text, fields, {}, decision=kind, amount_minor=numbers.get(spent or "", 0))

@@ -1,0 +1,131 @@
+"""From which confidence on a decision may be made so that it is wrong no more often than a contract permits. Pure.
+
+Learn then test (Angelopoulos, Bates, Candes, Jordan, Lei 2021, arXiv:2110.01052) with fixed-sequence testing: thresholds are
+tested from the most to the least cautious, in a sequence fixed beforehand, and the first that fails ends it. What a
+threshold must refute is "among accepted cases more than alpha are wrong"; its p-value is the exact binomial tail, since
+given how many cases a threshold accepts, how many of them are wrong is binomial. So the whole sequence is tested at the
+one level delta: with probability 1 - delta over the labels, no threshold passes that should not (section 3 there). To
+go on after a failure would give the wrong ones more than one chance.
+
+A threshold that accepts few cases cannot pass for want of data: with no error at all it takes log(delta) / log(1 - alpha)
+of them. So the sequence begins where enough are accepted, and where it is most likely to pass. To read that off the labels
+that are tested would be looking; therefore it is read off other cases, those that calibrated the readers, which the test
+never sees: whatever these say, the sequence is fixed when the test begins, and the guarantee is exact (split fixed-sequence
+testing, section 4 there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import ceil, exp, fsum, lgamma, log, log1p, sqrt
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+STEPS = 24  # thresholds in a sequence: every further one passes a smaller share on
+NEEDED_MAX = 20_000  # accepted cases: who would need more needs a better reader
+RATE_MIN = 1e-6
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+class Found(NamedTuple):
+    """`least`: the smallest threshold that passed; None: none did. `accepted`, `wrong`: of the cases it was tested on, at
+    `least`, else at the first threshold. `missing`: accepted cases that were too few; 0 where more would not help.
+    """
+
+    least: float | None
+    accepted: int
+    wrong: int
+    missing: int
+
+
+def p_value(wrong: int, accepted: int, alpha: float) -> float:
+    """Return the probability of at most `wrong` errors in `accepted` cases if each is wrong with probability `alpha`."""
+    if wrong >= accepted:
+        return 1.0
+    whole = lgamma(accepted + 1)
+    terms = (
+        whole - lgamma(k + 1) - lgamma(accepted - k + 1) + k * log(alpha) + (accepted - k) * log1p(-alpha)
+        for k in range(wrong + 1)
+    )
+    return min(1.0, fsum(exp(term) for term in terms))
+
+
+def needed(alpha: float, delta: float, wrong: int = 0) -> int:
+    """Return the least number of accepted cases with so many errors that refutes a rate above `alpha` at `delta`."""
+    low = ceil(log(delta) / log1p(-alpha))
+    if wrong == 0:
+        return low
+    high = low
+    while p_value(wrong, high, alpha) > delta:
+        low, high = high, 2 * high
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if p_value(wrong, middle, alpha) <= delta else (middle, high)
+    return high
+
+
+def sequence(confidences: Floats, wrong: Flags, of_each: float, *, alpha: float, delta: float) -> tuple[float, ...]:
+    """Return the thresholds to test, the most cautious first; the last accepts everything.
+
+    `confidences`, `wrong`: of cases that will not be tested, decided in the same way. `of_each`: how many cases to be tested
+    there are for each of these.
+    """
+    order = np.argsort(-confidences, kind="stable")
+    known = confidences[order]
+    first = needed(alpha, delta) / (of_each * len(known)) if len(known) and of_each > 0 else 1.0
+    if first >= 1:
+        return (0.0,)
+    counts = np.unique(np.ceil(np.linspace(first, 1.0, STEPS) * len(known)).astype(int))
+    expected = (
+        np.cumsum(wrong[order]) + np.cumsum(1 - known)
+    ) / 2  # errors that were met, and that confidence foretells
+    chances = [_chance(of_each * count, expected[count - 1] / count, alpha, delta) for count in counts]
+    begin = int(np.argmax(chances))
+    return (*dict.fromkeys(float(known[count - 1]) for count in counts[begin:-1]), 0.0)
+
+
+def _chance(accepted: float, rate: float, alpha: float, delta: float) -> float:
+    """Return how likely a threshold is to pass if it accepts two standard deviations less than expected, since that varies,
+    and is wrong at this rate.
+    """
+    fewer = int(accepted - 2 * sqrt(accepted))
+    most = _most_errors(fewer, alpha, delta)
+    return p_value(most, fewer, min(max(rate, RATE_MIN), 1 - RATE_MIN)) if most >= 0 else 0.0
+
+
+@cache
+def _most_errors(accepted: int, alpha: float, delta: float) -> int:
+    """Return the most errors with which so many accepted cases pass; -1 where not even none does."""
+    most = -1
+    while most < accepted and p_value(most + 1, accepted, alpha) <= delta:
+        most += 1
+    return most
+
+
+def choose(confidences: Floats, wrong: Flags, thresholds: Sequence[float], *, alpha: float, delta: float) -> Found:
+    """Return the last threshold that passes before the first that fails. `thresholds`: fixed before looking, see above."""
+    passed: Found | None = None
+    for each in thresholds:
+        accepted = confidences >= each
+        count, errors = int(accepted.sum()), int(wrong[accepted].sum())
+        if p_value(errors, count, alpha) > delta:
+            return passed or Found(None, count, errors, _missing(count, errors, alpha, delta))
+        passed = Found(float(each), count, errors, 0)
+    return passed or Found(None, 0, 0, needed(alpha, delta))
+
+
+def _missing(accepted: int, wrong: int, alpha: float, delta: float) -> int:
+    """Return how many more accepted cases it takes if errors go on as they did; 0 where they are too many for any number."""
+    if wrong == 0:
+        return max(1, needed(alpha, delta) - accepted)
+    rate = wrong / accepted
+    count = accepted
+    while rate < alpha and count <= NEEDED_MAX:
+        count = ceil(count * 1.1)
+        if p_value(ceil(rate * count), count, alpha) <= delta:
+            return count - accepted
+    return 0

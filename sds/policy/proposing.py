@@ -1,0 +1,24 @@
+"""From a decision of the policy to the bytes of a proposal within an envelope. Pure."""
+
+from __future__ import annotations
+
+from sds.kernel.contract.policy.rules import Proposed
+from sds.kernel.envelope.bounds import format_literal
+from sds.kernel.envelope.envelope import DecisionEnvelope
+from sds.kernel.envelope.proposal import Proposal, write_proposal
+
+
+def written(envelope: DecisionEnvelope, proposed: Proposed, context_ref: str) -> bytes | None:
+    """Return the proposal's bytes; None where the envelope has no such kind or other parameters."""
+    permitted = envelope.kind(proposed.action)
+    if permitted is None or {name for name, _ in permitted.params} != {name for name, _ in proposed.params}:
+        return None
+    values = dict(proposed.params)
+    numbers = tuple((name, format_literal(values[name], bound.scale)) for name, bound in permitted.params)
+    return write_proposal(Proposal(proposed.action, numbers, proposed.reason, context_ref))
+
+
+def permits(envelope: DecisionEnvelope, proposed: Proposed) -> bool:
+    """Tell whether a decision of the policy lies within an envelope."""
+    data = written(envelope, proposed, "0" * 64)
+    return data is not None and envelope.contains(data)

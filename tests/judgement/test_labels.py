@@ -1,0 +1,129 @@
+"""Labels are read strictly, each mistake in one line with its place and a mend; and parted so that no text is learned and tested."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sds.definitions.definition import LabelledCase
+from sds.judgement.labels import label_line, labels_hash, parse_labels, parted, read_labels, split_hash
+from sds.kernel.errors import UsageError
+from tests.judgement.claims import cases, contract, scored
+
+FIELDS = {"trip.delay_min": 90, "trip.open_minor": 5000, "trip.known": True}
+
+
+def line(**said: object) -> bytes:
+    return json.dumps({"text": "the brake broke", "readings": {"cause": "fault"}} | said).encode()
+
+
+@pytest.mark.parametrize(
+    ("raw", "message", "hint"),
+    [
+        (line(readings={"cause": "hail"}), "`hail` is no value of `cause`", "one of: fault, storm, none"),
+        (line(readings={"mood": "calm"}), "`mood` is no reading of gate `claims`", "another gate"),
+        (line(colour="red"), "`colour` is no reading of gate `claims`", "cause"),
+        (line(gate="fraud"), "this is a label of gate `fraud`, not `claims`", "name the other gate"),
+        (line(decision="GIVE"), "`GIVE` is no kind of decision", "PAY, DENY, ESCALATE"),
+        (line(part="exam"), "`exam` is no part", "train, calibrate, test"),
+        (line(fields={"trip.delay_min": 90}), "`trip.open_minor` is missing", "all fields"),
+        (line(fields=FIELDS | {"trip.delay_min": "90"}), "`trip.delay_min` is not of its declared type", "as they were read"),
+        (line(fields=FIELDS | {"trip.speed": 1}), "`trip.speed` is no field", "leave it out"),
+        (line(text=3), "`text` is missing", '"cause": "fault"'),
+        (line(text="x" * 1_000_000), "1000000 characters", "shorten"),
+        (line(text=""), "nothing of it is printable ASCII", "{"),
+        (line(text="поезд сломался"), "nothing of it is printable ASCII", "{"),
+        (line(readings={}), "neither a reading nor a decision", "{"),
+        (line(readings=["fault"]), "`readings` is no JSON object", "{"),
+        (line(amount_minor=1.5), "`amount_minor` is no number of minor units", "whole"),
+        (line(text="\ud800"), "half a character", "anew"),
+        (b'{"text": "\xff"}', "not UTF-8 at byte 10", "UTF-8"),
+        (b"[1]", "no JSON object", "{"),
+        (b'{"text": "a", "text": "b"}', "a name is given twice", "{"),
+        (b'{"text": NaN}', "NaN is no number", "{"),
+        (b"[" * 100_000, "no JSON", "{"),
+        (line() + b"\n" + line(), "labels:1 labels the same case", "keep one"),
+        (line() + b"\n\n" + line(readings={"cause": "none"}), "labels:1 says `fault` of the same text", "keep one"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_line_is_said_with_its_place(raw: bytes, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_labels(contract(), raw)
+    assert message in str(refused.value)
+    assert str(refused.value).startswith(f"labels:{len(raw.splitlines())}: ")
+    assert "\n" not in str(refused.value)
+    assert hint in refused.value.hint
+
+
+def test_a_reading_stands_under_readings_or_by_its_name_or_as_the_value_of_the_only_enumeration() -> None:
+    raw = b'{"text": "a", "readings": {"cause": "fault"}}\n{"text": "b", "cause": "storm"}\n{"text": "c", "value": "none"}\n'
+    assert ["fault", "storm", "none"] == [case.readings["cause"] for case in parse_labels(contract(), raw)]
+
+
+@pytest.mark.parametrize(("said", "kept"), [("true", "1"), ("false", "0"), ("1", "1"), ("0", "0"), ('"1"', "1")])
+def test_a_score_is_labelled_yes_or_no(said: str, kept: str) -> None:
+    assert kept == parse_labels(scored(), b'{"text": "a", "risk": %s}' % said.encode())[0].readings["risk"]
+
+
+@pytest.mark.parametrize("said", ["2", "0.5", '"yes"', "null", "[]"])
+def test_a_score_is_labelled_nothing_else(said: str) -> None:
+    with pytest.raises(UsageError, match="no label of the score `risk`"):
+        parse_labels(scored(), b'{"text": "a", "risk": %s}' % said.encode())
+
+
+def test_a_text_that_becomes_the_same_once_it_is_read_is_the_same_text() -> None:
+    raw = line(text="the brake  broke") + b"\n" + line(text="the brake \x07broke", readings={"cause": "storm"})
+    with pytest.raises(UsageError, match="of the same text"):
+        parse_labels(contract(), raw.replace(b"brake  b", b"brake \\u0007b"))
+
+
+def test_what_is_written_is_read_back() -> None:
+    case = LabelledCase("a brake", FIELDS, {"cause": "fault"}, "PAY", "plain", 1000, "test")
+    assert [case] == parse_labels(contract(), label_line(case, "claims").encode())
+
+
+def test_a_folder_gives_each_file_its_part(tmp_path: Path) -> None:
+    for part, text in (("train", "a"), ("calibrate", "b"), ("test", "c")):
+        (tmp_path / f"{part}.jsonl").write_bytes(line(text=text))
+    assert ["train", "calibrate", "test"] == [case.part for case in read_labels(contract(), tmp_path)]
+
+
+def test_the_same_case_in_two_files_of_a_folder_is_refused(tmp_path: Path) -> None:
+    for part in ("train", "calibrate", "test"):
+        (tmp_path / f"{part}.jsonl").write_bytes(line())
+    with pytest.raises(UsageError, match=r"calibrate\.jsonl:1: .*train\.jsonl:1 labels the same case"):
+        read_labels(contract(), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["empty.jsonl", "nowhere.jsonl"])
+def test_a_file_without_a_label_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty.jsonl").write_bytes(b"\n")
+    with pytest.raises(UsageError) as refused:
+        read_labels(contract(), tmp_path / name)
+    assert refused.value.hint
+
+
+def test_half_is_learned_a_quarter_calibrates_and_a_quarter_tests_of_every_value() -> None:
+    counts = Counter((case.readings["cause"], case.part) for case in parted(contract(), cases(1200)))
+    for value in ("fault", "storm", "none"):
+        train, calibrate, test = (counts[value, part] for part in ("train", "calibrate", "test"))
+        assert abs(train - 2 * calibrate) <= 2
+        assert abs(calibrate - test) <= 1
+
+
+def test_parts_do_not_depend_on_the_order_and_a_text_is_in_one() -> None:
+    given = cases(300)
+    forwards = {case.text: case.part for case in parted(contract(), given)}
+    twice = parted(contract(), [*reversed(given), *given])
+    assert {(case.text, case.part) for case in twice} == set(forwards.items())
+
+
+def test_the_hashes_say_whether_labels_and_split_are_the_same() -> None:
+    given = cases(50)
+    other = [*given[:-1], LabelledCase(given[-1].text, given[-1].fields, {"cause": "none"}, decision="DENY")]
+    assert labels_hash(given) != labels_hash(other)
+    assert labels_hash(given) == labels_hash(parted(contract(), given))
+    assert split_hash(given) != split_hash(parted(contract(), given))
