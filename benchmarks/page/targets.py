@@ -21,8 +21,8 @@ class Target:
     figure: str
 
     def reached(self, value: float) -> bool:
-        _, which, number = self.limit.split(" ", 2)
-        most = float(number.removesuffix(" us").removesuffix("x"))
+        _, which, number, *_ = self.limit.split(" ")
+        most = float(number.removesuffix("x"))
         return value <= most if which == "most" else value >= most
 
 
