@@ -2,7 +2,7 @@
 
 Everything lives in one folder. The bank and the queue are made once from a seed; later runs go on where the last one
 stopped. The queue is the test part of the generated payments: every fraud of it, and so many good ones that one payment in
-eight is fraud; as they come, it is about one in eighty.
+eight is fraud; as they come, it is about one in sixty-five.
 """
 
 from __future__ import annotations
