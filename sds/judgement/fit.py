@@ -55,7 +55,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedGate:
     """What came of a fit. `judged`: the test part's cases, for whoever wants more than the manifest's scores."""
 
     folder: Path
@@ -105,7 +105,7 @@ def fit_gate(
     out: Path,
     on_progress: Progress,
     seed: int = SEED,
-) -> Fitted:
+) -> FittedGate:
     """Fit every reading of a contract, choose its thresholds, and put the folder at `out`, in the place of an earlier one.
 
     Raises UsageError, in one line, for labels that are too few or one-sided, and for a place that holds something else.
@@ -123,7 +123,7 @@ def fit_gate(
         raise UsageError(f"the readers cannot be fitted: {error}", hint=error.hint) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Fitted(out, manifest, judged)
+    return FittedGate(out, manifest, judged)
 
 
 def check_labels(contract: Contract, cases: Sequence[LabelledCase]) -> Parts:

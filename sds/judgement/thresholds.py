@@ -80,7 +80,9 @@ def sequence(confidences: Floats, wrong: Flags, of_each: float, *, alpha: float,
     if first >= 1:
         return (0.0,)
     counts = np.unique(np.ceil(np.linspace(first, 1.0, STEPS) * len(known)).astype(int))
-    expected = (np.cumsum(wrong[order]) + np.cumsum(1 - known)) / 2  # errors that were met, and that confidence foretells
+    expected = (
+        np.cumsum(wrong[order]) + np.cumsum(1 - known)
+    ) / 2  # errors that were met, and that confidence foretells
     chances = [_chance(of_each * count, expected[count - 1] / count, alpha, delta) for count in counts]
     begin = int(np.argmax(chances))
     return (*dict.fromkeys(float(known[count - 1]) for count in counts[begin:-1]), 0.0)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from sds.judgement import baselines
-from sds.judgement import evaluate as evaluation
-from sds.judgement import page as pages
-from sds.judgement.evaluate import OTHER_LABELS, Beside, evaluate
+from sds.judgement.evaluation import baselines
+from sds.judgement.evaluation import evaluate as evaluation
+from sds.judgement.evaluation import page as pages
+from sds.judgement.evaluation.evaluate import OTHER_LABELS, Beside, evaluate
+from sds.judgement.evaluation.page import page
+from sds.judgement.evaluation.splits import held
 from sds.judgement.fit import fit_gate
-from sds.judgement.page import page
-from sds.judgement.splits import held
 from sds.kernel.errors import UsageError
 from sds.models.readers.protocol import Reading
 from sds.policy import judgement

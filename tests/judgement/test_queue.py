@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sds.judgement import queue
+from sds.judgement.labelling import queue
+from sds.judgement.labelling.queue import Asked, LabelFile, Session, least_certain_first, unlabelled, values_of
 from sds.judgement.labels import read_labels
-from sds.judgement.queue import Asked, LabelFile, Session, least_certain_first, unlabelled, values_of
 from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import UsageError
 from sds.models.readers.protocol import Reading

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 
 from sds.definitions.definition import LabelledCase
-from sds.judgement import baselines, metrics
-from sds.judgement.baselines import NO_SKLEARN
+from sds.judgement import metrics
+from sds.judgement.evaluation import baselines
+from sds.judgement.evaluation.baselines import NO_SKLEARN
+from sds.judgement.evaluation.splits import held
 from sds.judgement.fit import Parts, divided
 from sds.judgement.fitting import SEED, Fitters, Input, Row
 from sds.judgement.judging import Judge, Judged, Progress, Readings, labelled, score_of
 from sds.judgement.labels import PARTS, YES, labels_hash, parted
 from sds.judgement.scoring import decision_scores, enumeration_scores, money, of_scores
-from sds.judgement.splits import held
 from sds.kernel.contract.readings import ROOT
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.snapshot import parse_type
