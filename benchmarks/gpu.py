@@ -20,13 +20,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from sds.benchmarks.card.checkpoint import EMBEDDED, SHAPES, write_random, write_tokenizer
-from sds.benchmarks.card.pack import joined
+from sds.benchmarks.card.pack import joined, packets_of
 from sds.benchmarks.lib.floor import Recorded
 from sds.benchmarks.lib.measuring import (
     Parser,
@@ -40,8 +40,8 @@ from sds.benchmarks.lib.measuring import (
     versions,
     whole_number,
 )
-from sds.benchmarks.lib.packets import EARLIER, digits_packets, fixed_packets
-from sds.benchmarks.peer.outcomes import Task
+from sds.benchmarks.lib.packets import EARLIER, renewed
+from sds.benchmarks.peer.drivers.serving import timed
 from sds.benchmarks.peers import tasks_of
 from sds.benchmarks.throughput import TOKENS_MAX, best_of_ours, in_rounds, ways_of_ours
 from sds.decoding.errors import CHOICE_TOO_CLOSE
@@ -63,7 +63,6 @@ MINUTES, MINUTES_MAX = 9, 600
 TIMEOUT_MS = 120_000
 COPY_BYTES, COPIES = 1 << 28, 5
 LAUNCHES = 1_000
-SORTS = {"fixed": fixed_packets, "digits": digits_packets}
 
 Packets = dict[str, list[DecisionPacket]]
 
@@ -168,14 +167,16 @@ def reasoning(backend: Backend, packets: Sequence[DecisionPacket]) -> dict[str, 
 
 def _propose_ms(engine: NativeEngine, packet: DecisionPacket) -> float:
     """A choice that is too close to tell is measured, too: random weights have many."""
-    fresh = replace(packet, expires_at_ms=now_ms() + TIMEOUT_MS)
-    began = time.perf_counter()
-    try:
-        engine.propose(fresh, tokens_max=TOKENS_MAX)
-    except ModelError as error:
-        if error.reason_code != CHOICE_TOO_CLOSE:
-            raise
-    return (time.perf_counter() - began) * 1000
+    fresh = renewed(packet, TIMEOUT_MS)
+
+    def propose() -> None:
+        try:
+            engine.propose(fresh, tokens_max=TOKENS_MAX)
+        except ModelError as error:
+            if error.reason_code != CHOICE_TOO_CLOSE:
+                raise
+
+    return timed(propose)[1]
 
 
 def outlines(backend: Any, folder: Path, packets: Sequence[DecisionPacket], budget: Budget) -> dict[str, Any]:
@@ -193,21 +194,15 @@ def outlines(backend: Any, folder: Path, packets: Sequence[DecisionPacket], budg
             backend.module.set_attn_implementation("sdpa")
             decide = by_outlines_on(model, masks)
             decide(tasks[0].request)
-            answers = [_timed_ms(decide, task) for task in tasks]
+            answers = [timed(partial(decide, task.request)) for task in tasks]
         except Exception as error:  # noqa: BLE001  whatever a peer does is its own result
             found[masks] = {"left_out": f"{type(error).__name__}: {error}".splitlines()[0]}
         else:
-            outside = sum(not task.permits(text) for task, (text, _) in zip(tasks, answers, strict=True))
+            outside = sum(not task.permits(said.text) for task, (said, _) in zip(tasks, answers, strict=True))
             found[masks] = {"ms": summary([ms for _, ms in answers]), "outside": outside}
         finally:
             backend.module.set_attn_implementation(attention)
     return found
-
-
-def _timed_ms(decide: Callable[[dict[str, Any]], Any], task: Task) -> tuple[str, float]:
-    began = time.perf_counter()
-    text = decide(task.request).text
-    return text, (time.perf_counter() - began) * 1000
 
 
 def one_model(
@@ -323,7 +318,7 @@ def _options(parser: Parser) -> None:
     parser.add_argument(
         "--model", type=existing, help="a checkpoint folder of one's own, or a GGUF; left out: --shapes"
     )
-    parser.add_argument("--shapes", type=names(list(SHAPES)), default=[EMBEDDED.name], help=", ".join(SHAPES))
+    parser.add_argument("--shapes", type=names(list(SHAPES)), default=[EMBEDDED], help=", ".join(SHAPES))
     parser.add_argument("--kit", type=existing, help="what `benchmarks/card/kit.sh` packed: packets and a tokenizer")
     parser.add_argument("--device", default="cuda", help="cuda, or cuda:1")
     parser.add_argument(
@@ -351,12 +346,12 @@ def _kit(packed: Path | None, n: int) -> Iterator[tuple[Path, Packets]]:
         return
     with tempfile.TemporaryDirectory(prefix=".bench-") as folder:
         write_tokenizer(Path(folder) / "tokenizer", embedded_model())
-        yield Path(folder), {sort: make(Path(folder), n + EARLIER) for sort, make in SORTS.items()}
+        yield Path(folder), packets_of(Path(folder), n)
 
 
 def _made(name: str, kit: Path, device: str, say: Say, scratch: Path) -> Path:
     """Return a model of this shape: the embedded one itself where its file is at hand, else random weights."""
-    if name == EMBEDDED.name and (whole := joined(kit, scratch / f"{name}.gguf") or _installed()):
+    if name == EMBEDDED and (whole := joined(kit, scratch / f"{name}.gguf") or _installed()):
         return whole
     say(f"{name}: random weights")
     return write_random(scratch / name, SHAPES[name], kit / "tokenizer", device)

@@ -53,7 +53,7 @@ from sds.kernel.envelope.bounds import bound
 from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from sds.models.catalog.catalog import embedded_model
 from sds.models.catalog.inspect import inspect_model
-from sds.models.tokenizer.tokenizer import Tokenizer, TokenizerOnly
+from sds.models.tokenizer.tokenizer import ModelTokenizer, Tokenizer
 
 N, N_MAX = 400, 100_000
 BARE_N = 2_000
@@ -96,7 +96,7 @@ class Ours:
     name, every = "ours", 1
 
     def __init__(self, words: Tokenizer) -> None:
-        self._compiler = GrammarCompiler(TokenizerOnly(words))
+        self._compiler = GrammarCompiler(ModelTokenizer(words))
 
     def text(self, said: Language) -> tuple[DecisionEnvelope, str]:
         return said.envelope, said.context_ref
@@ -271,7 +271,7 @@ def ask(engine: MaskEngine, said: Language, steps: Script, permitted: list[Ids])
 
 
 def measure(engines: list[MaskEngine], words: Tokenizer, n: int) -> dict[str, list[tuple[float, float]]]:
-    rng, compiler = Random(SEED), GrammarCompiler(TokenizerOnly(words))  # noqa: S311  a fixed choice, no secret
+    rng, compiler = Random(SEED), GrammarCompiler(ModelTokenizer(words))  # noqa: S311  a fixed choice, no secret
     found: dict[str, list[tuple[float, float]]] = {engine.name: [] for engine in engines}
     for i in range(-1, n):  # the one before the first is for warming up
         said = packet(rng)
@@ -285,7 +285,7 @@ def measure(engines: list[MaskEngine], words: Tokenizer, n: int) -> dict[str, li
 
 def predicted(words: Tokenizer) -> dict[str, float]:
     """Return the least that ours can take, in microseconds: one look-up, and copies of what it hands out."""
-    rng, compiler = Random(SEED), GrammarCompiler(TokenizerOnly(words))  # noqa: S311  a fixed choice, no secret
+    rng, compiler = Random(SEED), GrammarCompiler(ModelTokenizer(words))  # noqa: S311  a fixed choice, no secret
     said = packet(rng)
     steps, permitted = script(compiler, said, rng)
     key = (*said.envelope.kinds, said.context_ref)

@@ -1,11 +1,10 @@
-"""Measure what the kernel costs: `sds bench kernel --json`.
-
-Three figures, each beside what it is measured against, all in one run:
+"""Measure what the kernel costs, beside what it is measured against, in one run: `sds bench kernel --json`.
 
     jit_us_p99               one drift check on five fields
     verdict_us_p50           one pure verdict: derive the envelope from a snapshot, then all five gates
     durable_over_commit_p50  the one durable transaction of an accepted, reserving decision (snapshot, proposal,
                              verdict, reservation, ledger entries), over a bare one-row commit on the same disk
+    monitors_us_p50          one decision counted and judged in four windows, after a million others; no commit
 
 Beside them the same in `dir-core`, in a process of its own: its drift check of the same fields, its verdict on the bytes
 of a proposal, and a whole decision, from the case to what was carried out once, durably. Cedar and `dir-core` are asked the
@@ -41,6 +40,7 @@ from sds.benchmarks.lib.measuring import (
     versions,
     whole_number,
 )
+from sds.benchmarks.lib.monitoring import monitored
 from sds.benchmarks.lib.process import PeerProcess
 from sds.benchmarks.peer.cedar import Ask, cases, cedar, ours
 from sds.benchmarks.peer.contenders import OVERLAYS
@@ -320,6 +320,7 @@ def run(folder: Path, n: int, say: Say, *, overlays: Path = OVERLAYS) -> Report:
     decided = [timed_us(partial(accepted, kernel, f"D-{i}")) for i in range(WARM_UP + n)]
     beside, peer_versions = beside_dir_core(ours(kernel.rules), folder, overlays, pure, n)
     kernel.store.close()
+    monitors_us = monitored(folder, n)
     return {
         "benchmark": "kernel",
         **machine(),
@@ -335,12 +336,14 @@ def run(folder: Path, n: int, say: Say, *, overlays: Path = OVERLAYS) -> Report:
         "jit_us_p99": jit_us["p99"],
         "verdict_us_p50": verdict_us["p50"],
         "durable_over_commit_p50": round(durable_us["p50"] / commit_us["p50"], 2),
+        "monitors_us_p50": monitors_us["p50"],
         "jit_us": jit_us,
         "verdict_us": verdict_us,
         **rule,
         "durable_us": durable_us,
         "commit_us": commit_us,
         "decided_us": summary(decided[WARM_UP:]),
+        "monitors_us": monitors_us,
         **beside,
     }
 
@@ -359,6 +362,7 @@ ROWS = {
     "durable_us": "durable verdict: one transaction",
     "commit_us": "bare one-row commit, same disk, same run",
     "decided_us": "a whole decision: opened, judged, reserved, carried out, settled",
+    "monitors_us": "the monitors' share of it: four windows, after a million decisions",
     "dir_core_jit_us": "dir-core: drift check, the same fields",
     "dir_core_verdict_us": "dir-core: its verdict on the bytes of a proposal, the same rule",
     "dir_core_decided_us": "dir-core: evaluated and carried out once, its SQLite storage",
@@ -376,9 +380,7 @@ runtime's `evaluate_proposal` and its idempotency guard, each with transactions 
 
 
 def _options(parser: Parser) -> None:
-    parser.add_argument(
-        "--n", type=whole_number(N_MAX), default=N, help="durable verdicts; ten times as many of the rest"
-    )
+    parser.add_argument("--n", type=whole_number(N_MAX), default=N, help="durable verdicts; ten times that of the rest")
     parser.add_argument("--folder", type=existing, default=Path(), help="where to measure: the disk matters")
     parser.add_argument("--overlays", type=Path, default=OVERLAYS, help="where peers' own versions of libraries lie")
 

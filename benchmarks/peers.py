@@ -36,7 +36,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from sds.benchmarks.lib.floor import TIMEOUT_S, predict
+from sds.benchmarks.lib.floor import TIMEOUT_S, Prediction
 from sds.benchmarks.lib.measuring import (
     Parser,
     Report,
@@ -56,7 +56,7 @@ from sds.benchmarks.lib.packets import (
     recurring,
 )
 from sds.benchmarks.lib.process import PeerProcess
-from sds.benchmarks.lib.weights import Vocabulary, Weights, add_weights, vocabulary, weights_of
+from sds.benchmarks.lib.weights import Weights, add_weights, vocabulary, weights_of
 from sds.benchmarks.peer.contenders import OVERLAYS, PEERS, Contender, ours_with
 from sds.benchmarks.peer.outcomes import KINDS, PeerOutcomes, Task, action_of, speedups
 from sds.engines.factory import cores
@@ -67,6 +67,7 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import UsageError
 from sds.models.openvino_.facts import OPENVINO
 from sds.models.protocol import prompt_sections
+from sds.models.tokenizer.tokenizer import ModelTokenizer
 
 WARM_UP = 2
 DECISIONS = 40
@@ -103,11 +104,11 @@ class Work:
         return sum(seen[n] in seen[:n] for n in range(first, len(seen)))
 
 
-def tasks_of(packets: Sequence[DecisionPacket], words: Vocabulary) -> list[Task]:
+def tasks_of(packets: Sequence[DecisionPacket], words: ModelTokenizer) -> list[Task]:
     return [Task(packet, _request(packet, words)) for packet in packets]
 
 
-def _request(packet: DecisionPacket, words: Vocabulary) -> dict[str, Any]:
+def _request(packet: DecisionPacket, words: ModelTokenizer) -> dict[str, Any]:
     said = language(packet.envelope, packet.snapshot.id)
     grammar = grammar_of(said, "regex")
     static, recurs, varying = packet.sections
@@ -278,7 +279,7 @@ def _check_theirs(others: Sequence[Entry], say: Say) -> None:
 
 
 def _prepare(
-    own: Sequence[Entry], folder: Path, words: Vocabulary, count: int, say: Say
+    own: Sequence[Entry], folder: Path, words: ModelTokenizer, count: int, say: Say
 ) -> tuple[dict[str, Work], dict[str, dict[str, int]], dict[str, dict[str, dict[str, float]]]]:
     """Choose the packets, and say what they must cost before anything is timed: by kind, by what ours runs in."""
     chosen_from: dict[str, dict[str, int]] = {}
@@ -293,7 +294,7 @@ def _prepare(
         predicted[kind] = {}
         for entry in own:
             library = " ".join(entry.contender.options)
-            guess = predict(chosen[0].request, ask(entry, chosen[0], shape=True), words)
+            guess = Prediction(chosen[0].request, ask(entry, chosen[0], shape=True), words)
             predicted[kind][library] = ms = guess.ms(entry.process)
             say(
                 f"{kind}, {library}: {guess.read_tokens} prompt tokens to read, a decision of {guess.decision_tokens}; "

@@ -18,17 +18,39 @@ from __future__ import annotations
 import argparse
 import sqlite3
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from sds.benchmarks.kernel import durable_once, open_kernel
-from sds.benchmarks.lib.measuring import Parser, Report, Say, existing, machine, main, summary, versions, whole_number
+from sds.benchmarks.kernel import durable_once, open_kernel, pure_verdict
+from sds.benchmarks.lib.floor import Device, Recorded, device
+from sds.benchmarks.lib.measuring import (
+    Parser,
+    Report,
+    Say,
+    existing,
+    machine,
+    main,
+    summary,
+    timed_us,
+    versions,
+    whole_number,
+)
 from sds.benchmarks.lib.weights import Weights, add_weights, weights_of
 from sds.benchmarks.records import make_record
-from sds.benchmarks.scaling_contract import contracts
-from sds.benchmarks.scaling_model import alternatives, opened, prompt_lengths
+from sds.decoding.decoder import Mode, deciding
+from sds.grammars.tokens.compiler import GrammarCompiler
+from sds.grammars.tokens.tokenizer import Tokenizer
+from sds.kernel.contract.schema import Contract
+from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.state import StateRead
+from sds.kernel.flow import intake
 from sds.models.openvino_.facts import OPENVINO
+from sds.models.protocol import Backend, prompt_sections
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 ENTRIES_MAX = 10_000_000
@@ -38,37 +60,184 @@ CONTRACTS = ((2, 2, 4), (4, 4, 16), (8, 8, 32), (16, 16, 64))  # kinds, reasons 
 N, N_MAX = 500, 100_000
 DECISIONS = 12
 WARM_UP = 50
+FORKS_MAX = 64
+HI_MINOR = 50_000
+KINDS_CASE_TOKENS = 100
+MODES: tuple[Mode, Mode] = ("greedy", "exact")
+TOKENS_MAX = 2_048
+STATIC = (
+    "You decide claims of airline passengers. Compensate a long delay or a cancellation that the airline caused. "
+    "Deny what extraordinary circumstances caused: severe weather, strikes, security risks. Escalate when in doubt."
+)
+CASE = "cancelled no, arrival delay 215, weather clear. Claim: my flight came four hours late and nobody told me why. "
+NAMES = (  # of kinds; and ESCALATE
+    *(DENY, "COMPENSATE", "REFUND_TICKET", "VOUCHER", "REBOOK", "UPGRADE", "MEAL", "HOTEL", "TAXI", "APOLOGY", "MILES"),
+    *("LOUNGE", "BAGGAGE", "REPAY_FEE", "CREDIT"),
+)
+CONTRACTS_PREDICTED = (
+    "predicted 8 us a kind for the verdict; a decision that does not grow; a grammar that grows with kinds x reasons"
+)
+Rows = list[dict[str, Any]]
 
 
-def ledger(folder: Path, sizes: Sequence[int], n: int) -> list[dict[str, Any]]:
+def ledger(folder: Path, sizes: Sequence[int], n: int) -> Rows:
     """Return one row a size: entries, and the durable verdict in microseconds."""
     entries = [make_record(folder / f"{size}.db", size) for size in sizes]
     kernels = [open_kernel(folder / f"{size}.db") for size in sizes]
-    took: list[list[float]] = [[] for _ in sizes]
-    for i in range(WARM_UP + n):
-        for found, kernel in zip(took, kernels, strict=True):
-            found.append(durable_once(kernel, i))
+    took = [[durable_once(kernel, i) for kernel in kernels] for i in range(WARM_UP + n)][WARM_UP:]
     for kernel in kernels:
         kernel.store.close()
     return [
-        {"entries": held, "bytes": (folder / f"{size}.db").stat().st_size, "durable_us": summary(us[WARM_UP:])}
-        for size, held, us in zip(sizes, entries, took, strict=True)
+        {"entries": held, "bytes": (folder / f"{size}.db").stat().st_size, "durable_us": summary(us)}
+        for size, held, us in zip(sizes, entries, zip(*took, strict=True), strict=True)
     ]
 
 
-def run(
-    folder: Path,
-    weights: Weights,
-    sizes: Sequence[int],
-    n: int,
-    decisions: int,
-    say: Say,
-) -> Report:
-    with opened(weights) as backend:
-        facts = weights.facts(backend.backend.fingerprint)
-        prompts = prompt_lengths(backend, CASE_TOKENS, decisions, say)
-        kinds = alternatives(backend, KINDS, decisions, say)
-        sized = contracts(folder, backend.backend, CONTRACTS, n, say)
+class Model:
+    """One backend, a compiler, and what its passes must cost at this machine's rates (`floor.py`)."""
+
+    def __init__(self, backend: Backend, rates: Device, size: tuple[int, int]) -> None:
+        self.backend, self._recorded = backend, Recorded(backend)
+        self._rates, self._size = rates, size
+        self._compiler, self._refs = GrammarCompiler(backend), count()
+        self._closing = backend.tokenize(backend.frame().after_user.encode(), special=True)
+        self._static = prompt_sections(backend, STATIC, CASE)[0]
+        self._case = backend.tokenize(CASE.encode(), special=False)
+
+    def prompt(self, case_tokens: int) -> list[list[int]]:
+        """Return a prompt of which so many tokens are a case's own."""
+        own = case_tokens - len(self._closing)
+        return [self._static, (self._case * (own // len(self._case) + 1))[:own] + self._closing]
+
+    def decide(self, sections: Sequence[Sequence[int]], envelope: DecisionEnvelope, mode: Mode = "greedy") -> float:
+        """Return what one decision took, in milliseconds; its context reference is new."""
+        self._recorded.clear()
+        began = time.perf_counter()
+        matcher = self._compiler.matcher(envelope, f"{next(self._refs):064x}")
+        backend = cast("Backend", self._recorded)
+        with closing(deciding(backend, 0, sections, matcher, tokens_max=TOKENS_MAX, mode=mode)) as run:
+            rows = next(run)
+            with suppress(StopIteration):
+                while True:
+                    rows = run.send(backend.run(rows))
+        return (time.perf_counter() - began) * 1000
+
+    def predict(
+        self, sections: Sequence[Sequence[int]], envelope: DecisionEnvelope, mode: Mode = "greedy"
+    ) -> dict[str, Any]:
+        """Decide once untimed; return the tokens of the passes and the least these can take."""
+        self.decide(sections, envelope, mode)
+        tokens = self._recorded.tokens
+        least = sum(self._rates.pass_ms(*self._size, of_pass) for of_pass in tokens)
+        return {"tokens_of_passes": tokens, "predicted_ms": round(least, 2)}
+
+
+@contextmanager
+def opened(weights: Weights) -> Iterator[Model]:
+    with closing(weights.open()) as backend:
+        yield Model(backend, device(weights), weights.size())
+
+
+def prompt_lengths(model: Model, lengths: Sequence[int], n: int, say: Say) -> Rows:
+    """Return one row a length of the case's own text; a denial or an escalation: one choice."""
+    envelope = _envelope(2)
+    prompts = [model.prompt(length) for length in lengths]
+    rows = [{"case_tokens": length} | model.predict(p, envelope) for length, p in zip(lengths, prompts, strict=True)]
+    for row in rows:
+        say(f"a case of {row['case_tokens']} tokens: predicted {row['predicted_ms']} ms")
+    took = [[model.decide(prompt, envelope) for prompt in prompts] for _ in range(n)]
+    return [row | {"decision_ms": summary(ms)} for row, ms in zip(rows, zip(*took, strict=True), strict=True)]
+
+
+def alternatives(model: Model, sizes: Sequence[int], n: int, say: Say) -> Rows:
+    """Return one row a number of kinds, greedy and exact; the kind is the only choice."""
+    prompt = model.prompt(KINDS_CASE_TOKENS)
+    rows = Rows()
+    for size in sizes:
+        envelope = _envelope(size)
+        found = {mode: model.predict(prompt, envelope, mode) for mode in MODES}
+        said = ", ".join(f"{mode} {of_mode['predicted_ms']} ms" for mode, of_mode in found.items())
+        say(f"{size} kinds: predicted {said}")
+        took = [[model.decide(prompt, envelope, mode) for mode in MODES] for _ in range(n)]
+        for of_mode, ms in zip(found.values(), zip(*took, strict=True), strict=True):
+            of_mode["decision_ms"] = summary(ms)
+        over = summary([exact / greedy for greedy, exact in took])["p50"]
+        rows.append({"kinds": size, "exact_over_greedy": over, "greedy": found["greedy"], "exact": found["exact"]})
+    return rows
+
+
+def _envelope(kinds: int) -> DecisionEnvelope:
+    return envelope_of([KindBound(name, ("REVIEWED",)) for name in NAMES[: kinds - 1]])
+
+
+class _Fields:
+    """Every key has the same state: every field permits what its kind may spend."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._read = StateRead(dict.fromkeys(names, HI_MINOR), "1")
+
+    def read(self, _key: str) -> StateRead | None:
+        return self._read
+
+
+def contract_of(kinds: int, reasons: int, paths: Sequence[str]) -> Contract:
+    """Return a contract of `kinds` kinds, DENY among them; every other reads a field for its condition and its bound."""
+    codes = tuple(f"CAUSE_{number}" for number in range(reasons))
+
+    def kind(number: int) -> dict[str, Any]:
+        path = paths[number % len(paths)]
+        return {"reasons": codes, "when": f"{path} > 0", "params": {"amount": {"lo": "1", "hi": path, "scale": 2}}}
+
+    spec = {f"KIND_{number}": kind(number) for number in range(kinds - 1)} | {DENY: {"reasons": codes}}
+    head = {"gate": "scaling", "agent_id": "scaling-agent", "version": "1.0.0", "owner": "bench@example"}
+    head |= {"effective_from": "2020-01-01", "mission": "Decide."}
+    event, snapshot = {"id": "claim_id", "key": "ticket_id"}, dict.fromkeys(paths, "fixed(2)")
+    said = {**head, "authority": tuple(spec), "event": event, "snapshot": snapshot, "kinds": spec}
+    return Contract.model_validate(said)
+
+
+def contracts(folder: Path, words: Tokenizer, size: tuple[int, int, int], n: int) -> dict[str, Any]:
+    """Return a row: the pure verdict, a decision in a compiled grammar, and one whose grammar must be compiled."""
+    kinds, reasons, fields = size
+    paths = [f"state.field_{number}" for number in range(fields)]
+    contract, path = contract_of(kinds, reasons, paths), folder / f"{kinds}-{reasons}-{fields}.db"
+    kernel = open_kernel(path, contract=contract, source=_Fields(paths))
+    packet = kernel.preview(intake.read_event(kernel.contract, {"claim_id": "A", "ticket_id": "T"}))
+    compiler = GrammarCompiler(words)
+    write = partial(written, compiler, packet.envelope)
+    made_us = timed_us(partial(write, packet.snapshot.id))
+    data = write(packet.snapshot.id)
+    writing = [timed_us(partial(write, f"{number:064x}")) for number in range(n)]
+    found = {
+        "kinds": kinds,
+        "reasons": reasons,
+        "fields": fields,
+        "verdict_us": pure_verdict(kernel, packet, data, n),
+        "walk_us": summary(writing),
+        "plan_ms": round(made_us / 1000, 2),
+    }
+    kernel.store.close()
+    return found
+
+
+def written(compiler: GrammarCompiler, envelope: DecisionEnvelope, context_ref: str) -> bytes:
+    """Write one decision without a model: at every fork the last token that may come."""
+    matcher = compiler.matcher(envelope, context_ref)
+    for _ in range(FORKS_MAX):
+        matcher.accept_forced()
+        if matcher.finished:
+            return matcher.data
+        matcher.accept(int(matcher.choice_point().tokens[-1]))
+    raise SystemExit("the benchmark's own decision does not end")
+
+
+def run(folder: Path, weights: Weights, sizes: Sequence[int], n: int, decisions: int, say: Say) -> Report:
+    with opened(weights) as model:
+        facts = weights.facts(model.backend.fingerprint)
+        prompts = prompt_lengths(model, CASE_TOKENS, decisions, say)
+        kinds = alternatives(model, KINDS, decisions, say)
+        say(f"contracts: {CONTRACTS_PREDICTED}")
+        sized = [contracts(folder, model.backend, size, n) for size in CONTRACTS]
     say(f"ledgers of {', '.join(map(str, sizes))} entries: predicted 1.1 between the last and the first")
     rows = ledger(folder, sizes, n)
     least, most = rows[0]["durable_us"]["p50"], rows[-1]["durable_us"]["p50"]

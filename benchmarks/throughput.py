@@ -30,7 +30,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -39,7 +38,7 @@ from typing import Any
 
 from sds.benchmarks.lib.floor import TIMEOUT_S, Device, device
 from sds.benchmarks.lib.measuring import Parser, Report, Say, machine, main, names, versions, whole_number
-from sds.benchmarks.lib.packets import EARLIER, digits_packets, fixed_packets, permits
+from sds.benchmarks.lib.packets import EARLIER, digits_packets, fixed_packets, permits, renewed
 from sds.benchmarks.lib.process import PeerProcess
 from sds.benchmarks.lib.weights import Weights, add_weights, vocabulary, weights_of
 from sds.benchmarks.peer.contenders import OVERLAYS, PEERS, Contender
@@ -114,9 +113,8 @@ def _one_way(
     with closing(opener()) as engine:
 
         def decide(packet: DecisionPacket) -> str:
-            fresh = replace(packet, expires_at_ms=now_ms() + int(TIMEOUT_S * 1000))
             try:
-                data, _ = engine.propose(fresh, tokens_max=TOKENS_MAX)
+                data, _ = engine.propose(renewed(packet, int(TIMEOUT_S * 1000)), tokens_max=TOKENS_MAX)
             except ModelError as error:
                 return error.reason_code
             return "inside" if permits(packet, data) else "outside"
@@ -156,7 +154,9 @@ def theirs(
         started = [contender.start(opened, model, threads, log=log, overlays=overlays) for log in logs]
         if why := next(filter(None, (process.missing or process.failed for process in started)), ""):
             return {"per_s": None, "notes": why}
-        free, living, notes = _queued(started), len(started), ""
+        free, living, notes = queue.SimpleQueue[PeerProcess](), len(started), ""
+        for process in started:
+            free.put(process)
 
         def decide(task: Task) -> str:
             nonlocal living, notes
@@ -171,13 +171,6 @@ def theirs(
 
         rate = _rate(decide, tasks, earlier[:at_once], at_once)
         return {**rate, "notes": notes, "versions": started[0].versions}
-
-
-def _queued(processes: Sequence[PeerProcess]) -> queue.SimpleQueue[PeerProcess]:
-    found: queue.SimpleQueue[PeerProcess] = queue.SimpleQueue()
-    for process in processes:
-        found.put(process)
-    return found
 
 
 def _rate(decide: Callable[[Any], str], work: Sequence[Any], earlier: Sequence[Any], at_once: int) -> Found:
@@ -286,13 +279,7 @@ def predicted(rates: Device, size: tuple[int, int], tasks: Sequence[Task], count
     """Return the most decisions a second, by concurrency. `size`: of the weights, in bytes and in numbers."""
     own = fmean(len(task.request["tokens"]) - task.request["tokens_kept"] for task in tasks)
     per_s = {str(count): round(1000 * count / rates.pass_ms(*size, round(own * count)), 1) for count in counts}
-    return {
-        "memory_gb_per_s": round(rates.bytes_per_s / 1e9, 1),
-        "gop_per_s": round(rates.ops_per_s / 1e9, 1),
-        "in": rates.in_,
-        "case_tokens": round(own, 1),
-        "per_s": per_s,
-    }
+    return {**rates.facts, "case_tokens": round(own, 1), "per_s": per_s}
 
 
 def _options(parser: Parser) -> None:

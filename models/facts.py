@@ -41,6 +41,10 @@ class Opening:
         """The argument `n_ctx` of a backend that takes its memory when it is opened."""
         return {"n_ctx": self.slot_tokens} if self.slot_tokens else {}
 
+    def of(self, *names: str) -> dict[str, Any]:
+        """Return these of its fields, as arguments of a backend that has the same names for them."""
+        return {name: getattr(self, name) for name in names}
+
 
 def _no_dtype() -> Dtype | None:
     return None

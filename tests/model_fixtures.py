@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType
@@ -18,6 +20,25 @@ from tests.hostile import Vocabulary, tiny_checkpoint
 
 CONTEXT_REF = "0123456789abcdef" * 4
 TINY_THREADS = 1  # a second one costs more than it brings
+
+
+def model_in(library: str, path: Path, **options: Any) -> Backend:
+    """Open a model through a library: llama, hf, openvino or integer."""
+    options = {"threads": TINY_THREADS, **options}
+    if library == "llama":
+        return LlamaBackend(path, **options)
+    if library == "openvino":
+        pytest.importorskip("openvino", reason="OpenVINO is not installed: make openvino")
+        from sds.models.openvino_.backend import OpenvinoBackend
+
+        return OpenvinoBackend(path, dtype="fp32", lengths=(), **options)
+    if library == "integer":
+        from sds.models.int8.backend import IntegerBackend
+
+        return IntegerBackend(path, **options)
+    from sds.models.transformers_.backend import HfBackend
+
+    return HfBackend(path, **options)
 
 
 @pytest.fixture(scope="session")
@@ -67,55 +88,30 @@ def tiny_folder(tiny_path: Callable[[int], Path], tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="session")
 def tiny_hf(tiny_folder: Callable[[int], Path]) -> Iterator[Backend]:
-    from sds.models.transformers_.backend import HfBackend
-
-    backend = HfBackend(tiny_folder(1), threads=TINY_THREADS)
-    yield backend
-    backend.close()
+    with closing(model_in("hf", tiny_folder(1))) as backend:
+        yield backend
 
 
 @pytest.fixture(scope="session")
 def tiny_vino(tiny_path: Callable[[int], Path]) -> Iterator[Backend]:
-    pytest.importorskip("openvino", reason="OpenVINO is not installed: make openvino")
-    from sds.models.openvino_.backend import OpenvinoBackend
-
-    backend = OpenvinoBackend(tiny_path(1), dtype="fp32", threads=TINY_THREADS, lengths=())
-    yield backend
-    backend.close()
+    with closing(model_in("openvino", tiny_path(1))) as backend:
+        yield backend
 
 
 @pytest.fixture(scope="session")
 def tiny_int(tiny_path: Callable[[int], Path]) -> Iterator[Backend]:
-    from sds.models.int8.backend import IntegerBackend
-
-    backend = IntegerBackend(tiny_path(1), threads=TINY_THREADS)
-    yield backend
-    backend.close()
+    with closing(model_in("integer", tiny_path(1))) as backend:
+        yield backend
 
 
 @pytest.fixture(params=["llama", "hf", "openvino", "integer"])
 def opened(request: pytest.FixtureRequest) -> Iterator[Callable[..., Backend]]:
     """Open the tiny model of a seed through each library: `opened(seed, n_ctx=256)`. Closed when the test ends."""
     backends: list[Backend] = []
+    path_of = request.getfixturevalue("tiny_folder" if request.param == "hf" else "tiny_path")
 
     def open_one(seed: int = 1, **options: int) -> Backend:
-        if request.param == "llama":
-            backend: Backend = LlamaBackend(request.getfixturevalue("tiny_path")(seed), threads=TINY_THREADS, **options)
-        elif request.param == "openvino":
-            pytest.importorskip("openvino", reason="OpenVINO is not installed: make openvino")
-            from sds.models.openvino_.backend import OpenvinoBackend
-
-            path = request.getfixturevalue("tiny_path")(seed)
-            backend = OpenvinoBackend(path, dtype="fp32", threads=TINY_THREADS, lengths=(), **options)
-        elif request.param == "integer":
-            from sds.models.int8.backend import IntegerBackend
-
-            path = request.getfixturevalue("tiny_path")(seed)
-            backend = IntegerBackend(path, threads=TINY_THREADS, **options)
-        else:
-            from sds.models.transformers_.backend import HfBackend
-
-            backend = HfBackend(request.getfixturevalue("tiny_folder")(seed), threads=TINY_THREADS, **options)
+        backend = model_in(request.param, path_of(seed), **options)
         backends.append(backend)
         return backend
 
@@ -134,32 +130,22 @@ def own_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def own_hf(own_checkpoint: Path) -> Iterator[Backend]:
-    from sds.models.transformers_.backend import HfBackend
-
-    backend = HfBackend(own_checkpoint, threads=TINY_THREADS)
-    yield backend
-    backend.close()
+    with closing(model_in("hf", own_checkpoint)) as backend:
+        yield backend
 
 
 @pytest.fixture(scope="session")
 def own_vino(own_gguf: Path) -> Iterator[Backend]:
     """Return the embedded model's weights in half precision, as `own_hf` has them, through OpenVINO."""
-    pytest.importorskip("openvino", reason="OpenVINO is not installed: make openvino")
-    from sds.models.openvino_.backend import OpenvinoBackend
-
-    backend = OpenvinoBackend(own_gguf, dtype="fp32", threads=TINY_THREADS, lengths=())
-    yield backend
-    backend.close()
+    with closing(model_in("openvino", own_gguf)) as backend:
+        yield backend
 
 
 @pytest.fixture(scope="session")
 def own_int(own_gguf: Path) -> Iterator[Backend]:
     """Return the embedded model's weights through the integer passes, as `sds models prepare` may keep them."""
-    from sds.models.int8.backend import IntegerBackend
-
-    backend = IntegerBackend(own_gguf, threads=TINY_THREADS)
-    yield backend
-    backend.close()
+    with closing(model_in("integer", own_gguf)) as backend:
+        yield backend
 
 
 @pytest.fixture(scope="session")

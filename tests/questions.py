@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
 from sds.benchmarks.lib import measuring
+from sds.benchmarks.lib.packets import packets_where
+from sds.kernel.decision.packet import DecisionPacket
 
 
 def asked(module: ModuleType, *arguments: str) -> tuple[dict[str, Any], list[str]]:
@@ -20,3 +23,8 @@ def asked(module: ModuleType, *arguments: str) -> tuple[dict[str, Any], list[str
     *lines, last = said.getvalue().splitlines()
     found: dict[str, Any] = json.loads(last)
     return found, lines
+
+
+def real_packets(folder: Path, count: int) -> list[DecisionPacket]:
+    """Return the first packets in which the model has a choice."""
+    return packets_where(folder, count, lambda packet: len(packet.envelope.kinds) > 1)

@@ -59,7 +59,7 @@ def test_every_promise_names_a_test_that_exists() -> None:
 
 def _limits(schema: Any, types: Any, at: str) -> Iterator[str]:
     """Yield a row for each limit that the loader's own types have below `at`."""
-    for each in schema.get("anyOf", ()):
+    for each in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
         yield from _limits(each, types, at)
     if "$ref" in schema:
         yield from _limits(types[schema["$ref"].rsplit("/")[-1]], types, at)

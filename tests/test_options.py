@@ -32,7 +32,7 @@ print(*sys.modules)
 """
 OPTIONS = (
     "sds.kernel.saga", "sds.kernel.human", "sds.kernel.audit", "sds.sagas", "sds.escalations", "sds.reconciliation",
-    "sds.rationale", "sds.lint", "sds.judgement", "sds.cli", "sds.gates.refund", "sds.kernel.operations.recovery",
+    "sds.rationale", "sds.policy", "sds.judgement", "sds.models.readers", "sds.models.fitting", "sds.lint", "sds.cli", "sds.gates.refund", "sds.kernel.operations.recovery",
 )  # fmt: skip
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,41 +26,8 @@ _SETTINGS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A model's architecture without its weights. `settings`: as its `config.json` has them, over those of the tokenizer's."""
-
-    name: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _shape(
-    name: str, kind: str, widths: tuple[int, int], layers: int, heads: tuple[int, int], vocabulary: int
-) -> Shape:
-    """`widths`: of a state, between the products of a layer; `heads`: of queries, of keys and values."""
-    settings = {
-        "model_type": kind,
-        "hidden_size": widths[0],
-        "intermediate_size": widths[1],
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads[0],
-        "num_key_value_heads": heads[1],
-        "vocab_size": vocabulary,
-        "tie_word_embeddings": layers < 32,
-    }
-    return Shape(name, settings)
-
-
-EMBEDDED = Shape("smollm2-135m")
-SHAPES = {
-    shape.name: shape
-    for shape in (
-        EMBEDDED,
-        _shape("qwen2-1.5b", "qwen2", (1536, 8960), 28, (12, 2), 151_936),
-        _shape("llama-8b", "llama", (4096, 14_336), 32, (32, 8), 128_256),
-        _shape("tiny", "llama", (64, 128), 2, (4, 2), 49_152),
-    )
-}
+EMBEDDED = "smollm2-135m"  # a name in the file of shapes
+SHAPES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("shapes.toml").read_text(encoding="utf-8"))
 
 
 def write_tokenizer(folder: Path, source: Path) -> None:
@@ -118,12 +85,12 @@ def tokenizer_files(fields: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def write_random(folder: Path, shape: Shape, tokenizer: Path, device: str) -> Path:
+def write_random(folder: Path, shape: Mapping[str, Any], tokenizer: Path, device: str) -> Path:
     """Write a checkpoint of a shape with random weights in bfloat16, drawn on the device; the same seed, the same weights."""
     import torch  # noqa: PLC0415  only where there are models for it
     from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415
 
-    settings = json.loads((tokenizer / "config.json").read_text(encoding="utf-8")) | shape.settings
+    settings = json.loads((tokenizer / "config.json").read_text(encoding="utf-8")) | dict(shape)
     config: Any = AutoConfig.for_model(settings.pop("model_type"), **settings)
     build: Any = AutoModelForCausalLM.from_config
     torch.manual_seed(SEED)

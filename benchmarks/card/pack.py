@@ -16,6 +16,7 @@ from pathlib import Path
 
 from sds.benchmarks.card.checkpoint import write_tokenizer
 from sds.benchmarks.lib.packets import EARLIER, digits_packets, fixed_packets
+from sds.kernel.decision.packet import DecisionPacket
 from sds.models.catalog.catalog import embedded_model
 
 N, N_MAX = 64, 500
@@ -23,11 +24,9 @@ PART_BYTES = 48_000_000
 SORTS = {"fixed": fixed_packets, "digits": digits_packets}
 
 
-def write_packets(path: Path, count: int) -> None:
-    """Write `count` packets of each sort after the EARLIER that a gate at work has decided before them."""
-    with tempfile.TemporaryDirectory(prefix=".bench-") as folder:
-        made = {sort: make(Path(folder), count + EARLIER) for sort, make in SORTS.items()}
-    path.write_bytes(pickle.dumps(made))
+def packets_of(folder: Path, count: int) -> dict[str, list[DecisionPacket]]:
+    """Return `count` packets of each sort after the EARLIER that a gate at work has decided before them."""
+    return {sort: make(folder, count + EARLIER) for sort, make in SORTS.items()}
 
 
 def write_parts(folder: Path, source: Path) -> None:
@@ -55,7 +54,8 @@ def main() -> None:
     )
     parser.add_argument("--weights", action="store_true", help="the embedded model's own weights, too: 98 MB in parts")
     asked = parser.parse_args()
-    write_packets(asked.folder / "packets.pickle", asked.n)
+    with tempfile.TemporaryDirectory(prefix=".bench-") as folder:
+        (asked.folder / "packets.pickle").write_bytes(pickle.dumps(packets_of(Path(folder), asked.n)))
     write_tokenizer(asked.folder / "tokenizer", embedded_model())
     if asked.weights:
         write_parts(asked.folder, embedded_model())

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from sds.benchmarks.lib.process import PeerProcess
-from sds.benchmarks.lib.weights import Vocabulary, Weights
+from sds.benchmarks.lib.weights import Weights
 from sds.engines.factory import cores
 from sds.models.int8.facts import INT8
 from sds.models.openvino_.names import INT8_REST
 from sds.models.protocol import Backend, Dtype, Row
+from sds.models.tokenizer.tokenizer import ModelTokenizer
 
 COPY_BYTES = 1 << 28
 MATRIX = 1536
@@ -37,6 +38,12 @@ class Device:
     bytes_per_s: float
     ops_per_s: float
     in_: Dtype
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return what a document says of them."""
+        rates = {"memory_gb_per_s": self.bytes_per_s, "gop_per_s": self.ops_per_s}
+        return {name: round(rate / 1e9, 1) for name, rate in rates.items()} | {"in": self.in_}
 
     def pass_ms(self, weights_bytes: int, parameters: int, tokens: int) -> float:
         """Return the least time of one pass over `tokens` tokens."""
@@ -162,17 +169,18 @@ class Recorded:
         return 1000 * took_s
 
 
-@dataclass(frozen=True, slots=True)
 class Prediction:
     """The shapes of the passes of one decision, before it is timed; what each costs is asked of a process of ours.
 
     `passes`: how many tokens each of ours reads, what is read ahead among them.
     """
 
-    passes: list[int]
-    tokens: list[int]
-    read_tokens: int
-    decision_tokens: int
+    def __init__(self, request: dict[str, Any], answer: dict[str, Any], words: ModelTokenizer) -> None:
+        """`answer`: of our own engine to this request, with its shape."""
+        self.passes: list[int] = answer["tokens_of_passes"]
+        self.tokens: list[int] = request["tokens"]
+        self.read_tokens = len(self.tokens) - request["tokens_kept"]
+        self.decision_tokens = len(words.tokenize(answer["text"].encode(), special=False))
 
     def ms(self, process: PeerProcess) -> dict[str, float]:
         """Return what ours must take, and an engine that runs a pass for every token, in the library of this process."""
@@ -183,13 +191,3 @@ class Prediction:
         """Return what one pass of so many tokens costs there, behind the rest of the prompt."""
         asked = {"tokens": self.tokens, "pass_tokens": min(tokens, len(self.tokens) - 1)}
         return float(process.ask(asked, timeout_s=TIMEOUT_S)["pass_ms"])
-
-
-def predict(request: dict[str, Any], answer: dict[str, Any], words: Vocabulary) -> Prediction:
-    """`answer`: of our own engine to this request, with its shape."""
-    return Prediction(
-        answer["tokens_of_passes"],
-        request["tokens"],
-        len(request["tokens"]) - request["tokens_kept"],
-        len(words.tokenize(answer["text"].encode(), special=False)),
-    )

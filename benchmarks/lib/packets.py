@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sds.definitions.registry import find
 from sds.gates.opening import preview_kernel
+from sds.host.clock import now_ms
 from sds.kernel.decision.packet import FORM, DecisionPacket, case_texts
 from sds.kernel.envelope.bounds import bound
 from sds.kernel.envelope.envelope import DENY, KindBound, envelope_of, meet
@@ -43,16 +44,19 @@ def amount_is_shown(packet: DecisionPacket, data: bytes) -> bool:
     return any(amount.decode() in shown for amount in AMOUNT.findall(data))
 
 
-def real_packets(folder: Path, count: int) -> list[DecisionPacket]:
-    """Return the first `count` packets in which the model has a choice."""
+def packets_where(folder: Path, count: int, wanted: Callable[[DecisionPacket], bool]) -> list[DecisionPacket]:
+    """Return the first `count` packets that are wanted."""
     with _previews(folder) as (_, packets):
-        return list(islice((packet for packet in packets if len(packet.envelope.kinds) > 1), count))
+        return list(islice(filter(wanted, packets), count))
 
 
 def fixed_packets(folder: Path, count: int) -> list[DecisionPacket]:
     """Return packets with three kinds and more than one reason, and not one free digit: the kernel fills the amount."""
-    with _previews(folder) as (_, packets):
-        return list(islice((p for p in packets if len(p.envelope.kinds) > 2 and not _has_numbers(p)), count))
+
+    def is_fixed(packet: DecisionPacket) -> bool:
+        return len(packet.envelope.kinds) > 2 and not any(kind.params for kind in packet.envelope.kinds)
+
+    return packets_where(folder, count, is_fixed)
 
 
 def digits_packets(folder: Path, count: int) -> list[DecisionPacket]:
@@ -95,13 +99,16 @@ def _narrowed(kernel: Kernel, packet: DecisionPacket, *kinds: KindBound) -> Deci
     return replace(packet, envelope=envelope, texts=(static, recurring, *case))
 
 
+def renewed(packet: DecisionPacket, timeout_ms: int | None = None) -> DecisionPacket:
+    """Return a packet that has as much time from now on, left out: as it had when it was made."""
+    created_at_ms = now_ms()
+    timeout_ms = packet.expires_at_ms - packet.created_at_ms if timeout_ms is None else timeout_ms
+    return replace(packet, created_at_ms=created_at_ms, expires_at_ms=created_at_ms + timeout_ms)
+
+
 @contextmanager
 def _previews(folder: Path) -> Iterator[tuple[Kernel, Iterator[DecisionPacket]]]:
     gate = find("refund")
     with preview_kernel(gate, folder) as kernel:
         events = (read_event(kernel.contract, case.event) for case in gate.cases(folder))
         yield kernel, map(kernel.preview, events)
-
-
-def _has_numbers(packet: DecisionPacket) -> bool:
-    return any(kind.params for kind in packet.envelope.kinds)

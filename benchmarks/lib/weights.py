@@ -18,8 +18,8 @@ from sds.models.catalog.catalog import embedded_model, weights_for
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.files.gguf_header import GgufFile
 from sds.models.llamacpp.weights import tokenizer_of
-from sds.models.protocol import Backend, ChatFrame, Dtype, Library
-from sds.models.tokenizer.tokenizer import Tokenizer, TokenizerOnly, model_frame
+from sds.models.protocol import Backend, Dtype, Library
+from sds.models.tokenizer.tokenizer import ModelTokenizer
 
 OF_WORDS = "token_embd.weight", "output.weight"
 BYTES: dict[Dtype, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int8-bf16": 1, "int16": 1}
@@ -73,23 +73,12 @@ def weights_of(asked: argparse.Namespace) -> Weights:
     return Weights(found.path, library, asked.dtype or found.dtype_in(library))
 
 
-class Vocabulary(TokenizerOnly):
-    """A model's tokenizer and chat frame, without its weights."""
-
-    def __init__(self, words: Tokenizer, template: str | None) -> None:
-        super().__init__(words)
-        self._frame = model_frame(template, words)
-
-    def frame(self) -> ChatFrame:
-        return self._frame
-
-
 @contextmanager
-def vocabulary(path: Path) -> Iterator[Vocabulary]:
+def vocabulary(path: Path) -> Iterator[ModelTokenizer]:
     """Open no more than the vocabulary of a GGUF. Raises BackendError."""
     words, template, free = tokenizer_of(path)
     try:
-        yield Vocabulary(words, template)
+        yield ModelTokenizer(words, template)
     finally:
         words.release()
         free()

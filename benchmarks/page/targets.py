@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 Results = Mapping[str, dict[str, Any]]
@@ -13,14 +15,14 @@ Results = Mapping[str, dict[str, Any]]
 class Target:
     """A figure in the document of a question, by the names on the way to it, and what it must be at most or at least."""
 
-    figure: str
     question: str
     keys: str
     limit: str
+    figure: str
 
     def reached(self, value: float) -> bool:
-        _, which, number = self.limit.split(" ", 2)
-        most = float(number.removesuffix(" us").removesuffix("x"))
+        _, which, number, *_ = self.limit.split(" ")
+        most = float(number.removesuffix("x"))
         return value <= most if which == "most" else value >= most
 
 
@@ -37,38 +39,9 @@ class Judged:
 
 
 TARGETS = tuple(
-    Target(figure, question, keys, limit)
-    for question, of_question in {
-        "hotpath": {
-            "warm decision's reasoning over its bare passes": ("over_floor", "at most 1.1x"),
-            "exact distribution over the kinds, against greedy": ("exact_over_greedy", "at most 1.3x"),
-        },
-        "peers": {
-            "fixed form, against the fastest peer": ("speedup_over_fastest", "at least 5x"),
-            "four digits, against the fastest peer": ("speedup_digits", "at least 4x"),
-            "fixed form, against the fastest peer, both without int8": (
-                "speedup_over_fastest_same_type",
-                "at least 5x",
-            ),
-            "four digits, against the fastest peer, both without int8": ("speedup_digits_same_type", "at least 4x"),
-            "fixed form, against Outlines on llama.cpp": ("speedup_over_outlines_llamacpp", "at least 10x"),
-            "four digits, against Outlines on llama.cpp": ("speedup_digits_over_outlines_llamacpp", "at least 10x"),
-            "fixed form, against llama.cpp's grammar": ("speedup_over_llamacpp_grammar", "at least 10x"),
-            "four digits, against llama.cpp's grammar": ("speedup_digits_over_llamacpp_grammar", "at least 10x"),
-        },
-        "grammar": {
-            "new bounds, median": ("ours_us_p50", "at most 50 us"),
-            "new bounds, against llguidance": ("speedup_over_llguidance", "at least 8x"),
-        },
-        "throughput": {"16 at once, against the best of the peers asked": ("speedup.16", "at least 6x")},
-        "scaling": {"durable verdict, a million entries over a thousand": ("durable_1m_over_1k", "at most 1.2x")},
-        "kernel": {
-            "drift check, 99 of 100": ("jit_us_p99", "at most 5 us"),
-            "pure verdict, median": ("verdict_us_p50", "at most 60 us"),
-            "durable verdict over a bare commit": ("durable_over_commit_p50", "at most 5x"),
-        },
-    }.items()
-    for figure, (keys, limit) in of_question.items()
+    Target(question, keys, *of)
+    for question, figures in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
+    for keys, of in figures.items()
 )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sds.kernel.canonical import sha256_hex
+from sds.kernel.registry import windows
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader
 
+_DIGEST = re.compile("[0-9a-f]{64}")
 _ANY = ""  # the key of a flow that is still open: nothing is sealed yet
 _REVOKED = "SELECT contract_hash, who, reason, revoked_at_ms FROM contract_revocations"
 _BUDGETS = "SELECT agent_id, parts, at_ms FROM escalation_budgets"
@@ -25,7 +28,9 @@ def differences(what: str, rows: Iterable[tuple[Any, ...]], wanted: Mapping[Any,
 
 
 class Registry:
-    """Agents, contracts, revocations, escalation budgets, the halt. Raises what a malformed entry raises."""
+    """Agents, contracts, revocations, escalation budgets, the halt, the windows of monitors. Raises what a malformed entry
+    raises.
+    """
 
     KINDS = frozenset({"CONTRACT", "AGENT", "REVOKED", "REFUSED", "HALT", "RESUME", "OPERATOR"})
 
@@ -34,6 +39,7 @@ class Registry:
         self._contracts: dict[str, str] = {}  # hash -> digest of its row
         self._revoked: dict[str, tuple[str, str, int]] = {}  # contract -> who, why, when
         self._budgets: dict[str, tuple[int, int]] = {}  # agent -> parts, when
+        self._windows: dict[tuple[str, str], str] = {}  # agent, stream -> digest of the sums
         self._halted = False
 
     def fold(self, at_ms: int, kind: str, body: Mapping[str, Any]) -> None:
@@ -45,16 +51,26 @@ class Registry:
             self._agents[body["agent_id"]][2] = body["status"]
             if (body.get("was"), body["status"]) == ("SUSPENDED", "ACTIVE"):
                 self._budgets.pop(body["agent_id"], None)
+                for stream in ("decisions", "labels"):
+                    self._windows.pop((body["agent_id"], stream), None)
         elif kind == "REVOKED":
             self._revoked[body["hash"]] = body["who"], body["reason"], at_ms
         elif kind in ("HALT", "RESUME"):
             self._halted = kind == "HALT"
 
     def decided(self, body: Mapping[str, Any]) -> None:
-        """Take what an escalation left of its agent's budget."""
+        """Take what an escalation left of its agent's budget, and what the windows were with this decision."""
+        self.counted(body, "decisions")
         if "escalations" in body:
             parts, spent_at_ms = body["escalations"]
             self._budgets[body["agent_id"]] = parts, spent_at_ms
+
+    def counted(self, body: Mapping[str, Any], stream: str) -> None:
+        """Take what the windows of a stream were with an entry."""
+        if "monitors" in body:
+            if not _DIGEST.fullmatch(body["monitors"]):
+                raise ValueError("no digest")
+            self._windows[body["agent_id"], stream] = body["monitors"]
 
     def faults(self, store: Reader) -> list[str]:
         agents = store.rows("SELECT agent_id, gate, contract_hash, status FROM agents")
@@ -64,17 +80,19 @@ class Registry:
             *differences("contract", ((row[0], ledger.rows_digest([row])) for row in contracts), self._contracts),
             *differences("revocation of contract", _by_name(store, _REVOKED), self._revoked),
             *differences("escalation budget of", _by_name(store, _BUDGETS), self._budgets),
+            *windows.faults(store, self._windows),
             *([] if store.halted == self._halted else ["halted: the table and the ledger differ"]),
         ]
 
 
 class Labels:
-    """Later labels: one for each decision of an agent at most, with the confidence that the decision had."""
+    """Later labels: one for each decision of an agent at most, with the confidence it had."""
 
     def __init__(self) -> None:
         self._agents: dict[str, str] = {}  # dfid -> agent, of what an agent decided and nobody has labelled
 
     def decided(self, dfid: str, body: Mapping[str, Any]) -> None:
+        """Take what an agent decided: it may have a label."""
         if "agent_id" in body:
             self._agents[dfid] = body["agent_id"]
 

@@ -75,10 +75,8 @@ class Tables:
             self._fold_saga(idx, dfid, body)
         elif kind == "REVERSAL":
             self._fold_reversal(dfid, body)
-        elif kind == "LABEL":
-            self._labels.fold(self._store, dfid, body)
-        elif kind == "RATIONALE" and dfid in self._decided:
-            self._explanations.fold(self._store, dfid, body)
+        elif kind in ("RATIONALE", "LABEL") and dfid in self._decided:
+            self._fold_later(kind, dfid, body)
         else:
             raise ValueError(kind)
 
@@ -94,6 +92,14 @@ class Tables:
         self._found += [f"entry {idx}: artifact {name} was never so" for name in unread]
         if dfid in self._sagas:
             self._sagas[dfid] = "ENDED", body["compensation"]
+
+    def _fold_later(self, kind: str, dfid: str, body: Mapping[str, Any]) -> None:
+        """Take what is said of a decision afterwards: why, or whether it was right."""
+        if kind == "RATIONALE":
+            self._explanations.fold(self._store, dfid, body)
+        else:
+            self._labels.fold(self._store, dfid, body)
+            self._registry.counted(body, "labels")
 
     def _fold_human(self, idx: int, dfid: str, body: Mapping[str, Any]) -> None:
         if self._flows[dfid][0] != "ESCALATED":

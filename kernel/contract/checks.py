@@ -56,6 +56,13 @@ def check_monitors(contract: ContractFields) -> None:
             raise ContradictionError((*at, "name"), f"`{monitor.name}` is the name of another monitor")
         if monitor.reason is not None and monitor.reason not in known:
             raise ContradictionError((*at, "reason"), f"`{monitor.reason}` is the reason of no kind")
+        if monitor.reading is not None:
+            values = contract.readings[monitor.reading].values if monitor.reading in contract.readings else {}
+            if not values:
+                raise ContradictionError((*at, "reading"), f"`{monitor.reading}` is no reading with values")
+            for value in monitor.expected:
+                if value not in values:
+                    raise ContradictionError((*at, "expected", value), f"is no value of `{monitor.reading}`")
 
 
 def check_paths(contract: ContractFields) -> None:

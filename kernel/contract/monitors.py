@@ -107,8 +107,10 @@ class MonitorSpec(Section):
         self._check_thresholds()
         for field, of in (("reason", "reason_share"), ("reading", "reading_shift"), ("expected", "reading_shift")):
             given = bool(getattr(self, field))
-            if given != (self.of == of):
-                raise ContradictionError((field,), f"goes with `{of}` only" if given else f"`{of}` needs one")
+            if given and self.of != of:
+                raise ContradictionError((field,), f"goes with `{of}` only")
+            if self.of == of and not given:
+                raise ValueError(f"`{of}` needs `{field}`")
         if self.expected and abs(sum(map(micros, self.expected.values())) - MICRO) > MICRO // 1000:
             raise ContradictionError(("expected",), "the shares do not sum to 1")
         return self

@@ -232,7 +232,9 @@ class Committer:
         """Write the end of the flow, and count it in the monitors: what they suspended the agent for is returned."""
         dfid, verdict = attempt.packet.dfid, attempt.verdict
         passed: tuple[State, ...] = ("ACCEPTED",) if state in ("EXECUTING", "CLOSED") else ()
-        more = {"escalations": [spent.parts, spent.at_ms]} if spent else {}
+        counted = self._monitors.count(self._store, attempt, state, tag)
+        more: dict[str, object] = {"escalations": [spent.parts, spent.at_ms]} if spent else {}
+        more |= {"monitors": counted.digest} if counted.digest else {}
         end = transition("ACTIVE", "VALIDATING", *passed, state)
         decision_record.write_decision(self._store, attempt, state=end, tag=tag, more=more)
         self._store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, tag, dfid))
@@ -240,4 +242,4 @@ class Committer:
             self._store.run(
                 "UPDATE agents SET rejections = 0 WHERE agent_id = ? AND rejections > 0", (attempt.packet.agent_id,)
             )
-        return self._monitors.count(self._store, attempt, state, tag)
+        return self._monitors.monitors.settle(self._store, counted, attempt.now_ms)

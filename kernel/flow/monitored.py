@@ -16,7 +16,7 @@ from sds.kernel.flow.attempts import Attempt
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.states import WAITING_TAGS
 from sds.kernel.registry import counter_scale
-from sds.kernel.registry.monitors import Decided, Monitors, Watched
+from sds.kernel.registry.monitors import Counted, MonitoredDecision, Monitors, Watched
 from sds.kernel.storage.store import Reader, Store
 
 HISTORY_MAX = 100_000  # decisions of the past that a window of minutes is filled with
@@ -41,10 +41,10 @@ class DecisionMonitors:
         self._contract = contract
         self.monitors = decision_monitors(contract)
 
-    def count(self, store: Store, attempt: Attempt, state: str, tag: str | None) -> Watched:
-        """Count an attempt that has ended its flow, in the transaction that records it."""
+    def count(self, store: Store, attempt: Attempt, state: str, tag: str | None) -> Counted:
+        """Count an attempt that ends its flow, in the transaction that records it."""
         if not self.monitors.monitors or tag in WAITING_TAGS:
-            return Watched()
+            return Counted()
         history = partial(_history, self._contract, store, attempt.packet.dfid)
         return self.monitors.count(store, decided(self._contract, attempt, state), attempt.now_ms, history)
 
@@ -75,13 +75,13 @@ def spends_at(contract: Contract) -> int | None:
     return next((kind.scale(kind.spends) for kind in contract.kinds.values() if kind.spends), None)
 
 
-def decided(contract: Contract, attempt: Attempt, state: str) -> Decided:
+def decided(contract: Contract, attempt: Attempt, state: str) -> MonitoredDecision:
     """Return what is counted of an attempt that ends its flow in `state`."""
     proposal, amounts = attempt.verdict.proposal, dict(attempt.verdict.amounts_minor)
     spec = contract.kinds.get(proposal.action) if proposal else None
     executed = state == "EXECUTING"
     paid = executed and spec is not None and spec.spends is not None
-    return Decided(
+    return MonitoredDecision(
         executed=executed,
         paid=paid,
         paid_minor=amounts.get(spec.spends, 0) if paid and spec and spec.spends else None,
@@ -103,7 +103,9 @@ def _likeliest(readings: object) -> Mapping[str, str]:
     return found
 
 
-def _history(contract: Contract, store: Reader, dfid: str, reach: tuple[int, int]) -> Iterator[tuple[int, Decided]]:
+def _history(
+    contract: Contract, store: Reader, dfid: str, reach: tuple[int, int]
+) -> Iterator[tuple[int, MonitoredDecision]]:
     """Yield what the ledger says of the agent's decisions since it was last reactivated, oldest first, as far as the windows
     reach. Of readings the record says nothing in clear: their windows begin empty.
     """
@@ -126,12 +128,12 @@ def _recorded(
     units: int | None,
     confidence: float | None,
     justification: str | None,
-) -> Decided:
+) -> MonitoredDecision:
     """Return what is counted of a decision by the contract it was made under, in the units of the one of now."""
     scale = counter_scale.spends_at(spec) if spec else None
     executed = body["state"] == "EXECUTING"
     paid = executed and spec is not None and scale is not None
-    return Decided(
+    return MonitoredDecision(
         executed=executed,
         paid=paid,
         paid_minor=int(body["params"].get(spec["spends"], 0)) if paid and spec and scale == units else None,

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow import monitored
 from sds.kernel.flow.dispatch import Log, no_log
 from sds.kernel.flow.states import WAITING_TAGS
 from sds.kernel.identifiers import person
 from sds.kernel.registry.contract_versions import registered_contract
-from sds.kernel.registry.monitors import Decided
+from sds.kernel.registry.monitors import Counted, MonitoredDecision, Monitors
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store
 
@@ -58,15 +58,21 @@ def record_label(store: Store, dfid: str, right: bool, *, by: str, now_ms: int, 
         if known is not None:
             return _known(dfid, bool(known), right)
         body = {"agent_id": decision["agent_id"], "right": right, "confidence": confidence, "by": who}
-        ledger.append(store, now_ms, LABEL, dfid, body)
-        contract = registered_contract(store, gate)
-        if contract is None:
-            return Labelled(changed=True)
-        history = partial(_history, store, contract.agent_id, dfid)
-        found = Decided(confidence=confidence, right=right)
-        watched = monitored.label_monitors(contract).count(store, found, now_ms, history)
-    monitored.tell(log, dfid, contract.agent_id, watched)
+        monitors, counted = _counted(store, gate, dfid, MonitoredDecision(confidence=confidence, right=right), now_ms)
+        ledger.append(store, now_ms, LABEL, dfid, body | ({"monitors": counted.digest} if counted.digest else {}))
+        watched = monitors.settle(store, counted, now_ms)
+    monitored.tell(log, dfid, monitors.agent_id, watched)
     return Labelled(True, watched.suspended)
+
+
+def _counted(store: Store, gate: str, dfid: str, found: MonitoredDecision, now_ms: int) -> tuple[Monitors, Counted]:
+    contract = registered_contract(store, gate)
+    if contract is None:
+        raise StoreError(
+            "the contract of this decision's agent is not in the record", hint="sds ledger verify", dfid=dfid
+        )
+    monitors = monitored.label_monitors(contract)
+    return monitors, monitors.count(store, found, now_ms, partial(_history, store, contract.agent_id, dfid))
 
 
 def _decision(store: Reader, dfid: str) -> tuple[dict[str, Any], float | None, str]:
@@ -86,11 +92,13 @@ def _known(dfid: str, known: bool, right: bool) -> Labelled:
     return Labelled(changed=False)
 
 
-def _history(store: Reader, agent_id: str, dfid: str, reach: tuple[int, int]) -> Iterator[tuple[int, Decided]]:
+def _history(
+    store: Reader, agent_id: str, dfid: str, reach: tuple[int, int]
+) -> Iterator[tuple[int, MonitoredDecision]]:
     """Yield the labels since the agent was last reactivated, oldest first."""
     longest, within_ms = reach
     since = store.value(monitored.REACTIVATED, (agent_id,)) or 0
     rows = store.rows(_LABELS, (since, dfid, agent_id, monitored.HISTORY_MAX if within_ms else longest))
     for at_ms, text in reversed(rows):
         body = json.loads(text)
-        yield at_ms, Decided(confidence=body["confidence"], right=body["right"])
+        yield at_ms, MonitoredDecision(confidence=body["confidence"], right=body["right"])

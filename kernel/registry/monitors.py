@@ -2,7 +2,7 @@
 
 A value beyond `stop` suspends the agent there and then. The decision that crosses it was within its bounds: it is recorded
 and carried out, and the next one is not made. Only an operator reactivates the agent, and the windows begin anew with that.
-A value that goes beyond `warn` is told once, and again only after it was back.
+A value that goes beyond `warn` is logged once, and again only after it was back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MINOR = frozenset({"paid_mean_minor", "paid_sum_minor"})
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class MonitoredDecision:
     """What monitors read of one decision. None: not known, and not counted where it is measured.
 
     `paid_minor`: in the units that the contract spends in. `confidence`: 0..1. `readings`: name -> the likeliest value.
@@ -39,7 +39,8 @@ class Decided:
     right: bool | None = None
 
 
-History = Callable[[tuple[int, int]], Iterable[tuple[int, Decided]]]
+Ratio = Callable[[MonitorSpec, Vector], tuple[int, int] | None]
+History = Callable[[tuple[int, int]], Iterable[tuple[int, MonitoredDecision]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,15 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """One decision that was counted. `digest`: of the sums, for its ledger entry; None where there are no monitors."""
+
+    digest: str | None = None
+    stops: tuple[Crossing, ...] = ()
+    warnings: tuple[Crossing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """One monitor as it stands. `value` None: not enough has been measured to judge it. `decisions`: in its window."""
 
@@ -80,6 +90,36 @@ class Standing:
     stop: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """A monitor, ready to be asked of every decision: thresholds in millionths, its place in a vector."""
+
+    monitor: MonitorSpec
+    vector: Callable[[MonitorSpec, MonitoredDecision], Vector]
+    ratio: Ratio
+    least: int  # decisions in the window, before it is judged
+    side: int  # 1: beyond is above; -1: below
+    warn: int | None
+    stop: int | None
+    place: slice
+
+    def value(self, totals: Vector) -> tuple[int, int] | None:
+        """Return what the window measures, as a fraction; None while there is too little in it to judge."""
+        total = totals[self.place]
+        return self.ratio(self.monitor, total) if total[0] >= self.least else None
+
+    def is_beyond(self, threshold: int | None, value: tuple[int, int]) -> bool:
+        return threshold is not None and self.side * (value[0] * MICRO - threshold * value[1]) > 0
+
+
+def _judge(monitor: MonitorSpec, place: slice) -> _Judge:
+    """A sum is judged from the first decision: it can only grow."""
+    least = 1 if monitor.of == "paid_sum_minor" else monitor.window.last or LAST_MIN
+    side = -1 if monitor.is_minimum else 1
+    warn, stop = (None if text is None else micros(text) for text in (monitor.warn, monitor.stop))
+    return _Judge(monitor, _VECTORS[monitor.of], _RATIOS[monitor.of], least, side, warn, stop, place)
+
+
 class Monitors:
     """The monitors of one agent over one stream: decisions, or what later labels say of them.
 
@@ -89,67 +129,77 @@ class Monitors:
     def __init__(
         self, agent_id: str, stream: Stream, monitors: Sequence[MonitorSpec], *, units: int | None = None
     ) -> None:
-        self.agent_id, self.monitors = agent_id, tuple(monitors)
-        self.windows = Windows(agent_id, stream, monitors, units=units)
+        self.agent_id = agent_id
+        self.monitors = sorted(monitors, key=lambda each: (each.window.last is None, each.window.last or 0))
+        widths = [len(_VECTORS[each.of](each, MonitoredDecision())) for each in self.monitors]
+        self._windows = Windows(agent_id, stream, self.monitors, widths, units=units)
+        self._judges = [_judge(*both) for both in zip(self.monitors, self._windows.places, strict=True)]
 
-    def count(self, store: Store, decided: Decided, now_ms: int, history: History) -> Watched:
-        """Count one decision and judge every window, in the caller's transaction.
+    def count(self, store: Store, decided: MonitoredDecision, now_ms: int, history: History) -> Counted:
+        """Count one decision and judge every window, in the caller's transaction; `settle` does what follows.
 
         `history`, given how many decisions and milliseconds the windows reach back, returns (time, decision), oldest
         first: what they are filled with where the record has none, or those of other monitors.
         """
         if not self.monitors:
-            return Watched()
-        sums = self.windows.read(store) or self._filled(store, history)
-        self.windows.add(store, sums, self._vectors(decided), now_ms)
+            return Counted()
+        sums = self._windows.read(store) or self._filled(store, history)
+        self._windows.add(store, sums, self._vector(decided), now_ms)
         stops, warnings = self._crossed(sums)
-        self.windows.write(store, sums)
-        return Watched(self._suspend(store, stops, now_ms) if stops else None, warnings)
+        return Counted(self._windows.write(store, sums), stops, warnings)
 
     def _filled(self, store: Store, history: History) -> Sums:
-        sums = self.windows.begin(store)
-        for at_ms, decided in history(self.windows.reach):
-            self.windows.add(store, sums, self._vectors(decided), at_ms)
+        sums = self._windows.begin(store)
+        for at_ms, decided in history(self._windows.reach):
+            self._windows.add(store, sums, self._vector(decided), at_ms)
         return sums
 
-    def _vectors(self, decided: Decided) -> list[Vector]:
-        return [_VECTORS[monitor.of](monitor, decided) for monitor in self.monitors]
+    def _vector(self, decided: MonitoredDecision) -> Vector:
+        vector: Vector = []
+        for judge in self._judges:
+            vector += judge.vector(judge.monitor, decided)
+        return vector
 
-    def _crossed(self, sums: Sums) -> tuple[list[Crossing], tuple[Crossing, ...]]:
-        """Return what is beyond its stop, and what is newly beyond its warning, which `sums` is told."""
+    def _crossed(self, sums: Sums) -> tuple[tuple[Crossing, ...], tuple[Crossing, ...]]:
+        """Return what is beyond its stop, and what is newly beyond its warning, which `sums` keeps."""
         stops: list[Crossing] = []
-        warned: list[Crossing] = []
-        for monitor, total in zip(self.monitors, sums.totals, strict=True):
-            ratio = measured(monitor, total)
-            beyond = [which for which in ("warn", "stop") if _is_beyond(monitor, getattr(monitor, which), ratio)]
-            for which, into in (("warn", warned), ("stop", stops)):
-                if which in beyond and ratio is not None:
-                    into.append(Crossing(monitor, which, shown(monitor, ratio), sums.n))
-        known, sums.warned = set(sums.warned), [each.monitor.name for each in warned]
-        return stops, tuple(each for each in warned if each.monitor.name not in known)
+        new: list[Crossing] = []
+        warned: list[str] = []
+        for judge in self._judges:
+            value, name = judge.value(sums.totals), judge.monitor.name
+            if value is None:
+                continue
+            if judge.is_beyond(judge.warn, value):
+                warned.append(name)
+                if name not in sums.warned:
+                    new.append(Crossing(judge.monitor, "warn", shown(judge.monitor, value), sums.n))
+            if judge.is_beyond(judge.stop, value):
+                stops.append(Crossing(judge.monitor, "stop", shown(judge.monitor, value), sums.n))
+        sums.warned = warned
+        return tuple(stops), tuple(new)
 
-    def _suspend(self, store: Store, stops: list[Crossing], now_ms: int) -> str | None:
-        """Suspend the agent, unless it is not active: while it waits for a human, the next decision finds the same."""
-        known = registry.lookup(store, self.agent_id)
+    def settle(self, store: Store, counted: Counted, now_ms: int) -> Watched:
+        """Suspend the agent for what is beyond its stop, in the same transaction, once the decision stands in the ledger.
+
+        One that is not active is left as it is: while it waits for a human, its next decision finds the same.
+        """
+        known = registry.lookup(store, self.agent_id) if counted.stops else None
         if known is None or not known.active:
-            return None
-        why = stops[0].text
+            return Watched(None, counted.warnings)
+        why = counted.stops[0].text
         registry.move(store, self.agent_id, "SUSPENDED", by="runtime", reason=why, now_ms=now_ms)
-        return why
+        return Watched(why, counted.warnings)
 
     def standing(self, store: Reader, now_ms: int) -> tuple[Standing, ...]:
         """Return every monitor as it stands now. Nothing is written; a record whose windows are not filled yet has none."""
-        sums = self.windows.read(store)
-        empty: list[Vector] = [[] for _ in self.monitors]
-        totals = self.windows.now(store, sums, now_ms) if sums else empty
-        return tuple(_standing(monitor, total) for monitor, total in zip(self.monitors, totals, strict=True))
+        totals = self._windows.now(store, self._windows.read(store), now_ms)
+        return tuple(_standing(judge, totals) for judge in self._judges)
 
 
-def _standing(monitor: MonitorSpec, total: Vector) -> Standing:
-    ratio = measured(monitor, total)
-    value = None if ratio is None else shown(monitor, ratio)
-    decisions = total[0] if total else 0
-    return Standing(monitor.name, monitor.of, monitor.window.text, decisions, value, monitor.warn, monitor.stop)
+def _standing(judge: _Judge, totals: Vector) -> Standing:
+    monitor, value = judge.monitor, judge.value(totals)
+    text, decisions = None if value is None else shown(monitor, value), totals[judge.place.start]
+    return Standing(monitor.name, monitor.of, monitor.window.text, decisions, text, monitor.warn, monitor.stop)
 
 
 def shown(monitor: MonitorSpec, ratio: tuple[int, int]) -> str:
@@ -158,47 +208,28 @@ def shown(monitor: MonitorSpec, ratio: tuple[int, int]) -> str:
     return str(round(number)) if monitor.of in _MINOR else f"{number:.4f}".rstrip("0").removesuffix(".")
 
 
-def _is_beyond(monitor: MonitorSpec, threshold: str | None, ratio: tuple[int, int] | None) -> bool:
-    if threshold is None or ratio is None:
-        return False
-    value, limit = ratio[0] * MICRO, micros(threshold) * ratio[1]
-    return value < limit if monitor.is_minimum else value > limit
-
-
-def measured(monitor: MonitorSpec, total: Vector) -> tuple[int, int] | None:
-    """Return the value of a window as a fraction; None while there is too little in it to judge.
-
-    That is: fewer decisions than a window of `last` takes, or than LAST_MIN in one of minutes; of what not every decision
-    has, fewer than MEASURED_MIN. A sum is judged from the first: it can only grow.
-    """
-    if not total:
-        return None
-    if monitor.of != "paid_sum_minor" and total[0] < (monitor.window.last or LAST_MIN):
-        return None
-    return _RATIOS[monitor.of](monitor, total)
-
-
-def _measured(one: int, *values: int | None) -> Vector:
-    """Return a vector of (decisions, those measured, what was measured); of one without, only that it was one."""
-    return [one, 0] if None in values else [one, 1, *(value for value in values if value is not None)]
+def _measured(*values: int | None) -> Vector:
+    """Return (1, whether it was measured, the values): of a decision that lacks one, only that it was one."""
+    known = [value for value in values if value is not None]
+    return [1, 1, *known] if len(known) == len(values) else [1, 0, *([0] * len(values))]
 
 
 def _micro(share: float | None) -> int | None:
     return None if share is None else round(min(1.0, max(0.0, share)) * MICRO)
 
 
-def _shift(monitor: MonitorSpec, decided: Decided) -> Vector:
+def _shift(monitor: MonitorSpec, decided: MonitoredDecision) -> Vector:
     """Return (decisions, those with the reading, how often each expected value, how often any other)."""
     value = decided.readings.get(monitor.reading or "")
     if value is None:
-        return [1, 0]
+        return [1, 0, *([0] * (len(monitor.expected) + 1))]
     other = value not in monitor.expected
     return [1, 1, *(int(value == known) for known in sorted(monitor.expected)), int(other)]
 
 
 def _stability(monitor: MonitorSpec, total: Vector) -> tuple[int, int] | None:
     """Return the population stability index: the sum of (found - expected) * ln(found / expected) over the values."""
-    if len(total) < 2 or total[1] < MEASURED_MIN:
+    if total[1] < MEASURED_MIN:
         return None
     shares = (*(micros(monitor.expected[value]) / MICRO for value in sorted(monitor.expected)), 0.0)
     found = ((count / total[1], share) for count, share in zip(total[2:], shares, strict=True))
@@ -221,19 +252,19 @@ def _share(_monitor: MonitorSpec, total: Vector) -> tuple[int, int] | None:
     return total[1], total[0]
 
 
-_VECTORS: Mapping[str, Callable[[MonitorSpec, Decided], Vector]] = {
+_VECTORS: Mapping[str, Callable[[MonitorSpec, MonitoredDecision], Vector]] = {
     "approval_rate": lambda _, decided: [1, int(decided.executed)],
     "paid_share": lambda _, decided: [1, int(decided.paid)],
-    "paid_mean_minor": lambda _, decided: _measured(1, decided.paid_minor),
+    "paid_mean_minor": lambda _, decided: _measured(decided.paid_minor),
     "paid_sum_minor": lambda _, decided: [1, decided.paid_minor or 0],
     "reason_share": lambda monitor, decided: [1, int(decided.reason == monitor.reason)],
-    "confidence_mean": lambda _, decided: _measured(1, _micro(decided.confidence)),
+    "confidence_mean": lambda _, decided: _measured(_micro(decided.confidence)),
     "reading_shift": _shift,
     "calibration": lambda _, decided: _measured(
-        1, _micro(decided.confidence), None if decided.right is None else int(decided.right)
+        _micro(decided.confidence), None if decided.right is None else int(decided.right)
     ),
 }
-_RATIOS: Mapping[str, Callable[[MonitorSpec, Vector], tuple[int, int] | None]] = {
+_RATIOS: Mapping[str, Ratio] = {
     "approval_rate": _share,
     "paid_share": _share,
     "paid_mean_minor": lambda _, total: (total[2], total[1]) if total[1] else None,

@@ -1,158 +1,208 @@
 """Windows over the last decisions of an agent, as running sums: one decision costs the same however many there were.
 
-A window of so many decisions is exact: what each decision added is kept until it leaves. One of so many minutes has a sum
-for each sixtieth of its length: the running one and the sixty before, so that it reaches back by up to a sixtieth more. What
-is counted are vectors of whole numbers, so that adding and taking away leaves nothing behind. Purely arithmetic: what the
-numbers mean is said in `monitors`. Everything runs in the caller's transaction.
+A window of so many decisions is exact: what each decision added is kept, CHUNK of them in a row, until it leaves. One of so
+many minutes has a sum for each sixtieth of its length: the running one and the sixty before, so that it reaches back by up
+to a sixtieth more. What is counted is one vector of whole numbers for each decision, in which every monitor has its place:
+adding and taking away leaves nothing behind. What the numbers mean is said in `monitors`.
+
+Most decisions read and write one row. The sums carry a mark of all rows behind them, and the ledger entry of each decision a
+digest of the sums: `audit.verify` computes both again. Everything here runs in the caller's transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import accumulate, pairwise
+from operator import add, sub
 from typing import Literal
 
 import orjson
 
-from sds.kernel.canonical import digest
+from sds.kernel.canonical import digest, sha256_hex
 from sds.kernel.contract.monitors import MonitorSpec
 from sds.kernel.storage.store import Reader, Store
 
 Stream = Literal["decisions", "labels"]
 Vector = list[int]
 
+CHUNK = 8  # fewer than the shortest window has: what leaves a window lies in a row already
 BUCKETS = 60
 MINUTE_MS = 60_000
-SWEEP_EVERY = 64  # decisions, after which what has left every window is removed
+_MARKS = 1 << 256
 
-_READ = "SELECT body FROM monitor_windows WHERE agent_id = ? AND stream = ? AND monitors = ?"
-_WRITE = "INSERT OR REPLACE INTO monitor_windows VALUES (?, ?, ?, ?)"
-_ENTER = "INSERT INTO monitor_entries VALUES (?, ?, ?, ?)"
-_SWEEP = "DELETE FROM monitor_entries WHERE agent_id = ? AND stream = ? AND n <= ?"
-_KEEP = "INSERT OR REPLACE INTO monitor_buckets VALUES (?, ?, ?, ?, ?)"
-_OVER = "FROM monitor_buckets WHERE agent_id = ? AND stream = ? AND monitor = ? AND bucket < ?"
+_OF = "agent_id = ? AND stream = ?"
+_READ = f"SELECT monitors, body FROM monitor_windows WHERE {_OF}"
+_BEGIN = "INSERT INTO monitor_windows VALUES (?, ?, ?, ?)"
+_WRITE = f"UPDATE monitor_windows SET body = ? WHERE {_OF}"
+_KEEP_CHUNK = "INSERT INTO monitor_entries VALUES (?, ?, ?, ?)"
+_CHUNK = f"SELECT body FROM monitor_entries WHERE {_OF} AND n = ?"
+_OLD_CHUNKS = f"FROM monitor_entries WHERE {_OF} AND n < ?"
+_KEEP_BUCKET = "INSERT INTO monitor_buckets VALUES (?, ?, ?, ?, ?)"
+_OLD_BUCKETS = f"FROM monitor_buckets WHERE {_OF} AND monitor = ? AND bucket < ?"
 
 
 @dataclass(slots=True)
 class Sums:
-    """What is known of one stream. `n`: how many were counted since the windows began. In the order of the monitors:
-    `totals`, and of windows in minutes the number and the sum of the running sixtieth. `warned`: names of monitors.
+    """What is known of one stream. `n`: how many were counted since the windows began. `totals`: of all monitors.
+
+    `chunk`: what the latest decisions added, until it is full; `leaving`, for each length: the chunk from which decisions
+    leave. `running`, for each window in minutes: the number of the sixtieth, and its sum. `warned`: names of monitors.
+    `rows`: the marks of all rows behind the sums, added up.
     """
 
     n: int
-    totals: list[Vector]
-    running: list[tuple[int, Vector]]
-    warned: list[str]
+    totals: Vector
+    chunk: list[Vector] = field(default_factory=list)
+    leaving: list[list[Vector]] = field(default_factory=list)
+    running: list[tuple[int, Vector]] = field(default_factory=list)
+    warned: list[str] = field(default_factory=list)
+    rows: str = "0"
+
+    def mark(self, name: str, key: int, body: str, times: int) -> None:
+        """Add the mark of a row that was written, or take that of one that was removed (-1 `times`)."""
+        self.rows = f"{(int(self.rows, 16) + times * _mark(name, key, body)) % _MARKS:x}"
 
 
 class Windows:
-    """The windows of one agent's monitors over one stream. Their sums are begun anew where the monitors are others."""
+    """The windows of one agent's monitors over one stream; they begin anew where the monitors are others.
 
-    def __init__(self, agent_id: str, stream: Stream, monitors: Sequence[MonitorSpec], *, units: object = None) -> None:
+    `monitors`: those of a count before those of minutes, by length. `widths`: how many numbers each has of a vector.
+    """
+
+    def __init__(
+        self, agent_id: str, stream: Stream, monitors: Sequence[MonitorSpec], widths: Sequence[int], *, units: object
+    ) -> None:
         self._of = agent_id, stream
-        self.monitors = tuple(monitors)
         self._monitors = digest([[each.model_dump(mode="json") for each in monitors], units])[:16]
-        self._counted = [(index, last) for index, each in enumerate(monitors) if (last := each.window.last)]
-        self._timed = [(index, minutes) for index, each in enumerate(monitors) if (minutes := each.window.minutes)]
-        self._longest = max((last for _, last in self._counted), default=0)
-        lengths = sorted({last for _, last in self._counted})
-        marks = ", ".join("?" * len(lengths))
-        self._lengths = lengths
-        self._leaving = f"SELECT n, body FROM monitor_entries WHERE agent_id = ? AND stream = ? AND n IN ({marks})"
+        ends = pairwise(accumulate(widths, initial=0))
+        self.places = [slice(first, end) for first, end in ends]
+        self._width = sum(widths)
+        both = list(zip(monitors, self.places, strict=True))
+        lengths: dict[int, slice] = {}
+        for monitor, place in both:
+            if last := monitor.window.last:
+                lengths[last] = slice(lengths[last].start if last in lengths else place.start, place.stop)
+        self._lengths = list(lengths.items())
+        self._longest, counted = self._lengths[-1] if lengths else (0, slice(0, 0))
+        self._counted = counted.stop
+        self._timed = [(m.name, minutes * MINUTE_MS // BUCKETS, at) for m, at in both if (minutes := m.window.minutes)]
 
     @property
     def reach(self) -> tuple[int, int]:
         """How far back the windows reach: so many decisions, and so many milliseconds."""
-        return self._longest, max((minutes for _, minutes in self._timed), default=0) * MINUTE_MS
+        return self._longest, BUCKETS * max((length_ms for _, length_ms, _ in self._timed), default=0)
 
     def read(self, store: Reader) -> Sums | None:
         """Return the sums as they stand; None where there are none, or those of other monitors."""
-        body = store.value(_READ, (*self._of, self._monitors))
-        return None if body is None else Sums(*orjson.loads(body))
+        row = store.row(_READ, self._of)
+        return Sums(*orjson.loads(row[1])) if row and row[0] == self._monitors else None
 
     def begin(self, store: Store) -> Sums:
         """Forget what was counted, and begin with empty windows."""
         clear(store, self._of[0], self._of[1])
-        return Sums(0, [[] for _ in self.monitors], [(0, []) for _ in self._timed], [])
+        store.run(_BEGIN, (*self._of, self._monitors, ""))
+        running = [(0, [0] * (place.stop - place.start)) for *_, place in self._timed]
+        return Sums(0, [0] * self._width, [], [[] for _ in self._lengths], running)
 
-    def add(self, store: Store, sums: Sums, vectors: Sequence[Vector], at_ms: int) -> None:
-        """Count one decision: `vectors` are what it adds, in the order of the monitors. Keep the sums with `write`."""
+    def add(self, store: Store, sums: Sums, vector: Vector, at_ms: int) -> None:
+        """Count one decision, and take away what leaves the windows for it. Keep the sums with `write`."""
         sums.n += 1
-        for total, vector in zip(sums.totals, vectors, strict=True):
-            _add(total, vector)
-        if self._counted:
-            self._leave(store, sums)
-            kept = orjson.dumps([vectors[index] for index, _ in self._counted]).decode()
-            store.run(_ENTER, (*self._of, sums.n, kept))
-            if sums.n % SWEEP_EVERY == 0:
-                store.run(_SWEEP, (*self._of, sums.n - self._longest))
-        for place, (index, minutes) in enumerate(self._timed):
-            self._turn(store, sums, place, at_ms // bucket_ms(minutes))
-            _add(sums.running[place][1], vectors[index])
-
-    def write(self, store: Store, sums: Sums) -> None:
-        kept = orjson.dumps([sums.n, sums.totals, sums.running, sums.warned]).decode()
-        store.run(_WRITE, (*self._of, self._monitors, kept))
-
-    def _leave(self, store: Store, sums: Sums) -> None:
-        """Take away what the decisions had added that are now one too many."""
-        if sums.n <= self._lengths[0]:
-            return
-        gone = [sums.n - length for length in self._lengths]
-        left = {n: orjson.loads(body) for n, body in store.rows(self._leaving, (*self._of, *gone))}
-        for place, (index, last) in enumerate(self._counted):
+        sums.totals = list(map(add, sums.totals, vector))
+        for index, (last, place) in enumerate(self._lengths):
             if sums.n > last:
-                _take(sums.totals[index], left[sums.n - last][place])
+                number, at = divmod(sums.n - last - 1, CHUNK)
+                if at == 0:
+                    sums.leaving[index] = orjson.loads(store.value(_CHUNK, (*self._of, number)))
+                sums.totals[place] = map(sub, sums.totals[place], sums.leaving[index][at][place])
+        if self._lengths:
+            sums.chunk.append(vector[: self._counted])
+            if len(sums.chunk) == CHUNK:
+                self._keep_chunk(store, sums)
+        for index, (_, length_ms, place) in enumerate(self._timed):
+            if at_ms // length_ms > sums.running[index][0]:  # a clock that was set back begins none
+                self._turn(store, sums, index, at_ms // length_ms)
+            bucket, running = sums.running[index]
+            sums.running[index] = bucket, list(map(add, running, vector[place]))
 
-    def _turn(self, store: Store, sums: Sums, place: int, bucket: int) -> None:
-        """Go on to another sixtieth, if it is one. A clock that was set back begins none: no window opens anew for it."""
-        running, vector = sums.running[place]
-        if bucket <= running:
-            return
-        index = self._timed[place][0]
-        name = self.monitors[index].name
-        if any(vector):
-            store.run(_KEEP, (*self._of, name, running, orjson.dumps(vector).decode()))
-        for body in self._over(store, name, bucket):
-            _take(sums.totals[index], body)
-        store.run(f"DELETE {_OVER}", (*self._of, name, bucket - BUCKETS))
-        sums.running[place] = bucket, []
+    def write(self, store: Store, sums: Sums) -> str:
+        """Keep the sums; return their digest."""
+        kept = orjson.dumps(
+            [sums.n, sums.totals, sums.chunk, sums.leaving, sums.running, sums.warned, sums.rows]
+        ).decode()
+        store.run(_WRITE, (kept, *self._of))
+        return _digest(self._monitors, kept)
 
-    def _over(self, store: Reader, name: str, bucket: int) -> list[Vector]:
-        """Return what the sixtieths held that have left the window."""
-        return [
-            orjson.loads(body) for (body,) in store.rows(f"SELECT body {_OVER}", (*self._of, name, bucket - BUCKETS))
-        ]
+    def _keep_chunk(self, store: Store, sums: Sums) -> None:
+        """Put a full chunk into a row, and remove those that all windows have left."""
+        number, kept = sums.n // CHUNK - 1, orjson.dumps(sums.chunk).decode()
+        store.run(_KEEP_CHUNK, (*self._of, number, kept))
+        sums.mark("", number, kept, 1)
+        sums.chunk = []
+        first = (sums.n - self._longest) // CHUNK
+        if first > 0:
+            for key, body in store.rows(f"SELECT n, body {_OLD_CHUNKS}", (*self._of, first)):
+                sums.mark("", key, body, -1)
+            store.run(f"DELETE {_OLD_CHUNKS}", (*self._of, first))
 
-    def now(self, store: Reader, sums: Sums, at_ms: int) -> list[Vector]:
+    def _turn(self, store: Store, sums: Sums, index: int, bucket: int) -> None:
+        """Go on to another sixtieth of a window in minutes: keep the one that is over, take away those that are too old."""
+        name, _, place = self._timed[index]
+        before, running = sums.running[index]
+        if any(running):
+            kept = orjson.dumps(running).decode()
+            store.run(_KEEP_BUCKET, (*self._of, name, before, kept))
+            sums.mark(name, before, kept, 1)
+        for key, body in self._over(store, name, bucket):
+            sums.totals[place] = map(sub, sums.totals[place], orjson.loads(body))
+            sums.mark(name, key, body, -1)
+        store.run(f"DELETE {_OLD_BUCKETS}", (*self._of, name, bucket - BUCKETS))
+        sums.running[index] = bucket, [0] * len(running)
+
+    def _over(self, store: Reader, name: str, bucket: int) -> list[tuple[int, str]]:
+        """Return the sixtieths that have left the window, and what they held."""
+        return list(store.rows(f"SELECT bucket, body {_OLD_BUCKETS}", (*self._of, name, bucket - BUCKETS)))
+
+    def now(self, store: Reader, sums: Sums | None, at_ms: int) -> Vector:
         """Return the totals as they are at a moment, without what is over by then; nothing is written."""
-        totals = [list(total) for total in sums.totals]
-        for place, (index, minutes) in enumerate(self._timed):
-            bucket, (running, vector) = at_ms // bucket_ms(minutes), sums.running[place]
-            gone = self._over(store, self.monitors[index].name, bucket) if bucket > running else []
-            for each in (*gone, *([vector] if running < bucket - BUCKETS else [])):
-                _take(totals[index], each)
+        if sums is None:
+            return [0] * self._width
+        totals = list(sums.totals)
+        for index, (name, length_ms, place) in enumerate(self._timed):
+            bucket, (before, running) = at_ms // length_ms, sums.running[index]
+            gone = [orjson.loads(body) for _, body in self._over(store, name, bucket)] if bucket > before else []
+            for vector in (*gone, *([running] if before < bucket - BUCKETS else [])):
+                totals[place] = map(sub, totals[place], vector)
         return totals
-
-
-def bucket_ms(minutes: int) -> int:
-    """Return the length of a sixtieth of a window."""
-    return minutes * MINUTE_MS // BUCKETS
 
 
 def clear(store: Store, agent_id: str, *streams: Stream) -> None:
     """Forget what was counted of an agent, in the caller's transaction."""
     for table in ("monitor_windows", "monitor_entries", "monitor_buckets"):
         for stream in streams:
-            store.run(f"DELETE FROM {table} WHERE agent_id = ? AND stream = ?", (agent_id, stream))
+            store.run(f"DELETE FROM {table} WHERE {_OF}", (agent_id, stream))
 
 
-def _add(total: Vector, vector: Iterable[int]) -> None:
-    values = list(vector)
-    total.extend([0] * (len(values) - len(total)))
-    for index, value in enumerate(values):
-        total[index] += value
+def faults(store: Reader, digests: Mapping[tuple[str, str], str]) -> list[str]:
+    """Return where the windows are not as the ledger says: `digests`, the last one of each (agent, stream)."""
+    kept = {row[:2]: row[2:] for row in store.rows("SELECT * FROM monitor_windows")}
+    marks: dict[tuple[str, str], int] = {}
+    behind = "SELECT agent_id, stream, '', n, body FROM monitor_entries UNION ALL SELECT * FROM monitor_buckets"
+    for agent, stream, name, key, body in store.rows(behind):
+        marks[agent, stream] = (marks.get((agent, stream), 0) + _mark(name, key, body)) % _MARKS
+    found: list[str] = []
+    for of in sorted({*kept, *marks, *digests}):
+        if (_digest(*kept[of]) if of in kept else None) != digests.get(of):
+            found.append(f"monitors of {'/'.join(of)}: the sums are not those of the ledger")
+        elif f"{marks.get(of, 0):x}" != (orjson.loads(kept[of][1])[-1] if of in kept else "0"):
+            found.append(f"monitors of {'/'.join(of)}: the windows are not those of the sums")
+    return found
 
 
-def _take(total: Vector, vector: Iterable[int]) -> None:
-    _add(total, [-value for value in vector])
+def _mark(name: str, key: int, body: str) -> int:
+    return int.from_bytes(sha256(f"{name}\n{key}\n{body}".encode("utf-8", "surrogatepass")).digest())
+
+
+def _digest(monitors: str, body: str) -> str:
+    return sha256_hex(f"{monitors}\n{body}".encode("utf-8", "surrogatepass"))

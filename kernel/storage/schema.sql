@@ -194,10 +194,10 @@ CREATE INDEX spend_by_minute ON spend (scope, amount) WHERE instr(scope, '/~/') 
 
 -- Since version 4
 
--- monitors (`kernel.registry.windows`): of each agent, running sums over its last decisions and labels, what each of these
--- added to windows of so many decisions, and what the past sixtieths of windows of so many minutes held
+-- monitors (`kernel.registry.windows`): of each agent, running sums over its last decisions and labels; what these added to
+-- windows of so many decisions, eight of them in a row; what the past sixtieths of windows of so many minutes held
 CREATE TABLE monitor_windows (
-    agent_id TEXT NOT NULL, stream TEXT NOT NULL CHECK (stream IN ('decisions', 'labels')), monitors TEXT NOT NULL,
+    agent_id TEXT NOT NULL, stream TEXT NOT NULL, monitors TEXT NOT NULL,
     body TEXT NOT NULL, PRIMARY KEY (agent_id, stream)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE monitor_entries (

@@ -6,7 +6,7 @@ section is read in calls of its own, so where calls are cut never depends on wha
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -17,17 +17,9 @@ from numpy.typing import NDArray
 
 from sds.models.cache.kv_cache import BatchRow, KVCache
 from sds.models.cache.prefix_cache import PrefixCache
-from sds.models.protocol import (
-    FORKS_MAX,
-    BackendError,
-    ChatFrame,
-    Row,
-    check_fits,
-    check_known,
-    check_rows,
-    shared_sections,
-)
-from sds.models.tokenizer.tokenizer import Tokenizer, model_frame, tokens_of
+from sds.models.cache.slots import SlotBackend
+from sds.models.protocol import FORKS_MAX, BackendError, Row, shared_sections
+from sds.models.tokenizer.tokenizer import Tokenizer
 
 CALL_TOKENS_MAX = 512  # of one row
 
@@ -42,7 +34,7 @@ class _Prompt:
     position: int = 0
 
 
-class PrefixCachingBackend(ABC):
+class PrefixCachingBackend(SlotBackend[_Prompt]):
     """All of `Backend`, for a library that can run rows over the slots of a KV cache.
 
     Sections that were read are kept, up to a number of bytes (`PrefixCache`), and copied back with the same bits. A row
@@ -50,20 +42,11 @@ class PrefixCachingBackend(ABC):
     padded, which shows in the last digits.
     """
 
-    lookahead_tokens_max, rows_may_be_cut = 0, True
-    name: str
-    fingerprint: str
-    vocab_size: int
-    context_tokens_max: int
-
     def __init__(self, *, slots: int, words: Tokenizer, template: str | None, kv_cache: KVCache) -> None:
-        self.slots, self.pass_tokens_max = slots, CALL_TOKENS_MAX
-        self.words, self._template, self._kv_cache = words, template, kv_cache
+        super().__init__(words, template, slots)
+        self.pass_tokens_max, self._kv_cache = CALL_TOKENS_MAX, kv_cache
         self._prompts = {slot: _Prompt(slot, slot) for slot in range(slots)}
         self._prefix_cache: PrefixCache[Any] = PrefixCache()
-        self._next_fork = slots
-        self._frame: ChatFrame | None = None
-        self._open = True
 
     @abstractmethod
     def _call(self, rows: Sequence[BatchRow]) -> list[NDArray[np.float32]]:
@@ -73,41 +56,17 @@ class PrefixCachingBackend(ABC):
     def _failing(self, what: str) -> AbstractContextManager[None]:
         """Turn whatever the library raises into a `BackendError`; the KV cache is changed within it, too."""
 
-    @abstractmethod
-    def _free(self) -> None:
-        """Give back the library's memory, once."""
-
-    def tokenize(self, text: bytes, *, special: bool) -> list[int]:
-        return tokens_of(self.words, text, special=special)
-
-    def piece(self, token: int) -> bytes:
-        return b"" if self.words.is_control(token) else self.words.spelling(token)
-
-    def frame(self) -> ChatFrame:
-        self._ready()
-        if self._frame is None:
-            self._frame = model_frame(self._template, self.words)
-        return self._frame
-
     @property
     def fragmented(self) -> bool:
         return False
 
-    def defragment(self) -> None:  # noqa: B027  not abstract: nothing is fragmented
+    def defragment(self) -> None:
         """Do nothing: every slot has memory of its own, which is free as soon as it is truncated."""
 
     def prefill(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         """Make `slot` hold exactly these sections. Its forks are dropped; what was read before is copied."""
         self._ready()
-        if not 0 <= slot < self.slots:
-            raise BackendError(f"there is no slot {slot}")
-        wanted = [tuple(section) for section in sections]
-        check_fits(sum(map(len, wanted)), self.context_tokens_max)
-        for section in wanted:
-            check_known(section, self.vocab_size)
-        prompt = self._prompts[slot]
-        for fork in [fork for fork, made in self._prompts.items() if fork >= self.slots and made.origin == slot]:
-            self.drop(fork)
+        wanted, prompt = self._begun(sections, slot), self._prompts[slot]
         shared = shared_sections(wanted, prompt.sections)
         position = sum(map(len, wanted[:shared]))
         surplus = prompt.position - position
@@ -123,59 +82,22 @@ class PrefixCachingBackend(ABC):
 
     def is_cached(self, sections: Sequence[Sequence[int]]) -> bool:
         wanted = [tuple(section) for section in sections]
-        held = min(shared_sections(wanted, self._prompts[slot].sections) for slot in range(self.slots))
-        return self._prefix_cache.holds(wanted, behind=held)
-
-    def forward_one(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
-        logits: NDArray[np.float32] = self.run([Row(slot, tokens)])[0][0]
-        return logits
+        return self._prefix_cache.holds(wanted, behind=min(self._shared(wanted)))
 
     def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         self._ready()
-        check_rows(rows)
-        for row in rows:
-            check_known(row.tokens, self.vocab_size)
-            check_fits(self._prompt(row.slot).position + len(row.tokens), self.context_tokens_max)
+        self._check(rows)
         return self._read(rows)
 
-    def fork(self, slot: int) -> int:
-        """Return a new slot with what `slot` holds. A fork goes when its prompt does."""
-        self._ready()
-        source = self._prompt(slot)
-        if len(self._prompts) - self.slots >= FORKS_MAX:
-            raise BackendError(f"more than {FORKS_MAX} forks at once", hint="drop some, or score fewer alternatives")
+    def _forked(self, source: _Prompt) -> _Prompt:
         used = {prompt.cache_slot for prompt in self._prompts.values()}
         cache_slot = next(n for n in range(self.slots + FORKS_MAX) if n not in used)
         with self._failing("the prompt could not be forked"):
             self._kv_cache.fork(source.cache_slot, cache_slot, source.position)
-        fork, self._next_fork = self._next_fork, self._next_fork + 1
-        self._prompts[fork] = _Prompt(cache_slot, source.origin, list(source.sections), source.position)
-        return fork
+        return _Prompt(cache_slot, source.origin, list(source.sections), source.position)
 
-    def drop(self, fork: int) -> None:
-        """Give a fork's slot back; one that went with its prompt, or after a failure, may be dropped again."""
-        self._ready()
-        if not self.slots <= fork < self._next_fork:
-            raise BackendError(f"there is no fork {fork}")
-        dropped = self._prompts.pop(fork, None)
-        if dropped is not None:
-            self._kv_cache.free(dropped.cache_slot)
-
-    def close(self) -> None:
-        if self._open:
-            self._open = False
-            self.words.release()
-            self._free()
-
-    def _ready(self) -> None:
-        if not self._open:
-            raise BackendError("the model is closed")
-
-    def _prompt(self, slot: int) -> _Prompt:
-        prompt = self._prompts.get(slot)
-        if prompt is None:
-            raise BackendError(f"there is no slot {slot}")
-        return prompt
+    def _dropped(self, prompt: _Prompt) -> None:
+        self._kv_cache.free(prompt.cache_slot)
 
     def _append_section(self, slot: int, sections: Sequence[tuple[int, ...]]) -> None:
         """Append the last of these sections behind the others: from the prefix cache, or by reading it."""

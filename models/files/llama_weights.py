@@ -5,7 +5,7 @@ A file is refused unless every tensor in it is used there and every setting of i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,17 +55,7 @@ class LlamaShape:
     epsilon: float
 
     def __post_init__(self) -> None:
-        sizes = (
-            self.layers,
-            self.heads,
-            self.key_heads,
-            self.head,
-            self.width,
-            self.inner,
-            self.vocab_size,
-            self.context,
-        )
-        if min(sizes) < 1:
+        if min(size for size in astuple(self) if isinstance(size, int)) < 1:
             raise ValueError("one of its sizes is not positive")
         if self.heads % self.key_heads or self.head % 2:
             raise ValueError("heads cannot be shared evenly or halved")

@@ -97,6 +97,8 @@ def _sizes(settings: Any) -> BertSizes:
             f"an encoder of kind `{str(kind)[:40]}` cannot be fitted",
             hint="use one whose config.json says model_type bert, absolute positions and gelu",
         )
+    if int(settings["hidden_size"]) % int(settings["num_attention_heads"]):
+        raise ValueError("heads")
     return BertSizes(
         int(settings["num_hidden_layers"]),
         int(settings["num_attention_heads"]),

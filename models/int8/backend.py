@@ -22,7 +22,6 @@ from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,14 +29,13 @@ from numpy.typing import NDArray
 from sds.models.cache.kv_cache import ArrayKVCache, BatchRow
 from sds.models.cache.prefix_caching import PrefixCachingBackend
 from sds.models.cache.token_tree import TokenTree
-from sds.models.files.fingerprint import gguf_fingerprint, identity
 from sds.models.files.llama_weights import EMBEDDING, HEAD, NORM, LlamaWeights
 from sds.models.files.rotation import block_rotation, rotated_matrix, rotation
 from sds.models.int8.library import Pass, Sizes, Tree, in_one_piece, kind_here, library, pointer
-from sds.models.llamacpp.weights import tokenizer_of
+from sds.models.int8.sources import DTYPES
+from sds.models.llamacpp.weights import opening
 from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, check_slots
 
-DTYPES: tuple[Dtype, ...] = ("int8", "int16")
 BATCH_TOKENS_MAX = 512  # of several trees in a call
 PASS_TOKENS_MAX = 2048  # in several calls: the more cases are read in turn, the more share the small calls after them
 HALF_HEAD = 16  # halves of heads are multiples of these
@@ -47,19 +45,8 @@ CONTEXT_MAX = 1 << 17  # tokens whose weights are added up in 31 bits
 Trees = Mapping[tuple[int, int], TokenTree]  # by where they go on: cache slot and position
 
 
-def usual_dtype() -> Dtype:
-    """Return in what states are rounded where nobody says it: the quicker one."""
-    return DTYPES[0]
-
-
-def check_dtype(dtype: Dtype) -> None:
-    """Raises BackendError for what is not computed in here."""
-    if dtype not in DTYPES:
-        raise BackendError(f"integer passes do not compute in {dtype}", hint=f"choose {' or '.join(DTYPES)}")
-
-
 class PackedModel:
-    """Weights, packed for the passes, which serve every engine. Freed with the last reference."""
+    """Weights, packed for the passes, which serve every engine. `made`: where they lie."""
 
     def __init__(self, path: Path, *, dtype: Dtype, n_ctx: int) -> None:
         weights = LlamaWeights(path, "integer passes")
@@ -78,10 +65,6 @@ class PackedModel:
         self.made = self._library.made("model", ctypes.byref(sizes))
         self._pack()
         del self._weights
-
-    def __del__(self) -> None:
-        if hasattr(self, "made"):
-            self._library.free("model", self.made)
 
     def _pack(self) -> None:
         weights, width = self._weights, self.shape.width
@@ -118,7 +101,6 @@ class IntegerBackend(PrefixCachingBackend):
     """One GGUF model of the architecture `llama`. Give each thread its own (`replica`); call `close()` when done."""
 
     rows_may_be_cut = False
-    usual_dtype = staticmethod(usual_dtype)
     lookahead_tokens_max = 40
     _kv_cache: ArrayKVCache
 
@@ -135,30 +117,24 @@ class IntegerBackend(PrefixCachingBackend):
     ) -> None:
         """Load weights; raise `BackendError` when `path` is nothing that runs here.
 
-        `dtype`: what states are rounded to, left out: `usual_dtype`. `fingerprint`: of the file, where it was just
+        `dtype`: what states are rounded to, left out: the quicker one. `fingerprint`: of the file, where it was just
         computed. `model`: of the file, where it was packed already.
         """
         check_slots(slots)
         kind_here()
-        dtype = dtype or usual_dtype()
-        check_dtype(dtype)
-        seen = identity(path)
-        self.name = path.name
-        self.fingerprint = fingerprint or gguf_fingerprint(path)
-        words, template, self._free_words = tokenizer_of(path)
-        self._path, self._dtype = path, dtype
+        dtype = dtype or DTYPES[0]
+        if dtype not in DTYPES:
+            raise BackendError(f"integer passes do not compute in {dtype}", hint=f"choose {' or '.join(DTYPES)}")
+        self._path, self._dtype, self.name = path, dtype, path.name
         self._output = np.empty(0, np.int16)
-        try:
-            with _failing(f"integer passes cannot run `{path}`"):
-                self._model = model or PackedModel(path, dtype=dtype, n_ctx=n_ctx)
-                planes = 2 * self._model.shape.layers
-                kv_cache = ArrayKVCache((planes, self._model.context, self._model.kv_width), np.int16, slots)
-                if identity(path) != seen:
-                    raise BackendError(f"`{path}` was changed while it was opened", hint="open it again")
-                self._engine = library().made("engine", self._model.made, threads or os.cpu_count() or 1)
-        except BaseException:
-            self._free_words()
-            raise
+        with (
+            opening(path, fingerprint) as (words, template, self._free_words, self.fingerprint),
+            _failing(f"integer passes cannot run `{path}`"),
+        ):
+            self._model = model or PackedModel(path, dtype=dtype, n_ctx=n_ctx)
+            planes = 2 * self._model.shape.layers
+            kv_cache = ArrayKVCache((planes, self._model.context, self._model.kv_width), np.int16, slots)
+            self._engine = library().made("engine", self._model.made, threads or os.cpu_count() or 1)
         self.vocab_size, self.context_tokens_max = words.size, self._model.context
         super().__init__(slots=slots, words=words, template=template, kv_cache=kv_cache)
         self.pass_tokens_max = PASS_TOKENS_MAX
@@ -166,10 +142,7 @@ class IntegerBackend(PrefixCachingBackend):
     def replica(self, *, threads: int, slots: int = 1) -> IntegerBackend:
         """Return another backend over the same weights, for another thread."""
         self._ready()
-        shared: dict[str, Any] = {"fingerprint": self.fingerprint, "model": self._model}
-        made = IntegerBackend(self._path, dtype=self._dtype, threads=threads, slots=slots, **shared)
-        made.name = self.name
-        return made
+        return self._replica(dtype=self._dtype, threads=threads, slots=slots, model=self._model)
 
     def prefill(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
         self._ready()
@@ -245,8 +218,7 @@ class IntegerBackend(PrefixCachingBackend):
 
     def _free(self) -> None:
         self._free_words()
-        library().free("engine", self._engine)
-        del self._model, self._kv_cache, self._output
+        del self._engine, self._model, self._kv_cache, self._output
 
 
 def _groups(trees: Trees) -> Iterator[list[tuple[int, int]]]:

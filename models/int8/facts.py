@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from sds.models.facts import BackendFacts, Opening
-from sds.models.int8.sources import compiled_passes, passes_sources
+from sds.models.int8.sources import DTYPES, compiled_passes, passes_sources
 from sds.models.protocol import Backend, Dtype
-
-DTYPES: tuple[Dtype, ...] = ("int8", "int16")  # the first where nobody says it: it is the quicker one
 
 
 def _open(opening: Opening) -> Backend:
     from sds.models.int8.backend import IntegerBackend  # noqa: PLC0415  what was compiled is loaded when it is asked for
 
-    return IntegerBackend(
-        opening.path,
-        dtype=opening.dtype,
-        threads=opening.threads,
-        slots=opening.slots,
-        fingerprint=opening.fingerprint,
-    )
-
-
-def _usual_dtype() -> Dtype:
-    return DTYPES[0]
+    return IntegerBackend(opening.path, **opening.of("dtype", "threads", "slots", "fingerprint"))
 
 
 def _facts(_device: str, dtype: Dtype | None) -> dict[str, object]:
-    return {"dtype": dtype or _usual_dtype(), "passes": passes_sources()}
+    return {"dtype": dtype or DTYPES[0], "passes": passes_sources()}
 
 
 def _outruns() -> bool:
@@ -41,7 +29,7 @@ INT8 = BackendFacts(
     title="integer",
     distribution="sovereign-decision-stream",
     dtypes=DTYPES,
-    usual_dtype=_usual_dtype,
+    usual_dtype=lambda: DTYPES[0],
     bits_need_slots=True,
     open=_open,
     version=compiled_passes,

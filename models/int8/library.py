@@ -7,7 +7,7 @@ compiled of other sources than lie here is refused.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,16 @@ _ARGUMENTS: dict[str, Sequence[Any]] = {
 }
 
 
+class Made:
+    """What the passes hold in memory, freed with the last reference, and before what it was made of (`held`)."""
+
+    def __init__(self, pointer: _Pointer, free: Callable[[_Pointer], None], held: Sequence[Any]) -> None:
+        self._as_parameter_, self._free, self._held = pointer, free, held
+
+    def __del__(self) -> None:
+        self._free(self._as_parameter_)
+
+
 class PassesLibrary:
     """The compiled passes. A call that finds no memory raises MemoryError."""
 
@@ -88,17 +98,14 @@ class PassesLibrary:
         if getattr(self._calls, f"passes_{name}")(*arguments):
             raise MemoryError
 
-    def made(self, name: str, *arguments: Any) -> _Pointer:
+    def made(self, name: str, *arguments: Any) -> Made:
         found = _Pointer()
         self.call(name, *arguments, ctypes.byref(found))
-        return found
+        return Made(found, getattr(self._calls, f"passes_{name}_free"), arguments)
 
-    def wake(self, engine: _Pointer) -> None:
+    def wake(self, engine: Made) -> None:
         """Have an engine's threads awake for a pass that comes soon."""
         self._calls.passes_engine_wake(engine)
-
-    def free(self, name: str, made: _Pointer) -> None:
-        getattr(self._calls, f"passes_{name}_free")(made)
 
 
 def kind_here() -> str:

@@ -21,29 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sds.models.cache.prefix_cache import PrefixCache
+from sds.models.cache.slots import SlotBackend
 from sds.models.files.fingerprint import gguf_fingerprint, identity
 from sds.models.llamacpp.batch import TokenBatch
 from sds.models.llamacpp.context import check_cache, check_fit, new_context
 from sds.models.llamacpp.kv_cache import KVBlock, LlamaKVCache
 from sds.models.llamacpp.prompt import Prompt
-from sds.models.llamacpp.weights import (
-    GgufModel,
-    chat_template,
-    is_one_state,
-    trained_context,
-)
-from sds.models.protocol import (
-    CONTEXT_TOKENS,
-    FORKS_MAX,
-    BackendError,
-    ChatFrame,
-    Row,
-    check_fits,
-    check_known,
-    check_rows,
-    shared_sections,
-)
-from sds.models.tokenizer.tokenizer import model_frame, tokens_of
+from sds.models.llamacpp.weights import GgufModel, chat_template, is_one_state, trained_context
+from sds.models.protocol import CONTEXT_TOKENS, FORKS_MAX, BackendError, Row, shared_sections
 
 BATCH_TOKENS = 512
 SHARED_PASS_TOKENS_MAX = 63  # with several slots: from 64 on llama.cpp attends in tiles, which adds up otherwise
@@ -53,10 +38,8 @@ SLOT_FORK_TOKENS_MAX = 256  # for each
 SLOT_FRAGMENTED_CELLS, FRAGMENTED_CELLS_MIN = 256, 2048
 
 
-class LlamaBackend:
+class LlamaBackend(SlotBackend[Prompt]):
     """One GGUF model with one cache. Give each thread its own (`replica`); call `close()` when done."""
-
-    lookahead_tokens_max, rows_may_be_cut = 0, True
 
     def __init__(
         self,
@@ -79,25 +62,21 @@ class LlamaBackend:
         self.name = path.name
         seen = identity(path)
         self.fingerprint = fingerprint or gguf_fingerprint(path)
-        self.slots = slots
         self._path, self._model = path, model.hold() if model else GgufModel(path, device=device)
         try:
             if identity(path) != seen:
                 raise BackendError(f"`{path}` was changed while it was opened", hint="open it again")
-            self._make(n_ctx, n_batch, threads or os.cpu_count() or 1)
+            self._make(n_ctx, n_batch, threads or os.cpu_count() or 1, slots)
         except BaseException:
             self._model.release()
             raise
-        self._open = True
 
-    def _make(self, n_ctx: int, n_batch: int, threads: int) -> None:
+    def _make(self, n_ctx: int, n_batch: int, threads: int, slots: int) -> None:
         """Make context and cache over the weights, of no more than the model was trained for."""
-        slots = self.slots
         check_fit(self._model, slots)
+        super().__init__(self._model.tokenizer(), chat_template(self._model.pointer), slots)
         self.context_tokens_max = n_ctx = trained_context(self._model.pointer, n_ctx)
         self.pass_tokens_max = min(n_batch, n_ctx) if slots == 1 else min(max(n_batch, 2), SHARED_PASS_TOKENS_MAX)
-        self.words = self._model.tokenizer()
-        self.vocab_size = self.words.size
         self._fork_tokens_max = max(FORK_TOKENS_MAX, slots * SLOT_FORK_TOKENS_MAX)
         fragmented_max = max(FRAGMENTED_CELLS_MIN, slots * SLOT_FRAGMENTED_CELLS) if slots > 1 else 0
         cells = slots * n_ctx + self._fork_tokens_max + (n_ctx + fragmented_max if slots > 1 else 0)
@@ -108,24 +87,8 @@ class LlamaBackend:
         self._batch = TokenBatch(cells + 1)
         self._prefix_cache: PrefixCache[KVBlock] = PrefixCache()
         self._one_state = is_one_state(self._model.pointer)
-        self._prompts: dict[int, Prompt] = {}
-        self._free_sequences: list[int] = []
-        self._next_fork = slots
         self._writes = 0
-        self._frame: ChatFrame | None = None
         self._empty()
-
-    def tokenize(self, text: bytes, *, special: bool) -> list[int]:
-        return tokens_of(self.words, text, special=special)
-
-    def piece(self, token: int) -> bytes:
-        return self.words.piece(token)
-
-    def frame(self) -> ChatFrame:
-        self._ready()
-        if self._frame is None:
-            self._frame = model_frame(chat_template(self._model.pointer), self.words)
-        return self._frame
 
     @property
     def fragmented(self) -> bool:
@@ -134,8 +97,7 @@ class LlamaBackend:
     def defragment(self) -> None:
         """Free the cells of past prompts. Those sections stay that lie lowest: the first that were read since the last time."""
         self._ready()
-        for fork in [fork for fork in self._prompts if fork >= self.slots]:
-            self.drop(fork)
+        self._drop_forks(*range(self.slots))
         prompts = self._prompts.values()
         keep = self._kv_cache.keepable(span for prompt in prompts for span in prompt.spans)
         try:
@@ -151,14 +113,10 @@ class LlamaBackend:
         self._ready()
         if self._has_nan:
             self._clear()
-        wanted = [tuple(section) for section in sections]
-        self._slot(slot)
-        check_fits(sum(map(len, wanted)), self.context_tokens_max)
-        for section in wanted:
-            check_known(section, self.vocab_size)
+        wanted = self._begun(sections, slot)
         if self.fragmented and not any(other.position for other in self._prompts.values() if other.origin != slot):
             self.defragment()
-        prompt = self._slot(slot)  # one that failed to defragment leaves another
+        prompt = self._prompts[slot]  # one that failed to defragment leaves another
         self._truncate(prompt, wanted)
         self._prefix_cache.touch(prompt.sections)
         for number, section in enumerate(wanted[len(prompt.sections) :], start=len(prompt.sections) + 1):
@@ -172,12 +130,7 @@ class LlamaBackend:
         wanted = [tuple(section) for section in sections]
         if self._one_state:
             return self._prompts[0].is_all(wanted) or self._prefix_cache.get(wanted) is not None
-        held = max(shared_sections(wanted, self._prompts[slot].sections) for slot in range(self.slots))
-        return self._prefix_cache.holds(wanted, behind=held)
-
-    def forward_one(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
-        logits: NDArray[np.float32] = self.run([Row(slot, tokens)])[0][0]
-        return logits
+        return self._prefix_cache.holds(wanted, behind=max(self._shared(wanted)))
 
     def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         self._ready()
@@ -186,85 +139,40 @@ class LlamaBackend:
         logits = self._decode(rows)
         return [logits[start:end] for start, end in pairwise(ends)]
 
-    def fork(self, slot: int) -> int:
-        """Return a new slot with what `slot` holds: it shares its cells. A fork goes when its prompt does."""
-        self._ready()
-        source = self._prompt(slot)
-        if not self._free_sequences:
-            raise BackendError(f"more than {FORKS_MAX} forks at once", hint="drop some, or score fewer alternatives")
-        fork, self._next_fork = self._next_fork, self._next_fork + 1
-        made = Prompt(self._free_sequences.pop(), source.origin, position=source.position, writes=dict(source.writes))
-        self._kv_cache.share(source.sequence, made.sequence, -1)
-        self._prompts[fork] = made
-        return fork
-
-    def drop(self, fork: int) -> None:
-        """Give a fork's slot back; one that went with its prompt, or after a failure, may be dropped again."""
-        self._ready()
-        if not self.slots <= fork < self._next_fork:
-            raise BackendError(f"there is no fork {fork}")
-        dropped = self._prompts.pop(fork, None)
-        if dropped is not None:
-            self._kv_cache.truncate(dropped.sequence, 0)
-            self._free_sequences.append(dropped.sequence)
-
-    def close(self) -> None:
-        if self._open:
-            self._open = False
-            self.words.release()
-            lib.llama_free(self._context)
-            self._model.release()
-
     def replica(self, *, threads: int, slots: int = 1) -> LlamaBackend:
         """Return another backend over the same weights, for another thread."""
         self._ready()
-        made = LlamaBackend(
-            self._path,
-            n_ctx=self.context_tokens_max,
-            threads=threads,
-            slots=slots,
-            fingerprint=self.fingerprint,
-            model=self._model,
-        )
-        made.name = self.name
+        return self._replica(n_ctx=self.context_tokens_max, threads=threads, slots=slots, model=self._model)
+
+    def _forked(self, source: Prompt) -> Prompt:
+        """A fork shares its source's cells."""
+        made = Prompt(self._free_sequences.pop(), source.origin, position=source.position, writes=dict(source.writes))
+        self._kv_cache.share(source.sequence, made.sequence, -1)
         return made
 
-    def _ready(self) -> None:
-        if not self._open:
-            raise BackendError("the model is closed")
+    def _dropped(self, prompt: Prompt) -> None:
+        self._kv_cache.truncate(prompt.sequence, 0)
+        self._free_sequences.append(prompt.sequence)
 
-    def _prompt(self, slot: int) -> Prompt:
-        prompt = self._prompts.get(slot)
-        if prompt is None:
-            raise BackendError(f"there is no slot {slot}")
-        return prompt
-
-    def _slot(self, slot: int) -> Prompt:
-        if not 0 <= slot < self.slots:
-            raise BackendError(f"there is no slot {slot}")
-        return self._prompts[slot]
+    def _free(self) -> None:
+        lib.llama_free(self._context)
+        self._model.release()
 
     def _check(self, rows: Sequence[Row]) -> None:
         """Refuse before anything is decoded: llama.cpp ends the process over some of these."""
         if not rows:
             raise BackendError("a pass needs at least one row")
-        check_rows(rows)
+        super()._check(rows)
         writes = dict[int, int]()
         for fork, prompt in self._prompts.items():
             writes |= prompt.writes if fork >= self.slots else {}
         forked = sum(writes.values())
-        for row in rows:
-            check_known(row.tokens, self.vocab_size)
-            check_fits(self._prompt(row.slot).position + len(row.tokens), self.context_tokens_max)
-            forked += len(row.tokens) if row.slot >= self.slots else 0
+        forked += sum(len(row.tokens) for row in rows if row.slot >= self.slots)
         if forked > self._fork_tokens_max:
             raise BackendError(f"forks hold {forked} tokens of their own, at most {self._fork_tokens_max}")
 
     def _truncate(self, prompt: Prompt, wanted: list[tuple[int, ...]]) -> None:
         """Truncate `prompt` to the leading sections it shares with `wanted`, or copy more of them from another slot."""
-        for fork in [fork for fork, made in self._prompts.items() if made.origin == prompt.origin]:
-            if fork >= self.slots:
-                self.drop(fork)
         if self._one_state:
             self._restore_state(prompt, wanted)
             return

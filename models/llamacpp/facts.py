@@ -11,14 +11,7 @@ DISTRIBUTION = "llama-cpp-python"
 def _open(opening: Opening) -> Backend:
     from sds.models.llamacpp.backend import LlamaBackend  # noqa: PLC0415  the library is loaded when a model is
 
-    return LlamaBackend(
-        opening.path,
-        device=opening.device,
-        threads=opening.threads,
-        slots=opening.slots,
-        fingerprint=opening.fingerprint,
-        **opening.context,
-    )
+    return LlamaBackend(opening.path, **opening.of("device", "threads", "slots", "fingerprint"), **opening.context)
 
 
 def _facts(device: str, _dtype: Dtype | None) -> dict[str, object]:

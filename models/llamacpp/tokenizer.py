@@ -54,9 +54,6 @@ class LlamaTokenizer:
             raise BackendError("a text could not be tokenized")
         return list(buffer[:count])
 
-    def piece(self, token: int) -> bytes:
-        return b"" if self.is_control(token) else self.spelling(token)
-
     def spelling(self, token: int) -> bytes:
         """Return how a token is written, control tokens too: `<|im_end|>`."""
         if not 0 <= token < self.size:

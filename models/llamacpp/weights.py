@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ctypes import create_string_buffer
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Self
 
 import llama_cpp as lib
 
+from sds.models.files.fingerprint import gguf_fingerprint, identity
 from sds.models.llamacpp.gpus import gpu_names
 from sds.models.llamacpp.tokenizer import LlamaTokenizer
 from sds.models.protocol import BackendError, check_device
@@ -120,4 +122,23 @@ def tokenizer_of(path: Path) -> tuple[LlamaTokenizer, str | None, Callable[[], o
     except BaseException:
         tokenizer.release()
         lib.llama_model_free(model)
+        raise
+
+
+@contextmanager
+def opening(
+    path: Path, fingerprint: str | None
+) -> Iterator[tuple[LlamaTokenizer, str | None, Callable[[], object], str]]:
+    """Yield what `tokenizer_of` returns, and the file's SHA-256, while the rest of it is opened; free the tokenizer where that
+    fails. Raises BackendError, too, where the file was changed meanwhile.
+    """
+    seen = identity(path)
+    fingerprint = fingerprint or gguf_fingerprint(path)
+    tokenizer, template, free = tokenizer_of(path)
+    try:
+        yield tokenizer, template, free, fingerprint
+        if identity(path) != seen:
+            raise BackendError(f"`{path}` was changed while it was opened", hint="open it again")
+    except BaseException:
+        free()
         raise

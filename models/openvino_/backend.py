@@ -22,18 +22,17 @@ from numpy.typing import NDArray
 
 from sds.models.cache.kv_cache import BatchRow
 from sds.models.cache.prefix_caching import PrefixCachingBackend
-from sds.models.files.fingerprint import gguf_fingerprint, identity
+from sds.models.files.fingerprint import identity
 from sds.models.files.llama_weights import LlamaWeights
-from sds.models.llamacpp.weights import tokenizer_of
+from sds.models.llamacpp.weights import opening
 from sds.models.openvino_.batch import Batch, Inputs, batches_of
 from sds.models.openvino_.kv_cache import PaddedKVCache
-from sds.models.openvino_.names import INSTALL_HINT, INT8_REST
+from sds.models.openvino_.names import INSTALL_HINT, INT8_REST, check_dtype, usual_dtype
 from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, check_slots
 
 try:
     import openvino as ov
 
-    from sds.models.openvino_.dtypes import check_dtype, usual_dtype
     from sds.models.openvino_.graph import graph
 except ImportError as error:
     raise BackendError("OpenVINO is not installed", hint=INSTALL_HINT) from error
@@ -57,7 +56,6 @@ class CompiledGraph:
     def __init__(
         self,
         path: Path,
-        seen: tuple[int, ...] | None,
         *,
         dtype: Dtype,
         n_ctx: int,
@@ -65,7 +63,7 @@ class CompiledGraph:
         engines: int,
         lengths: Sequence[int],
     ) -> None:
-        self._path, self._seen = path, seen
+        self._path, self._seen = path, identity(path)
         self._weights = LlamaWeights(path, "OpenVINO")
         self.shape = self._weights.shape
         self.context = min(n_ctx, self.shape.context)
@@ -166,7 +164,6 @@ class OpenvinoBackend(PrefixCachingBackend):
     """One GGUF model of the architecture `llama`. Give each thread its own (`replica`); call `close()` when done."""
 
     rows_may_be_cut = False
-    usual_dtype = staticmethod(usual_dtype)
     lookahead_tokens_max = 40  # in BF16 a pass of its own costs more: the weights, and a shape to prepare for
     _kv_cache: PaddedKVCache
 
@@ -193,24 +190,19 @@ class OpenvinoBackend(PrefixCachingBackend):
         check_slots(slots)
         dtype = dtype or usual_dtype()
         check_dtype(dtype)
-        seen = identity(path)
-        self.name = path.name
-        self.fingerprint = fingerprint or gguf_fingerprint(path)
-        words, template, self._free_words = tokenizer_of(path)
-        self._path, self._dtype = path, dtype
+        self._path, self._dtype, self.name = path, dtype, path.name
         self._request: _Request | None = None
-        try:
-            with _failing(f"OpenVINO cannot run `{path}`"):
-                threads = threads or os.cpu_count() or 1
-                self._graph = compiled or CompiledGraph(
-                    path, seen, dtype=dtype, n_ctx=n_ctx, threads=threads, engines=engines, lengths=lengths
-                )
-                self._graph.compiled()
-                kv_cache = self._graph.kv_cache(slots)
+        with (
+            opening(path, fingerprint) as (words, template, self._free_words, self.fingerprint),
+            _failing(f"OpenVINO cannot run `{path}`"),
+        ):
+            threads = threads or os.cpu_count() or 1
+            self._graph = compiled or CompiledGraph(
+                path, dtype=dtype, n_ctx=n_ctx, threads=threads, engines=engines, lengths=lengths
+            )
+            self._graph.compiled()
+            kv_cache = self._graph.kv_cache(slots)
             self._graph.check()
-        except BaseException:
-            self._free_words()
-            raise
         self.vocab_size, self.context_tokens_max = words.size, self._graph.context
         super().__init__(slots=slots, words=words, template=template, kv_cache=kv_cache)
         self.pass_tokens_max = PASS_TOKENS_MAX
@@ -220,10 +212,7 @@ class OpenvinoBackend(PrefixCachingBackend):
     def replica(self, *, threads: int, slots: int = 1) -> OpenvinoBackend:
         """Return another backend over the same weights, for another thread of as many cores as this one."""
         self._ready()
-        shared: dict[str, Any] = {"fingerprint": self.fingerprint, "compiled": self._graph}
-        made = OpenvinoBackend(self._path, dtype=self._dtype, threads=threads, slots=slots, **shared)
-        made.name = self.name
-        return made
+        return self._replica(dtype=self._dtype, threads=threads, slots=slots, compiled=self._graph)
 
     def _warm_up(self) -> None:
         """Make the first calls, which lay the weights out for the processor: that takes seconds, and no decision pays."""

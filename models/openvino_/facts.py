@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sds.models.facts import BackendFacts, Opening, installed
-from sds.models.openvino_.names import DISTRIBUTION, DTYPES, INSTALL_HINT, INT8_REST, QUANTIZED
+from sds.models.openvino_.names import DISTRIBUTION, DTYPES, INSTALL_HINT, INT8_REST, QUANTIZED, usual_dtype
 from sds.models.protocol import Backend, Dtype
 
 
@@ -17,25 +17,12 @@ def _open(opening: Opening) -> Backend:
     lengths: dict[str, Any] = {}
     if wanted is not None:  # of a longer pass none has a copy
         lengths = {"lengths": sorted({length for each in wanted for length in prepared_for(each, LENGTHS)[:1]})}
-    return OpenvinoBackend(
-        opening.path,
-        dtype=opening.dtype,
-        threads=opening.threads,
-        slots=opening.slots,
-        engines=opening.replicas,
-        fingerprint=opening.fingerprint,
-        **lengths,
-    )
-
-
-def _usual_dtype() -> Dtype:
-    from sds.models.openvino_.backend import OpenvinoBackend  # noqa: PLC0415  only with the extra `openvino`
-
-    return OpenvinoBackend.usual_dtype()
+    named = opening.of("dtype", "threads", "slots", "fingerprint")
+    return OpenvinoBackend(opening.path, engines=opening.replicas, **named, **lengths)
 
 
 def _facts(_device: str, dtype: Dtype | None) -> dict[str, object]:
-    dtype = dtype or _usual_dtype()
+    dtype = dtype or usual_dtype()
     in_int8 = {"in_8_bits": QUANTIZED, "rest": INT8_REST[dtype]} if dtype in INT8_REST else {}
     return {"dtype": dtype, **in_int8}
 
@@ -47,7 +34,7 @@ OPENVINO = BackendFacts(
     extra="openvino",
     install_hint=INSTALL_HINT,
     dtypes=DTYPES,
-    usual_dtype=_usual_dtype,
+    usual_dtype=usual_dtype,
     bits_need_slots=True,
     open=_open,
     version=lambda: installed(DISTRIBUTION),

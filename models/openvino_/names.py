@@ -1,8 +1,9 @@
-"""What OpenVINO is called in records and by pip, and the types that it can be asked for: known before it is loaded."""
+"""What OpenVINO is called in records and by pip, and in what it computes on this processor: known before it is loaded."""
 
 from __future__ import annotations
 
-from sds.models.protocol import Dtype, extra_hint
+from sds.models.files.cpu import cpu_features
+from sds.models.protocol import BackendError, Dtype, extra_hint
 
 DISTRIBUTION = "openvino"
 INSTALL_HINT = extra_hint("openvino", target="openvino")
@@ -10,3 +11,37 @@ INSTALL_HINT = extra_hint("openvino", target="openvino")
 QUANTIZED = "all products with weights but those of the last layer, and the weights of the head"
 INT8_REST: dict[Dtype, Dtype] = {"int8": "fp32", "int8-bf16": "bf16"}
 DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", *INT8_REST)
+WHOLE_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"}  # a processor without these drops what overflows
+
+
+def computes_in_bf16() -> bool:
+    """Return whether OpenVINO multiplies in BF16 on this processor. Raises BackendError."""
+    try:
+        import openvino as ov  # noqa: PLC0415  only with the extra `openvino`
+    except ImportError as error:
+        raise BackendError("OpenVINO is not installed", hint=INSTALL_HINT) from error
+    return "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+def computes_in_int8() -> bool:
+    """Return whether this processor adds up products of bytes without loss."""
+    return not WHOLE_PRODUCTS.isdisjoint(cpu_features())
+
+
+def usual_dtype() -> Dtype:
+    """Return in what it computes where nobody says it."""
+    return "bf16" if computes_in_bf16() else "fp32"
+
+
+def check_dtype(dtype: Dtype) -> None:
+    """Raises BackendError for what it does not compute in here."""
+    if dtype not in DTYPES:
+        raise BackendError(f"OpenVINO does not compute in {dtype} here", hint=f"choose {', '.join(DTYPES)}")
+    if dtype in INT8_REST and not computes_in_int8():
+        raise BackendError(
+            "this processor does not compute in int8",
+            hint=f"choose {INT8_REST[dtype] if computes_in_bf16() else 'fp32'}",
+        )
+    if INT8_REST.get(dtype, dtype) == "bf16" and not computes_in_bf16():
+        other = "int8" if dtype in INT8_REST else "fp32"
+        raise BackendError("this processor does not compute in bf16", hint=f"choose {other}")

@@ -188,17 +188,17 @@ def write_artifact(artifact: Artifact, folder: Path) -> str:
 
 
 def _written(manifest: Manifest) -> bytes:
-    told = manifest.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return (json.dumps(told, indent=1, sort_keys=True) + "\n").encode()
+    stated = manifest.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return (json.dumps(stated, indent=1, sort_keys=True) + "\n").encode()
 
 
 def _manifest(file: Path, content: bytes) -> Manifest:
     try:
-        told = json.loads(content)
-        schema = told.get("schema") if isinstance(told, dict) else None
+        stated = json.loads(content)
+        schema = stated.get("schema") if isinstance(stated, dict) else None
         if schema != SCHEMA:
             raise ReaderError(f"`{file}` is of schema `{str(schema)[:40]}`, not `{SCHEMA}`", hint=_HINT)
-        return Manifest.model_validate(told)
+        return Manifest.model_validate(stated)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the whole"

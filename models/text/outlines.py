@@ -16,15 +16,25 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.llamacpp.facts import LLAMACPP
-from sds.models.protocol import CONTEXT_TOKENS, ENDINGS, BackendError, ChatFrame, Dtype, Library, extra_hint
+from sds.models.protocol import (
+    CONTEXT_TOKENS,
+    ENDINGS,
+    BackendError,
+    ChatFrame,
+    Dtype,
+    Library,
+    extra_hint,
+    prompt_sections,
+)
 from sds.models.text.protocol import Completion, Form, Grammar, Processing
-from sds.models.tokenizer.tokenizer import Tokenizer, model_frame, tokens_of
+from sds.models.tokenizer.tokenizer import ModelTokenizer, Tokenizer
 from sds.models.transformers_.facts import TRANSFORMERS
 
 OUTLINES_HINT = extra_hint("outlines")
@@ -48,14 +58,7 @@ class Driven(Protocol):
     fingerprint: str
     outlines_model: Any  # what Outlines' compilers read the vocabulary from
     context_tokens_max: int
-    end_token: int
-
-    @property
-    def words(self) -> Tokenizer: ...
-
-    def tokenize(self, text: bytes, *, special: bool) -> list[int]: ...
-
-    def frame(self) -> ChatFrame: ...
+    tokenizer: ModelTokenizer
 
     def generate(self, prompt: list[int], guard: Guard, tokens_max: int) -> object:
         """Return the text written behind `prompt`, greedily, each token as `guard` permits."""
@@ -83,9 +86,7 @@ class OutlinesWriter:
         room = self._driven.context_tokens_max - len(prompt)
         if room <= 0:
             raise BackendError(f"the prompt of {len(prompt)} tokens fills the model's context")
-        guard = Guard(
-            self._compiled(grammar), end_token=self._driven.end_token, deadline_s=deadline_s, clock=self._clock
-        )
+        guard = Guard(self._compiled(grammar), end_token=self.words.eos, deadline_s=deadline_s, clock=self._clock)
         text = self._generate(guard, prompt, min(tokens_max, room))
         if guard.error is not None and not isinstance(guard.error, (BackendError, *ENDINGS)):
             raise BackendError(f"the mask failed: {type(guard.error).__name__}") from guard.error
@@ -97,30 +98,23 @@ class OutlinesWriter:
 
     @property
     def words(self) -> Tokenizer:
-        return self._driven.words
+        return self._driven.tokenizer.words
 
     @property
     def context_tokens_max(self) -> int:
         return self._driven.context_tokens_max
 
     def frame(self) -> ChatFrame:
-        return self._driven.frame()
+        return self._driven.tokenizer.frame()
 
     def count_tokens(self, text: str) -> int:
-        return len(self._driven.tokenize(text.encode("utf-8", "replace"), special=False))
+        return len(self._driven.tokenizer.tokenize(text.encode("utf-8", "replace"), special=False))
 
     def close(self) -> None:
         self._driven.close()
 
     def _prompt(self, system: str, user: str) -> list[int]:
-        frame, tokenize = self._driven.frame(), self._driven.tokenize
-        texts = (frame.before_system, system, frame.between, user, frame.after_user)
-        return [
-            token
-            for text, special in zip(texts, (True, False, True, False, True), strict=True)
-            if text
-            for token in tokenize(text.encode("utf-8", "replace"), special=special)
-        ]
+        return list(chain(*prompt_sections(self._driven.tokenizer, system, user)))
 
     def _compiled(self, grammar: Grammar) -> Any:
         if grammar.form != self.form:
@@ -228,7 +222,7 @@ class DrivenLlama:
         import outlines  # noqa: PLC0415
 
         from sds.models.llamacpp.tokenizer import LlamaTokenizer  # noqa: PLC0415
-        from sds.models.llamacpp.weights import UNFIT_HINT, trained_context, unfit  # noqa: PLC0415
+        from sds.models.llamacpp.weights import UNFIT_HINT, chat_template, trained_context, unfit  # noqa: PLC0415
 
         logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
         self.name, self.fingerprint = path.name, gguf_fingerprint(path)
@@ -246,17 +240,9 @@ class DrivenLlama:
             self._llama.close()
             raise BackendError(why, hint=UNFIT_HINT)
         self.context_tokens_max = trained_context(self._llama.model, n_ctx)
-        self.words = LlamaTokenizer(lib.llama_model_get_vocab(self._llama.model))
-        self.end_token = self.words.eos
+        words = LlamaTokenizer(lib.llama_model_get_vocab(self._llama.model))
+        self.tokenizer = ModelTokenizer(words, chat_template(self._llama.model))
         self.outlines_model: Any = outlines.from_llamacpp(self._llama, chat_mode=False)
-
-    def tokenize(self, text: bytes, *, special: bool) -> list[int]:
-        return tokens_of(self.words, text, special=special)
-
-    def frame(self) -> ChatFrame:
-        from sds.models.llamacpp.weights import chat_template  # noqa: PLC0415
-
-        return model_frame(chat_template(self._llama.model), self.words)
 
     def generate(self, prompt: list[int], guard: Guard, tokens_max: int) -> object:
         written: Any = self._llama(
@@ -270,7 +256,7 @@ class DrivenLlama:
         return written["choices"][0]["text"]
 
     def close(self) -> None:
-        self.words.release()
+        self.tokenizer.words.release()
         self._llama.close()
 
 
@@ -284,7 +270,7 @@ class DrivenTransformers:
         self._backend = HfBackend(path, device=device, dtype=dtype, n_ctx=n_ctx, threads=threads)
         self.name, self.fingerprint = self._backend.name, self._backend.fingerprint
         self.context_tokens_max = self._backend.context_tokens_max
-        self.end_token, self.words = self._backend.end_token, self._backend.words
+        self.tokenizer: ModelTokenizer = self._backend
         try:
             self._open(path)
         except Exception as error:
@@ -301,15 +287,9 @@ class DrivenTransformers:
         self._tokenizer = read(folder, local_files_only=True, trust_remote_code=False, **file)
         self.outlines_model: Any = outlines.from_transformers(self._backend.module, self._tokenizer)
         # A checkpoint's own settings may ask for sampling, penalties or another end.
-        self._backend.module.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-            do_sample=False, eos_token_id=self.end_token, pad_token_id=self.end_token
-        )
-
-    def tokenize(self, text: bytes, *, special: bool) -> list[int]:
-        return self._backend.tokenize(text, special=special)
-
-    def frame(self) -> ChatFrame:
-        return self._backend.frame()
+        end = self._backend.words.eos
+        settings = GenerationConfig(do_sample=False, eos_token_id=end, pad_token_id=end)  # type: ignore[no-untyped-call]
+        self._backend.module.generation_config = settings
 
     def generate(self, prompt: list[int], guard: Guard, tokens_max: int) -> object:
         """Masks are applied as written: compiling that one line takes a minute and a C++ compiler."""

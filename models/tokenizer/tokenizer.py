@@ -86,20 +86,6 @@ def _broken_up(text: bytes, spelled: set[bytes]) -> Iterator[bytes]:
     yield text[start:]
 
 
-class TokenizerOnly:
-    """Words alone, without a model, as a backend has them: text to tokens, tokens to bytes."""
-
-    def __init__(self, words: Tokenizer) -> None:
-        self._words = words
-        self.vocab_size = words.size
-
-    def tokenize(self, text: bytes, *, special: bool) -> list[int]:
-        return tokens_of(self._words, text, special=special)
-
-    def piece(self, token: int) -> bytes:
-        return b"" if self._words.is_control(token) else self._words.spelling(token)
-
-
 def readable(text: bytes, what: str) -> str:
     try:
         return text.decode()
@@ -114,3 +100,23 @@ def model_frame(template: str | None, words: Tokenizer) -> ChatFrame:
     if words.adds_bos and not frame.before_system.startswith(bos):
         return replace(frame, before_system=bos + frame.before_system)
     return frame
+
+
+class ModelTokenizer:
+    """A tokenizer as a backend has it, with its chat template: text to tokens, tokens to bytes, the frame of a prompt."""
+
+    def __init__(self, words: Tokenizer, template: str | None = None) -> None:
+        self.words, self.vocab_size = words, words.size
+        self._template = template
+        self._frame: ChatFrame | None = None
+
+    def tokenize(self, text: bytes, *, special: bool) -> list[int]:
+        return tokens_of(self.words, text, special=special)
+
+    def piece(self, token: int) -> bytes:
+        return b"" if self.words.is_control(token) else self.words.spelling(token)
+
+    def frame(self) -> ChatFrame:
+        if self._frame is None:
+            self._frame = model_frame(self._template, self.words)
+        return self._frame

@@ -83,10 +83,6 @@ class HfBackend(PrefixCachingBackend):
         self._ready()
         return self._model
 
-    @property
-    def end_token(self) -> int:
-        return self.words.eos
-
     def _call(self, rows: Sequence[BatchRow]) -> list[NDArray[np.float32]]:
         logits: dict[int, NDArray[np.float32]] = {}
         for group in self._groups(rows):

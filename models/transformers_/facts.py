@@ -14,14 +14,8 @@ USUAL_DTYPE: Dtype = "fp32"
 def _open(opening: Opening) -> Backend:
     from sds.models.transformers_.backend import HfBackend  # noqa: PLC0415  torch is loaded when it is asked for
 
-    return HfBackend(
-        opening.path,
-        device=opening.device,
-        dtype=opening.dtype or USUAL_DTYPE,
-        threads=opening.threads,
-        slots=opening.slots,
-        **opening.context,
-    )
+    dtype = opening.dtype or USUAL_DTYPE
+    return HfBackend(opening.path, dtype=dtype, **opening.of("device", "threads", "slots"), **opening.context)
 
 
 def _facts(device: str, dtype: Dtype | None) -> dict[str, object]:

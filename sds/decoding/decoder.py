@@ -1,7 +1,7 @@
 """One decision out of a language: a forward pass only where the model really chooses.
 
-A decision is a generator: it yields the rows of its next pass and is sent their logits, so that one driver runs it alone
-(`decode`) and another, the scheduler, runs many in one batch. Forced text is read in the next pass; text that is forced
+A decision is a generator: it yields the rows of its next pass and is sent their logits, so that the scheduler runs many in
+one batch. Forced text is read in the next pass; text that is forced
 through the end is never read. Where a backend reads a few tokens more for next to nothing, what may be written next is
 read along (`lookahead`). It returns a whole decision or raises `ModelError`; it does not judge what was decided.
 
@@ -14,10 +14,9 @@ written by the likeliest digits where the search gives up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -29,7 +28,6 @@ from sds.decoding.errors import (
     LOGITS_INVALID,
     ambiguous,
     as_model_error,
-    check_deadline,
     check_tokens,
 )
 from sds.decoding.lookahead import Lookahead, LookaheadBudget, LookaheadCache, lookahead_alternatives, lookahead_tokens
@@ -53,7 +51,7 @@ if TYPE_CHECKING:
     from sds.grammars.tokens.matcher import ChoicePoint, TokenMatcher
     from sds.models.protocol import Backend
 
-__all__ = ["JOINT", "ChoiceRecord", "Deciding", "Decoded", "Mode", "deciding", "decode"]
+__all__ = ["JOINT", "ChoiceRecord", "Deciding", "Decoded", "Mode", "deciding"]
 
 ACTION_CHOICE = "action"
 FORKS_MAX = 16
@@ -123,40 +121,6 @@ def deciding(
         return run.result()
     finally:
         run.drop(list(run.forks))
-
-
-def decode(
-    backend: Backend,
-    sections: Sequence[Sequence[int]],
-    matcher: TokenMatcher,
-    *,
-    tokens_max: int,
-    now_ms: Callable[[], int],
-    deadline_ms: int,
-    mode: Mode = "greedy",
-    noise_logp_max: float = 0.0,
-    shown: Sequence[str] = (),
-) -> Decoded:
-    """Decide once, alone, in slot 0. `deadline_ms`: absolute, on the clock of `now_ms`.
-
-    Raises ModelError as `deciding` does, or with the reason DEADLINE_EXCEEDED: the deadline is looked at before and
-    after every pass, a pass is never cut short.
-    """
-    run = deciding(
-        backend, 0, sections, matcher, tokens_max=tokens_max, mode=mode, noise_logp_max=noise_logp_max, shown=shown
-    )
-    advance: Callable[[], list[Row]] = partial(next, run)
-    with closing(run):
-        while True:
-            check_deadline(now_ms, deadline_ms)
-            try:
-                rows = advance()
-            except StopIteration as end:
-                decoded: Decoded = end.value
-                return decoded
-            check_deadline(now_ms, deadline_ms)
-            with as_model_error(BACKEND_FAILED, "the model"):
-                advance = partial(run.send, backend.run(rows))
 
 
 @dataclass

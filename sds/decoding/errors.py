@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sds.kernel.errors import ModelError, SdsError
@@ -30,11 +30,6 @@ def as_model_error(reason_code: str, what: str) -> Iterator[None]:
         raise ModelError(str(error), reason_code=reason_code, hint=error.hint) from error
     except BaseException as error:
         raise ModelError(f"{what} failed unexpectedly", reason_code=reason_code) from error
-
-
-def check_deadline(now_ms: Callable[[], int], deadline_ms: int) -> None:
-    if (late_ms := now_ms() - deadline_ms) > 0:
-        raise ModelError(f"the decision is {late_ms} ms past its deadline", reason_code=DEADLINE_EXCEEDED)
 
 
 def check_tokens(tokens: int, tokens_max: int) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, TypeVar
 
+from sds.engines.protocol import Engine
 from sds.host import paths
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.contract.schema import Contract, load_contract
@@ -70,9 +71,14 @@ class Chaos:
     """A misfortune that a run brings about on purpose between a proposal and its execution, to show that it does no harm."""
 
     promises: ClassVar[tuple[str, ...]] = ()  # names in the report that must be 0
+    stops: ClassVar[bool] = False  # whether the run is to end by it, before its limit
 
     def __init__(self, folder: Path, executor: Executor, seed: int) -> None:
         self.folder, self.executor, self.rng = folder, executor, Random(seed)  # noqa: S311  reproducible, no secret
+
+    def engine(self, engine: Engine) -> Engine:
+        """Return what proposes in the place of the run's engine: that one, unless it is the agent that goes wrong."""
+        return engine
 
     def reasoned(self, packet: DecisionPacket, data: bytes) -> None:
         """Act on a proposal that was just made. Called by one thread at a time."""
@@ -104,6 +110,8 @@ class Demo:
 
     `case`: what an event is called; `outcomes`: what a decision of each kind is called; `currency`: of its amounts, which have
     two decimals; `executor`: what its executor is called; `note`: the last line. `faults`: what in a statement must never stand there, a line each.
+    `totals`: of every case with the kind that was carried out, ESCALATE, or None where nobody chose, what is added up of them;
+    `NAME_minor` is the amount that goes with the count `NAME`.
     """
 
     case: str = "event"
@@ -113,6 +121,7 @@ class Demo:
     note: str = ""
     faults: Callable[[Iterable[StatementLine]], list[str]] = no_faults
     chaos: Mapping[str, type[Chaos]] = field(default_factory=dict)
+    totals: Callable[[Iterable[tuple[QueuedCase, str | None]]], Mapping[str, int]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.envelope.state import Value
 from sds.kernel.errors import LanguageError, ModelError
 from sds.models.protocol import BackendError, ChatFrame
-from sds.models.tokenizer.tokenizer import Speaks, Tokenizer, TokenizerOnly, tokens_of
+from sds.models.tokenizer.tokenizer import ModelTokenizer, Speaks, Tokenizer, tokens_of
 
 if TYPE_CHECKING:
     from sds.models.catalog.inspect import Inspected
@@ -159,12 +159,12 @@ def _spelling(question: Question) -> str:
 
 
 def _alive(question: Question) -> str:
-    check_mask_constrains(TokenizerOnly(question.words))
+    check_mask_constrains(ModelTokenizer(question.words))
     return "the mask is alive: no decision under it leaves its language"
 
 
 def _decisions(question: Question) -> str:
-    compiler = GrammarCompiler(TokenizerOnly(question.words))
+    compiler = GrammarCompiler(ModelTokenizer(question.words))
     for sentence in question.sentences:
         written = follow(compiler.matcher(question.said.envelope, _CONTEXT_REF), sentence)
         if written != sentence:

@@ -48,6 +48,7 @@ Stopped = tuple[str, str]  # why, and its mend
 class Decided:
     """One case that was decided: its answer, how long it took, and what was expected of it, if anything was."""
 
+    case: QueuedCase
     answer: Answer
     ms: float
     expected: str | None
@@ -89,6 +90,7 @@ def run(
     contract = gate.load_contract()
     with gate.opened(folder) as (source, executor):
         watch = Watch(contract.authority, gate.demo.chaos[chaos](folder, executor, limit) if chaos else None)
+        engine = watch.chaos.engine(engine) if watch.chaos else engine
         with Gate(contract, source, executor, folder=folder, engine=engine, on_reasoned=watch.reasoned) as opened:
             refuse_stopped(opened, gate)
             cases = undecided_cases(gate, opened, folder, limit)
@@ -147,7 +149,7 @@ class _Queue:
         if self._failures >= FAILURES_MAX:
             why = f"the model failed {FAILURES_MAX} times in a row, the last time with {answer.reason_code}"
             self.stopped = self.stopped or (why, "sds doctor --model PATH")
-        return Decided(answer, ms, expected)
+        return Decided(case, answer, ms, expected)
 
     def _expected(self, case: QueuedCase) -> str | None:
         if self._gate.expected is None:
@@ -184,6 +186,9 @@ def _report(
         else None,
         "agreement": _share(decided, lambda each: _action(each.answer)),
         "agreement_always_paying": _share(decided, lambda each: watch.first_permitted.get(each.answer.dfid)),
+        "totals": dict(gate.demo.totals((each.case, _action(each.answer)) for each in decided))
+        if gate.demo.totals
+        else {},
         "latency_ms": percentiles([each.ms for each in decided if not _undecided(each.answer)]),
         "record_faults": list(verify.verify(opened.store, public=public_keys_of(folder)).faults),
     }

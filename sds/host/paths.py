@@ -54,9 +54,9 @@ def labels_path(gate: str) -> Path:
 
 
 def fitted_readers(gate: str, shipped: Path | None) -> Path | None:
-    """Return the folder of a gate's readers: what was fitted here, else what came with it."""
+    """Return the folder of a gate's readers: what was fitted here, else what came with it; None where neither is there."""
     here = fitted_home(gate)
-    return here if here.exists() else shipped
+    return next((folder for folder in (here, shipped) if folder is not None and folder.exists()), None)
 
 
 def decisions_path(folder: Path) -> Path:

@@ -13,6 +13,7 @@ from sds.judgement import metrics
 from sds.judgement.bounds import is_decided
 from sds.judgement.judging import Judged, Readings, labelled, likeliest, score_of, true_values
 from sds.judgement.labels import YES
+from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.policy.checks import policy_rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import ESCALATE
@@ -56,8 +57,9 @@ def enumeration_scores(
 
 def same_to_the_policy(contract: Contract, name: str, cases: Sequence[LabelledCase]) -> list[list[str]]:
     """Return the values of an enumeration in groups that no decision on these cases tells apart, whatever its reason."""
-    rules, found = policy_rules(contract), dict[tuple[object, ...], list[str]]()
-    known = [case for case in cases if case.fields and all(each in case.readings for each in contract.readings)]
+    rules, found, fields = policy_rules(contract), dict[tuple[object, ...], list[str]](), Rules(contract)
+    said = (case for case in cases if case.fields and all(each in case.readings for each in contract.readings))
+    known = [case for case in said if not fields.faults(case.fields)]
     for value in contract.readings[name].values:
         decisions = tuple(
             rules.propose(case.fields, true_values(contract, case) | {name: value}).decision

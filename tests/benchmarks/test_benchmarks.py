@@ -13,7 +13,7 @@ import pytest
 
 from sds.benchmarks import grammar, hotpath, kernel, peers, records, scaling, throughput
 from sds.benchmarks.lib import measuring
-from sds.benchmarks.lib.measuring import Report
+from sds.benchmarks.lib.measuring import Report, write_whole
 from sds.benchmarks.lib.packets import amount_is_shown, digits_packets, fixed_packets, narrow_to_denial
 from sds.benchmarks.lib.process import PeerProcess
 from sds.benchmarks.lib.weights import Weights, vocabulary, weights_of
@@ -351,3 +351,17 @@ def test_a_peer_that_does_not_answer_in_time_is_ended_and_its_next_answers_are_e
     late = peer.ask({}, timeout_s=0.2)
     assert {"error": "no answer within 0.2 s"} == late == peer.ask({}, timeout_s=60)
     peer.close()
+
+
+def test_a_result_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "kernel.json"
+    write_whole(path, "before")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(UsageError, match="cannot be written: no space left on device"):
+        write_whole(path, "after")
+    assert "before" == path.read_text(encoding="utf-8")
+    assert [path] == list(tmp_path.iterdir())

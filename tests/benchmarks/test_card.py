@@ -88,4 +88,4 @@ def test_the_embedded_models_file_travels_in_parts(tmp_path: Path, monkeypatch: 
 
 
 def test_a_small_a_middling_and_a_large_shape_are_known() -> None:
-    assert {EMBEDDED.name, "qwen2-1.5b", "llama-8b", "tiny"} == set(SHAPES)
+    assert {EMBEDDED, "qwen2-1.5b", "llama-8b", "tiny"} == set(SHAPES)

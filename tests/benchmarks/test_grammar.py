@@ -11,7 +11,7 @@ from sds.benchmarks import grammar
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.models.catalog.catalog import embedded_model
 from sds.models.catalog.inspect import inspect_model
-from sds.models.tokenizer.tokenizer import TokenizerOnly
+from sds.models.tokenizer.tokenizer import ModelTokenizer
 
 
 def test_every_packet_has_bounds_and_a_reference_of_its_own() -> None:
@@ -22,7 +22,7 @@ def test_every_packet_has_bounds_and_a_reference_of_its_own() -> None:
 
 def test_every_peer_permits_what_ours_does_and_one_that_does_not_stops_the_run() -> None:
     with inspect_model(embedded_model()) as model:
-        rng, compiler = Random(2), GrammarCompiler(TokenizerOnly(model.words))
+        rng, compiler = Random(2), GrammarCompiler(ModelTokenizer(model.words))
         said = grammar.packet(rng)
         steps, permitted = grammar.script(compiler, said, rng)
         assert b"REFUND_TICKET" in b"".join(model.words.spelling(token) for tokens, _ in steps for token in tokens)

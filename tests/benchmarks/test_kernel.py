@@ -17,7 +17,8 @@ def test_the_kernel_benchmark_ends_with_one_json_document_and_keeps_it(
     monkeypatch.setattr(kernel, "WARM_UP", 2)
     kept = tmp_path / "kept"
     report, said = asked(kernel, "--json", "--n", "2", "--folder", str(tmp_path), "--save", str(kept))
-    assert {"jit_us_p99", "verdict_us_p50", "durable_over_commit_p50", "rule_us"} <= report.keys()
+    assert {"jit_us_p99", "verdict_us_p50", "durable_over_commit_p50", "monitors_us_p50", "rule_us"} <= report.keys()
+    assert 2 == report["monitors_us"]["n"]
     assert (2, 20) == (report["durable_us"]["n"], report["jit_us"]["n"])
     assert report["predicted"].keys() == report["over_predicted"].keys() == {"jit_us", "verdict_us", "durable_us"}
     assert [20, 20, 2] == [report[f"dir_core_{name}_us"]["n"] for name in ("jit", "verdict", "decided")]

@@ -70,6 +70,20 @@ def _hotpath(fresh: Iterator[float]) -> dict[str, Any]:
     }
 
 
+def _readings(fresh: Iterator[float]) -> dict[str, Any]:
+    reading_ms = {"cause": {"60": _summary(fresh), "own": _summary(fresh)}, "risk": {"row": _summary(fresh)}}
+    stages = {kind: {"stages_ms": {"open": next(fresh), "read": next(fresh)}} for kind in ("DECIDED", "DENY")}
+    shares = {"gate": "own", "threads": 3, "reading_ms_p50": 5.01, "reading_ms": reading_ms}
+    shares |= {
+        "distribution_us": _summary(fresh),
+        "read_over_alone": next(fresh),
+        "predicted": {"read_ms": next(fresh)},
+    }
+    shares |= {"decisions": {kind: of | {"whole_ms": _summary(fresh)} for kind, of in stages.items()}}
+    by_model = {key: _summary(fresh) for key in ("policy_ms", "model_ms")}
+    return shares | {"language_model": by_model | {"model": "own.gguf", "over_policy": next(fresh)}}
+
+
 def _peers(fresh: Iterator[float]) -> dict[str, Any]:
     def engine(name: str, ms: float) -> dict[str, Any]:
         figures = {"ms_p50": ms, "digits_ms_p50": ms + 1, "digits_refund_ms_p50": ms + 2, "compile_ms_p50": None}
@@ -174,6 +188,7 @@ def _gpu(fresh: Iterator[float]) -> dict[str, Any]:
 
 _MADE = {
     "hotpath": _hotpath,
+    "readings": _readings,
     "peers": _peers,
     "throughput": _throughput,
     "grammar": _grammar,
@@ -382,17 +397,3 @@ def test_without_what_typesets_it_the_page_says_so_in_one_line(library: str, mon
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(UsageError, match=f"the page needs what is not installed: {library}"):
         report.page(documents())
-
-
-def test_a_result_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "kernel.json"
-    write_whole(path, "before")
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(UsageError, match="cannot be written: no space left on device"):
-        write_whole(path, "after")
-    assert "before" == path.read_text(encoding="utf-8")
-    assert [path] == list(tmp_path.iterdir())

@@ -31,7 +31,7 @@ COMMAND = [sys.executable, "-m", "sds.cli.app"]
         (
             ["run", "refund", "--chaos", "fire"],
             2,
-            ["error: Invalid value for '--chaos': 'fire' is not one of 'drift', 'fail-second'.", "mend:  sds run --help"],
+            ["error: Invalid value for '--chaos': 'fire' is not one of 'drift', 'agent-drift', 'fail-second'.", "mend:  sds run --help"],
         ),
         (["run", "loans"], 2, ["error: there is no gate `loans`", "mend:  gates are: refund; one of your own: its path"]),
     ],

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.decoding.decoder import Deciding, Decoded
+from sds.decoding.decoder import Deciding, Decoded, Mode, deciding
+from sds.decoding.errors import BACKEND_FAILED, as_model_error
+from sds.grammars.tokens.matcher import TokenMatcher
 from sds.kernel.errors import ModelError
-from sds.models.protocol import PLAIN_FRAME, BackendError, ChatFrame, Row
+from sds.models.protocol import PLAIN_FRAME, Backend, BackendError, ChatFrame, Row
 
 PIECES = (
     *(bytes([byte]) for byte in range(256)),
@@ -120,6 +124,28 @@ class Disturbed(HashBackend):
             return plain
         noise = self._rng(tokens, len(self.passes)).uniform(-self._noise, self._noise, self.vocab_size) / 2
         return (plain + 0.999 * noise).astype(np.float32)  # the rounding of the sum stays within the last thousandth
+
+
+def decode(
+    backend: Backend,
+    sections: Sequence[Sequence[int]],
+    matcher: TokenMatcher,
+    *,
+    tokens_max: int,
+    mode: Mode = "greedy",
+) -> Decoded:
+    """Decide once, alone, in slot 0; raises ModelError as `deciding` does, and for whatever fails in a pass."""
+    run = deciding(backend, 0, sections, matcher, tokens_max=tokens_max, mode=mode)
+    advance: Callable[[], list[Row]] = partial(next, run)
+    with closing(run):
+        while True:
+            try:
+                rows = advance()
+            except StopIteration as end:
+                decoded: Decoded = end.value
+                return decoded
+            with as_model_error(BACKEND_FAILED, "the model"):
+                advance = partial(run.send, backend.run(rows))
 
 
 def together(backend: HashBackend, decisions: Sequence[Deciding]) -> list[Decoded | ModelError]:

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from sds.decoding.decoder import FORKS_MIN, Deciding, Decoded, Mode, deciding, decode
+from sds.decoding.decoder import FORKS_MIN, Deciding, Decoded, Mode, deciding
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.envelope.bounds import bound
 from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend, Row, prompt_sections
-from tests.decoding.small_backend import HashBackend, together
+from tests.decoding.small_backend import HashBackend, decode, together
 from tests.hostile import PROMPT, AdversarialBackend, Logits, constant, random
 from tests.model_fixtures import CONTEXT_REF, refund_envelope
 from tests.scale import scale, seeded
@@ -25,7 +25,7 @@ def decided(
     backend: Backend, envelope: DecisionEnvelope, prompt: list[list[int]] | None = None, mode: Mode = "greedy"
 ) -> Decoded:
     matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
-    return decode(backend, prompt or PROMPT, matcher, tokens_max=TOKENS_MAX, now_ms=lambda: 0, deadline_ms=0, mode=mode)
+    return decode(backend, prompt or PROMPT, matcher, tokens_max=TOKENS_MAX, mode=mode)
 
 
 def refund_prompt(backend: Backend, claim: str) -> list[list[int]]:

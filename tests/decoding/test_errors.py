@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sds.decoding.decoder import Decoded, Mode, decode
+from sds.decoding.decoder import Decoded, Mode
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.grammars.tokens.matcher import ChoicePoint, TokenMatcher
 from sds.kernel.errors import ModelError
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend, BackendError, Row
 from sds.models.transformers_.backend import HfBackend
+from tests.decoding.small_backend import decode
 from tests.hostile import PROMPT, AdversarialBackend, Logits, constant
 from tests.model_fixtures import CONTEXT_REF, TINY_THREADS, refund_envelope
 
@@ -27,11 +27,10 @@ def refund(
     *,
     prompt: list[list[int]] = PROMPT,
     tokens_max: int = 400,
-    clock: Callable[[], int] = lambda: 0,
     mode: Mode = "greedy",
 ) -> Decoded:
     matcher = GrammarCompiler(backend).matcher(refund_envelope(), CONTEXT_REF)
-    return decode(backend, prompt, matcher, tokens_max=tokens_max, now_ms=clock, deadline_ms=1000, mode=mode)
+    return decode(backend, prompt, matcher, tokens_max=tokens_max, mode=mode)
 
 
 def stopped(backend: Backend, **options: Any) -> ModelError:
@@ -216,7 +215,7 @@ def test_a_model_closed_in_the_middle_stops_the_decision(opened: Callable[..., B
     matcher = GrammarCompiler(backend).matcher(refund_envelope(), CONTEXT_REF)
     backend.close()
     with pytest.raises(ModelError, match="the model is closed") as caught:
-        decode(backend, PROMPT, matcher, tokens_max=400, now_ms=lambda: 0, deadline_ms=0)
+        decode(backend, PROMPT, matcher, tokens_max=400)
     assert "BACKEND_FAILED" == caught.value.reason_code
 
 
@@ -227,19 +226,6 @@ def test_a_prompt_beyond_the_context_stops_the_decision(tiny_path: Callable[[int
     assert "BACKEND_FAILED" == caught.value.reason_code
     assert caught.value.hint
     backend.close()
-
-
-@pytest.mark.parametrize("late_at", [1, 2, 3])
-def test_a_passed_deadline_stops_the_decision(late_at: int, tiny: LlamaBackend):
-    """The clock is looked at before the first pass, between passes, and after the last one."""
-    looks = iter([0] * (late_at - 1) + [1001] * 100)
-    error = stopped(AdversarialBackend(tiny, constant), clock=lambda: next(looks))
-    assert ("DEADLINE_EXCEEDED", "the decision is 1 ms past its deadline") == (error.reason_code, str(error))
-
-
-def test_a_decision_on_the_last_millisecond_counts(tiny: LlamaBackend):
-    result = refund(tiny, clock=lambda: 1000)
-    assert refund_envelope().contains(result.data)
 
 
 @pytest.mark.parametrize("tokens_max", [0, 2, 20])
@@ -253,9 +239,3 @@ def test_the_budget_is_exact(tiny: LlamaBackend):
     needed = refund(tiny).tokens_generated
     assert needed == refund(tiny, tokens_max=needed).tokens_generated
     assert "TOKEN_BUDGET_EXCEEDED" == stopped(tiny, tokens_max=needed - 1).reason_code
-
-
-def test_the_wall_clock_is_not_read(tiny: LlamaBackend):
-    """`now_ms` is the only clock: one that stands still never ends a decision."""
-    result = refund(tiny, clock=lambda: -sys.maxsize)
-    assert refund_envelope().contains(result.data)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from pathlib import Path
+from contextlib import closing
 from random import Random
 
 import pytest
 
-from sds.decoding.decoder import Mode, decode
+from sds.decoding.decoder import Mode
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
-from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend
+from tests.decoding.small_backend import decode
 from tests.hostile import PROMPT, WISHES, AdversarialBackend
-from tests.model_fixtures import TINY_THREADS
+from tests.model_fixtures import model_in
 from tests.scale import scale, seeded
 from tests.strategies import random_envelope
 
@@ -25,11 +23,6 @@ DECISIONS = scale(2_000, 100_000) // (len(CHECKPOINTS) + len(WISHES)) + 1
 HF_DECISIONS = scale(30, DECISIONS)
 TOKENS_MAX = 1000  # more than the longest sentence of the pool has bytes of text and digits
 EXACT_SHARE = 0.1
-DEADLINE_MS = 60_000  # a hang, not a limit on speed
-
-
-def monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 def assert_decides_inside(backend: Backend, compiler: GrammarCompiler, rng: Random) -> None:
@@ -37,15 +30,7 @@ def assert_decides_inside(backend: Backend, compiler: GrammarCompiler, rng: Rand
     if isinstance(backend, AdversarialBackend):
         backend.face(compiler.matcher(envelope, context_ref))
     mode: Mode = "exact" if rng.random() < EXACT_SHARE else "greedy"
-    result = decode(
-        backend,
-        PROMPT,
-        compiler.matcher(envelope, context_ref),
-        tokens_max=TOKENS_MAX,
-        now_ms=monotonic_ms,
-        deadline_ms=monotonic_ms() + DEADLINE_MS,
-        mode=mode,
-    )
+    result = decode(backend, PROMPT, compiler.matcher(envelope, context_ref), tokens_max=TOKENS_MAX, mode=mode)
     proposal = parse_proposal(result.data)
     assert isinstance(proposal, Proposal), result.data
     assert context_ref == proposal.context_ref
@@ -53,27 +38,19 @@ def assert_decides_inside(backend: Backend, compiler: GrammarCompiler, rng: Rand
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("seed", CHECKPOINTS)
-def test_a_random_model_never_leaves_the_envelope(seed: int, tiny_path: Callable[[int], Path]):
-    rng = seeded(seed)
-    backend = LlamaBackend(tiny_path(seed), threads=TINY_THREADS)
-    compiler = GrammarCompiler(backend)
-    for _ in range(DECISIONS):
-        assert_decides_inside(backend, compiler, rng)
-    backend.close()
-
-
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize("seed", HF_CHECKPOINTS)
-def test_a_random_checkpoint_folder_never_leaves_the_envelope(seed: int, tiny_folder: Callable[[int], Path]):
-    from sds.models.transformers_.backend import HfBackend
-
-    rng = seeded(seed)
-    backend = HfBackend(tiny_folder(seed), threads=TINY_THREADS)
-    compiler = GrammarCompiler(backend)
-    for _ in range(HF_DECISIONS):
-        assert_decides_inside(backend, compiler, rng)
-    backend.close()
+@pytest.mark.parametrize(
+    ("library", "seed", "decisions"),
+    [*(("llama", seed, DECISIONS) for seed in CHECKPOINTS), *(("hf", seed, HF_DECISIONS) for seed in HF_CHECKPOINTS)],
+)
+def test_a_random_model_never_leaves_the_envelope(
+    library: str, seed: int, decisions: int, request: pytest.FixtureRequest
+):
+    """Through transformers, a random checkpoint folder."""
+    rng, path_of = seeded(seed), request.getfixturevalue("tiny_folder" if library == "hf" else "tiny_path")
+    with closing(model_in(library, path_of(seed))) as backend:
+        compiler = GrammarCompiler(backend)
+        for _ in range(decisions):
+            assert_decides_inside(backend, compiler, rng)
 
 
 @pytest.mark.timeout(7200)

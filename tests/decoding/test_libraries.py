@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from sds.benchmarks.lib.packets import real_packets
-from sds.decoding.decoder import ACTION_CHOICE, JOINT, decode
+from sds.decoding.decoder import ACTION_CHOICE, JOINT
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.decision.packet import DecisionPacket
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend, prompt_sections
+from tests.decoding.small_backend import decode
 from tests.model_fixtures import CONTEXT_REF, TINY_THREADS, refund_envelope
+from tests.questions import real_packets
 from tests.scale import scale
 
 PACKETS = scale(8, 200)
@@ -37,8 +38,6 @@ def choice_of(backend: Backend, packet: DecisionPacket) -> Choice:
         prompt_sections(backend, *packet.texts),
         GrammarCompiler(backend).matcher(packet.envelope, packet.snapshot.id),
         tokens_max=TOKENS_MAX,
-        now_ms=lambda: 0,
-        deadline_ms=0,
     )
     action = next(choice for choice in decoded.choices if choice.name == ACTION_CHOICE)
     return action.chosen, dict(action.probabilities)

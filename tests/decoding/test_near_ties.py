@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from sds.decoding.decoder import Deciding, Decoded, Mode, deciding, decode
+from sds.decoding.decoder import Deciding, Decoded, Mode, deciding
 from sds.decoding.errors import CHOICE_TOO_CLOSE
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.errors import ModelError
-from tests.decoding.small_backend import Disturbed, HashBackend, together
+from tests.decoding.small_backend import Disturbed, HashBackend, decode, together
 from tests.model_fixtures import CONTEXT_REF
 from tests.scale import scale, seeded
 from tests.strategies import random_envelope
@@ -26,9 +26,7 @@ TOKENS_MAX = 2000
 def alone(seed: int, envelope: DecisionEnvelope, mode: Mode, slot: int) -> Decoded:
     backend = HashBackend(seed, spread=SPREAD)
     matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
-    return decode(
-        backend, [*PROMPT, [slot]], matcher, tokens_max=TOKENS_MAX, now_ms=lambda: 0, deadline_ms=0, mode=mode
-    )
+    return decode(backend, [*PROMPT, [slot]], matcher, tokens_max=TOKENS_MAX, mode=mode)
 
 
 def beside(backend: HashBackend, envelope: DecisionEnvelope, mode: Mode, slot: int, noise: float) -> Deciding:
@@ -102,7 +100,7 @@ def test_a_perfect_tie_without_noise_is_decided_by_order():
     for _ in range(50):
         envelope = random_envelope(rng.randint)
         matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
-        found = decode(backend, PROMPT, matcher, tokens_max=TOKENS_MAX, now_ms=lambda: 0, deadline_ms=0)
+        found = decode(backend, PROMPT, matcher, tokens_max=TOKENS_MAX)
         assert envelope.names[0].encode() in found.data
 
 

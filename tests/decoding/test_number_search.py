@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from sds.decoding import number_search
-from sds.decoding.decoder import Decoded, Mode, deciding, decode
+from sds.decoding.decoder import Decoded, Mode, deciding
 from sds.decoding.errors import CHOICE_TOO_CLOSE
 from sds.decoding.number_search import PREFIXES_MAX
 from sds.grammars.tokens import matcher as walk_module
@@ -25,7 +25,7 @@ from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.kernel.errors import ModelError
 from sds.models.protocol import Backend, BackendError, Row
 from tests.decoding.reference import CaseView, looking
-from tests.decoding.small_backend import PIECES, Disturbed, HashBackend, together
+from tests.decoding.small_backend import PIECES, Disturbed, HashBackend, decode, together
 from tests.model_fixtures import CONTEXT_REF
 from tests.scale import scale, seeded
 
@@ -150,7 +150,7 @@ def test_a_real_model_finds_what_it_would_of_a_list_and_the_same_to_the_last_bit
 
     def decided_by(mode: Mode) -> Decoded:
         matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
-        return decode(backend, PROMPT, matcher, tokens_max=400, now_ms=lambda: 0, deadline_ms=0, mode=mode)
+        return decode(backend, PROMPT, matcher, tokens_max=400, mode=mode)
 
     listed = amount_of(decided_by("exact"))
     assert listed != amount_of(decided_by("greedy"))

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sds.benchmarks.lib.packets import real_packets
-from sds.decoding.decoder import Decoded, Mode, decode
+from sds.decoding.decoder import Decoded, Mode
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.envelope import DecisionEnvelope
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend, Row, prompt_sections
 from tests.decoding.reference import CaseView, Slow, log_probabilities, looking, slow_decision
-from tests.decoding.small_backend import HashBackend
+from tests.decoding.small_backend import HashBackend, decode
 from tests.model_fixtures import CONTEXT_REF
+from tests.questions import real_packets
 from tests.scale import scale, seeded
 from tests.strategies import random_envelope
 
@@ -36,8 +36,6 @@ def both(
         prompt,
         compiler.matcher(envelope, CONTEXT_REF),
         tokens_max=2000,
-        now_ms=lambda: 0,
-        deadline_ms=0,
         mode=mode,
     )
     return decoded, slow_decision(look or looking(backend, prompt), compiler.matcher(envelope, CONTEXT_REF), mode)
@@ -71,25 +69,15 @@ def packets(tmp_path_factory: pytest.TempPathFactory) -> list[DecisionPacket]:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("which", ["own_hf", "own_vino"])
-def test_in_single_precision_real_packets_are_decided_as_by_the_reference(
-    which: str, mode: Mode, packets: list[DecisionPacket], request: pytest.FixtureRequest
+@pytest.mark.parametrize(("which", "tolerance"), [("own_hf", 1e-3), ("own_vino", 1e-3), ("own_int", 1e-6)])
+def test_real_packets_are_decided_as_by_the_reference(
+    which: str, tolerance: float, mode: Mode, packets: list[DecisionPacket], request: pytest.FixtureRequest
 ):
+    """In single precision; sums of integer passes are exact: however a text is cut, the logits have the same bits."""
     backend: Backend = request.getfixturevalue(which)
     for packet in packets:
         decoded, slow = both(backend, packet.envelope, mode, prompt_sections(backend, *packet.texts))
-        assert_equal(decoded, slow, 1e-3)
-
-
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("mode", MODES)
-def test_integer_passes_decide_real_packets_as_the_reference_does(
-    mode: Mode, own_int: Backend, packets: list[DecisionPacket]
-):
-    """Their sums are exact: however a text is cut into passes, the logits have the same bits."""
-    for packet in packets:
-        decoded, slow = both(own_int, packet.envelope, mode, prompt_sections(own_int, *packet.texts))
-        assert_equal(decoded, slow, 1e-6)
+        assert_equal(decoded, slow, tolerance)
 
 
 @pytest.mark.timeout(3600)

@@ -97,8 +97,7 @@ def test_a_local_engine_whose_mask_is_dead_does_not_open(
 
 def closings(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Return a list that grows by each model that is closed."""
-    from sds.models.cache.prefix_caching import PrefixCachingBackend
-    from sds.models.llamacpp.backend import LlamaBackend
+    from sds.models.cache.slots import SlotBackend
     from sds.models.text.outlines import DrivenLlama
 
     closed: list[object] = []
@@ -110,7 +109,7 @@ def closings(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
         return close
 
-    for owner in (LlamaBackend, PrefixCachingBackend, DrivenLlama):
+    for owner in (SlotBackend, DrivenLlama):
         monkeypatch.setattr(owner, "close", counted(owner.close))
     return closed
 

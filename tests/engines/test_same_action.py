@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from sds.benchmarks.lib.packets import real_packets
 from sds.decoding.decoder import ACTION_CHOICE
 from sds.engines.native import NativeEngine
 from sds.engines.protocol import Engine
@@ -33,6 +32,7 @@ from tests.engines.conftest import running_ms
 from tests.engines.servers import LlamaServer
 from tests.kernel.durable import World
 from tests.model_fixtures import TINY_THREADS
+from tests.questions import real_packets
 from tests.scale import scale
 
 PACKETS = scale(2, 200)

@@ -57,6 +57,11 @@ def test_late_ones_end_and_the_others_go_on(batching: Callable[..., Scheduler]) 
     until(lambda: not scheduler._running)
 
 
+def test_a_decision_on_the_last_millisecond_counts(batching: Callable[..., Scheduler]) -> None:
+    scheduler = batching(HashBackend(1), now_ms=lambda: 100)
+    assert alone([[1], [2]]) == scheduler.submit(make([[1], [2]], 3), [[1], [2]], 100)
+
+
 def test_no_caller_waits_for_the_end_of_a_pass_that_outlasts_its_deadline(batching: Callable[..., Scheduler]) -> None:
     backend = HashBackend(1)
     scheduler = batching(backend, now_ms=lambda: int(time.monotonic() * 1000))

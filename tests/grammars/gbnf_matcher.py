@@ -11,6 +11,7 @@ from random import Random
 import llama_cpp as lib
 
 from sds.models.llamacpp.tokenizer import LlamaTokenizer
+from sds.models.tokenizer.tokenizer import ModelTokenizer
 
 PIECE_BYTES_MAX = 16
 
@@ -24,11 +25,11 @@ class GbnfVocabulary:
         params.vocab_only = True
         self._model = lib.llama_model_load_from_file(os.fsencode(path), params)
         self.pointer = lib.llama_model_get_vocab(self._model)
-        words = LlamaTokenizer(self.pointer)
-        self.end = words.eos
+        words = ModelTokenizer(LlamaTokenizer(self.pointer))
+        self.end = words.words.eos
         self.tokens = {
             piece: token
-            for token in range(words.size)
+            for token in range(words.vocab_size)
             if (piece := words.piece(token))
             and (
                 len(piece) == 1 or (len(piece) <= PIECE_BYTES_MAX and piece.isascii() and piece.decode().isprintable())

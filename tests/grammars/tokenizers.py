@@ -10,7 +10,7 @@ from pathlib import Path
 import llama_cpp
 
 from sds.models.llamacpp.weights import load_gguf
-from sds.models.tokenizer.tokenizer import Tokenizer, TokenizerOnly
+from sds.models.tokenizer.tokenizer import ModelTokenizer, Tokenizer
 
 _SCRAPS = (
     *('","', '":"', '":', '":-', '{"', '":{"', '":{},"', '},"', "},", ',"', '"}', "_code", "_ref", "action", "params"),
@@ -21,7 +21,7 @@ _JOINED = ("12", "00", "000", ".0", "0,", '0,"', "0}", '5},"', ":1", '":2', "99"
 _PARTS = re.compile(rb"[0-9]{1,3}|[A-Z]+|[a-z]+|[^0-9A-Za-z]+")
 
 
-class Tokens(TokenizerOnly):
+class Tokens(ModelTokenizer):
     """A tokenizer as a compiled grammar asks for it, and as llguidance does."""
 
     bos, adds_bos = -1, False
@@ -32,13 +32,13 @@ class Tokens(TokenizerOnly):
         self.eos = words.eos
 
     def encode(self, text: bytes, *, special: bool) -> list[int]:
-        return self._words.encode(text, special=special)
+        return self.words.encode(text, special=special)
 
     def spelling(self, token: int) -> bytes:
-        return self._words.spelling(token)
+        return self.words.spelling(token)
 
     def is_control(self, token: int) -> bool:
-        return self._words.is_control(token)
+        return self.words.is_control(token)
 
 
 class Scraps:

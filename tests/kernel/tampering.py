@@ -13,6 +13,7 @@ from sds.kernel.audit import verify
 from sds.kernel.context import artifacts
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import erasure, recovery
+from sds.kernel.operations.labels import record_label
 from sds.kernel.registry import registry
 from sds.kernel.storage import checkpoints
 from sds.kernel.storage.checkpoints import Checkpoint, LedgerKey
@@ -35,11 +36,21 @@ from tests.kernel.durable import (
 )
 from tests.kernel.sagas import REVERT, Script, run, terms
 
+MONITORED = (
+    "escalation: {per_hour: 1000000}",
+    """escalation: {per_hour: 1000000}
+aggregate_thresholds:
+  - {name: often, of: approval_rate, window: {last: 10}, warn: 0.9}
+  - {name: minute, of: paid_sum_minor, window: {minutes: 1}, warn: 1000000}
+  - {name: calibrated, of: calibration, window: {last: 10}, warn: 0.5}
+""",
+)
+
 
 def full_record(folder: Path) -> World:
     """Return a record with one of everything: paid, refused, unknown, denied, escalated, aborted, restarted, open, a saga,
     a clock set back."""
-    made = World(folder, terms=terms())
+    made = World(folder, terms=terms(MONITORED))
     for number in range(2, 9):
         made.tickets.put(f"T{number}", mood="angry")
     run(made.kernel, made, Script(step_2=deny, compensation=REVERT), event="half settled")
@@ -83,6 +94,10 @@ def full_record(folder: Path) -> World:
     made.clock.advance(-2 * BACK_MS)
     made.decide(escalate, "by a clock set back", "T6")
     made.clock.advance(2 * BACK_MS)
+    for number in range(8):  # a chunk of a window, and sixtieths of another
+        made.clock.advance(1_500)
+        judged = made.decide(deny, f"monitored {number}", "T6", confidence=0.75)
+        record_label(made.store, judged.dfid, right=True, by="desk", now_ms=made.clock())
     made.packet("still open", "T5")
     made.kernel.decide(packet := made.packet("open, once rejected", "T6"), nonsense(packet))
     sign(made)

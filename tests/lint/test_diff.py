@@ -34,6 +34,10 @@ def said(found: ContractDiff) -> set[str]:
     return {f"{change.kind} {change.aspect}: {change.direction}" for change in found.decisions}
 
 
+def monitored(monitor: str) -> tuple[str, str]:
+    return SPEND, f"{SPEND}aggregate_thresholds: [{{name: m, window: {{last: 10}}, {monitor}}}]\n"
+
+
 @pytest.mark.parametrize(
     ("edit", "forth", "back"),
     [
@@ -132,6 +136,7 @@ def test_the_verdict_says_that_it_rests_on_a_search():
             "narrower",
             "wider",
         ),
+        (monitored("of: approval_rate, stop: 0.5"), "aggregate_thresholds.m", "narrower", "wider"),
         ((SPEND, f"{SPEND}draws_settle_in: source\n"), "draws_settle_in", "wider", "narrower"),
         ((SPEND, f"{SPEND}source: elsewhere\n"), "source", "wider", "wider"),
         (("2020-01-01", "2021-01-01"), "effective_from", "narrower", "wider"),
@@ -151,6 +156,22 @@ def test_a_setting_that_differs_is_named_with_its_direction(edit: tuple[str, str
     a, b = world.contract(), world.contract(edit)
     assert forth in {change.direction for change in changed_settings(a, b) if change.path == path}
     assert back in {change.direction for change in changed_settings(b, a) if change.path == path}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "forth", "back"),
+    [
+        ("of: approval_rate, stop: 0.5", "of: approval_rate, stop: 0.6", "wider", "narrower"),
+        ("of: confidence_mean, stop: 0.5", "of: confidence_mean, stop: 0.6", "narrower", "wider"),
+        ("of: approval_rate, stop: 0.5", "of: approval_rate, warn: 0.5", "wider", "narrower"),
+        ("of: approval_rate, stop: 0.5", "of: approval_rate, stop: 0.5, warn: 0.4", "different", "different"),
+        ("of: approval_rate, stop: 0.5", "of: paid_share, stop: 0.5", "wider", "wider"),
+    ],
+)
+def test_a_monitor_that_stops_later_or_never_is_wider(before: str, after: str, forth: str, back: str):
+    a, b = world.contract(monitored(before)), world.contract(monitored(after))
+    assert [("aggregate_thresholds.m", forth)] == [(each.path, each.direction) for each in changed_settings(a, b)]
+    assert [("aggregate_thresholds.m", back)] == [(each.path, each.direction) for each in changed_settings(b, a)]
 
 
 def test_a_setting_that_is_wider_permits_more_and_one_that_is_different_does_not():

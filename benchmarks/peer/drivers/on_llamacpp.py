@@ -6,16 +6,16 @@ prompts have in common.
 
 from __future__ import annotations
 
-import http.client
-import json
 import logging
 import socket
 import threading
 import time
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import httpx2
 from llama_cpp import Llama, llama_model_get_vocab, llama_vocab_get_text
 
 from sds.benchmarks.peer.drivers.serving import Decide, Peer, Request, Said, timed
@@ -94,21 +94,17 @@ def _server(model: Path, threads: int) -> Peer:
         if time.monotonic() > give_up:
             raise RuntimeError("the server does not start")
         time.sleep(0.01)
-    port = listener.getsockname()[1]
-    return Peer(lambda request: _asked(port, request), ("llama_cpp_python", "uvicorn"), f"{notes}; over loopback")
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    client = httpx2.Client(base_url=url, timeout=ANSWER_S, trust_env=False)
+    return Peer(partial(_asked, client), ("llama_cpp_python", "uvicorn"), f"{notes}; over loopback")
 
 
-def _asked(port: int, request: Request) -> Said:
+def _asked(client: httpx2.Client, request: Request) -> Said:
     asked = {"prompt": request["text"], "grammar": request["gbnf"], "max_tokens": request["tokens_max"], **GREEDY}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
-    try:
-        connection.request("POST", "/v1/completions", json.dumps(asked), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        body: Any = json.loads(answer.read())
-    finally:
-        connection.close()
-    if answer.status != http.client.OK:
-        raise RuntimeError(f"status {answer.status}: {body}")
+    answer = client.post("/v1/completions", json=asked)
+    body = answer.json()
+    if answer.status_code != httpx2.codes.OK:
+        raise RuntimeError(f"status {answer.status_code}: {body}")
     if (read := body["usage"]["prompt_tokens"]) != len(request["tokens"]):
         raise RuntimeError(f"it read {read} tokens, not the prompt's {len(request['tokens'])}")
     return Said(body["choices"][0]["text"])

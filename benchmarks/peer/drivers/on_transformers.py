@@ -6,7 +6,6 @@ prompt stays in the cache from one decision to the next.
 
 from __future__ import annotations
 
-import time
 from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
@@ -63,12 +62,8 @@ class CachedModel:
 
 def tokenizer_of(path: Path) -> Any:
     """Return the tokenizer of a GGUF file or a checkpoint folder."""
-    where = (
-        {"pretrained_model_name_or_path": path}
-        if path.is_dir()
-        else {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-    )
-    return AutoTokenizer.from_pretrained(**where, local_files_only=True)
+    folder, file = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, **file)
 
 
 def _quickest(path: Path, threads: int) -> tuple[Any, str]:
@@ -76,19 +71,20 @@ def _quickest(path: Path, threads: int) -> tuple[Any, str]:
     module: Any = HfBackend(path, threads=threads).module
     module.set_attn_implementation("sdpa")
     halved = deepcopy(module).to(torch.bfloat16)
-    return (halved, "bf16") if _trial_s(halved) < _trial_s(module) else (module, "fp32")
+    return (halved, "bf16") if _trial_ms(halved) < _trial_ms(module) else (module, "fp32")
 
 
-def _trial_s(module: Any) -> float:
-    """Return how long a short prompt and some single tokens take, after a warm-up."""
-    for _ in range(2):
-        began = time.perf_counter()
+def _trial_ms(module: Any) -> float:
+    """Return how long a short prompt and some single tokens take, after a warm-up, in milliseconds."""
+
+    def once() -> None:
         cache = DynamicCache(config=module.config)
         with torch.inference_mode():
             for count in (TRIAL_PROMPT_TOKENS, *[1] * TRIAL_STEPS):
                 module(input_ids=torch.ones((1, count), dtype=torch.long), past_key_values=cache, logits_to_keep=1)
-        took = time.perf_counter() - began
-    return took
+
+    once()
+    return timed(once)[1]
 
 
 def open_peer(path: Path, threads: int, options: list[str]) -> Peer:

@@ -6,25 +6,21 @@ from __future__ import annotations
 
 import base64
 import pickle
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
 
 from sds.benchmarks.lib.floor import Recorded
+from sds.benchmarks.lib.packets import renewed
 from sds.benchmarks.peer.drivers.serving import Peer, Request, Said, timed
 from sds.engines.factory import open_backend
 from sds.engines.native import NativeEngine
+from sds.host.clock import now_ms
 from sds.models.catalog.backends import BACKENDS, MEASURED
 from sds.models.llamacpp.facts import LLAMACPP
 from sds.models.protocol import Backend, Dtype
 
 SPELLED = {LLAMACPP.distribution: "llama_cpp_python"}  # as documents have it
 PASSES = 5  # of one shape, of which the quickest counts: what the hardware charges
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def open_peer(model: Path, threads: int, options: list[str]) -> Peer:
@@ -38,7 +34,7 @@ def open_peer(model: Path, threads: int, options: list[str]) -> Peer:
         if "pass_tokens" in request:
             return Said("", facts={"pass_ms": _pass_ms(backend, request["tokens"], request["pass_tokens"])})
         packet = pickle.loads(base64.b64decode(request["packet"]))  # noqa: S301  from the benchmark that started us
-        fresh = replace(packet, expires_at_ms=now_ms() + request["timeout_ms"])
+        fresh = renewed(packet, request["timeout_ms"])
         recorded.clear()
         data, decoding = (shaped if request["shape"] else engine).propose(fresh, tokens_max=request["tokens_max"])
         return Said(data.decode(), facts={"passes": decoding.passes, "tokens_of_passes": recorded.tokens})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from itertools import count
 from pathlib import Path
@@ -40,14 +40,16 @@ def add_to(app: typer.Typer) -> None:
     app.command("run")(flat(run))
 
 
-Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many claims to decide.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many cases to decide.")]
 Parallel = Annotated[
     int, typer.Option("--parallel", min=1, max=PARALLEL_MAX, help="How many claims to decide at once.")
 ]
 ChaosName = Annotated[
-    Literal["drift", "fail-second"] | None,
+    Literal["drift", "agent-drift", "fail-second"] | None,
     typer.Option(
-        "--chaos", help="drift: move tickets before execution; fail-second: the rail declines a saga's second step."
+        "--chaos",
+        help="drift: move the state before execution; agent-drift: the agent denies everyone, within its bounds, until a "
+        "monitor stops it; fail-second: the rail declines a saga's second step.",
     ),
 ]
 SagaName = Annotated[
@@ -113,8 +115,9 @@ def _run_decisions(
     _table(gate, report, chaos, Console(highlight=False, stderr=as_json))
     if as_json:
         print_json(report)
-    _judge(gate, report, None if report["stopped"] else chaos)
-    if report["stopped"]:
+    wanted = chaos is not None and gate.demo.chaos[chaos].stops
+    _judge(gate, report, chaos if wanted or not report["stopped"] else None)
+    if report["stopped"] and not wanted:
         why, hint = report["stopped"]
         what = f"{report['decisions']} of {counted(limit, gate.demo.case)}"
         raise WorldError(f"stopped after {what}: {why}", hint=hint)
@@ -250,6 +253,8 @@ def _decided_lines(gate: GateDefinition, report: dict[str, Any], chaos: str | No
     )
     if gate.demo.currency and report["paid_minor"] is not None:
         yield f"money paid: {format_literal(report['paid_minor'], 2)} {gate.demo.currency}"
+    if report["totals"]:
+        yield totals_line(report["totals"], gate.demo.currency)
     if report["agreement"] is not None:
         yield (
             f"agreement with the written adjudication rule: {report['agreement']:.0%} "
@@ -267,6 +272,16 @@ def _decided_lines(gate: GateDefinition, report: dict[str, Any], chaos: str | No
         yield gate.demo.chaos[chaos].summary(report)
     if gate.demo.note:
         yield gate.demo.note
+
+
+def totals_line(totals: Mapping[str, int], currency: str) -> str:
+    """Put each total in words: its count, and its amount where the definition adds one up."""
+    parts = []
+    for name in (name for name in totals if not name.endswith("_minor")):
+        amount = totals.get(f"{name}_minor")
+        money = "" if amount is None else f" ({format_literal(amount, 2)} {currency})"
+        parts.append(f"{name.replace('_', ' ')}: {totals[name]}{money}")
+    return "; ".join(parts)
 
 
 def _judge(gate: GateDefinition, report: dict[str, Any], chaos: str | None) -> None:

@@ -16,6 +16,7 @@ from sds.kernel.errors import UsageError
 QUESTIONS = {
     "hotpath": "a decision from trigger to durable receipt, by stage, over its floor",
     "gate": "a gate's own queue, any gate's: --gate NAME_OR_PATH",
+    "readings": "what a fitted reader costs, and a decision where the policy decides: --gate NAME_OR_PATH",
     "peers": "one decision, ours and every peer's",
     "throughput": "decisions a second by how many are asked for at once, ours and the best peer's",
     "grammar": "new bounds, ours and every grammar engine's",

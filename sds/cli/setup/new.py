@@ -29,7 +29,7 @@ def new(
 ) -> None:
     """Write a gate that runs: contract, state in SQLite, an executor that does everything once, a queue, its tests.
 
-    Example: sds new fraud && sds run ./fraud --limit 3
+    Example: sds new held_payments && sds run ./held_payments --limit 3
     """
     if not NAME.fullmatch(name):
         raise UsageError(f"`{name}` is not the name of a gate", hint="a gate has a name_in_lower_case")

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from sds.definitions.definition import Demo, GateDefinition, QueuedCase
 from sds.gates.refund.adjudication import expected_action
-from sds.gates.refund.chaos import Drift, FailSecond, paid_twice
+from sds.gates.refund.chaos import AgentDrift, Drift, FailSecond, paid_twice
 from sds.gates.refund.labels import labelled
 from sds.gates.refund.rail.client import RailExecutor, RailProcess
 from sds.gates.refund.source import TicketSource
@@ -137,6 +137,6 @@ gate = GateDefinition(
         currency="EUR",
         executor="rail",
         faults=paid_twice,
-        chaos={"drift": Drift, "fail-second": FailSecond},
+        chaos={"drift": Drift, "agent-drift": AgentDrift, "fail-second": FailSecond},
     ),
 )

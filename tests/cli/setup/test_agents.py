@@ -13,7 +13,9 @@ from sds.host.clock import now_ms
 from sds.host.paths import decisions_path, open_record
 from sds.kernel.audit import verify
 from sds.kernel.executor import breaker
-from sds.kernel.registry import registry
+from sds.kernel.flow.monitored import decision_monitors
+from sds.kernel.registry import registry, windows
+from sds.kernel.registry.monitors import MonitoredDecision
 from sds.kernel.registry.registry import lookup
 from tests.cli.conftest import Shell
 from tests.kernel.durable import contract
@@ -59,6 +61,29 @@ def test_an_agent_is_shown_with_owner_contract_state_budget_and_history(sds: She
         assert line in shown
     assert ": too generous" in next(line for line in shown.splitlines() if line.startswith("status: SUSPENDED since "))
     assert "\x1b" not in shown
+
+
+MONITORS = """aggregate_thresholds:
+  - {name: often, of: approval_rate, window: {last: 10}, warn: 0.5, stop: 0.9}
+  - {name: spent, of: paid_sum_minor, window: {minutes: 60}, stop: 1000}
+  - {name: sure, of: calibration, window: {last: 10}, warn: 0.2}
+"""
+
+
+def test_every_monitor_is_shown_with_its_value_now_its_warning_and_its_stop(sds: Shell) -> None:
+    with closing(open_record(sds.home / "claims")) as store:
+        watched = contract(("1.0.0", "1.2.0"), more=MONITORS)
+        registry.register(store, watched, by="operator", now_ms=now_ms())
+        with store.transaction():
+            decision_monitors(watched).count(store, MonitoredDecision(paid_minor=250), now_ms(), lambda _: ())
+    lines = sds.ok("agents", "show", AGENT, *HERE).partition("monitors\n")[2].partition("contracts\n")[0].splitlines()
+    assert [
+        "  often: approval_rate not judged yet in the last 10 decisions (warn 0.5, stop 0.9; decisions in it: 1)",
+        "  spent: paid_sum_minor 250 in the last 60 minutes (stop 1000; decisions in it: 1)",
+        "  sure: calibration not judged yet in the last 10 decisions (warn 0.2; decisions in it: 0)",
+    ] == lines
+    with closing(open_record(sds.home / "claims")) as store, store.transaction():
+        windows.clear(store, AGENT, "decisions")  # which no decision had counted
 
 
 def test_json_says_the_same(sds: Shell) -> None:

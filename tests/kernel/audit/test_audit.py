@@ -13,7 +13,7 @@ import pytest
 
 from sds.kernel.audit import verify
 from sds.kernel.storage.ledger import GENESIS, Head, entry_hash, head
-from sds.kernel.storage.store import Store
+from sds.kernel.storage.store import Row, Store
 from tests.kernel.durable import PUBLIC, World, deny, refund
 from tests.kernel.tampering import Stranger, bent, chained, faults, found_after, full_record, tampering
 from tests.scale import scale, seeded
@@ -163,8 +163,15 @@ def test_without_a_head_the_check_says_what_it_cannot_see(world: World):
     assert none == verify.verify(world.store).blind
 
 
-def cut_off(db: Stranger, dfid: str) -> None:
-    """Undo the last flow everywhere: ledger, tables, counters."""
+WINDOWS = ("monitor_windows", "monitor_entries", "monitor_buckets")
+
+
+def cut_off(db: Stranger, dfid: str, windows: dict[str, list[Row]]) -> None:
+    """Undo the last flow everywhere: ledger, tables, counters. `windows`: the rows of the monitors before it."""
+    for table, rows in windows.items():
+        db.execute(f"DELETE FROM {table}")
+        for row in rows:
+            db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
     db.execute("DELETE FROM case_keys WHERE event_id = (SELECT event_id FROM events WHERE dfid = ?)", (dfid,))
     db.execute("DELETE FROM ledger WHERE dfid = ?", (dfid,))
     db.execute("DELETE FROM events WHERE dfid = ?", (dfid,))
@@ -173,11 +180,12 @@ def cut_off(db: Stranger, dfid: str) -> None:
 
 
 def test_entries_cut_off_at_the_end_are_seen_only_with_a_head(world: World):
+    windows = {table: world.store.rows(f"SELECT * FROM {table}") for table in WINDOWS}
     packet = world.packet("last", "T5")
     world.kernel.decide(packet, deny(packet))
     kept = head(world.store)
     with tampering(world) as db:
-        cut_off(db, packet.dfid)
+        cut_off(db, packet.dfid, windows)
         db.hide()
         assert () == faults(world)
         assert (

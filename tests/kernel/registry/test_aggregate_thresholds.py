@@ -92,9 +92,9 @@ def test_it_is_suspended_in_the_transaction_of_the_decision_and_that_is_logged_o
     kinds = world.column("SELECT kind FROM ledger ORDER BY idx DESC LIMIT 4")
     assert ["SETTLED", "AGENT", "DECIDED", "RESERVED"] == kinds
     world.decide(escalate, "another")
-    (told,) = [facts for event, facts in world.logged if event == "agent.suspended"]
-    assert isinstance(told, dict)
-    assert TOO_OFTEN.format(1, 10) == told["reason"]
+    (logged,) = [facts for event, facts in world.logged if event == "agent.suspended"]
+    assert isinstance(logged, dict)
+    assert TOO_OFTEN.format(1, 10) == logged["reason"]
 
 
 def test_only_an_operator_reactivates_and_the_window_starts_anew(world: World):

@@ -21,7 +21,7 @@ def _lacking() -> str:
     """Return why nothing is measured in OpenVINO here."""
     if not OPENVINO.version():
         return "OpenVINO is not installed: make openvino"
-    from sds.models.openvino_.dtypes import computes_in_bf16, computes_in_int8
+    from sds.models.openvino_.names import computes_in_bf16, computes_in_int8
 
     return "" if computes_in_bf16() and computes_in_int8() else "a processor without BF16 or int8"
 

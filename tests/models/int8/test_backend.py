@@ -15,11 +15,17 @@ from sds.models.files.rotation import Rotation
 from sds.models.int8 import backend as integer
 from sds.models.int8.backend import IntegerBackend
 from sds.models.int8.library import product
-from sds.models.llamacpp.backend import LlamaBackend
-from sds.models.protocol import BackendError, Dtype, Row
-from tests.llama_gguf import CONTEXT, Sizes, Tensors, llama_gguf, random_tensors
+from sds.models.protocol import Dtype, Row
+from tests.llama_gguf import Sizes, Tensors, llama_gguf, random_tensors
 from tests.model_fixtures import TINY_THREADS
-from tests.models.comparing import answers, noise
+from tests.models.comparing import (
+    answers,
+    assert_twelve_trees_take_two_calls,
+    assert_what_is_no_number_ends_one_decision_alone,
+    noise,
+    noise_beside_llama_cpp,
+    polluted_tensors,
+)
 from tests.models.test_backends import sections_of
 from tests.scale import scale, seeded
 
@@ -149,10 +155,7 @@ def test_a_head_and_a_rotation_of_its_own_are_used(
 def assert_as_in_llama_cpp(
     path: Path, precision: Dtype, opened: Callable[..., IntegerBackend], *, noise_max: float | None = None
 ) -> None:
-    llama = LlamaBackend(path, n_ctx=CONTEXT, threads=TINY_THREADS)
-    expected = answers(llama)
-    llama.close()
-    assert noise(expected, answers(opened(path))) < (noise_max or NOISE[precision])
+    assert noise_beside_llama_cpp(path, opened(path)) < (noise_max or NOISE[precision])
 
 
 def test_turned_and_rounded_weights_are_nearly_those_of_llama_cpp(
@@ -200,62 +203,22 @@ def test_cuts_company_forks_and_threads_show_nowhere(
 
 
 def test_more_trees_than_a_call_holds_show_it_nowhere(
-    tiny_path: Callable[[int], Path], opened: Callable[..., IntegerBackend], monkeypatch: pytest.MonkeyPatch
+    tiny_path: Callable[[int], Path], opened: Callable[..., IntegerBackend]
 ):
-    slots, calls = 12, list[int]()
-    together, alone = opened(tiny_path(1), slots=slots), opened(tiny_path(1))
-    real = IntegerBackend._infer
-
-    def counted(self: IntegerBackend, trees: Any, *asked: Any) -> Any:
-        calls.append(len(trees))
-        return real(self, trees, *asked)
-
-    sections = sections_of(9, 30, *([60] * slots))
-    for slot in range(slots):
-        together.prefill(sections[:1], slot=slot)
-    monkeypatch.setattr(IntegerBackend, "_infer", counted)
-    found = together.run([Row(slot, sections[1 + slot]) for slot in range(slots)])
-    assert [8, 4] == calls
-    for own, logits in zip(sections[1:], found, strict=True):
-        alone.prefill(sections[:1])
-        assert np.array_equal(alone.forward_one(own), logits[0])
-
-
-@pytest.fixture
-def polluted(tmp_path: Path, opened: Callable[..., IntegerBackend]) -> Callable[..., IntegerBackend]:
-    """Open a model one of whose tokens, 7, is read as no number in the first layer's keys, and only there."""
-
-    def open_one(where: str, **options: Any) -> IntegerBackend:
-        tensors = random_tensors(OWN)
-        tensors["token_embd.weight"][:, 0] = 0.0
-        tensors["token_embd.weight"][7, 0] = 100.0
-        for n in range(2):
-            for name in ("attn_output", "ffn_down"):
-                tensors[f"blk.{n}.{name}.weight"][0] = 0.0
-        tensors[f"blk.0.{where}.weight"][:, 0] = 3e38
-        tensors["blk.0.attn_norm.weight"][0] = 1.0
-        return opened(llama_gguf(tmp_path / "model.gguf", OWN, tensors=tensors), **options)
-
-    return open_one
+    together, alone = opened(tiny_path(1), slots=12), opened(tiny_path(1))
+    assert_twelve_trees_take_two_calls(together, alone, sections_of(9, 30, *([60] * 12)))
 
 
 @pytest.mark.usefixtures("unturned")
 @pytest.mark.parametrize("where", ["attn_k", "attn_v"])
 @pytest.mark.parametrize("bad_tokens", [[7], [7, 8, 9], [8, 9, 7]])
 def test_what_is_no_number_is_the_end_of_its_own_decision_alone(
-    where: str, bad_tokens: list[int], polluted: Callable[..., IntegerBackend]
+    where: str, bad_tokens: list[int], tmp_path: Path, opened: Callable[..., IntegerBackend]
 ):
-    backend = polluted(where, slots=2)
-    backend.prefill([[20] * 20], slot=1)
-    expected = backend.forward_one([21], slot=1)
-    for slot in (0, 1):
-        backend.prefill([[20] * 20], slot=slot)
-    bad, good = backend.run([Row(0, bad_tokens), Row(1, [21])])
-    assert np.array_equal(expected, good[0])
-    assert not np.isfinite(bad).all()
-    with pytest.raises(BackendError, match="the model answered with what is no number"):
-        backend.prefill([[20] * 20, [7]])
-    assert np.isfinite(backend.forward_one([22], slot=1)).all()
+    tensors = polluted_tensors(OWN, where, 3e38)
+    tensors["blk.0.attn_norm.weight"][0] = 1.0
+    backend = opened(llama_gguf(tmp_path / "model.gguf", OWN, tensors=tensors), slots=2)
+    assert_what_is_no_number_ends_one_decision_alone(backend, bad_tokens)
 
 
 def test_backends_side_by_side_give_the_bits_of_one_alone(

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sds.decoding.decoder import decode
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.grammars.tokens.selftest import check_mask_constrains
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import BackendError, prompt_sections
+from tests.decoding.small_backend import decode
 from tests.model_fixtures import CONTEXT_REF, TINY_THREADS, refund_envelope
 from tests.scale import scale, seeded
 from tests.small_models import sentencepiece_gguf
@@ -55,8 +55,6 @@ def test_its_mask_is_alive_and_it_decides(backend: LlamaBackend):
         prompt_sections(backend, "Decide.", "Claim: late."),
         GrammarCompiler(backend).matcher(refund_envelope(), CONTEXT_REF),
         tokens_max=2000,
-        now_ms=lambda: 0,
-        deadline_ms=60_000,
     )
     assert refund_envelope().contains(decided.data)
 

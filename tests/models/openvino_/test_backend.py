@@ -14,12 +14,20 @@ from gguf.quants import dequantize, quantize
 from sds.models.catalog.batch_variance import batch_variance
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.openvino_.backend import OpenvinoBackend
-from sds.models.openvino_.dtypes import computes_in_bf16, computes_in_int8
+from sds.models.openvino_.names import computes_in_bf16, computes_in_int8
 from sds.models.protocol import Backend, BackendError, Dtype, Row
 from tests.hostile import Vocabulary, tiny_checkpoint
-from tests.llama_gguf import CONTEXT, Sizes, llama_gguf, random_tensors
+from tests.llama_gguf import Sizes, llama_gguf, random_tensors
 from tests.model_fixtures import TINY_THREADS
-from tests.models.comparing import answers, farthest, noise
+from tests.models.comparing import (
+    answers,
+    assert_twelve_trees_take_two_calls,
+    assert_what_is_no_number_ends_one_decision_alone,
+    farthest,
+    noise,
+    noise_beside_llama_cpp,
+    polluted_tensors,
+)
 from tests.models.test_backends import sections_of
 from tests.scale import scale, seeded
 
@@ -83,10 +91,7 @@ def test_a_rotation_of_its_own_is_used(tmp_path: Path, opened: Callable[..., Ope
 
 
 def assert_as_in_llama_cpp(path: Path, opened: Callable[..., OpenvinoBackend]) -> None:
-    llama = LlamaBackend(path, n_ctx=CONTEXT, threads=TINY_THREADS)
-    expected = answers(llama)
-    llama.close()
-    assert noise(expected, answers(opened(path))) < NOISE
+    assert noise_beside_llama_cpp(path, opened(path)) < NOISE
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q8_0, Kind.BF16, Kind.F16])
@@ -180,16 +185,10 @@ def test_whatever_its_company_a_row_gets_the_bits_it_gets_alone(
 
 @pytest.fixture
 def polluted(tmp_path: Path, opened: Callable[..., OpenvinoBackend]) -> Callable[..., OpenvinoBackend]:
-    """Open a model one of whose tokens, 7, has keys of any size: the first number of a state is what only it has."""
+    """Open a model one of whose tokens, 7, has keys of any size."""
 
     def open_one(size: float, **options: Any) -> OpenvinoBackend:
-        tensors = random_tensors()
-        tensors["token_embd.weight"][:, 0] = 0.0
-        tensors["token_embd.weight"][7, 0] = 100.0
-        for n in range(2):
-            for name in ("attn_output", "ffn_down"):
-                tensors[f"blk.{n}.{name}.weight"][0] = 0.0
-        tensors["blk.0.attn_k.weight"][:, 0] = size
+        tensors = polluted_tensors(Sizes(), "attn_k", size)
         return opened(llama_gguf(tmp_path / "model.gguf", tensors=tensors), **options)
 
     return open_one
@@ -224,17 +223,7 @@ def test_a_prompt_is_not_touched_by_what_an_earlier_one_left_beyond_its_end(
 def test_what_is_no_number_is_the_end_of_its_own_decision_alone(
     dtype: Dtype, bad_tokens: list[int], polluted: Callable[..., OpenvinoBackend]
 ):
-    backend = polluted(NO_NUMBERS, dtype=dtype, slots=2)
-    backend.prefill([[20] * 20], slot=1)
-    expected = backend.forward_one([21], slot=1)
-    for slot in (0, 1):
-        backend.prefill([[20] * 20], slot=slot)
-    bad, good = backend.run([Row(0, bad_tokens), Row(1, [21])])
-    assert not np.isfinite(bad).all()
-    assert np.array_equal(expected, good[0])
-    with pytest.raises(BackendError, match="the model answered with what is no number"):
-        backend.prefill([[20] * 20, [7]])
-    assert np.isfinite(backend.forward_one([22], slot=1)).all()
+    assert_what_is_no_number_ends_one_decision_alone(polluted(NO_NUMBERS, dtype=dtype, slots=2), bad_tokens)
 
 
 def test_logits_whose_sum_is_no_number_are_numbers(tmp_path: Path, opened: Callable[..., OpenvinoBackend]):
@@ -253,25 +242,10 @@ def test_logits_whose_sum_is_no_number_are_numbers(tmp_path: Path, opened: Calla
 
 
 def test_a_pass_of_many_is_cut_into_several_calls_and_shows_it_nowhere(
-    tiny_path: Callable[[int], Path], opened: Callable[..., OpenvinoBackend], monkeypatch: pytest.MonkeyPatch
+    tiny_path: Callable[[int], Path], opened: Callable[..., OpenvinoBackend]
 ):
-    slots, calls = 12, list[int]()
-    together, alone = opened(tiny_path(1), slots=slots), opened(tiny_path(1))
-    real = OpenvinoBackend._infer
-
-    def counted(self: OpenvinoBackend, call: Any, *asked: Any) -> Any:
-        calls.append(len(call.trees))
-        return real(self, call, *asked)
-
-    sections = sections_of(9, 30, *([60] * slots))
-    for slot in range(slots):
-        together.prefill(sections[:1], slot=slot)
-    monkeypatch.setattr(OpenvinoBackend, "_infer", counted)
-    found = together.run([Row(slot, sections[1 + slot]) for slot in range(slots)])
-    assert [8, 4] == calls
-    for own, logits in zip(sections[1:], found, strict=True):
-        alone.prefill(sections[:1])
-        assert np.array_equal(alone.forward_one(own), logits[0])
+    together, alone = opened(tiny_path(1), slots=12), opened(tiny_path(1))
+    assert_twelve_trees_take_two_calls(together, alone, sections_of(9, 30, *([60] * 12)))
 
 
 def test_loading_and_running_prints_nothing(

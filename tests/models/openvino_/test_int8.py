@@ -17,9 +17,8 @@ from sds.models.catalog.timing import distributions, divergence
 from sds.models.files.rotation import rotation
 from sds.models.openvino_ import graph, int8
 from sds.models.openvino_.backend import OpenvinoBackend
-from sds.models.openvino_.dtypes import computes_in_bf16, computes_in_int8
 from sds.models.openvino_.int8 import LARGEST, rounded_by_row, rounded_matrix
-from sds.models.openvino_.names import INT8_REST
+from sds.models.openvino_.names import INT8_REST, computes_in_bf16, computes_in_int8
 from sds.models.protocol import BackendError, Dtype, Row
 from tests.llama_gguf import Sizes, llama_gguf, random_tensors
 from tests.models.comparing import answers, farthest, noise

@@ -16,9 +16,9 @@ from sds.engines.factory import runtime_facts
 from sds.models.cache import kv_cache
 from sds.models.files.cpu import cpu_features
 from sds.models.openvino_ import backend as openvino
-from sds.models.openvino_ import dtypes
+from sds.models.openvino_ import names
 from sds.models.openvino_.backend import OpenvinoBackend
-from sds.models.openvino_.names import INSTALL_HINT
+from sds.models.openvino_.names import INSTALL_HINT, usual_dtype
 from sds.models.protocol import BackendError
 from tests.llama_gguf import CONTEXT, Sizes, llama_gguf
 from tests.model_fixtures import TINY_THREADS
@@ -77,14 +77,14 @@ def test_a_type_it_does_not_compute_in(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "unread.gguf"
     error = refused(path, dtype="fp16")
     assert ("OpenVINO does not compute in fp16 here", "choose fp32, bf16, int8, int8-bf16") == (str(error), error.hint)
-    monkeypatch.setattr(dtypes, "WHOLE_PRODUCTS", cpu_features())
-    monkeypatch.setattr(dtypes, "computes_in_bf16", lambda: False)
+    monkeypatch.setattr(names, "WHOLE_PRODUCTS", cpu_features())
+    monkeypatch.setattr(names, "computes_in_bf16", lambda: False)
     for dtype, mend in (("bf16", "fp32"), ("int8-bf16", "int8")):
         error = refused(path, dtype=dtype)
         assert ("this processor does not compute in bf16", f"choose {mend}") == (str(error), error.hint)
-    monkeypatch.setattr(dtypes, "WHOLE_PRODUCTS", {"none"})
+    monkeypatch.setattr(names, "WHOLE_PRODUCTS", {"none"})
     for in_bf16, dtype, mend in ((True, "int8", "fp32"), (True, "int8-bf16", "bf16"), (False, "int8-bf16", "fp32")):
-        monkeypatch.setattr(dtypes, "computes_in_bf16", lambda found=in_bf16: found)
+        monkeypatch.setattr(names, "computes_in_bf16", lambda found=in_bf16: found)
         error = refused(path, dtype=dtype)
         assert ("this processor does not compute in int8", f"choose {mend}") == (str(error), error.hint)
 
@@ -93,8 +93,8 @@ def test_a_type_it_does_not_compute_in(tmp_path: Path, monkeypatch: pytest.Monke
 def test_where_nobody_says_it_it_computes_in_what_the_processor_does(
     monkeypatch: pytest.MonkeyPatch, in_bf16: bool, dtype: str
 ):
-    monkeypatch.setattr(dtypes, "computes_in_bf16", lambda: in_bf16)
-    assert dtype == OpenvinoBackend.usual_dtype() == runtime_facts("openvino")["dtype"]
+    monkeypatch.setattr(names, "computes_in_bf16", lambda: in_bf16)
+    assert dtype == usual_dtype() == runtime_facts("openvino")["dtype"]
 
 
 def test_without_the_library_the_mend_is_named(monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,1 @@
+"""The fraud gate: which card payments may pass. Its payments and its customers are generated."""

@@ -1,0 +1,45 @@
+"""The written adjudication rule: what a careful human who knows the truth would decide, to measure agreement by.
+
+1. An unknown payment goes to a human: ESCALATE.
+2. Passed, refused or held already, an account that is not active, an amount above its limit: BLOCK.
+3. Fraud is held where the customer could still be asked, and blocked where the text says that somebody else has the card or
+   that the merchant is none: CHALLENGE, or BLOCK.
+4. A good payment: ALLOW; CHALLENGE where the customer pays more often, or more in a day, than may be allowed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sds.kernel.envelope.state import Fields
+
+COUNT_1D_MAX = 9
+ANSWERED_BY_TEXT = frozenset({"takeover", "imitation"})
+
+
+class Truth(NamedTuple):
+    """What the generator knows of a payment: how it is fraud, empty for a good one, what its text says, and its amount."""
+
+    scenario: str
+    said: str
+    amount_minor: int
+
+    @property
+    def fraud(self) -> bool:
+        return bool(self.scenario)
+
+
+def expected_kind(fields: Fields | None, truth: Truth) -> str:
+    """Return the kind the written rule gives for this state and this truth."""
+    if fields is None:
+        return "ESCALATE"
+    amount, limit, paid = (
+        int(fields[name]) for name in ("payment.amount_minor", "account.limit_minor", "customer.sum_1d_minor")
+    )
+    over = not fields["payment.open_minor"] or fields["payment.held"]
+    if over or fields["account.status"] != "active" or amount > limit:
+        return "BLOCK"
+    if truth.fraud:
+        return "BLOCK" if truth.said in ANSWERED_BY_TEXT else "CHALLENGE"
+    quick = int(fields["customer.count_1d"]) > COUNT_1D_MAX or paid + amount > 2 * limit
+    return "CHALLENGE" if quick else "ALLOW"

@@ -1,0 +1,141 @@
+"""The fraud gate's definition: the bank's database, the queue of payments, the holds, the contract.
+
+Everything lives in one folder. The bank and the queue are made once from a seed; later runs go on where the last one
+stopped. The queue is the test part of the generated payments: every fraud of it, and so many good ones that one payment in
+eight is fraud; as they come, it is about one in eighty.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+from sds.definitions.definition import Demo, GateDefinition, QueuedCase
+from sds.host import paths
+from sds.host.clock import now_ms
+from sds.kernel.contract.schema import Contract, load_contract
+from sds.kernel.errors import NOT_AS_WRITTEN, StateError
+from sds.kernel.storage.private_files import make_private_file, tighten
+
+from .adjudication import Truth, expected_kind
+from .chaos import CompromisedAccount, passed_twice
+from .executor import HoldExecutor
+from .holds import holds_path, make_holds
+from .labels import labelled, truth_of
+from .rows import SEED, Row, rows
+from .source import PaymentSource
+from .totals import in_money
+from .world.bank import bank_path, write_bank
+
+CONTRACT = Path(__file__).with_name("contract.yaml")
+CHECKSUM = Path(__file__).with_name("contract.yaml.sha256")
+GOOD_PER_FRAUD = 7
+QUEUE = "payments.jsonl"
+
+
+def ensure_world(folder: Path, *, seed: int = SEED) -> None:
+    """Make the bank, the queue and the holds unless they are there. Whoever comes first makes them for all."""
+    if bank_path(folder).exists():
+        _tighten(folder)
+        return
+    paths.make_private(folder)
+    queue = queued_rows(seed)
+    lines = [json.dumps({**event_of(row, seed), **truth_of(row)._asdict()}) + "\n" for row in queue]
+    try:
+        with TemporaryDirectory(dir=folder, prefix="world-") as made:
+            fresh = Path(made)
+            make_private_file(fresh / QUEUE)
+            (fresh / QUEUE).write_text("".join(lines), encoding="utf-8")
+            write_bank(bank_path(fresh), ((event_of(row, seed)["payment_id"], row.fields) for row in queue))
+            make_holds(holds_path(folder))
+            (fresh / QUEUE).replace(folder / QUEUE)
+            with suppress(FileExistsError):  # another process was first, and may be using its file already
+                bank_path(folder).hardlink_to(bank_path(fresh))
+    except OSError as error:
+        raise StateError(f"`{folder}` cannot be filled: {(error.strerror or 'unknown cause').lower()}") from error
+
+
+def _tighten(folder: Path) -> None:
+    """Take the rights to the demo's own files from others, as every file beside a record."""
+    try:
+        for name in (QUEUE, *(f"{name}.db{end}" for name in ("bank", "holds") for end in ("", "-wal", "-shm"))):
+            tighten(folder / name)
+    except OSError as error:
+        raise StateError(f"`{folder}` cannot be made private: {(error.strerror or 'unknown cause').lower()}") from error
+
+
+def queued_rows(seed: int) -> list[Row]:
+    """Return the payments of the queue by time: every fraud of the test part, and so many good ones to each."""
+    every = list(rows("test", seed=seed))
+    frauds, good = ([row for row in every if row.label is label] for label in (True, False))
+    chosen = Random(f"{seed} queue").sample(good, min(len(good), GOOD_PER_FRAUD * len(frauds)))  # noqa: S311  no secret
+    return sorted([*frauds, *chosen], key=lambda row: row.number)
+
+
+def event_of(row: Row, seed: int) -> dict[str, str]:
+    """Return the trigger as it arrives from outside."""
+    tag = f"{row.number:06d}-{seed:x}"  # two worlds in one store do not contradict each other's events
+    return {"request_id": f"REQ-{tag}", "payment_id": f"PAY-{tag}", "note": row.text}
+
+
+def read_queue(folder: Path) -> list[QueuedCase]:
+    """Return every payment of the queue in order; its label is the generator's truth."""
+    try:
+        lines = (folder / QUEUE).read_text(encoding="utf-8").splitlines()
+        return [_queued(json.loads(line)) for line in lines]
+    except (OSError, *NOT_AS_WRITTEN) as error:
+        raise StateError(f"`{folder / QUEUE}` cannot be read", hint="sds run fraud --reset") from error
+
+
+def _queued(line: dict[str, str]) -> QueuedCase:
+    event = {name: line[name] for name in ("request_id", "payment_id", "note")}
+    return QueuedCase(event, label=Truth(line["scenario"], line["said"], int(line["amount_minor"])))
+
+
+def load_fraud_contract() -> Contract:
+    """Load the contract this package was released with, checked against its checksum."""
+    return load_contract(CONTRACT, checksum=CHECKSUM.read_text(encoding="ascii").split()[0])
+
+
+def _source(folder: Path) -> PaymentSource:
+    ensure_world(folder)
+    return PaymentSource(bank_path(folder), holds_path(folder), now_ms)
+
+
+def _open(folder: Path) -> tuple[PaymentSource, HoldExecutor]:
+    source = _source(folder)
+    return source, HoldExecutor(holds_path(folder), source.version, now_ms)
+
+
+def _queue(folder: Path) -> list[QueuedCase]:
+    ensure_world(folder)
+    return read_queue(folder)
+
+
+def _expected(case: QueuedCase) -> str:
+    return expected_kind(case.fields, case.label)
+
+
+gate = GateDefinition(
+    name="fraud",
+    contract=load_fraud_contract,
+    open=_open,
+    source=_source,
+    events=_queue,
+    expected=_expected,
+    readers=Path(__file__).with_name("readers"),
+    labelled=labelled,
+    demo=Demo(
+        case="payment",
+        outcomes={"ALLOW": "allowed", "CHALLENGE": "held", "BLOCK": "blocked"},
+        currency="EUR",
+        executor="hold executor",
+        note="Payments, customers and frauds are generated, and frauds come more often here than among all payments.",
+        faults=passed_twice,
+        chaos={"drift": CompromisedAccount},
+        totals=in_money,
+    ),
+)

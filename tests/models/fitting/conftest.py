@@ -1,0 +1,3 @@
+from tests.models.readers.conftest import base
+
+__all__ = ["base"]
