@@ -1,6 +1,6 @@
 """An encoder and its head as one ONNX graph: standard operators, eight-bit weights, one text a run.
 
-    tokens [T] int64 -> features [H] (mean over the T tokens) -> logits [K], and distance [1] from what was fitted
+    tokens [T] int64 -> features [H] (mean over the T tokens) -> logits [K], and distance [1] of the middle layer from the fitted texts
 
 Weights are stored as whole numbers from -64 to 64, one scale a column, and a token's embedding with one scale a row: with
 seven bits no product of two neighbours overflows 16 bits, so that every processor computes the same sums. Nothing here
@@ -62,6 +62,10 @@ class _Graph:
         """Return the numbers as bytes, their step and their zero."""
         return self.apply("DynamicQuantizeLinear", given, outputs=3)
 
+    def mean(self, given: str, *, named: str) -> str:
+        """Return the mean over the tokens. [T, H] -> [H]."""
+        return self.one("ReduceMean", given, self.constant(np.array([0], np.int64)), keepdims=0, named=named)
+
     def norm(self, given: str, encoder: BaseEncoder, name: str) -> str:
         weight, bias = (self.constant(encoder.weights[f"{name}.{part}"]) for part in ("weight", "bias"))
         return self.one("LayerNormalization", given, weight, bias, axis=-1, epsilon=encoder.sizes.epsilon)
@@ -81,19 +85,24 @@ def encoder_graph(encoder: BaseEncoder, head: Head, region: Region, *, tokens_ma
     hidden = _embedded(graph, encoder, tokens_max)
     for layer in range(encoder.sizes.layers):
         hidden = _layer(graph, encoder, layer, hidden)
-    features = graph.one("ReduceMean", hidden, graph.constant(np.array([0], np.int64)), keepdims=0, named="features")
+        if layer + 1 == max(1, encoder.sizes.layers // 2):
+            _distance(graph, graph.mean(hidden, named="middle"), region)
+    features = graph.mean(hidden, named="features")
     product = graph.one("MatMul", features, graph.constant(head.weight.T))
     graph.one("Add", product, graph.constant(head.bias), named="logits")
-    _distance(graph, features, region)
     return _model(graph, encoder.sizes, len(head.bias))
 
 
 def _distance(graph: _Graph, features: str, region: Region) -> None:
-    """The square of the distance to the nearest centre. [1]."""
-    seen = graph.one("MatMul", features, graph.constant(region.axes))
-    apart = graph.one("Sub", graph.constant(region.centres), seen)
-    squares = graph.one("ReduceSumSquare", apart, graph.constant(np.array([1], np.int64)), keepdims=0)
-    graph.one("ReduceMin", squares, graph.constant(np.array([0], np.int64)), keepdims=1, named="distance")
+    """The distance of the features [H] from the region's centre. [1]."""
+    first = graph.constant(np.array([0], np.int64))
+    apart = graph.one("Sub", features, graph.constant(region.centre))
+    seen = graph.one("MatMul", apart, graph.constant(region.directions))
+    squares = graph.one("Mul", graph.one("Mul", seen, seen), graph.constant(region.weights))
+    whole = graph.one(
+        "Mul", graph.one("ReduceSumSquare", apart, first), graph.constant(np.array([region.rest], np.float32))
+    )
+    graph.one("Add", graph.one("ReduceSum", squares, first), whole, named="distance")
 
 
 def _model(graph: _Graph, sizes: BertSizes, values: int) -> bytes:
@@ -101,6 +110,7 @@ def _model(graph: _Graph, sizes: BertSizes, values: int) -> bytes:
     outputs = [
         helper.make_tensor_value_info("logits", TensorProto.FLOAT, [values]),
         helper.make_tensor_value_info("features", TensorProto.FLOAT, [sizes.hidden]),
+        helper.make_tensor_value_info("middle", TensorProto.FLOAT, [sizes.hidden]),
         helper.make_tensor_value_info("distance", TensorProto.FLOAT, [1]),
     ]
     whole = helper.make_graph(graph.nodes, "reader", inputs, outputs, graph.constants)
@@ -142,15 +152,16 @@ def _attention(graph: _Graph, encoder: BaseEncoder, names: dict[str, str], hidde
     """Every token looks at every token, in `heads` heads. [T, H] -> [T, H]."""
     sizes, weights = encoder.sizes, encoder.weights
     width = sizes.hidden // sizes.heads
-    given = graph.quantized(hidden)
-    split = graph.constant(np.array([-1, sizes.heads, width], np.int64))
-
-    def part(name: str, order: list[int], scale: float = 1.0) -> str:
-        weight, bias = weights[names[name] + ".weight"] * scale, weights[names[name] + ".bias"] * scale
-        return graph.one("Transpose", graph.one("Reshape", graph.linear(given, weight, bias), split), perm=order)
-
-    query = part("query", [1, 0, 2], float(width) ** -0.5)
-    key, value = part("key", [1, 2, 0]), part("value", [1, 0, 2])
-    share = graph.one("Softmax", graph.one("MatMul", query, key), axis=-1)
+    scales = {"query": float(width) ** -0.5, "key": 1.0, "value": 1.0}
+    weight, bias = (
+        np.concatenate([weights[f"{names[part]}.{kind}"] * np.float32(scale) for part, scale in scales.items()])
+        for kind in ("weight", "bias")
+    )
+    whole = graph.linear(graph.quantized(hidden), weight, bias)
+    split = graph.one("Reshape", whole, graph.constant(np.array([-1, 3, sizes.heads, width], np.int64)))
+    parts = graph.apply("Split", graph.one("Transpose", split, perm=[1, 2, 0, 3]), outputs=3, axis=0, num_outputs=3)
+    first = graph.constant(np.array([0], np.int64))
+    query, key, value = (graph.one("Squeeze", part, first) for part in parts)
+    share = graph.one("Softmax", graph.one("MatMul", query, graph.one("Transpose", key, perm=[0, 2, 1])), axis=-1)
     heads = graph.one("Transpose", graph.one("MatMul", share, value), perm=[1, 0, 2])
     return graph.one("Reshape", heads, graph.constant(np.array([-1, sizes.hidden], np.int64)))

@@ -37,7 +37,8 @@ def fit_head(
     check_texts(texts, values, names)
     encoder = open_base(base)
     on_progress(0, 2, "reading the texts")
-    features = features_of(encoder, texts)
+    seen = features_of(encoder, texts)
+    features = seen["features"]
     on_progress(1, 2, "fitting the head")
     middle, scale = features.mean(axis=0), float(np.sqrt(features.var(axis=0).sum()))
     fitted = LogisticRegression(C=STRENGTH, max_iter=STEPS_MAX, random_state=seed)
@@ -47,31 +48,29 @@ def fit_head(
         weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
     head = Head(weight.astype(np.float32), bias.astype(np.float32))
     on_progress(2, 2, "done")
-    return finished("head", encoder, head, features, texts, values, names=names, seed=seed)
+    return finished("head", encoder, head, seen["middle"], texts, names=names, seed=seed)
 
 
-def features_of(encoder: BaseEncoder, texts: Sequence[str]) -> NDArray[np.float64]:
-    """Return the features of every text, from the model as it will be run. [N, H]."""
+def features_of(encoder: BaseEncoder, texts: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+    """Return the `features` [N, H] of every text and those of the `middle` [N, H], from the model as it will be run."""
     nothing = Head(np.zeros((1, encoder.sizes.hidden), np.float32), np.zeros(1, np.float32))
-    model = encoder_graph(encoder, nothing, nowhere(encoder.sizes.hidden, 1), tokens_max=tokens_max(encoder))
+    model = encoder_graph(encoder, nothing, nowhere(encoder.sizes.hidden), tokens_max=tokens_max(encoder))
     files = {MODEL: model, TOKENIZER: encoder.tokenizer}
-    return run_texts(files, texts, ["features"], tokens_max=tokens_max(encoder))["features"]
+    return run_texts(files, texts, ["features", "middle"], tokens_max=tokens_max(encoder))
 
 
 def finished(
     kind: str,
     encoder: BaseEncoder,
     head: Head,
-    features: NDArray[np.float64],
+    middle: NDArray[np.float64],
     texts: Sequence[str],
-    values: Sequence[str],
     *,
     names: Sequence[str],
     seed: int,
 ) -> FittedText:
-    """Write the model as it will be run, with the region of its own features [N, H] of the fitted texts."""
-    region = fit_region(features.astype(np.float32), indices(values, names), len(names))
-    model = encoder_graph(encoder, head, region, tokens_max=tokens_max(encoder))
+    """Write the model as it will be run, with the region of the fitted texts in its `middle` [N, H]."""
+    model = encoder_graph(encoder, head, fit_region(middle), tokens_max=tokens_max(encoder))
     manifest = {
         "kind": kind,
         "values": list(names),

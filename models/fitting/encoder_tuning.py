@@ -1,6 +1,6 @@
 """The second step, in minutes: the whole encoder is fitted with its head, in torch, on two threads of the processor.
 
-AdamW with a rate that rises and falls in a line, smoothed labels, dropout. The words' embeddings stay as they were: a few
+AdamW with a rate that rises and falls in a line, smoothed labels, dropout, typing errors made anew in every epoch. The words' embeddings stay as they were: a few
 hundred texts touch few of them, and would move these away from their neighbours.
 """
 
@@ -24,9 +24,11 @@ from sds.models.fitting.bert_torch import Classifier, fitted_weights
 from sds.models.fitting.encoder_head import features_of, finished, tokens_max
 from sds.models.fitting.examples import Progress, check_texts, nobody
 from sds.models.fitting.fitted import FittedText, indices
+from sds.models.fitting.misspelling import as_typed
 from sds.models.readers.encoder import TextTokenizer
 
-EPOCHS = 8
+EPOCHS_MIN, EPOCHS_MAX = 3, 7
+TEXTS_SEEN_MAX = 12_000  # over all epochs, so that a fit takes minutes: of more texts each is seen less often
 BATCH = 16
 RATE = 2e-4
 HEAD_RATE = 1e-3
@@ -45,23 +47,24 @@ def fit_encoder(
     names: Sequence[str],
     base: Path,
     seed: int = 0,
-    epochs: int = EPOCHS,
+    epochs: int | None = None,
     on_progress: Progress = nobody,
 ) -> FittedText:
     """Fine-tune a BERT encoder to tell `names` apart. Raises ReaderError.
 
-    `names`: the declared values, in order; `base`: a folder or zip of the encoder. Same texts and seed, same scores, but for
+    `names`: the declared values, in order; `base`: a folder or zip of the encoder; `epochs`: without it, EPOCHS_MAX, or fewer where
+    there are many texts. Same texts and seed, same scores, but for
     the last digits. The result is not calibrated yet.
     """
     check_texts(texts, values, names)
     encoder = open_base(base)
     tokenizer = TextTokenizer(encoder.tokenizer, tokens_max(encoder))
-    tokens = [tokenizer.encode(text)[0] for text in texts]
+    epochs = epochs or max(EPOCHS_MIN, min(EPOCHS_MAX, TEXTS_SEEN_MAX // len(texts)))
     with _seeded(seed):
         model = Classifier(encoder, len(names))
-        _train(model, tokens, indices(values, names).tolist(), epochs, random.Random(seed), on_progress)  # noqa: S311 — no secret
+        _train(model, tokenizer, texts, indices(values, names).tolist(), epochs, random.Random(seed), on_progress)  # noqa: S311 — no secret
         tuned, head = _taken(model, encoder)
-    return finished("encoder", tuned, head, features_of(tuned, texts), texts, values, names=names, seed=seed)
+    return finished("encoder", tuned, head, features_of(tuned, texts)["middle"], texts, names=names, seed=seed)
 
 
 @contextmanager
@@ -79,17 +82,18 @@ def _seeded(seed: int) -> Iterator[None]:
 
 def _train(
     model: Classifier,
-    tokens: Sequence[list[int]],
+    tokenizer: TextTokenizer,
+    texts: Sequence[str],
     values: Sequence[int],
     epochs: int,
-    order: random.Random,
+    draw: random.Random,
     on_progress: Progress,
 ) -> None:
     model.words.weight.requires_grad_(False)
     body = [part for name, part in model.named_parameters() if part.requires_grad and not name.startswith("head.")]
     groups: list[dict[str, Any]] = [{"params": body}, {"params": list(model.head.parameters()), "lr": HEAD_RATE}]
-    optimizer = torch.optim.AdamW(groups, lr=RATE, weight_decay=DECAY)
-    total = epochs * -(-len(tokens) // BATCH)
+    optimizer = torch.optim.AdamW(groups, lr=RATE, weight_decay=DECAY, fused=True)
+    total = epochs * -(-len(texts) // BATCH)
     warm = max(1, int(WARM_SHARE * total))
     rate = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warm, (total - step) / max(1, total - warm))
@@ -97,7 +101,8 @@ def _train(
     model.train()
     done = 0
     for epoch in range(epochs):
-        for rows in _batches(tokens, order):
+        tokens = [tokenizer.encode(as_typed(text, draw))[0] for text in texts]
+        for rows in _batches(tokens, draw):
             loss = functional.cross_entropy(
                 model(*padded([tokens[row] for row in rows])),
                 torch.tensor([values[row] for row in rows]),
@@ -112,15 +117,15 @@ def _train(
             on_progress(done, total, f"epoch {epoch + 1} of {epochs}")
 
 
-def _batches(tokens: Sequence[list[int]], order: random.Random) -> list[list[int]]:
+def _batches(tokens: Sequence[list[int]], draw: random.Random) -> list[list[int]]:
     """Return the rows of one epoch, shuffled, where texts of like length share a batch."""
     rows = list(range(len(tokens)))
-    order.shuffle(rows)
+    draw.shuffle(rows)
     batches = []
     for start in range(0, len(rows), BATCH * _SORTED_BATCHES):
         alike = sorted(rows[start : start + BATCH * _SORTED_BATCHES], key=lambda row: len(tokens[row]))
         batches += [alike[place : place + BATCH] for place in range(0, len(alike), BATCH)]
-    order.shuffle(batches)
+    draw.shuffle(batches)
     return batches
 
 

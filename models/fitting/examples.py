@@ -47,4 +47,4 @@ def check_enough(examples: int) -> None:
 
 
 def nobody(done: int, total: int, what: str) -> None:
-    """Is told how far a fit is, where nobody asked."""
+    """Take how far a fit is where nobody asked."""

@@ -1,7 +1,9 @@
-"""What a reader knows: how far a text's features lie from those that were fitted, and which letters those were written in.
+"""What a reader knows: how far a text lies from those that were fitted, and which letters those were written in.
 
-The distance is Mahalanobis' to the nearest value's mean, with one covariance for all values (Lee et al. 2018). It is
-computed in the model; how far is too far is set on texts that the fit never saw.
+The last layer has learned to forget all but the values, and finds one in any text; the middle one still knows what a text
+is about. There the distance is Mahalanobis' along the directions in which the fitted texts differ most, and what is left
+beside them, each as a share of its mean. It is computed in the model; how far is too far is set on texts that the fit
+never saw.
 """
 
 from __future__ import annotations
@@ -18,33 +20,38 @@ from sds.models.readers.encoder import plain_letters, strange_share
 
 FAMILIAR_SHARE = 0.99  # of the held-out texts, by their distance
 STRANGE_LEAST = 0.05
-RIDGE = 0.01  # of the mean variance, added to each: few texts do not fix a covariance
-AXES_MAX = 128  # that the distance is measured along: those in which the fitted texts differ most
+RIDGE = 0.01  # of the mean variance, added to each
+DIRECTIONS_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """`axes` [H, R] makes features comparable; `centres` [K, R] are the values' means, so seen."""
+    """Of features x [H]: t = (x - centre) @ directions; the distance is weights @ t**2 + rest * |x - centre|**2.
 
-    axes: Array
-    centres: Array
+    Shapes: centre [H], directions [H, R], weights [R].
+    """
+
+    centre: Array
+    directions: Array
+    weights: Array
+    rest: float
 
 
-def nowhere(width: int, values: int) -> Region:
+def nowhere(width: int) -> Region:
     """Return a region before anything was fitted."""
-    return Region(np.zeros((width, 1), np.float32), np.zeros((values, 1), np.float32))
+    return Region(np.zeros(width, np.float32), np.zeros((width, 1), np.float32), np.zeros(1, np.float32), 0.0)
 
 
-def fit_region(features: Array, values: NDArray[np.int64], count: int) -> Region:
-    """Find means and covariance of features [N, H]; `values` [N] are among `count`."""
-    centres = np.stack([features[values == value].mean(axis=0) for value in range(count)]).astype(np.float64)
-    apart = features - centres[values]
-    covariance = apart.T @ apart / len(features)
-    lengths, directions = np.linalg.eigh(
-        covariance + RIDGE * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
-    )
-    axes = (directions / np.sqrt(np.maximum(lengths, 1e-12)))[:, ::-1][:, :AXES_MAX]
-    return Region(axes.astype(np.float32), (centres @ axes).astype(np.float32))
+def fit_region(features: NDArray[np.float64]) -> Region:
+    """Find where features [N, H] lie."""
+    centre = features.mean(axis=0)
+    count = max(1, min(DIRECTIONS_MAX, features.shape[1] // 2, len(features) - 1))
+    _, lengths, rows = np.linalg.svd(features - centre, full_matrices=False)
+    variances = lengths**2 / len(features)
+    along = variances[:count] + RIDGE * variances[:count].mean()
+    rest = 1.0 / max(float(variances[count:].sum()), 1e-9)
+    weights = 1.0 / np.maximum(along * count, 1e-9) - rest
+    return Region(centre.astype(np.float32), rows[:count].T.astype(np.float32), weights.astype(np.float32), rest)
 
 
 def letters_of(texts: Sequence[str]) -> str:

@@ -73,8 +73,8 @@ def fit_tabular(
     trees.fit(numbers, np.array(truth, np.int64))
     on_progress(1, 2, "writing the model")
     model = tree_graph(trees, numbers.shape[1])
-    told = [given.model_dump() for given in known]
-    manifest = {"kind": "tabular", "values": [SCORE], "inputs": told, "seed": seed, "fitted": len(rows)}
+    declared = [given.model_dump() for given in known]
+    manifest = {"kind": "tabular", "values": [SCORE], "inputs": declared, "seed": seed, "fitted": len(rows)}
     on_progress(2, 2, "done")
     return FittedTable(manifest, {MODEL: model}, known)
 

@@ -36,7 +36,7 @@ class Explains(Protocol):
         """
 
 
-class Opens(Protocol):
+class OnDemand(Protocol):
     """A language model that is opened when it is first asked."""
 
     def get(self) -> Engine:
@@ -48,7 +48,7 @@ class HasLanguageModel(Protocol):
     """What an engine has besides that decides by a policy: the language model beside it."""
 
     @property
-    def language_model(self) -> Opens: ...
+    def language_model(self) -> OnDemand: ...
 
 
 @runtime_checkable

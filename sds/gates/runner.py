@@ -170,6 +170,7 @@ def _report(
     waiting = sum(map(_waits, answers))
     failed = [answer for answer in answers if _undecided(answer) and not _waits(answer)]
     wrong = wrongly_paid(opened, gate, payments)
+    alone = [each for each in decided if _action(each.answer) not in (None, ESCALATE)]
     dfids, lists = {answer.dfid for answer in answers}, opened.kernel.dispatcher.executor.lists
     return {
         "model": opened.engine.model,
@@ -185,6 +186,8 @@ def _report(
         if lists
         else None,
         "agreement": _share(decided, lambda each: _action(each.answer)),
+        "agreement_decided": _share(alone, lambda each: _action(each.answer)),
+        "decided_alone": len(alone),
         "agreement_always_paying": _share(decided, lambda each: watch.first_permitted.get(each.answer.dfid)),
         "totals": dict(gate.demo.totals((each.case, _action(each.answer)) for each in decided))
         if gate.demo.totals

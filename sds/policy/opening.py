@@ -11,7 +11,7 @@ from sds.kernel.errors import UsageError
 from sds.policy.engine import MODE, PolicyEngine
 from sds.policy.judgement import Judgement, open_judgement
 from sds.policy.language_model import LanguageModel
-from sds.policy.readers import Answers, Fitted, ModelReader
+from sds.policy.readers import Answers, FittedAnswers, ModelReader
 
 
 def open_policy(
@@ -51,5 +51,5 @@ def open_policy(
 def _answers(name: str, contract: Contract, judgement: Judgement | None, model: LanguageModel) -> Answers:
     if judgement is not None and name in judgement.readers:
         reader = judgement.readers[name]
-        return Fitted(f"{reader.kind}@{reader.sha256[:12]}", reader)
+        return FittedAnswers(f"{reader.kind}@{reader.sha256[:12]}", reader)
     return ModelReader(name, contract.readings[name], model.get())

@@ -46,7 +46,7 @@ def as_read(contract: Contract, text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedAnswers:
     """A fitted reader. It is given text and fields as data and nothing else."""
 
     name: str

@@ -259,6 +259,7 @@ def _decided_lines(gate: GateDefinition, report: dict[str, Any], chaos: str | No
         yield (
             f"agreement with the written adjudication rule: {report['agreement']:.0%} "
             f"(always paying what is permitted: {report['agreement_always_paying']:.0%})"
+            + _of_those_decided(report)
         )
     yield (
         f"decisions outside the envelope: {report['out_of_envelope']}; double payouts: {report['double_payouts']}; "
@@ -298,3 +299,10 @@ def _judge(gate: GateDefinition, report: dict[str, Any], chaos: str | None) -> N
         raise ModelError(none, hint="sds doctor, with the same options, and `sds models check PATH`")
     if happened and (missing := happened.missing(report)):
         raise UsageError(f"no {missing}, so this run proves nothing", hint="raise --limit")
+
+
+def _of_those_decided(report: dict[str, Any]) -> str:
+    """Say how often what no human had to decide was decided as expected; an escalation agrees only where one was."""
+    if report["agreement_decided"] is None:
+        return ""
+    return f"; of the {report['decided_alone']} decided without a human: {report['agreement_decided']:.0%}"

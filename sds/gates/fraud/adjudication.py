@@ -1,10 +1,8 @@
 """The written adjudication rule: what a careful human who knows the truth would decide, to measure agreement by.
 
 1. An unknown payment goes to a human: ESCALATE.
-2. Passed, refused or held already, an account that is not active, an amount above its limit: BLOCK.
-3. Fraud is held where the customer could still be asked, and blocked where the text says that somebody else has the card or
-   that the merchant is none: CHALLENGE, or BLOCK.
-4. A good payment: ALLOW; CHALLENGE where the customer pays more often, or more in a day, than may be allowed.
+2. Fraud, passed, refused or held already, an account that is not active, an amount above its limit: BLOCK.
+3. A good payment: ALLOW; CHALLENGE where the customer pays more often, or more in a day, than may be allowed.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from typing import NamedTuple
 from sds.kernel.envelope.state import Fields
 
 COUNT_1D_MAX = 9
-ANSWERED_BY_TEXT = frozenset({"takeover", "imitation"})
 
 
 class Truth(NamedTuple):
@@ -37,9 +34,7 @@ def expected_kind(fields: Fields | None, truth: Truth) -> str:
         int(fields[name]) for name in ("payment.amount_minor", "account.limit_minor", "customer.sum_1d_minor")
     )
     over = not fields["payment.open_minor"] or fields["payment.held"]
-    if over or fields["account.status"] != "active" or amount > limit:
+    if over or fields["account.status"] != "active" or amount > limit or truth.fraud:
         return "BLOCK"
-    if truth.fraud:
-        return "BLOCK" if truth.said in ANSWERED_BY_TEXT else "CHALLENGE"
     quick = int(fields["customer.count_1d"]) > COUNT_1D_MAX or paid + amount > 2 * limit
     return "CHALLENGE" if quick else "ALLOW"

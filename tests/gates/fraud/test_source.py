@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -43,9 +44,10 @@ def test_an_unknown_payment_is_none(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize("name", ["bank.db", "holds.db"])
 def test_a_missing_or_damaged_file_is_one_line(tmp_path: Path, name: str) -> None:
     source = one_payment(tmp_path)
+    read(source)
     for path in tmp_path.glob(f"{name}*"):
         path.unlink()
-    with pytest.raises(StateError, match=r"^the payments in `.*bank.db` cannot be read: unable to open database"):
+    with pytest.raises(StateError, match=r"^the payments in `.*bank.db` cannot be read: .*No such file"):
         source.read(PAYMENT)
     (tmp_path / name).write_bytes(b"not a database at all, whatever its name says" * 100)
     with pytest.raises(StateError, match="file is not a database"):
@@ -118,6 +120,21 @@ def test_a_hold_of_one_payment_is_none_of_another(tmp_path: Path) -> None:
     before = source.read("PAY-2")
     holds.order(HOLD, lambda: "")
     assert before == source.read("PAY-2")
+
+
+def test_many_threads_read_one_state_for_a_version_while_it_moves(tmp_path: Path) -> None:
+    source = one_payment(tmp_path)
+
+    def limit(turn: int) -> tuple[str, object]:
+        if turn % 40 == 0:
+            change(tmp_path, f"UPDATE payments SET account_limit_minor = {turn + 1}")
+        found = read(source)
+        return found.version, found.fields["account.limit_minor"]
+
+    with ThreadPoolExecutor(8) as pool:
+        seen = set(pool.map(limit, range(400)))
+    assert len(seen) == len({version for version, _ in seen})
+    source.close()
 
 
 def test_reading_never_writes(tmp_path: Path) -> None:

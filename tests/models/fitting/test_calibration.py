@@ -48,19 +48,21 @@ def test_scores_that_fall_with_the_truth_or_a_truth_of_one_kind_are_refused() ->
 
 
 def test_the_region_is_where_the_fitted_features_lie() -> None:
-    """Far along a direction in which features hardly differ is far; as far along one in which they do is not."""
+    """As far along a direction in which features hardly differ is farther than along one in which they do."""
     draw = np.random.default_rng(4)
-    values = np.arange(600) % 2
-    features = draw.standard_normal((600, 6)) * np.array([5, 1, 1, 1, 1, 0.1]) + values[:, None] * 20
-    region = fit_region(features.astype(np.float32), values, 2)
+    spread = np.array([5, 4, 1, 0.1, 0.1, 0.1])
+    region = fit_region(draw.standard_normal((600, 6)) * spread + 20)
 
     def distance(feature: np.ndarray) -> float:
-        return float(((feature @ region.axes - region.centres) ** 2).sum(1).min())
+        apart = feature - region.centre
+        return float(region.weights @ (apart @ region.directions) ** 2 + region.rest * (apart @ apart))
 
-    inside, along, across = np.full(6, 20.0), np.full(6, 20.0), np.full(6, 20.0)
+    fitted = [distance(draw.standard_normal(6) * spread + 20) for _ in range(400)]
+    along, across = np.full(6, 20.0), np.full(6, 20.0)
     along[0] += 5
     across[5] += 5
-    assert distance(inside) < 0.1 < distance(along) < 4 < distance(across)
+    assert 2.0 == pytest.approx(np.mean(fitted), rel=0.15)  # one for the directions, one for what is beside them
+    assert distance(np.full(6, 20.0)) < 0.1 < distance(along) < max(fitted) < distance(across)
 
 
 def test_ninety_nine_of_a_hundred_held_out_texts_are_within_the_limits() -> None:

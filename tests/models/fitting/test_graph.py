@@ -21,12 +21,17 @@ torch = pytest.importorskip("torch")
 TOKENS = [[2, 5, 9, 20, 11, 3], [2, 30, 3], [2, *range(4, 40), 3]]
 DRAW = np.random.default_rng(5)
 HEAD = Head(DRAW.standard_normal((3, WIDTH)).astype(np.float32), DRAW.standard_normal(3).astype(np.float32))
-REGION = Region(DRAW.standard_normal((WIDTH, 4)).astype(np.float32), DRAW.standard_normal((3, 4)).astype(np.float32))
+REGION = Region(
+    DRAW.standard_normal(WIDTH).astype(np.float32),
+    np.linalg.qr(DRAW.standard_normal((WIDTH, 4)))[0].astype(np.float32),
+    np.array([3.0, 2.0, 1.0, -0.5], np.float32),
+    0.5,
+)
 
 
 def as_onnx(base: Path, tokens: list[int]) -> list[np.ndarray]:
     session = Session(encoder_graph(open_base(base), HEAD, REGION, tokens_max=POSITIONS))
-    return list(session.run(["features", "logits", "distance"], {"tokens": np.array(tokens, np.int64)}))
+    return list(session.run(["features", "logits", "middle", "distance"], {"tokens": np.array(tokens, np.int64)}))
 
 
 def as_torch(base: Path) -> list[np.ndarray]:
@@ -51,20 +56,23 @@ def test_the_graph_of_finer_steps_is_the_torch_encoder(base: Path, monkeypatch: 
     """What is left is the rounding of what flows between the maps, to eight bits."""
     monkeypatch.setattr(bert_graph, "STEPS", 127)
     for tokens, expected in zip(TOKENS, as_torch(base), strict=True):
-        features, _, _ = as_onnx(base, tokens)
+        features, *_ = as_onnx(base, tokens)
         assert np.abs(features - expected).max() < 0.05 * np.abs(expected).max()
 
 
 def test_seven_bits_cost_little(base: Path) -> None:
     for tokens, expected in zip(TOKENS, as_torch(base), strict=True):
-        features, _, _ = as_onnx(base, tokens)
+        features, *_ = as_onnx(base, tokens)
         assert np.dot(features, expected) / np.linalg.norm(features) / np.linalg.norm(expected) > 0.995
 
 
-def test_head_and_distance_are_those_of_the_features(base: Path) -> None:
-    features, logits, distance = as_onnx(base, TOKENS[0])
+def test_the_head_reads_the_last_layer_and_the_distance_the_middle_one(base: Path) -> None:
+    features, logits, middle, distance = as_onnx(base, TOKENS[0])
     assert features @ HEAD.weight.T + HEAD.bias == pytest.approx(logits, abs=1e-4)
-    assert ((features @ REGION.axes - REGION.centres) ** 2).sum(1).min() == pytest.approx(distance.item(), rel=1e-4)
+    apart = middle - REGION.centre
+    expected = REGION.weights @ (apart @ REGION.directions) ** 2 + REGION.rest * (apart @ apart)
+    assert expected == pytest.approx(distance.item(), rel=1e-4)
+    assert np.abs(middle - features).max() > 0.1
 
 
 def test_no_product_of_neighbours_overflows_sixteen_bits(base: Path) -> None:
@@ -72,7 +80,7 @@ def test_no_product_of_neighbours_overflows_sixteen_bits(base: Path) -> None:
     model = onnx.load_from_string(encoder_graph(open_base(base), HEAD, REGION, tokens_max=POSITIONS))
     products = {node.input[1] for node in model.graph.node if node.op_type == "MatMulInteger"}
     weights = [onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer if tensor.name in products]
-    assert len(weights) == 12
+    assert len(weights) == 8
     assert all(2 * 255 * int(np.abs(weight.astype(int)).max()) < 1 << 15 for weight in weights)
 
 
