@@ -10,7 +10,7 @@ TESTABLE := $(VENV)/.testable
 
 help:
 	@echo "make install set up everything, for sds and for the tests"
-	@echo "make demo    decide 50 real claims with a real local model"
+	@echo "make demo    decide 50 claims over real flights with a real local model"
 	@echo "make test    lint, types, import wall and all tests"
 	@echo "make mutation  try 40 mutants of the kernel on its tests (ask for others: make mutation SAMPLE=200 SEED=2)"
 	@echo "make bench   ask every benchmark and write benchmarks/report.md (alone on the machine, please)"
@@ -56,7 +56,6 @@ peers: $(TESTABLE) openvino
 	done
 
 demo: $(READY)
-	$(BIN)/sds models prepare
 	$(BIN)/sds run refund --limit 50
 
 test: $(TESTABLE)

@@ -89,8 +89,15 @@ class MaxError(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_number(cls, data: Any) -> Any:
-        return data if isinstance(data, Mapping) else {"any": data}
+    def _short_forms(cls, data: Any) -> Any:
+        """Take one number for all kinds, and kinds by name beside it: `{any: 0.02, COMPENSATE: 0.01}`."""
+        if not isinstance(data, Mapping):
+            return {"any": data}
+        named = {key: value for key, value in data.items() if key.isupper()}
+        if not named:
+            return data
+        rest = {key: value for key, value in data.items() if key not in named}
+        return {**rest, "kinds": {**rest.get("kinds", {}), **named}}
 
     def of(self, kind: str) -> Decimal | None:
         return self.kinds.get(kind, self.any)

@@ -27,7 +27,8 @@ from sds.models.fitting.fitted import FittedText, indices
 from sds.models.fitting.misspelling import as_typed
 from sds.models.readers.encoder import TextTokenizer
 
-EPOCHS = 7
+EPOCHS_MIN, EPOCHS_MAX = 3, 7
+TEXTS_SEEN_MAX = 12_000  # over all epochs, so that a fit takes minutes: of more texts each is seen less often
 BATCH = 16
 RATE = 2e-4
 HEAD_RATE = 1e-3
@@ -46,17 +47,19 @@ def fit_encoder(
     names: Sequence[str],
     base: Path,
     seed: int = 0,
-    epochs: int = EPOCHS,
+    epochs: int | None = None,
     on_progress: Progress = nobody,
 ) -> FittedText:
     """Fine-tune a BERT encoder to tell `names` apart. Raises ReaderError.
 
-    `names`: the declared values, in order; `base`: a folder or zip of the encoder. Same texts and seed, same scores, but for
+    `names`: the declared values, in order; `base`: a folder or zip of the encoder; `epochs`: without it, EPOCHS_MAX, or fewer where
+    there are many texts. Same texts and seed, same scores, but for
     the last digits. The result is not calibrated yet.
     """
     check_texts(texts, values, names)
     encoder = open_base(base)
     tokenizer = TextTokenizer(encoder.tokenizer, tokens_max(encoder))
+    epochs = epochs or max(EPOCHS_MIN, min(EPOCHS_MAX, TEXTS_SEEN_MAX // len(texts)))
     with _seeded(seed):
         model = Classifier(encoder, len(names))
         _train(model, tokenizer, texts, indices(values, names).tolist(), epochs, random.Random(seed), on_progress)  # noqa: S311 — no secret

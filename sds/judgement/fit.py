@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, Literal
 
 from sds.definitions.definition import LabelledCase
 from sds.host import paths
@@ -55,7 +55,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedGate:
     """What came of a fit. `judged`: the test part's cases, for whoever wants more than the manifest's scores."""
 
     folder: Path
@@ -64,20 +64,22 @@ class Fitted:
 
 
 def divided(contract: Contract, cases: Sequence[LabelledCase]) -> Parts:
-    """Return the cases by what they are for. A text that stands in several parts is learned only if it is in no other."""
+    """Return the cases by what they are for."""
     cases = parted(contract, cases)
-    later = {_text(contract, case) for case in cases if case.part != "train" and case.text}
-    train = [case for case in cases if case.part == "train" and _text(contract, case) not in later]
-    if not later:
-        train = [case for case in cases if case.part == "train"]
     calibrate = [case for case in cases if case.part == "calibrate"]
     tuning = _tuning(contract, calibrate)
     return Parts(
-        train=train,
+        train=[case for case in cases if case.part == "train"],
         tuning=[case for case in calibrate if _key(contract, case) in tuning],
         held_out=[case for case in calibrate if _key(contract, case) not in tuning],
         test=[case for case in cases if case.part == "test"],
     )
+
+
+def learned(contract: Contract, parts: Parts, name: str) -> list[LabelledCase]:
+    """Return one case for each text that an enumeration's reader learns: those of the train part that are in no other."""
+    later = {_text(contract, case) for case in (*parts.tuning, *parts.held_out, *parts.test)}
+    return [case for case in texts_of(contract, parts.train, name) if _text(contract, case) not in later]
 
 
 def _text(contract: Contract, case: LabelledCase) -> str:
@@ -105,7 +107,7 @@ def fit_gate(
     out: Path,
     on_progress: Progress,
     seed: int = SEED,
-) -> Fitted:
+) -> FittedGate:
     """Fit every reading of a contract, choose its thresholds, and put the folder at `out`, in the place of an earlier one.
 
     Raises UsageError, in one line, for labels that are too few or one-sided, and for a place that holds something else.
@@ -123,7 +125,7 @@ def fit_gate(
         raise UsageError(f"the readers cannot be fitted: {error}", hint=error.hint) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Fitted(out, manifest, judged)
+    return FittedGate(out, manifest, judged)
 
 
 def check_labels(contract: Contract, cases: Sequence[LabelledCase]) -> Parts:
@@ -163,13 +165,18 @@ class _Fitting:
         self._sha256[name] = fitted.export(self._folder / name)
         self._readers[name] = self._fitters.open(self._folder / name, sha256=self._sha256[name])
 
-    def _texts(self, name: str, cases: Sequence[LabelledCase]) -> tuple[list[str], list[str]]:
-        once = texts_of(self._contract, cases, name)
+    def _learned(self, name: str) -> tuple[list[str], list[str]]:
+        return self._labels(learned(self._contract, self._parts, name), name)
+
+    def _tuning(self, name: str) -> tuple[list[str], list[str]]:
+        return self._labels(texts_of(self._contract, self._parts.tuning, name), name)
+
+    def _labels(self, once: Sequence[LabelledCase], name: str) -> tuple[list[str], list[str]]:
         return [_text(self._contract, case) for case in once], [case.readings[name] for case in once]
 
     def _fit_text(self, name: str) -> None:
-        texts, values = self._texts(name, self._parts.train)
-        tuning = self._texts(name, self._parts.tuning)
+        texts, values = self._learned(name)
+        tuning = self._tuning(name)
         self._counts[name] = {"train": len(texts), "tuning": len(tuning[0])}
         names = tuple(self._contract.readings[name].values)
         fitted = self._fitters.text(
@@ -221,8 +228,8 @@ class _Fitting:
     def _cross_fitted(self, name: str) -> dict[str, Mapping[str, float]]:
         return cross_fitted(
             self._fitters,
-            self._texts(name, self._parts.train),
-            self._texts(name, self._parts.tuning),
+            self._learned(name),
+            self._tuning(name),
             names=tuple(self._contract.readings[name].values),
             seed=self._seed,
             on_progress=_about(self._progress, f"{name}, for scores"),
@@ -317,7 +324,7 @@ def _refuse_other_folder(out: Path) -> None:
 
 def _refuse_one_sided(contract: Contract, parts: Parts, name: str) -> None:
     """Refuse labels of which no reader can be made: of some value too few, or too few to calibrate on."""
-    train, tuning = (_said(contract, cases, name) for cases in (parts.train, parts.tuning))
+    train, tuning = (_said(contract, parts, name, part) for part in ("train", "tuning"))
     values = tuple(contract.readings[name].values) or (YES, NO)
     few = [f"{value} {train.count(value)}" for value in values if train.count(value) < LABELS_MIN]
     if few or len(tuning) < TUNING_MIN:
@@ -329,11 +336,13 @@ def _refuse_one_sided(contract: Contract, parts: Parts, name: str) -> None:
         )
 
 
-def _said(contract: Contract, cases: Sequence[LabelledCase], name: str) -> list[str]:
+def _said(contract: Contract, parts: Parts, name: str, part: Literal["train", "tuning"]) -> list[str]:
     """Return the labels of a reading that can be used: one for each text, or of a score for each case with fields."""
-    if contract.readings[name].values:
-        return [case.readings[name] for case in texts_of(contract, cases, name)]
-    return [case.readings[name] for case in cases if name in case.readings and case.fields]
+    if not contract.readings[name].values:
+        cases = parts.train if part == "train" else parts.tuning
+        return [case.readings[name] for case in cases if name in case.readings and case.fields]
+    texts = learned(contract, parts, name) if part == "train" else texts_of(contract, parts.tuning, name)
+    return [case.readings[name] for case in texts]
 
 
 def _write(path: Path, manifest: Manifest) -> None:

@@ -70,7 +70,7 @@ class FitsTable(Protocol):
     ) -> FittedTable: ...
 
 
-class Opens(Protocol):
+class OpensReader(Protocol):
     def __call__(self, folder: Path, *, sha256: str) -> Reader: ...
 
 
@@ -81,7 +81,7 @@ class Fitters:
     kind: str
     text: FitsText
     table: FitsTable
-    open: Opens
+    open: OpensReader
     base: Mapping[str, str]
 
 

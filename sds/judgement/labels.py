@@ -41,17 +41,21 @@ def read_labels(contract: Contract, path: Path) -> list[LabelledCase]:
     Raises UsageError with file and line.
     """
     files = [path / f"{part}.jsonl" for part in PARTS] if path.is_dir() else [path]
-    reader, found = _Lines(contract), list[LabelledCase]()
-    for file in files:
-        found += reader.cases(_read(file), str(file), file.stem if file.stem in PARTS else "")
+    found = parse_labels(contract, ((str(file), _read(file)) for file in files))
     if not found:
         raise UsageError(f"`{path}` holds no label", hint=_form(contract))
     return found
 
 
-def parse_labels(contract: Contract, raw: bytes, name: str = "labels") -> list[LabelledCase]:
-    """Return the labels in `raw`. Raises UsageError with `name` and line."""
-    return _Lines(contract).cases(raw, name, "")
+def parse_labels(contract: Contract, files: Iterable[tuple[str, bytes]]) -> list[LabelledCase]:
+    """Return the labels of files, given as (name, bytes); a file that is called after a part is that part.
+
+    Raises UsageError with name and line, for what two of them say of one case, too.
+    """
+    lines, found = _Lines(contract), list[LabelledCase]()
+    for name, raw in files:
+        found += lines.cases(raw, name, Path(name).stem if Path(name).stem in PARTS else "")
+    return found
 
 
 def label_line(case: LabelledCase, gate: str) -> str:

@@ -61,11 +61,18 @@ def test_what_tests_thresholds_neither_learned_nor_calibrated_and_the_test_part_
     assert len(texts[0]) >= TUNING_MIN
 
 
-def test_a_text_that_is_in_a_later_part_is_not_learned() -> None:
-    given = parted(contract(), cases(200))
-    learned = next(case for case in given if case.part == "train")
-    again = [*given, replace(learned, part="test", fields={})]
-    assert learned.text not in [case.text for case in divided(contract(), again).train]
+def test_a_text_that_is_in_a_later_part_is_not_learned_though_its_row_is(tmp_path: Path) -> None:
+    calls, given = Calls(), parted(scored(), cases(400, risk=True))
+    again = next(case for case in given if case.part == "train")
+    fit_gate(
+        scored(),
+        [*given, replace(again, part="test", fields={})],
+        fitters(calls),
+        out=tmp_path / "o",
+        on_progress=quiet,
+    )
+    assert as_read(scored(), again.text) not in calls.texts[0]
+    assert len(calls.rows[0]) == len([case for case in given if case.part == "train"]) == len(calls.texts[0]) + 1
 
 
 def test_a_score_learns_from_readings_of_texts_that_their_reader_has_not_learned(tmp_path: Path) -> None:

@@ -10,10 +10,15 @@ import pytest
 
 from sds.definitions.definition import LabelledCase
 from sds.judgement.labels import label_line, labels_hash, parse_labels, parted, read_labels, split_hash
+from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import UsageError
 from tests.judgement.claims import cases, contract, scored
 
 FIELDS = {"trip.delay_min": 90, "trip.open_minor": 5000, "trip.known": True}
+
+
+def parsed(raw: bytes, terms: Contract | None = None) -> list[LabelledCase]:
+    return parse_labels(terms or contract(), [("labels", raw)])
 
 
 def line(**said: object) -> bytes:
@@ -51,7 +56,7 @@ def line(**said: object) -> bytes:
 )  # fmt: skip
 def test_what_is_wrong_with_a_line_is_said_with_its_place(raw: bytes, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as refused:
-        parse_labels(contract(), raw)
+        parsed(raw)
     assert message in str(refused.value)
     assert str(refused.value).startswith(f"labels:{len(raw.splitlines())}: ")
     assert "\n" not in str(refused.value)
@@ -60,29 +65,29 @@ def test_what_is_wrong_with_a_line_is_said_with_its_place(raw: bytes, message: s
 
 def test_a_reading_stands_under_readings_or_by_its_name_or_as_the_value_of_the_only_enumeration() -> None:
     raw = b'{"text": "a", "readings": {"cause": "fault"}}\n{"text": "b", "cause": "storm"}\n{"text": "c", "value": "none"}\n'
-    assert ["fault", "storm", "none"] == [case.readings["cause"] for case in parse_labels(contract(), raw)]
+    assert ["fault", "storm", "none"] == [case.readings["cause"] for case in parsed(raw)]
 
 
 @pytest.mark.parametrize(("said", "kept"), [("true", "1"), ("false", "0"), ("1", "1"), ("0", "0"), ('"1"', "1")])
 def test_a_score_is_labelled_yes_or_no(said: str, kept: str) -> None:
-    assert kept == parse_labels(scored(), b'{"text": "a", "risk": %s}' % said.encode())[0].readings["risk"]
+    assert kept == parsed(b'{"text": "a", "risk": %s}' % said.encode(), scored())[0].readings["risk"]
 
 
 @pytest.mark.parametrize("said", ["2", "0.5", '"yes"', "null", "[]"])
 def test_a_score_is_labelled_nothing_else(said: str) -> None:
     with pytest.raises(UsageError, match="no label of the score `risk`"):
-        parse_labels(scored(), b'{"text": "a", "risk": %s}' % said.encode())
+        parsed(b'{"text": "a", "risk": %s}' % said.encode(), scored())
 
 
 def test_a_text_that_becomes_the_same_once_it_is_read_is_the_same_text() -> None:
     raw = line(text="the brake  broke") + b"\n" + line(text="the brake \x07broke", readings={"cause": "storm"})
     with pytest.raises(UsageError, match="of the same text"):
-        parse_labels(contract(), raw.replace(b"brake  b", b"brake \\u0007b"))
+        parsed(raw.replace(b"brake  b", b"brake \\u0007b"))
 
 
 def test_what_is_written_is_read_back() -> None:
     case = LabelledCase("a brake", FIELDS, {"cause": "fault"}, "PAY", "plain", 1000, "test")
-    assert [case] == parse_labels(contract(), label_line(case, "claims").encode())
+    assert [case] == parsed(label_line(case, "claims").encode())
 
 
 def test_a_folder_gives_each_file_its_part(tmp_path: Path) -> None:

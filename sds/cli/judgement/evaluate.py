@@ -22,7 +22,7 @@ from sds.kernel.errors import SdsError, UsageError
 from sds.policy.judgement import Judgement, open_judgement
 
 if TYPE_CHECKING:
-    from sds.judgement.evaluate import Beside
+    from sds.judgement.evaluation.evaluate import Beside
 
 
 def add_to(app: typer.Typer) -> None:
@@ -56,7 +56,7 @@ def evaluate(
     found = gate.find()
     contract = found.load_contract()
     cases = labels_of(found, contract, labels)
-    from sds.judgement.evaluate import evaluate as measured  # noqa: PLC0415  numpy loads when it is needed
+    from sds.judgement.evaluation.evaluate import evaluate as measured  # noqa: PLC0415  numpy loads when it is needed
 
     with (
         _opened(found, contract, readers) as judgement,
@@ -92,7 +92,7 @@ def _opened(gate: GateDefinition, contract: Contract, folder: Path | None) -> It
 @contextmanager
 def _beside(contract: Contract, with_model: bool) -> Iterator[Beside]:
     """Yield what can be measured beside on this machine."""
-    from sds.judgement.evaluate import Beside  # noqa: PLC0415
+    from sds.judgement.evaluation.evaluate import Beside  # noqa: PLC0415
     from sds.judgement.fitting import open_fitters  # noqa: PLC0415
 
     fitters = None
@@ -112,7 +112,7 @@ def _beside(contract: Contract, with_model: bool) -> Iterator[Beside]:
 
 
 def _write_page(document: Mapping[str, Any], path: Path) -> None:
-    from sds.judgement.page import page  # noqa: PLC0415  matplotlib and Jinja2 are an extra
+    from sds.judgement.evaluation.page import page  # noqa: PLC0415  matplotlib and Jinja2 are an extra
 
     text = page(document)
     try:

@@ -24,7 +24,7 @@ from sds.kernel.flow.intake import parse_event
 from sds.policy.judgement import open_judgement
 
 if TYPE_CHECKING:
-    from sds.judgement.queue import Asked
+    from sds.judgement.labelling.queue import Asked
     from sds.models.readers.protocol import Reader
 
 labels = typer.Typer(
@@ -62,7 +62,7 @@ def label(gate: ChosenGate, out: Out = None, cases: CasesFile = None, reading: R
     contract = found.load_contract()
     if not contract.readings:
         raise UsageError(f"the contract of gate `{found.name}` has no readings", hint="docs/judgement.md")
-    from sds.judgement import queue  # noqa: PLC0415
+    from sds.judgement.labelling import queue  # noqa: PLC0415
 
     name = reading or next(iter(contract.readings))
     values = queue.values_of(contract, name)
@@ -80,7 +80,7 @@ def label(gate: ChosenGate, out: Out = None, cases: CasesFile = None, reading: R
 
 
 def _cases(gate: GateDefinition, contract: Contract, path: Path | None, source: StateSource) -> Iterator[Asked]:
-    from sds.judgement.queue import Asked  # noqa: PLC0415
+    from sds.judgement.labelling.queue import Asked  # noqa: PLC0415
 
     if path is None:
         events = [contract_event(contract, case.event) for case in gate.cases(gate_home(gate.name))]
@@ -155,8 +155,8 @@ def export(gate: ChosenGate) -> None:
     """
     found = gate.find()
     contract = found.load_contract()
+    from sds.judgement.labelling.recorded import LeftOut, recorded_labels  # noqa: PLC0415
     from sds.judgement.labels import label_line  # noqa: PLC0415
-    from sds.judgement.recorded import LeftOut, recorded_labels  # noqa: PLC0415
 
     with closing(open_store(found.name)) as store:
         for each in recorded_labels(store, contract):

@@ -25,6 +25,7 @@ from sds.host.clock import now_ms
 from sds.host.keys import PUBLIC_FILE
 from sds.host.paths import (
     decisions_path,
+    fitted_readers,
     gate_home,
     home,
     model_cache,
@@ -60,6 +61,7 @@ def doctor(options: EngineOptions = NO_OPTIONS, gate: OpenedGate = "refund") -> 
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
         ("versions", _versions),
         ("model and mask", lambda: _model(found, opened)),
+        ("readers", lambda: _readers(found)),
         ("store", _store),
         *found.checks.items(),
         ("contract", lambda: _contract(found)),
@@ -100,6 +102,21 @@ def _model(gate: GateDefinition, opened: AbstractContextManager[Engine]) -> str:
     with opened as engine:
         check_asked(engine, gate.load_contract())
         return f"{engine.model} answers, and was proved to be constrained"
+
+
+def _readers(gate: GateDefinition) -> str:
+    """Raise when the fitted readers of a gate are refused; say what reads where there are none."""
+    contract = gate.load_contract()
+    if not contract.policy:
+        return "none: the contract has no policy, the language model decides"
+    folder = fitted_readers(gate.name, gate.readers)
+    if folder is None:
+        return f"none is fitted: the language model reads, uncalibrated (sds fit {gate.argument})"
+    from sds.policy.judgement import open_judgement  # noqa: PLC0415  for policies only
+
+    with closing(open_judgement(folder, contract)) as judgement:
+        named = (f"{name} by {reader.kind}@{reader.sha256[:12]}" for name, reader in judgement.readers.items())
+        return "; ".join([", ".join(named), *judgement.notices])
 
 
 def _store() -> str:

@@ -46,6 +46,8 @@ def test_a_share_is_kept_as_it_was_written() -> None:
     bounds = contract().max_error
     assert bounds is not None
     assert (Decimal("0.01"), Decimal("0.02"), Decimal("0.05")) == (bounds.of("PAY"), bounds.of("DENY"), bounds.delta)
+    by_name = contract(("max_error: {any: 0.02, kinds: {PAY: 0.01}}", "max_error: {any: 0.02, PAY: 0.01}")).max_error
+    assert bounds == by_name
     one_number = contract(("max_error: {any: 0.02, kinds: {PAY: 0.01}}", "max_error: 0.02")).max_error
     assert one_number is not None
     assert one_number.of("PAY") == Decimal("0.02")

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 
 from sds.definitions.definition import LabelledCase
-from sds.judgement import baselines, metrics
-from sds.judgement.baselines import NO_SKLEARN
-from sds.judgement.fit import Parts, divided
+from sds.judgement import metrics
+from sds.judgement.evaluation import baselines
+from sds.judgement.evaluation.baselines import NO_SKLEARN
+from sds.judgement.evaluation.splits import held
+from sds.judgement.fit import Parts, divided, learned
 from sds.judgement.fitting import SEED, Fitters, Input, Row
-from sds.judgement.judging import Judge, Judged, Progress, Readings, labelled, score_of
+from sds.judgement.judging import Judge, Judged, Progress, Readings, score_of
 from sds.judgement.labels import PARTS, YES, labels_hash, parted
 from sds.judgement.scoring import decision_scores, enumeration_scores, money, of_scores
-from sds.judgement.splits import held
 from sds.kernel.contract.readings import ROOT
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.snapshot import parse_type
@@ -152,14 +153,14 @@ class _Evaluation:
     def _others(self) -> dict[str, Readings]:
         """Return who else reads the enumerations. A score stays the fitted one, over what they read."""
         names = [name for name, spec in self._contract.readings.items() if spec.values]
-        train = self._parts.train
+        texts = {name: learned(self._contract, self._parts, name) for name in names}
         found = dict[str, dict[str, Reader]]()
-        if names and all(labelled(train, name, "train") for name in names):
-            found["majority"] = {name: baselines.majority(self._contract, train, name) for name in names}
+        if names and all(len({case.readings[name] for case in texts[name]}) > 1 for name in names):
+            found["majority"] = {name: baselines.majority(self._contract, texts[name], name) for name in names}
             if find_spec("sklearn") is None:
                 self._notices.append(NO_SKLEARN)
             else:
-                found["tfidf"] = {name: baselines.tfidf(self._contract, train, name) for name in names}
+                found["tfidf"] = {name: baselines.tfidf(self._contract, texts[name], name) for name in names}
         if names and self._beside.model is not None:
             answers, now = self._beside.model(), self._beside.now_ms
             found["model"] = {

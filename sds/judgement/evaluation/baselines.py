@@ -9,7 +9,6 @@ from typing import Any
 
 from sds.definitions.definition import LabelledCase
 from sds.judgement.fitting import SEED
-from sds.judgement.scoring import texts_of
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket, compile_packet
@@ -38,15 +37,15 @@ class Probabilities:
         """Hold nothing that must be closed."""
 
 
-def majority(contract: Contract, train: Sequence[LabelledCase], name: str) -> Reader:
-    """Return what reads in every text the shares of the train part."""
+def majority(contract: Contract, learned: Sequence[LabelledCase], name: str) -> Reader:
+    """Return what reads in every text the shares of the texts that were learned."""
     values = tuple(contract.readings[name].values)
-    counts = Counter(case.readings[name] for case in texts_of(contract, train, name))
+    counts = Counter(case.readings[name] for case in learned)
     shares = {value: (counts[value] + 1) / (counts.total() + len(values)) for value in values}
     return Probabilities("majority", values, lambda _: shares)
 
 
-def tfidf(contract: Contract, train: Sequence[LabelledCase], name: str) -> Reader:
+def tfidf(contract: Contract, learned: Sequence[LabelledCase], name: str) -> Reader:
     """Return TF-IDF of words and characters with logistic regression. Raises UsageError without scikit-learn."""
     if find_spec("sklearn") is None:
         raise UsageError(NO_SKLEARN, hint=extra_hint("fit"))
@@ -57,8 +56,7 @@ def tfidf(contract: Contract, train: Sequence[LabelledCase], name: str) -> Reade
     words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
     chars = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True)
     model = make_pipeline(make_union(words, chars), LogisticRegression(C=10.0, max_iter=2000, random_state=SEED))
-    cases = texts_of(contract, train, name)
-    model.fit([as_read(contract, case.text) for case in cases], [case.readings[name] for case in cases])
+    model.fit([as_read(contract, case.text) for case in learned], [case.readings[name] for case in learned])
     known = [str(each) for each in model.classes_]
 
     def of(text: str) -> dict[str, float]:

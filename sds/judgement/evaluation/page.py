@@ -25,7 +25,7 @@ def page(document: Mapping[str, Any]) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415  an extra
 
     environment = Environment(
-        loader=PackageLoader("sds.judgement"),
+        loader=PackageLoader("sds.judgement.evaluation"),
         undefined=StrictUndefined,
         autoescape=True,
         trim_blocks=True,

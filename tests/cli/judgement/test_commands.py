@@ -1,0 +1,173 @@
+"""`sds fit`, `eval`, `label` and `labels export` on a gate of one's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sds.gate import Gate
+from sds.judgement import fitting
+from sds.kernel.errors import UsageError
+from tests.cli.conftest import Cli
+from tests.cli.judgement.conftest import gate_of
+from tests.gates.own import written
+from tests.judgement.claims import CLAIMS, cases
+from tests.kernel.durable import proposal
+from tests.proposers import Says
+
+ESCALATES = Says(proposal("ESCALATE", "HUMAN_REVIEW"))
+
+
+def test_what_is_fitted_is_what_the_gate_then_decides_with(cli: Cli, tmp_path: Path) -> None:
+    said = cli.ok("fit", "./claims")
+    assert "PAY: decided from confidence" in said
+    assert str(tmp_path / "home" / "fitted" / "claims") in said.replace(
+        "written to home", f"written to {tmp_path}/home"
+    )
+    event = tmp_path / "event.json"
+    event.write_text(json.dumps({"claim_id": "C", "trip_id": "TRIP-1", "text": "engine smoke door broke then night"}))
+    answer = json.loads(cli.ok("decide", "./claims", "--event", str(event)))
+    assert ("PAY", {"amount": 1000}) == (answer["action"], answer["params"])
+
+
+def test_a_fit_says_in_a_line_what_it_could_not_do(cli: Cli) -> None:
+    code, _, err = cli("fit", "./claims", "--out", "out")
+    assert (0, "a head, not the tuned encoder\n") == (code, err)
+
+
+def test_labels_of_a_file_take_the_place_of_the_gates_own(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "labels.jsonl"
+    file.write_text('{"text": "engine", "cause": "fault"}\n')
+    code, _, err = cli("fit", "./claims", "--labels", str(file))
+    assert 2 == code
+    assert err.splitlines()[0].startswith("error: `cause` has too few labels: to learn")
+    assert err.splitlines()[1].startswith("mend: ")
+    assert 2 == len(err.splitlines())
+
+
+def test_a_gate_without_labels_or_readings_says_so(cli: Cli, tmp_path: Path) -> None:
+    written(tmp_path / "bare", gate_of().replace("    labelled=labelled,\n", ""))
+    assert "no labels come with gate `claims`" in cli("fit", "./bare")[2]
+    written(tmp_path / "plain", gate_of(CLAIMS.partition("readings:")[0]))
+    for command in ("fit", "eval", "label"):
+        assert "has no readings" in cli(command, "./plain")[2]
+
+
+def test_an_evaluation_needs_fitted_readers(cli: Cli) -> None:
+    code, _, err = cli("eval", "./claims")
+    assert (2, True) == (code, "no readers are fitted for gate `claims`" in err)
+    assert "mend:  sds fit ./claims" in err
+
+
+def test_an_evaluation_shows_tables_and_json_and_a_page(cli: Cli, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    cli.ok("fit", "./claims")
+    said = cli.ok("eval", "./claims", "--html", str(tmp_path / "page.html"))
+    for words in (
+        "reading.cause",
+        "styles",
+        "classes",
+        "decisions",
+        "always_pay",
+        "max_error 0.05 of DENY, PAY: held in",
+    ):
+        assert words in said
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    document = cli.json("eval", "./claims")
+    assert ("claims", "test", []) == (document["gate"], document["part"], document["notices"])
+
+
+def test_a_page_that_cannot_be_written_is_told(cli: Cli, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    cli.ok("fit", "./claims")
+    code, _, err = cli("eval", "./claims", "--html", str(tmp_path / "nowhere" / "page.html"))
+    assert (2, True) == (code, "cannot be written: no such file or directory" in err)
+
+
+def test_a_person_labels_the_queue_and_goes_on_where_they_stopped(
+    cli: Cli, typed: Callable[[str], None], tmp_path: Path
+) -> None:
+    typed("12q")
+    assert "2 labels added to" in cli.ok("label", "./claims")
+    typed("3333")
+    said = cli.ok("label", "./claims")
+    assert "1 of 4" in said
+    assert "4 labels added" in said
+    assert "0 of these cases have none yet" in said
+    kept = [json.loads(line) for line in (tmp_path / "home" / "labels" / "claims.jsonl").read_text().splitlines()]
+    assert ["fault", "storm", "none", "none", "none", "none"] == [each["readings"]["cause"] for each in kept]
+    assert all(90 == each["fields"]["trip.delay_min"] for each in kept)
+
+
+def test_the_end_of_what_is_typed_ends_the_session(cli: Cli, typed: Callable[[str], None]) -> None:
+    typed("1")
+    assert "1 label added" in cli.ok("label", "./claims")
+
+
+def test_cases_come_from_a_file_and_the_least_certain_first(
+    cli: Cli, typed: Callable[[str], None], tmp_path: Path
+) -> None:
+    cli.ok("fit", "./claims")
+    events = [("sure", "engine smoke"), ("torn", "engine wind"), ("odd", "qqqq zzzz")]
+    file = tmp_path / "cases.jsonl"
+    file.write_text(
+        "".join(json.dumps({"claim_id": name, "trip_id": "TRIP-1", "text": text}) + "\n" for name, text in events)
+    )
+    typed("ssq")
+    said = cli.ok("label", "./claims", "--cases", str(file), "--out", str(tmp_path / "l.jsonl"))
+    assert said.index("qqqq") < said.index("engine wind") < said.index("engine smoke")
+    assert "cannot be read" in cli("label", "./claims", "--cases", "nowhere.jsonl")[2]
+
+
+def decided(path: Path, texts: list[str], change: str) -> list[str]:
+    """Have every text escalated, and decided otherwise by a human; return their flows."""
+    with Gate.load(path, engine=ESCALATES) as gate:
+        answers = [
+            gate.decide({"claim_id": f"C-{n}", "trip_id": f"TRIP-{n}", "text": text}) for n, text in enumerate(texts)
+        ]
+        for answer in answers:
+            gate.resolve(answer.dfid, "MODIFY", who="anna", reason="looked at it", change=change)
+    return [answer.dfid for answer in answers]
+
+
+DENIED = '{"action":"DENY","reason":"STORM"}'
+
+
+def test_what_humans_decided_becomes_labels_that_are_read_back(cli: Cli, tmp_path: Path) -> None:
+    decided(tmp_path / "claims", ["a tree lay there", "wind"], DENIED)
+    lines = cli.ok("labels", "export", "./claims").splitlines()
+    assert [("a tree lay there", "DENY", 90), ("wind", "DENY", 90)] == [
+        (each["text"], each["decision"], each["fields"]["trip.delay_min"]) for each in map(json.loads, lines)
+    ]
+    (tmp_path / "labels.jsonl").write_text("\n".join(lines))
+    assert "to learn fault 0" in cli("fit", "./claims", "--labels", "labels.jsonl")[2]
+
+
+def test_an_erased_text_is_left_out_with_a_note(cli: Cli, tmp_path: Path) -> None:
+    first, _ = decided(tmp_path / "claims", ["a tree lay there", "wind"], DENIED)
+    cli.ok("erase", "--event", "C-0", "--gate", "claims", "--reason", "asked for")
+    code, out, err = cli("labels", "export", "./claims")
+    assert (0, ["wind"]) == (code, [json.loads(line)["text"] for line in out.splitlines()])
+    assert f"left out: {first}: its text was erased\n" == err
+
+
+def test_a_case_that_a_human_ended_is_no_label(cli: Cli, tmp_path: Path) -> None:
+    with Gate.load(tmp_path / "claims", engine=ESCALATES) as gate:
+        answer = gate.decide({"claim_id": "C-1", "trip_id": "TRIP-1", "text": "wind"})
+        gate.resolve(answer.dfid, "ABORT", who="anna", reason="withdrawn")
+    assert "" == cli.ok("labels", "export", "./claims")
+
+
+def test_without_the_extra_a_fit_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(fitting, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="fitting needs `sklearn`") as refused:
+        fitting.open_fitters()
+    assert "[fit]" in refused.value.hint
+
+
+def test_labels_for_a_test_are_different_each() -> None:
+    assert 1200 == len({case.text for case in cases(1200)})

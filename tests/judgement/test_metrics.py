@@ -1,0 +1,65 @@
+"""Each measure against what it is by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sds.judgement import metrics
+
+
+def test_accuracy_f1_brier_and_confusion_of_an_enumeration() -> None:
+    probabilities = np.array([[0.8, 0.2], [0.6, 0.4], [0.1, 0.9], [0.7, 0.3]])
+    found = metrics.of_enumeration(["a", "b", "b", "a"], probabilities, ("a", "b"))
+    assert 0.75 == found["accuracy"]
+    assert [[2, 0], [1, 1]] == found["confusion"]
+    assert {"cases": 2, "precision": 0.6667, "recall": 1.0, "f1": 0.8} == found["classes"]["a"]
+    assert found["macro_f1"] == pytest.approx((0.8 + 2 / 3) / 2, abs=1e-4)
+    assert found["brier"] == pytest.approx((0.08 + 0.72 + 0.02 + 0.18) / 4)
+
+
+def test_a_value_that_is_never_there_does_not_count_against_the_macro_f1() -> None:
+    found = metrics.of_enumeration(["a", "b"], np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]]), ("a", "b", "c"))
+    assert 1.0 == found["macro_f1"]
+
+
+def test_the_calibration_error_is_of_bins_of_equal_mass() -> None:
+    confidences = np.repeat([0.2, 0.9], 75)
+    right = np.concatenate([np.arange(75) < 15, np.arange(75) < 45])
+    assert 15 == len(metrics.bins_of(confidences, right))
+    assert metrics.ece(np.repeat([0.2], 15), np.arange(15) < 3) == pytest.approx(
+        sum(abs(0.2 - hit) for hit in [1] * 3 + [0] * 12) / 15
+    )
+    assert [10] * 15 == [count for _, _, count in metrics.bins_of(confidences, right)]
+
+
+def test_average_precision_is_that_of_the_steps_of_recall() -> None:
+    truth, scores = np.array([True, False, True, False]), np.array([0.9, 0.8, 0.7, 0.1])
+    assert metrics.average_precision(truth, scores) == pytest.approx(0.5 * 1 + 0.5 * 2 / 3)
+    assert 0.5 == metrics.average_precision(truth, np.zeros(4))  # equal scores are one step
+    assert 0.0 == metrics.average_precision(np.zeros(4, dtype=bool), scores)
+
+
+def test_average_precision_is_that_of_scikit_learn() -> None:
+    sklearn = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(5)
+    truth, scores = rng.random(500) < 0.1, rng.random(500).round(2)
+    assert metrics.average_precision(truth, scores) == pytest.approx(sklearn.average_precision_score(truth, scores))
+
+
+def test_money_is_lost_in_what_is_not_held_when_one_in_a_hundred_good_ones_is() -> None:
+    scores = np.linspace(1, 0, 204)
+    truth = np.zeros(204, dtype=bool)
+    truth[[0, 2, 5, 100]] = True
+    amounts = np.full(204, 10.0)
+    assert 10.0 == metrics.money_lost(
+        truth, scores, amounts, held_share=0.015
+    )  # 3 of 200: ranks 1, 3, 4; 0, 2 and 5 are held
+    assert 20.0 == metrics.money_lost(truth, scores, amounts, held_share=0.005)  # 1 of 200
+    assert 40.0 == metrics.money_lost(truth, np.zeros(204), amounts)  # equal scores: all are held, or none
+
+
+def test_the_curve_of_risk_goes_from_the_most_certain_on() -> None:
+    curve = metrics.risk_coverage(np.array([0.5, 0.9, 0.7]), np.array([True, False, False]), 6)
+    assert [(1 / 6, 0.0), (2 / 6, 0.0), (3 / 6, 1 / 3)] == [pytest.approx(each) for each in curve]
+    assert metrics.POINTS_MAX >= len(metrics.risk_coverage(np.linspace(0, 1, 5000), np.zeros(5000, dtype=bool), 5000))
