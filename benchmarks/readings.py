@@ -50,7 +50,7 @@ from sds.models.readers.session import THREADS
 from sds.policy import engine as proposer
 from sds.policy.distribution import distribution
 from sds.policy.judgement import Judgement, open_judgement
-from sds.policy.readers import Fitted, evidence_of
+from sds.policy.readers import FittedAnswers, evidence_of
 
 N, N_MAX, N_MODEL = 300, 10_000, 20
 WARM_UP = 16
