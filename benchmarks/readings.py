@@ -58,7 +58,7 @@ TOKENS = 15, 60, 200
 DECIDED, WHOLE, ANSWER = "DECIDED", "whole", "answer"
 STAGES: dict[str, list[tuple[Any, str]]] = {
     "open": [(Kernel, "open")],
-    "read": [(Fitted, "answer")],
+    "read": [(FittedAnswers, "answer")],
     "distribution": [(proposer, "distribution")],
     "policy": [(proposer.PolicyEngine, "propose")],
     "judge": [(Kernel, "judge"), (Kernel, "just_in_time")],
