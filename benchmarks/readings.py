@@ -50,7 +50,7 @@ from sds.models.readers.session import THREADS
 from sds.policy import engine as proposer
 from sds.policy.distribution import distribution
 from sds.policy.judgement import Judgement, open_judgement
-from sds.policy.readers import Fitted, evidence_of
+from sds.policy.readers import FittedAnswers, evidence_of
 
 N, N_MAX, N_MODEL = 300, 10_000, 20
 WARM_UP = 16
@@ -58,7 +58,7 @@ TOKENS = 15, 60, 200
 DECIDED, WHOLE, ANSWER = "DECIDED", "whole", "answer"
 STAGES: dict[str, list[tuple[Any, str]]] = {
     "open": [(Kernel, "open")],
-    "read": [(Fitted, "answer")],
+    "read": [(FittedAnswers, "answer")],
     "distribution": [(proposer, "distribution")],
     "policy": [(proposer.PolicyEngine, "propose")],
     "judge": [(Kernel, "judge"), (Kernel, "just_in_time")],

@@ -19,7 +19,7 @@ from sds.kernel.errors import ModelError
 from sds.models.readers.protocol import ReaderError, Reading
 from sds.policy.engine import PolicyEngine
 from sds.policy.language_model import LanguageModel
-from sds.policy.readers import Fitted, as_read
+from sds.policy.readers import FittedAnswers, as_read
 from tests.judgement.claims import CLAIMS, contract
 
 FIELDS = {"trip.delay_min": 90, "trip.open_minor": 5000, "trip.known": True}
@@ -72,7 +72,7 @@ def proposed(terms: Contract, reader: Says, labelled: LabelledCase) -> tuple[Pro
 
     engine = PolicyEngine(
         terms,
-        {"cause": Fitted("fitted", reader)},
+        {"cause": FittedAnswers("fitted", reader)},
         None,
         language_model=LanguageModel(no_model, needed=False),
         now_ms=lambda: 1000,

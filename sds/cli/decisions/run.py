@@ -258,8 +258,7 @@ def _decided_lines(gate: GateDefinition, report: dict[str, Any], chaos: str | No
     if report["agreement"] is not None:
         yield (
             f"agreement with the written adjudication rule: {report['agreement']:.0%} "
-            f"(always paying what is permitted: {report['agreement_always_paying']:.0%})"
-            + _of_those_decided(report)
+            f"(always paying what is permitted: {report['agreement_always_paying']:.0%})" + _of_those_decided(report)
         )
     yield (
         f"decisions outside the envelope: {report['out_of_envelope']}; double payouts: {report['double_payouts']}; "
