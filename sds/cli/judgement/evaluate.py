@@ -148,6 +148,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield from _table("decisions", decided, _DECIDED)
         escalated = ", ".join(f"{code} {count}" for code, count in decided["fitted"]["escalated"].items())
         yield f"escalated: {escalated or 'none'}"
+        yield _of_orders(document["orders"])
     else:
         yield "no label of this part has fields and a decision: nothing is known of decisions"
     for each in document["splits"]:
@@ -155,6 +156,13 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
             f"max_error {each['max_error']} of {', '.join(each['kinds'])}: held in {each['held']:.1%} of {each['splits']} random"
             f" splits, coverage {each['coverage_mean']:.3f}, error {each['error_mean']:.4f}; no threshold in {each['without_threshold']}"
         )
+
+
+def _of_orders(found: Mapping[str, Any]) -> str:
+    return (
+        f"orders in {found['cases']} texts ({found['orders']} different): wrongly paid {found['paid_wrongly_with']}, without them"
+        f" {found['paid_wrongly_without']}; turned towards paying {found['turned_towards_paying']}; unfamiliar {found['unfamiliar']}"
+    )
 
 
 def _table(head: str, rows: Mapping[str, Mapping[str, Any]], wanted: tuple[str, ...]) -> list[str]:

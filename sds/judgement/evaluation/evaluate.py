@@ -14,6 +14,7 @@ from sds.definitions.definition import LabelledCase
 from sds.judgement import metrics
 from sds.judgement.evaluation import baselines
 from sds.judgement.evaluation.baselines import NO_SKLEARN
+from sds.judgement.evaluation.injections import injected
 from sds.judgement.evaluation.splits import held
 from sds.judgement.fit import Parts, divided, learned
 from sds.judgement.fitting import SEED, Fitters, Input, Row
@@ -97,6 +98,7 @@ class _Evaluation:
             "readings": self._of_readings(),
             "decisions": self._of_decisions(judged),
             "splits": self._splits(),
+            "orders": injected(self._contract, self._judge, judged, self._thresholds, self._progress),
             "notices": self._notices,
         }
 
