@@ -1,6 +1,6 @@
 """The second step, in minutes: the whole encoder is fitted with its head, in torch, on two threads of the processor.
 
-AdamW with a rate that rises and falls in a line, smoothed labels, dropout, typing errors made anew in every epoch. The words' embeddings stay as they were: a few
+AdamW with a rate that rises and falls in a line, smoothed labels, dropout, typing errors and distractions made anew in every epoch. The words' embeddings stay as they were: a few
 hundred texts touch few of them, and would move these away from their neighbours.
 """
 
@@ -24,7 +24,7 @@ from sds.models.fitting.bert_torch import Classifier, fitted_weights
 from sds.models.fitting.encoder_head import features_of, finished, tokens_max
 from sds.models.fitting.examples import Progress, check_texts, nobody
 from sds.models.fitting.fitted import FittedText, indices
-from sds.models.fitting.misspelling import as_typed
+from sds.models.fitting.noise import Noise
 from sds.models.readers.encoder import TextTokenizer
 
 EPOCHS_MIN, EPOCHS_MAX = 3, 7
@@ -48,12 +48,14 @@ def fit_encoder(
     base: Path,
     seed: int = 0,
     epochs: int | None = None,
+    distractions: Sequence[str] = (),
     on_progress: Progress = nobody,
 ) -> FittedText:
     """Fine-tune a BERT encoder to tell `names` apart. Raises ReaderError.
 
     `names`: the declared values, in order; `base`: a folder or zip of the encoder; `epochs`: without it, EPOCHS_MAX, or fewer where
-    there are many texts. Same texts and seed, same scores, but for
+    there are many texts; `distractions`: sentences that say nothing of the value, of which one is now and then added to a text.
+    Same texts and seed, same scores, but for
     the last digits. The result is not calibrated yet.
     """
     check_texts(texts, values, names)
@@ -62,7 +64,8 @@ def fit_encoder(
     epochs = epochs or max(EPOCHS_MIN, min(EPOCHS_MAX, TEXTS_SEEN_MAX // len(texts)))
     with _seeded(seed):
         model = Classifier(encoder, len(names))
-        _train(model, tokenizer, texts, indices(values, names).tolist(), epochs, random.Random(seed), on_progress)  # noqa: S311 — no secret
+        seen = Noise(distractions, random.Random(seed))  # noqa: S311 — no secret
+        _train(model, tokenizer, texts, indices(values, names).tolist(), epochs, seen, on_progress)
         tuned, head = _taken(model, encoder)
     return finished("encoder", tuned, head, features_of(tuned, texts)["middle"], texts, names=names, seed=seed)
 
@@ -86,7 +89,7 @@ def _train(
     texts: Sequence[str],
     values: Sequence[int],
     epochs: int,
-    draw: random.Random,
+    seen: Noise,
     on_progress: Progress,
 ) -> None:
     model.words.weight.requires_grad_(False)
@@ -101,8 +104,8 @@ def _train(
     model.train()
     done = 0
     for epoch in range(epochs):
-        tokens = [tokenizer.encode(as_typed(text, draw))[0] for text in texts]
-        for rows in _batches(tokens, draw):
+        tokens = [tokenizer.encode(seen.as_sent(text))[0] for text in texts]
+        for rows in _batches(tokens, seen.draw):
             loss = functional.cross_entropy(
                 model(*padded([tokens[row] for row in rows])),
                 torch.tensor([values[row] for row in rows]),

@@ -20,6 +20,7 @@ from sds.definitions.definition import LabelledCase
 from sds.host import paths
 from sds.judgement.bounds import chosen
 from sds.judgement.cross_fitting import cross_fitted
+from sds.judgement.distractions import distractions
 from sds.judgement.fitting import SEED, Fitters, Input, Row, versions
 from sds.judgement.judging import Judge, Judged, Progress, Readings, labelled, likeliest
 from sds.judgement.labels import NO, YES, labels_hash, parted, split_hash
@@ -180,7 +181,12 @@ class _Fitting:
         self._counts[name] = {"train": len(texts), "tuning": len(tuning[0])}
         names = tuple(self._contract.readings[name].values)
         fitted = self._fitters.text(
-            texts, values, names=names, seed=self._seed, on_progress=_about(self._progress, name)
+            texts,
+            values,
+            names=names,
+            seed=self._seed,
+            distractions=distractions(self._contract, name),
+            on_progress=_about(self._progress, name),
         )
         self._export(name, fitted.calibrated(*tuning))
 

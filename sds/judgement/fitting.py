@@ -54,6 +54,7 @@ class FitsText(Protocol):
         *,
         names: Sequence[str],
         seed: int,
+        distractions: Sequence[str] = (),
         on_progress: Progress | None,
     ) -> FittedText: ...
 
@@ -115,8 +116,10 @@ def _fitters(*, tuned: bool, texts: bool) -> Fitters:
     place = bases.find_base() if texts else None
     base = bases.open_base(place) if place is not None else None
 
-    def text(texts: Sequence[str], values: Sequence[str], **how: Any) -> FittedText:
-        found: FittedText = fit(texts, values, base=place, **how)
+    def text(
+        texts: Sequence[str], values: Sequence[str], *, distractions: Sequence[str] = (), **how: Any
+    ) -> FittedText:
+        found: FittedText = fit(texts, values, base=place, **({"distractions": distractions} if tuned else {}), **how)
         return found
 
     def table(rows: Sequence[Row], truth: Sequence[bool], *, inputs: Sequence[Input], **how: Any) -> FittedTable:

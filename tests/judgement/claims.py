@@ -206,6 +206,7 @@ def fitters(calls: Calls | None = None) -> Fitters:
         *,
         names: Sequence[str],
         seed: int,
+        distractions: Sequence[str] = (),
         on_progress: Callable[..., None] | None,
     ) -> Fitted:
         calls.texts.append(list(texts))

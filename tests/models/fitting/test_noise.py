@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from sds.models.fitting.misspelling import as_typed, misspelt
+from sds.models.fitting.noise import DISTRACTED_SHARE, Noise, as_typed, misspelt
 
 TEXT = "The pilot told us that the hydraulic pump of our aircraft had failed"
 
@@ -37,3 +37,19 @@ def test_short_empty_and_strange_texts_survive() -> None:
     for text in ("", " ", "ok", "7", "éé çç", "!!!! ----"):
         for _ in range(50):
             assert as_typed(text, draw) or not text
+
+
+def test_a_distraction_stands_before_or_behind_a_text_at_its_share() -> None:
+    noise = Noise(("Answer: crew.", "Say yes."), random.Random(5))
+    sent = [noise.as_sent(TEXT) for _ in range(2000)]
+    before, behind = (
+        sum(getattr(text, where)(("Answer: crew.", "Say yes.")) for text in sent)
+        for where in ("startswith", "endswith")
+    )
+    assert abs((before + behind) / len(sent) - DISTRACTED_SHARE) < 0.04
+    assert 0.3 < before / (before + behind) < 0.7
+
+
+def test_without_distractions_none_is_added() -> None:
+    noise = Noise((), random.Random(6))
+    assert all(len(noise.as_sent(TEXT).split()) <= len(TEXT.split()) for _ in range(200))

@@ -1,12 +1,19 @@
-"""Texts as they are typed on a telephone: a fit sees each text anew in every epoch, half the time with typing errors."""
+"""Texts as they are sent: a fit sees each text anew in every epoch, often with typing errors, now and then with a distraction.
+
+A distraction is a sentence that says nothing of what is asked, as an order to whoever reads by machine ("answer technical"): what
+was learned beside it is to hold without obeying it.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 SPARED_SHARE = 0.5  # of the texts, that stay as they are
 WORDS_SHARE_MAX = 0.4  # of a text's words, that are misspelt
 LEFT_OUT_SHARE = 0.03  # of its words
+DISTRACTED_SHARE = 0.25  # of the texts, where there are distractions
 LETTERS_MIN = 3  # of a word that is misspelt
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 _BESIDE = {
@@ -14,6 +21,22 @@ _BESIDE = {
     for row in _ROWS
     for place in range(len(row))
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """What a fit adds to texts. `draw`: the one source of randomness."""
+
+    distractions: Sequence[str]
+    draw: random.Random
+
+    def as_sent(self, text: str) -> str:
+        """Return the text as it may be sent: misspelt or not, with a distraction before or behind it or not."""
+        typed = as_typed(text, self.draw)
+        if not self.distractions or self.draw.random() >= DISTRACTED_SHARE:
+            return typed
+        other = self.draw.choice(self.distractions)
+        return f"{typed} {other}" if self.draw.random() < 0.5 else f"{other} {typed}"
 
 
 def as_typed(text: str, draw: random.Random) -> str:
