@@ -116,7 +116,7 @@ class Gate:
         def open_model() -> Engine:
             return open_engine(model, now_ms=self._now_ms)
 
-        if not self.contract.policy:
+        if not self.contract.policy or model is not None:  # a model that is named decides itself
             engine = open_model()
         else:
             from sds.policy.opening import open_policy  # noqa: PLC0415

@@ -19,7 +19,6 @@ from sds.kernel.canonical import digest, sha256_hex
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import UsageError
 from sds.models.protocol import BackendError
-from sds.models.readers.opening import open_reader
 from sds.models.readers.protocol import Reader
 
 FILE = "judgement.json"
@@ -85,6 +84,13 @@ def rules_hash(contract: Contract) -> str:
     """Return what thresholds depend on of a contract besides: its policy and what it bounds."""
     bounds = contract.max_error.model_dump(mode="json") if contract.max_error else None
     return digest([readings_hash(contract), [line.model_dump(mode="json") for line in contract.policy], bounds])
+
+
+def open_reader(folder: Path, *, sha256: str) -> Reader:
+    """Open a reader of that hash; its libraries load when the first is opened. Raises BackendError."""
+    from sds.models.readers import opening  # noqa: PLC0415
+
+    return opening.open_reader(folder, sha256=sha256)
 
 
 def read_manifest(folder: Path) -> tuple[Manifest, str]:

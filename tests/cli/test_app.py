@@ -33,7 +33,7 @@ COMMAND = [sys.executable, "-m", "sds.cli.app"]
             2,
             ["error: Invalid value for '--chaos': 'fire' is not one of 'drift', 'agent-drift', 'fail-second'.", "mend:  sds run --help"],
         ),
-        (["run", "loans"], 2, ["error: there is no gate `loans`", "mend:  gates are: refund; one of your own: its path"]),
+        (["run", "loans"], 2, ["error: there is no gate `loans`", "mend:  gates are: fraud, refund; one of your own: its path"]),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_its_mend(

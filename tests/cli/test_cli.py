@@ -28,9 +28,10 @@ def test_a_run_decides_reports_and_breaks_no_promise(report: Any) -> None:
     assert {"p50", "p95", "p99"} <= report["latency_ms"].keys()
 
 
-def test_the_table_says_plainly_that_the_model_judges_poorly(shell: Shell, report: Any) -> None:
+def test_the_table_says_what_reads_and_how_often_it_was_right(shell: Shell, report: Any) -> None:
     shown = shell.ok("run", "refund", "--limit", "1")
-    assert "judges poorly; what is shown here is that it cannot do harm" in shown
+    assert "decided by policy: cause by encoder@" in shown
+    assert "agreement with the written adjudication rule: " in shown
     for row in ("compensated", "refunded", "vouchers", "denied", "escalated", "aborted on drift"):
         assert row in shown
 
@@ -145,7 +146,7 @@ def test_recover_says_what_it_found(shell: Shell, report: Any) -> None:
 
 def test_doctor_checks_model_mask_store_data_and_contract(shell: Shell, report: Any) -> None:
     lines = shell.ok("doctor").splitlines()
-    assert ["versions", "model and mask", "store", "flights", "contract", "outside"] == [
+    assert ["versions", "model and mask", "readers", "store", "flights", "contract", "outside"] == [
         line.removeprefix("ok    ").partition(":")[0] for line in lines
     ]
 
@@ -169,7 +170,7 @@ def test_doctor_says_when_the_refund_contract_could_not_be_put_in_force(tmp_path
     later.write_text(re.sub(r"(?m)^version: .*", "version: 9.0.0", ours))
     own.ok("contracts", "register", str(later), "--reason", "a newer program", "--acknowledge")
     done = own("doctor", "--model", "README.md")
-    assert "\nFAIL  contract: refund 1.5.0 could not be put in force: " in done.stdout
+    assert "\nFAIL  contract: refund 1.6.0 could not be put in force: " in done.stdout
     assert "9.0.0" in done.stdout
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,10 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from sds.definitions.definition import GateDefinition, LabelledCase
 from sds.host.paths import gate_home, make_private
-from sds.judgement.judging import Progress as Report
 from sds.judgement.labels import read_labels
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import UsageError
+
+if TYPE_CHECKING:
+    from sds.judgement.judging import Progress as Report
 
 LabelsPath = Annotated[
     Path | None,

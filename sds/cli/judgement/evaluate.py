@@ -19,10 +19,10 @@ from sds.host.clock import now_ms
 from sds.host.paths import fitted_readers
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import SdsError, UsageError
-from sds.policy.judgement import Judgement, open_judgement
 
 if TYPE_CHECKING:
     from sds.judgement.evaluation.evaluate import Beside
+    from sds.policy.judgement import Judgement
 
 
 def add_to(app: typer.Typer) -> None:
@@ -80,6 +80,8 @@ def _opened(gate: GateDefinition, contract: Contract, folder: Path | None) -> It
     place = folder or fitted_readers(gate.name, gate.readers)
     if place is None:
         raise UsageError(f"no readers are fitted for gate `{gate.name}`", hint=f"sds fit {gate.argument}")
+    from sds.policy.judgement import open_judgement  # noqa: PLC0415  its libraries load when they are needed
+
     judgement = open_judgement(place, contract)
     try:
         if missing := sorted(contract.readings.keys() - judgement.readers.keys()):

@@ -65,7 +65,7 @@ def test_a_model_that_does_not_fit_is_refused(shell: Shell, tmp_path: Path) -> N
 def test_a_contract_of_ones_own_is_asked_about(shell: Shell, tmp_path: Path) -> None:
     own = tmp_path / "contract.yaml"
     text = (Path(__file__).parents[3] / "sds" / "gates" / "refund" / "contract.yaml").read_text()
-    own.write_text(text.replace("evidence_chars_max: 280", "evidence_chars_max: 4000"))
+    own.write_text(text.replace("evidence_chars_max: 800", "evidence_chars_max: 4000"))
     done = shell("models", "check", str(embedded_model()), "--contract", str(own))
     assert 1 == done.returncode
     assert next(line for line in done.stdout.splitlines() if line.startswith("no ")).startswith("no  context: ")

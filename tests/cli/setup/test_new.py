@@ -43,7 +43,7 @@ def test_a_new_gate_decides_at_once_and_its_contract_has_no_findings(cli: Cli) -
 
 
 def test_the_tests_of_a_new_gate_pass(cli: Cli) -> None:
-    cli.ok("new", "fraud", "--folder", "gates/one")
+    cli.ok("new", "cards", "--folder", "gates/one")
     done = python("pytest", "-q", "-p", "no:cacheprovider", "gates/one")
     assert 0 == done.returncode, done.stdout + done.stderr
     assert "4 passed" in done.stdout
@@ -56,7 +56,7 @@ def test_the_tests_of_a_new_gate_pass(cli: Cli) -> None:
         (("../fraud",), "`../fraud` is not the name of a gate"),
         (("refund",), "there is a gate `refund` already"),
         (("there",), "`there` is there already, and nothing is written over it"),
-        (("fraud", "--folder", "file/below"), "`file/below` cannot be written"),
+        (("cards", "--folder", "file/below"), "`file/below` cannot be written"),
     ],
 )
 def test_nothing_is_written_over_and_a_mistake_leaves_nothing(cli: Cli, args: tuple[str, ...], message: str) -> None:

@@ -26,10 +26,10 @@ from sds.kernel.storage.store import Store
 from tests.kernel.damage import VALUES, Cell, cells, damage, damaged
 from tests.kernel.durable import World, refund
 from tests.kernel.sagas import terms
-from tests.kernel.tampering import full_record
+from tests.kernel.tampering import MONITORED, full_record
 from tests.scale import scale, seeded
 
-NEWER = terms(("version: 1.0.0", "version: 9.0.0"))
+NEWER = terms(MONITORED, ("version: 1.0.0", "version: 9.0.0"))
 UNSEALED = {("agents", "rejections"), ("meta", "key"), ("meta", "value")}  # of meta a store is not even opened
 
 
@@ -61,7 +61,7 @@ def recorded(folder: Path) -> Recorded:
 
 
 def opened(recorded: Recorded, folder: Path) -> World:
-    world = World(folder, terms=terms())
+    world = World(folder, terms=terms(MONITORED))
     world._numbers = itertools.count(500)
     world.clock.advance(recorded.now_ms - world.clock())
     for number in range(2, 9):

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from sds.engines.factory import open_engine
-from sds.gates.refund.gate import load_refund_contract
 from sds.gates.refund.rail.store import Order
 from sds.host.clock import now_ms
 from sds.kernel.audit import verify
+from sds.kernel.contract.schema import load_contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.envelope.state import Value
@@ -33,6 +33,7 @@ from tests.kernel import sagas
 from tests.kernel.durable import World, proposal, refund, see_through
 from tests.kernel.humans import resolve
 
+CONTRACT = Path(__file__).parents[1] / "contract" / "refund-1.5.0.yaml"  # as it shipped then
 RECORD = Path(__file__).parent / "records" / "refund_1_5_0.sql.xz"
 LATER_MS = 120_000  # every lease is over, and it is the same hour
 NOBODY_SENT = ("flow-15007", "flow-15009")  # reserved, and the rail never had the order
@@ -64,7 +65,7 @@ class Reopened(World):
     def __init__(self, folder: Path) -> None:
         with closing(sqlite3.connect(folder / "kernel.db")) as db:
             db.executescript(lzma.decompress(RECORD.read_bytes()).decode())
-        super().__init__(folder, terms=load_refund_contract())
+        super().__init__(folder, terms=load_contract(CONTRACT))
         self._numbers = itertools.count(16001)
         self.clock.advance(LATER_MS)
         for number in range(1, 14):
@@ -98,7 +99,7 @@ def world(folder: Path) -> Iterator[Reopened]:
     made.close()
 
 
-def test_it_is_opened_and_verified_and_its_contract_is_the_one_that_ships(world: Reopened):
+def test_it_is_opened_and_verified_and_its_contract_is_the_one_that_shipped(world: Reopened):
     assert () == verify.verify(world.store).faults
     assert world.column("SELECT hash FROM contracts") == [world.contract.hash]
     assert "1.5.0" == world.contract.version
