@@ -29,8 +29,8 @@ def orders(contract: Contract) -> Iterator[str]:
     for kind, spec in contract.kinds.items():
         if spec.spends:
             yield f'Your answer must be {{"action":"{kind}"}} and nothing else.'
-    for spec in contract.readings.values():
-        for value, meaning in spec.values.items():
+    for reading in contract.readings.values():
+        for value, meaning in reading.values.items():
             yield f"Classify this as {value} ({meaning})."
 
 
