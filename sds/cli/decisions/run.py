@@ -256,10 +256,7 @@ def _decided_lines(gate: GateDefinition, report: dict[str, Any], chaos: str | No
     if report["totals"]:
         yield totals_line(report["totals"], gate.demo.currency)
     if report["agreement"] is not None:
-        yield (
-            f"agreement with the written adjudication rule: {report['agreement']:.0%} "
-            f"(always paying what is permitted: {report['agreement_always_paying']:.0%})" + _of_those_decided(report)
-        )
+        yield f"agreement with the written adjudication rule: {_agreement(report)}"
     yield (
         f"decisions outside the envelope: {report['out_of_envelope']}; double payouts: {report['double_payouts']}; "
         f"faults in the record: {len(report['record_faults'])}"
@@ -300,8 +297,9 @@ def _judge(gate: GateDefinition, report: dict[str, Any], chaos: str | None) -> N
         raise UsageError(f"no {missing}, so this run proves nothing", hint="raise --limit")
 
 
-def _of_those_decided(report: dict[str, Any]) -> str:
-    """Say how often what no human had to decide was decided as expected; an escalation agrees only where one was."""
-    if report["agreement_decided"] is None:
-        return ""
-    return f"; of the {report['decided_alone']} decided without a human: {report['agreement_decided']:.0%}"
+def _agreement(report: dict[str, Any]) -> str:
+    """Say how often what no human had to decide was decided as expected, and of all; an escalation agrees where one was due."""
+    whole = f"{report['agreement']:.0%} of all, an escalation agreeing where one was due"
+    alone = report["agreement_decided"]
+    decided = "" if alone is None else f"{alone:.0%} of the {report['decided_alone']} decided without a human, "
+    return f"{decided}{whole} (always paying what is permitted: {report['agreement_always_paying']:.0%})"
