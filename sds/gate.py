@@ -197,8 +197,16 @@ class Gate:
         with ExitStack() as opened:
             source, executor = opened.enter_context(definition.opened(folder))
             readers = paths.fitted_readers(definition.name, definition.readers)
-            how = {"model": model, "engine": engine, "on_reasoned": on_reasoned}
-            gate = cls(contract, source, executor, folder=folder, readers=readers, **how)  # type: ignore[arg-type]
+            gate = cls(
+                contract,
+                source,
+                executor,
+                folder=folder,
+                model=model,
+                engine=engine,
+                readers=readers,
+                on_reasoned=on_reasoned,
+            )
             gate.on_close(opened.pop_all().close)
         return gate
 

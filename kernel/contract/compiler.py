@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sds.kernel.contract.expressions import Checked, Program, Tree, check_expression
+from sds.kernel.contract.expressions import Checked, Program, Tree, typed_expression
 from sds.kernel.contract.sections import ContractFields, KindSpec
 from sds.kernel.contract.snapshot import faults, parse_type
 from sds.kernel.envelope.bounds import Bound, bound, within_limits
 from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.envelope.state import Fields
-from sds.kernel.errors import ContractError
 
 Path = tuple[str, ...]
 
@@ -42,13 +41,7 @@ class Rules:
             wanted += expressions_of(name, kind)
         checked: list[Checked] = []
         for path, text, want in wanted:
-            try:
-                found = check_expression(text, types)
-                if found.kind.name != want:
-                    raise ContractError(f"expected {want}, found {found.kind.name} in `{text}`")
-            except ContractError as error:
-                error.path = path  # type: ignore[attr-defined]  # the loader turns it into a line number
-                raise
+            found = typed_expression(path, text, types, want)
             if path[2:3] == ("fills",) and _has_few_values(found.tree):
                 self._recurring.add((path[1], path[3]))
             if len(path) == 1 or path[1] in self._kinds:

@@ -71,7 +71,7 @@ class Checked:
 
 
 BOOL, INT, STRING, SCORE = Kind("bool"), Kind("int"), Kind("string"), Kind("score")
-MILLIONTHS = 6  # decimals of a score
+SCORE_DECIMALS = 6
 READING = "reading."
 
 _TOKEN = re.compile(
@@ -96,6 +96,18 @@ def check_expression(text: str, types: Mapping[str, Kind]) -> Checked:
     except ValueError as error:
         raise ContractError(f"too deeply nested in `{parser.line}`") from error
     return Checked(whole.kind, whole.cel, frozenset(parser.paths), whole.tree)
+
+
+def typed_expression(path: tuple[str | int, ...], text: str, types: Mapping[str, Kind], want: str) -> Checked:
+    """Type-check an expression of a contract that must be of type `want`. Raises ContractError with a `path` attribute."""
+    try:
+        found = check_expression(text, types)
+        if found.kind.name != want:
+            raise ContractError(f"expected {want}, found {found.kind.name} in `{text}`")
+    except ContractError as error:
+        error.path = path  # type: ignore[attr-defined]  # the loader turns it into a line number
+        raise
+    return found
 
 
 class _Parser:
@@ -273,9 +285,9 @@ class _Parser:
 
     def score(self, text: str, at: int) -> Term:
         whole, decimals = text.split(".")
-        if int(whole[:2]) > 1 or len(whole) > 1 or len(decimals) > MILLIONTHS or (whole == "1" and int(decimals)):
-            self.fail(f"`{text[:24]}` is no score: between 0.0 and 1.0, with at most {MILLIONTHS} decimals", at)
-        value = int(whole + decimals.ljust(MILLIONTHS, "0"))
+        if int(whole[:2]) > 1 or len(whole) > 1 or len(decimals) > SCORE_DECIMALS or (whole == "1" and int(decimals)):
+            self.fail(f"`{text[:24]}` is no score: between 0.0 and 1.0, with at most {SCORE_DECIMALS} decimals", at)
+        value = int(whole + decimals.ljust(SCORE_DECIMALS, "0"))
         return Term(SCORE, str(value), at, Tree("literal", value=value))
 
     def name(self, text: str, at: int) -> Term:

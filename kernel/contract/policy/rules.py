@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sds.kernel.contract.expressions import SCORE, Checked, Kind, Program, check_expression
+from sds.kernel.contract.expressions import SCORE, Checked, Kind, Program, typed_expression
 from sds.kernel.contract.readings import ROOT, PolicyLine, ReadingSpec
 from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.state import Fields, Value
@@ -40,9 +40,11 @@ class PolicyRules:
         self.lines = tuple(policy)
         whens, params, self._params = list[Checked](), list[Checked](), list[tuple[tuple[str, ...], Program]]()
         for index, line in enumerate(policy):
-            whens.append(_checked(("policy", index, "when"), line.when, known, "bool"))
+            whens.append(typed_expression(("policy", index, "when"), line.when, known, "bool"))
             named = tuple(sorted(line.params))
-            texts = [_checked(("policy", index, "params", name), line.params[name], known, "int") for name in named]
+            texts = [
+                typed_expression(("policy", index, "params", name), line.params[name], known, "int") for name in named
+            ]
             params += texts
             self._params.append((named, Program(tuple(texts))))
         self._whens = Program(tuple(whens))
@@ -75,14 +77,3 @@ def _whole(values: Sequence[object]) -> list[int]:
     if not all(type(value) is int for value in values):
         raise ContractError("a parameter of the policy is no whole number")
     return [value for value in values if isinstance(value, int)]
-
-
-def _checked(path: tuple[str | int, ...], text: str, types: Mapping[str, Kind], want: str) -> Checked:
-    try:
-        found = check_expression(text, types)
-        if found.kind.name != want:
-            raise ContractError(f"expected {want}, found {found.kind.name} in `{text}`")
-    except ContractError as error:
-        error.path = path  # type: ignore[attr-defined]  # the loader turns it into a line number
-        raise
-    return found
