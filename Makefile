@@ -34,7 +34,7 @@ $(READY): pyproject.toml constraints.txt data.txt hatch_build.py $(wildcard mode
 # The tests run every engine: torch, transformers, Outlines and its backends, a llama.cpp server, and OpenVINO after
 # `make openvino`; and they typeset the page of benchmarks.
 $(TESTABLE): $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench,fit,hf,outlines]' --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench,fit,hf,outlines,service]' --group dev
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt xgrammar apache-tvm-ffi
 	$(BIN)/python -m pip install --quiet --no-deps --ignore-requires-python --upgrade --target .peers/dir-core --requirement benchmarks/peer/requirements/dir-core.txt
 	@touch $(TESTABLE)

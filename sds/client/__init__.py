@@ -1,0 +1,1 @@
+"""A client of the decision service, sync and async."""

@@ -1,0 +1,1 @@
+"""The decision service: gates of this home, asked over HTTP."""
