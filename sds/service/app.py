@@ -42,7 +42,7 @@ BODY_BYTES_MAX = 1 << 20  # of any route; those that read one have limits of the
 class Outermost:
     """Gives every answer the headers that a browser should be given, and answers what nobody foresaw with a problem.
 
-    A route's own headers stay. Nothing of an exception is told but that there was one: the log has its kind and place.
+    A route's own headers stay. Of an exception only that there was one is said: the log has its kind and place.
     """
 
     def __init__(self, app: ASGIApp, log: Log, token: Callable[[int], str], body_within_s: float) -> None:
@@ -112,20 +112,32 @@ def create_app(
 
     `token`: where names of faults and sessions come from. What routes need is `app.state.service`.
     """
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with operations.running(app.state.service):
-            yield
-
     app = FastAPI(
-        lifespan=lifespan,
+        lifespan=_lifespan,
         title="Sovereign Decision Stream",
         version=version("sovereign-decision-stream"),
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
+    app.state.service = _service(settings, gates, database, now_ms, log)
+    app.state.token = token
+    problems.add_to(app)
+    for module in (health, catalog, decisions, looking, escalations, agents, halt, events, console):
+        app.include_router(module.router)
+    app.add_middleware(Outermost, log=log, token=token, body_within_s=settings.body_within_s)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async with operations.running(app.state.service):
+        yield
+
+
+def _service(
+    settings: ServiceSettings, gates: OpenGates, database: Database, now_ms: Callable[[], int], log: Log
+) -> Service:
     callers = Callers(
         database,
         now_ms=now_ms,
@@ -136,10 +148,4 @@ def create_app(
     )
     admission = Admission(parallel=gates.parallel, queue_max=settings.queue_max)
     kept = KeptAnswers(database, now_ms=now_ms, kept_ms=1_000 * settings.keys_kept_s)
-    app.state.service = Service(settings, gates, database, callers, admission, kept, now_ms, log)
-    app.state.token = token
-    problems.add_to(app)
-    for module in (health, catalog, decisions, looking, escalations, agents, halt, events, console):
-        app.include_router(module.router)
-    app.add_middleware(Outermost, log=log, token=token, body_within_s=settings.body_within_s)
-    return app
+    return Service(settings, gates, database, callers, admission, kept, now_ms, log)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from sds.service.body import read_body
 from sds.service.callers import Submitter
 from sds.service.deciding import submitting
-from sds.service.deciding.asked import asked_by
+from sds.service.deciding.terms import terms_of
 from sds.service.problems import Problem
 from sds.service.state import service
 
@@ -27,9 +27,9 @@ async def decide(request: Request, gate: str, who: Submitter) -> Response:
     opened = state.gate(gate)
     if state.draining:
         raise Problem("DRAINING")
-    asked = asked_by(request, opened.deadline_ms_max)
+    terms = terms_of(request, opened.deadline_ms_max)
     body = await read_body(request)
-    decided = await submitting.decide(state, submitting.Request(opened, who.name, body, asked, arrived_s))
+    decided = await submitting.decide(state, submitting.DecisionRequest(opened, who.name, body, terms, arrived_s))
     headers = {"Idempotent-Replayed": "true"} if decided.replayed else {}
     if decided.status == 202:
         headers |= {"Location": f"/v1/decisions/{decided.dfid}", "Preference-Applied": "respond-async"}

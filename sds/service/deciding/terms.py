@@ -18,7 +18,7 @@ _ESCAPED = re.compile(r'\\(["\\])')
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Terms:
     """`deadline_ms`: from the request's arrival; None: what the contract gives. `key`: the idempotency key, unquoted."""
 
     deadline_ms: int | None
@@ -26,9 +26,9 @@ class Asked:
     key: str | None
 
 
-def asked_by(request: Request, deadline_ms_max: int) -> Asked:
+def terms_of(request: Request, deadline_ms_max: int) -> Terms:
     """Read headers and query of a request. Raises Problem: 400."""
-    return Asked(_deadline(request, deadline_ms_max), _responds_async(request), _key(request))
+    return Terms(_deadline(request, deadline_ms_max), _responds_async(request), _key(request))
 
 
 def _deadline(request: Request, most: int) -> int | None:
