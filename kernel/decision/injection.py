@@ -23,3 +23,18 @@ def findings(text: str) -> tuple[str, ...]:
     """Return the names of the patterns found in the first `TEXT_CHARS_MAX` characters."""
     head = text[:TEXT_CHARS_MAX]
     return tuple(name for name, pattern in _COMPILED if pattern.search(head))
+
+
+def marks(text: str) -> tuple[tuple[int, int, str], ...]:
+    """Return where in the first `TEXT_CHARS_MAX` characters each pattern stands: (begin, end, name), by place.
+
+    Of places that overlap the first is named: whoever shows the text draws each character once.
+    """
+    head = text[:TEXT_CHARS_MAX]
+    found = sorted((*hit.span(), name) for name, pattern in _COMPILED for hit in pattern.finditer(head))
+    kept, end = list[tuple[int, int, str]](), 0
+    for mark in found:
+        if mark[0] >= end:
+            kept.append(mark)
+            end = mark[1]
+    return tuple(kept)
