@@ -25,16 +25,15 @@ def findings(text: str) -> tuple[str, ...]:
     return tuple(name for name, pattern in _COMPILED if pattern.search(head))
 
 
-def marks(text: str) -> tuple[tuple[int, int, str], ...]:
-    """Return where in the first `TEXT_CHARS_MAX` characters each pattern stands: (begin, end, name), by place.
-
-    Of places that overlap the first is named: whoever shows the text draws each character once.
-    """
+def passages(text: str) -> tuple[tuple[int, int, tuple[str, ...]], ...]:
+    """Return where these patterns lie, in order, none overlapping another: (start, end, their names)."""
     head = text[:TEXT_CHARS_MAX]
-    found = sorted((*hit.span(), name) for name, pattern in _COMPILED for hit in pattern.finditer(head))
-    kept, end = list[tuple[int, int, str]](), 0
-    for mark in found:
-        if mark[0] >= end:
-            kept.append(mark)
-            end = mark[1]
-    return tuple(kept)
+    found = sorted((m.start(), m.end(), name) for name, pattern in _COMPILED for m in pattern.finditer(head))
+    joined: list[tuple[int, int, tuple[str, ...]]] = []
+    for start, end, name in found:
+        if joined and start < joined[-1][1]:
+            first, last, names = joined[-1]
+            joined[-1] = first, max(last, end), tuple(dict.fromkeys((*names, name)))
+        else:
+            joined.append((start, end, (name,)))
+    return tuple(joined)

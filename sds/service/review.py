@@ -17,7 +17,7 @@ from sds.host.clock import when
 from sds.kernel.audit.agent_history import AgentRecord, agent_record
 from sds.kernel.contract.human_terms import human_contract
 from sds.kernel.contract.schema import Contract
-from sds.kernel.decision.injection import marks
+from sds.kernel.decision.injection import passages
 from sds.kernel.envelope.bounds import format_literal
 from sds.kernel.errors import NOT_AS_WRITTEN, UsageError
 from sds.kernel.flow.answer import Answer
@@ -78,17 +78,16 @@ def case(gate: Gate, dfid: str, *, now_ms: int) -> dict[str, Any]:
 
 
 def _evidence(store: Reader, found: Case) -> dict[str, Any]:
-    """Return the untrusted text of a case in parts: `pattern` names what a part looks like, None: nothing."""
+    """Return the untrusted text of a case in parts: `patterns` names what a part looks like."""
     fields = event_fields(store, found.dfid)
     name = (fields.evidence if fields else None) or ""
     text = str(found.trigger.get(name, ""))
     parts, at = list[dict[str, Any]](), 0
-    for begin, end, pattern in marks(text):
-        parts += [{"text": text[at:begin], "pattern": None}] if begin > at else []
-        parts.append({"text": text[begin:end], "pattern": pattern})
+    for begin, end, patterns in passages(text):
+        parts += [{"text": text[at:begin], "patterns": []}] if begin > at else []
+        parts.append({"text": text[begin:end], "patterns": list(patterns)})
         at = end
-    parts += [{"text": text[at:], "pattern": None}] if text[at:] else []
-    return {"field": name, "parts": parts, "patterns": list(dict.fromkeys(p["pattern"] for p in parts if p["pattern"]))}
+    return {"field": name, "parts": [*parts, *([{"text": text[at:], "patterns": []}] if text[at:] else [])]}
 
 
 def _packet(store: Reader, dfid: str) -> list[str]:
@@ -172,7 +171,9 @@ def move_agent(gate: Gate, agent_id: str, move: Move, *, who: str, reason: str, 
 def halt_state(gate: Gate) -> dict[str, Any]:
     """Return whether a gate is halted, and since when, by whom and why it is or was."""
     store = gate.kernel.store
-    row = store.row("SELECT at_ms, body FROM ledger WHERE dfid = '' AND kind IN ('HALT', 'RESUME') ORDER BY idx DESC LIMIT 1")
+    row = store.row(
+        "SELECT at_ms, body FROM ledger WHERE dfid = '' AND kind IN ('HALT', 'RESUME') ORDER BY idx DESC LIMIT 1"
+    )
     facts: dict[str, Any] = {"gate": gate.contract.gate, "halted": store.halted}
     if row is None:
         return facts
