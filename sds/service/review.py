@@ -7,7 +7,7 @@ ledger with who and why, written by the functions that the commands call. They b
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from sds.kernel.contract.human_terms import human_contract
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.injection import passages
 from sds.kernel.envelope.bounds import format_literal
-from sds.kernel.errors import NOT_AS_WRITTEN, UsageError
+from sds.kernel.errors import NOT_AS_WRITTEN, UsageError, WorldError
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import event_fields
 from sds.kernel.human import cases
@@ -34,16 +34,15 @@ Move = Literal["suspend", "reactivate", "retire"]
 MOVES: Mapping[Move, Status] = {"suspend": "SUSPENDED", "reactivate": "ACTIVE", "retire": "RETIRED"}
 
 
-def gate_of(gates: Iterable[Gate], dfid: str) -> Gate:
-    """Return the gate whose record has a flow. Raises UsageError, reason code NOT_FOUND, where none of them has."""
-    found = next((gate for gate in gates if has_flow(gate.store, dfid)), None)
-    if found is None:
-        raise UsageError(f"there is no flow `{dfid}`", reason_code="NOT_FOUND", hint="GET /v1/escalations")
-    return found
+def gate_of(gates: Iterable[Gate], dfid: str) -> Gate | None:
+    """Return the gate whose record has a flow; None where none of them has."""
+    sql = "SELECT 1 FROM decision_flows WHERE dfid = ?"
+    return next((gate for gate in gates if gate.kernel.store.value(sql, (dfid,)) is not None), None)
 
 
-def has_flow(record: Reader, dfid: str) -> bool:
-    return record.value("SELECT 1 FROM decision_flows WHERE dfid = ?", (dfid,)) is not None
+def has_agent(gate: Gate, agent_id: str) -> bool:
+    """Tell whether a gate's record knows an agent."""
+    return gate.kernel.store.value("SELECT 1 FROM agents WHERE agent_id = ?", (agent_id,)) is not None
 
 
 def waiting(gate: Gate, *, limit: int, now_ms: int) -> list[dict[str, Any]]:
@@ -187,3 +186,16 @@ def set_halted(gate: Gate, halted: bool, *, who: str, reason: str, now_ms: int) 
         raise UsageError("a reason is needed, for the record")
     changed = registry.set_halted(gate.kernel.store, halted, by=who, reason=reason, now_ms=now_ms)
     return halt_state(gate) | {"changed": changed}
+
+
+def set_all_halted(gates: Sequence[Gate], halted: bool, *, who: str, reason: str, now_ms: int) -> list[dict[str, Any]]:
+    """Do what `set_halted` does at each gate; what one of several refuses is said with it, and the next is gone on with."""
+    done = list[dict[str, Any]]()
+    for gate in gates:
+        try:
+            done.append(set_halted(gate, halted, who=who, reason=reason, now_ms=now_ms))
+        except WorldError as error:
+            if len(gates) == 1:
+                raise
+            done.append({"gate": gate.contract.gate, "error": error.reason_code})
+    return done
