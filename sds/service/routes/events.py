@@ -92,7 +92,9 @@ def _start(records: Mapping[str, Reader], behind: str | None) -> dict[str, int]:
         raise Problem("CURSOR_INVALID", "`Last-Event-ID` is no id of an event of this service") from None
     heads = {gate: head(record) for gate, record in records.items()}
     if any(known.get(gate, 0) > idx for gate, idx in heads.items()):
-        raise Problem("CURSOR_INVALID", "`Last-Event-ID` is ahead of the record", hint="was it restored? begin without one")
+        raise Problem(
+            "CURSOR_INVALID", "`Last-Event-ID` is ahead of the record", hint="was it restored? begin without one"
+        )
     return {gate: known.get(gate, idx) for gate, idx in heads.items()}
 
 
