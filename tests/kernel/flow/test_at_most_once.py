@@ -160,7 +160,7 @@ def _claim_everything(folder: str, seed: int, number: int, start: object) -> Non
         for n in range(scale(24, 200))
     ]
     rng.shuffle(events)
-    with closing(Store(path / "kernel.db")) as store:
+    with closing(SqliteStore(path / "kernel.db")) as store:
         kernel = Kernel(
             terms,
             store,
