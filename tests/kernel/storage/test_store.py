@@ -390,7 +390,7 @@ def test_one_at_a_time_does_what_has_a_name(store: SqliteStore, folder: Path):
 
 
 def test_a_name_that_is_no_name_locks_nothing(store: SqliteStore):
-    with pytest.raises(UsageError, match="`../other` is no name of a lock"), store.exclusively("../other"):
+    with pytest.raises(UsageError, match=r"`\.\./other` is no name of a lock"), store.exclusively("../other"):
         pass
 
 
