@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -59,7 +60,9 @@ class Metrics:
             "sds_queue_decisions", "Decisions waiting for a thread, and being decided", ("gate", "of")
         )
         self.in_hand = self._gauge("sds_admission_in_hand", "Requests for decisions that were let in", ())
-        self.expected_s = self._gauge("sds_admission_expected_seconds", "What one more decision would take", (), "max")
+        self.expected_s = self._gauge(
+            "sds_admission_expected_seconds", "What one more decision would take", (), largest=True
+        )
         self.streams = self._gauge("sds_streams", "Open streams of changes", ())
 
     def _of_work(self) -> None:
@@ -79,9 +82,9 @@ class Metrics:
     def _histogram(self, name: str, what: str, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, what, labels, buckets=buckets, registry=self._registry)
 
-    def _gauge(self, name: str, what: str, labels: tuple[str, ...], of_all: str = "livesum") -> Gauge:
-        mode = "livemax" if of_all == "max" else "livesum"
-        return Gauge(name, what, labels, registry=self._registry, multiprocess_mode=mode)
+    def _gauge(self, name: str, what: str, labels: tuple[str, ...], *, largest: bool = False) -> Gauge:
+        how: Literal["livemax", "livesum"] = "livemax" if largest else "livesum"
+        return Gauge(name, what, labels, registry=self._registry, multiprocess_mode=how)
 
     def read_at_scrape(self, read: Callable[[], Iterable[Metric]]) -> None:
         """Have `read` called at each scrape for what stands elsewhere. It must not raise."""

@@ -47,7 +47,12 @@ class Spans:
         parent = self._parents.pop((flow.gate, flow.event_id), None)
         context = trace.set_span_in_context(NonRecordingSpan(parent)) if parent else None
         facts = {f"sds.{name}": str(value) for name in _SHOWN if (value := flow.facts.get(name))}
-        attributes = {"sds.dfid": flow.dfid, "sds.gate": flow.gate, "sds.tokens": flow.tokens, **facts}
+        attributes: dict[str, str | int] = {
+            "sds.dfid": flow.dfid,
+            "sds.gate": flow.gate,
+            "sds.tokens": flow.tokens,
+            **facts,
+        }
         whole = self._tracer.start_span(
             "decision", context, SpanKind.INTERNAL, attributes, start_time=flow.began_ns + shift_ns
         )

@@ -5,6 +5,7 @@ Whoever comes back with `Last-Event-ID` goes on behind it, with no loss and noth
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from typing import Annotated
 
@@ -18,14 +19,16 @@ from starlette.types import Receive, Scope, Send
 from sds.kernel.errors import SdsError
 from sds.kernel.storage.store import Reader
 from sds.service.callers import Caller, Viewer, digest_of
+from sds.service.operations import operations
 from sds.service.operations.changes import Change, head, parse_positions, read_changes, write_positions
+from sds.service.operations.following import Tail
 from sds.service.problems import Problem
 from sds.service.state import Service, service
 
 SEND_S_MAX = 30.0  # a reader that takes nothing for so long is let go
 
 # The service ends its streams itself when it drains; what the library would set for that stays set in the whole process.
-AppStatus.disable_automatic_graceful_drain()
+AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
 
 router = APIRouter(prefix="/v1/events", tags=["events"])
 
@@ -33,10 +36,11 @@ router = APIRouter(prefix="/v1/events", tags=["events"])
 class ChangeStream(EventSourceResponse):
     """A stream that counts while it is sent, and whose reader may go or fall asleep without that being a fault."""
 
-    def __init__(self, state: Service, who: Caller, content: AsyncIterator[ServerSentEvent]) -> None:
-        settings = state.settings
-        super().__init__(content, ping=settings.heartbeat_s, send_timeout=SEND_S_MAX)
-        self._streams, self._name = state.streams, who.name
+    def __init__(
+        self, streams: Counter[str], who: Caller, content: AsyncIterator[ServerSentEvent], ping_s: float
+    ) -> None:
+        super().__init__(content, ping=ping_s, send_timeout=SEND_S_MAX)
+        self._streams, self._name = streams, who.name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._streams[self._name] += 1
@@ -46,7 +50,8 @@ class ChangeStream(EventSourceResponse):
             pass
         finally:
             self._streams[self._name] -= 1
-            self._streams += type(self._streams)()  # drops those at 0
+            if not self._streams[self._name]:
+                del self._streams[self._name]
 
 
 @router.get("", response_class=EventSourceResponse)
@@ -67,20 +72,22 @@ async def events(
         who.check("read", name)
     seen = state.gates_of(who)
     records = {name: state.gate(name).gate.kernel.store for name in (gate or seen)}
-    _check_room(state, who)
+    streams = operations(request).streams
+    _check_room(state, streams, who)
     positions = await run_in_threadpool(_start, records, last_event_id or after)
     digest = digest_of(request.headers["authorization"].partition(" ")[2])
-    return ChangeStream(state, who, _sent(state, digest, records, positions))
+    sent = _sent(state, operations(request).tail, digest, records, positions)
+    return ChangeStream(streams, who, sent, state.settings.heartbeat_s)
 
 
-def _check_room(state: Service, who: Caller) -> None:
+def _check_room(state: Service, streams: Counter[str], who: Caller) -> None:
     """Raise Problem where there are as many streams as may be, of this key or at all."""
     settings = state.settings
     if state.draining:
         raise Problem("DRAINING")
-    if state.streams[who.name] >= settings.streams_of_key_max:
+    if streams[who.name] >= settings.streams_of_key_max:
         raise Problem("RATE_LIMITED", f"a key has {settings.streams_of_key_max} streams at most in a process")
-    if state.streams.total() >= settings.streams_max:
+    if streams.total() >= settings.streams_max:
         raise Problem("UNAVAILABLE", "as many streams are open as may be")
 
 
@@ -99,12 +106,12 @@ def _start(records: Mapping[str, Reader], behind: str | None) -> dict[str, int]:
 
 
 async def _sent(
-    state: Service, digest: str, records: Mapping[str, Reader], positions: dict[str, int]
+    state: Service, tail: Tail, digest: str, records: Mapping[str, Reader], positions: dict[str, int]
 ) -> AsyncIterator[ServerSentEvent]:
     """Send the changes behind `positions`, which move on with them, as long as the key is good."""
     check_s = state.settings.stream_check_s
     yield ServerSentEvent(id=write_positions(positions), retry=2_000)
-    async with state.tail.followed():
+    async with tail.followed():
         while not state.draining:
             try:
                 page = await run_in_threadpool(_page, state, digest, records, positions)
@@ -117,15 +124,14 @@ async def _sent(
                 data = orjson.dumps(change.as_data()).decode()
                 yield ServerSentEvent(data, event=change.kind.lower(), id=write_positions(positions))
             if not page:
-                await state.tail.grown(positions, check_s)
+                await tail.grown(positions, check_s)
 
 
 def _page(
     state: Service, digest: str, records: Mapping[str, Reader], positions: Mapping[str, int]
 ) -> list[Change] | None:
-    """Return what changed next at every gate, in the order of its time; None: the key is no longer good."""
+    """Return what changed next: of each gate in the order of its ledger, of several in none. None: the key is not good."""
     known = state.callers.look_up(digest)
     if known is None or not all(known.may_see(gate) for gate in records):
         return None
-    found = [change for gate, record in records.items() for change in read_changes(record, gate, positions[gate])]
-    return sorted(found, key=lambda change: (change.at_ms, change.idx))
+    return [change for gate, record in records.items() for change in read_changes(record, gate, positions[gate])]
