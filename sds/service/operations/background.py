@@ -8,10 +8,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 
 from sds.gate import Gate
 from sds.kernel.errors import SdsError
+from sds.service.deciding.idempotency import SWEPT_MAX
 from sds.service.operations.health import Health
 from sds.service.operations.metrics import Metrics
 from sds.service.operations.webhooks import Deliverer
@@ -33,7 +34,7 @@ class Background:
             ("sweep", settings.sweep_every_s, self._sweep),
         ]
         for name, each in service.gates.items():
-            works.append((f"recover-{name}", settings.recover_every_s, lambda gate=each.gate: self._recover(gate)))
+            works.append((f"recover-{name}", settings.recover_every_s, partial(self._recover, each.gate)))
             deliverer = Deliverer(service, name, metrics, self._stopping)
             works.append((f"webhooks-{name}", settings.webhooks_every_s, deliverer.run))
         self._works = works
@@ -89,7 +90,6 @@ class Background:
             self._service.log("recovery.ran", {"gate": name, **counts, "errors": len(found.errors)})
 
     def _sweep(self) -> None:
-        """Forget answers that are older than they have to be kept for."""
-        kept = getattr(self._service, "kept", None)
-        with suppress(AttributeError):
-            kept.sweep()  # type: ignore[union-attr]
+        """Forget answers that were kept long enough."""
+        while self._service.kept.sweep() == SWEPT_MAX and not self._stopping.is_set():
+            pass

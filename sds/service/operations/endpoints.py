@@ -10,7 +10,7 @@ import base64
 import binascii
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -144,10 +144,8 @@ def positions(database: Database, gate: str | None = None) -> list[Position]:
     """Return how far each endpoint is, of one gate or of all."""
     wanted = sa.select(webhook_positions).order_by(_AT.webhook, _AT.gate)
     with database.reading() as connection:
-        rows: Iterable[sa.Row[tuple[object, ...]]] = connection.execute(
-            wanted if gate is None else wanted.where(_AT.gate == gate)
-        ).all()
-    return [Position(*row) for row in rows]  # type: ignore[arg-type]  # the table's columns are the fields
+        rows = connection.execute(wanted if gate is None else wanted.where(_AT.gate == gate)).mappings().all()
+    return [Position(**row) for row in rows]
 
 
 def move_position(database: Database, at: Position, idx: int, entry_hash: str, at_ms: int) -> bool:

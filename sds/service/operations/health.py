@@ -1,11 +1,11 @@
 """Whether this process should be sent requests: looked at every few seconds in the background, answered from the last look.
 
-model     has proposed something for each gate, since the process began
-store     takes a write
-clock     is within a second of the store's; of a file, not a second before its last entry
-record    is not behind what its executor lists: a restored one orders nothing until that is adopted
-draining  SIGTERM has not come
-probe     the last look is not old
+- model: it has proposed something for each gate since the process began
+- store: it takes a write
+- clock: it is within a second of the store's; of a file, not a second before its last entry
+- record: it is not behind what its executor lists: a restored one orders nothing until that is adopted
+- draining: SIGTERM has not come
+- probe: the last look is not old
 """
 
 from __future__ import annotations
