@@ -106,8 +106,6 @@ class Stream:
             if known is None:
                 known = self._in_order(turn, anew=anew)
                 anew = False
-            elif not known.pending:
-                self._kernel.log("stage.known", {"dfid": known.dfid})
             if not known.pending:
                 return known
             self._wait_for(known, turn, tries)

@@ -105,7 +105,10 @@ class Kernel:
 
     def known(self, event: intake.Event) -> Answer | None:
         """Return by reading alone what `open` would return of an event that needs no deciding; None: open it."""
-        return intake.known_event(self.store, self.contract, event, now_ms=self.now_ms)
+        found = intake.known_event(self.store, self.contract, event, now_ms=self.now_ms)
+        if found is not None and not found.pending:
+            self.log("stage.known", {"dfid": found.dfid})
+        return found
 
     def preview(self, event: intake.Event) -> DecisionPacket:
         """Compile the packet an event would get now, claiming and recording nothing."""

@@ -16,9 +16,16 @@ from sds.service.problems import Log, Problem
 from sds.service.settings import ServiceSettings
 
 
+def _untraced(_gate: str, _event_id: str, _traceparent: str) -> None:
+    """Trace nothing."""
+
+
 @dataclass(slots=True)
 class Service:
-    """`draining`: SIGTERM came, nothing new is decided. `gates_closed`: nothing can be read any more, either."""
+    """`draining`: SIGTERM came, nothing new is decided. `gates_closed`: nothing can be read any more, either.
+
+    `traced(gate, event_id, traceparent)` is called with every event that is asked about, once it has been read.
+    """
 
     settings: ServiceSettings
     gates: OpenGates
@@ -28,6 +35,7 @@ class Service:
     kept: KeptAnswers
     now_ms: Callable[[], int]
     log: Log
+    traced: Callable[[str, str, str], object] = _untraced
     draining: bool = False
     gates_closed: bool = False
 

@@ -26,6 +26,7 @@ class Operations:
         self.metrics = Metrics()
         self.spans = Spans(configured_tracer())
         self.streams = Counter[str]()
+        service.traced = self.spans.asked
         self.health = Health(service)
         self.standing = Standing(service, self.metrics, self.streams)
         self.tail = Tail(

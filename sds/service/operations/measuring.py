@@ -41,10 +41,10 @@ class Standing:
         """Set the gauges of what this process has in hand: several processes' are added up."""
         service, metrics = self._service, self._metrics
         for name, each in service.gates.items():
+            metrics.expected_s.labels(name).set(service.admission.expected_ms(name) / 1_000)
             metrics.queued.labels(name, "waiting").set(each.gate.queued)
             metrics.queued.labels(name, "deciding").set(each.gate.deciding)
         metrics.in_hand.set(service.admission.in_hand)
-        metrics.expected_s.set(service.admission.expected_ms() / 1_000)
         metrics.streams.set(self._streams.total())
 
     def _standing(self) -> Iterable[Metric]:
@@ -68,7 +68,7 @@ class Standing:
         for metric, what in _OF_RECORD.items():
             samples = [((gate,), found[metric]) for gate, found in read.items() if found]
             yield gauge(metric, what, ("gate",), samples)
-        limit = float(self._service.admission.parallel)
+        limit = float(self._service.gates.parallel)
         yield gauge(
             "resource_lock_limit", "Orders that may hold resources at once", ("gate",), [((g,), limit) for g in read]
         )

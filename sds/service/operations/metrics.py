@@ -61,7 +61,7 @@ class Metrics:
         )
         self.in_hand = self._gauge("sds_admission_in_hand", "Requests for decisions that were let in", ())
         self.expected_s = self._gauge(
-            "sds_admission_expected_seconds", "What one more decision would take", (), largest=True
+            "sds_admission_expected_seconds", "What one more decision would take", ("gate",), largest=True
         )
         self.streams = self._gauge("sds_streams", "Open streams of changes", ())
 

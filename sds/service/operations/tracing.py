@@ -30,7 +30,7 @@ class Spans:
         self._tracer, self._wall_ns = tracer, wall_ns
         self._parents = OrderedDict[tuple[str, str], SpanContext]()
 
-    def asked(self, gate: str, event_id: str, traceparent: str | None) -> None:
+    def asked(self, gate: str, event_id: str, traceparent: str) -> None:
         """Remember whose trace an event belongs to, until it is decided."""
         if self._tracer is None or not traceparent:
             return
