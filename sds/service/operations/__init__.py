@@ -35,6 +35,7 @@ class Operations:
             failed=self.metrics.store_errors.labels("follow").inc,
         )
         self.background = Background(service, self.metrics, self.health)
+        service.stop_background = self.background.stop
         for name, each in service.gates.items():
             agent_id = each.gate.contract.agent_id
             each.gate.listen(Observer(name, agent_id, self.metrics, ended=self.spans.ended))

@@ -8,12 +8,14 @@ them up. What stands in a record or in the service's database is read at the scr
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
 SHARED = "PROMETHEUS_MULTIPROC_DIR"
@@ -98,6 +100,26 @@ class Metrics:
         MultiProcessCollector(shared)  # type: ignore[no-untyped-call]  # it registers itself
         shared.register(_AtScrape(self._read))
         return generate_latest(shared)
+
+
+@contextmanager
+def shared_values() -> Iterator[None]:
+    """Have the processes that are started within the block keep what they count in files that each of them can add up."""
+    with TemporaryDirectory(prefix="sds-metrics-") as folder:
+        before = os.environ.get(SHARED)
+        os.environ[SHARED] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[SHARED]
+            else:
+                os.environ[SHARED] = before
+
+
+def forget_process(pid: int) -> None:
+    """Take what a process that has ended had in hand out of the sums; what it has counted stays."""
+    mark_process_dead(pid, os.environ.get(SHARED))  # type: ignore[no-untyped-call]
 
 
 class _AtScrape(Collector):

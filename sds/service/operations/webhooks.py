@@ -24,7 +24,7 @@ from sds.kernel.errors import SdsError
 from sds.kernel.executor.deadline import LateError, within
 from sds.kernel.storage.store import Reader
 from sds.service.operations import endpoints
-from sds.service.operations.changes import Change, head, read_changes
+from sds.service.operations.changes import Change, entries_behind, head
 from sds.service.operations.endpoints import Endpoint, Position
 from sds.service.operations.metrics import Metrics, gauge
 from sds.service.state import Service
@@ -73,7 +73,7 @@ class Deliverer:
         at, sent = self._found_again(at, record), 0
         passed: Change | None = None  # the last entry that is behind it, too, without having been sent
         with httpx2.Client(follow_redirects=False, trust_env=False, timeout=self._settings.webhook_within_s) as client:
-            for change in _behind(record, self._gate, at.idx):
+            for change in entries_behind(record, self._gate, at.idx):
                 if self._stopping.is_set() or sent >= AT_ONCE_MAX:
                     break
                 if not change.final:
@@ -129,13 +129,6 @@ class Deliverer:
         endpoints.write_failure(self._service.database, at, failure, now_ms=now_ms, next_at_ms=next_at_ms)
         facts = {"webhook": at.webhook, "gate": at.gate, "attempts": at.attempts + 1, "failure": failure}
         self._service.log("webhooks.failed", facts)
-
-
-def _behind(record: Reader, gate: str, idx: int) -> Iterator[Change]:
-    """Yield the entries behind an index, a page at a time."""
-    while page := read_changes(record, gate, idx):
-        yield from page
-        idx = page[-1].idx
 
 
 def signed(secret: str, change: Change, now_ms: int) -> tuple[bytes, dict[str, str]]:
