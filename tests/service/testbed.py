@@ -39,7 +39,8 @@ class Bed:
             now_ms=self._now_ms,
             log=lambda event, facts: self.logged.append((event, facts)),
         )
-        self.key = self.key_for(f"everything-{len(stored_keys(database))}", ROLES, ("*",))
+        others = len(stored_keys(database))
+        self.key = self.key_for(f"everything-{others}" if others else "everything", ROLES, ("*",))
         self.client = opened.enter_context(
             TestClient(self.app, headers={"Authorization": f"Bearer {self.key}"}, raise_server_exceptions=False)
         )

@@ -63,6 +63,9 @@ def serve(
     engines: Annotated[
         Path | None, typer.Option("--engines", help="A YAML file with a chain of engines.", show_default=False)
     ] = None,
+    metrics_open: Annotated[
+        bool, typer.Option("--metrics-open", help="Show /metrics without a key to who asks from this machine.")
+    ] = False,
     dev: Annotated[bool, typer.Option("--dev", help="On this machine alone: makes a key and prints it.")] = False,
 ) -> None:
     """Serve gates over HTTP until SIGTERM. Callers have keys: sds keys add.
@@ -79,6 +82,7 @@ def serve(
         gates=tuple(gate),
         store=store,
         engines=engines,
+        metrics_open=metrics_open,
         dev=dev,
         dev_keys=(callers.digest_of(key),) if key else (),
         rate_burst=max(1, int(2 * limits.rate_per_s)),
