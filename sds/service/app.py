@@ -22,7 +22,7 @@ from sds.service.gates import OpenGates
 from sds.service.operations import Operations
 from sds.service.operations.requests import Measured
 from sds.service.problems import Log
-from sds.service.routes import agents, catalog, decisions, escalations, events, halt, health, looking
+from sds.service.routes import agents, catalog, decisions, described, escalations, events, halt, health, looking
 from sds.service.settings import ServiceSettings
 from sds.service.state import Service
 
@@ -127,7 +127,8 @@ def create_app(
     app.state.token = token
     problems.add_to(app)
     for module in (health, catalog, decisions, looking, escalations, agents, halt, events, console):
-        app.include_router(module.router)
+        app.include_router(module.router, responses=described.PROBLEMS)
+    described.describe(app, gates)
     app.add_middleware(Measured, operations=app.state.operations)
     app.add_middleware(Outermost, log=log, token=token, body_within_s=settings.body_within_s)
     return app

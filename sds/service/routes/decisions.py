@@ -12,12 +12,13 @@ from sds.service.callers import Submitter
 from sds.service.deciding import submitting
 from sds.service.deciding.terms import terms_of
 from sds.service.problems import Problem
+from sds.service.routes import described
 from sds.service.state import service
 
 router = APIRouter(tags=["decisions"])
 
 
-@router.post("/v1/gates/{gate}/decisions")
+@router.post(described.DECIDE, responses=described.DECIDED, openapi_extra=described.ASKING, response_class=Response)
 async def decide(request: Request, gate: str, who: Submitter) -> Response:
     """Decide one event of a gate and answer with the decision, whatever it is; the same event again gives the same one.
 
