@@ -51,10 +51,20 @@ class _CatalogueReader(Reader):
         sql = "SELECT attname FROM pg_attribute WHERE attrelid = ?::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
         return tuple(row[0] for row in self.rows(sql, (table,)))
 
-    def damage(self) -> list[str]:
+    def damage(self, *, quick: bool = False) -> list[str]:  # noqa: ARG002  it is quick anyway
         """Return which constraints are switched off: of its pages the server answers for itself."""
         found: list[str] = self._on_connection(lambda db: schemas.switched_off(db, self._schema_name))
         return found
+
+
+def _expected_schema(url: Url, schema: str) -> Mapping[str, str]:
+    db = connected(url, schema)
+    try:
+        return schemas.expected(db)
+    except psycopg.Error as error:
+        raise refused(error, "its schema cannot be compared with a fresh one") from error
+    finally:
+        db.close()
 
 
 class PostgresReader(_CatalogueReader):
@@ -84,6 +94,34 @@ class PostgresReader(_CatalogueReader):
     def close(self) -> None:
         with self._lock:
             self._db.close()
+
+
+def look_at(url: str, schema: str) -> PostgresReader | None:
+    """Open a record to read it, as it is: nothing is made or added. None: there is no such schema. Raises StoreError."""
+    address = Url(url)
+    db = connected(address, schema)
+    db.execute("SET default_transaction_read_only = on", prepare=False)
+    reader = PostgresReader(db, schema, lambda: _expected_schema(address, schema), None)
+    if reader.value("SELECT to_regnamespace(?) IS NOT NULL", (schema,)):
+        return reader
+    reader.close()
+    return None
+
+
+def records_in(url: str, prefix: str) -> list[str]:
+    """Return the schemas of a database that begin so and hold a record. Raises StoreError."""
+    db = connected(Url(url), "pg_catalog")
+    try:
+        found = db.execute(
+            "SELECT n.nspname FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'ledger'"
+            " WHERE starts_with(n.nspname, %s) ORDER BY 1",
+            (prefix,),
+        )
+        return [str(row[0]) for row in found.fetchall()]
+    except psycopg.Error as error:
+        raise refused(error, _READ) from error
+    finally:
+        db.close()
 
 
 class PostgresStore(_CatalogueReader, Store):
@@ -160,13 +198,7 @@ class PostgresStore(_CatalogueReader, Store):
     @property
     def expected_schema(self) -> Mapping[str, str]:
         """Return what `schema` should be. Raises StoreError where the user may not make one to compare."""
-        db = connected(self._url, self._schema_name)
-        try:
-            return schemas.expected(db)
-        except psycopg.Error as error:
-            raise refused(error, "its schema cannot be compared with a fresh one") from error
-        finally:
-            db.close()
+        return _expected_schema(self._url, self._schema_name)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
