@@ -16,7 +16,7 @@ from rich.console import Console
 from sds.cli.common import A_GOOD_EVENT
 from sds.cli.decisions import decide, escalations, run
 from sds.cli.judgement import evaluate, fit, label
-from sds.cli.records import erase, keys, reconcile, record, replay
+from sds.cli.records import erase, keys, move, reconcile, record, replay
 from sds.cli.render import plain
 from sds.cli.setup import agents, bench, context, contracts, doctor, models, new
 from sds.kernel.canonical import in_words, one_line
@@ -47,6 +47,7 @@ label.add_to(app)
 erase.add_to(app)
 context.add_to(app)
 keys.add_to(app)
+move.add_to(app)
 contracts.add_to(app)
 doctor.add_to(app)
 models.add_to(app)
