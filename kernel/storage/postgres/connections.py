@@ -72,7 +72,7 @@ def set_up(db: Connection, schema: str) -> None:
     db.adapters.register_loader("bool", _Truth)
     db.adapters.register_dumper(bool, _Bit)
     db.execute(
-        f"SET search_path = {schema}; SET lock_timeout = '{int(WAIT_S)}s';"
+        f"SET search_path = {schema}; SET application_name = '{schema}'; SET lock_timeout = '{int(WAIT_S)}s';"
         f" SET idle_in_transaction_session_timeout = '{STOPPED_S}s'; SET bytea_output = 'hex';"
         " SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3;"
         " SELECT set_config('synchronous_commit', 'on', false)"
