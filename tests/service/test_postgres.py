@@ -17,8 +17,7 @@ from sds.kernel.errors import StoreError
 from sds.service.callers import add_key, stored_keys
 from sds.service.database import open_database
 from tests.postgres import server_url
-from tests.service.test_bad_input import check
-from tests.service.testbed import EVENT, Bed, opened_bed
+from tests.service.testbed import EVENT, Bed, check, opened_bed
 
 pytestmark = pytest.mark.timeout(120)
 
