@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
@@ -36,6 +37,10 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
+
+
+# FastAPI's own spans and log records hold queries, messages and tracebacks: those of `operations.tracing` take their place.
+OWN_SPANS_ALONE: Any = {"tracing": False, "operation_spans": False, "metrics": False, "logs": False, "auto_configure": False}
 
 
 class Outermost:
@@ -120,6 +125,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         max_body_size=settings.body_bytes_max,
+        telemetry=OWN_SPANS_ALONE,
     )
     callers = Callers(
         database,
