@@ -23,7 +23,7 @@ from sds.service.gates import OpenGates
 from sds.service.operations import Operations
 from sds.service.operations.requests import Measured
 from sds.service.problems import Log
-from sds.service.routes import agents, catalog, decisions, escalations, events, halt, health
+from sds.service.routes import agents, catalog, decisions, described, escalations, events, halt, health, looking
 from sds.service.settings import ServiceSettings
 from sds.service.state import Service
 
@@ -39,6 +39,7 @@ HEADERS = {
 }
 
 
+BODY_BYTES_MAX = 1 << 20  # of any route; those that read one have limits of their own
 # FastAPI's own spans and log records hold queries, messages and tracebacks: those of `operations.tracing` take their place.
 OWN_SPANS_ALONE: Any = {"tracing": False, "operation_spans": False, "metrics": False, "logs": False, "auto_configure": False}
 
@@ -46,7 +47,7 @@ OWN_SPANS_ALONE: Any = {"tracing": False, "operation_spans": False, "metrics": F
 class Outermost:
     """Gives every answer the headers that a browser should be given, and answers what nobody foresaw with a problem.
 
-    A route's own headers stay. Nothing of an exception is told but that there was one: the log has its kind and place.
+    A route's own headers stay. Of an exception only that there was one is said: the log has its kind and place.
     """
 
     def __init__(self, app: ASGIApp, log: Log, token: Callable[[int], str], body_within_s: float) -> None:
@@ -76,17 +77,22 @@ class Outermost:
                 await response(scope, receive, with_headers)
 
     def _in_time(self, receive: Receive) -> Receive:
-        """Return what receives a request whose body is there in time; of another the client is taken to be gone."""
-        ends_s, whole = time.monotonic() + self._body_within_s, False
+        """Return what receives a request whose body is there in time, and no longer than any may be; of another the client
+        is taken to be gone.
+        """
+        ends_s, whole, length = time.monotonic() + self._body_within_s, False, 0
 
         async def received() -> Message:
-            nonlocal whole
+            nonlocal whole, length
             if whole:
                 return await receive()
             try:
                 async with asyncio.timeout(ends_s - time.monotonic()):
                     message = await receive()
             except TimeoutError:
+                message = {"type": "http.disconnect"}
+            length += len(message.get("body", b""))
+            if length > BODY_BYTES_MAX:
                 message = {"type": "http.disconnect"}
             whole = not message.get("more_body", False)
             return message
@@ -111,22 +117,36 @@ def create_app(
 
     `token`: where names of faults and sessions come from. What routes need is `app.state.service`.
     """
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with app.state.operations.running():
-            yield
-
     app = FastAPI(
-        lifespan=lifespan,
+        lifespan=_lifespan,
         title="Sovereign Decision Stream",
         version=version("sovereign-decision-stream"),
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        max_body_size=settings.body_bytes_max,
         telemetry=OWN_SPANS_ALONE,
     )
+    app.state.service = _service(settings, gates, database, now_ms, log)
+    app.state.operations = Operations(app.state.service)
+    app.state.token = token
+    problems.add_to(app)
+    for module in (health, catalog, decisions, looking, escalations, agents, halt, events, console):
+        app.include_router(module.router, responses=described.PROBLEMS)
+    described.describe(app, gates)
+    app.add_middleware(Measured, operations=app.state.operations)
+    app.add_middleware(Outermost, log=log, token=token, body_within_s=settings.body_within_s)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async with app.state.operations.running():
+        yield
+
+
+def _service(
+    settings: ServiceSettings, gates: OpenGates, database: Database, now_ms: Callable[[], int], log: Log
+) -> Service:
     callers = Callers(
         database,
         now_ms=now_ms,
@@ -137,12 +157,4 @@ def create_app(
     )
     admission = Admission(parallel=gates.parallel, queue_max=settings.queue_max)
     kept = KeptAnswers(database, now_ms=now_ms, kept_ms=1_000 * settings.keys_kept_s)
-    app.state.service = Service(settings, gates, database, callers, admission, kept, now_ms, log)
-    app.state.operations = Operations(app.state.service)
-    app.state.token = token
-    problems.add_to(app)
-    for module in (health, catalog, decisions, escalations, agents, halt, events, console):
-        app.include_router(module.router)
-    app.add_middleware(Measured, operations=app.state.operations)
-    app.add_middleware(Outermost, log=log, token=token, body_within_s=settings.body_within_s)
-    return app
+    return Service(settings, gates, database, callers, admission, kept, now_ms, log)
