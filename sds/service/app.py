@@ -41,7 +41,13 @@ HEADERS = {
 
 BODY_BYTES_MAX = 1 << 20  # of any route; those that read one have limits of their own
 # FastAPI's own spans and log records hold queries, messages and tracebacks: those of `operations.tracing` take their place.
-OWN_SPANS_ALONE: Any = {"tracing": False, "operation_spans": False, "metrics": False, "logs": False, "auto_configure": False}
+OWN_SPANS_ALONE: Any = {
+    "tracing": False,
+    "operation_spans": False,
+    "metrics": False,
+    "logs": False,
+    "auto_configure": False,
+}
 
 
 class Outermost:

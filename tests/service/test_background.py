@@ -11,7 +11,7 @@ import pytest
 from sds.kernel.errors import StoreError
 from sds.kernel.operations.recovery import Recovered
 from tests.service.exposition import scraped, value
-from tests.service.testbed import EVENT, Bed, opened_bed
+from tests.service.testbed import EVENT, opened_bed
 
 
 def wait_until(holds: Callable[[], object]) -> None:

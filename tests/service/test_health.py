@@ -45,7 +45,11 @@ def test_it_looks_around_by_itself(bed: Bed) -> None:
 
 def not_ready(bed: Bed, check: str, found: object) -> None:
     answer = looked(bed)
-    assert (503, "NOT_READY", found) == (answer.status_code, answer.json()["reason_code"], answer.json()["checks"][check])
+    assert (503, "NOT_READY", found) == (
+        answer.status_code,
+        answer.json()["reason_code"],
+        answer.json()["checks"][check],
+    )
     assert "application/problem+json" == answer.headers["content-type"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_a_decision_is_a_span_of_the_callers_trace_with_its_stages_in_it(
     assert list(STAGES) == [span.name for span in parts]
     assert whole.start_time == parts[0].start_time
     assert whole.end_time == parts[-1].end_time
-    assert all(one.end_time == two.start_time for one, two in zip(parts, parts[1:], strict=False))
+    assert all(one.end_time == two.start_time for one, two in itertools.pairwise(parts))
 
 
 def test_without_a_parent_it_is_a_trace_of_its_own_and_a_header_that_is_none_counts_for_nothing(
