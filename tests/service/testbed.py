@@ -71,7 +71,7 @@ def opened_bed(home: Path, engine: Engine | None = None, **settings: Any) -> Ite
     with ExitStack() as opened:
         definition = find(written(home / "toll_gate", GATE.replace("ORDERS = {}", f"ORDERS = {{}}  # {home}")))
         gate = opened.enter_context(Gate.load(definition, engine=engine or Greedy("WAIVE")))
-        database = open_database()
+        database = open_database(settings.get("store", ""))
         opened.callback(database.close)
         made = ServiceSettings(gates=(str(home / "toll_gate"),))
         yield Bed(opened, OpenGates({"toll": OpenGate(definition, gate)}), database, replace(made, **settings))
