@@ -1,0 +1,111 @@
+"""The client for programs with an event loop: the same calls, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from random import Random, SystemRandom
+from types import TracebackType
+from typing import Self, TypeVar
+
+import httpx2
+
+from sds.client.calls import Calls, Event
+from sds.client.connection import TIMEOUT_S, Connection
+from sds.client.following import Following
+from sds.client.http import Collector, arguments, limits, lost
+from sds.client.replies import Change, Lost, Reply
+from sds.client.steps import HttpRequest, Said, Steps, Wait
+from sds.kernel.flow.answer import Answer
+
+T = TypeVar("T")
+
+
+class AsyncDecisionClient:
+    """Asks a decision service. Use it as an async context manager, or await `close()`. For one event loop.
+
+    What it takes, gives and raises is what `DecisionClient` does. A call that is cancelled may have been decided: the same
+    event again returns its answer.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        transport: httpx2.AsyncBaseTransport | None = None,
+        random: Random | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._connection = Connection(url, key, timeout_s)
+        self._random, self._now_s, self._sleep = random or SystemRandom(), now_s, sleep
+        self._calls = Calls(self._connection, now_s=now_s, random=self._random)
+        self._http = httpx2.AsyncClient(base_url=url, transport=transport, limits=limits())
+
+    def __repr__(self) -> str:
+        return f"AsyncDecisionClient({self._connection!r})"
+
+    async def decide(
+        self, gate: str, event: Event, *, deadline_ms: int | None = None, idempotency_key: str | None = None
+    ) -> Answer:
+        """Decide one event: see `DecisionClient.decide`."""
+        return await self._run(
+            self._calls.decide(gate, event, deadline_ms=deadline_ms, idempotency_key=idempotency_key)
+        )
+
+    async def _run(self, steps: Steps[T]) -> T:
+        said: Said = None
+        try:
+            while True:
+                step = steps.send(said)
+                if isinstance(step, Wait):
+                    await self._sleep(step.s)
+                said = None if isinstance(step, Wait) else await self._sent(step)
+        except StopIteration as done:
+            found: T = done.value
+            return found
+
+    async def _sent(self, request: HttpRequest) -> Reply | Lost:
+        try:
+            async with self._http.stream(**arguments(self._connection, request)) as response:
+                return await self._collected(response, request)
+        except httpx2.HTTPError as error:
+            return lost(error)
+
+    async def _collected(self, response: httpx2.Response, request: HttpRequest) -> Reply:
+        collector = Collector(response, request, now_s=self._now_s)
+        async for part in response.aiter_bytes():
+            collector.add(part)
+        return collector.reply()
+
+    async def events(self, last_event_id: str = "") -> AsyncIterator[Change]:
+        """Follow what changes: see `DecisionClient.events`."""
+        following = Following(last_event_id, now_s=self._now_s, random=self._random)
+        while True:
+            request = following.request()
+            said: Reply | Lost = Lost("the stream ended")
+            try:
+                async with self._http.stream(**arguments(self._connection, request)) as response:
+                    if not response.is_success:
+                        said = await self._collected(response, request)
+                    else:
+                        async for sent in httpx2.EventSource(response):
+                            if (change := following.seen(sent)) is not None:
+                                yield change
+            except httpx2.HTTPError as error:
+                said = lost(error)
+            await self._sleep(following.pause_s(said))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
