@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from sds.client.connection import Connection
 from sds.client.replies import Page, Reply, answer_of, data_of, page_of
-from sds.client.steps import GRACE_S, Patience, HttpRequest, Steps, insist
+from sds.client.steps import GRACE_S, HttpRequest, Patience, Steps, insist
 from sds.kernel.errors import EventError, UsageError
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.states import NOT_DECIDED

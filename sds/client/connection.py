@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from sds.client.steps import Request
+from sds.client.steps import HttpRequest
 from sds.kernel.errors import UsageError
 
 TIMEOUT_S, TIMEOUT_S_MAX = 60.0, 3600.0
@@ -35,5 +35,5 @@ class Connection:
         if not 0 < self.timeout_s <= TIMEOUT_S_MAX:
             raise UsageError(f"the timeout is none: more than 0 and at most {TIMEOUT_S_MAX:.0f} seconds")
 
-    def headers(self, request: Request) -> dict[str, str]:
+    def headers(self, request: HttpRequest) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}", "Accept": "application/json", **request.headers}

@@ -9,7 +9,7 @@ from random import Random
 import httpx2
 
 from sds.client.replies import Change, Lost, Reply, failure, unreadable
-from sds.client.steps import TRIES_MAX, Patience, HttpRequest
+from sds.client.steps import TRIES_MAX, HttpRequest, Patience
 
 SILENCE_S_MAX = 60.0  # a service that has nothing to say says so more often than that
 
