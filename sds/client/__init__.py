@@ -11,6 +11,6 @@ It gives what a gate of one's own gives, an `Answer`, and raises what a gate rai
 
 from sds.client.asynchronous import AsyncDecisionClient
 from sds.client.blocking import DecisionClient
-from sds.client.replies import Change
+from sds.client.replies import Changed
 
-__all__ = ["AsyncDecisionClient", "Change", "DecisionClient"]
+__all__ = ["AsyncDecisionClient", "Changed", "DecisionClient"]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from random import Random, SystemRandom
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx2
 
-from sds.client.calls import Calls, Event
+from sds.client.calls import Calls, Event, segment
 from sds.client.connection import TIMEOUT_S, Connection
 from sds.client.following import Following
 from sds.client.http import Collector, arguments, limits, lost
-from sds.client.replies import Change, Lost, Reply
+from sds.client.replies import Changed, Lost, Reply, items_of, object_of
 from sds.client.steps import HttpRequest, Said, Steps, Wait
 from sds.kernel.flow.answer import Answer
 
@@ -56,6 +56,84 @@ class AsyncDecisionClient:
             self._calls.decide(gate, event, deadline_ms=deadline_ms, idempotency_key=idempotency_key)
         )
 
+    async def submit(
+        self, gate: str, event: Event, *, deadline_ms: int | None = None, idempotency_key: str | None = None
+    ) -> Answer:
+        """See `DecisionClient.submit`."""
+        steps = self._calls.decide(gate, event, deadline_ms=deadline_ms, idempotency_key=idempotency_key, wait=False)
+        return await self._run(steps)
+
+    async def get(self, dfid: str) -> Mapping[str, Any]:
+        """See `DecisionClient.get`."""
+        return await self._run(self._calls.one(f"/v1/decisions/{segment(dfid, 'decision')}"))
+
+    async def decisions(
+        self, *, gate: str | None = None, state: str | None = None, since: str | None = None
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        """List decisions, page by page, each asked for when it is read."""
+        after: str | None = None
+        while True:
+            given = {"gate": gate, "state": state, "since": since, "cursor": after}
+            page = await self._run(self._calls.page("/v1/decisions", "decisions", **given))
+            for item in page.items:
+                yield item
+            if (after := page.after) is None:
+                return
+
+    async def gates(self) -> Sequence[Mapping[str, Any]]:
+        """List the gates that the key may see, with what each takes."""
+        return await self._run(self._calls.listed("/v1/gates", "gates"))
+
+    async def escalations(self, *, gate: str | None = None, limit: int | None = None) -> Sequence[Mapping[str, Any]]:
+        """List what waits for a human, the oldest first."""
+        return await self._run(self._calls.listed("/v1/escalations", "escalations", gate=gate, limit=limit))
+
+    async def case(self, dfid: str) -> Mapping[str, Any]:
+        """Return one case as it is now, with what may be decided about it."""
+        return await self._run(self._calls.one(f"/v1/escalations/{segment(dfid, 'case')}"))
+
+    async def resolve(
+        self,
+        dfid: str,
+        decision: str,
+        *,
+        reason: str,
+        change: str = "",
+        seen: str = "",
+        reference: str = "",
+        acknowledge: bool = False,
+    ) -> Answer:
+        """Carry out what a human decided: see `DecisionClient.resolve`."""
+        steps = self._calls.resolve(
+            dfid, decision, change=change, reason=reason, seen=seen, reference=reference, acknowledge=acknowledge
+        )
+        return await self._run(steps)
+
+    async def agents(self) -> Sequence[Mapping[str, Any]]:
+        """List the agents of the gates that the key may see, and their state."""
+        return await self._run(self._calls.listed("/v1/agents", "agents"))
+
+    async def move_agent(self, agent_id: str, move: str, *, reason: str) -> Mapping[str, Any]:
+        """Have an agent `suspend`ed, `reactivate`d or `retire`d."""
+        path = f"/v1/agents/{segment(agent_id, 'agent')}/{segment(move, 'move')}"
+        return object_of(await self._run(self._calls.act("POST", path, reason=reason)))
+
+    async def halted(self) -> Sequence[Mapping[str, Any]]:
+        """Tell of each gate whether it is halted, since when, by whom and why."""
+        return await self._run(self._calls.listed("/v1/halt", "gates"))
+
+    async def halt(self, *, reason: str, gate: str | None = None) -> Sequence[Mapping[str, Any]]:
+        """Halt a gate, or all that the key is for: from the next transaction on nothing is decided or sent."""
+        return items_of(
+            await self._run(self._calls.act("PUT", "/v1/halt", halted=True, reason=reason, gate=gate)), "gates"
+        )
+
+    async def resume(self, *, reason: str, gate: str | None = None) -> Sequence[Mapping[str, Any]]:
+        """Have halted gates go on."""
+        return items_of(
+            await self._run(self._calls.act("PUT", "/v1/halt", halted=False, reason=reason, gate=gate)), "gates"
+        )
+
     async def _run(self, steps: Steps[T]) -> T:
         said: Said = None
         try:
@@ -81,7 +159,7 @@ class AsyncDecisionClient:
             collector.add(part)
         return collector.reply()
 
-    async def events(self, last_event_id: str = "") -> AsyncIterator[Change]:
+    async def events(self, last_event_id: str = "") -> AsyncIterator[Changed]:
         """Follow what changes: see `DecisionClient.events`."""
         following = Following(last_event_id, now_s=self._now_s, random=self._random)
         while True:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random, SystemRandom
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx2
 
-from sds.client.calls import Calls, Event
+from sds.client.calls import Calls, Event, segment
 from sds.client.connection import TIMEOUT_S, Connection
 from sds.client.following import Following
 from sds.client.http import Collector, arguments, limits, lost
-from sds.client.replies import Change, Lost, Reply
+from sds.client.replies import Changed, Lost, Reply, items_of, object_of
 from sds.client.steps import HttpRequest, Said, Steps, Wait
 from sds.kernel.flow.answer import Answer
 
@@ -61,9 +61,78 @@ class DecisionClient:
         self, gate: str, event: Event, *, deadline_ms: int | None = None, idempotency_key: str | None = None
     ) -> Answer:
         """Have one event taken, and return at once: an answer that is `pending`, until `get` says otherwise."""
-        return self._run(
-            self._calls.decide(gate, event, deadline_ms=deadline_ms, idempotency_key=idempotency_key, wait=False)
+        steps = self._calls.decide(gate, event, deadline_ms=deadline_ms, idempotency_key=idempotency_key, wait=False)
+        return self._run(steps)
+
+    def get(self, dfid: str) -> Mapping[str, Any]:
+        """Return what the record says of one decision now."""
+        return self._run(self._calls.one(f"/v1/decisions/{segment(dfid, 'decision')}"))
+
+    def decisions(
+        self, *, gate: str | None = None, state: str | None = None, since: str | None = None
+    ) -> Iterator[Mapping[str, Any]]:
+        """List decisions, page by page, each asked for when it is read."""
+        after: str | None = None
+        while True:
+            given = {"gate": gate, "state": state, "since": since, "cursor": after}
+            page = self._run(self._calls.page("/v1/decisions", "decisions", **given))
+            yield from page.items
+
+            if (after := page.after) is None:
+                return
+
+    def gates(self) -> Sequence[Mapping[str, Any]]:
+        """List the gates that the key may see, with what each takes."""
+        return self._run(self._calls.listed("/v1/gates", "gates"))
+
+    def escalations(self, *, gate: str | None = None, limit: int | None = None) -> Sequence[Mapping[str, Any]]:
+        """List what waits for a human, the oldest first."""
+        return self._run(self._calls.listed("/v1/escalations", "escalations", gate=gate, limit=limit))
+
+    def case(self, dfid: str) -> Mapping[str, Any]:
+        """Return one case as it is now, with what may be decided about it."""
+        return self._run(self._calls.one(f"/v1/escalations/{segment(dfid, 'case')}"))
+
+    def resolve(
+        self,
+        dfid: str,
+        decision: str,
+        *,
+        reason: str,
+        change: str = "",
+        seen: str = "",
+        reference: str = "",
+        acknowledge: bool = False,
+    ) -> Answer:
+        """Carry out what a human decided about a case, once: as `Gate.resolve`; who it was is the key's owner.
+
+        What nobody answers is not sent again: look first. Raises UsageError where the case is not in this state.
+        """
+        steps = self._calls.resolve(
+            dfid, decision, change=change, reason=reason, seen=seen, reference=reference, acknowledge=acknowledge
         )
+        return self._run(steps)
+
+    def agents(self) -> Sequence[Mapping[str, Any]]:
+        """List the agents of the gates that the key may see, and their state."""
+        return self._run(self._calls.listed("/v1/agents", "agents"))
+
+    def move_agent(self, agent_id: str, move: str, *, reason: str) -> Mapping[str, Any]:
+        """Have an agent `suspend`ed, `reactivate`d or `retire`d."""
+        path = f"/v1/agents/{segment(agent_id, 'agent')}/{segment(move, 'move')}"
+        return object_of(self._run(self._calls.act("POST", path, reason=reason)))
+
+    def halted(self) -> Sequence[Mapping[str, Any]]:
+        """Tell of each gate whether it is halted, since when, by whom and why."""
+        return self._run(self._calls.listed("/v1/halt", "gates"))
+
+    def halt(self, *, reason: str, gate: str | None = None) -> Sequence[Mapping[str, Any]]:
+        """Halt a gate, or all that the key is for: from the next transaction on nothing is decided or sent."""
+        return items_of(self._run(self._calls.act("PUT", "/v1/halt", halted=True, reason=reason, gate=gate)), "gates")
+
+    def resume(self, *, reason: str, gate: str | None = None) -> Sequence[Mapping[str, Any]]:
+        """Have halted gates go on."""
+        return items_of(self._run(self._calls.act("PUT", "/v1/halt", halted=False, reason=reason, gate=gate)), "gates")
 
     def _run(self, steps: Steps[T]) -> T:
         said: Said = None
@@ -90,7 +159,7 @@ class DecisionClient:
             collector.add(part)
         return collector.reply()
 
-    def events(self, last_event_id: str = "") -> Iterator[Change]:
+    def events(self, last_event_id: str = "") -> Iterator[Changed]:
         """Follow what changes in the records of the gates, for as long as it is read; a connection that ends is opened anew.
 
         `last_event_id`: the `id` of a change that was seen: the next is the one behind it. Left out: what comes from now on.

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sds.client.connection import Connection
-from sds.client.replies import Page, Reply, answer_of, data_of, page_of
+from sds.client.replies import Page, Reply, answer_of, data_of, items_of, object_of, page_of
 from sds.client.steps import GRACE_S, HttpRequest, Patience, Steps, insist
 from sds.kernel.errors import EventError, UsageError
 from sds.kernel.flow.answer import Answer
@@ -17,6 +17,7 @@ from sds.kernel.flow.states import NOT_DECIDED
 
 Event = Mapping[str, object] | str | bytes
 DEADLINE = "Deadline-Ms"
+JSON = {"Content-Type": "application/json"}
 KEY_CHARS_MAX = 255
 ATTEMPT_S_MAX = 60.0  # a reply that did not come by then is asked for again
 
@@ -32,7 +33,7 @@ class Calls:
     ) -> Steps[Answer]:
         """Have one event decided, or with `wait` false only taken. The key is one for all tries: they are one request."""
         path, body = f"/v1/gates/{segment(gate, 'gate')}/decisions", _body(event)
-        headers = {"Content-Type": "application/json", "Idempotency-Key": self._key(idempotency_key)}
+        headers = JSON | {"Idempotency-Key": self._key(idempotency_key)}
         if not wait:
             headers["Prefer"] = "respond-async"
         patience = self._patience(deadline_ms)
@@ -46,29 +47,43 @@ class Calls:
         reply = yield from insist(ask, patience, open_still=_undecided)
         return answer_of(data_of(reply))
 
-    def read(self, path: str, **params: str | int | None) -> Steps[Any]:
-        """Return the JSON of what stands at a path. Parameters that are None are left out."""
-        given = {name: str(value) for name, value in params.items() if value is not None}
-        return (yield from self._asked("GET", path, given))
+    def listed(self, path: str, name: str, **params: str | int | None) -> Steps[tuple[Mapping[str, Any], ...]]:
+        """Return the list of this name that stands at a path. Parameters that are None are left out."""
+        return items_of((yield from self._read(path, params)), name)
 
-    def page(self, path: str, **params: str | int | None) -> Steps[Page]:
-        return page_of((yield from self.read(path, **params)))
+    def page(self, path: str, name: str, **params: str | int | None) -> Steps[Page]:
+        return page_of((yield from self._read(path, params)), name)
 
-    def do(self, path: str, given: Mapping[str, object]) -> Steps[Any]:
-        """Have something done, and return the JSON of what came of it. Every try is the same request."""
-        headers = {"Content-Type": "application/json", "Idempotency-Key": self._key(None)}
-        return (yield from self._asked("POST", path, {}, headers, json.dumps(given, allow_nan=False).encode()))
+    def one(self, path: str) -> Steps[Mapping[str, Any]]:
+        """Return the object that stands at a path."""
+        return object_of((yield from self._read(path, {})))
 
-    def _asked(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, str],
-        headers: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-    ) -> Steps[Any]:
+    def act(self, method: str, path: str, **given: object) -> Steps[Any]:
+        """Have something done, and return the JSON of what came of it. What may have been done is not asked for twice."""
+        body = _object({name: json.dumps(value) for name, value in given.items() if value is not None})
+        return (yield from self._acted(method, path, body))
+
+    def resolve(self, dfid: str, decision: str, *, change: str, **given: object) -> Steps[Answer]:
+        """Resolve a case. `change`: JSON text, whose numbers go out as they are written: 150.00 has two decimals."""
+        fields = {"decision": json.dumps(decision)}
+        fields |= {name: json.dumps(value) for name, value in given.items() if value not in ("", False)}
+        if change:
+            fields["change"] = _json(change)
+        path = f"/v1/escalations/{segment(dfid, 'case')}/resolution"
+        return answer_of((yield from self._acted("POST", path, _object(fields))))
+
+    def _acted(self, method: str, path: str, body: bytes) -> Steps[Any]:
+
         def ask(left_s: float) -> HttpRequest:
-            return HttpRequest(method, path, params, headers or {}, body, min(left_s, ATTEMPT_S_MAX))
+            return HttpRequest(method, path, {}, JSON, body, min(left_s, ATTEMPT_S_MAX))
+
+        return data_of((yield from insist(ask, self._patience(None), once=True)))
+
+    def _read(self, path: str, params: Mapping[str, str | int | None]) -> Steps[Any]:
+        given = {name: str(value) for name, value in params.items() if value is not None}
+
+        def ask(left_s: float) -> HttpRequest:
+            return HttpRequest("GET", path, given, timeout_s=min(left_s, ATTEMPT_S_MAX))
 
         return data_of((yield from insist(ask, self._patience(None))))
 
@@ -93,6 +108,20 @@ def segment(text: str, what: str) -> str:
     if text in ("", ".", ".."):
         raise UsageError(f"`{text}` is no {what}")
     return quote(text, safe="")
+
+
+def _object(fields: Mapping[str, str]) -> bytes:
+    """Return the object of fields whose values are JSON already."""
+    return ("{" + ",".join(f"{json.dumps(name)}:{value}" for name, value in fields.items()) + "}").encode()
+
+
+def _json(text: str) -> str:
+    try:
+        if isinstance(json.loads(text), dict):
+            return text
+    except (ValueError, RecursionError):
+        pass
+    raise UsageError("the change is no JSON object", hint="""as {"action": "VOUCHER", "amount": 150.00}""")
 
 
 def _undecided(reply: Reply) -> bool:

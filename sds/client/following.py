@@ -8,7 +8,7 @@ from random import Random
 
 import httpx2
 
-from sds.client.replies import Change, Lost, Reply, failure, unreadable
+from sds.client.replies import Changed, Lost, Reply, failure, unreadable
 from sds.client.steps import TRIES_MAX, HttpRequest, Patience
 
 SILENCE_S_MAX = 60.0  # a service that has nothing to say says so more often than that
@@ -25,7 +25,7 @@ class Following:
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": self._last} if self._last else {})
         return HttpRequest("GET", "/v1/events", headers=headers, timeout_s=SILENCE_S_MAX)
 
-    def seen(self, sent: httpx2.ServerSentEvent) -> Change | None:
+    def seen(self, sent: httpx2.ServerSentEvent) -> Changed | None:
         """Return what was sent as a change, or None where it is none. Raises WorldError for what cannot be read."""
         self._tries, self._last = 0, sent.id or self._last
         if not sent.data:
@@ -36,7 +36,7 @@ class Following:
             raise unreadable("a change that is no JSON") from error
         if not isinstance(data, dict):
             raise unreadable("a change that is no object")
-        return Change(sent.id, sent.event, data)
+        return Changed(sent.id, sent.event, data)
 
     def pause_s(self, said: Reply | Lost) -> float:
         """Return how long to wait before following again. Raises what the service said where that cannot help."""

@@ -52,4 +52,5 @@ class Collector:
 
 
 def lost(error: httpx2.HTTPError) -> Lost:
-    return Lost(in_words(error))
+    before = httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout
+    return Lost(in_words(error), sent=not isinstance(error, before))

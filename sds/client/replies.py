@@ -42,14 +42,15 @@ class Reply:
 
 @dataclass(frozen=True)
 class Lost:
-    """No reply came: whether the request arrived, nobody knows."""
+    """No reply came. `sent`: the request may have arrived all the same."""
 
     why: str
+    sent: bool = True
     retry_after_s: float = 0.0
 
 
 @dataclass(frozen=True)
-class Change:
+class Changed:
     """What changed in a record. `id`: from where to go on (`last_event_id`); `data`: as the service sent it."""
 
     id: str
@@ -59,8 +60,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Page:
+    """Part of a list. `after`: the cursor behind it; None: it is the last."""
+
     items: tuple[Mapping[str, Any], ...]
-    cursor: str | None
+    after: str | None
 
 
 def failure(said: Reply | Lost) -> SdsError | None:
@@ -76,6 +79,12 @@ def failure(said: Reply | Lost) -> SdsError | None:
         message = f"the service is elsewhere: `{where}`; a key is not carried there"
         return UsageError(message, reason_code="SERVICE_MOVED", hint="give that address")
     return _problem(said)
+
+
+def lost_act(said: Lost) -> SdsError:
+    """Return the error where nobody knows whether something was done that is not to be done twice."""
+    message = f"nobody knows whether it was done: {one_line(said.why, LINE_CHARS_MAX)}"
+    return WorldError(message, reason_code="SERVICE_UNREACHABLE", hint="look first, then ask again", retryable=False)
 
 
 def _problem(reply: Reply) -> SdsError:
@@ -128,12 +137,23 @@ def unreadable(why: str) -> WorldError:
     return WorldError(f"the service's reply is {why}", reason_code="SERVICE_REPLY_INVALID", hint=hint)
 
 
-def page_of(data: object) -> Page:
-    """Return one page of a list. Raises WorldError: it is none."""
-    try:
-        items, cursor = data["items"], data.get("cursor")  # type: ignore[index,attr-defined]
-        if not isinstance(items, list) or not (cursor is None or isinstance(cursor, str)):
-            raise TypeError
-        return Page(tuple(dict(item) for item in items), cursor)
-    except NOT_AS_WRITTEN as error:
-        raise unreadable("no page") from error
+def page_of(data: object, name: str) -> Page:
+    """Return one page of a list, which stands under its name beside `next`. Raises WorldError: it is none."""
+    items, after = items_of(data, name), data.get("next") if isinstance(data, dict) else None
+    if not (after is None or isinstance(after, str)):
+        raise unreadable("no page")
+    return Page(items, after)
+
+
+def items_of(data: object, name: str) -> tuple[Mapping[str, Any], ...]:
+    """Return a list of objects that stands under a name. Raises WorldError: there is none."""
+    found = data.get(name) if isinstance(data, dict) else None
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise unreadable("no list")
+    return tuple(found)
+
+
+def object_of(data: object) -> Mapping[str, Any]:
+    if not isinstance(data, dict):
+        raise unreadable("no object")
+    return data

@@ -9,22 +9,22 @@ from itertools import islice
 import httpx2
 import pytest
 
-from sds.client import Change
+from sds.client import Changed
 from sds.client.steps import TRIES_MAX
 from sds.kernel.errors import UsageError, WorldError
 from tests.client.services import Service, problem
 
-Follow = Callable[..., list[Change]]
+Follow = Callable[..., list[Changed]]
 
 
-def _in_thread(service: Service, n: int, last: str = "") -> list[Change]:
+def _in_thread(service: Service, n: int, last: str = "") -> list[Changed]:
     with service.client() as client:
         return list(islice(client.events(last), n))
 
 
-def _in_loop(service: Service, n: int, last: str = "") -> list[Change]:
-    async def run() -> list[Change]:
-        found = list[Change]()
+def _in_loop(service: Service, n: int, last: str = "") -> list[Changed]:
+    async def run() -> list[Changed]:
+        found = list[Changed]()
         async with service.async_client() as client:
             changes = client.events(last)
             async for change in changes:
@@ -52,7 +52,7 @@ def _stream(*numbers: int, end: str = "") -> httpx2.Response:
 
 def test_changes_come_in_order_with_what_the_service_says_of_them(follow: Follow) -> None:
     service = Service(_stream(1, 2))
-    assert [Change(f"toll:{n}", "decided", {"dfid": f"d{n}"}) for n in (1, 2)] == follow(service, 2)
+    assert [Changed(f"toll:{n}", "decided", {"dfid": f"d{n}"}) for n in (1, 2)] == follow(service, 2)
     assert ["text/event-stream"] == service.sent("accept")
     assert [None] == service.sent("last-event-id")
 
