@@ -121,7 +121,7 @@ def _json(text: str) -> str:
             return text
     except (ValueError, RecursionError):
         pass
-    raise UsageError("the change is no JSON object", hint="""as {"action": "VOUCHER", "amount": 150.00}""")
+    raise UsageError("the change is no JSON object", hint="""as {"action": "VOUCHER", "params": {"amount": 150.00}, "reason": "GOODWILL"}""")
 
 
 def _undecided(reply: Reply) -> bool:

@@ -263,3 +263,15 @@ def test_the_key_is_never_shown() -> None:
     for client in (Service().client(), Service().async_client()):
         assert "http://service.example" in repr(client)
         assert KEY not in repr(client)
+
+
+def test_what_may_have_been_done_is_not_asked_for_twice() -> None:
+    for lost, tries in ((httpx2.ReadError("reset"), 1), (httpx2.ConnectError("refused"), 2)):
+        service = Service(lost, decided())
+        with service.client() as client:
+            if tries == 1:
+                with pytest.raises(WorldError, match="nobody knows whether it was done: reset"):
+                    client.resolve("019a", "ABORT", reason="withdrawn")
+            else:
+                client.resolve("019a", "ABORT", reason="withdrawn")
+        assert tries == len(service.requests)
