@@ -21,6 +21,7 @@ from sds.engines.protocol import Checks, Engine, Explains, HasLanguageModel
 from sds.engines.queueing import KeyLocks
 from sds.host import paths
 from sds.host.clock import now_ms
+from sds.host.keys import refuse_other_keys
 from sds.host.log import JsonLog
 from sds.kernel.context.reader import RecordedContext
 from sds.kernel.contract.schema import Contract, load_contract
@@ -98,6 +99,7 @@ class Gate:
         with ExitStack() as opened:
             self.store = paths.open_record(folder)
             opened.callback(self.store.close)
+            refuse_other_keys(folder, self.store)
             signer = paths.signer(folder)
             paths.refuse_altered(folder, self.store)
             self._log = JsonLog(folder / "log.jsonl")
@@ -105,6 +107,7 @@ class Gate:
             self.engine = self._checked_engine(engine or self._opened_engine(model, readers, opened))
             writer = self._rationale_writer()
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
+            refuse_other_keys(folder, self.store)  # again: of two that open a fresh record, one has signed it by now
             context = RecordedContext(self.store, self.contract, self.engine.count_tokens)
             log = self._log.write
             self._kernel = Kernel(
@@ -400,7 +403,7 @@ class Gate:
         """Run `action` when the gate is closed, before its own parts are."""
         self._closing.callback(action)
 
-    def close(self, *, drain_s: float = 0.0) -> None:
+    def close(self, drain_s: float = 0.0) -> None:
         """Take nothing new, let what is under way finish within `drain_s` seconds, end the rest undecided, and close.
 
         What was ordered is carried out to its end. In a process that was forked it only forgets the gate.

@@ -29,6 +29,7 @@ Log = Callable[[str, Mapping[str, object]], None]
 
 RECEIPT_CHARS_MAX = 200
 STATEMENT_S_MAX = 60.0
+OUR_OWN = "the kernel's signature"
 DETAIL_CHARS_MAX = 400  # what was raised, and what was found when it was looked up
 
 _STATUS = {"settled": "SUCCESS", "rejected": "FAILED", "unsent": "FAILED", "absent": "UNKNOWN", "unknown": "UNKNOWN"}
@@ -162,8 +163,10 @@ class Dispatcher:
         another's. It stays UNKNOWN, and keeps what it reserved, until a human resolves it.
         """
         if not self._signer.verify(intent):
-            self._log("security.order_altered", {"dfid": intent.dfid})
-            return self.settle(intent, Receipt("unknown", detail="the order does not carry the kernel's signature"))
+            missing = self._signer.missing(intent)
+            self._log("keys.missing" if missing else "security.order_altered", {"dfid": intent.dfid})
+            signed = f"is signed with the key `{missing}`, which is not here" if missing else f"does not carry {OUR_OWN}"
+            return self.settle(intent, Receipt("unknown", detail=f"the order {signed}"))
         receipt = self._lookup(intent)
         if receipt.status != "absent":
             return self.settle(intent, receipt)
