@@ -97,10 +97,10 @@ class Calls:
 
     def _key(self, given: str | None) -> str:
         key = f"{self._random.getrandbits(128):032x}" if given is None else given
-        if not 1 <= len(key) <= KEY_CHARS_MAX or not (key.isascii() and key.isprintable()) or key != key.strip():
+        if not 1 <= len(key) <= KEY_CHARS_MAX or not (key.isascii() and key.isprintable()):
             hint = f"1 to {KEY_CHARS_MAX} printable ASCII characters"
             raise UsageError("the idempotency key is none", reason_code="IDEMPOTENCY_KEY_INVALID", hint=hint)
-        return key
+        return '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def segment(text: str, what: str) -> str:

@@ -95,10 +95,10 @@ def test_each_call_has_a_key_of_its_own_unless_one_is_given() -> None:
     with service.client() as client:
         client.decide("toll", EVENT)
         client.decide("toll", EVENT)
-        client.decide("toll", EVENT, idempotency_key="mine")
+        client.decide("toll", EVENT, idempotency_key='my "key"')
     first, second, third = service.sent("idempotency-key")
     assert first != second
-    assert "mine" == third
+    assert r'"my \"key\""' == third
 
 
 FINAL = {
@@ -217,7 +217,7 @@ def test_a_service_that_cannot_be_reached_is_told_with_its_reason() -> None:
     assert ("SERVICE_UNREACHABLE", True) == (caught.value.reason_code, caught.value.retryable)
 
 
-@pytest.mark.parametrize("given", ["", "a" * 256, "ä", "a\nb", " a"])
+@pytest.mark.parametrize("given", ["", "a" * 256, "ä", "a\nb"])
 def test_an_idempotency_key_that_is_none_is_refused(given: str, decide: Decide) -> None:
     with pytest.raises(UsageError, match="the idempotency key is none"):
         decide(Service(), "toll", EVENT, idempotency_key=given)
