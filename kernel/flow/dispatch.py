@@ -165,7 +165,9 @@ class Dispatcher:
         if not self._signer.verify(intent):
             missing = self._signer.missing(intent)
             self._log("keys.missing" if missing else "security.order_altered", {"dfid": intent.dfid})
-            signed = f"is signed with the key `{missing}`, which is not here" if missing else f"does not carry {OUR_OWN}"
+            signed = (
+                f"is signed with the key `{missing}`, which is not here" if missing else f"does not carry {OUR_OWN}"
+            )
             return self.settle(intent, Receipt("unknown", detail=f"the order {signed}"))
         receipt = self._lookup(intent)
         if receipt.status != "absent":

@@ -17,6 +17,7 @@ from sds.service import console, description, operations, problems
 from sds.service.admission import Admission
 from sds.service.callers import Callers
 from sds.service.database import Database
+from sds.service.deciding.idempotency import KeptAnswers
 from sds.service.gates import OpenGates
 from sds.service.problems import Log
 from sds.service.routes import agents, catalog, decisions, escalations, events, halt, health
@@ -126,8 +127,9 @@ def create_app(
         cache_ms=settings.key_cache_ms,
         dev_keys=settings.dev_keys,
     )
-    admission = Admission(parallel=settings.parallel, queue_max=settings.queue_max)
-    app.state.service = Service(settings, gates, database, callers, admission, now_ms, log)
+    admission = Admission(parallel=gates.parallel, queue_max=settings.queue_max)
+    kept = KeptAnswers(database, now_ms=now_ms, kept_ms=1_000 * settings.keys_kept_s)
+    app.state.service = Service(settings, gates, database, callers, admission, kept, now_ms, log)
     app.state.token = token
     problems.add_to(app)
     for module in (health, catalog, decisions, escalations, agents, halt, events, console):

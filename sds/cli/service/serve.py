@@ -52,9 +52,10 @@ def serve(
     Example: sds serve --gate refund --dev
     """
     with needs_service():
-        from sds.service import callers, serving  # noqa: PLC0415  the extra is loaded by who serves
+        from sds.service import callers  # noqa: PLC0415  the extra is loaded by who serves
+        from sds.service.server import serving  # noqa: PLC0415
+        from sds.service.server.workers import Supervisor  # noqa: PLC0415
         from sds.service.settings import ServiceSettings  # noqa: PLC0415
-        from sds.service.workers import Supervisor  # noqa: PLC0415
     key = callers.new_key() if dev else ""
     settings = ServiceSettings(
         gates=tuple(gate),

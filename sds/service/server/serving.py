@@ -24,9 +24,9 @@ from sds.engines.protocol import Engine
 from sds.host.clock import now_ms
 from sds.kernel.errors import SdsError
 from sds.service.app import create_app
-from sds.service.connections import connection_class
 from sds.service.database import open_database
 from sds.service.gates import open_gates
+from sds.service.server.connections import connection_class
 from sds.service.settings import ServiceSettings
 from sds.service.state import Service
 

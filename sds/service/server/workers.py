@@ -19,7 +19,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from sds.kernel.errors import SdsError
-from sds.service.serving import LAST_ANSWERS_S, log, serve
+from sds.service.server.serving import LAST_ANSWERS_S, log, serve
 from sds.service.settings import ServiceSettings
 
 WORKERS_MAX = 64
