@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,12 +14,21 @@ from starlette.responses import Response
 
 from sds.kernel.contract.schema import Contract
 from sds.kernel.identifiers import ID_CHARS_MAX
+from sds.service.deciding.asked import DEADLINE_HEADER, KEY_CHARS_MAX
 from sds.service.gates import OpenGates
 from sds.service.problems import MEDIA_TYPE, Problem, response_of
 from sds.service.reasons import REASONS
 
 ASKING = "/v1/gates/{gate}/decisions"
 _PARAMETER = re.compile(r"\{[^}]*\}")
+ASKING_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
+    DEADLINE_HEADER: ("milliseconds from now; at most what the contract gives", {"type": "integer", "minimum": 1}),
+    "Idempotency-Key": (
+        "the same key and event: the first answer",
+        {"type": "string", "minLength": 1, "maxLength": KEY_CHARS_MAX},
+    ),
+    "Prefer": ("`respond-async`: 202 as soon as the event is on record", {"type": "string"}),
+}
 _METHODS = ("get", "put", "post", "delete", "patch")
 _OF_READING = frozenset({400, 401, 403, 404, 410, 429, 500, 503})
 _FASTAPI_OWN = ("HTTPValidationError", "ValidationError")  # what it would answer: here it is a problem, too
@@ -54,7 +62,7 @@ def describe(app: FastAPI, gates: OpenGates) -> None:
         allowed = _methods(openapi(), request.url.path) or given.get("Allow", "")
         return response_of(Problem("METHOD_NOT_ALLOWED", headers={"Allow": allowed}))
 
-    app.openapi = openapi  # type: ignore[method-assign]  as FastAPI says to do it
+    app.openapi = openapi  # type: ignore[method-assign]
     app.add_exception_handler(405, not_allowed)  # Starlette names those of the path's first route alone
 
 
@@ -67,7 +75,7 @@ def _methods(described: dict[str, Any], path: str) -> str:
     return ", ".join(sorted(found))
 
 
-def _described(found: dict[str, Any], gates: list[str], contracts: Iterable[Contract]) -> dict[str, Any]:
+def _described(found: dict[str, Any], gates: list[str], contracts: list[Contract]) -> dict[str, Any]:
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
     for name in _FASTAPI_OWN:
         schemas.pop(name, None)
@@ -78,7 +86,7 @@ def _described(found: dict[str, Any], gates: list[str], contracts: Iterable[Cont
                 _refusals(operation, method)
                 _gate_names(operation, gates)
                 if path == ASKING:
-                    operation["requestBody"] = _body([_event(contract) for contract in contracts])
+                    _asking(operation, contracts)
     return found
 
 
@@ -103,9 +111,18 @@ def _gate_names(operation: dict[str, Any], gates: list[str]) -> None:
             parameter["schema"] = {"type": "string", "enum": gates}
 
 
-def _body(events: list[dict[str, Any]]) -> dict[str, Any]:
+def _asking(operation: dict[str, Any], contracts: list[Contract]) -> None:
+    """Say what a request for a decision takes: an event of one of the gates, and how it is to be answered."""
+    events = [_event(contract) for contract in contracts]
     schema = events[0] if len(events) == 1 else {"anyOf": events}
-    return {"required": True, "content": {"application/json": {"schema": schema}}}
+    operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    for name, (description, kind) in ASKING_HEADERS.items():
+        given = {"name": name, "in": "header", "required": False, "description": description, "schema": kind}
+        operation["parameters"].append(given)
+    operation["responses"]["202"] = {
+        "description": "Taken: `Location` tells the present",
+        "content": {"application/json": {"schema": {}}},
+    }
 
 
 def _event(contract: Contract) -> dict[str, Any]:
