@@ -20,7 +20,7 @@ from sds.service.database import Database
 from sds.service.deciding.idempotency import KeptAnswers
 from sds.service.gates import OpenGates
 from sds.service.problems import Log
-from sds.service.routes import agents, catalog, decisions, escalations, events, halt, health
+from sds.service.routes import agents, catalog, decisions, escalations, events, halt, health, looking
 from sds.service.settings import ServiceSettings
 from sds.service.state import Service
 
@@ -34,6 +34,9 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
+
+
+BODY_BYTES_MAX = 1 << 20  # of any route; those that read one have limits of their own
 
 
 class Outermost:
@@ -69,17 +72,22 @@ class Outermost:
                 await response(scope, receive, with_headers)
 
     def _in_time(self, receive: Receive) -> Receive:
-        """Return what receives a request whose body is there in time; of another the client is taken to be gone."""
-        ends_s, whole = time.monotonic() + self._body_within_s, False
+        """Return what receives a request whose body is there in time, and no longer than any may be; of another the client
+        is taken to be gone.
+        """
+        ends_s, whole, length = time.monotonic() + self._body_within_s, False, 0
 
         async def received() -> Message:
-            nonlocal whole
+            nonlocal whole, length
             if whole:
                 return await receive()
             try:
                 async with asyncio.timeout(ends_s - time.monotonic()):
                     message = await receive()
             except TimeoutError:
+                message = {"type": "http.disconnect"}
+            length += len(message.get("body", b""))
+            if length > BODY_BYTES_MAX:
                 message = {"type": "http.disconnect"}
             whole = not message.get("more_body", False)
             return message
@@ -117,7 +125,6 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        max_body_size=settings.body_bytes_max,
     )
     callers = Callers(
         database,
@@ -132,7 +139,7 @@ def create_app(
     app.state.service = Service(settings, gates, database, callers, admission, kept, now_ms, log)
     app.state.token = token
     problems.add_to(app)
-    for module in (health, catalog, decisions, escalations, agents, halt, events, console):
+    for module in (health, catalog, decisions, looking, escalations, agents, halt, events, console):
         app.include_router(module.router)
     description.describe(app, gates)
     app.add_middleware(Outermost, log=log, token=token, body_within_s=settings.body_within_s)

@@ -114,7 +114,7 @@ def claim_of(caller: str, gate: Gate, key: str, event: Event) -> Claim:
     return Claim(caller, gate.contract.gate, key, event.id, gate.store.keyring.fingerprints(_body(event))[0])
 
 
-def _checked(row: sa.Row[Any], gate: Gate, event: Event) -> KeptAnswer | None:
+def _checked(row: Any, gate: Gate, event: Event) -> KeptAnswer | None:
     if not recognises(gate.store, row.fingerprint, _body(event)):
         raise Problem("KEY_CONFLICT", dfid=row.dfid or _dfid(gate, row.event_id))
     return None if row.body is None else KeptAnswer(row.status, row.dfid, bytes(row.body))
