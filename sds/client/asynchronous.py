@@ -15,7 +15,7 @@ from sds.client.calls import Calls, Event, segment
 from sds.client.connection import TIMEOUT_S, Connection
 from sds.client.following import Following
 from sds.client.http import Collector, arguments, limits, lost
-from sds.client.replies import Changed, Lost, Reply, items_of, object_of
+from sds.client.replies import Changed, Lost, Reply, answer_of, items_of, object_of
 from sds.client.steps import HttpRequest, Said, Steps, Wait
 from sds.kernel.flow.answer import Answer
 
@@ -63,17 +63,22 @@ class AsyncDecisionClient:
         steps = self._calls.decide(gate, event, deadline_ms=deadline_ms, idempotency_key=idempotency_key, wait=False)
         return await self._run(steps)
 
-    async def get(self, dfid: str) -> Mapping[str, Any]:
-        """See `DecisionClient.get`."""
+    async def get(self, dfid: str) -> Answer:
+        """Return a decision as it stands now. Without the role `review`, its reasons are codes alone."""
+        found = await self._run(self._calls.one(f"/v1/decisions/{segment(dfid, 'decision')}"))
+        return answer_of(found.get("decision"))
+
+    async def audit(self, dfid: str) -> Mapping[str, Any]:
+        """Return what the record says of a decision: `decision`, `audit`; `record`, with all texts, for the role `review`."""
         return await self._run(self._calls.one(f"/v1/decisions/{segment(dfid, 'decision')}"))
 
     async def decisions(
-        self, *, gate: str | None = None, state: str | None = None, since: str | None = None
+        self, *, gate: str | None = None, state: str | None = None, since_ms: int | None = None
     ) -> AsyncIterator[Mapping[str, Any]]:
-        """List decisions, page by page, each asked for when it is read."""
+        """List decisions, the newest first, without texts; a page is asked for when it is read. `state`: as ESCALATED."""
         after: str | None = None
         while True:
-            given = {"gate": gate, "state": state, "since": since, "cursor": after}
+            given = {"gate": gate, "state": state, "since": since_ms, "cursor": after}
             page = await self._run(self._calls.page("/v1/decisions", "decisions", **given))
             for item in page.items:
                 yield item

@@ -121,7 +121,10 @@ def _json(text: str) -> str:
             return text
     except (ValueError, RecursionError):
         pass
-    raise UsageError("the change is no JSON object", hint="""as {"action": "VOUCHER", "params": {"amount": 150.00}, "reason": "GOODWILL"}""")
+    raise UsageError(
+        "the change is no JSON object",
+        hint="""as {"action": "VOUCHER", "params": {"amount": 150.00}, "reason": "GOODWILL"}""",
+    )
 
 
 def _undecided(reply: Reply) -> bool:

@@ -128,3 +128,27 @@ def test_an_agent_is_suspended_and_reactivated(bed: Bed) -> None:
         awaited(bed, lambda other: other.move_agent("toll-agent", "reactivate", reason="was not"))
         (agent,) = awaited(bed, lambda other: other.agents())
         assert "ACTIVE" == agent["status"]
+
+
+def test_a_decision_is_looked_at_and_listed_over_pages(bed: Bed) -> None:
+    with client_of(bed) as client:
+        made = [client.decide("toll", {**EVENT, "trip_id": f"T-{n}", "car_id": "CAR-1"}) for n in range(60)]
+        listed = list(client.decisions(gate="toll"))
+        assert {answer.dfid for answer in made} == {each["dfid"] for each in listed}
+        assert len(made) == len(listed)
+        assert client.get(made[0].dfid) == made[0]
+        assert made[0].dfid == client.audit(made[0].dfid)["decision"]["dfid"]
+        assert [] == list(client.decisions(state="EXECUTING"))
+        assert [] == list(client.decisions(since_ms=1 << 50))
+
+    async def run(other: AsyncDecisionClient) -> tuple[int, str]:
+        return len([each async for each in other.decisions()]), (await other.get(made[0].dfid)).state
+
+    assert (60, "CLOSED") == awaited(bed, run)
+
+
+def test_what_is_only_taken_is_decided_all_the_same(bed: Bed) -> None:
+    with client_of(bed) as client:
+        taken = client.submit("toll", EVENT)
+        assert taken.dfid == client.decide("toll", EVENT).dfid
+        assert "CLOSED" == client.get(taken.dfid).state
