@@ -38,7 +38,7 @@ from tests.load.wire import Pool
 CONNECTIONS, CONNECTIONS_MAX = 64, 1_000
 CLIENTS = 16
 DECIDED_PER_S_MAX = 400  # by which the queue is made: nobody decides more
-WARM_UP = 20
+WEIGHED = 12
 SDS = ("-c", "from sds.cli import main; main()")
 
 
@@ -50,12 +50,13 @@ class Load:
     rate: str = "10x"
     seconds: float = 60.0
     unloaded: int = 300
+    warm_up: int = 20
     capacity_s: float = 10.0
     seed: int = 34
 
     @property
     def events_max(self) -> int:
-        return int(DECIDED_PER_S_MAX * (self.seconds + self.capacity_s)) + self.unloaded + WARM_UP
+        return int(DECIDED_PER_S_MAX * (self.seconds + self.capacity_s)) + self.unloaded + self.warm_up
 
     def per_s(self, capacity: float) -> float:
         return float(self.rate[:-1]) * capacity if self.rate.endswith("x") else float(self.rate)
@@ -95,13 +96,15 @@ async def _asked(load: Load, service: Served, gate: str, events: list[Mapping[st
     offer = Offer(pool, f"/v1/gates/{gate}/decisions", service.key, queue_of(events))
     gc.collect()
     gc.freeze()  # of the sender: a collection would be counted as the service's time
-    await one_by_one(offer, WARM_UP)
+    await one_by_one(offer, load.warm_up)
     alone = summary([outcome.latency_ms for outcome in await one_by_one(offer, load.unloaded)])
     few = await a_few_at_a_time(offer, CLIENTS, load.capacity_s)
     capacity = sum(outcome.status == promises.DECIDED for outcome in few) / load.capacity_s
-    deadline_ms = math.ceil(promises.SLOWER_MAX * alone["p99"])
-    begin_mib, per_s = service.memory_mib, load.per_s(capacity)
-    outcomes = await at_a_rate(offer, per_s, load.seconds, deadline_ms, Random(load.seed))
+    before_mib, deadline_ms = service.memory_mib, math.ceil(promises.SLOWER_MAX * alone["p99"])
+    per_s = load.per_s(capacity)
+    outcomes, mib = await asyncio.gather(
+        at_a_rate(offer, per_s, load.seconds, deadline_ms, Random(load.seed)), _weighed(service, load.seconds)
+    )
     report = {
         "unloaded_ms": alone,
         "capacity_per_s": round(capacity, 1),
@@ -109,10 +112,19 @@ async def _asked(load: Load, service: Served, gate: str, events: list[Mapping[st
         "deadline_ms": deadline_ms,
         "connections": pool.opened,
         "loaded": promises.summed_up(outcomes),
-        "memory_mib": {"begin": round(begin_mib, 1), "end": round(service.memory_mib, 1)},
+        "memory_mib": {"before": round(before_mib, 1), "begin": round(mib[len(mib) // 4], 1), "end": round(mib[-1], 1)},
     }
     pool.close()
     return report
+
+
+async def _weighed(service: Served, seconds: float) -> list[float]:
+    """Return what a service holds in memory at a number of moments of a load."""
+    found = list[float]()
+    for _ in range(WEIGHED):
+        await asyncio.sleep(seconds / WEIGHED)
+        found.append(service.memory_mib)
+    return found
 
 
 def _rate(text: str) -> str:
@@ -126,7 +138,9 @@ def show(report: Mapping[str, Any]) -> None:
     loaded = report["loaded"]
     print(f"unloaded   {report['unloaded_ms']} ms")
     print(f"capacity   {report['capacity_per_s']} decisions a second")
-    print(f"offered    {report['offered_per_s']} a second for {report['seconds']} s, deadline {report['deadline_ms']} ms")
+    print(
+        f"offered    {report['offered_per_s']} a second for {report['seconds']} s, deadline {report['deadline_ms']} ms"
+    )
     print(f"answers    {loaded['answers']} {loaded['reason_codes']}, of decided: {loaded['states']}")
     print(f"accepted   {loaded['accepted_ms']} ms")
     print(f"refused    {loaded['refused_ms']} ms")

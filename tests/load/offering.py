@@ -50,7 +50,9 @@ class Offer:
 
     def request(self, event: bytes, deadline_ms: int | None) -> bytes:
         headers = {"Authorization": f"Bearer {self.key}"}
-        return request_of(self.path, event, headers | ({} if deadline_ms is None else {"Deadline-Ms": str(deadline_ms)}))
+        return request_of(
+            self.path, event, headers | ({} if deadline_ms is None else {"Deadline-Ms": str(deadline_ms)})
+        )
 
     def take(self) -> bytes:
         if not self.events:

@@ -13,12 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 ROOT = Path(__file__).parents[2]
 STARTED_S_MAX, ENDED_S_MAX = 120.0, 60.0
 RATE = "1000000"  # of one key: how often one may ask is not what is measured
 _SERVING = re.compile(r"serving .* at (http://\S+)")
+_KEY = re.compile(r"sds_[A-Za-z0-9_-]{43}")
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,6 @@ class Served:
         return sum(_resident_kib(pid) for pid in _with_children(self.process.pid)) / 1024
 
 
-def run(home: Path, *command: str) -> str:
-    """Run `sds COMMAND` in a home, and return what it prints."""
-    return subprocess.run(
-        [sys.executable, "-c", "from sds.cli import main; main()", *command],
-        env=environment(home), cwd=ROOT, capture_output=True, text=True, check=True, timeout=60,
-    ).stdout  # fmt: skip
-
-
 def environment(home: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in ("SDS_HOME", "SDS_STORE")}
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
@@ -53,12 +46,11 @@ def environment(home: Path) -> dict[str, str]:
 @contextmanager
 def served(home: Path, gate: str, module: Sequence[str], options: Sequence[str] = ()) -> Iterator[Served]:
     """Run `sds serve` for a gate on any free port of this machine until the block ends. `module`: how Python starts `sds`."""
-    key = run(home, "keys", "add", "load", "--role", "submit,read", "--gate", "all").strip()
-    command = [sys.executable, *module, "serve", "--gate", gate, "--port", "0", "--rate", RATE, *options]
+    command = [sys.executable, *module, "serve", "--gate", gate, "--port", "0", "--rate", RATE, "--dev", *options]
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(command, env=environment(home), cwd=ROOT, stdout=said, stderr=said)
         try:
-            address = urlsplit(_address(process, said.fileno()))
+            address, key = _said(process, said.fileno())
             assert address.hostname is not None
             assert address.port is not None
             yield Served(address.hostname, address.port, key, process)
@@ -71,13 +63,14 @@ def served(home: Path, gate: str, module: Sequence[str], options: Sequence[str] 
                 process.wait()
 
 
-def _address(process: subprocess.Popen[bytes], said: int) -> str:
-    ends_s = time.monotonic() + STARTED_S_MAX
+def _said(process: subprocess.Popen[bytes], said: int) -> tuple[SplitResult, str]:
+    """Return the address and the key that a service says once it has started."""
+    ends_s, text = time.monotonic() + STARTED_S_MAX, ""
     while time.monotonic() < ends_s:
-        text = os.pread(said, 1 << 20, 0).decode()
-        if found := _SERVING.search(text):
-            return found[1]
-        if process.poll() is not None:
+        ended, text = process.poll() is not None, os.pread(said, 1 << 20, 0).decode()
+        if (at := _SERVING.search(text)) and (key := _KEY.search(text)):
+            return urlsplit(at[1]), key[0]
+        if ended:
             break
         time.sleep(0.05)
     raise RuntimeError(f"the service did not start: {text[-2_000:]}")
