@@ -21,7 +21,7 @@ from sds.service.operations.observing import Observer
 from tests.kernel.durable import proposal
 from tests.proposers import Greedy, Says
 from tests.service.exposition import scraped, value
-from tests.service.testbed import EVENT, Bed, opened_bed
+from tests.service.testbed import Bed, opened_bed
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 
