@@ -120,8 +120,8 @@ class SqliteReader(Reader):
     def columns(self, table: str) -> tuple[str, ...]:
         return tuple(row[1] for row in self.rows(f"PRAGMA table_info({table})"))
 
-    def damage(self) -> list[str]:
-        checked = self.rows("PRAGMA integrity_check")
+    def damage(self, *, quick: bool = False) -> list[str]:
+        checked = self.rows("PRAGMA quick_check(1)" if quick else "PRAGMA integrity_check")
         return [line for (text,) in checked for line in text.splitlines() if line != "ok"]
 
     def close(self) -> None:
@@ -142,6 +142,8 @@ class SqliteStore(SqliteReader, Store):
 
     `connect` is passed in so that tests can fail every single step.
     """
+
+    remains = "others use the record: until they have closed it the destroyed key may remain in its write-ahead log"
 
     def __init__(self, path: Path, *, connect: Connect = connect, witness: Witness | None = None) -> None:
         self.path, self.witness = path, witness

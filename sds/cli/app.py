@@ -16,7 +16,7 @@ from rich.console import Console
 from sds.cli.common import A_GOOD_EVENT
 from sds.cli.decisions import decide, escalations, run
 from sds.cli.judgement import evaluate, fit, label
-from sds.cli.records import erase, keys, reconcile, record, replay
+from sds.cli.records import erase, keys, move, reconcile, record, replay
 from sds.cli.render import plain
 from sds.cli.service import keys as service_keys
 from sds.cli.service import serve, webhooks
@@ -52,6 +52,7 @@ keys.add_to(app)
 service_keys.add_to(keys.keys)
 serve.add_to(app)
 webhooks.add_to(app)
+move.add_to(app)
 contracts.add_to(app)
 doctor.add_to(app)
 models.add_to(app)

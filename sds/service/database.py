@@ -19,7 +19,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from sds.host.paths import home, make_private
-from sds.kernel.errors import StoreError
+from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.storage.private_files import make_private_file
 
 FILE, SCHEMA = "service.db", "sds_service"
@@ -159,7 +159,12 @@ def open_database(url: str = "", *, durable: bool = False) -> Database:
 
 
 def _postgresql(url: str) -> sa.Engine:
-    parts = sa.make_url(url).set(drivername="postgresql+psycopg")
+    if not url.startswith(("postgresql://", "postgres://")):
+        raise UsageError("the store is no `postgresql://` URL", hint="postgresql://user@host/database")
+    try:
+        parts = sa.make_url(url).set(drivername="postgresql+psycopg")
+    except (SQLAlchemyError, ValueError):
+        raise UsageError("the store's URL cannot be read", hint="postgresql://user@host/database") from None
     how = {"connect_timeout": CONNECT_S, "options": f"-c search_path={SCHEMA} -c lock_timeout={BUSY_MS}"}
     return sa.create_engine(
         parts,

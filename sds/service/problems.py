@@ -65,7 +65,7 @@ def of_error(error: SdsError) -> Problem:
 
 
 def response_of(problem: Problem, *, instance: str = "") -> Response:
-    """Return the response that tells a problem."""
+    """Return the response that says a problem."""
     reason = REASONS[problem.code]
     data: dict[str, object] = {
         "type": f"/errors#{problem.code}",

@@ -65,7 +65,10 @@ def test_an_escalation_is_counted_by_agent_and_reason_with_the_tokens_it_took(as
     asking.post()
     text = scraped(asking)
     assert 1 == value(text, "escalation_count_total", agent_id="toll-agent", reason="ESCALATED_BY_AGENT")
-    assert (1, 77) == (value(text, "token_budget_burn_count", gate="toll"), value(text, "token_budget_burn_sum", gate="toll"))
+    assert (1, 77) == (
+        value(text, "token_budget_burn_count", gate="toll"),
+        value(text, "token_budget_burn_sum", gate="toll"),
+    )
     assert 1 == value(text, "sds_escalations_waiting", gate="toll")
 
 
@@ -141,7 +144,9 @@ print(metrics.render().decode() if sys.argv[1] == "scrape" else "")
 
 def test_of_several_workers_any_scrape_shows_the_sum() -> None:
     def run(how: str) -> tuple[int, str]:
-        process = subprocess.Popen([sys.executable, "-c", COUNTS, how, str(metrics_of.__file__)], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", COUNTS, how, str(metrics_of.__file__)], stdout=subprocess.PIPE, text=True
+        )
         return process.pid, process.communicate(timeout=60)[0]
 
     with shared_values():

@@ -201,7 +201,7 @@ def test_sigterm_lets_what_is_under_way_end_refuses_what_is_new_and_exits_with_0
             new.json()["reason_code"],
         )
         ready = httpx2.get(f"{address}/readyz")
-        assert (503, "draining") == (ready.status_code, ready.json()["status"])
+        assert (503, "DRAINING") == (ready.status_code, ready.json()["checks"]["draining"])
         assert (200, "WAIVE") == (first.result(20).status_code, first.result().json()["action"])
         assert 0 == process.wait(20)
 
@@ -215,4 +215,4 @@ def test_what_does_not_end_within_the_drain_is_not_decided_and_the_exit_is_0(hom
         assert (503, "DRAINING") == (problem.status_code, problem.json()["reason_code"])
         assert 0 == process.wait(20)
         _, said = process.communicate()
-    assert ["service.draining", "service.drained"] == [json.loads(line)["event"] for line in said.splitlines()]
+    assert {"service.draining", "service.drained"} <= {json.loads(line)["event"] for line in said.splitlines()}

@@ -39,7 +39,8 @@ class Bed:
             now_ms=self._now_ms,
             log=lambda event, facts: self.logged.append((event, facts)),
         )
-        self.key = self.key_for(f"everything-{len(stored_keys(database))}", ROLES, ("*",))
+        others = len(stored_keys(database))
+        self.key = self.key_for(f"everything-{others}" if others else "everything", ROLES, ("*",))
         self.client = opened.enter_context(
             TestClient(self.app, headers={"Authorization": f"Bearer {self.key}"}, raise_server_exceptions=False)
         )
@@ -70,7 +71,7 @@ def opened_bed(home: Path, engine: Engine | None = None, **settings: Any) -> Ite
     with ExitStack() as opened:
         definition = find(written(home / "toll_gate", GATE.replace("ORDERS = {}", f"ORDERS = {{}}  # {home}")))
         gate = opened.enter_context(Gate.load(definition, engine=engine or Greedy("WAIVE")))
-        database = open_database()
+        database = open_database(settings.get("store", ""))
         opened.callback(database.close)
         made = ServiceSettings(gates=(str(home / "toll_gate"),))
         yield Bed(opened, OpenGates({"toll": OpenGate(definition, gate)}), database, replace(made, **settings))

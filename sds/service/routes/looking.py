@@ -22,6 +22,7 @@ from sds.kernel.storage.store import Reader
 from sds.service.callers import Viewer
 from sds.service.gates import OpenGate
 from sds.service.problems import Problem
+from sds.service.routes.described import LISTED, SHOWN
 from sds.service.state import service
 
 LIMIT, LIMIT_MAX = 50, 200
@@ -53,7 +54,7 @@ _PAGE = (
 router = APIRouter(tags=["decisions"])
 
 
-@router.get("/v1/decisions/{dfid}")
+@router.get("/v1/decisions/{dfid}", responses=SHOWN)
 async def decision(request: Request, dfid: str, who: Viewer) -> dict[str, Any]:
     """Show one decision as it stands now, with its audit facts.
 
@@ -63,7 +64,7 @@ async def decision(request: Request, dfid: str, who: Viewer) -> dict[str, Any]:
     return await run_in_threadpool(_shown, gates, dfid, texts="review" in who.roles)
 
 
-@router.get("/v1/decisions")
+@router.get("/v1/decisions", responses=LISTED)
 async def decisions(
     request: Request,
     who: Viewer,

@@ -1,4 +1,4 @@
-"""One process that serves: opens gates and database, runs the server, and ends what is under way when it is told to stop."""
+"""One process that serves: opens gates and database, runs the server, and ends what is under way when it is to stop."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _permit_files(wanted: int) -> None:
 
 
 class Server(uvicorn.Server):
-    """A server that, told to stop, goes on answering until what is under way has ended or `drain_s` is over.
+    """A server that, when it is to stop, goes on answering until what is under way has ended or `drain_s` is over.
 
     The second SIGINT ends it at once.
     """
