@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
@@ -39,6 +40,14 @@ HEADERS = {
 
 
 BODY_BYTES_MAX = 1 << 20  # of any route; those that read one have limits of their own
+# FastAPI's own spans and log records hold queries, messages and tracebacks: those of `operations.tracing` take their place.
+OWN_SPANS_ALONE: Any = {
+    "tracing": False,
+    "operation_spans": False,
+    "metrics": False,
+    "logs": False,
+    "auto_configure": False,
+}
 
 
 class Outermost:
@@ -121,6 +130,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        telemetry=OWN_SPANS_ALONE,
     )
     app.state.service = _service(settings, gates, database, now_ms, log)
     app.state.operations = Operations(app.state.service)
