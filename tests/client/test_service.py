@@ -14,10 +14,10 @@ import pytest
 from sds.client import AsyncDecisionClient, Changed, DecisionClient
 from sds.kernel.decision.packet import Decoding
 from sds.kernel.errors import UsageError
+from tests.client.live import served
 from tests.kernel.durable import proposal
 from tests.proposers import Says
 from tests.service.conftest import bed, home
-from tests.service.live import served
 from tests.service.testbed import EVENT, Bed, opened_bed
 
 __all__ = ["bed", "home"]

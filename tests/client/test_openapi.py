@@ -1,6 +1,6 @@
 """The description of the service is true: whatever schemathesis makes of it, there is no 500 and no answer but those described.
 
-SDS_TEST_SCALE=full python -m pytest tests/service/test_openapi.py     more of everything; SDS_TEST_SEED=N replays
+SDS_TEST_SCALE=full python -m pytest tests/client/test_openapi.py     more of everything; SDS_TEST_SEED=N replays
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from sds.kernel.decision.packet import Decoding
+from tests.client.live import served
 from tests.kernel.durable import proposal
 from tests.proposers import Says
 from tests.scale import scale
-from tests.service.live import served
 from tests.service.testbed import EVENT, Bed, opened_bed
 
 ROOT = Path(__file__).parents[2]
