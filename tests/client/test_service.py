@@ -17,10 +17,8 @@ from sds.kernel.errors import UsageError
 from tests.client.live import served
 from tests.kernel.durable import proposal
 from tests.proposers import Says
-from tests.service.conftest import bed, home
 from tests.service.testbed import EVENT, Bed, opened_bed
 
-__all__ = ["bed", "home"]
 URL = "http://testserver"
 T = TypeVar("T")
 

@@ -24,11 +24,9 @@ from sds.client import AsyncDecisionClient, DecisionClient
 from sds.definitions.registry import find
 from sds.service.reasons import REASONS
 from tests.client.live import served
-from tests.service.conftest import bed, home
 from tests.service.testbed import EVENT, Bed
 from tests.test_readme import _environment
 
-__all__ = ["bed", "home"]
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
 UNIT = (ROOT / "deploy" / "sds.service").read_text(encoding="utf-8")
