@@ -154,7 +154,7 @@ class Server(uvicorn.Server):
 def bound(host: str, port: int) -> socket.socket:
     """Return a socket that listens; port 0 takes any. Raises SdsError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # by its protocol the event loop knows it: else no connection gets TCP_NODELAY, and each answer waits 40 ms for an ACK
+    # named as TCP: else asyncio takes it for something else, and answers wait 40 ms for Nagle's algorithm
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
