@@ -24,7 +24,7 @@ CONNECT_S = 5
 STOPPED_S = 30  # so long may a process stop in the middle of a transaction, and hold up all others
 LOST_MAX = 3  # so often a statement that begins something is tried again on another connection
 
-# Quietly: what a pool cannot connect, whoever asks it is told.
+# Quietly: whoever asks a pool that cannot connect gets an error.
 logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
 
 
