@@ -39,7 +39,7 @@ def schema() -> str:
         ("INSERT INTO ledger VALUES (NULL, 1, 'HALT', '', '{}', 'x', '')", "not the next index"),
     ],
 )
-def test_the_ledger_only_grows_whoever_writes(schema: str, store: PostgresStore, statement: str, why: str):
+def test_the_ledger_only_grows_whoever_writes(schema: str, statement: str, why: str):
     with pytest.raises(psycopg.errors.IntegrityError, match=why):
         by_hand(statement, schema)
 
