@@ -34,6 +34,7 @@ STATEMENT_S_MAX = 60.0
 DETAIL_CHARS_MAX = 400  # what was raised, and what was found when it was looked up
 
 _STATUS = {"settled": "SUCCESS", "rejected": "FAILED", "unsent": "FAILED", "absent": "UNKNOWN", "unknown": "UNKNOWN"}
+_ANSWERED = ("settled", "rejected", "absent")  # it says that the executor is there
 # Whether an order was settled by a human's word, and has not been undone since.
 _ATTESTED = (
     "SELECT 1 FROM ledger l WHERE l.dfid = ? AND l.kind = 'RESOLVED' AND json_type(l.body, '$.by') IS NOT NULL"
@@ -73,7 +74,7 @@ class Dispatcher:
             return self.settle(intent, Receipt("unknown", detail="not sent: the order came too late"))
         receipt = self._send(intent)
         status = self.settle(intent, receipt)  # first of all: what is known of an order is not lost to anything else
-        self._tell_breaker(answered=receipt.status in ("settled", "rejected", "absent"))
+        self._tell_breaker(answered=receipt.status in _ANSWERED)
         return status
 
     def _tell_breaker(self, *, answered: bool) -> None:
@@ -158,6 +159,8 @@ class Dispatcher:
             self._log("security.order_altered", {"dfid": intent.dfid})
             return self.settle(intent, Receipt("unknown", detail="the order does not carry the kernel's signature"))
         receipt = self._lookup(intent)
+        if receipt.status in _ANSWERED:
+            self._tell_breaker(answered=True)
         if receipt.status != "absent":
             return self.settle(intent, receipt)
         again = self.executor.idempotent and still_valid(intent)

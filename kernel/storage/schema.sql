@@ -209,6 +209,13 @@ CREATE TABLE monitor_buckets (
     PRIMARY KEY (agent_id, stream, monitor, bucket)
 ) STRICT, WITHOUT ROWID;
 
+-- Since version 5
+
+-- how often recovery has asked about an order that nobody knows the end of, and when it asks again (`operations.lookup_pauses`)
+CREATE TABLE order_lookups (
+    dfid TEXT PRIMARY KEY, asked INTEGER NOT NULL, due_at_ms INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE ledger (
     idx INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, kind TEXT NOT NULL, dfid TEXT NOT NULL, body TEXT NOT NULL,
     prev_hash TEXT NOT NULL, entry_hash TEXT NOT NULL
