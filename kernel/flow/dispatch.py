@@ -76,10 +76,13 @@ class Dispatcher:
         if now_ms > until_ms:
             return self.settle(intent, Receipt("unknown", detail="not sent: the order came too late"))
         if deadline_ms is not None and now_ms > deadline_ms:
-            return self.settle(intent, Receipt("unsent", detail="not sent: the deadline of its flow had passed"))
+            late = Receipt("unsent", detail="not sent: the deadline of its flow had passed")
+            return self.settle(intent, late, until_ms=until_ms)
         left_s = self._deadline_s if deadline_ms is None else min(self._deadline_s, (deadline_ms - now_ms) / 1000)
         receipt = self._send(intent, left_s)
-        status = self.settle(intent, receipt)  # first of all: what is known of an order is not lost to anything else
+        status = self.settle(
+            intent, receipt, until_ms=until_ms
+        )  # first of all: what is known of an order is not lost to anything else
         answered = receipt.status in _ANSWERED
         if answered or left_s == self._deadline_s:  # who was given less time than it may take has not failed
             self._tell_breaker(answered=answered)
@@ -169,7 +172,9 @@ class Dispatcher:
         if not self._signer.verify(intent):
             missing = self._signer.missing(intent)
             self._log("keys.missing" if missing else "security.order_altered", {"dfid": intent.dfid})
-            signed = f"is signed with the key `{missing}`, which is not here" if missing else f"does not carry {OUR_OWN}"
+            signed = (
+                f"is signed with the key `{missing}`, which is not here" if missing else f"does not carry {OUR_OWN}"
+            )
             return self.settle(intent, Receipt("unknown", detail=f"the order {signed}"))
         receipt = self._lookup(intent)
         if receipt.status in _ANSWERED:
@@ -257,18 +262,23 @@ class Dispatcher:
         ask = self.executor.reverted
         return self._asked(intent, "the look-up", lambda: ask(intent, self._deadline_s))
 
-    def settle(self, intent: ExecutionIntent, receipt: Receipt, *, by: Mapping[str, object] | None = None) -> str:
+    def settle(
+        self, intent: ExecutionIntent, receipt: Receipt, *, by: Mapping[str, object] | None = None, until_ms: int = 0
+    ) -> str:
         """Record what became of an order; return the execution status. Settling it the same way twice changes nothing.
 
         An order that was settled as FAILED and turns out to have been carried out becomes DIRTY: what it took is
         taken again, and a human must look at it. So does one that a human has said to be settled, when the executor
-        itself says that it was rejected. `by`: the human whose word it is.
+        itself says that it was rejected. `by`: the human whose word it is. `until_ms`: until when nobody but the sender can
+        have sent it: what is `unsent` later, or once it was UNKNOWN, was only not sent by this one.
         """
-        status = _STATUS[receipt.status]
         with self._store.transaction():
             was = self._store.value("SELECT status FROM execution_log WHERE dfid = ?", (intent.dfid,))
             if was is None:
                 raise StoreError("an order is not in the record", dfid=intent.dfid)
+            if receipt.status == "unsent" and not (was == "PENDING" and self._now_ms() <= until_ms):
+                receipt = replace(receipt, status="unknown")
+            status = _STATUS[receipt.status]
             if by is None and self._contradicts(intent, str(was), status):
                 status = self._write_dirty(intent, receipt, str(was))
             elif was in ("PENDING", "UNKNOWN") and was != status:

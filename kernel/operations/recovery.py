@@ -107,7 +107,9 @@ def _still_valid(kernel: Kernel, order: ExecutionIntent) -> bool:
     until_ms = deadline_ms(kernel.store, order.dfid)
     if until_ms is not None and kernel.now_ms > until_ms:
         return False
-    child = intake.saga_child(kernel.store.value("SELECT trigger_event FROM decision_flows WHERE dfid = ?", (order.dfid,)))
+    child = intake.saga_child(
+        kernel.store.value("SELECT trigger_event FROM decision_flows WHERE dfid = ?", (order.dfid,))
+    )
     if child is None:
         return kernel.still_valid(order)
     from sds.kernel.saga.kernels import kernel_of_child  # noqa: PLC0415  an option
