@@ -35,7 +35,9 @@ LOST = 'put it back from a backup; if there is none: sds keys rotate --lost --re
 _DAMAGED = 'put the key back from a backup; if there is none, move it away: sds keys rotate --lost --reason "..."'
 
 SHOWN_CHARS = 16  # of a key, in a message
-_NEWEST_SIGNATURE = "SELECT signature FROM execution_log WHERE signature LIKE '%:%' ORDER BY reserved_at_ms DESC LIMIT 1"
+_NEWEST_SIGNATURE = (
+    "SELECT signature FROM execution_log WHERE signature LIKE '%:%' ORDER BY reserved_at_ms DESC LIMIT 1"
+)
 _KEYS_LOST = "SELECT 1 FROM ledger WHERE kind = 'OPERATOR' AND body ->> '$.act' = 'KEYS_LOST' LIMIT 1"
 
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
