@@ -31,10 +31,10 @@ def now_ms() -> int:
 
 @contextmanager
 def in_thread(
-    folder: Path, faults: str = "", *, token: str = "", tls: ssl.SSLContext | None = None
+    folder: Path, faults: str = "", *, token: str = "", tls: ssl.SSLContext | None = None, port: int = 0
 ) -> Iterator[GatewayServer]:
     books = Books(folder / "gateway.db", now_ms)
-    server = GatewayServer(0, books, parse_faults(faults), token=token, tls=tls)
+    server = GatewayServer(port, books, parse_faults(faults), token=token, tls=tls)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     with closing(books), server:
