@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from sds.cancellation import Cancellation, Cause, StoppedError
-from sds.engines.protocol import Cancels, Engine
-from sds.engines.queueing import KeyLocks, QueueTimeoutError
+from sds.engines.protocol import Engine, let_go
+from sds.engines.queueing import Cancellation, KeyLocks, QueueTimeoutError, StopCause, StoppedError
 from sds.kernel.canonical import one_line
-from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket
+from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.errors import ModelError, SdsError, UsageError, WorldError
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.attempts import refuse_unkeepable
@@ -39,12 +38,16 @@ Reasoned = Callable[[DecisionPacket, bytes], None]
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One event on its way. `give_up_ms`: until when it waits for others. Times are absolute, by the kernel's clock."""
+    """One event on its way. `give_up_ms`: until when it waits for others. Times are absolute, by the kernel's clock.
+
+    `held`: its key, while it is decided.
+    """
 
     event: Event
     give_up_ms: int
     deadline_ms: int | None
     cancellation: Cancellation
+    held: ExitStack = field(default_factory=ExitStack)
 
     def late(self, now_ms: int) -> bool:
         return self.deadline_ms is not None and now_ms > self.deadline_ms
@@ -114,7 +117,7 @@ class Stream:
     def _in_order(self, turn: _Turn, *, anew: bool) -> Answer:
         """Decide it once its key is free: of decisions that draw on one key each finds the state moved by the one before."""
         wait_s = max(0.0, (turn.give_up_ms - self._now_ms()) / 1000)
-        with ExitStack() as held:
+        with turn.held as held:
             try:
                 with turn.cancellation.waiting():
                     if self._draws:
@@ -184,32 +187,19 @@ class Stream:
     def _reason(self, packet: DecisionPacket, turn: _Turn) -> Answer | None:
         """Propose until the kernel has a final answer; None when the flow was ended by someone else meanwhile."""
         try:
-            return self._attempts(packet, turn.cancellation)
+            return self._attempts(packet, turn)
         except UsageError as error:
             if error.reason_code != "FLOW_CLOSED":
                 raise
             return None
 
-    def _attempts(self, packet: DecisionPacket, cancellation: Cancellation) -> Answer:
-        rejected, tokens_max = False, self._kernel.contract.budget.tokens_max
-        end = partial(self._end, packet)
+    def _attempts(self, packet: DecisionPacket, turn: _Turn) -> Answer:
+        rejected = False
         while True:
-            try:
-                if rejected:
-                    packet = self._kernel.with_feedback(packet)
-                with cancellation.waiting(end, commits=True):
-                    data, decoding = self._engine.propose(packet, tokens_max=tokens_max)
-                refuse_unkeepable(data, decoding)
-            except StoppedError:
-                raise
-            except QueueTimeoutError as error:
-                return self._kernel.not_decided(packet, _code(error), str(error))
-            except SdsError as error:
-                return self._kernel.escalate(packet, _code(error), str(error))
-            except ENDINGS:
-                raise
-            except BaseException as error:  # noqa: BLE001  user space may fail in any way; the answer is a human
-                return self._kernel.escalate(packet, "MODEL_UNAVAILABLE", f"the engine failed: {type(error).__name__}")
+            proposed = self._proposed(packet, turn, rejected=rejected)
+            if isinstance(proposed, Answer):
+                return proposed
+            packet, data, decoding = proposed
             if self._on_reasoned is not None:
                 self._on_reasoned(packet, data)
             answer = self._kernel.decide(packet, data, decoding)
@@ -219,12 +209,35 @@ class Stream:
                 return answer
             rejected = True
 
-    def _end(self, packet: DecisionPacket, cause: Cause) -> Answer:
-        """End an open flow undecided, from whatever thread; its engine is told that nobody waits any more."""
+    def _proposed(
+        self, packet: DecisionPacket, turn: _Turn, *, rejected: bool
+    ) -> tuple[DecisionPacket, bytes, Decoding] | Answer:
+        """Return what the engine proposes, and for which packet; an answer: the flow has ended without a proposal."""
+        tokens_max = self._kernel.contract.budget.tokens_max
+        try:
+            if rejected:
+                packet = self._kernel.with_feedback(packet)
+            with turn.cancellation.waiting(partial(self._end, packet, turn), commits=True):
+                data, decoding = self._engine.propose(packet, tokens_max=tokens_max)
+            refuse_unkeepable(data, decoding)
+        except StoppedError:
+            raise
+        except SdsError as error:
+            late = turn.deadline_ms is not None and error.reason_code == DEADLINE_EXCEEDED
+            ends = self._kernel.not_decided if late or isinstance(error, QueueTimeoutError) else self._kernel.escalate
+            return ends(packet, _code(error), str(error))
+        except ENDINGS:
+            raise
+        except BaseException as error:  # noqa: BLE001  user space may fail in any way; the answer is a human
+            return self._kernel.escalate(packet, "MODEL_UNAVAILABLE", f"the engine failed: {type(error).__name__}")
+        return packet, data, decoding
+
+    def _end(self, packet: DecisionPacket, turn: _Turn, cause: StopCause) -> Answer:
+        """End an open flow undecided, from whatever thread: its key is free at once, and its engine may let go of it."""
         answer = self._kernel.not_decided(packet, cause.code, cause.message)
-        if isinstance(self._engine, Cancels):
-            with suppress(Exception):  # an engine may fail in any way: the flow is at its end
-                self._engine.cancel(packet.dfid)
+        with suppress(Exception):  # an engine may fail in any way: the flow is at its end
+            let_go(self._engine, packet.dfid)
+        turn.held.close()
         return answer
 
 
