@@ -139,7 +139,7 @@ async def _answer(request: DecisionRequest, event: Event, handle: Handle) -> Ans
     """Wait for a decision; one that goes on beyond the request's time is let go. Raises what it raises, and Problem where
     others wait for it, or it may have been committed.
     """
-    future = asyncio.wrap_future(handle.future)
+    future = _awaitable(handle)
     whole_ms = request.left_ms if request.terms.deadline_ms else request.gate.answer_ms_max
     await asyncio.wait({future}, timeout=max(0, whole_ms + GRACE_MS) / 1_000)
     if not future.done() and await run_in_threadpool(handle.cancel):
@@ -155,9 +155,16 @@ async def _answer(request: DecisionRequest, event: Event, handle: Handle) -> Ans
         raise
 
 
+def _awaitable(handle: Handle) -> asyncio.Future[Answer]:
+    """Return a future of the event loop; nobody complains where its exception is not asked for any more."""
+    future = asyncio.wrap_future(handle.future)
+    future.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+    return future
+
+
 async def _accepted(gate: OpenGate, event: Event, handle: Handle) -> DecisionReply:
     """Wait until the event has a flow that is on record, and name it: what was acknowledged is not lost."""
-    future, wait_s = asyncio.wrap_future(handle.future), LOOK_S
+    future, wait_s = _awaitable(handle), LOOK_S
     while not future.done():
         known = await run_in_threadpool(gate.gate.kernel.known, event)
         if known is not None:
