@@ -22,8 +22,7 @@ from sds.service.operations.endpoints import add_endpoint, positions
 from tests.postgres import server_url
 from tests.service.exposition import scraped, value
 from tests.service.receiver import receiving
-from tests.service.test_bad_input import check
-from tests.service.testbed import EVENT, Bed, opened_bed
+from tests.service.testbed import EVENT, Bed, check, opened_bed
 
 pytestmark = pytest.mark.timeout(120)
 
