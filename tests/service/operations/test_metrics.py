@@ -20,10 +20,10 @@ from sds.service.operations.metrics import STAGES, Metrics, forget_process, shar
 from sds.service.operations.observing import Observer
 from tests.kernel.durable import proposal
 from tests.proposers import Greedy, Says
-from tests.service.exposition import scraped, value
+from tests.service.operations.exposition import scraped, value
 from tests.service.testbed import Bed, opened_bed
 
-DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
+DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana.json"
 
 
 @pytest.fixture

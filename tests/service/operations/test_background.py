@@ -10,7 +10,7 @@ import pytest
 
 from sds.kernel.errors import StoreError
 from sds.kernel.operations.recovery import Recovered
-from tests.service.exposition import scraped, value
+from tests.service.operations.exposition import scraped, value
 from tests.service.testbed import EVENT, opened_bed
 
 

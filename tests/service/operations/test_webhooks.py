@@ -26,8 +26,8 @@ from sds.service.operations.endpoints import (
 )
 from sds.service.operations.webhooks import BACKOFF_MS_MAX, Deliverer
 from tests.proposers import Greedy
-from tests.service.exposition import scraped, value
-from tests.service.receiver import Receiver, receiving
+from tests.service.operations.exposition import scraped, value
+from tests.service.operations.receiver import Receiver, receiving
 from tests.service.testbed import EVENT, Bed, opened_bed
 
 
