@@ -369,10 +369,8 @@ class Gate:
         registry.request_retire(self.kernel.store, self.contract.agent_id, reason=reason, now_ms=self._now_ms())
 
     def listen(self, listener: Log) -> None:
-        """Have `listener(event, facts)` called for all that is logged, and at the end of each stage of a decision
-        (`stage.begun`, `stage.proposed`, `stage.judged`, `stage.committed`, `stage.dispatched`), in the thread at work.
-
-        It must be quick, for decisions wait for it; what it raises is ignored.
+        """Have `listener(event, facts)` called for all that is logged and at the end of each stage of a decision (`stage.*`),
+        in the thread at work: it must be quick, and what it raises is ignored.
         """
         self._log.listeners.append(listener)
 
