@@ -22,6 +22,7 @@ from sds.service.deciding.idempotency import KeptAnswers
 from sds.service.gates import OpenGates
 from sds.service.operations import Operations
 from sds.service.operations.requests import Measured
+from sds.service.operations.shedding import LoadShedding
 from sds.service.problems import Log
 from sds.service.routes import agents, catalog, decisions, described, escalations, events, halt, health, looking
 from sds.service.settings import ServiceSettings
@@ -139,6 +140,7 @@ def create_app(
     for module in (health, catalog, decisions, looking, escalations, agents, halt, events, console):
         app.include_router(module.router, responses=described.PROBLEMS)
     described.describe(app, gates)
+    app.add_middleware(LoadShedding, service=app.state.service)
     app.add_middleware(Measured, operations=app.state.operations)
     app.add_middleware(Outermost, log=log, token=token, body_within_s=settings.body_within_s)
     return app

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from pydantic import TypeAdapter, create_model
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from sds.kernel.flow.answer import Answer
 from sds.kernel.identifiers import ID_CHARS_MAX
 from sds.service.deciding.terms import DEADLINE_HEADER, DEADLINE_QUERY, KEY_CHARS_MAX
 from sds.service.gates import OpenGate
-from sds.service.problems import MEDIA_TYPE
+from sds.service.problems import MEDIA_TYPE, Problem, response_of
 from sds.service.reasons import REASONS
 
 DECIDE = "/v1/gates/{gate}/decisions"
 Schema = dict[str, Any]
+_PARAMETER = re.compile(r"\{[^}]*\}")
 
 ANSWER: Schema = {"$ref": "#/components/schemas/Answer"}
 _OBJECT: Schema = {"type": "object"}
@@ -124,7 +128,22 @@ def describe(app: FastAPI, gates: Mapping[str, OpenGate]) -> None:
                 document["paths"][DECIDE.replace("{gate}", name)] = _of_gate(anyone, gate)
         return app.openapi_schema or {}
 
+    def not_allowed(request: Request, error: Exception) -> Response:
+        given = error.headers or {} if isinstance(error, HTTPException) else {}
+        allowed = _methods(openapi(), request.url.path) or given.get("Allow", "")
+        return response_of(Problem("METHOD_NOT_ALLOWED", headers={"Allow": allowed}))
+
     app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI's documentation has it
+    app.add_exception_handler(405, not_allowed)  # Starlette names the methods of a path's first route alone
+
+
+def _methods(document: Schema, path: str) -> str:
+    """Return the methods of a path as `Allow` names them; empty where the path is not described."""
+    found = set[str]()
+    for template, methods in document["paths"].items():
+        if re.fullmatch(_PARAMETER.sub("[^/]+", template), path):
+            found.update(method.upper() for method in methods)
+    return ", ".join(sorted(found))
 
 
 def _of_gate(anyone: Schema, gate: OpenGate) -> Schema:
