@@ -179,6 +179,28 @@ def test_who_cannot_be_reached_was_certainly_sent_nothing_but_a_look_up_that_fai
         assert {"unknown"} == {executor.lookup(KEY, DEADLINE_S).status, executor.void(KEY, DEADLINE_S).status}
 
 
+def test_once_a_byte_has_left_for_a_proxy_nothing_is_certainly_unsent(tmp_path: Path) -> None:
+    with answering(b"HTTP/1.1 200 Connection established\r\n\r\n") as proxy:
+        through = ("currency: EUR", f"currency: EUR\nproxy: {proxy}")
+        with connected(tmp_path, "https://pay.example", through) as executor:
+            assert "unknown" == executor.dispatch(order(), KEY, DEADLINE_S).status
+
+
+def test_a_redirect_is_not_followed(gateway: GatewayServer, tmp_path: Path) -> None:
+    elsewhere = http("307 Temporary Redirect", b"{}", f"Location: {gateway.url}/payments")
+    with answering(elsewhere) as url, connected(tmp_path, url) as executor:
+        assert "unknown" == executor.dispatch(order(), KEY, DEADLINE_S).status
+    assert 0 == gateway.books.totals()["settled"]
+
+
+def test_a_value_of_another_type_fits_no_rule(tmp_path: Path) -> None:
+    rule = ("settled: [{status: [201], where: {status: settled}}]", "settled: [{status: [201], where: {ok: true}}]")
+    for ok, status in ((True, "settled"), (1, "unknown")):
+        reply = http("201 Created", json.dumps(GOOD | {"ok": ok}).encode())
+        with answering(reply) as url, connected(tmp_path, url, rule) as executor:
+            assert status == executor.dispatch(order(), KEY, DEADLINE_S).status
+
+
 def test_what_comes_too_late_to_the_wire_is_not_sent(executor: HttpExecutor, gateway: GatewayServer) -> None:
     assert "unsent" == executor.dispatch(order(), KEY, -1.0).status
     assert 0 == gateway.books.totals()["settled"]
