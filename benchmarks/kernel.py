@@ -55,12 +55,12 @@ from sds.kernel.executor.protocol import ExecutionIntent, Receipt, Signer
 from sds.kernel.flow import intake
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry
-from sds.kernel.storage import store
+from sds.kernel.storage import sqlite
 from sds.kernel.storage.checkpoints import CheckpointWitness, LedgerKey
 from sds.kernel.storage.ledger import GENESIS, Head
+from sds.kernel.storage.store import Store
 
-WARM_UP = 200
-N, N_MAX = 2_000, 100_000
+WARM_UP, N, N_MAX = 200, 2_000, 100_000
 PURE_PER_DURABLE = 10  # what takes microseconds is called so many times as often
 FIELDS: dict[str, Value] = {
     "flight.carrier": "B6",
@@ -214,7 +214,7 @@ def _statements(folder: Path) -> int:
     seen: list[str] = []
 
     def connect(path: Path) -> sqlite3.Connection:
-        opened = store.connect(path)
+        opened = sqlite.connect(path)
         opened.set_trace_callback(seen.append)
         return opened
 
@@ -227,7 +227,7 @@ def _statements(folder: Path) -> int:
 
 def _one_table(path: Path) -> sqlite3.Connection:
     """Return a bare database whose commits are as durable as the record's."""
-    bare = store.connect(path)
+    bare = sqlite.connect(path)
     for pragma in ("journal_mode=WAL", "synchronous=FULL"):
         bare.execute(f"PRAGMA {pragma}")
     bare.execute("CREATE TABLE one (id INTEGER PRIMARY KEY, value TEXT NOT NULL) STRICT")
@@ -287,15 +287,16 @@ def open_kernel(
     *,
     contract: Contract | None = None,
     source: StateSource | None = None,
-    connect: store.Connect = store.connect,
+    connect: sqlite.Connect = sqlite.connect,
+    store: Store | None = None,
 ) -> Kernel:
     """Return the refund gate's kernel over a record of its own, with limits that no benchmark reaches.
 
-    A record that is there is gone on with. Or that of another contract and its state.
+    A record that is there is gone on with. Or that of another contract and its state, or another store.
     """
-    contract = contract or _without_limits(load_refund_contract())
+    contract = contract or without_limits(load_refund_contract())
     key = LedgerKey(bytes(32), Head(0, GENESIS))
-    opened = store.Store(path, connect=connect, witness=CheckpointWitness(lambda _: key, lambda: 1))
+    opened = store or sqlite.SqliteStore(path, connect=connect, witness=CheckpointWitness(lambda _: key, lambda: 1))
     registry.register(opened, contract, by="operator", now_ms=1)
     return Kernel(
         contract,
@@ -348,7 +349,7 @@ def run(folder: Path, n: int, say: Say, *, overlays: Path = OVERLAYS) -> Report:
     }
 
 
-def _without_limits(contract: Contract) -> Contract:
+def without_limits(contract: Contract) -> Contract:
     """Raise the spend limits so that thousands of decisions an hour fit; the checks themselves stay."""
     spend = tuple(limit.model_copy(update={"max_minor": 10**12}) for limit in contract.spend)
     return contract.model_copy(update={"spend": spend})

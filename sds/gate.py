@@ -11,7 +11,7 @@ from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from sds.definitions.definition import GateDefinition
 from sds.definitions.registry import find
@@ -161,12 +161,14 @@ class Gate:
         folder: Path | None = None,
         model: Path | None = None,
         engine: Engine | None = None,
-        **options: Any,
+        on_reasoned: Reasoned | None = None,
+        threads: int | None = None,
+        queue_max: int = QUEUE_MAX,
+        now_ms: Callable[[], int] = now_ms,
     ) -> Gate:
         """Open a gate by its definition, or by what finds it: its name, or the path of its folder or file.
 
         Its state source and its executor are closed with it. Without `folder`, it is the gate's own in the home.
-        `options`: as of `Gate` itself.
         """
         definition = name if isinstance(name, GateDefinition) else find(name)
         contract, folder = definition.load_contract(), folder or paths.gate_home(definition.name)
@@ -181,7 +183,10 @@ class Gate:
                 model=model,
                 engine=engine,
                 readers=readers,
-                **options,
+                on_reasoned=on_reasoned,
+                threads=threads,
+                queue_max=queue_max,
+                now_ms=now_ms,
             )
             gate.on_close(opened.pop_all().close)
         return gate
@@ -287,8 +292,10 @@ class Gate:
         """
         from sds.kernel.operations import recovery  # noqa: PLC0415
 
-        found = recovery.recover(self.kernel, now_ms=self._now_ms(), at_once=at_once)
-        dirty = self._sagas.compensate() if recovery.has_sagas(self.store) else 0
+        kernel = self.kernel
+        with self._submissions.entered():
+            found = recovery.recover(kernel, now_ms=self._now_ms(), at_once=at_once)
+            dirty = self._sagas.compensate() if recovery.has_sagas(self.store) else 0
         return replace(found, sagas_ended=found.sagas_ended + dirty, sagas_dirty=0)
 
     def reconcile(self, *, since_ms: int = 0, until_ms: int | None = None) -> Comparison:
@@ -343,8 +350,9 @@ class Gate:
         """Carry out what a human decided about what waits for them, exactly once: see `sds.escalations.resolve`."""
         from sds.escalations import HumanDecision, resolve  # noqa: PLC0415
 
-        decided = HumanDecision(decision, who, reason, change, seen, reference, acknowledge)
-        return resolve(self.kernel, dfid, decided, now_ms=self._now_ms, log=self._log.write)
+        decided, kernel = HumanDecision(decision, who, reason, change, seen, reference, acknowledge), self.kernel
+        with self._submissions.entered():
+            return resolve(kernel, dfid, decided, now_ms=self._now_ms, log=self._log.write)
 
     def erase(self, event_id: str, *, who: str, reason: str) -> Erased:
         """Destroy the key under which the texts of an event's case lie; what was decided and paid stays. Final.

@@ -17,7 +17,7 @@ from sds.cli import sandbox
 from sds.cli.common import A_GOOD_EVENT
 from sds.cli.decisions import decide, escalations, run
 from sds.cli.judgement import evaluate, fit, label
-from sds.cli.records import erase, keys, reconcile, record, replay
+from sds.cli.records import erase, keys, move, reconcile, record, replay
 from sds.cli.render import plain
 from sds.cli.setup import agents, bench, context, contracts, doctor, models, new
 from sds.kernel.canonical import in_words, one_line
@@ -48,6 +48,7 @@ label.add_to(app)
 erase.add_to(app)
 context.add_to(app)
 keys.add_to(app)
+move.add_to(app)
 contracts.add_to(app)
 doctor.add_to(app)
 models.add_to(app)

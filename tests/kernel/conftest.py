@@ -10,6 +10,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.kernel.durable import World
+from tests.stores.both import runs_over_both
+from tests.stores.opened import KINDS, Chosen
 
 
 @pytest.fixture
@@ -25,3 +27,15 @@ def world(folder: Path) -> Iterator[World]:
     made = World(folder)
     yield made
     made.close()
+
+
+@pytest.fixture(autouse=True)
+def store_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open the store that the test is run over."""
+    if hasattr(request, "param"):
+        monkeypatch.setattr(Chosen, "kind", request.param)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if runs_over_both(metafunc.module.__name__, metafunc.function.__name__):
+        metafunc.parametrize("store_kind", KINDS, indirect=True)

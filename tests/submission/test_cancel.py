@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from sds.gate import Gate
 from sds.kernel.audit import verify
 from sds.kernel.errors import WorldError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
+from sds.kernel.flow.answer import Answer
 from sds.kernel.registry.registry import agents
 from tests.attack.outside import Bank
 from tests.attack.testbed import Testbed
@@ -114,10 +116,10 @@ def test_what_is_ordered_is_carried_out_to_its_end(bed: Testbed):
 
 
 def test_a_task_that_is_cancelled_lets_go_of_its_decision_alone(bed: Testbed, thinking: Thinking):
-    async def ask(gate, number: int):
+    async def ask(gate: Gate, number: int) -> Answer:
         return await asyncio.wrap_future(gate.submit(bed.event(number)).future)
 
-    async def both(gate) -> str | None:
+    async def both(gate: Gate) -> str | None:
         given_up, patient = asyncio.create_task(ask(gate, 0)), asyncio.create_task(ask(gate, 0))
         await asyncio.to_thread(thinking.wait_until_begun)
         given_up.cancel()
@@ -126,7 +128,7 @@ def test_a_task_that_is_cancelled_lets_go_of_its_decision_alone(bed: Testbed, th
         thinking.done.set()
         return (await patient).execution
 
-    async def alone(gate) -> None:
+    async def alone(gate: Gate) -> None:
         task = asyncio.create_task(ask(gate, 0))
         await asyncio.to_thread(thinking.wait_until_begun)
         task.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +16,7 @@ from sds.host import paths
 from sds.kernel.audit import verify
 from sds.kernel.errors import SdsError, UsageError, WorldError
 from sds.kernel.flow.answer import Answer
+from sds.submission import Handle
 from tests.attack.testbed import Testbed
 from tests.submission.parts import PATIENCE_S, Thinking, flows
 from tests.submission.test_cancel import SlowBank
@@ -33,6 +34,20 @@ def thinking() -> Iterator[Thinking]:
     made = Thinking("E0", "E1")
     yield made
     made.done.set()
+
+
+def outcome(handle: Handle) -> str | None:
+    """Return the reason of an answer, or of a refusal."""
+    try:
+        return handle.result(0).reason_code
+    except WorldError as error:
+        return error.reason_code
+
+
+def submit_for_ever(gate: Gate, event: Mapping[str, object]) -> None:
+    while True:
+        gate.submit(event).cancel()
+        time.sleep(0.001)
 
 
 def begun(bed: Testbed, thinking: Thinking, **options: object) -> Gate:
@@ -81,17 +96,13 @@ def test_while_it_drains_nothing_new_is_taken(bed: Testbed, thinking: Thinking):
     thinking.wait_until_begun()
     closer = threading.Thread(target=gate.close, args=(PATIENCE_S,))
     closer.start()
-    while True:
-        try:
-            gate.known(bed.event(9))
-            gate.submit(bed.event(5)).cancel()
-        except WorldError as error:
-            assert "DRAINING" == error.reason_code
-            break
-        time.sleep(0.001)
-    asked = [lambda: gate.decide(bed.event(6)), lambda: gate.retry(handle.result(0).dfid)]
-    with pytest.raises(WorldError, match="the gate is closing"):
-        asked[0]()
+    with pytest.raises(WorldError, match="the gate is closing") as refused:
+        submit_for_ever(gate, bed.event(5))
+    assert "DRAINING" == refused.value.reason_code
+    for ask in (gate.decide, gate.submit):
+        with pytest.raises(WorldError, match="the gate is closing"):
+            ask(bed.event(6))
+    assert None is gate.known(bed.event(6))  # what is known can be read
     thinking.done.set()
     closer.join()
     assert "SUCCESS" == handle.result(0).execution
@@ -112,11 +123,8 @@ def test_who_waits_for_a_key_is_not_left_behind(bed: Testbed, thinking: Thinking
     handles = [gate.submit(bed.event(number, account="A0")) for number in range(3)]
     thinking.wait_until_begun()
     gate.close()
-    for handle in handles:
-        try:
-            assert "DRAINING" == handle.result(0).reason_code
-        except WorldError as error:
-            assert "DRAINING" == error.reason_code
+    codes = [outcome(handle) for handle in handles]
+    assert ["DRAINING"] * 3 == codes
 
 
 def test_a_gate_may_be_closed_by_who_decides_in_it(bed: Testbed):

