@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tests.executors.gateways import connected, order
 
 KEY = "k" * 64
 DEADLINE_S = 2.0
+CLOSED = "no answer from the gateway: it was closed while it waited for an answer"
 
 
 def test_an_order_is_settled_once_and_looked_up_by_its_key(executor: HttpExecutor, gateway: GatewayServer) -> None:
@@ -227,6 +229,20 @@ def test_a_gateway_that_drips_its_answer_is_not_waited_for(tmp_path: Path) -> No
         began = time.monotonic()
         assert "unknown" == executor.dispatch(order(), KEY, 0.2).status
         assert time.monotonic() - began < 0.45
+
+
+def test_who_closes_it_waits_for_no_gateway_and_an_order_under_way_is_unknown(
+    executor: HttpExecutor, gateway: GatewayServer
+) -> None:
+    gateway.misbehave(parse_faults("delay-ms=1000"))
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(executor.dispatch, order(), KEY, 5.0)
+        while not gateway.is_at_work(KEY):
+            time.sleep(0.01)
+        began = time.monotonic()
+        executor.close()
+        assert Receipt("unknown", detail=CLOSED) == sent.result()
+        assert time.monotonic() - began < 0.9
 
 
 def test_the_environments_proxy_is_not_asked(
