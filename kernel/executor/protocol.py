@@ -114,14 +114,19 @@ class Signer:
     """Signs intents with HMAC-SHA256 under a key that only the kernel holds, at least 32 bytes.
 
     A signature is `NAME:MAC`, named after its key (`key_name`). What was signed with one of the `older` keys is still
-    verified, as is one without a name, of an older version. `read_again`: the keys as they are kept now, the newest first;
-    None: they are what they were when it was asked last. So a key that another process has made is found here, too.
+    verified, as is one without a name, of an older version. `read_again`: the keys as they are kept now, the newest first,
+    or None; asked when `stamp` returns another value than before. So a key that another process has made is found here, too.
     """
 
     def __init__(
-        self, key: bytes, *older: bytes, read_again: Callable[[], tuple[bytes, ...] | None] = lambda: None
+        self,
+        key: bytes,
+        *older: bytes,
+        read_again: Callable[[], tuple[bytes, ...] | None] = lambda: None,
+        stamp: Callable[[], object] = tuple,
     ) -> None:
-        self._read_again = read_again
+        self._read_again, self._stamp = read_again, stamp
+        self._stamped: object = None  # they are read once more, in case they were replaced while they were
         self._generation = 0
         self._keys = _checked((key, *older))
 
@@ -130,7 +135,12 @@ class Signer:
 
     def generation(self) -> int:
         """Take over keys that were made since; return how often there were any."""
-        found = self._read_again()
+        try:
+            if (stamp := self._stamp()) == self._stamped:
+                return self._generation
+        except OSError:  # the file is gone: what is known here goes on
+            return self._generation
+        self._stamped, found = stamp, self._read_again()
         keys = self._keys if found is None else _checked(tuple(dict.fromkeys((*found, *self._keys))))
         if keys != self._keys:
             self._keys, self._generation = keys, self._generation + 1
