@@ -194,6 +194,12 @@ def test_names_are_ordered_by_their_bytes(store: PostgresStore):
     ]
 
 
+def test_nothing_is_among_none(store: PostgresStore):
+    with store.transaction():
+        put(store)
+    assert [] == store.rows("SELECT drawn FROM resources WHERE resource IN ()")
+
+
 def test_what_is_for_sqlites_planner_alone_is_left_out():
     assert "SELECT 1 FROM a JOIN b ON b.x LIKE '%%' WHERE a.y = %s" == translated(
         "SELECT 1 FROM a INDEXED BY i CROSS JOIN b ON b.x LIKE '%' WHERE a.y = ?"
