@@ -284,12 +284,18 @@ class Gate:
         """Return the packet this event would get now; nothing is claimed or recorded."""
         return self.kernel.preview(self.read(event))
 
-    def recover(self) -> Recovered:
-        """End what a crash left open, resolve every order in flight by its key, have what is dirty compensated."""
+    def recover(self, *, at_once: bool = True) -> Recovered:
+        """End what a crash left open, resolve every order in flight by its key, have what is dirty compensated.
+
+        Not `at_once`: an order that nobody knows the end of is asked about after pauses that grow to an hour, however often
+        this is called.
+        """
         from sds.kernel.operations import recovery  # noqa: PLC0415
 
-        found = recovery.recover(self.kernel, now_ms=self._now_ms())
-        dirty = self._sagas.compensate() if recovery.has_sagas(self.store) else 0
+        kernel = self.kernel
+        with self._submissions.entered():
+            found = recovery.recover(kernel, now_ms=self._now_ms(), at_once=at_once)
+            dirty = self._sagas.compensate() if recovery.has_sagas(self.store) else 0
         return replace(found, sagas_ended=found.sagas_ended + dirty, sagas_dirty=0)
 
     def reconcile(self, *, since_ms: int = 0, until_ms: int | None = None) -> Comparison:
@@ -344,8 +350,9 @@ class Gate:
         """Carry out what a human decided about what waits for them, exactly once: see `sds.escalations.resolve`."""
         from sds.escalations import HumanDecision, resolve  # noqa: PLC0415
 
-        decided = HumanDecision(decision, who, reason, change, seen, reference, acknowledge)
-        return resolve(self.kernel, dfid, decided, now_ms=self._now_ms, log=self._log.write)
+        decided, kernel = HumanDecision(decision, who, reason, change, seen, reference, acknowledge), self.kernel
+        with self._submissions.entered():
+            return resolve(kernel, dfid, decided, now_ms=self._now_ms, log=self._log.write)
 
     def erase(self, event_id: str, *, who: str, reason: str) -> Erased:
         """Destroy the key under which the texts of an event's case lie; what was decided and paid stays. Final.

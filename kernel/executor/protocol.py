@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sds.kernel.canonical import canonical
 from sds.kernel.errors import ExecutorError, UsageError
+from sds.kernel.executor.key_retention import keys_kept_ms
 from sds.kernel.executor.statement import StatementLine, read_statement
 
 KEY_BYTES_MIN, NAME_CHARS = 32, 8
@@ -60,7 +61,11 @@ class Receipt:
 
 
 class Executor(Protocol):
-    """Carries out an intent. `idempotent`: sending the same key twice is known to have one effect at most."""
+    """Carries out an intent. `idempotent`: sending the same key twice is known to have one effect at most.
+
+    It may say with `keys_kept_ms` for how long its outside remembers a key, from the first order under it on, in
+    milliseconds; without it, or None: for ever (`key_retention`).
+    """
 
     idempotent: bool
 
@@ -72,7 +77,7 @@ class Executor(Protocol):
         """
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:
-        """Tell what became of `key`. `absent` only if it is certain that nothing was done."""
+        """Tell what became of `key`. `absent` only if it is certain that nothing was done, as far as keys are kept."""
 
 
 @runtime_checkable
@@ -109,14 +114,19 @@ class Signer:
     """Signs intents with HMAC-SHA256 under a key that only the kernel holds, at least 32 bytes.
 
     A signature is `NAME:MAC`, named after its key (`key_name`). What was signed with one of the `older` keys is still
-    verified, as is one without a name, of an older version. `read_again`: the keys as they are kept now, the newest first;
-    None: they are what they were when it was asked last. So a key that another process has made is found here, too.
+    verified, as is one without a name, of an older version. `read_again`: the keys as they are kept now, the newest first,
+    or None; asked when `stamp` returns another value than before. So a key that another process has made is found here, too.
     """
 
     def __init__(
-        self, key: bytes, *older: bytes, read_again: Callable[[], tuple[bytes, ...] | None] = lambda: None
+        self,
+        key: bytes,
+        *older: bytes,
+        read_again: Callable[[], tuple[bytes, ...] | None] = lambda: None,
+        stamp: Callable[[], object] = tuple,
     ) -> None:
-        self._read_again = read_again
+        self._read_again, self._stamp = read_again, stamp
+        self._stamped: object = None  # they are read once more, in case they were replaced while they were
         self._generation = 0
         self._keys = _checked((key, *older))
 
@@ -125,7 +135,12 @@ class Signer:
 
     def generation(self) -> int:
         """Take over keys that were made since; return how often there were any."""
-        found = self._read_again()
+        try:
+            if (stamp := self._stamp()) == self._stamped:
+                return self._generation
+        except OSError:  # the file is gone: what is known here goes on
+            return self._generation
+        self._stamped, found = stamp, self._read_again()
         keys = self._keys if found is None else _checked(tuple(dict.fromkeys((*found, *self._keys))))
         if keys != self._keys:
             self._keys, self._generation = keys, self._generation + 1
@@ -204,7 +219,7 @@ class VerifyingExecutor:
 
     def __init__(self, executor: Executor, signer: Signer) -> None:
         self._executor, self._signer = executor, signer
-        self.idempotent = executor.idempotent
+        self.idempotent, self.keys_kept_ms = executor.idempotent, keys_kept_ms(executor)
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
         if not self._signer.verify(intent) or key != intent.idempotency_key:

@@ -186,8 +186,8 @@ def claim(
         if authorization is not None:
             authorization.check()
         dfid = write_event(store, contract.gate, event, restarts)
-        begun: dict[str, Any] = {"parent": parent, "restarts": restarts, "saga": saga, "deadline_ms": deadline_ms}
-        begin(store, contract, event, dfid, now_ms=now_ms, **begun)
+        begun: dict[str, Any] = {"parent": parent, "restarts": restarts, "saga": saga, "now_ms": now_ms}
+        begin(store, contract, event, dfid, deadline_ms=deadline_ms, **begun)
     return ClaimedFlow(dfid, event, deadline_ms)
 
 
@@ -336,10 +336,8 @@ def begin(
     saga: str | None = None,
     deadline_ms: int | None = None,
 ) -> None:
-    """Write a fresh flow inside the caller's transaction.
-
-    A child of a saga is under its saga's contract; every other flow under the one that is registered now. A lease is
-    as much longer than the time to decide as an order may take.
+    """Write a fresh flow inside the caller's transaction: a child of a saga under its saga's contract, every other under the
+    one that is registered now. A lease is as much longer than the time to decide as an order may take.
     """
     until_ms = now_ms + contract.budget.ttl_ms
     if deadline_ms is not None:

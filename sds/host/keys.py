@@ -14,6 +14,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -85,41 +86,17 @@ class Ring(_Strict):
         return tuple(bytes.fromhex(each.key) for each in self.orders)
 
 
-class KeyFile:
-    """The order keys in a file that another process may replace."""
+def signer_of(folder: Path) -> Signer:
+    """Return what signs with a folder's keys, which are there, and with those that another process makes later."""
+    path = folder / KEY_FILE
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen: tuple[int, int] | None = None
-
-    def read(self) -> tuple[bytes, ...]:
-        """Return the keys, the newest first. Raises StoreError, UsageError."""
-        seen = self._identity()  # before it is read: what comes between is read again
-        secrets = read_ring(self._path).secrets
-        self._seen = seen
-        return secrets
-
-    def changed(self) -> tuple[bytes, ...] | None:
-        """Return the keys if the file is another than the one that was read last; None too where it cannot be read."""
-        if self._identity() in (None, self._seen):
-            return None
+    def read_again() -> tuple[bytes, ...] | None:
         try:
-            return self.read()
+            return read_ring(path).secrets
         except SdsError:  # whoever opens it next says what is wrong; what is known here goes on
             return None
 
-    def _identity(self) -> tuple[int, int] | None:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_ino
-
-
-def signer_of(folder: Path) -> Signer:
-    """Return what signs with a folder's keys, which are there, and with those that another process makes later."""
-    file = KeyFile(folder / KEY_FILE)
-    return Signer(*file.read(), read_again=file.changed)
+    return Signer(*read_ring(path).secrets, read_again=read_again, stamp=partial(os.stat, path))
 
 
 def refuse_other_keys(folder: Path, record: Reader) -> None:

@@ -154,18 +154,16 @@ def test_an_order_of_a_key_that_is_not_here_is_not_taken_for_an_altered_one():
 
 
 def test_the_keys_are_read_again_only_where_the_file_is_another(tmp_path: Path):
-    paths.signer(tmp_path)
-    file = keys.KeyFile(tmp_path / "kernel.key")
-    first = file.read()
-    assert None is file.changed()
+    signer = paths.signer(tmp_path)
+    first = signer.sign(b"")
+    assert (0, first) == (signer.generation(), signer.sign(b""))
     keys.renew(tmp_path, Head(0, GENESIS), older=(), now_ms=1)
-    again = file.changed()
-    assert again is not None
-    assert (2, first[0], None) == (len(again), again[1], file.changed())
+    assert (1, 2) == (signer.generation(), len(signer.derived("any")))
+    assert first != signer.sign(b"")
     (tmp_path / "kernel.key").write_bytes(b"x")
-    assert None is file.changed()
+    assert 1 == signer.generation()
     (tmp_path / "kernel.key").unlink()
-    assert None is file.changed()
+    assert 1 == signer.generation()
 
 
 # A record that other keys have signed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,3 +57,15 @@ def test_a_mistake_is_answered_in_one_line(shell: Shell, report: Any, args: tupl
     refused = shell(*args)
     assert (2, said) == (refused.returncode, refused.stderr.splitlines()[0])
     assert refused.stderr.splitlines()[1].startswith("mend: ")
+
+
+def test_a_deadline_that_is_longer_than_the_contract_gives_is_refused_and_nothing_is_recorded(
+    shell: Shell, report: Any, tmp_path: Path
+) -> None:
+    event = tmp_path / "event.json"
+    event.write_text(shell.ok("events", "refund", "--limit", "1"))
+    before = shell.json("flows", "--json")
+    refused = shell("decide", "refund", "--event", str(event), "--deadline-ms", "999999999")
+    assert (2, "error: `999999999` is no deadline of this gate") == (refused.returncode, refused.stderr.splitlines()[0])
+    assert "the contract's `budget.ttl_ms` is 30000: a whole number from 1 to that" in refused.stderr
+    assert before == shell.json("flows", "--json")
