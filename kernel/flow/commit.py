@@ -240,9 +240,9 @@ class Committer:
         more |= {"monitors": counted.digest} if counted.digest else {}
         end = transition("ACTIVE", "VALIDATING", *passed, state)
         decision_record.write_decision(self._store, attempt, state=end, tag=tag, more=more)
-        self._store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, tag, dfid))
+        self._store.write("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, tag, dfid))
         if verdict.outcome == "ACCEPTED":
-            self._store.run(
+            self._store.write(
                 "UPDATE agents SET rejections = 0 WHERE agent_id = ? AND rejections > 0", (attempt.packet.agent_id,)
             )
         return self._monitors.monitors.settle(self._store, counted, attempt.now_ms)

@@ -331,7 +331,7 @@ class Dispatcher:
             succeeded = status == "SUCCESS"
             reservations.settle(self._store, intent.dfid, succeeded=succeeded, kept=kept)
             end: State = transition("EXECUTING", "CLOSED" if succeeded else "ABORTED")
-            self._store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (end, tag, intent.dfid))
+            self._store.write("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (end, tag, intent.dfid))
         body = {"status": status, "reference": receipt.reference, "detail": receipt.detail, "kept": kept, "tag": tag}
         ledger.append(self._store, now_ms, kind, intent.dfid, body | ({"by": dict(by)} if by else {}))
         if tag is not None and self._is_a_humans(intent.dfid, tag):

@@ -252,7 +252,7 @@ def write_event(store: Store, gate: str, event: Event, restarts: int) -> str:
     """
     dfid = flow_id(gate, event.id, digest(event.body), restarts)
     values = (gate, event.id, _fingerprint(store, event), dfid)
-    store.run(_POINT, values)
+    store.write(_POINT, values)
     return dfid
 
 

@@ -161,7 +161,7 @@ def settle(store: Store, dfid: str, *, succeeded: bool, kept: bool) -> None:
     """End a flow's reservations: `kept` keeps what was drawn subtracted, otherwise it is given back."""
     _change_drawn(store, dfid, 0 if succeeded and kept else -1, status="live")
     status = "settled" if succeeded else "released"
-    store.run("UPDATE reservations SET status = ? WHERE dfid = ? AND status = 'live'", (status, dfid))
+    store.write("UPDATE reservations SET status = ? WHERE dfid = ? AND status = 'live'", (status, dfid))
     if not succeeded:
         spend.recount(store, dfid, -1)
 
@@ -175,7 +175,7 @@ def release(store: Store, dfid: str, *, kept: bool) -> None:
 
 def _draw(store: Store, dfid: str, name: str, amount: int, *, drawn: int, status: str, epochs: int) -> None:
     store.insert("reservations", dfid=dfid, resource=name, amount=amount, status=status)
-    store.run(
+    store.write(
         "INSERT INTO resources VALUES (?, ?, ?)"
         " ON CONFLICT (resource) DO UPDATE SET epoch = resources.epoch + excluded.epoch,"
         " drawn = resources.drawn + excluded.drawn",

@@ -197,13 +197,13 @@ def _moved(
 def add(store: Store, dfid: str, now: Scopes, amount: int) -> None:
     """Count an amount against every limit, in the caller's transaction."""
     rows = ", ".join("(?, ?)" for _ in now.names)
-    store.run(
+    store.write(
         f"INSERT INTO spend_totals VALUES {rows} ON CONFLICT (scope) DO UPDATE SET used = spend_totals.used + excluded.used",
         tuple(value for name in now.names for value in (name, amount)),
     )
     rows = ", ".join("(?, ?, ?)" for _ in now.names)
     values = (value for name in now.names for value in (dfid, name, amount))
-    store.run(f"INSERT INTO spend VALUES {rows}", tuple(values))
+    store.write(f"INSERT INTO spend VALUES {rows}", tuple(values))
 
 
 def recount(store: Store, dfid: str, times: int) -> None:

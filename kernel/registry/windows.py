@@ -131,13 +131,13 @@ class Windows:
         kept = orjson.dumps(
             [sums.n, sums.totals, sums.chunk, sums.leaving, sums.running, sums.warned, sums.rows]
         ).decode()
-        store.run(_WRITE, (kept, *self._of))
+        store.write(_WRITE, (kept, *self._of))
         return _digest(self._monitors, kept)
 
     def _keep_chunk(self, store: Store, sums: Sums) -> None:
         """Put a full chunk into a row, and remove those that all windows have left."""
         number, kept = sums.n // CHUNK - 1, orjson.dumps(sums.chunk).decode()
-        store.run(_KEEP_CHUNK, (*self._of, number, kept))
+        store.write(_KEEP_CHUNK, (*self._of, number, kept))
         sums.mark("", number, kept, 1)
         sums.chunk = []
         first = (sums.n - self._longest) // CHUNK

@@ -44,7 +44,7 @@ def append(store: Store, at_ms: int, kind: str, dfid: str, body: Mapping[str, An
     last = head(store)
     text = canonical(body).decode()
     added = Head(last.idx + 1, entry_hash(last.idx + 1, at_ms, kind, dfid, text, last.entry_hash))
-    store.run(
+    store.write(
         "INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?)",
         (added.idx, at_ms, kind, dfid, text, last.entry_hash, added.entry_hash),
     )

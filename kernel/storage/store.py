@@ -138,7 +138,13 @@ class Store(Reader):
     def run(self, sql: str, values: Row = ()) -> int:
         """Execute one statement inside the caller's transaction; return the number of rows it changed."""
 
+    def write(self, sql: str, values: Row = ()) -> None:
+        """Do what `run` does where nobody asks for the number. What the store has against it may be raised by the next
+        statement of the transaction, or by its end.
+        """
+        self.run(sql, values)
+
     def insert(self, table: str, **values: Any) -> None:
-        """Insert one row; raises when its key is taken."""
+        """Insert one row, as `write` does; raises when its key is taken."""
         columns = ", ".join(values)
-        self.run(f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * len(values))})", tuple(values.values()))
+        self.write(f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * len(values))})", tuple(values.values()))

@@ -1,4 +1,8 @@
-"""Which of the kernel's tests run over both stores: the most telling of each, with SDS_TEST_SCALE=full all of these files."""
+"""Which of the kernel's tests run over both stores: the most telling of each, with SDS_TEST_SCALE=full some whole files.
+
+What tampers with SQLite's file, copies it, or fails its single steps cannot: SDS_TEST_STORE=postgresql runs all of it over
+PostgreSQL, and what fails then must be of that kind.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +70,15 @@ TESTS = {
     ),
 }
 
+WHOLE_FILES = (
+    "registry.test_registry",
+    "registry.test_escalation_budget",
+    "registry.test_authority",
+    "registry.test_aggregate_thresholds",
+)
+
 
 def runs_over_both(module: str, test: str) -> bool:
     """Tell whether a test is one of these. `module`: its dotted name."""
-    chosen = TESTS.get(module.removeprefix("tests.kernel."))
-    return chosen is not None and (test in chosen or bool(scale(0, 1)))
+    name = module.removeprefix("tests.kernel.")
+    return test in TESTS.get(name, ()) or (name in WHOLE_FILES and bool(scale(0, 1)))

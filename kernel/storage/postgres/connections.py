@@ -26,7 +26,7 @@ STOPPED_S = 30  # so long may a process stop in the middle of a transaction, and
 LOST_MAX = 3  # so often a statement that begins something is tried again on another connection
 
 # Quietly: whoever asks a pool that cannot connect gets an error.
-logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
+logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 
 class Url:

@@ -20,7 +20,7 @@ _OPTIONS = re.compile(r"\) STRICT(, WITHOUT ROWID)?;")
 @lru_cache(STATEMENTS_MAX)
 def translated(sql: str) -> str:
     """Return a statement whose values are bound in the place of `?` as one where they are bound in the place of `%s`."""
-    sql = _PLANNER.sub("", sql).replace("CROSS JOIN", "JOIN")
+    sql = _PLANNER.sub("", sql).replace("CROSS JOIN", "JOIN").replace("IN ()", "IN (NULL)")
     return sql.replace("%", "%%").replace("?", "%s")
 
 

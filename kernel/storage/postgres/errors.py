@@ -9,6 +9,7 @@ from sds.kernel.canonical import one_line
 from sds.kernel.errors import StoreError
 from sds.kernel.storage.store import MESSAGE_CHARS_MAX
 
+NO_READ, NO_WRITE = "the store cannot be read", "the store refused"  # how messages begin
 UNKNOWN_END = "the connection was lost while it committed: whether it did, the record says"
 _RUNNING = "is PostgreSQL running, and its address right? it is asked again next time"
 _UNSTORABLE = (OverflowError, UnicodeEncodeError, psycopg.DataError)
@@ -30,7 +31,9 @@ _MENDS: dict[type[psycopg.Error], str] = {
 
 def is_lost(error: BaseException) -> bool:
     """Tell whether the connection is gone, rather than what was asked of it refused."""
-    if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+    if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or isinstance(
+        error, errors.PipelineAborted
+    ):
         return False
     return error.sqlstate is None or error.sqlstate.startswith(("08", "57P", "25P03"))
 
@@ -42,8 +45,9 @@ def is_worth_again(error: BaseException | None) -> bool:
 def refused(error: Exception, what: str) -> StoreError:
     """Return what is raised in the place of an error; `what` begins the message."""
     if isinstance(error, _UNSTORABLE) and not isinstance(error, errors.IntegrityError):
-        return StoreError(f"the store cannot hold such a value: {said(error)}")
-    return StoreError(f"{what}: {said(error)}", hint=mend(error))
+        return StoreError(f"the store cannot hold such a value: {said(error)}", retryable=False)
+    passing = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return StoreError(f"{what}: {said(error)}", hint=mend(error), retryable=passing)
 
 
 def said(error: Exception) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -19,7 +19,8 @@ from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.postgres import schema as schemas
 from sds.kernel.storage.postgres.connections import Connection, Pool, Url, connected
 from sds.kernel.storage.postgres.dialect import translated
-from sds.kernel.storage.postgres.errors import REFUSED, UNKNOWN_END, is_lost, is_worth_again, mend, refused, said
+from sds.kernel.storage.postgres.errors import NO_READ, NO_WRITE, REFUSED, is_worth_again, mend, refused, said
+from sds.kernel.storage.postgres.transaction import Transaction
 from sds.kernel.storage.store import SCHEMA_VERSION, UPGRADABLE, Reader, Result, Row, Store, Witness
 
 WRITERS_MAX = 8  # that wait for the record's lock at once, in one process: the other connections are for reading
@@ -27,7 +28,6 @@ TURN_S = 60.0  # so long a thread waits for its turn to wait for that lock
 AGAIN_MAX = 5
 _SCHEMA = re.compile("[a-z][a-z0-9_]{0,62}")
 _NAME = re.compile("[a-z][a-z_]{0,31}")
-_READ, _REFUSED = "the store cannot be read", "the store refused"
 _MOMENT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL idle_in_transaction_session_timeout = 0"
 
 
@@ -86,7 +86,7 @@ class PostgresReader(_CatalogueReader):
             try:
                 return ask(self._db)
             except REFUSED as error:
-                raise refused(error, _READ) from error
+                raise refused(error, NO_READ) from error
 
     @property
     def expected_schema(self) -> Mapping[str, str]:
@@ -120,7 +120,7 @@ def records_in(url: str, prefix: str) -> list[str]:
         )
         return [str(row[0]) for row in found.fetchall()]
     except psycopg.Error as error:
-        raise refused(error, _READ) from error
+        raise refused(error, NO_READ) from error
     finally:
         db.close()
 
@@ -186,17 +186,14 @@ class PostgresStore(_CatalogueReader, Store):
         return found
 
     def _on_connection(self, ask: Callable[[Connection], Any]) -> Any:
-        if (own := self._transaction_of_thread()) is None:
-            db, found = self._pool.begun(ask, _READ)
-            self._pool.give_back(db)
-            return found
-        try:
-            return ask(own)
-        except REFUSED as error:
-            raise refused(error, _READ) from error
+        if (own := self._transaction_of_thread()) is not None:
+            return own.ask(ask, NO_READ)
+        db, found = self._pool.begun(ask, NO_READ)
+        self._pool.give_back(db)
+        return found
 
-    def _transaction_of_thread(self) -> Connection | None:
-        return getattr(self._own, "db", None)
+    def _transaction_of_thread(self) -> Transaction | None:
+        return getattr(self._own, "transaction", None)
 
     @property
     def expected_schema(self) -> Mapping[str, str]:
@@ -206,38 +203,24 @@ class PostgresStore(_CatalogueReader, Store):
     @contextmanager
     def transaction(self) -> Iterator[None]:
         if self._transaction_of_thread() is not None:
-            raise StoreError(f"{_REFUSED}: cannot start a transaction within a transaction")
+            raise StoreError(f"{NO_WRITE}: cannot start a transaction within a transaction")
         if not self._writers.acquire(timeout=TURN_S):
-            raise StoreError(f"{_REFUSED}: too many threads wait to write")
+            raise StoreError(f"{NO_WRITE}: too many threads wait to write")
         try:
             begin = self._begin
-            self._own.db, _ = self._pool.begun(lambda db: db.execute(begin, prepare=False), _REFUSED)
+            db, _ = self._pool.begun(lambda db: db.execute(begin, prepare=False), NO_WRITE)
+            self._own.transaction = own = Transaction(db)
             try:
                 yield
-                self._commit(self._own.db)
+                own.commit()
             except BaseException:
-                self._roll_back(self._own.db)
+                own.roll_back()
                 raise
             finally:
-                db, self._own.db = self._own.db, None
+                self._own.transaction = None
                 self._pool.give_back(db)
         finally:
             self._writers.release()
-
-    def _commit(self, db: Connection) -> None:
-        try:
-            done = db.execute("COMMIT", prepare=False)
-        except psycopg.Error as error:
-            if is_lost(error):
-                raise StoreError(f"{_REFUSED}: {UNKNOWN_END}", hint=mend(error)) from error
-            raise refused(error, _REFUSED) from error
-        if done.statusmessage != "COMMIT":  # a statement before had failed, and its error was let pass
-            raise StoreError(f"{_REFUSED}: a statement of the transaction had failed")
-
-    def _roll_back(self, db: Connection) -> None:
-        with suppress(psycopg.Error):
-            if not db.closed:
-                db.execute("ROLLBACK", prepare=False)
 
     def atomically(self, work: Callable[[], Result]) -> Result:
         for left in reversed(range(AGAIN_MAX)):
@@ -251,11 +234,11 @@ class PostgresStore(_CatalogueReader, Store):
 
     @contextmanager
     def frozen(self) -> Iterator[Reader]:
-        db, _ = self._pool.begun(lambda db: db.execute(_MOMENT, prepare=False), _READ)
+        db, _ = self._pool.begun(lambda db: db.execute(_MOMENT, prepare=False), NO_READ)
         try:
             yield PostgresReader(db, self._schema_name, lambda: self.expected_schema, self._keyring)
         finally:
-            self._roll_back(db)
+            Transaction(db).roll_back()
             self._pool.give_back(db)
 
     @contextmanager
@@ -270,7 +253,7 @@ class PostgresStore(_CatalogueReader, Store):
             got = db.execute("SELECT pg_try_advisory_lock(%s)", (number,)).fetchone()
             yield bool(got and got[0])
         except psycopg.Error as error:
-            raise refused(error, _REFUSED) from error
+            raise refused(error, NO_WRITE) from error
         finally:
             db.close()
 
@@ -279,10 +262,13 @@ class PostgresStore(_CatalogueReader, Store):
         return False
 
     def run(self, sql: str, values: Row = ()) -> int:
-        db = self._transaction_of_thread()
-        if db is None:
-            raise StoreError(f"{_REFUSED}: there is no transaction")
-        try:
-            return db.execute(translated(sql), values).rowcount
-        except REFUSED as error:
-            raise refused(error, _REFUSED) from error
+        return self._within().counted(translated(sql), values)
+
+    def write(self, sql: str, values: Row = ()) -> None:
+        self._within().waiting.append((translated(sql), values))
+
+    def _within(self) -> Transaction:
+        own = self._transaction_of_thread()
+        if own is None:
+            raise StoreError(f"{NO_WRITE}: there is no transaction")
+        return own

@@ -83,7 +83,7 @@ def test_a_failure_that_was_let_pass_cannot_be_committed(store: PostgresStore):
         with store.transaction():
             put(store, "a")
             with suppress(StoreError):
-                put(store, "a")
+                store.run("INSERT INTO resources VALUES ('a', 0, 0)")
 
     with pytest.raises(StoreError, match="a statement of the transaction had failed"):
         careless()
@@ -106,6 +106,34 @@ def test_a_transaction_inside_a_transaction_is_refused_and_undoes_both(store: Po
 def test_a_value_that_no_table_can_hold_is_refused_like_any_other_fault(store: PostgresStore, value: object):
     with pytest.raises(StoreError, match="the store cannot hold such a value: "), store.transaction():
         store.insert("resources", resource=str(value), epoch=value if isinstance(value, int) else 1, drawn=0)
+    assert [] == drawn(store)
+
+
+def test_what_was_written_is_there_for_what_reads_and_counts_behind_it(store: PostgresStore):
+    with store.transaction():
+        put(store, "a", 1)
+        put(store, "b", 2)
+        assert [1, 2] == drawn(store)
+        put(store, "c", 3)
+        assert 3 == store.run("UPDATE resources SET drawn = drawn + 1")
+    assert [2, 3, 4] == drawn(store)
+
+
+@pytest.mark.parametrize("behind", ["read", "counted", "committed"])
+def test_what_was_refused_is_named_by_whatever_comes_behind_it(store: PostgresStore, behind: str):
+    def careless() -> None:
+        with store.transaction():
+            put(store, "a")
+            put(store, "a")
+            if behind == "read":
+                drawn(store)
+            elif behind == "counted":
+                store.run("UPDATE resources SET drawn = 5")
+
+    with pytest.raises(
+        StoreError, match='the store refused: duplicate key value violates unique constraint "resources_pkey"'
+    ):
+        careless()
     assert [] == drawn(store)
 
 
@@ -164,6 +192,12 @@ def test_names_are_ordered_by_their_bytes(store: PostgresStore):
     assert ["B", "Z", "_", "a", "b", "ä"] == [
         row[0] for row in store.rows("SELECT resource FROM resources ORDER BY resource")
     ]
+
+
+def test_nothing_is_among_none(store: PostgresStore):
+    with store.transaction():
+        put(store)
+    assert [] == store.rows("SELECT drawn FROM resources WHERE resource IN ()")
 
 
 def test_what_is_for_sqlites_planner_alone_is_left_out():
@@ -275,7 +309,8 @@ def test_a_commit_whose_end_is_unknown_is_an_error_and_the_record_tells(store: P
     def lost() -> None:
         with store.transaction():
             put(store, drawn=9)
-            store._own.db = LosesReply(store._own.db)
+            own = store._own.transaction
+            own._db = LosesReply(own._db)
 
     with pytest.raises(StoreError, match="lost while it committed: whether it did, the record says"):
         lost()

@@ -1,0 +1,73 @@
+"""One transaction on one connection. What it writes waits until it reads, counts or commits, and goes along with that: each
+statement of its own would cost a round trip while the record is locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+import psycopg
+
+from sds.kernel.errors import StoreError
+from sds.kernel.storage.postgres.connections import Connection
+from sds.kernel.storage.postgres.errors import NO_WRITE, REFUSED, UNKNOWN_END, is_lost, mend, refused
+from sds.kernel.storage.store import Row
+
+Found = TypeVar("Found")
+
+
+class Transaction:
+    """A transaction that has begun. `waiting`: statements that are still to be executed, in their order."""
+
+    def __init__(self, db: Connection) -> None:
+        self._db = db
+        self.waiting: list[tuple[str, Row]] = []
+
+    def ask(self, ask: Callable[[Connection], Found], what: str) -> Found:
+        """Return what is asked behind all that waits. Raises StoreError, whatever of it was refused."""
+        what = NO_WRITE if self.waiting else what
+        try:
+            with self._behind_what_waits():
+                return ask(self._db)
+        except REFUSED as error:
+            raise refused(error, what) from error
+
+    def counted(self, sql: str, values: Row) -> int:
+        """Execute a statement; return how many rows it changed."""
+        try:
+            with self._behind_what_waits():
+                done = self._db.execute(sql, values)
+        except REFUSED as error:
+            raise refused(error, NO_WRITE) from error
+        return done.rowcount
+
+    def commit(self) -> None:
+        try:
+            with self._behind_what_waits():
+                done = self._db.execute("COMMIT", prepare=False)
+        except REFUSED as error:
+            if is_lost(error):
+                raise StoreError(f"{NO_WRITE}: {UNKNOWN_END}", hint=mend(error)) from error
+            raise refused(error, NO_WRITE) from error
+        if done.statusmessage != "COMMIT":  # a statement before had failed, and its error was let pass
+            raise StoreError(f"{NO_WRITE}: a statement of the transaction had failed")
+
+    def roll_back(self) -> None:
+        """End it, whatever state it is in. Raises nothing: a connection that is gone has rolled back."""
+        with suppress(psycopg.Error):
+            if not self._db.closed:
+                self._db.execute("ROLLBACK", prepare=False)
+
+    @contextmanager
+    def _behind_what_waits(self) -> Iterator[None]:
+        waiting, self.waiting = self.waiting, []
+        if not waiting:
+            yield
+            return
+        with self._db.pipeline() as pipeline:
+            for sql, values in waiting:
+                self._db.execute(sql, values)
+            yield
+            pipeline.sync()
