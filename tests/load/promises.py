@@ -14,7 +14,11 @@ SLOWER_MAX = 2.0  # the p99 of what was taken, over that of a service that nobod
 REFUSED_MS_MAX = 20.0
 MEMORY_MIB_MAX = 16.0  # more at the end of the load than after a quarter of it
 DECIDED, REFUSED = 200, 503
-LET_IN = (DECIDED, 409, 504)  # and not decided within its deadline: nobody has (504), or the order is still on its way (409)
+LET_IN = (
+    DECIDED,
+    409,
+    504,
+)  # and not decided within its deadline: nobody has (504), or the order is still on its way (409)
 WANT_OF_A_TURN = ("QUEUE_FULL", "DEADLINE_EXCEEDED", "RESOURCE_CONTENTION", "MODEL_UNAVAILABLE")
 _ESCALATED = (
     "SELECT v.reason_code FROM decision_flows f JOIN dim_validations v ON v.dfid = f.dfid WHERE f.state = 'ESCALATED'"
@@ -29,6 +33,7 @@ def escalated_for_a_turn(record: Reader) -> int:
 def summed_up(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Return what came of requests, in milliseconds from the intended moment. What was late had been let in, too."""
     taken = [outcome.latency_ms for outcome in outcomes if outcome.status in LET_IN]
+    decided = [outcome.latency_ms for outcome in outcomes if outcome.status == DECIDED]
     refused = [outcome.latency_ms for outcome in outcomes if outcome.status == REFUSED]
     return {
         "requests": len(outcomes),
@@ -36,6 +41,7 @@ def summed_up(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "reason_codes": dict(Counter(outcome.reason_code for outcome in outcomes if outcome.status != DECIDED)),
         "states": dict(Counter(outcome.state for outcome in outcomes if outcome.status == DECIDED)),
         "accepted_ms": summary(taken) if taken else None,
+        "decided_ms": summary(decided) if decided else None,
         "refused_ms": summary(refused) if refused else None,
         "lag_ms": summary([outcome.lag_ms for outcome in outcomes]) if outcomes else None,
     }

@@ -11,8 +11,7 @@ import pytest
 from sds.service.admission import SERVICE_MS_FIRST, Admission
 from sds.service.problems import Problem
 from tests.service.engines import Held
-from tests.service.test_bad_input import check
-from tests.service.testbed import EVENT, Bed, opened_bed
+from tests.service.testbed import EVENT, Bed, check, opened_bed
 
 
 def test_what_waits_before_it_is_weighed_against_the_time_left() -> None:

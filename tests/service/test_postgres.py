@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import secrets
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,9 +18,11 @@ from sds.host.clock import now_ms
 from sds.kernel.errors import StoreError
 from sds.service.callers import add_key, stored_keys
 from sds.service.database import open_database
+from sds.service.operations.endpoints import add_endpoint, positions
 from tests.postgres import server_url
-from tests.service.test_bad_input import check
-from tests.service.testbed import EVENT, Bed, opened_bed
+from tests.service.exposition import scraped, value
+from tests.service.receiver import receiving
+from tests.service.testbed import EVENT, Bed, check, opened_bed
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -82,3 +86,52 @@ def test_a_database_that_is_down_is_said_without_its_address_and_password() -> N
         open_database("postgresql://someone:hunter2@127.0.0.1:1/none")
     assert "hunter2" not in f"{refused.value} {refused.value.hint} {refused.value.__cause__!r:.0}"
     assert "the service's database refused" in str(refused.value)
+
+
+def test_what_people_do_at_one_service_binds_at_the_other(two: tuple[Bed, Bed]) -> None:
+    first, second = two
+    key = {"Authorization": f"Bearer {first.key}"}
+    halted = first.client.put("/v1/halt", json={"halted": True, "reason": "wrong tariff"}).json()["gates"][0]
+    assert halted == {**second.client.get("/v1/halt", headers=key).json()["gates"][0], "changed": True}
+    dfid = second.post(headers=key).json()["dfid"]
+    listed = first.client.get("/v1/escalations").json()["escalations"]
+    assert [dfid] == [case["dfid"] for case in listed]
+    shown = second.client.get(f"/v1/escalations/{dfid}", headers=key).json()
+    assert (True, EVENT["text"]) == (shown["waits"], "".join(part["text"] for part in shown["evidence"]["parts"]))
+    second.client.put("/v1/halt", headers=key, json={"halted": False, "reason": "mended"})
+    done = first.client.post(f"/v1/escalations/{dfid}/resolution", json={"decision": "ABORT", "reason": "paid in cash"})
+    assert "ABORTED" == done.json()["state"]
+    assert (
+        "SUSPENDED"
+        == first.client.post("/v1/agents/toll-agent/suspend", json={"reason": "look"}).json()["agent"]["status"]
+    )
+    assert "SUSPENDED" == second.client.get("/v1/agents/toll-agent", headers=key).json()["agent"]["status"]
+
+
+def test_a_service_on_postgresql_is_ready_by_the_clock_of_the_store_and_measured(two: tuple[Bed, Bed]) -> None:
+    first, _ = two
+    health = first.app.state.operations.health
+    first.post()
+    health.look()
+    assert 200 == first.client.get("/readyz").status_code
+    text = scraped(first)
+    assert (1, 0) == (value(text, "sds_store_up", gate="toll"), value(text, "sds_escalations_waiting", gate="toll"))
+    first.clock = lambda: now_ms() + 5_000
+    health.look()
+    assert "CLOCK_APART" == first.client.get("/readyz").json()["checks"]["clock"]["toll"]
+
+
+def test_of_two_services_one_delivers_at_a_time_and_nothing_twice(two: tuple[Bed, Bed]) -> None:
+    with receiving() as receiver:
+        first, second = two
+        records = {"toll": first.gate.store}
+        add_endpoint(first.database, receiver.url, records, name="shop", secret="", now_ms=now_ms())
+        dfids = [first.post({**EVENT, "trip_id": f"T-{n}"}).json()["dfid"] for n in range(3)]
+        until_s = time.monotonic() + 20
+        while len(receiver.took) < 3 and time.monotonic() < until_s:
+            time.sleep(0.05)
+        for each in (first, second):
+            each.service.stop_background()
+        assert dfids == [json.loads(body)["data"]["dfid"] for _, body in receiver.took]
+        (at,) = positions(second.database)
+        assert at.idx == second.gate.store.value("SELECT MAX(idx) FROM ledger")

@@ -18,6 +18,7 @@ from sds.service.app import create_app
 from sds.service.callers import ROLES, add_key, stored_keys
 from sds.service.database import Database, open_database
 from sds.service.gates import OpenGate, OpenGates
+from sds.service.reasons import REASONS
 from sds.service.settings import ServiceSettings
 from tests.gates.own import GATE, written
 from tests.proposers import Greedy
@@ -75,3 +76,13 @@ def opened_bed(home: Path, engine: Engine | None = None, **settings: Any) -> Ite
         opened.callback(database.close)
         made = ServiceSettings(gates=(str(home / "toll_gate"),))
         yield Bed(opened, OpenGates({"toll": OpenGate(definition, gate)}), database, replace(made, **settings))
+
+
+def check(answer: Any, status: int, code: str) -> dict[str, Any]:
+    """Assert that an answer is a problem as RFC 9457 has it, with what this service adds."""
+    assert (status, code) == (answer.status_code, answer.json().get("reason_code"))
+    assert "application/problem+json" == answer.headers["content-type"]
+    problem: dict[str, Any] = answer.json()
+    assert {"type", "title", "status", "detail", "reason_code", "retryable", "hint"} <= set(problem)
+    assert (f"/errors#{code}", REASONS[code].title, status) == (problem["type"], problem["title"], problem["status"])
+    return problem

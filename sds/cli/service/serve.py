@@ -32,6 +32,9 @@ class Listening:
     host: Annotated[str, typer.Option("--host", help="The address to listen at.")] = "127.0.0.1"
     port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="The port; 0 takes any.")] = 8080
     workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Processes; each loads its own model.")] = 1
+    metrics_open: Annotated[
+        bool, typer.Option("--metrics-open", help="Show /metrics without a key to who asks from this machine.")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +66,6 @@ def serve(
     engines: Annotated[
         Path | None, typer.Option("--engines", help="A YAML file with a chain of engines.", show_default=False)
     ] = None,
-    metrics_open: Annotated[
-        bool, typer.Option("--metrics-open", help="Show /metrics without a key to who asks from this machine.")
-    ] = False,
     dev: Annotated[bool, typer.Option("--dev", help="On this machine alone: makes a key and prints it.")] = False,
 ) -> None:
     """Serve gates over HTTP until SIGTERM. Callers have keys: sds keys add.
@@ -82,7 +82,6 @@ def serve(
         gates=tuple(gate),
         store=store,
         engines=engines,
-        metrics_open=metrics_open,
         dev=dev,
         dev_keys=(callers.digest_of(key),) if key else (),
         rate_burst=max(1, int(2 * limits.rate_per_s)),

@@ -27,7 +27,7 @@ from sds.kernel.executor.deadline import LateError, within
 from sds.kernel.storage.store import Reader
 from sds.service.operations import endpoints
 from sds.service.operations.changes import Change, entries_behind, head
-from sds.service.operations.endpoints import Endpoint, Position
+from sds.service.operations.endpoints import Endpoint, EndpointPosition
 from sds.service.operations.metrics import Metrics, gauge
 from sds.service.state import Service
 
@@ -61,7 +61,7 @@ class Deliverer:
         for each in done:
             each.result()
 
-    def _due(self, record: Reader) -> list[tuple[Endpoint, Position]]:
+    def _due(self, record: Reader) -> list[tuple[Endpoint, EndpointPosition]]:
         """Return the endpoints that lag behind the ledger, or behind a record that was put back, and whose time has come."""
         last, now_ms = head(record), self._service.now_ms()
         behind = [at for at in endpoints.positions(self._service.database, self._gate) if at.idx != last]
@@ -70,7 +70,7 @@ class Deliverer:
         known = {each.name: each for each in endpoints.endpoints(self._service.database)}
         return [(known[at.webhook], at) for at in behind if at.next_at_ms <= now_ms and at.webhook in known]
 
-    def deliver(self, endpoint: Endpoint, at: Position, record: Reader) -> None:
+    def deliver(self, endpoint: Endpoint, at: EndpointPosition, record: Reader) -> None:
         """Deliver up to `AT_ONCE_MAX` final states behind a position, in order, until one fails."""
         at, sent = self._found_again(at, record), 0
         passed: Change | None = None  # the last entry that is behind it, too, without having been sent
@@ -96,7 +96,7 @@ class Deliverer:
         timeout_s = self._settings.webhook_within_s
         return httpx2.Client(follow_redirects=False, trust_env=False, timeout=timeout_s, verify=_certificates())
 
-    def _found_again(self, at: Position, record: Reader) -> Position:
+    def _found_again(self, at: EndpointPosition, record: Reader) -> EndpointPosition:
         """Return a position that is the record's. In one that was put back from a backup it is found by its time."""
         if not at.idx or record.value("SELECT entry_hash FROM ledger WHERE idx = ?", (at.idx,)) == at.entry_hash:
             return at
@@ -108,7 +108,7 @@ class Deliverer:
         endpoints.move_position(self._service.database, at, idx, entry_hash, at_ms)
         return replace(at, idx=idx, entry_hash=entry_hash, at_ms=at_ms, attempts=0, failing_since_ms=None)
 
-    def _moved(self, at: Position, behind: Change) -> bool:
+    def _moved(self, at: EndpointPosition, behind: Change) -> bool:
         return endpoints.move_position(self._service.database, at, behind.idx, behind.entry_hash, behind.at_ms)
 
     def _post(self, client: httpx2.Client, endpoint: Endpoint, change: Change) -> str:
@@ -129,7 +129,7 @@ class Deliverer:
         self._metrics.delivered.labels(endpoint.name, "failed" if failure else "delivered").inc()
         return failure
 
-    def _failed(self, at: Position, failure: str) -> None:
+    def _failed(self, at: EndpointPosition, failure: str) -> None:
         now_ms = self._service.now_ms()
         wait_ms = min(BACKOFF_MS_MAX, BACKOFF_MS * 2 ** min(at.attempts, DOUBLINGS_MAX))
         next_at_ms = now_ms + round(wait_ms * self._random.uniform(0.5, 1.0))

@@ -9,10 +9,9 @@ from starlette.responses import Response
 
 from sds.service.body import read_body
 from sds.service.callers import Submitter
-from sds.service.deciding import submitting
 from sds.service.deciding.terms import terms_of
 from sds.service.problems import Problem
-from sds.service.routes import described
+from sds.service.routes import described, submitting
 from sds.service.state import service
 
 router = APIRouter(tags=["decisions"])

@@ -26,6 +26,7 @@ _PARAMETER = re.compile(r"\{[^}]*\}")
 
 ANSWER: Schema = {"$ref": "#/components/schemas/Answer"}
 _OBJECT: Schema = {"type": "object"}
+_WHOLE: Schema = {"type": "number", "multipleOf": 1}
 
 
 def _json(schema: Schema) -> Schema:
@@ -80,9 +81,7 @@ LISTED: dict[int | str, Schema] = {
                 "properties": {
                     "decisions": {
                         "type": "array",
-                        "items": {
-                            "allOf": [ANSWER, {"type": "object", "properties": {"opened_at_ms": {"type": "integer"}}}]
-                        },
+                        "items": {"allOf": [ANSWER, {"type": "object", "properties": {"opened_at_ms": _WHOLE}}]},
                     },
                     "next": {"type": ["string", "null"]},
                 },
@@ -96,7 +95,7 @@ def _parameter(place: str, name: str, schema: Schema, description: str) -> Schem
     return {"in": place, "name": name, "required": False, "schema": schema, "description": description}
 
 
-_MS: Schema = {"type": "integer", "minimum": 1}
+_MS: Schema = {**_WHOLE, "minimum": 1}
 _DEADLINE = "Milliseconds from now: past them nothing is sent, and what is not decided is not. In one place alone."
 _KEY: Schema = {
     "type": "string",
@@ -188,7 +187,7 @@ _PROBLEM: Schema = {
     "properties": {
         "type": {"type": "string", "format": "uri-reference"},
         "title": {"type": "string"},
-        "status": {"type": "integer"},
+        "status": _WHOLE,
         "detail": {"type": "string"},
         "reason_code": {"type": "string", "enum": list(REASONS)},
         "retryable": {"type": "boolean"},

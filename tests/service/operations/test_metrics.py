@@ -23,7 +23,7 @@ from tests.proposers import Greedy, Says
 from tests.service.exposition import scraped, value
 from tests.service.testbed import Bed, opened_bed
 
-DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
+DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana.json"
 
 
 @pytest.fixture

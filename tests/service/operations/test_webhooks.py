@@ -17,7 +17,7 @@ from sds.host.clock import now_ms
 from sds.kernel.errors import UsageError
 from sds.service.operations.endpoints import (
     Endpoint,
-    Position,
+    EndpointPosition,
     add_endpoint,
     checked_url,
     endpoints,
@@ -57,7 +57,7 @@ def decided(bed: Bed, *numbers: int) -> list[str]:
     return [bed.post({**EVENT, "trip_id": f"T-{n}"}).json()["dfid"] for n in numbers]
 
 
-def position(bed: Bed) -> Position:
+def position(bed: Bed) -> EndpointPosition:
     (found,) = positions(bed.database)
     return found
 
