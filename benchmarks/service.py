@@ -78,7 +78,10 @@ def _started(process: subprocess.Popen[bytes], said: int) -> tuple[str, int, str
             break
         time.sleep(0.05)
     why = next((line for line in text.splitlines() if line.startswith("error:")), "it said nothing")
-    raise SdsError(f"the service did not start: {why.removeprefix('error: ')}", hint="pip install 'sovereign-decision-stream[service]'")
+    raise SdsError(
+        f"the service did not start: {why.removeprefix('error: ')}",
+        hint="pip install 'sovereign-decision-stream[service]'",
+    )
 
 
 def over_http(connection: HTTPConnection, gate: str, key: str) -> Decide:

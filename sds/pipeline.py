@@ -203,7 +203,6 @@ class Stream:
             if isinstance(proposed, Answer):
                 return proposed
             packet, data, decoding = proposed
-            self._kernel.log("stage.proposed", _measured(packet, decoding))
             if self._on_reasoned is not None:
                 self._on_reasoned(packet, data)
             answer = self._kernel.decide(packet, data, decoding)
@@ -224,6 +223,7 @@ class Stream:
             with turn.cancellation.waiting(partial(self._end, packet, turn), commits=True):
                 data, decoding = self._engine.propose(packet, tokens_max=tokens_max)
             refuse_unkeepable(data, decoding)
+            self._kernel.log("stage.proposed", _measured(packet, decoding))
         except StoppedError:
             raise
         except SdsError as error:

@@ -22,9 +22,9 @@ from sds.service.deciding.idempotency import KeptAnswers
 from sds.service.gates import OpenGates
 from sds.service.operations import Operations
 from sds.service.operations.requests import Measured
+from sds.service.operations.shedding import LoadShedding
 from sds.service.problems import Log
 from sds.service.routes import agents, catalog, decisions, described, escalations, events, halt, health, looking
-from sds.service.server.shedding import LoadShedding
 from sds.service.settings import ServiceSettings
 from sds.service.state import Service
 

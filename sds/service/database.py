@@ -15,6 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from alembic.util.exc import CommandError
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
@@ -118,7 +119,11 @@ class Database:
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
                 connection.execute(sa.schema.CreateSchema(SCHEMA, if_not_exists=True))
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            try:
+                command.upgrade(config, "head")
+            except CommandError as error:
+                hint = "run the version that made it, or put its backup back"
+                raise StoreError("the service's database is of a newer version", hint=hint, retryable=False) from error
 
     def close(self) -> None:
         self._engine.dispose()

@@ -202,6 +202,15 @@ def test_a_store_that_is_gone_is_503_for_now(bed: Bed) -> None:
     assert problem["retryable"]
 
 
+def test_the_services_own_database_that_refuses_is_503_and_nothing_is_decided(bed: Bed) -> None:
+    with bed.database.transaction() as connection:
+        connection.exec_driver_sql("DROP TABLE idempotency")
+    problem = check(bed.post(headers={"Idempotency-Key": "k"}), 503, "STORE_UNAVAILABLE")
+    assert "the service's database refused: SQLITE_ERROR" == problem["detail"]
+    assert 0 == flows(bed)
+    assert 200 == bed.post().status_code
+
+
 def test_what_nobody_foresaw_is_500_without_a_word_of_it(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("the secret of CAR-1")

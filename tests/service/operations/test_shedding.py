@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from sds.service.admission import Admission
-from sds.service.server.shedding import LOOKED_AT_MAX, LOOKS_PER_S, LoadShedding
+from sds.service.operations.shedding import LOOKED_AT_MAX, LOOKS_PER_S, LoadShedding
 from tests.service.testbed import EVENT, opened_bed
 
 PATH = "/v1/gates/toll/decisions"
