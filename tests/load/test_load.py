@@ -77,7 +77,7 @@ def answer(status: int, data: object) -> bytes:
 
 
 def decided(n: int) -> bytes:
-    return answer(200, {"state": "CLOSED", "reason_code": None})
+    return answer(200, {"state": "CLOSED", "reason_code": None, "tag": None})
 
 
 async def offered(
