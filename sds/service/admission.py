@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from statistics import median
 
@@ -22,9 +23,19 @@ class Admission:
 
     def __init__(self, *, parallel: int, queue_max: int) -> None:
         self.parallel, self.queue_max = parallel, queue_max
+        self.looked_at = 0
         self._lock = threading.Lock()
         self._in_hand = Counter[str]()
         self._took_ms = defaultdict[str, deque[float]](lambda: deque(maxlen=LOOKED_AT))
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Count a request that is looked at: nobody knows yet whether it is to be decided. Used on the event loop alone."""
+        self.looked_at += 1
+        try:
+            yield
+        finally:
+            self.looked_at -= 1
 
     @property
     def in_hand(self) -> int:

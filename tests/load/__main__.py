@@ -141,7 +141,7 @@ def show(report: Mapping[str, Any]) -> None:
         f"offered    {report['offered_per_s']} a second for {report['seconds']} s, deadline {report['deadline_ms']} ms"
     )
     print(f"answers    {loaded['answers']} {loaded['reason_codes']}, of decided: {loaded['states']}")
-    print(f"accepted   {loaded['accepted_ms']} ms")
+    print(f"accepted   {loaded['accepted_ms']} ms, of which decided: {loaded['decided_ms']} ms")
     print(f"refused    {loaded['refused_ms']} ms")
     print(f"sender     {loaded['lag_ms']} ms late, {report['connections']} connections")
     print(f"memory     {report['memory_mib']} MiB, agents {report['agents']}")

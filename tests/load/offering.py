@@ -64,7 +64,7 @@ class Offer:
         outcome = Outcome(intended_s, sent_s, reply.at_s, reply.status)
         if reply.status == 200:
             said = json.loads(reply.body)
-            outcome.state, outcome.reason_code = said["state"], said["reason_code"] or ""
+            outcome.state, outcome.reason_code = said["state"], said["reason_code"] or said["tag"] or ""
         else:
             self.events.append(event)
             if reply.body.startswith(b"{"):

@@ -33,16 +33,22 @@ def escalated_for_a_turn(record: Reader) -> int:
 def summed_up(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Return what came of requests, in milliseconds from the intended moment. What was late had been let in, too."""
     taken = [outcome.latency_ms for outcome in outcomes if outcome.status in LET_IN]
+    decided = [outcome.latency_ms for outcome in outcomes if outcome.status == DECIDED]
     refused = [outcome.latency_ms for outcome in outcomes if outcome.status == REFUSED]
     return {
         "requests": len(outcomes),
         "answers": {str(status): n for status, n in sorted(Counter(outcome.status for outcome in outcomes).items())},
         "reason_codes": dict(Counter(outcome.reason_code for outcome in outcomes if outcome.status != DECIDED)),
-        "states": dict(Counter(outcome.state for outcome in outcomes if outcome.status == DECIDED)),
+        "states": dict(Counter(_state(outcome) for outcome in outcomes if outcome.status == DECIDED)),
         "accepted_ms": summary(taken) if taken else None,
+        "decided_ms": summary(decided) if decided else None,
         "refused_ms": summary(refused) if refused else None,
         "lag_ms": summary([outcome.lag_ms for outcome in outcomes]) if outcomes else None,
     }
+
+
+def _state(outcome: Outcome) -> str:
+    return f"{outcome.state}: {outcome.reason_code}" if outcome.state == "ABORTED" else outcome.state
 
 
 def broken(report: Mapping[str, Any]) -> list[str]:

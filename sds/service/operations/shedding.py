@@ -1,7 +1,8 @@
 """Load shedding: while a decision could not be had in time, a request for one is refused at the door, as cheaply as can be.
 
 Otherwise what is refused would take the time of what was let in. No key is looked at, and no body read: that the service is
-full is no secret. Some are let through all the same, `LOOKS_PER_S`: an event that is known is answered by reading alone.
+full is no secret. Some are let through all the same, `LOOKS_PER_S`: an event that is known is answered by reading alone. When
+`LOOKED_AT_MAX` are looked at already, the next would only wait: however much room there seems to be, it is refused, too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from sds.service.deciding.terms import DEADLINE_HEADER
 from sds.service.problems import Problem, response_of
 from sds.service.state import Service
 
-LOOKS_PER_S = 50.0
+LOOKS_PER_S, LOOKED_AT_MAX = 50.0, 16
+CROWDED_S = 1.0
 _ASKING = re.compile(r"/v1/gates/([a-z][a-z0-9_]{0,63})/decisions")
 _DEADLINE = DEADLINE_HEADER.lower().encode()
 
@@ -38,7 +40,10 @@ class LoadShedding:
         gate = None if asked is None else self._service.gates.get(asked[1])
         if gate is None:
             return None
-        problem = self._service.admission.refusal(gate.name, _left_ms(scope, gate.deadline_ms_max))
+        admission = self._service.admission
+        if admission.looked_at >= LOOKED_AT_MAX:
+            return Problem("OVERLOADED", retry_after_s=CROWDED_S)
+        problem = admission.refusal(gate.name, _left_ms(scope, gate.deadline_ms_max))
         return None if problem is None or self._may_look() else problem
 
     def _may_look(self) -> bool:

@@ -66,7 +66,8 @@ class _Begun:
 
 async def decide(service: Service, request: DecisionRequest) -> DecisionReply:
     """Return what answers a request. Raises Problem and SdsError: then nothing is kept under its key."""
-    begun = await run_in_threadpool(_begin, service, request)
+    with service.admission.looking():
+        begun = await run_in_threadpool(_begin, service, request)
     if begun.answered is not None:
         return begun.answered
     if begun.handle is None:

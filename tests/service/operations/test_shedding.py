@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import orjson
 import pytest
 
 from sds.service.admission import Admission
-from sds.service.operations.shedding import LOOKS_PER_S, LoadShedding
+from sds.service.operations.shedding import LOOKED_AT_MAX, LOOKS_PER_S, LoadShedding
 from tests.service.testbed import EVENT, opened_bed
 
 PATH = "/v1/gates/toll/decisions"
@@ -67,6 +68,17 @@ def test_a_few_a_second_are_looked_at_all_the_same(full: Door) -> None:
     full.now_s += 0.1
     assert [None] * 5 == [full.ask() for _ in range(5)]
     assert full.ask() is not None
+
+
+def test_who_would_only_wait_to_be_looked_at_is_refused_however_much_time_there_is() -> None:
+    door = Door()
+    with ExitStack() as looking:
+        for _ in range(LOOKED_AT_MAX):
+            assert door.ask(b"20000") is None
+            looking.enter_context(door.admission.looking())
+        problem = door.ask(b"20000")
+    assert "OVERLOADED" == (problem or {})["reason_code"]
+    assert door.ask(b"20000") is None
 
 
 @pytest.mark.parametrize(
