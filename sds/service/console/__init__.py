@@ -1,3 +1,10 @@
-"""The console: what waits for a human, one case at a time, what is decided now, and who may stop it (DIR 4.7). Pages are made
-here, on the server; a browser without scripts loses only that the live page renews itself.
+"""Pages for people, under /console: what waits for a human, one case at a time, what is decided now, and who may stop it.
+
+They are made here, on the server; without scripts a browser loses only that the live page renews itself.
 """
+
+from __future__ import annotations
+
+from sds.service.console.routes import router
+
+__all__ = ["router"]
