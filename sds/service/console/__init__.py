@@ -5,6 +5,6 @@ They are made here, on the server; without scripts a browser loses only that the
 
 from __future__ import annotations
 
-from sds.service.console.routes import router
+from sds.service.console.actions import router
 
 __all__ = ["router"]
