@@ -12,9 +12,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Annotated
 
 import sqlalchemy as sa
-from fastapi import Request, Security
+from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 
@@ -135,6 +136,13 @@ def caller(role: str) -> Callable[..., object]:
         return found
 
     return authorized
+
+
+# What a route takes to know who asks, and that they may: `who: Submitter`
+Submitter = Annotated[Caller, Depends(caller("submit"))]
+Viewer = Annotated[Caller, Depends(caller("read"))]
+Reviewer = Annotated[Caller, Depends(caller("review"))]
+Operator = Annotated[Caller, Depends(caller("operate"))]
 
 
 def digest_of(key: str) -> str:

@@ -31,18 +31,21 @@ class Bed:
     def __init__(self, opened: ExitStack, gates: OpenGates, database: Database, settings: ServiceSettings) -> None:
         self.gates, self.database, self.settings = gates, database, settings
         self.logged: list[tuple[str, Any]] = []
-        self.now_ms: Callable[[], int] = now_ms
+        self.clock: Callable[[], int] = now_ms
         self.app = create_app(
             settings,
             gates,
             database,
-            now_ms=lambda: self.now_ms(),
+            now_ms=self._now_ms,
             log=lambda event, facts: self.logged.append((event, facts)),
         )
         self.key = self.key_for("everything", ROLES, ("*",))
         self.client = opened.enter_context(
             TestClient(self.app, headers={"Authorization": f"Bearer {self.key}"}, raise_server_exceptions=False)
         )
+
+    def _now_ms(self) -> int:
+        return self.clock()
 
     def key_for(self, name: str, roles: tuple[str, ...], gates: tuple[str, ...]) -> str:
         return add_key(self.database, name, roles, gates, now_ms=now_ms())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import orjson
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from sds.service.body import read_body
-from sds.service.callers import Caller, caller
+from sds.service.callers import Submitter
 from sds.service.problems import Problem
 from sds.service.state import service
 
@@ -16,7 +16,7 @@ router = APIRouter(tags=["decisions"])
 
 
 @router.post("/v1/gates/{gate}/decisions")
-async def decide(request: Request, gate: str, who: Caller = Depends(caller("submit"))) -> Response:
+async def decide(request: Request, gate: str, _: Submitter) -> Response:
     """Decide one event of a gate; the same event again gives the stored answer."""
     state = service(request)
     opened = state.gate(gate)
