@@ -10,21 +10,24 @@ from fastapi import Depends, Request, Response
 from starlette.responses import RedirectResponse
 
 from sds.gate import Gate
+from sds.kernel.canonical import one_line
 from sds.kernel.errors import SdsError, StoreError, UsageError
-from sds.kernel.human.cases import read_case
-from sds.kernel.registry import registry
-from sds.kernel.registry.registry import Status
+from sds.service import review
 from sds.service.console import forms, taken
 from sds.service.console.forms import form
 from sds.service.console.rendering import Refusal, refusal, render
 from sds.service.console.routes import SESSION, Me, allowed, router, sessions, show_case, show_live
-from sds.service.console.session import PATH, Session, Tries, cookie_of, is_ours, login_csrf, set_cookie
+from sds.service.console.session import PATH, Tries, cookie_of, is_ours, login_csrf, set_cookie
 from sds.service.console.taken import Taken
 from sds.service.problems import Problem
+from sds.service.review import Move
 from sds.service.state import service
 
 LOGIN = "sds_login"
 _NOT_OURS = "the form was not sent by a page of this session: nothing was done"
+
+_HALTS = {"halt": True, "resume": False}
+_MOVES: dict[str, Move] = {"suspend": "suspend", "reactivate": "reactivate"}
 
 Form = Annotated[dict[str, str], Depends(form)]
 
@@ -92,8 +95,7 @@ def log_out(request: Request, me: Me, _: Ours) -> Response:
 @router.post("/cases/{gate}/{dfid}/take")
 def take(request: Request, me: Me, gate: str, dfid: str, sent: Ours) -> Response:
     """Take a case, or give it back, for others to see."""
-    opened, state = allowed(request, me, gate, "review"), service(request)
-    read_case(opened.gate.store, opened.gate.contract, dfid)
+    opened, state = allowed(request, me, gate, "review", dfid), service(request)
     if sent.get("take") == "yes":
         taken.take(state.database, gate, dfid, Taken(me.name, me.key_digest, state.now_ms()))
     else:
@@ -104,19 +106,10 @@ def take(request: Request, me: Me, gate: str, dfid: str, sent: Ours) -> Response
 @router.post("/cases/{gate}/{dfid}")
 def decide(request: Request, me: Me, gate: str, dfid: str, sent: Ours) -> Response:
     """Decide a case as its form says; where that is refused, show it as it is now, and why."""
-    opened, state = allowed(request, me, gate, "review"), service(request)
+    opened, state = allowed(request, me, gate, "review", dfid), service(request)
     try:
-        wanted = forms.decided(sent, me.name, _decimals(opened.gate, dfid, sent.get("action", "")))
-        opened.gate.resolve(
-            dfid,
-            wanted.decision,
-            who=wanted.who,
-            reason=wanted.reason,
-            change=wanted.change,
-            seen=wanted.seen,
-            reference=wanted.reference,
-            acknowledge=wanted.acknowledge,
-        )
+        wanted = forms.decided(sent, me.name, _decimals(opened.gate, sent.get("action", "")))
+        review.decide(opened.gate, dfid, wanted)
     except SdsError as error:
         status = 503 if isinstance(error, StoreError) else 409
         how = {"status": status, "refused": refusal(error), "sent": sent, "looked": forms.looked_at(sent)}
@@ -125,7 +118,7 @@ def decide(request: Request, me: Me, gate: str, dfid: str, sent: Ours) -> Respon
     return RedirectResponse(f"{PATH}/cases/{gate}/{dfid}", 303)
 
 
-def _decimals(gate: Gate, dfid: str, action: str) -> dict[str, int]:
+def _decimals(gate: Gate, action: str) -> dict[str, int]:
     """Return how many decimals each number of a kind has, by the terms that a human decides under."""
     spec = gate.contract.human.kinds.get(action) or gate.contract.kinds.get(action)
     return {name: spec.scale(name) for name in spec.params} if spec else {}
@@ -136,23 +129,18 @@ def operate(request: Request, me: Me, gate: str, sent: Ours) -> Response:
     """Halt, resume, suspend or reactivate, with a reason."""
     opened = allowed(request, me, gate, "operate")
     try:
-        done = _operated(opened.gate, me, sent, service(request).now_ms())
+        _operate(opened.gate, me.name, sent, service(request).now_ms())
     except SdsError as error:
         return show_live(request, me, 409, refusal=refusal(error), sent={"gate": gate})
-    return show_live(request, me, done=f"{gate}: {done}.")
+    return RedirectResponse(f"{PATH}/live", 303)
 
 
-def _operated(gate: Gate, me: Session, sent: dict[str, str], now_ms: int) -> str:
-    act, agent, reason = (sent.get(name, "").strip() for name in ("act", "agent", "reason"))
-    moves: dict[str, Status] = {"suspend": "SUSPENDED", "reactivate": "ACTIVE"}
-    if not reason:
-        raise UsageError("a reason is needed, for the record")
-    if act in ("halt", "resume"):
-        changed = registry.set_halted(gate.store, act == "halt", by=me.name, reason=reason, now_ms=now_ms)
-        return ("halted" if act == "halt" else "running") if changed else f"was {act}ed already"
-    if act not in moves:
-        raise UsageError(f"there is nothing called `{act[:40]}` to do here")
-    registry.transition(
-        gate.store, agent, moves[act], by="operator", who=me.name, reason=reason, now_ms=now_ms
-    )
-    return f"{agent} is {moves[act]}"
+def _operate(gate: Gate, who: str, sent: dict[str, str], now_ms: int) -> None:
+    act, agent, reason = (sent.get(name, "") for name in ("act", "agent", "reason"))
+    if act in _HALTS:
+        if not review.set_halted(gate, _HALTS[act], who=who, reason=reason, now_ms=now_ms)["changed"]:
+            raise UsageError(f"the gate is {'halted' if _HALTS[act] else 'running'} already")
+    elif act in _MOVES:
+        review.move_agent(gate, agent, _MOVES[act], who=who, reason=reason, now_ms=now_ms)
+    else:
+        raise UsageError(f"there is nothing called `{one_line(act, 80)}` to do here")

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from sds.escalations import choices, waits
 from sds.gate import Gate
 from sds.kernel.audit.verify import flow_record
-from sds.kernel.contract.human_terms import Impact, impact
+from sds.kernel.contract.human_terms import Impact
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.bounds import format_literal
-from sds.kernel.envelope.envelope import ESCALATE, KindBound
+from sds.kernel.envelope.envelope import KindBound
 from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, unreadable
 from sds.kernel.human.cases import Case
 from sds.kernel.human.review import CaseView, HumanReview
@@ -48,7 +49,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Alternatives:
     """What the model could choose between at one place, likeliest first."""
 
     name: str
@@ -106,19 +107,24 @@ class CasePage:
     numbers: tuple[tuple[str, str], ...]
     impact: Impact | None
     rationale: str
-    choices: tuple[Choice, ...]
+    alternatives: tuple[Alternatives, ...]
     kinds: tuple[Kind, ...]
     override: bool
     history: tuple[Entry, ...]
 
     @property
     def waits(self) -> bool:
-        return self.case.unknown or (self.case.state == "ESCALATED" and self.case.resolved is None)
+        return waits(self.case)
 
     @property
     def marks(self) -> tuple[str, ...]:
         """What was found in the evidence, each once, in the order of the text."""
         return tuple(dict.fromkeys(mark for piece in self.evidence for mark in piece.marks))
+
+    @property
+    def looked(self) -> bool:
+        """Whether it is known what an earlier page showed."""
+        return any(row.looked for row in self.fields)
 
     @property
     def shown(self) -> str:
@@ -133,15 +139,17 @@ def case_page(gate: Gate, dfid: str, review: HumanReview, *, currency: str, look
     case = review.case(dfid)
     view, unread = _view(review, case)
     terms, event = review.contract, gate.contract.event
-    envelope = view.packet.envelope if view else None
-    evidence = event.evidence or ""
-    kinds = envelope.kinds if envelope and case.can_be_carried_out and not case.unknown else ()
-    proposal = case.proposal
+    may = choices(terms, case, view) if view else ()
+    evidence, proposal = event.evidence or "", case.proposal
     return CasePage(
         gate=terms.gate,
         case=case,
         why=words.why("UNKNOWN" if case.unknown else case.reason_code),
-        event=tuple((name, words.plain(value)) for name, value in case.trigger.items() if name != evidence and not case.difference),
+        event=tuple(
+            (name, words.plain(value))
+            for name, value in case.trigger.items()
+            if name != evidence and not case.difference
+        ),
         evidence=words.pieces(str(case.trigger.get(evidence, ""))),
         fields=tuple(_fields(terms, case, view, currency, looked)),
         notes=view.packet.notes if view else (),
@@ -150,9 +158,9 @@ def case_page(gate: Gate, dfid: str, review: HumanReview, *, currency: str, look
         numbers=tuple(numbers(terms, case.action or "", case.numbers, currency)),
         impact=case.impact(terms),
         rationale=words.plain(proposal.rationale) if proposal and proposal.rationale else "",
-        choices=tuple(map(choice, case.alternatives)),
-        kinds=tuple(_kind(terms, kind, currency) for kind in kinds if kind.kind != ESCALATE),
-        override=bool(kinds and envelope and proposal and not envelope.objections(replace(proposal, rationale=None))),
+        alternatives=tuple(map(alternative, case.alternatives)),
+        kinds=tuple(_kind(each.kind, each.impacts or (), currency) for each in may if each.kind),
+        override=any(each.decision == "OVERRIDE" for each in may),
         history=tuple(history(gate, dfid)),
     )
 
@@ -185,19 +193,17 @@ def numbers(terms: Contract, action: str, values: Mapping[str, int], currency: s
         yield name, words.amount(value, spec.scale(name), currency) if spec and known else f"{value} minor units"
 
 
-def choice(measured: Mapping[str, Any]) -> Choice:
+def alternative(measured: Mapping[str, Any]) -> Alternatives:
     probabilities = measured.get("probabilities", {})
     ranked = sorted(probabilities.items(), key=lambda share: -share[1])
     chosen = measured.get("chosen")
-    return Choice(
+    return Alternatives(
         words.plain(measured.get("choice", "")),
         tuple(Share(words.plain(label), min(1.0, max(0.0, float(p))), label == chosen) for label, p in ranked),
     )
 
 
-def _kind(terms: Contract, kind: KindBound, currency: str) -> Kind:
-    fixed = {name: value for name, value, _ in kind.fills}
-    ends = (fixed | {name: getattr(bound, end) for name, bound in kind.params} for end in ("lo", "hi"))
+def _kind(kind: KindBound, impacts: tuple[Impact, ...], currency: str) -> Kind:
     return Kind(
         name=kind.kind,
         numbers=tuple(
@@ -211,7 +217,7 @@ def _kind(terms: Contract, kind: KindBound, currency: str) -> Kind:
         ),
         fixed=tuple((name, words.amount(value, scale, currency)) for name, value, scale in kind.fills),
         reasons=kind.reasons,
-        impacts=tuple(dict.fromkeys(impact(terms, kind.kind, values) for values in ends)),
+        impacts=tuple(dict.fromkeys(impacts)),
     )
 
 
@@ -221,6 +227,7 @@ def history(gate: Gate, dfid: str) -> Iterator[Entry]:
     try:
         for entry in record["ledger"]:
             body = json.loads(entry["body"])
+            body |= body["by"] if isinstance(body.get("by"), dict) else {}
             detail = ", ".join(words.plain(body[name]) for name in _TOLD if body.get(name) not in (None, ""))
             yield Entry(entry["at_ms"], entry["kind"], words.entry(entry["kind"]), detail)
     except NOT_AS_WRITTEN as error:

@@ -12,7 +12,7 @@ from sds.kernel.audit.verify import flow_record
 from sds.kernel.envelope.proposal import Proposal, parse_recorded
 from sds.kernel.errors import NOT_AS_WRITTEN, UsageError, unreadable
 from sds.service.console import words
-from sds.service.console.case import Choice, Entry, choice, history, numbers
+from sds.service.console.case import Alternatives, Entry, alternative, history, numbers
 from sds.service.console.words import Piece
 
 Facts = tuple[tuple[str, str], ...]
@@ -45,7 +45,7 @@ class DecisionPage:
     opened_ms: int
     waits: bool
     sections: tuple[Section, ...]
-    choices: tuple[Choice, ...]
+    alternatives: tuple[Alternatives, ...]
     history: tuple[Entry, ...]
 
 
@@ -63,11 +63,11 @@ def decision_page(gate: Gate, dfid: str, *, currency: str) -> DecisionPage:
             dfid=dfid,
             event_id=words.plain(flow["event_id"]),
             state=flow["state"],
-            action=human.get("policy_kind") or order.get("kind") or proposed.get("policy_kind") or "–",
+            action=human.get("policy_kind") or order.get("kind") or proposed.get("policy_kind") or "-",
             opened_ms=flow["created_at_ms"],
             waits=flow["state"] == "ESCALATED" or order.get("status") == "UNKNOWN",
             sections=tuple(_sections(gate, record, currency)),
-            choices=tuple(_choices(proposed)),
+            alternatives=tuple(_alternatives(proposed)),
             history=tuple(history(gate, dfid)),
         )
     except NOT_AS_WRITTEN as error:
@@ -86,13 +86,23 @@ def _sections(gate: Gate, record: Mapping[str, Any], currency: str) -> Iterator[
         yield Section("Proposal", (*_facts(proposed, _PROPOSED), *said, *certain), lines=tuple(_rationale(record)))
     if verdict := record["dim_validations"]:
         lines = tuple(f"gate {gate_no}: {code}: {line}" for gate_no, code, line in json.loads(verdict["reasons"]))
-        yield Section("Verdict", _facts(verdict, ("outcome", "reason_code", "gate_reached", "attempt_number")), lines=lines)
+        yield Section(
+            "Verdict", _facts(verdict, ("outcome", "reason_code", "gate_reached", "attempt_number")), lines=lines
+        )
     if human := record["human_decisions"]:
-        yield Section("A human's decision", (*_facts(human, _HUMAN), *_numbers(gate, human["policy_kind"], human["params"], currency)))
+        yield Section(
+            "A human's decision",
+            (*_facts(human, _HUMAN), *_numbers(gate, human["policy_kind"], human["params"], currency)),
+        )
     if order := record["execution_log"]:
         yield Section("Order", (*_facts(order, _ORDER), *_numbers(gate, order["kind"], order["params"], currency)))
     if held := record["reservations"]:
-        yield Section("Reserved", tuple((each["resource"], f"{each['amount']} minor units, {each['status']}") for each in held))
+        yield Section(
+            "Reserved", tuple((each["resource"], f"{each['amount']} minor units, {each['status']}") for each in held)
+        )
+    if saga := record["saga"]:
+        lines = tuple(f"{each['dfid']}: {each['status']} {each['reference'] or ''}" for each in record["reversals"])
+        yield Section("Several steps", _facts(saga, ("name", "phase", "compensation")), lines=lines)
     if record["children"]:
         lines = tuple(f"{each['dfid']}: {each['state']} {each['action'] or ''}" for each in record["children"])
         yield Section("Steps", lines=lines)
@@ -111,8 +121,14 @@ def _read(gate: Gate, record: Mapping[str, Any], currency: str) -> Iterator[Sect
         return
     body = json.loads(snapshot["body"])
     declared = gate.contract.snapshot
-    facts = tuple((path, words.field(path, declared.get(path, "string"), value, currency)) for path, value in body["fields"].items())
-    yield Section("State, as the agent read it", (*facts, ("version", words.plain(body["version"])), ("snapshot", snapshot["snapshot_id"])))
+    facts = tuple(
+        (path, words.field(path, declared.get(path, "string"), value, currency))
+        for path, value in body["fields"].items()
+    )
+    yield Section(
+        "State, as the agent read it",
+        (*facts, ("version", words.plain(body["version"])), ("snapshot", snapshot["snapshot_id"])),
+    )
     text = "".join(json.loads(snapshot["prompt"]))
     found = tuple(map(words.pattern, json.loads(snapshot["security"])))
     note = (f"Found in the evidence: {', '.join(found)}.",) if found else ()
@@ -122,7 +138,9 @@ def _read(gate: Gate, record: Mapping[str, Any], currency: str) -> Iterator[Sect
 def _tries(record: Mapping[str, Any]) -> Iterator[Section]:
     for attempt in record["attempts"]:
         reasons = (f"gate {gate_no}: {code}: {line}" for gate_no, code, line in json.loads(attempt["reasons"]))
-        yield Section(f"Rejected attempt {attempt['attempt_number']}", lines=(words.plain(attempt["proposal"]), *reasons))
+        yield Section(
+            f"Rejected attempt {attempt['attempt_number']}", lines=(words.plain(attempt["proposal"]), *reasons)
+        )
 
 
 def _rationale(record: Mapping[str, Any]) -> Iterator[str]:
@@ -136,10 +154,10 @@ def _rationale(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"Why, after the decision: {words.plain(record['rationale'])}"
 
 
-def _choices(proposed: Mapping[str, Any]) -> Iterator[Choice]:
+def _alternatives(proposed: Mapping[str, Any]) -> Iterator[Alternatives]:
     measured = json.loads(proposed.get("alternatives") or "[]")
     if isinstance(measured, list):
-        yield from map(choice, measured)
+        yield from map(alternative, measured)
 
 
 def _numbers(gate: Gate, kind: str | None, params: str | None, currency: str) -> Facts:

@@ -130,7 +130,7 @@ def _decided(row: Record) -> Decided:
         dfid=dfid,
         event_id=words.plain(event_id),
         state=state,
-        action=action or "–",
+        action=action or "-",
         became=status or tag or "",
     )
 
@@ -148,7 +148,9 @@ def _agents(gate: Gate, now_ms: int) -> list[Agent]:
     standing = {each.name: each for watching in both for each in watching.standing(gate.store, now_ms)}
     mine = tuple(standing[monitor.name] for monitor in contract.monitors)
     return [
-        Agent(each.agent_id, each.status, _move(gate, each.agent_id), mine if each.agent_id == contract.agent_id else ())
+        Agent(
+            each.agent_id, each.status, _move(gate, each.agent_id), mine if each.agent_id == contract.agent_id else ()
+        )
         for each in registry.agents(gate.store)
     ]
 

@@ -116,7 +116,7 @@ class ConsoleRoute(APIRoute):
 def _refused(request: Request, problem: Problem) -> Response:
     reason = REASONS[problem.code]
     said = Refusal(problem.detail or reason.meaning, problem.hint or reason.hint)
-    response = render(request, "refused.html", reason.status, refusal=said, status=HTTPStatus(reason.status).phrase)
+    response = render(request, "refused.html", reason.status, refusal=said, phrase=HTTPStatus(reason.status).phrase)
     response.headers.update(problem.headers)
     return response
 

@@ -8,9 +8,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import RedirectResponse
 
+from sds.kernel.canonical import one_line
 from sds.kernel.errors import SdsError
 from sds.kernel.human.review import HumanReview
 from sds.kernel.storage.store import Reader
+from sds.service import review
 from sds.service.console import live, taken
 from sds.service.console.case import case_page
 from sds.service.console.decision import decision_page
@@ -45,12 +47,12 @@ def logged_in(request: Request) -> Session:
 Me = Annotated[Session, Depends(logged_in)]
 
 
-def allowed(request: Request, me: Session, gate: str, *roles: str) -> OpenGate:
-    """Return a gate at which somebody has one of these roles. Raises Problem."""
-    if not me.roles & {*roles}:
-        me.caller.check(roles[0])
+def allowed(request: Request, me: Session, gate: str, role: str, dfid: str = "") -> OpenGate:
+    """Return a gate at which somebody has a role. Raises Problem: they have not, or there is no such gate or flow."""
+    me.caller.check(role, gate)
     opened = service(request).gate(gate)
-    me.caller.check(next(iter(me.roles & {*roles})), gate)
+    if dfid and review.gate_of([opened.gate], dfid) is None:
+        raise Problem("DFID_UNKNOWN", f"there is no flow `{one_line(dfid, 80)}` at gate `{gate}`")
     return opened
 
 
@@ -67,15 +69,13 @@ def waiting_page(request: Request, me: Me) -> Response:
             found += waiting(name, opened.gate, opened.definition.demo.currency, of_gate)
         except SdsError as error:  # a record that cannot be read hides no other
             failures.append(f"{name}: {error}")
-    return render(
-        request, "queue.html", here="queue", queue=queue(found, wanted), wanted=wanted, failures=failures
-    )
+    return render(request, "queue.html", here="queue", queue=queue(found, wanted), wanted=wanted, failures=failures)
 
 
 @router.get("/cases/{gate}/{dfid}")
 def case(request: Request, me: Me, gate: str, dfid: str) -> Response:
     """Show one case, and what may be decided about it."""
-    return show_case(request, allowed(request, me, gate, "review"), dfid)
+    return show_case(request, allowed(request, me, gate, "review", dfid), dfid)
 
 
 def show_case(
@@ -90,10 +90,10 @@ def show_case(
 ) -> Response:
     """Show a case. `refused`: why what was `sent` was not done; `looked`: the state that its page had shown."""
     state = service(request)
-    review = HumanReview(opened.gate.kernel, now_ms=state.now_ms)
-    page = case_page(opened.gate, dfid, review, currency=opened.definition.demo.currency, looked=looked or {})
+    at = HumanReview(opened.gate.kernel, now_ms=state.now_ms)
+    page = case_page(opened.gate, dfid, at, currency=opened.definition.demo.currency, looked=looked or {})
     holder = taken.of_gate(state.database, opened.name, state.now_ms()).get(dfid)
-    fields = {name: "" for name in ("decision", "action", "code", "reason", "reference")}
+    fields = dict.fromkeys(("decision", "action", "code", "reason", "reference"), "")
     fields |= {f"number.{number.name}": "" for kind in page.kinds for number in kind.numbers}
     values = {"page": page, "taken": holder, "sent": fields | dict(sent or {}), "refusal": refused}
     return render(request, "case.html", status, here="queue", **values)
@@ -117,7 +117,7 @@ def show_live(request: Request, me: Session, status: int = 200, **values: Any) -
         request,
         "live.html",
         status,
-        **{"here": "live", "may_operate": operates, "done": "", "sent": {"gate": ""}, **_now(request, me), **values},
+        **{"here": "live", "may_operate": operates, "sent": {"gate": ""}, **_now(request, me), **values},
     )
 
 
@@ -137,7 +137,7 @@ def _now(request: Request, me: Session) -> dict[str, Any]:
 @router.get("/decisions/{gate}/{dfid}")
 def decision(request: Request, me: Me, gate: str, dfid: str) -> Response:
     """Show the whole causal record of one decision."""
-    opened = allowed(request, me, gate, "read")
+    opened = allowed(request, me, gate, "read", dfid)
     page = decision_page(opened.gate, dfid, currency=opened.definition.demo.currency)
     return render(request, "decision.html", here="live", page=page)
 
@@ -156,8 +156,7 @@ def find(request: Request, me: Me) -> Response:
 
 def _flows(store: Reader, gate: str, asked: str) -> list[str]:
     rows = store.rows(
-        "SELECT dfid FROM decision_flows WHERE dfid = ?"
-        " UNION SELECT dfid FROM events WHERE gate = ? AND event_id = ?",
+        "SELECT dfid FROM decision_flows WHERE dfid = ? UNION SELECT dfid FROM events WHERE gate = ? AND event_id = ?",
         (asked, gate, asked),
     )
     return [str(row[0]) for row in rows]

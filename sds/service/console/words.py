@@ -158,7 +158,7 @@ def unit(scale: int, currency: str) -> str:
 def field(path: str, declared: str, value: Value | None, currency: str) -> str:
     """Return a field of the state as a human reads it: by its declared type."""
     if value is None:
-        return "–"
+        return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
