@@ -5,6 +5,8 @@ They are made here, on the server; without scripts a browser loses only that the
 
 from __future__ import annotations
 
-from sds.service.console.actions import router
+from sds.service.console import actions, routes
 
-__all__ = ["router"]
+__all__ = ["actions", "router"]
+
+router = routes.router  # and the routes that `actions` has added

@@ -95,7 +95,8 @@ def log_out(request: Request, me: Me, _: Ours) -> Response:
 @router.post("/cases/{gate}/{dfid}/take")
 def take(request: Request, me: Me, gate: str, dfid: str, sent: Ours) -> Response:
     """Take a case, or give it back, for others to see."""
-    opened, state = allowed(request, me, gate, "review", dfid), service(request)
+    allowed(request, me, gate, "review", dfid)
+    state = service(request)
     if sent.get("take") == "yes":
         taken.take(state.database, gate, dfid, Taken(me.name, me.key_digest, state.now_ms()))
     else:
@@ -106,14 +107,15 @@ def take(request: Request, me: Me, gate: str, dfid: str, sent: Ours) -> Response
 @router.post("/cases/{gate}/{dfid}")
 def decide(request: Request, me: Me, gate: str, dfid: str, sent: Ours) -> Response:
     """Decide a case as its form says; where that is refused, show it as it is now, and why."""
-    opened, state = allowed(request, me, gate, "review", dfid), service(request)
+    opened = allowed(request, me, gate, "review", dfid)
+    state = service(request)
     try:
         wanted = forms.decided(sent, me.name, _decimals(opened.gate, sent.get("action", "")))
         review.decide(opened.gate, dfid, wanted)
     except SdsError as error:
         status = 503 if isinstance(error, StoreError) else 409
-        how = {"status": status, "refused": refusal(error), "sent": sent, "looked": forms.looked_at(sent)}
-        return show_case(request, opened, dfid, **how)
+        looked = forms.looked_at(sent)
+        return show_case(request, opened, dfid, status=status, refused=refusal(error), sent=sent, looked=looked)
     taken.give_back(state.database, gate, dfid)
     return RedirectResponse(f"{PATH}/cases/{gate}/{dfid}", 303)
 

@@ -23,7 +23,7 @@ from sds.kernel.human.review import CaseView, HumanReview
 from sds.service.console import words
 from sds.service.console.words import Piece
 
-_TOLD = ("outcome", "decision", "who", "reason", "reason_code", "status", "reference", "right")  # of a ledger entry
+_SAID = ("outcome", "decision", "who", "reason", "reason_code", "status", "reference", "right")  # of a ledger entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Alternatives:
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class NumberField:
     """A number a human may set. `least`, `most`, `step` are decimals in major units, as they are typed."""
 
     name: str
@@ -73,7 +73,7 @@ class Kind:
     """One decision a human may make instead. `fixed`: numbers that the rules set; `impacts`: of its least and its most."""
 
     name: str
-    numbers: tuple[Number, ...]
+    numbers: tuple[NumberField, ...]
     fixed: tuple[tuple[str, str], ...]
     reasons: tuple[str, ...]
     impacts: tuple[Impact, ...]
@@ -207,11 +207,13 @@ def _kind(kind: KindBound, impacts: tuple[Impact, ...], currency: str) -> Kind:
     return Kind(
         name=kind.kind,
         numbers=tuple(
-            Number(
-                name,
-                *(format_literal(value, bound.scale) for value in (bound.lo, bound.hi, bound.step)),
-                words.unit(bound.scale, currency),
-                words.bounds(bound, currency),
+            NumberField(
+                name=name,
+                least=format_literal(bound.lo, bound.scale),
+                most=format_literal(bound.hi, bound.scale),
+                step=format_literal(bound.step, bound.scale),
+                unit=words.unit(bound.scale, currency),
+                words=words.bounds(bound, currency),
             )
             for name, bound in kind.params
         ),
@@ -228,7 +230,7 @@ def history(gate: Gate, dfid: str) -> Iterator[Entry]:
         for entry in record["ledger"]:
             body = json.loads(entry["body"])
             body |= body["by"] if isinstance(body.get("by"), dict) else {}
-            detail = ", ".join(words.plain(body[name]) for name in _TOLD if body.get(name) not in (None, ""))
+            detail = ", ".join(words.plain(body[name]) for name in _SAID if body.get(name) not in (None, ""))
             yield Entry(entry["at_ms"], entry["kind"], words.entry(entry["kind"]), detail)
     except NOT_AS_WRITTEN as error:
         raise unreadable(dfid) from error

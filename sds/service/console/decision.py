@@ -129,10 +129,11 @@ def _read(gate: Gate, record: Mapping[str, Any], currency: str) -> Iterator[Sect
         "State, as the agent read it",
         (*facts, ("version", words.plain(body["version"])), ("snapshot", snapshot["snapshot_id"])),
     )
-    text = "".join(json.loads(snapshot["prompt"]))
+    *ours, evidence = json.loads(snapshot["prompt"]) or [""]
+    text = "".join(each if each.endswith("\n") else f"{each}\n" for each in ours)
     found = tuple(map(words.pattern, json.loads(snapshot["security"])))
     note = (f"Found in the evidence: {', '.join(found)}.",) if found else ()
-    yield Section("What the model read", pieces=words.pieces(text), lines=note)
+    yield Section("What the model read", pieces=(Piece(text), *words.pieces(evidence)), lines=note)
 
 
 def _tries(record: Mapping[str, Any]) -> Iterator[Section]:

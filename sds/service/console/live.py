@@ -43,7 +43,7 @@ _ACTS = "SELECT at_ms, body FROM ledger WHERE dfid = '' AND kind = ? ORDER BY id
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class DecidedFlow:
     """One decision. `took_ms`: from its event to its entry in the ledger."""
 
     at_ms: int
@@ -84,7 +84,7 @@ class GateNow:
     p99_ms: int | None
     executor: str
     answers: bool
-    last: tuple[Decided, ...]
+    last: tuple[DecidedFlow, ...]
     whole: bool
 
 
@@ -122,9 +122,9 @@ def percentile(ordered: Sequence[int], percent: int) -> int | None:
     return ordered[-(-len(ordered) * percent // 100) - 1] if ordered else None
 
 
-def _decided(row: Record) -> Decided:
+def _decided(row: Record) -> DecidedFlow:
     at_ms, dfid, created_ms, event_id, state, action, status, tag, _ = row
-    return Decided(
+    return DecidedFlow(
         at_ms=at_ms,
         took_ms=max(0, at_ms - created_ms),
         dfid=dfid,

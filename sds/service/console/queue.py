@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 from urllib.parse import urlencode
 
 from sds.gate import Gate
@@ -18,12 +19,16 @@ from sds.service.console.taken import Taken
 READ_MAX = 1_000  # cases of one gate that are looked through, oldest first
 PAGE = 50  # rows of a page
 
+TEXT_CHARS_MAX = 200
+_PAGE = re.compile(r"[1-9][0-9]{0,5}")
+
 Sort = Literal["age", "impact", "reason"]
-_IMPACTS: dict[Impact | None, int] = {"HIGH": 0, "LOW": 1, None: 2}
+_SORTS: dict[str, Sort] = {"age": "age", "impact": "impact", "reason": "reason"}
+_IMPACTS: dict[Impact | None, str] = {"HIGH": "1", "LOW": "2", None: "3"}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class QueueRow:
     """One case that waits. `proposed`: in words, empty where nothing is; `taken`: by whom, if by anybody."""
 
     gate: str
@@ -50,12 +55,10 @@ class Wanted:
     @classmethod
     def read(cls, query: Mapping[str, str]) -> Wanted:
         """Read a query; what it asks for that there is not is left out, for a link may be an old one."""
-        sort, page = query.get("sort", ""), query.get("page", "")
-        return cls(
-            sort if sort in get_args(Sort) else "age",  # type: ignore[arg-type]  # one of them, just asked
-            *(query.get(name, "")[:200] for name in ("gate", "impact", "reason")),
-            int(page) if page.isascii() and page.isdigit() and 0 < len(page) < 7 else 1,
-        )
+        sort = _SORTS.get(query.get("sort", ""), "age")
+        gate, impact, reason = (query.get(name, "")[:TEXT_CHARS_MAX] for name in ("gate", "impact", "reason"))
+        page = query.get("page", "")
+        return cls(sort, gate, impact, reason, int(page) if _PAGE.fullmatch(page) else 1)
 
     def link(self, **changes: object) -> str:
         """Return the query of a link that changes this; a filter that is changed begins at the first page."""
@@ -70,7 +73,7 @@ class Queue:
     were looked through. `gates`, `impacts`, `reasons`: what there is to filter by, with how many each.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[QueueRow, ...]
     found: int
     waiting: int
     more: bool
@@ -81,12 +84,12 @@ class Queue:
     pages: int
 
 
-def waiting(name: str, gate: Gate, currency: str, taken: Mapping[str, Taken]) -> list[Row]:
+def waiting(name: str, gate: Gate, currency: str, taken: Mapping[str, Taken]) -> list[QueueRow]:
     """Return what waits at one gate, oldest first. `taken`: by flow."""
     terms = human_contract(gate.contract)
     found = cases.waiting(gate.store, terms, limit=READ_MAX + 1)
     return [
-        Row(
+        QueueRow(
             gate=name,
             dfid=case.dfid,
             event_id=words.plain(case.event_id),
@@ -107,15 +110,10 @@ def _reason(case: Case) -> str:
     return "RECORD_DAMAGED" if case.damaged else "UNKNOWN" if case.unknown else case.reason_code or ""
 
 
-def queue(found: Sequence[Row], wanted: Wanted) -> Queue:
+def queue(found: Sequence[QueueRow], wanted: Wanted) -> Queue:
     """Filter, sort and cut what waits."""
     rows = [row for row in found if _fits(row, wanted)]
-    orders = {
-        "age": lambda row: (row.since_ms, row.dfid),
-        "impact": lambda row: (_IMPACTS[row.impact], row.since_ms, row.dfid),
-        "reason": lambda row: (row.reason, row.since_ms, row.dfid),
-    }
-    rows.sort(key=orders[wanted.sort])
+    rows.sort(key=lambda row: (_first(row, wanted.sort), row.since_ms, row.dfid))
     pages = max(1, -(-len(rows) // PAGE))
     page = min(wanted.page, pages)
     by_gate = _counts(row.gate for row in found)
@@ -132,7 +130,12 @@ def queue(found: Sequence[Row], wanted: Wanted) -> Queue:
     )
 
 
-def _fits(row: Row, wanted: Wanted) -> bool:
+def _first(row: QueueRow, sort: Sort) -> str:
+    """Return what comes before age in an order."""
+    return {"age": "", "impact": _IMPACTS[row.impact], "reason": row.reason}[sort]
+
+
+def _fits(row: QueueRow, wanted: Wanted) -> bool:
     return all(
         not asked or asked == has
         for asked, has in ((wanted.gate, row.gate), (wanted.impact, row.impact or "none"), (wanted.reason, row.reason))

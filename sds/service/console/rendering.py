@@ -1,4 +1,4 @@
-"""Makes pages of templates, with what a browser is told about every page; and answers what goes wrong with a page, too."""
+"""Makes pages of templates, with what a browser must know of every page; and answers what goes wrong with a page, too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, RedirectResponse
 
 from sds.kernel.errors import SdsError
 from sds.service.console import words
-from sds.service.console.session import PATH, LoggedOutError, Session
+from sds.service.console.session import PATH, LoggedOutError, ConsoleSession
 from sds.service.problems import Problem, of_error
 from sds.service.reasons import REASONS
 from sds.service.state import Service, service
@@ -71,7 +71,7 @@ _PAGES = _environment()
 def render(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
     """Return a page. What every page shows comes of the request: who is logged in, and what is halted."""
     state: Service = service(request)
-    session: Session | None = getattr(request.state, "session", None)
+    session: ConsoleSession | None = getattr(request.state, "session", None)
     whole = {
         "me": session,
         "csrf": session.csrf if session else "",
@@ -85,7 +85,7 @@ def render(request: Request, template: str, status: int = 200, **values: Any) ->
     return HTMLResponse(_PAGES.get_template(template).render(whole), status)
 
 
-def _halted(state: Service, session: Session) -> tuple[str, ...]:
+def _halted(state: Service, session: ConsoleSession) -> tuple[str, ...]:
     try:
         return tuple(name for name, each in state.gates_of(session.caller).items() if each.gate.store.halted)
     except (Problem, SdsError):  # the page itself says what is wrong

@@ -16,9 +16,9 @@ from sds.service import review
 from sds.service.console import live, taken
 from sds.service.console.case import case_page
 from sds.service.console.decision import decision_page
-from sds.service.console.queue import Row, Wanted, queue, waiting
+from sds.service.console.queue import QueueRow, Wanted, queue, waiting
 from sds.service.console.rendering import STATIC, ConsoleRoute, Refusal, render, static
-from sds.service.console.session import PATH, LoggedOutError, Session, Sessions, cookie_of
+from sds.service.console.session import PATH, LoggedOutError, ConsoleSession, Sessions, cookie_of
 from sds.service.gates import OpenGate
 from sds.service.problems import Problem
 from sds.service.state import service
@@ -34,7 +34,7 @@ def sessions(request: Request) -> Sessions:
     return Sessions(state.database, state.callers, now_ms=state.now_ms, token=request.app.state.token)
 
 
-def logged_in(request: Request) -> Session:
+def logged_in(request: Request) -> ConsoleSession:
     """Return who is logged in. Raises LoggedOutError."""
     cookie = cookie_of(request, SESSION)
     found = sessions(request).find(cookie) if cookie else None
@@ -44,10 +44,10 @@ def logged_in(request: Request) -> Session:
     return found
 
 
-Me = Annotated[Session, Depends(logged_in)]
+Me = Annotated[ConsoleSession, Depends(logged_in)]
 
 
-def allowed(request: Request, me: Session, gate: str, role: str, dfid: str = "") -> OpenGate:
+def allowed(request: Request, me: ConsoleSession, gate: str, role: str, dfid: str = "") -> OpenGate:
     """Return a gate at which somebody has a role. Raises Problem: they have not, or there is no such gate or flow."""
     me.caller.check(role, gate)
     opened = service(request).gate(gate)
@@ -61,7 +61,7 @@ def waiting_page(request: Request, me: Me) -> Response:
     """Show what waits for a human, as the query sorts and filters it."""
     if "review" not in me.roles:
         return RedirectResponse(f"{PATH}/live", 303)
-    wanted, found, failures = Wanted.read(request.query_params), list[Row](), list[str]()
+    wanted, found, failures = Wanted.read(request.query_params), list[QueueRow](), list[str]()
     state = service(request)
     for name, opened in state.gates_of(me.caller).items():
         try:
@@ -111,7 +111,7 @@ def now(request: Request, me: Me) -> Response:
     return render(request, "now.html", **_now(request, me))
 
 
-def show_live(request: Request, me: Session, status: int = 200, **values: Any) -> Response:
+def show_live(request: Request, me: ConsoleSession, status: int = 200, **values: Any) -> Response:
     operates = set(service(request).gates_of(me.caller)) if "operate" in me.roles else set[str]()
     return render(
         request,
@@ -121,7 +121,7 @@ def show_live(request: Request, me: Session, status: int = 200, **values: Any) -
     )
 
 
-def _now(request: Request, me: Session) -> dict[str, Any]:
+def _now(request: Request, me: ConsoleSession) -> dict[str, Any]:
     """Return what the live page shows of each gate. Raises Problem where none may be seen."""
     if not me.roles & {"read", "operate"}:
         me.caller.check("read")

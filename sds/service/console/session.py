@@ -34,7 +34,7 @@ class LoggedOutError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ConsoleSession:
     """Who is logged in. `csrf`: what every form of theirs carries; `cookie`: what the browser has."""
 
     caller: Caller
@@ -59,13 +59,13 @@ class Sessions:
     ) -> None:
         self._database, self._callers, self._now_ms, self._token = database, callers, now_ms, token
 
-    def open(self, key: str) -> Session | None:
+    def open(self, key: str) -> ConsoleSession | None:
         """Return a new session for a key; None: it is unknown, revoked, or has no role here."""
         digest = digest_of(key)
         caller = self._callers.look_up(digest)
         if caller is None or not caller.roles & ROLES:
             return None
-        made = Session(caller, digest, self._token(32), self._token(32))
+        made = ConsoleSession(caller, digest, self._token(32), self._token(32))
         now_ms = self._now_ms()
         times = {"made_at_ms": now_ms, "seen_at_ms": now_ms}
         with self._database.transaction() as connection:
@@ -75,7 +75,7 @@ class Sessions:
             )
         return made
 
-    def find(self, cookie: str) -> Session | None:
+    def find(self, cookie: str) -> ConsoleSession | None:
         """Return the session of a cookie; None where there is none, it is over, or its key was revoked."""
         now_ms, digest = self._now_ms(), digest_of(cookie)
         with self._database.reading() as connection:
@@ -88,9 +88,9 @@ class Sessions:
         if now_ms - row.seen_at_ms >= NOTED_MS:
             with self._database.transaction() as connection:
                 connection.execute(sessions.update().where(sessions.c.digest == digest).values(seen_at_ms=now_ms))
-        return Session(caller, row.key_digest, row.csrf, cookie)
+        return ConsoleSession(caller, row.key_digest, row.csrf, cookie)
 
-    def end(self, session: Session) -> None:
+    def end(self, session: ConsoleSession) -> None:
         with self._database.transaction() as connection:
             connection.execute(sessions.delete().where(sessions.c.digest == digest_of(session.cookie)))
 

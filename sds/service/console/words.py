@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +16,8 @@ from sds.kernel.identifiers import is_seen
 
 UNSEEN = "UNSEEN"
 MONEY_SCALE = 2  # decimals of the amounts that a gate's currency is of: `Demo.currency`
+
+_WORD = re.compile(r"\w{0,40}")
 
 # Why a case waits, by the code that the record has of it. What is not here is shown as its code.
 _WHY = {
@@ -105,10 +108,17 @@ def pieces(text: str) -> tuple[Piece, ...]:
     cuts: list[Piece] = []
     at = 0
     for start, end, names in passages(text):
+        whole = _rest_of_word(text, end)
         cuts += _seen(text[at:start], ())
-        cuts += _seen(text[start:end], names)
-        at = end
+        cuts += _seen(text[max(at, start) : whole], names)
+        at = max(at, whole)
     return (*cuts, *_seen(text[at:], ()))
+
+
+def _rest_of_word(text: str, at: int) -> int:
+    """Return where the word ends that a pattern may have ended in."""
+    found = _WORD.match(text, at)
+    return found.end() if found else at
 
 
 def _seen(text: str, names: tuple[str, ...]) -> Iterator[Piece]:

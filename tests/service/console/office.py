@@ -60,7 +60,11 @@ aggregate_thresholds:
   - {name: paid_mean, of: paid_mean_minor, window: {last: 30}, warn: 20000, stop: 60000}
 """,
 )
-HOLDS = contract(("gate: claims", "gate: holds"), ("agent_id: claims-agent", "agent_id: holds-agent"), ("source: tickets", "source: holds"))
+HOLDS = contract(
+    ("gate: claims", "gate: holds"),
+    ("agent_id: claims-agent", "agent_id: holds-agent"),
+    ("source: tickets", "source: holds"),
+)
 
 
 class Office:
@@ -81,11 +85,14 @@ class Office:
         opened.callback(self.database.close)
         self.settings = ServiceSettings(gates=("claims", "holds"))
         gates = OpenGates({"claims": claims, "holds": holds})
-        self.app = create_app(self.settings, gates, self.database, now_ms=lambda: self.clock())
+        self.app = create_app(self.settings, gates, self.database, now_ms=self._now_ms)
 
     @staticmethod
     def _opened(definition: GateDefinition, opened: ExitStack, engine: Says) -> OpenGate:
         return OpenGate(definition, opened.enter_context(Gate.load(definition, engine=engine)))
+
+    def _now_ms(self) -> int:
+        return self.clock()
 
     def _say(self, packet: DecisionPacket) -> bytes:
         return self.script.get(packet.key, escalate)(packet)
@@ -96,9 +103,7 @@ class Office:
     def revoke(self, name: str) -> None:
         revoke_key(self.database, name, now_ms=now_ms())
 
-    def hand_over(
-        self, name: str, propose: Propose = escalate, text: str = "please", gate: Gate | None = None
-    ) -> str:
+    def hand_over(self, name: str, propose: Propose = escalate, text: str = "please", gate: Gate | None = None) -> str:
         """Let an agent hand over the case of a ticket of its own; return its flow."""
         ticket = f"T-{name}"
         self.tickets.put(ticket)
