@@ -4,6 +4,7 @@ session's token; who did it is the owner of the key, and stands in the ledger.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import Depends, Request, Response
@@ -116,7 +117,8 @@ def decide(request: Request, me: Me, gate: str, dfid: str, sent: Ours) -> Respon
         status = 503 if isinstance(error, StoreError) else 409
         looked = forms.looked_at(sent)
         return show_case(request, opened, dfid, status=status, refused=refusal(error), sent=sent, looked=looked)
-    taken.give_back(state.database, gate, dfid)
+    with suppress(StoreError):  # it is decided, whatever this says
+        taken.give_back(state.database, gate, dfid)
     return RedirectResponse(f"{PATH}/cases/{gate}/{dfid}", 303)
 
 

@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, RedirectResponse
 
 from sds.kernel.errors import SdsError
 from sds.service.console import words
-from sds.service.console.session import PATH, LoggedOutError, ConsoleSession
+from sds.service.console.session import PATH, ConsoleSession, LoggedOutError
 from sds.service.problems import Problem, of_error
 from sds.service.reasons import REASONS
 from sds.service.state import Service, service

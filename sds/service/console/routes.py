@@ -18,7 +18,7 @@ from sds.service.console.case import case_page
 from sds.service.console.decision import decision_page
 from sds.service.console.queue import QueueRow, Wanted, queue, waiting
 from sds.service.console.rendering import STATIC, ConsoleRoute, Refusal, render, static
-from sds.service.console.session import PATH, LoggedOutError, ConsoleSession, Sessions, cookie_of
+from sds.service.console.session import PATH, ConsoleSession, LoggedOutError, Sessions, cookie_of
 from sds.service.gates import OpenGate
 from sds.service.problems import Problem
 from sds.service.state import service

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -9,6 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import uvicorn
+from httpx2 import Response
+from starlette.testclient import TestClient
 
 from sds.definitions.definition import Demo, GateDefinition
 from sds.gate import Gate
@@ -16,7 +19,7 @@ from sds.host.clock import now_ms
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.state import StateSource
 from sds.kernel.executor.protocol import Executor
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.answer import Answer, known_answer
 from sds.service.app import create_app
 from sds.service.callers import ROLES, add_key, revoke_key
 from sds.service.database import open_database
@@ -115,14 +118,28 @@ class Office:
         """Return a flow of `holds` whose order was sent, and whose end nobody knows."""
         return self.hand_over(name, refund("40.00"), gate=self.holds)
 
-    def answer(self, dfid: str) -> Answer:
-        return answer_of(self.claims, dfid)
+    def answer(self, dfid: str, gate: Gate | None = None) -> Answer:
+        return known_answer((gate or self.claims).store, dfid)
 
 
-def answer_of(gate: Gate, dfid: str) -> Answer:
-    from sds.kernel.flow.answer import known_answer
+class Visitor(TestClient):
+    """A browser without scripts: follows no redirect by itself, and sends forms as the page before had them."""
 
-    return known_answer(gate.store, dfid)
+    def __init__(self, office: Office, address: str = "https://console.example") -> None:
+        super().__init__(office.app, base_url=address, follow_redirects=False, raise_server_exceptions=False)
+
+    def csrf(self, path: str = "/console") -> str:
+        """Return what the forms of a page carry."""
+        found = re.search(r'name="csrf" value="([0-9a-f]{64})"', self.get(path).text)
+        assert found is not None
+        return found[1]
+
+    def log_in(self, key: str) -> Response:
+        return self.post("/console/login", data={"csrf": self.csrf("/console/login"), "key": key})
+
+    def sends(self, path: str, page: str = "/console", **fields: str) -> Response:
+        """Send a form of a page of this session."""
+        return self.post(path, data={"csrf": self.csrf(page), **fields})
 
 
 def _defined(name: str, terms: object, source: StateSource, executor: Executor) -> GateDefinition:
