@@ -229,18 +229,15 @@ def test_without_scripts_everything_but_the_renewal_works(office: Office, log_in
 PAGES = (
     "",
     "/cases/claims/{attack}",
-    "/cases/claims/{open}",
     "/cases/holds/{unknown}",
     "/live",
+    "/cases/claims/none",
     "/decisions/claims/{attack}",
     "/find?q=nothing",
     "/help",
-    "/cases/claims/none",
 )
-
-
 # Only colours are others in the dark.
-RULES: dict[str, dict[str, object]] = {"light": {}, "dark": {"runOnly": ["cat.color"]}}
+RULES: dict[str, dict[str, object]] = {"light": {}, "dark": {"runOnly": ["color-contrast", "link-in-text-block"]}}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -251,7 +248,7 @@ def test_axe_finds_nothing_on_any_page_and_none_is_wider_than_a_small_screen(
     page = log_in(f"axe-{scheme}", color_scheme=scheme)
     stranger = browser.new_context(base_url=address, color_scheme=scheme).new_page()  # type: ignore[arg-type]  # a scheme
     found = list[str]()
-    for path in ("/login", *PAGES):
+    for path in ("/login", *PAGES[: None if scheme == "light" else 5]):
         at = stranger if path == "/login" else page
         at.set_viewport_size({"width": 1280, "height": 900})
         at.goto(f"/console{path.format(**flows)}")
