@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from sds.engines.protocol import Checks, Engine, Explains, HasLanguageModel
 from sds.engines.queueing import KeyLocks
 from sds.host import paths
 from sds.host.clock import now_ms
+from sds.host.keys import refuse_other_keys
 from sds.host.log import JsonLog
 from sds.kernel.context.reader import RecordedContext
 from sds.kernel.contract.schema import Contract, load_contract
@@ -32,6 +34,7 @@ from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry
 from sds.pipeline import Reasoned, Stream
+from sds.submission import Call, Handle, Submissions
 
 if TYPE_CHECKING:  # options: each is loaded when it is first asked for
     from sds.escalations import Resolve
@@ -42,6 +45,9 @@ if TYPE_CHECKING:  # options: each is loaded when it is first asked for
     from sds.kernel.operations.recovery import Recovered
     from sds.kernel.saga.state import SagaAnswer
     from sds.sagas import SagaStream
+
+
+THREADS_BESIDE = 2  # decide besides those that the engine is busy with: they look, wait for the disk, or send
 
 
 def _check_parts(contract: object, source: object, executor: object, engine: object) -> None:
@@ -68,7 +74,7 @@ class Gate:
     None is the embedded model. `readers`: what `sds fit` made for a contract with a policy; None: the model reads. An `engine`
     given instead decides whatever the policy says, and stays yours to close. Creating a gate registers its contract:
     whoever runs this code is the deployment. Safe to
-    call from several threads.
+    call from several threads, in the process that opened it.
     """
 
     def __init__(
@@ -87,12 +93,13 @@ class Gate:
         self.contract = load_contract(contract) if isinstance(contract, Path) else contract
         _check_parts(self.contract, source, executor, engine)
         self._now_ms = now_ms
-        self._closed = False
+        self._closed, self._process = False, os.getpid()
         folder, model = _path(folder, "folder"), None if model is None else _path(model, "model")
         paths.make_private(folder, hint="`folder` names one that is there, or one that can be made")
         with ExitStack() as opened:
             self.store = paths.open_record(folder)
             opened.callback(self.store.close)
+            refuse_other_keys(folder, self.store)
             signer = paths.signer(folder)
             paths.refuse_altered(folder, self.store)
             self._log = JsonLog(folder / "log.jsonl")
@@ -100,6 +107,7 @@ class Gate:
             self.engine = self._checked_engine(engine or self._opened_engine(model, readers, opened))
             writer = self._rationale_writer()
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
+            refuse_other_keys(folder, self.store)  # again: of two that open a fresh record, one has signed it by now
             context = RecordedContext(self.store, self.contract, self.engine.count_tokens)
             log = self._log.write
             self._kernel = Kernel(
@@ -108,7 +116,13 @@ class Gate:
             self._on_reasoned, self._on_decided = on_reasoned, self._after_decision(writer, opened)
             self._locks = KeyLocks()
             self._stream = self._stream_of(self._kernel)
+            threads = getattr(self.engine, "slots", 1) + THREADS_BESIDE
+            self._submissions = Submissions(self._decided, threads=threads, now_ms=now_ms)
             self._closing = opened.pop_all()
+
+    def _decided(self, call: Call) -> Answer:
+        assert call.event is not None  # noqa: S101  it was submitted
+        return self._stream.decide(call.event, deadline_ms=call.deadline_ms, cancellation=call.cancellation)
 
     def _opened_engine(self, model: Path | None, readers: Path | None, opened: ExitStack) -> Engine:
         """Open what decides: the contract's policy, where it has one, else the language model."""
@@ -187,6 +201,7 @@ class Gate:
         model: Path | None = None,
         engine: Engine | None = None,
         on_reasoned: Reasoned | None = None,
+        now_ms: Callable[[], int] = now_ms,
     ) -> Gate:
         """Open a gate by its definition, or by what finds it: its name, or the path of its folder or file.
 
@@ -206,6 +221,7 @@ class Gate:
                 engine=engine,
                 readers=readers,
                 on_reasoned=on_reasoned,
+                now_ms=now_ms,
             )
             gate.on_close(opened.pop_all().close)
         return gate
@@ -217,8 +233,21 @@ class Gate:
         return self._kernel
 
     def _check_open(self) -> None:
+        if self._process != os.getpid():  # its threads, locks and connections have stayed in the process that opened it
+            hint = "open a gate in the process that decides, after it was forked"
+            raise UsageError("the gate was opened by another process", reason_code="FORKED", hint=hint)
         if self._closed:
             raise UsageError("the gate is closed", hint="ask it within its `with` block, or open another")
+
+    def _until(self, deadline_ms: int | None) -> int | None:
+        """Return a deadline, in milliseconds from now, as a time. Raises UsageError where it is none, or too far ahead."""
+        if deadline_ms is None:
+            return None
+        most = self.contract.budget.ttl_ms
+        if type(deadline_ms) is not int or not 1 <= deadline_ms <= most:
+            hint = f"the contract's `budget.ttl_ms` is {most}: a whole number from 1 to that"
+            raise UsageError(f"`{deadline_ms}` is no deadline of this gate", reason_code="DEADLINE_INVALID", hint=hint)
+        return self._now_ms() + deadline_ms
 
     def read(self, event: Mapping[str, object] | str | bytes) -> intake.Event:
         self._check_open()
@@ -226,12 +255,39 @@ class Gate:
             return intake.parse_event(self.contract, event)
         return intake.read_event(self.contract, event)
 
-    def decide(self, event: Mapping[str, object] | str | bytes) -> Answer:
+    def decide(self, event: Mapping[str, object] | str | bytes, *, deadline_ms: int | None = None) -> Answer:
         """Decide one event, given as a mapping or JSON text. The same event again returns the stored answer.
 
-        Raises EventError for a malformed or contradicting event, StoreError when nothing could be recorded.
+        `deadline_ms`: from now, at most what the contract gives a decision; past it nothing is sent, and what is not
+        decided by then is not. Raises EventError for a malformed or contradicting event, StoreError when nothing could be
+        recorded, WorldError while the gate is closing.
         """
-        return self._stream.decide(self.read(event))
+        read, budget = self.read(event), self.contract.budget
+        wait_s = (budget.ttl_ms + budget.dispatch_ms_max if deadline_ms is None else deadline_ms) / 1000
+        return self._submissions.decide(read, self._until(deadline_ms), wait_s=wait_s)
+
+    def submit(self, event: Mapping[str, object] | str | bytes, *, deadline_ms: int | None = None) -> Handle:
+        """Have one event decided by the gate's own threads; return at once.
+
+        Raises what `decide` raises of the event, WorldError QUEUE_FULL when too many wait, DRAINING while the gate is closing.
+        """
+        return self._submissions.submit(self.read(event), self._until(deadline_ms))
+
+    def known(self, event: Mapping[str, object] | str | bytes) -> Answer | None:
+        """Return by reading alone the answer of an event that needs no deciding, or is `pending`; None: there is none yet,
+        or it may be decided afresh. Raises EventError where it was seen with another body.
+        """
+        return self.kernel.known(self.read(event))
+
+    @property
+    def queued(self) -> int:
+        """How many events that were submitted wait for a thread."""
+        return self._submissions.queued
+
+    @property
+    def deciding(self) -> int:
+        """How many decisions are under way."""
+        return self._submissions.deciding
 
     def retry(self, dfid: str) -> Answer:
         """Decide the case of a flow that ended without a decision once more, however often that was tried before.
@@ -240,11 +296,15 @@ class Gate:
         """
         kernel = self.kernel
         undecided.refuse_unless_undecided(kernel.store, dfid)
-        return self._stream.decide(intake.recorded_event(kernel.store, kernel.contract, dfid), anew=True)
+        event = intake.recorded_event(kernel.store, kernel.contract, dfid)
+        with self._submissions.entered() as call:
+            return self._stream.decide(event, anew=True, cancellation=call.cancellation)
 
     def decide_saga(self, name: str, event: Mapping[str, object] | str | bytes) -> SagaAnswer:
         """Decide one event in the steps of a saga of the contract. The same event again returns the stored outcome."""
-        return self._sagas.decide(name, self.read(event))
+        read = self.read(event)
+        with self._submissions.entered() as call:
+            return self._sagas.decide(name, read, cancellation=call.cancellation)
 
     def label(self, dfid: str, *, right: bool, who: str) -> bool:
         """Say of a decision whether it turned out to be right; return False if that was known. Monitors of `calibration`
@@ -343,7 +403,15 @@ class Gate:
         """Run `action` when the gate is closed, before its own parts are."""
         self._closing.callback(action)
 
-    def close(self) -> None:
+    def close(self, drain_s: float = 0.0) -> None:
+        """Take nothing new, let what is under way finish within `drain_s` seconds, end the rest undecided, and close.
+
+        What was ordered is carried out to its end. In a process that was forked it only forgets the gate.
+        """
+        if self._process != os.getpid():
+            self._closed = True
+            return
+        self._submissions.drain(drain_s)
         try:
             self._closing.close()
         finally:

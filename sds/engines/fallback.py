@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from sds.decoding.errors import CHOICE_TOO_CLOSE, TOKEN_BUDGET_EXCEEDED
-from sds.engines.protocol import Checks, Engine
+from sds.engines.protocol import Cancels, Checks, Engine
 from sds.engines.queueing import QueueTimeoutError
 from sds.engines.text import TextEngine
 from sds.kernel.contract.schema import Contract
@@ -118,6 +118,16 @@ class FallbackEngine:
                 self._came_back(link, packet.dfid, probe=probe)
                 return answer
         raise failure
+
+    @property
+    def slots(self) -> int:
+        """How many decisions the link that makes most of them makes at once."""
+        return max(getattr(link.engine, "slots", 1) for link in self._links)
+
+    def cancel(self, dfid: str) -> None:
+        for link in self._links:
+            if isinstance(link.engine, Cancels):
+                link.engine.cancel(dfid)
 
     def count_tokens(self, text: str) -> int:
         """Return the most that any engine needs which can say it."""

@@ -36,6 +36,14 @@ class Explains(Protocol):
         """
 
 
+@runtime_checkable
+class Cancels(Protocol):
+    """What an engine may have besides: it lets go of a decision that nobody waits for any more."""
+
+    def cancel(self, dfid: str) -> None:
+        """Have `propose` of that flow's packet raise soon, from whatever thread. Nothing happens where it does not run."""
+
+
 class OnDemand(Protocol):
     """A language model that is opened when it is first asked."""
 

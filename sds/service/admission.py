@@ -2,43 +2,62 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+
 from sds.service.problems import Problem
 
-SERVICE_MS_FIRST = 50.0  # what a decision is taken to last until one has been seen
-WEIGHT = 0.1  # of the latest in the moving average
+LOOKED_AT = 32  # the last decisions of a gate whose median is what the next is taken to last
+SERVICE_MS_FIRST = 50.0  # until one has been seen
 
 
 class Admission:
-    """Counts what one process has in hand, and how long a decision takes there. Used on the event loop alone.
+    """Counts what one process has in hand, by gate, and how long decisions take there. Safe in several threads.
 
     `parallel`: how many are decided at once; `queue_max`: how many may be in hand.
     """
 
     def __init__(self, *, parallel: int, queue_max: int) -> None:
         self.parallel, self.queue_max = parallel, queue_max
-        self.in_hand = 0
-        self.service_ms = SERVICE_MS_FIRST
+        self._lock = threading.Lock()
+        self._in_hand = Counter[str]()
+        self._took_ms = defaultdict[str, deque[float]](lambda: deque(maxlen=LOOKED_AT))
 
-    def expected_ms(self) -> float:
-        """Return how long one more decision would take: what waits before it, and itself."""
-        return self.service_ms * max(1.0, (self.in_hand + 1) / self.parallel)
+    @property
+    def in_hand(self) -> int:
+        """How many decisions wait or are under way."""
+        return self._in_hand.total()
 
-    def check(self, left_ms: float) -> None:
-        """Raise Problem where the queue is full, or a decision would not be there within `left_ms`."""
-        expected_ms = self.expected_ms()
-        if self.in_hand >= self.queue_max:
-            raise Problem("QUEUE_FULL", retry_after_s=expected_ms / 1000)
-        if expected_ms > left_ms:
-            raise Problem("OVERLOADED", retry_after_s=(expected_ms - left_ms) / 1000)
+    def service_ms(self, gate: str) -> float:
+        """Return how long a decision of a gate takes once it has its turn."""
+        took = self._took_ms.get(gate)
+        return median(took) if took else SERVICE_MS_FIRST
 
-    def enter(self) -> int:
-        """Take a place; return how many were before it."""
-        before, self.in_hand = self.in_hand, self.in_hand + 1
-        return before
+    def expected_ms(self, gate: str) -> float:
+        """Return how long one more decision would take: what is in hand before it, and itself."""
+        before_ms = sum(count * self.service_ms(each) for each, count in self._in_hand.items())
+        return max(self.service_ms(gate), (before_ms + self.service_ms(gate)) / self.parallel)
 
-    def leave(self, before: int, took_ms: float | None) -> None:
-        """Give a place back. `took_ms`: from `enter` until it was decided; None: nothing was."""
-        self.in_hand -= 1
-        if took_ms is not None:
-            alone_ms = took_ms / max(1.0, (before + 1) / self.parallel)
-            self.service_ms += WEIGHT * (alone_ms - self.service_ms)
+    def enter(self, gate: str, left_ms: float) -> Callable[[float | None], None]:
+        """Take a place; return what gives it back, which takes how long it was decided for, None: nothing was.
+
+        Raises Problem where the queue is full, or a decision would not be there within `left_ms`. Where nothing is in
+        hand one is let in all the same: who expects too much would never learn better.
+        """
+        with self._lock:
+            expected_ms, before = self.expected_ms(gate), self._in_hand.total()
+            if before >= self.queue_max:
+                raise Problem("QUEUE_FULL", retry_after_s=expected_ms / 1000)
+            if before and expected_ms > left_ms:
+                raise Problem("OVERLOADED", retry_after_s=(expected_ms - left_ms) / 1000)
+            self._in_hand[gate] += 1
+        return partial(self._leave, gate, max(1.0, (before + 1) / self.parallel))
+
+    def _leave(self, gate: str, turns: float, took_ms: float | None) -> None:
+        with self._lock:
+            self._in_hand[gate] -= 1
+            if took_ms is not None:
+                self._took_ms[gate].append(took_ms / turns)

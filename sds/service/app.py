@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sds.service import console, problems
+from sds.service import console, operations, problems
 from sds.service.admission import Admission
 from sds.service.callers import Callers
 from sds.service.database import Database
+from sds.service.deciding.idempotency import KeptAnswers
 from sds.service.gates import OpenGates
 from sds.service.problems import Log
-from sds.service.routes import agents, catalog, decisions, escalations, events, halt, health
+from sds.service.routes import agents, catalog, decisions, escalations, events, halt, health, looking
 from sds.service.settings import ServiceSettings
 from sds.service.state import Service
 
@@ -32,25 +36,63 @@ HEADERS = {
 }
 
 
-class SecurityHeaders:
-    """Gives every answer the headers that a browser should be given; a route's own ones stay."""
+BODY_BYTES_MAX = 1 << 20  # of any route; those that read one have limits of their own
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+
+class Outermost:
+    """Gives every answer the headers that a browser should be given, and answers what nobody foresaw with a problem.
+
+    A route's own headers stay. Nothing of an exception is told but that there was one: the log has its kind and place.
+    """
+
+    def __init__(self, app: ASGIApp, log: Log, token: Callable[[int], str], body_within_s: float) -> None:
+        self._app, self._log, self._token, self._body_within_s = app, log, token, body_within_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        begun, receive = False, self._in_time(receive)
 
         async def with_headers(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = True
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
-        await self._app(scope, receive, with_headers)
+        try:
+            await self._app(scope, receive, with_headers)
+        except Exception as error:  # noqa: BLE001  whatever it is, the caller gets a problem
+            response, facts = problems.unforeseen(error, f"urn:sds:{self._token(16)}")
+            self._log("service.failed", {**facts, "route": getattr(scope.get("route"), "path", "")})
+            if not begun:
+                await response(scope, receive, with_headers)
+
+    def _in_time(self, receive: Receive) -> Receive:
+        """Return what receives a request whose body is there in time, and no longer than any may be; of another the client
+        is taken to be gone.
+        """
+        ends_s, whole, length = time.monotonic() + self._body_within_s, False, 0
+
+        async def received() -> Message:
+            nonlocal whole, length
+            if whole:
+                return await receive()
+            try:
+                async with asyncio.timeout(ends_s - time.monotonic()):
+                    message = await receive()
+            except TimeoutError:
+                message = {"type": "http.disconnect"}
+            length += len(message.get("body", b""))
+            if length > BODY_BYTES_MAX:
+                message = {"type": "http.disconnect"}
+            whole = not message.get("more_body", False)
+            return message
+
+        return received
 
 
 def no_log(_event: str, _facts: object) -> None:
@@ -70,7 +112,14 @@ def create_app(
 
     `token`: where names of faults and sessions come from. What routes need is `app.state.service`.
     """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with operations.running(app.state.service):
+            yield
+
     app = FastAPI(
+        lifespan=lifespan,
         title="Sovereign Decision Stream",
         version=version("sovereign-decision-stream"),
         docs_url=None,
@@ -85,11 +134,12 @@ def create_app(
         cache_ms=settings.key_cache_ms,
         dev_keys=settings.dev_keys,
     )
-    admission = Admission(parallel=settings.parallel, queue_max=settings.queue_max)
-    app.state.service = Service(settings, gates, database, callers, admission, now_ms, log)
+    admission = Admission(parallel=gates.parallel, queue_max=settings.queue_max)
+    kept = KeptAnswers(database, now_ms=now_ms, kept_ms=1_000 * settings.keys_kept_s)
+    app.state.service = Service(settings, gates, database, callers, admission, kept, now_ms, log)
     app.state.token = token
-    problems.add_to(app, log, token)
-    for module in (health, catalog, decisions, escalations, agents, halt, events, console):
+    problems.add_to(app)
+    for module in (health, catalog, decisions, looking, escalations, agents, halt, events, console):
         app.include_router(module.router)
-    app.add_middleware(SecurityHeaders)
+    app.add_middleware(Outermost, log=log, token=token, body_within_s=settings.body_within_s)
     return app

@@ -15,6 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from sds.host.paths import home, make_private
@@ -119,6 +120,10 @@ class Database:
         """Read for a block, behind nobody who writes."""
         with _refused(), self._engine.connect().execution_options(sds_reads=True) as connection:
             yield connection
+
+    def insert(self, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
+        """Return an INSERT that may say what is done where the key is taken."""
+        return postgresql.insert(table) if self.is_postgresql else sqlite.insert(table)
 
     def migrate(self) -> None:
         """Make the tables, or bring older ones up to date; one process at a time."""

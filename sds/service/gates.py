@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from sds.definitions.definition import GateDefinition
 from sds.definitions.registry import find
 from sds.engines.protocol import Engine
-from sds.gate import Gate
+from sds.gate import THREADS_BESIDE, Gate
 from sds.host import paths
 from sds.kernel.errors import UsageError
 from sds.policy.opening import open_policy
@@ -32,6 +31,11 @@ class OpenGate:
     @property
     def deadline_ms_max(self) -> int:
         """The longest deadline that a request may name: what the contract gives a decision."""
+        return self.gate.contract.budget.ttl_ms
+
+    @property
+    def answer_ms_max(self) -> int:
+        """How long a decision may take with all that follows from it."""
         budget = self.gate.contract.budget
         return budget.ttl_ms + budget.dispatch_ms_max
 
@@ -51,15 +55,18 @@ class OpenGates(Mapping[str, OpenGate]):
     def __len__(self) -> int:
         return len(self._gates)
 
+    @property
+    def parallel(self) -> int:
+        """How many decisions are under way at once; gates share the machine, so it is that of the widest."""
+        return max((getattr(each.gate.engine, "slots", 1) for each in self._gates.values()), default=1) + THREADS_BESIDE
+
     def close(self, drain_s: float = 0.0) -> None:
         """Take nothing new, wait up to `drain_s` for what is under way at all gates, and close them, then their engines."""
-        ends_s = time.monotonic() + drain_s
         try:
             with ThreadPoolExecutor(max(1, len(self._gates))) as pool:
-                list(pool.map(lambda each: each.gate.close(), self._gates.values()))
+                list(pool.map(lambda each: each.gate.close(drain_s), self._gates.values()))
         finally:
             self._close_engines()
-        del ends_s
 
 
 def open_gates(settings: ServiceSettings, *, open_model: Callable[[], Engine], now_ms: Callable[[], int]) -> OpenGates:
@@ -78,7 +85,7 @@ def open_gates(settings: ServiceSettings, *, open_model: Callable[[], Engine], n
         gates = dict[str, OpenGate]()
         for definition in found:
             engine = _engine_of(definition, settings, model, engines, now_ms)
-            gate = Gate.load(definition, engine=engine)
+            gate = Gate.load(definition, engine=engine, now_ms=now_ms)
             opened.callback(gate.close)
             gates[definition.name] = OpenGate(definition, gate)
         opened.pop_all()

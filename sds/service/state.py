@@ -10,6 +10,7 @@ from starlette.requests import HTTPConnection
 from sds.service.admission import Admission
 from sds.service.callers import Caller, Callers
 from sds.service.database import Database
+from sds.service.deciding.idempotency import KeptAnswers
 from sds.service.gates import OpenGate, OpenGates
 from sds.service.problems import Log, Problem
 from sds.service.settings import ServiceSettings
@@ -24,6 +25,7 @@ class Service:
     database: Database
     callers: Callers
     admission: Admission
+    kept: KeptAnswers
     now_ms: Callable[[], int]
     log: Log
     draining: bool = False
