@@ -18,7 +18,7 @@ from sds.cancellation import Cancellation, Cause, StoppedError
 from sds.engines.protocol import Cancels, Engine
 from sds.engines.queueing import KeyLocks, QueueTimeoutError
 from sds.kernel.canonical import one_line
-from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket
+from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.errors import ModelError, SdsError, UsageError, WorldError
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.attempts import refuse_unkeepable
@@ -126,6 +126,7 @@ class Stream:
     def _decide(self, turn: _Turn, *, anew: bool) -> Answer:
         """Decide it, in a fresh flow after each that came to nothing; a pending answer: somebody else is at work on it."""
         for tries in count():
+            self._kernel.log("stage.begun", {"event_id": turn.event.id})
             opened = self._kernel.open(turn.event, anew=anew and not tries, deadline_ms=turn.deadline_ms)
             if not isinstance(opened, DecisionPacket):
                 return opened
@@ -200,6 +201,7 @@ class Stream:
                 with cancellation.waiting(end, commits=True):
                     data, decoding = self._engine.propose(packet, tokens_max=tokens_max)
                 refuse_unkeepable(data, decoding)
+                self._kernel.log("stage.proposed", _measured(packet, decoding))
             except StoppedError:
                 raise
             except QueueTimeoutError as error:
@@ -226,6 +228,10 @@ class Stream:
             with suppress(Exception):  # an engine may fail in any way: the flow is at its end
                 self._engine.cancel(packet.dfid)
         return answer
+
+
+def _measured(packet: DecisionPacket, decoding: Decoding) -> dict[str, object]:
+    return {"dfid": packet.dfid, "tokens": decoding.tokens, "rows": decoding.facts.get("rows", ())}
 
 
 def _code(error: SdsError) -> str:

@@ -8,8 +8,11 @@ from typing import Any
 
 import typer
 
+from sds.host import clock
 from sds.kernel.envelope.bounds import format_literal
 from sds.kernel.identifiers import is_seen
+
+when = clock.when
 
 
 def plain(value: object) -> str:

@@ -134,6 +134,9 @@ REASONS: dict[str, Reason] = {
     "DRAINING": Reason(
         503, "The service is being stopped", "It ends what is under way, and takes nothing new.", _AGAIN, retryable=True
     ),
+    "NOT_READY": Reason(
+        503, "Send no requests here now", "`checks` says what is not as it has to be.", "`sds doctor`", retryable=True
+    ),
     "STORE_UNAVAILABLE": Reason(
         503,
         "The record cannot be used",

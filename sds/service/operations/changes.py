@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,18 @@ def _state(kind: str, body: Mapping[str, Any]) -> str | None:
     if kind in _SETTLED:
         return "CLOSED" if body["status"] == "SUCCESS" else "ABORTED"
     return "EXECUTING" if kind == "UNKNOWN" else None
+
+
+def entries_behind(record: Reader, gate: str, idx: int) -> Iterator[Change]:
+    """Yield the entries behind an index, a page at a time."""
+    while page := read_changes(record, gate, idx):
+        yield from page
+        idx = page[-1].idx
+
+
+def final_changes(record: Reader, gate: str, idx: int) -> Iterator[Change]:
+    """Yield the final states behind an index."""
+    return (change for change in entries_behind(record, gate, idx) if change.final)
 
 
 def head(record: Reader) -> int:
