@@ -131,7 +131,7 @@ def _decided(row: Record) -> DecidedFlow:
         event_id=words.plain(event_id),
         state=state,
         action=action or "-",
-        became=status or tag or "",
+        became=status or (tag if state == "ABORTED" else None) or "",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -163,8 +164,10 @@ def _flows(store: Reader, gate: str, asked: str) -> list[str]:
 
 
 @router.get("/help")
-def help_page(request: Request, me: Me) -> Response:  # noqa: ARG001  it is asked for
-    """Show which keys there are, and what words mean."""
+def help_page(request: Request) -> Response:
+    """Show which keys there are, and what words mean: to anybody."""
+    with suppress(LoggedOutError):
+        logged_in(request)
     return render(request, "help.html")
 
 
