@@ -17,7 +17,7 @@ from sds.models.protocol import ENDINGS
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class StopCause:
     """Why a decision is stopped: its reason code, and one line."""
 
     code: str
@@ -28,16 +28,16 @@ class Cause:
         return WorldError(self.message, reason_code=self.code, retryable=True)
 
 
-CANCELLED = Cause("CANCELLED", "the decision was cancelled")
-DRAINING = Cause("DRAINING", "the gate is closing: it takes nothing new")
+CANCELLED = StopCause("CANCELLED", "the decision was cancelled")
+DRAINING = StopCause("DRAINING", "the gate is closing: it takes nothing new")
 
-End = Callable[[Cause], Answer]
+End = Callable[[StopCause], Answer]
 
 
 class StoppedError(Exception):
     """The decision was stopped. `answer`: how its flow was ended, None where it had none."""
 
-    def __init__(self, cause: Cause, answer: Answer | None) -> None:
+    def __init__(self, cause: StopCause, answer: Answer | None) -> None:
         super().__init__(cause.message)
         self.cause, self.answer = cause, answer
 
@@ -47,7 +47,7 @@ class Cancellation:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._cause: Cause | None = None
+        self._cause: StopCause | None = None
         self._end: End | None = None  # of the flow that is open where it waits
         self._waits, self._commits = False, False
         self.stopped: StoppedError | None = None  # it has ended: whoever decides it touches the record no more
@@ -57,7 +57,7 @@ class Cancellation:
         """Whether it is to end: nothing new is begun for it."""
         return self._cause is not None
 
-    def stop(self, cause: Cause) -> bool:
+    def stop(self, cause: StopCause) -> bool:
         """Ask for the end. Return whether nothing will be committed for it; False: what was proposed may be by now."""
         with self._lock:
             self._cause = self._cause or cause

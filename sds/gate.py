@@ -11,13 +11,11 @@ from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from sds.definitions.definition import GateDefinition, check_parts
+from sds.definitions.definition import GateDefinition
 from sds.definitions.registry import find
-from sds.engines.factory import open_engine
-from sds.engines.fallback import FallbackEngine
-from sds.engines.protocol import Checks, Engine, Explains, HasLanguageModel
+from sds.engines.protocol import Engine, Explains, HasLanguageModel
 from sds.engines.queueing import KeyLocks
 from sds.host import paths
 from sds.host.clock import now_ms
@@ -28,13 +26,14 @@ from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.state import StateSource
 from sds.kernel.errors import UsageError
-from sds.kernel.executor.protocol import Executor
+from sds.kernel.executor.protocol import Executor, Signer
 from sds.kernel.flow import intake, undecided
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry
+from sds.opening import check_deciding, check_given, decisions_at_once, open_deciding, path_given
 from sds.pipeline import Reasoned, Stream
-from sds.submission import Call, Handle, Submissions
+from sds.submission import QUEUE_MAX, Call, Handle, Submissions
 
 if TYPE_CHECKING:  # options: each is loaded when it is first asked for
     from sds.escalations import Resolve
@@ -47,34 +46,14 @@ if TYPE_CHECKING:  # options: each is loaded when it is first asked for
     from sds.sagas import SagaStream
 
 
-THREADS_BESIDE = 2  # decide besides those that the engine is busy with: they look, wait for the disk, or send
-
-
-def _check_parts(contract: object, source: object, executor: object, engine: object) -> None:
-    """Refuse what cannot work before anything is opened. Raises UsageError."""
-    if not isinstance(contract, Contract):
-        raise UsageError("the contract is neither a Contract nor a Path", hint="parse_contract(text) makes one of text")
-    check_parts(source, executor)
-    asked = all(callable(getattr(engine, name, None)) for name in ("propose", "count_tokens", "close"))
-    if engine is not None and (isinstance(engine, type) or not asked):
-        hint = "sds.engines.factory.open_engine opens one; `model` names a file or a folder of weights"
-        raise UsageError("the engine is no object with `propose`, `count_tokens` and `close`", hint=hint)
-
-
-def _path(given: object, what: str) -> Path:
-    if not isinstance(given, str | PathLike):
-        raise UsageError(f"the {what} is no path")
-    return Path(given)
-
-
 class Gate:
     """Decides events. Use it as a context manager, or call `close()`.
 
     `folder` holds the record (`decisions.db`), the kernel's key and the log. `model` is a GGUF or a checkpoint folder;
     None is the embedded model. `readers`: what `sds fit` made for a contract with a policy; None: the model reads. An `engine`
     given instead decides whatever the policy says, and stays yours to close. Creating a gate registers its contract:
-    whoever runs this code is the deployment. Safe to
-    call from several threads, in the process that opened it.
+    whoever runs this code is the deployment. Safe to call from several threads, in the process that opened it. `threads`:
+    how many decide what is submitted, of which `queue_max` may wait; without it, a few more than the engine has slots.
     """
 
     def __init__(
@@ -88,66 +67,48 @@ class Gate:
         engine: Engine | None = None,
         readers: Path | None = None,
         on_reasoned: Reasoned | None = None,
+        threads: int | None = None,
+        queue_max: int = QUEUE_MAX,
         now_ms: Callable[[], int] = now_ms,
     ) -> None:
         self.contract = load_contract(contract) if isinstance(contract, Path) else contract
-        _check_parts(self.contract, source, executor, engine)
+        check_given(self.contract, source, executor, engine)
         self._now_ms = now_ms
         self._closed, self._process = False, os.getpid()
-        folder, model = _path(folder, "folder"), None if model is None else _path(model, "model")
+        folder, model = path_given(folder, "folder"), None if model is None else path_given(model, "model")
         paths.make_private(folder, hint="`folder` names one that is there, or one that can be made")
         with ExitStack() as opened:
-            self.store = paths.open_record(folder)
-            opened.callback(self.store.close)
-            refuse_other_keys(folder, self.store)
-            signer = paths.signer(folder)
-            paths.refuse_altered(folder, self.store)
-            self._log = JsonLog(folder / "log.jsonl")
-            opened.callback(self._log.close)
-            self.engine = self._checked_engine(engine or self._opened_engine(model, readers, opened))
+            signer = self._open_record(folder, opened)
+            self.engine = engine or open_deciding(self.contract, model, readers, now_ms=now_ms)
+            opened.callback(self.engine.close if engine is None else lambda: None)
+            check_deciding(self.engine, self.contract, self._log.write)
             writer = self._rationale_writer()
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
             refuse_other_keys(folder, self.store)  # again: of two that open a fresh record, one has signed it by now
-            context = RecordedContext(self.store, self.contract, self.engine.count_tokens)
-            log = self._log.write
-            self._kernel = Kernel(
-                self.contract, self.store, source, executor, signer, now_ms=now_ms, log=log, context=context
-            )
+            context, log = RecordedContext(self.store, self.contract, self.engine.count_tokens), self._log.write
+            parts = (self.contract, self.store, source, executor, signer)
+            self._kernel = Kernel(*parts, now_ms=now_ms, log=log, context=context)
             self._on_reasoned, self._on_decided = on_reasoned, self._after_decision(writer, opened)
             self._locks = KeyLocks()
             self._stream = self._stream_of(self._kernel)
-            threads = getattr(self.engine, "slots", 1) + THREADS_BESIDE
-            self._submissions = Submissions(self._decided, threads=threads, now_ms=now_ms)
+            threads = threads or decisions_at_once(self.engine)
+            self._submissions = Submissions(self._decided, threads=threads, queue_max=queue_max, now_ms=now_ms)
             self._closing = opened.pop_all()
+
+    def _open_record(self, folder: Path, opened: ExitStack) -> Signer:
+        """Open record and log; return the signer. Raises StoreError where the record is not what its keys have signed."""
+        self.store = paths.open_record(folder)
+        opened.callback(self.store.close)
+        refuse_other_keys(folder, self.store)
+        signer = paths.signer(folder)
+        paths.refuse_altered(folder, self.store)
+        self._log = JsonLog(folder / "log.jsonl")
+        opened.callback(self._log.close)
+        return signer
 
     def _decided(self, call: Call) -> Answer:
         assert call.event is not None  # noqa: S101  it was submitted
         return self._stream.decide(call.event, deadline_ms=call.deadline_ms, cancellation=call.cancellation)
-
-    def _opened_engine(self, model: Path | None, readers: Path | None, opened: ExitStack) -> Engine:
-        """Open what decides: the contract's policy, where it has one, else the language model."""
-
-        def open_model() -> Engine:
-            return open_engine(model, now_ms=self._now_ms)
-
-        if not self.contract.policy or model is not None:  # a model that is named decides itself
-            engine = open_model()
-        else:
-            from sds.policy.opening import open_policy  # noqa: PLC0415
-
-            engine = open_policy(self.contract, readers, open_model=open_model, now_ms=self._now_ms)
-        opened.callback(engine.close)
-        return engine
-
-    def _checked_engine(self, engine: Engine) -> Engine:
-        """Return the engine that decides. Raises ModelError where it cannot decide under the contract."""
-        if isinstance(engine, FallbackEngine):
-            engine.log = self._log.write
-        for notice in getattr(engine, "notices", ()):
-            self._log.write("engine.notice", {"notice": notice})
-        if isinstance(engine, Checks):
-            engine.check_contract(self.contract)
-        return engine
 
     def _stream_of(self, kernel: Kernel) -> Stream:
         """Return what decides through a kernel: the gate's own, or that of a saga's step, of which no policy speaks."""
@@ -200,12 +161,12 @@ class Gate:
         folder: Path | None = None,
         model: Path | None = None,
         engine: Engine | None = None,
-        on_reasoned: Reasoned | None = None,
-        now_ms: Callable[[], int] = now_ms,
+        **options: Any,
     ) -> Gate:
         """Open a gate by its definition, or by what finds it: its name, or the path of its folder or file.
 
         Its state source and its executor are closed with it. Without `folder`, it is the gate's own in the home.
+        `options`: as of `Gate` itself.
         """
         definition = name if isinstance(name, GateDefinition) else find(name)
         contract, folder = definition.load_contract(), folder or paths.gate_home(definition.name)
@@ -220,8 +181,7 @@ class Gate:
                 model=model,
                 engine=engine,
                 readers=readers,
-                on_reasoned=on_reasoned,
-                now_ms=now_ms,
+                **options,
             )
             gate.on_close(opened.pop_all().close)
         return gate

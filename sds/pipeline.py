@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from sds.cancellation import Cancellation, Cause, StoppedError
-from sds.engines.protocol import Cancels, Engine
+from sds.cancellation import Cancellation, StopCause, StoppedError
+from sds.engines.protocol import Engine, let_go
 from sds.engines.queueing import KeyLocks, QueueTimeoutError
 from sds.kernel.canonical import one_line
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
@@ -185,33 +185,19 @@ class Stream:
     def _reason(self, packet: DecisionPacket, turn: _Turn) -> Answer | None:
         """Propose until the kernel has a final answer; None when the flow was ended by someone else meanwhile."""
         try:
-            return self._attempts(packet, turn.cancellation)
+            return self._attempts(packet, turn)
         except UsageError as error:
             if error.reason_code != "FLOW_CLOSED":
                 raise
             return None
 
-    def _attempts(self, packet: DecisionPacket, cancellation: Cancellation) -> Answer:
-        rejected, tokens_max = False, self._kernel.contract.budget.tokens_max
-        end = partial(self._end, packet)
+    def _attempts(self, packet: DecisionPacket, turn: _Turn) -> Answer:
+        rejected = False
         while True:
-            try:
-                if rejected:
-                    packet = self._kernel.with_feedback(packet)
-                with cancellation.waiting(end, commits=True):
-                    data, decoding = self._engine.propose(packet, tokens_max=tokens_max)
-                refuse_unkeepable(data, decoding)
-                self._kernel.log("stage.proposed", _measured(packet, decoding))
-            except StoppedError:
-                raise
-            except QueueTimeoutError as error:
-                return self._kernel.not_decided(packet, _code(error), str(error))
-            except SdsError as error:
-                return self._kernel.escalate(packet, _code(error), str(error))
-            except ENDINGS:
-                raise
-            except BaseException as error:  # noqa: BLE001  user space may fail in any way; the answer is a human
-                return self._kernel.escalate(packet, "MODEL_UNAVAILABLE", f"the engine failed: {type(error).__name__}")
+            proposed = self._proposed(packet, turn, rejected=rejected)
+            if isinstance(proposed, Answer):
+                return proposed
+            packet, data, decoding = proposed
             if self._on_reasoned is not None:
                 self._on_reasoned(packet, data)
             answer = self._kernel.decide(packet, data, decoding)
@@ -221,12 +207,35 @@ class Stream:
                 return answer
             rejected = True
 
-    def _end(self, packet: DecisionPacket, cause: Cause) -> Answer:
-        """End an open flow undecided, from whatever thread; its engine is told that nobody waits any more."""
+    def _proposed(
+        self, packet: DecisionPacket, turn: _Turn, *, rejected: bool
+    ) -> tuple[DecisionPacket, bytes, Decoding] | Answer:
+        """Return what the engine proposes, and for which packet; an answer: the flow has ended without a proposal."""
+        tokens_max = self._kernel.contract.budget.tokens_max
+        try:
+            if rejected:
+                packet = self._kernel.with_feedback(packet)
+            with turn.cancellation.waiting(partial(self._end, packet), commits=True):
+                data, decoding = self._engine.propose(packet, tokens_max=tokens_max)
+            refuse_unkeepable(data, decoding)
+            self._kernel.log("stage.proposed", _measured(packet, decoding))
+        except StoppedError:
+            raise
+        except SdsError as error:
+            late = turn.deadline_ms is not None and error.reason_code == DEADLINE_EXCEEDED
+            ends = self._kernel.not_decided if late or isinstance(error, QueueTimeoutError) else self._kernel.escalate
+            return ends(packet, _code(error), str(error))
+        except ENDINGS:
+            raise
+        except BaseException as error:  # noqa: BLE001  user space may fail in any way; the answer is a human
+            return self._kernel.escalate(packet, "MODEL_UNAVAILABLE", f"the engine failed: {type(error).__name__}")
+        return packet, data, decoding
+
+    def _end(self, packet: DecisionPacket, cause: StopCause) -> Answer:
+        """End an open flow undecided, from whatever thread; its engine may let go of it."""
         answer = self._kernel.not_decided(packet, cause.code, cause.message)
-        if isinstance(self._engine, Cancels):
-            with suppress(Exception):  # an engine may fail in any way: the flow is at its end
-                self._engine.cancel(packet.dfid)
+        with suppress(Exception):  # an engine may fail in any way: the flow is at its end
+            let_go(self._engine, packet.dfid)
         return answer
 
 

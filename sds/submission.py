@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 
-from sds.cancellation import CANCELLED, DRAINING, Cancellation, Cause
+from sds.cancellation import CANCELLED, DRAINING, Cancellation, StopCause
 from sds.kernel.errors import SdsError, WorldError
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import Event
@@ -104,7 +104,7 @@ class Call:
         for handle in handles:
             _tell(handle.future, outcome)
 
-    def stop(self, cause: Cause) -> bool:
+    def stop(self, cause: StopCause) -> bool:
         """End it undecided, from any thread; return whether nothing will be committed for it."""
         with self._lock:
             if not self.thread and self._outcome is None:

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sds.service import console, problems
+from sds.service import console, description, problems
 from sds.service.admission import Admission
 from sds.service.callers import Callers
 from sds.service.database import Database
@@ -144,6 +144,7 @@ def create_app(
     problems.add_to(app)
     for module in (health, catalog, decisions, looking, escalations, agents, halt, events, console):
         app.include_router(module.router)
+    description.describe(app, gates)
     app.add_middleware(Measured, operations=app.state.operations)
     app.add_middleware(Outermost, log=log, token=token, body_within_s=settings.body_within_s)
     return app
