@@ -59,7 +59,7 @@ def decided(sent: Mapping[str, str], who: str, decimals: Mapping[str, int]) -> H
         who,
         sent.get("reason", ""),
         change=_change(sent, decimals) if wanted == "MODIFY" else "",
-        seen=sent.get("seen", "") if wanted in ("OVERRIDE", "MODIFY") else "",
+        seen=sent.get("seen", ""),
         reference=sent.get("reference", "").strip() if wanted == "SETTLED" else "",
         acknowledge=sent.get("acknowledge") == "yes",
     )

@@ -16,7 +16,7 @@ from sds.service.console import words
 from sds.service.console.case import numbers
 from sds.service.console.taken import Taken
 
-READ_MAX = 1_000  # cases of one gate that are looked through, oldest first
+READ_MAX = 500  # cases of one gate that are looked through, oldest first
 PAGE = 50  # rows of a page
 
 TEXT_CHARS_MAX = 200

@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from sds.kernel.errors import SdsError
@@ -105,7 +106,8 @@ class ConsoleRoute(APIRoute):
             except LoggedOutError:
                 response = RedirectResponse(f"{PATH}/login", 303)
             except (Problem, SdsError) as error:
-                response = _refused(request, error if isinstance(error, Problem) else of_error(error))
+                problem = error if isinstance(error, Problem) else of_error(error)
+                response = await run_in_threadpool(_refused, request, problem)
             response.headers["content-security-policy"] = POLICY
             response.headers.setdefault("cache-control", "no-store")
             return response

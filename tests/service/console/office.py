@@ -73,7 +73,7 @@ HOLDS = contract(
 class Office:
     """`script`: what the agents propose, by key. `rail` pays for `claims`; that of `holds` never answers."""
 
-    def __init__(self, home: Path, opened: ExitStack) -> None:
+    def __init__(self, home: Path, opened: ExitStack, dev_keys: tuple[str, ...] = ()) -> None:
         self.tickets, self.script, self.clock = Tickets(), dict[str, Propose](), now_ms
         self.rail, self.silent = Rail(home / "rail.db"), Silent()
         claims, holds = (
@@ -86,7 +86,7 @@ class Office:
         self.claims, self.holds = claims.gate, holds.gate
         self.database = open_database()
         opened.callback(self.database.close)
-        self.settings = ServiceSettings(gates=("claims", "holds"))
+        self.settings = ServiceSettings(gates=("claims", "holds"), dev_keys=dev_keys)
         gates = OpenGates({"claims": claims, "holds": holds})
         self.app = create_app(self.settings, gates, self.database, now_ms=self._now_ms)
 
@@ -163,11 +163,11 @@ def busy(office: Office) -> Mapping[str, str]:
 
 
 @contextmanager
-def open_office(home: Path, patch: Callable[[str, str], None]) -> Iterator[Office]:
+def open_office(home: Path, patch: Callable[[str, str], None], *, dev_keys: tuple[str, ...] = ()) -> Iterator[Office]:
     """Open an office in a home of its own."""
     patch("SDS_HOME", str(home))
     with ExitStack() as opened:
-        yield Office(home, opened)
+        yield Office(home, opened, dev_keys)
 
 
 @contextmanager

@@ -10,7 +10,8 @@ import pytest
 from tests.kernel.durable import deny, refund
 from tests.service.console.office import ATTACK, Office, busy, open_office, served
 
-pytest.importorskip("playwright", reason="playwright is not installed")
+for driver in ("playwright", "axe_playwright_python"):
+    pytest.importorskip(driver, reason=f"{driver} is not installed")
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium"))), None)
 if BROWSER is None:
     pytest.skip("no browser: install chromium-headless-shell", allow_module_level=True)

@@ -6,6 +6,8 @@ import html
 import re
 
 from sds.kernel.audit.verify import verify
+from sds.kernel.executor.statement import Difference
+from sds.kernel.human.statement_cases import open_cases
 from sds.kernel.registry import registry
 from sds.service.console.taken import KEPT_MS
 from tests.kernel.durable import compensate, deny, escalate, refund
@@ -301,6 +303,32 @@ def test_what_there_is_not_is_answered_with_a_page(ada: Visitor) -> None:
         assert 404 == answer.status_code
         assert answer.headers["content-type"].startswith("text/html")
         assert "<script>" not in answer.text
+
+
+def test_a_case_that_cannot_be_read_is_listed_and_hides_no_other(office: Office, ada: Visitor) -> None:
+    damaged, whole = office.hand_over("C-1", refund()), office.hand_over("C-2", refund())
+    with office.claims.store.transaction():
+        office.claims.store.run("UPDATE context_snapshots SET body = 'x' WHERE dfid = ?", (damaged,))
+    page = ada.get("/console").text
+    assert f"/{whole}" in page
+    assert f"/{damaged}" not in page
+    assert "C-1 nothing proposed The rows of this case cannot be read: sds ledger verify." in text(page)
+    for path in (f"cases/claims/{damaged}", f"decisions/claims/{damaged}"):
+        answer = ada.get(f"/console/{path}")
+        assert 503 == answer.status_code
+        assert "cannot be read" in answer.text
+
+
+def test_a_difference_to_the_outside_can_only_be_ended(office: Office, ada: Visitor) -> None:
+    office.tickets.put("T-1")
+    differs = Difference("AMOUNT_DIFFERS", "k" * 64, "", "T-1", "paid 40.00", "paid 50.00 <b>")
+    (dfid,) = open_cases(office.claims.store, office.claims.contract, [differs], now_ms=office.clock())
+    path = f"/console/cases/claims/{dfid}"
+    shown = text(ada.get(path).text)
+    assert "The record and the outside do not agree." in shown
+    assert "outside: paid 50.00 <b>" in shown
+    assert "the case can only be ended" in shown
+    assert 303 == ada.sends(path, decision="ABORT", reason="settled by hand").status_code
 
 
 # --- live --------------------------------------------------------------------------------------------------------------

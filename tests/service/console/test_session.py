@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from sds.service.callers import digest_of
 from sds.service.console.session import IDLE_MS, TRIES_MAX, TRIES_MS, WHOLE_MS
-from tests.service.console.office import Office, Visitor
+from tests.service.console.office import Office, Visitor, open_office
 
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self';"
@@ -62,6 +65,16 @@ def test_what_is_no_key_does_not_open_it(office: Office) -> None:
 def test_a_key_that_may_only_submit_does_not_open_it(office: Office) -> None:
     with Visitor(office) as shop:
         assert 401 == shop.log_in(office.key("shop", "submit")).status_code
+
+
+def test_the_key_that_a_development_service_prints_opens_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SDS_STORE", raising=False)
+    with (
+        open_office(tmp_path, monkeypatch.setenv, dev_keys=(digest_of("printed"),)) as office,
+        Visitor(office, "http://127.0.0.1:8080") as visitor,
+    ):
+        assert "/console" == visitor.log_in("printed").headers["location"]
+        assert 200 == visitor.get("/console").status_code
 
 
 def test_who_tries_too_often_waits_a_minute(office: Office) -> None:
