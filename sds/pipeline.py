@@ -125,6 +125,7 @@ class Stream:
     def _decide(self, turn: _Turn, *, anew: bool) -> Answer:
         """Decide it, in a fresh flow after each that came to nothing; a pending answer: somebody else is at work on it."""
         for tries in count():
+            self._kernel.log("stage.begun", {"event_id": turn.event.id})
             opened = self._kernel.open(turn.event, anew=anew and not tries, deadline_ms=turn.deadline_ms)
             if not isinstance(opened, DecisionPacket):
                 return opened
@@ -216,6 +217,7 @@ class Stream:
             with turn.cancellation.waiting(partial(self._end, packet), commits=True):
                 data, decoding = self._engine.propose(packet, tokens_max=tokens_max)
             refuse_unkeepable(data, decoding)
+            self._kernel.log("stage.proposed", _measured(packet, decoding))
         except StoppedError:
             raise
         except SdsError as error:
@@ -234,6 +236,10 @@ class Stream:
         with suppress(Exception):  # an engine may fail in any way: the flow is at its end
             let_go(self._engine, packet.dfid)
         return answer
+
+
+def _measured(packet: DecisionPacket, decoding: Decoding) -> dict[str, object]:
+    return {"dfid": packet.dfid, "tokens": decoding.tokens, "rows": decoding.facts.get("rows", ())}
 
 
 def _code(error: SdsError) -> str:

@@ -18,6 +18,8 @@ from sds.cli.decisions import decide, escalations, run
 from sds.cli.judgement import evaluate, fit, label
 from sds.cli.records import erase, keys, reconcile, record, replay
 from sds.cli.render import plain
+from sds.cli.service import keys as service_keys
+from sds.cli.service import serve, webhooks
 from sds.cli.setup import agents, bench, context, contracts, doctor, models, new
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.errors import EventError, SdsError, UsageError
@@ -47,6 +49,9 @@ label.add_to(app)
 erase.add_to(app)
 context.add_to(app)
 keys.add_to(app)
+service_keys.add_to(keys.keys)
+serve.add_to(app)
+webhooks.add_to(app)
 contracts.add_to(app)
 doctor.add_to(app)
 models.add_to(app)
