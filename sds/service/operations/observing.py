@@ -56,6 +56,7 @@ class Observer:
         self._flows = OrderedDict[str, Flow]()
         self._stage_s = {stage: metrics.stage_s.labels(gate, stage) for stage in STAGES}
         self._hard_ms, self._soft_ms = (metrics.validation_ms.labels(gate, kind) for kind in ("hard", "soft"))
+        self._saved, self._stale = metrics.saved.labels(gate), metrics.stale.labels(gate)
         self._heard = {
             "stage.begun": self._begun,
             "flow.opened": self._opened,
@@ -84,7 +85,7 @@ class Observer:
         self._end(flow, "open", now_ns)
 
     def _known(self, _: Facts, __: int) -> None:
-        self._metrics.saved.labels(self._gate).inc()
+        self._saved.inc()
 
     def _proposed(self, facts: Facts, now_ns: int) -> None:
         if flow := self._flows.get(str(facts["dfid"])):
@@ -111,7 +112,7 @@ class Observer:
         state, tag = str(facts["state"]), str(facts["tag"] or "")
         reason = str(facts["reason_code"] or tag)
         if DRIFT in (tag, reason):
-            self._metrics.stale.labels(self._gate).inc()
+            self._stale.inc()
         if state == "ACTIVE" or (flow := self._flows.pop(str(facts["dfid"]), None)) is None:
             return
         if len(flow.stages) == 1:  # what proposes failed, or got no turn

@@ -7,11 +7,13 @@ is down holds up no other. What is sent names dfid, gate and state: no text, no 
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from random import Random
 
 import httpx2
@@ -72,7 +74,7 @@ class Deliverer:
         """Deliver up to `AT_ONCE_MAX` final states behind a position, in order, until one fails."""
         at, sent = self._found_again(at, record), 0
         passed: Change | None = None  # the last entry that is behind it, too, without having been sent
-        with httpx2.Client(follow_redirects=False, trust_env=False, timeout=self._settings.webhook_within_s) as client:
+        with self._client() as client:
             for change in entries_behind(record, self._gate, at.idx):
                 if self._stopping.is_set() or sent >= AT_ONCE_MAX:
                     break
@@ -88,6 +90,11 @@ class Deliverer:
                 at = replace(at, idx=change.idx, attempts=0, failing_since_ms=None)
         if passed is not None and not at.attempts:
             self._moved(at, passed)
+
+    def _client(self) -> httpx2.Client:
+        """Return what sends: no redirect is followed, no proxy of the environment used, certificates are verified."""
+        timeout_s = self._settings.webhook_within_s
+        return httpx2.Client(follow_redirects=False, trust_env=False, timeout=timeout_s, verify=_certificates())
 
     def _found_again(self, at: Position, record: Reader) -> Position:
         """Return a position that is the record's. In one that was put back from a backup it is found by its time."""
@@ -129,6 +136,12 @@ class Deliverer:
         endpoints.write_failure(self._service.database, at, failure, now_ms=now_ms, next_at_ms=next_at_ms)
         facts = {"webhook": at.webhook, "gate": at.gate, "attempts": at.attempts + 1, "failure": failure}
         self._service.log("webhooks.failed", facts)
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Return what certificates are verified with: making it takes longer than most deliveries."""
+    return httpx2.create_ssl_context(trust_env=False)
 
 
 def signed(secret: str, change: Change, now_ms: int) -> tuple[bytes, dict[str, str]]:
