@@ -16,7 +16,7 @@ from rich.console import Console
 from sds.cli.common import A_GOOD_EVENT
 from sds.cli.decisions import decide, escalations, run
 from sds.cli.judgement import evaluate, fit, label
-from sds.cli.records import erase, keys, reconcile, record, replay
+from sds.cli.records import backup, erase, keys, reconcile, record, replay
 from sds.cli.render import plain
 from sds.cli.setup import agents, bench, context, contracts, doctor, models, new
 from sds.kernel.canonical import in_words, one_line
@@ -45,6 +45,7 @@ fit.add_to(app)
 evaluate.add_to(app)
 label.add_to(app)
 erase.add_to(app)
+backup.add_to(app)
 context.add_to(app)
 keys.add_to(app)
 contracts.add_to(app)
