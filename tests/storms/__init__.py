@@ -1,0 +1,27 @@
+"""Storms: real processes killed, stopped, starved and lied to: `python -m tests.storms kill --n 100`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tests.attack.figures import Figure
+
+from . import crash, kill
+from .ground import STORES, Ground
+
+
+@dataclass(frozen=True, slots=True)
+class Storm:
+    """`what`: of what it consists. `sizes`: how much of it in CI, and in full."""
+
+    what: str
+    storm: Callable[[Ground], list[Figure]]
+    sizes: tuple[int, int]
+    stores: tuple[str, ...] = STORES
+
+
+ALL: Mapping[str, Storm] = {
+    "kill": Storm(kill.WHAT, kill.storm, (40, 5_000)),
+    "crash": Storm(crash.WHAT, crash.storm, (40, 100_000)),
+}
