@@ -62,7 +62,9 @@ def _begin(bed: Testbed, part: int, ground: Ground) -> int:
 def _work(bed: Testbed, part: int, n: int, rng: Random) -> None:
     """Decide one share of the events, and some of the others', as a caller who sends again what was not answered."""
     ended = acknowledged_in(bed).ended()
-    left = [number for number in range(n) if number not in ended and (number % PROCESSES == part or rng.random() < FOREIGN)]
+    left = [
+        number for number in range(n) if number not in ended and (number % PROCESSES == part or rng.random() < FOREIGN)
+    ]
     rng.shuffle(left)
     with bed.gate(executor=SlowBank(bed, rng)) as gate:
         if rng.random() < RECOVERS_FIRST:

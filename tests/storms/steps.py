@@ -82,7 +82,7 @@ def _count_sqlite(steps: Steps) -> None:
 
 def _count_postgresql(steps: Steps) -> None:
     try:
-        import psycopg  # noqa: PLC0415  of the extra `service`
+        import psycopg
     except ImportError:
         return
     psycopg.Cursor.execute = _method(steps, "statement", psycopg.Cursor.execute)  # type: ignore[method-assign]
