@@ -8,17 +8,14 @@ eight is fraud; as they come, it is about one in sixty-five.
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 
 from sds.definitions.definition import Demo, GateDefinition, QueuedCase
-from sds.host import paths
+from sds.gates.worlds import make_once, tighten_files
 from sds.host.clock import now_ms
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.errors import NOT_AS_WRITTEN, StateError
-from sds.kernel.storage.private_files import make_private_file, tighten
 
 from .adjudication import Truth, expected_kind
 from .chaos import CompromisedAccount, passed_twice
@@ -38,33 +35,17 @@ QUEUE = "payments.jsonl"
 
 def ensure_world(folder: Path, *, seed: int = SEED) -> None:
     """Make the bank, the queue and the holds unless they are there. Whoever comes first makes them for all."""
-    if bank_path(folder).exists():
-        _tighten(folder)
+    bank, holds = bank_path(folder), holds_path(folder)
+    if bank.exists():
+        tighten_files(folder / QUEUE, bank, holds)
         return
-    paths.make_private(folder)
     queue = queued_rows(seed)
-    lines = [json.dumps({**event_of(row, seed), **truth_of(row)._asdict()}) + "\n" for row in queue]
-    try:
-        with TemporaryDirectory(dir=folder, prefix="world-") as made:
-            fresh = Path(made)
-            make_private_file(fresh / QUEUE)
-            (fresh / QUEUE).write_text("".join(lines), encoding="utf-8")
-            write_bank(bank_path(fresh), ((event_of(row, seed)["payment_id"], row.fields) for row in queue))
-            make_holds(holds_path(folder))
-            (fresh / QUEUE).replace(folder / QUEUE)
-            with suppress(FileExistsError):  # another process was first, and may be using its file already
-                bank_path(folder).hardlink_to(bank_path(fresh))
-    except OSError as error:
-        raise StateError(f"`{folder}` cannot be filled: {(error.strerror or 'unknown cause').lower()}") from error
 
+    def write(path: Path) -> None:
+        write_bank(path, ((event_of(row, seed)["payment_id"], row.fields) for row in queue))
+        make_holds(holds)
 
-def _tighten(folder: Path) -> None:
-    """Take the rights to the demo's own files from others, as every file beside a record."""
-    try:
-        for name in (QUEUE, *(f"{name}.db{end}" for name in ("bank", "holds") for end in ("", "-wal", "-shm"))):
-            tighten(folder / name)
-    except OSError as error:
-        raise StateError(f"`{folder}` cannot be made private: {(error.strerror or 'unknown cause').lower()}") from error
+    make_once(bank, folder / QUEUE, ({**event_of(row, seed), **truth_of(row)._asdict()} for row in queue), write)
 
 
 def queued_rows(seed: int) -> list[Row]:

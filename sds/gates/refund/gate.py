@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 
 from sds.definitions.definition import Demo, GateDefinition, QueuedCase
 from sds.gates.refund.adjudication import expected_action
@@ -23,57 +21,35 @@ from sds.gates.refund.world.airline import airline_path, write_airline
 from sds.gates.refund.world.claims import Cause
 from sds.gates.refund.world.flights import data_folder, load_flights
 from sds.gates.refund.world.tickets import make_world
-from sds.host import paths
+from sds.gates.worlds import make_once, tighten_files
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.errors import NOT_AS_WRITTEN, StateError
-from sds.kernel.storage.private_files import make_private_file, tighten
 
 CONTRACT = Path(__file__).with_name("contract.yaml")
 CHECKSUM = Path(__file__).with_name("contract.yaml.sha256")
+QUEUE, RAIL = "claims.jsonl", "rail.db"
 SEED = 261
 CLAIMS = 10_000
 
 
 def ensure_world(folder: Path, *, claims: int = CLAIMS, seed: int = SEED) -> None:
     """Make the airline and the queue of claims unless they are there. Whoever comes first makes them for all."""
-    if airline_path(folder).exists():
-        _tighten(folder)
+    airline, queue = airline_path(folder), folder / QUEUE
+    if airline.exists():
+        tighten_files(queue, airline, folder / RAIL)
         return
-    paths.make_private(folder)
     world = make_world(load_flights(), claims, Random(seed))  # noqa: S311  a reproducible demo, not a secret
-    queue = [{**c.event, "cause": c.cause.value} for c in world.claims]
-    try:
-        with TemporaryDirectory(dir=folder, prefix="world-") as made:
-            fresh = Path(made)
-            make_private_file(fresh / "claims.jsonl")
-            (fresh / "claims.jsonl").write_text("".join(json.dumps(line) + "\n" for line in queue), encoding="utf-8")
-            write_airline(airline_path(fresh), world)
-            (fresh / "claims.jsonl").replace(folder / "claims.jsonl")
-            with suppress(FileExistsError):  # another process was first, and may be using its file already
-                airline_path(folder).hardlink_to(airline_path(fresh))
-    except OSError as error:
-        raise StateError(f"`{folder}` cannot be filled: {(error.strerror or 'unknown cause').lower()}") from error
-
-
-def _tighten(folder: Path) -> None:
-    """Take the rights to the demo's own files from others, as every file beside a record: an older version left them."""
-    try:
-        for name in (
-            "claims.jsonl",
-            *(f"{name}.db{end}" for name in ("airline", "rail") for end in ("", "-wal", "-shm")),
-        ):
-            tighten(folder / name)
-    except OSError as error:
-        raise StateError(f"`{folder}` cannot be made private: {(error.strerror or 'unknown cause').lower()}") from error
+    lines = ({**c.event, "cause": c.cause.value} for c in world.claims)
+    make_once(airline, queue, lines, lambda path: write_airline(path, world))
 
 
 def read_queue(folder: Path) -> list[QueuedCase]:
     """Return every generated claim in order; its label is the latent cause."""
     try:
-        lines = (folder / "claims.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (folder / QUEUE).read_text(encoding="utf-8").splitlines()
         return [_queued(json.loads(line)) for line in lines]
     except (OSError, *NOT_AS_WRITTEN) as error:
-        raise StateError(f"`{folder / 'claims.jsonl'}` cannot be read", hint="sds run refund --reset") from error
+        raise StateError(f"`{folder / QUEUE}` cannot be read", hint="sds run refund --reset") from error
 
 
 def _queued(line: dict[str, str]) -> QueuedCase:
@@ -105,7 +81,7 @@ def _source(folder: Path) -> TicketSource:
 
 def _open(folder: Path) -> tuple[TicketSource, Rail]:
     source = _source(folder)
-    return source, Rail(folder / "rail.db", source.version)
+    return source, Rail(folder / RAIL, source.version)
 
 
 def _queue(folder: Path) -> list[QueuedCase]:

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from sds.gates.refund.world.airline import BUSY_S
+from sds.gates.databases import DatabaseReaders
 from sds.kernel.envelope.state import StateRead, Value
 from sds.kernel.errors import StateError
 
-IDLE_CONNECTIONS_MAX = 64
 _TICKET_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 _READ = """
 SELECT version, customer, fare_minor, refunded_minor, compensated, voucher_issued,
@@ -30,15 +26,15 @@ class TicketSource:
     """Reads tickets from `path`, read-only. Safe in several threads: each read has a connection to itself."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._idle: deque[tuple[tuple[int, int], sqlite3.Connection]] = deque()
+        self._path, self._readers = path, DatabaseReaders(path)
+        self.close = self._readers.close
 
     def read(self, key: str) -> StateRead | None:
         """Return the ticket's fields and version as they are now, None for an unknown ticket. Raises StateError."""
         if not _TICKET_ID.fullmatch(key):
             return None
         try:
-            with self._connection() as db:
+            with self._readers.connection() as db:
                 row = db.execute(_READ, (key,)).fetchone()
         except OSError as error:
             raise StateError(f"the tickets in `{self._path}` cannot be read: {error.strerror}") from error
@@ -50,40 +46,6 @@ class TicketSource:
         """Return the ticket's version now: the precondition an executor checks just before it sends."""
         state = self.read(key)
         return state.version if state else None
-
-    def close(self) -> None:
-        while self._idle:
-            self._idle.pop()[1].close()
-
-    @contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
-        found = self._path.stat()
-        identity = (found.st_dev, found.st_ino)
-        db = self._take(identity)
-        try:
-            yield db
-        except BaseException:
-            db.close()
-            raise
-        self._give_back(identity, db)
-
-    def _take(self, identity: tuple[int, int]) -> sqlite3.Connection:
-        """Reuse an idle connection, but never one to a file that has since been replaced: its state is stale."""
-        while True:
-            try:
-                opened_as, db = self._idle.pop()
-            except IndexError:
-                uri = f"{self._path.resolve().as_uri()}?mode=ro"
-                return sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-            if opened_as == identity:
-                return db
-            db.close()
-
-    def _give_back(self, identity: tuple[int, int], db: sqlite3.Connection) -> None:
-        if len(self._idle) < IDLE_CONNECTIONS_MAX:
-            self._idle.append((identity, db))
-        else:
-            db.close()
 
 
 def _fields(row: tuple[int | str | None, ...]) -> dict[str, Value]:

@@ -125,7 +125,7 @@ class TestSource:
 
     def test_reading_never_writes(self, tmp_path: Path) -> None:
         source = one_ticket(tmp_path)
-        with source._connection() as db, pytest.raises(sqlite3.OperationalError, match="readonly"):
+        with source._readers.connection() as db, pytest.raises(sqlite3.OperationalError, match="readonly"):
             db.execute("UPDATE tickets SET compensated = 1")
 
     def test_many_threads_read_while_the_ticket_moves(self, tmp_path: Path) -> None:

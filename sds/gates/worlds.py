@@ -1,0 +1,46 @@
+"""The world of a demo, made once in a gate's folder: a database, and beside it the queue of events that arise in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from sds.host import paths
+from sds.kernel.errors import StateError
+from sds.kernel.storage.private_files import make_private_file, tighten
+
+
+def make_once(
+    database: Path, queue: Path, lines: Iterable[Mapping[str, object]], write: Callable[[Path], None]
+) -> None:
+    """Make both files, private ones. Whoever comes first makes them for all: a database that is there already stays.
+
+    `write` writes the database to the path that it is given. Raises StateError where the folder cannot be filled.
+    """
+    folder = database.parent
+    paths.make_private(folder)
+    try:
+        with TemporaryDirectory(dir=folder, prefix="world-") as made:
+            fresh_queue, fresh_database = Path(made) / queue.name, Path(made) / database.name
+            make_private_file(fresh_queue)
+            fresh_queue.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+            write(fresh_database)
+            fresh_queue.replace(queue)
+            with suppress(FileExistsError):  # another process was first, and may be using its file already
+                database.hardlink_to(fresh_database)
+    except OSError as error:
+        raise StateError(f"`{folder}` cannot be filled: {(error.strerror or 'unknown cause').lower()}") from error
+
+
+def tighten_files(queue: Path, *databases: Path) -> None:
+    """Take the rights to a demo's own files from others, as of every file beside a record: an older version left them."""
+    files = (path.with_name(path.name + end) for path in databases for end in ("", "-wal", "-shm"))
+    try:
+        for path in (queue, *files):
+            tighten(path)
+    except OSError as error:
+        why = (error.strerror or "unknown cause").lower()
+        raise StateError(f"`{queue.parent}` cannot be made private: {why}") from error
