@@ -46,7 +46,7 @@ from sds.kernel.flow.dispatch import Dispatcher
 from sds.kernel.flow.kernel import Kernel
 from sds.models.readers.artifact import TOKENIZER, TOKENS_MAX
 from sds.models.readers.encoder import TextTokenizer
-from sds.models.readers.session import THREADS
+from sds.models.readers.protocol import THREADS
 from sds.policy import engine as proposer
 from sds.policy.distribution import distribution
 from sds.policy.judgement import Judgement, open_judgement

@@ -14,7 +14,8 @@
         └── ExecutorError       the outside cannot be opened or asked; raised by a dispatch, it may have acted
 
 A verdict is never an exception: what the kernel thinks of a proposal is a value (`kernel.dim`).
-Messages are one line, lower-case, with the user's own words in backticks.
+Messages are one line, lower-case, with the user's own words in backticks. `retryable`: the same, sent again, may be
+answered; what is sent again under the same event is decided once.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ class SdsError(Exception):
     """Base of every error this project raises on purpose."""
 
     reason_code: str = "INTERNAL"
+    retryable: bool = False
 
-    def __init__(self, message: str, *, reason_code: str = "", hint: str = "", dfid: str = "") -> None:
+    def __init__(
+        self, message: str, *, reason_code: str = "", hint: str = "", dfid: str = "", retryable: bool | None = None
+    ) -> None:
         super().__init__(message)
         self.reason_code = reason_code or type(self).reason_code
         self.hint = hint
         self.dfid = dfid
+        self.retryable = type(self).retryable if retryable is None else retryable
 
 
 class UsageError(SdsError):
@@ -54,6 +59,7 @@ class TransitionError(UsageError):
 
 class WorldError(SdsError):
     reason_code = "UNAVAILABLE"
+    retryable = True
 
 
 class StoreError(WorldError):
@@ -70,6 +76,7 @@ class ModelError(WorldError):
 
 class LanguageError(WorldError):
     reason_code = "LANGUAGE_TOO_LARGE"
+    retryable = False
 
 
 class ExecutorError(WorldError):
@@ -82,4 +89,6 @@ NOT_AS_WRITTEN = (AttributeError, LookupError, TypeError, ValueError, Arithmetic
 
 def unreadable(dfid: str) -> StoreError:
     """Return what is raised where the rows of one flow are not of the form in which they were written."""
-    return StoreError(f"the record of flow `{dfid}` cannot be read", hint="sds ledger verify", dfid=dfid)
+    return StoreError(
+        f"the record of flow `{dfid}` cannot be read", hint="sds ledger verify", dfid=dfid, retryable=False
+    )

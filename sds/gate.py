@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -10,28 +11,29 @@ from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from sds.definitions.definition import GateDefinition, check_parts
+from sds.definitions.definition import GateDefinition
 from sds.definitions.registry import find
-from sds.engines.factory import open_engine
-from sds.engines.fallback import FallbackEngine
-from sds.engines.protocol import Checks, Engine, Explains, HasLanguageModel
+from sds.engines.protocol import Engine, Explains, HasLanguageModel
 from sds.engines.queueing import KeyLocks
 from sds.host import paths
 from sds.host.clock import now_ms
+from sds.host.keys import refuse_other_keys
 from sds.host.log import JsonLog
 from sds.kernel.context.reader import RecordedContext
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.state import StateSource
 from sds.kernel.errors import UsageError
-from sds.kernel.executor.protocol import Executor
+from sds.kernel.executor.protocol import Executor, Signer
 from sds.kernel.flow import intake, undecided
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry
+from sds.opening import check_deciding, check_given, decisions_at_once, open_deciding, path_given
 from sds.pipeline import Reasoned, Stream
+from sds.submission import QUEUE_MAX, Call, Handle, Submissions
 
 if TYPE_CHECKING:  # options: each is loaded when it is first asked for
     from sds.escalations import Resolve
@@ -44,31 +46,14 @@ if TYPE_CHECKING:  # options: each is loaded when it is first asked for
     from sds.sagas import SagaStream
 
 
-def _check_parts(contract: object, source: object, executor: object, engine: object) -> None:
-    """Refuse what cannot work before anything is opened. Raises UsageError."""
-    if not isinstance(contract, Contract):
-        raise UsageError("the contract is neither a Contract nor a Path", hint="parse_contract(text) makes one of text")
-    check_parts(source, executor)
-    asked = all(callable(getattr(engine, name, None)) for name in ("propose", "count_tokens", "close"))
-    if engine is not None and (isinstance(engine, type) or not asked):
-        hint = "sds.engines.factory.open_engine opens one; `model` names a file or a folder of weights"
-        raise UsageError("the engine is no object with `propose`, `count_tokens` and `close`", hint=hint)
-
-
-def _path(given: object, what: str) -> Path:
-    if not isinstance(given, str | PathLike):
-        raise UsageError(f"the {what} is no path")
-    return Path(given)
-
-
 class Gate:
     """Decides events. Use it as a context manager, or call `close()`.
 
     `folder` holds the record (`decisions.db`), the kernel's key and the log. `model` is a GGUF or a checkpoint folder;
     None is the embedded model. `readers`: what `sds fit` made for a contract with a policy; None: the model reads. An `engine`
     given instead decides whatever the policy says, and stays yours to close. Creating a gate registers its contract:
-    whoever runs this code is the deployment. Safe to
-    call from several threads.
+    whoever runs this code is the deployment. Safe to call from several threads, in the process that opened it. `threads`:
+    how many decide what is submitted, of which `queue_max` may wait; without it, a few more than the engine has slots.
     """
 
     def __init__(
@@ -82,58 +67,48 @@ class Gate:
         engine: Engine | None = None,
         readers: Path | None = None,
         on_reasoned: Reasoned | None = None,
+        threads: int | None = None,
+        queue_max: int = QUEUE_MAX,
         now_ms: Callable[[], int] = now_ms,
     ) -> None:
         self.contract = load_contract(contract) if isinstance(contract, Path) else contract
-        _check_parts(self.contract, source, executor, engine)
+        check_given(self.contract, source, executor, engine)
         self._now_ms = now_ms
-        self._closed = False
-        folder, model = _path(folder, "folder"), None if model is None else _path(model, "model")
+        self._closed, self._process = False, os.getpid()
+        folder, model = path_given(folder, "folder"), None if model is None else path_given(model, "model")
         paths.make_private(folder, hint="`folder` names one that is there, or one that can be made")
         with ExitStack() as opened:
-            self.store = paths.open_record(folder)
-            opened.callback(self.store.close)
-            signer = paths.signer(folder)
-            paths.refuse_altered(folder, self.store)
-            self._log = JsonLog(folder / "log.jsonl")
-            opened.callback(self._log.close)
-            self.engine = self._checked_engine(engine or self._opened_engine(model, readers, opened))
+            signer = self._open_record(folder, opened)
+            self.engine = engine or open_deciding(self.contract, model, readers, now_ms=now_ms)
+            opened.callback(self.engine.close if engine is None else lambda: None)
+            check_deciding(self.engine, self.contract, self._log.write)
             writer = self._rationale_writer()
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
-            context = RecordedContext(self.store, self.contract, self.engine.count_tokens)
-            log = self._log.write
-            self._kernel = Kernel(
-                self.contract, self.store, source, executor, signer, now_ms=now_ms, log=log, context=context
-            )
+            refuse_other_keys(folder, self.store)  # again: of two that open a fresh record, one has signed it by now
+            context, log = RecordedContext(self.store, self.contract, self.engine.count_tokens), self._log.write
+            parts = (self.contract, self.store, source, executor, signer)
+            self._kernel = Kernel(*parts, now_ms=now_ms, log=log, context=context)
             self._on_reasoned, self._on_decided = on_reasoned, self._after_decision(writer, opened)
             self._locks = KeyLocks()
             self._stream = self._stream_of(self._kernel)
+            threads = threads or decisions_at_once(self.engine)
+            self._submissions = Submissions(self._decided, threads=threads, queue_max=queue_max, now_ms=now_ms)
             self._closing = opened.pop_all()
 
-    def _opened_engine(self, model: Path | None, readers: Path | None, opened: ExitStack) -> Engine:
-        """Open what decides: the contract's policy, where it has one, else the language model."""
+    def _open_record(self, folder: Path, opened: ExitStack) -> Signer:
+        """Open record and log; return the signer. Raises StoreError where the record is not what its keys have signed."""
+        self.store = paths.open_record(folder)
+        opened.callback(self.store.close)
+        refuse_other_keys(folder, self.store)
+        signer = paths.signer(folder)
+        paths.refuse_altered(folder, self.store)
+        self._log = JsonLog(folder / "log.jsonl")
+        opened.callback(self._log.close)
+        return signer
 
-        def open_model() -> Engine:
-            return open_engine(model, now_ms=self._now_ms)
-
-        if not self.contract.policy or model is not None:  # a model that is named decides itself
-            engine = open_model()
-        else:
-            from sds.policy.opening import open_policy  # noqa: PLC0415
-
-            engine = open_policy(self.contract, readers, open_model=open_model, now_ms=self._now_ms)
-        opened.callback(engine.close)
-        return engine
-
-    def _checked_engine(self, engine: Engine) -> Engine:
-        """Return the engine that decides. Raises ModelError where it cannot decide under the contract."""
-        if isinstance(engine, FallbackEngine):
-            engine.log = self._log.write
-        for notice in getattr(engine, "notices", ()):
-            self._log.write("engine.notice", {"notice": notice})
-        if isinstance(engine, Checks):
-            engine.check_contract(self.contract)
-        return engine
+    def _decided(self, call: Call) -> Answer:
+        assert call.event is not None  # noqa: S101  it was submitted
+        return self._stream.decide(call.event, deadline_ms=call.deadline_ms, cancellation=call.cancellation)
 
     def _stream_of(self, kernel: Kernel) -> Stream:
         """Return what decides through a kernel: the gate's own, or that of a saga's step, of which no policy speaks."""
@@ -186,11 +161,12 @@ class Gate:
         folder: Path | None = None,
         model: Path | None = None,
         engine: Engine | None = None,
-        on_reasoned: Reasoned | None = None,
+        **options: Any,
     ) -> Gate:
         """Open a gate by its definition, or by what finds it: its name, or the path of its folder or file.
 
         Its state source and its executor are closed with it. Without `folder`, it is the gate's own in the home.
+        `options`: as of `Gate` itself.
         """
         definition = name if isinstance(name, GateDefinition) else find(name)
         contract, folder = definition.load_contract(), folder or paths.gate_home(definition.name)
@@ -205,7 +181,7 @@ class Gate:
                 model=model,
                 engine=engine,
                 readers=readers,
-                on_reasoned=on_reasoned,
+                **options,
             )
             gate.on_close(opened.pop_all().close)
         return gate
@@ -217,8 +193,21 @@ class Gate:
         return self._kernel
 
     def _check_open(self) -> None:
+        if self._process != os.getpid():  # its threads, locks and connections have stayed in the process that opened it
+            hint = "open a gate in the process that decides, after it was forked"
+            raise UsageError("the gate was opened by another process", reason_code="FORKED", hint=hint)
         if self._closed:
             raise UsageError("the gate is closed", hint="ask it within its `with` block, or open another")
+
+    def _until(self, deadline_ms: int | None) -> int | None:
+        """Return a deadline, in milliseconds from now, as a time. Raises UsageError where it is none, or too far ahead."""
+        if deadline_ms is None:
+            return None
+        most = self.contract.budget.ttl_ms
+        if type(deadline_ms) is not int or not 1 <= deadline_ms <= most:
+            hint = f"the contract's `budget.ttl_ms` is {most}: a whole number from 1 to that"
+            raise UsageError(f"`{deadline_ms}` is no deadline of this gate", reason_code="DEADLINE_INVALID", hint=hint)
+        return self._now_ms() + deadline_ms
 
     def read(self, event: Mapping[str, object] | str | bytes) -> intake.Event:
         self._check_open()
@@ -226,12 +215,39 @@ class Gate:
             return intake.parse_event(self.contract, event)
         return intake.read_event(self.contract, event)
 
-    def decide(self, event: Mapping[str, object] | str | bytes) -> Answer:
+    def decide(self, event: Mapping[str, object] | str | bytes, *, deadline_ms: int | None = None) -> Answer:
         """Decide one event, given as a mapping or JSON text. The same event again returns the stored answer.
 
-        Raises EventError for a malformed or contradicting event, StoreError when nothing could be recorded.
+        `deadline_ms`: from now, at most what the contract gives a decision; past it nothing is sent, and what is not
+        decided by then is not. Raises EventError for a malformed or contradicting event, StoreError when nothing could be
+        recorded, WorldError while the gate is closing.
         """
-        return self._stream.decide(self.read(event))
+        read, budget = self.read(event), self.contract.budget
+        wait_s = (budget.ttl_ms + budget.dispatch_ms_max if deadline_ms is None else deadline_ms) / 1000
+        return self._submissions.decide(read, self._until(deadline_ms), wait_s=wait_s)
+
+    def submit(self, event: Mapping[str, object] | str | bytes, *, deadline_ms: int | None = None) -> Handle:
+        """Have one event decided by the gate's own threads; return at once.
+
+        Raises what `decide` raises of the event, WorldError QUEUE_FULL when too many wait, DRAINING while the gate is closing.
+        """
+        return self._submissions.submit(self.read(event), self._until(deadline_ms))
+
+    def known(self, event: Mapping[str, object] | str | bytes) -> Answer | None:
+        """Return by reading alone the answer of an event that needs no deciding, or is `pending`; None: there is none yet,
+        or it may be decided afresh. Raises EventError where it was seen with another body.
+        """
+        return self.kernel.known(self.read(event))
+
+    @property
+    def queued(self) -> int:
+        """How many events that were submitted wait for a thread."""
+        return self._submissions.queued
+
+    @property
+    def deciding(self) -> int:
+        """How many decisions are under way."""
+        return self._submissions.deciding
 
     def retry(self, dfid: str) -> Answer:
         """Decide the case of a flow that ended without a decision once more, however often that was tried before.
@@ -240,11 +256,15 @@ class Gate:
         """
         kernel = self.kernel
         undecided.refuse_unless_undecided(kernel.store, dfid)
-        return self._stream.decide(intake.recorded_event(kernel.store, kernel.contract, dfid), anew=True)
+        event = intake.recorded_event(kernel.store, kernel.contract, dfid)
+        with self._submissions.entered() as call:
+            return self._stream.decide(event, anew=True, cancellation=call.cancellation)
 
     def decide_saga(self, name: str, event: Mapping[str, object] | str | bytes) -> SagaAnswer:
         """Decide one event in the steps of a saga of the contract. The same event again returns the stored outcome."""
-        return self._sagas.decide(name, self.read(event))
+        read = self.read(event)
+        with self._submissions.entered() as call:
+            return self._sagas.decide(name, read, cancellation=call.cancellation)
 
     def label(self, dfid: str, *, right: bool, who: str) -> bool:
         """Say of a decision whether it turned out to be right; return False if that was known. Monitors of `calibration`
@@ -343,7 +363,15 @@ class Gate:
         """Run `action` when the gate is closed, before its own parts are."""
         self._closing.callback(action)
 
-    def close(self) -> None:
+    def close(self, drain_s: float = 0.0) -> None:
+        """Take nothing new, let what is under way finish within `drain_s` seconds, end the rest undecided, and close.
+
+        What was ordered is carried out to its end. In a process that was forked it only forgets the gate.
+        """
+        if self._process != os.getpid():
+            self._closed = True
+            return
+        self._submissions.drain(drain_s)
         try:
             self._closing.close()
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sds.cancellation import Cancellation
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import Event
 from sds.kernel.flow.kernel import Kernel
@@ -23,15 +24,19 @@ class SagaStream:
     def __init__(self, kernel: Kernel, stream_of: Callable[[Kernel], Stream], *, now_ms: Callable[[], int]) -> None:
         self._kernel, self._stream_of, self._now_ms = kernel, stream_of, now_ms
 
-    def decide(self, name: str, event: Event) -> SagaAnswer:
-        """Return the saga's answer: decided now, resumed where it stands, or stored."""
+    def decide(self, name: str, event: Event, *, cancellation: Cancellation | None = None) -> SagaAnswer:
+        """Return the saga's answer: decided now, resumed where it stands, or stored. Stopped, it stays open."""
         kernel = self._kernel
         dfid = saga.claim(kernel.store, kernel.contract, name, event, now_ms=self._now_ms())
-        return self.drive(dfid)
+        return self.drive(dfid, cancellation=cancellation)
 
-    def drive(self, dfid: str) -> SagaAnswer:
+    def drive(self, dfid: str, *, cancellation: Cancellation | None = None) -> SagaAnswer:
         """Bring a saga of the record to its end."""
-        return driver.drive(self._kernel, dfid, self._ask, now_ms=self._now_ms)
+
+        def ask(child: Kernel, event: Event) -> Answer:
+            return self._stream_of(child).decide(event, cancellation=cancellation)
+
+        return driver.drive(self._kernel, dfid, ask, now_ms=self._now_ms)
 
     def compensate(self) -> int:
         """Have the compensation of every dirty saga chosen and carried out whose driver is gone; return how many."""
@@ -39,6 +44,3 @@ class SagaStream:
         for dfid in dirty:
             self.drive(dfid)
         return len(dirty)
-
-    def _ask(self, child: Kernel, event: Event) -> Answer:
-        return self._stream_of(child).decide(event)

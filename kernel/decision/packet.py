@@ -98,8 +98,13 @@ def compile_packet(
     envelope: DecisionEnvelope,
     now_ms: int,
     memory: str = "",
+    deadline_ms: int | None = None,
 ) -> DecisionPacket:
-    """Assemble the packet. Evidence is cut to the contract's limit and to printable ASCII."""
+    """Assemble the packet, which expires with its contract's time to live, or at an earlier deadline.
+
+    Evidence is cut to the contract's limit and to printable ASCII.
+    """
+    expires_at_ms = now_ms + contract.budget.ttl_ms
     situation = live.situation
     snapshot = take_snapshot(rules.fields, key, situation.fields, live.version, now_ms)
     text = evidence_text(contract, evidence)
@@ -119,7 +124,7 @@ def compile_packet(
         security=findings(evidence),
         notes=live.notes,
         created_at_ms=now_ms,
-        expires_at_ms=now_ms + contract.budget.ttl_ms,
+        expires_at_ms=expires_at_ms if deadline_ms is None else min(expires_at_ms, deadline_ms),
     )
 
 

@@ -7,7 +7,7 @@ itself idempotent and a `lookup` has just answered that the key is absent.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Literal, Protocol, runtime_checkable
@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from sds.kernel.canonical import canonical
 from sds.kernel.errors import ExecutorError, UsageError
 from sds.kernel.executor.statement import StatementLine, read_statement
+
+KEY_BYTES_MIN, NAME_CHARS = 32, 8
 
 Settlement = Literal["settled", "rejected", "unsent", "absent", "unknown"]
 
@@ -106,23 +108,37 @@ class Lists(Protocol):
 class Signer:
     """Signs intents with HMAC-SHA256 under a key that only the kernel holds, at least 32 bytes.
 
-    What was signed with one of the `older` keys is still verified.
+    A signature is `NAME:MAC`, named after its key (`key_name`). What was signed with one of the `older` keys is still
+    verified, as is one without a name, of an older version. `read_again`: the keys as they are kept now, the newest first;
+    None: they are what they were when it was asked last. So a key that another process has made is found here, too.
     """
 
-    def __init__(self, key: bytes, *older: bytes) -> None:
-        if min(len(each) for each in (key, *older)) < 32:
-            raise ExecutorError("the kernel's signing key is shorter than 32 bytes")
-        self._keys = (key, *older)
+    def __init__(
+        self, key: bytes, *older: bytes, read_again: Callable[[], tuple[bytes, ...] | None] = lambda: None
+    ) -> None:
+        self._read_again = read_again
+        self._generation = 0
+        self._keys = _checked((key, *older))
 
     def __repr__(self) -> str:
         return "Signer(key=***)"
+
+    def generation(self) -> int:
+        """Take over keys that were made since; return how often there were any."""
+        found = self._read_again()
+        keys = self._keys if found is None else _checked(tuple(dict.fromkeys((*found, *self._keys))))
+        if keys != self._keys:
+            self._keys, self._generation = keys, self._generation + 1
+        return self._generation
 
     def derived(self, purpose: str) -> tuple[bytes, ...]:
         """Return a key of 32 bytes for another purpose (HKDF-SHA256, RFC 5869) of each key, the one that signs first."""
         return tuple(_derived(key, purpose) for key in self._keys)
 
     def sign(self, data: bytes) -> str:
-        return _mac(self._keys[0], data)
+        self.generation()
+        key = self._keys[0]
+        return f"{key_name(key)}:{_mac(key, data)}"
 
     def signed(self, intent: ExecutionIntent) -> ExecutionIntent:
         return replace(intent, signature=self.sign(intent.signed_bytes()))
@@ -133,7 +149,34 @@ class Signer:
             data, signature = intent.signed_bytes(), intent.signature.encode()
         except (TypeError, ValueError):
             return False
-        return any(hmac.compare_digest(_mac(key, data).encode(), signature) for key in self._keys)
+        before = self._generation
+        return self._verified(data, signature) or (self.generation() != before and self._verified(data, signature))
+
+    def missing(self, intent: ExecutionIntent) -> str:
+        """Return the name of the key that an intent says it was signed with, where that is not here; else nothing."""
+        name = name_in(intent.signature)
+        return "" if name in {"", *map(key_name, self._keys)} else name
+
+    def _verified(self, data: bytes, signature: bytes) -> bool:
+        name, between, mac = signature.rpartition(b":")
+        keys = [key for key in self._keys if not between or key_name(key).encode() == name]
+        return any(hmac.compare_digest(_mac(key, data).encode(), mac) for key in keys)
+
+
+def key_name(key: bytes) -> str:
+    """Return what a signature calls its key: the first digits of its SHA-256, as `sds keys show` lists it."""
+    return sha256(key).hexdigest()[:NAME_CHARS]
+
+
+def name_in(signature: str) -> str:
+    """Return the name of the key in a signature, nothing where it has none."""
+    return signature.rpartition(":")[0][:NAME_CHARS]
+
+
+def _checked(keys: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    if min(map(len, keys)) < KEY_BYTES_MIN:
+        raise ExecutorError("the kernel's signing key is shorter than 32 bytes")
+    return keys
 
 
 def _mac(key: bytes, data: bytes) -> str:

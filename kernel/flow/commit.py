@@ -14,8 +14,8 @@ from sds.kernel.canonical import idempotency_key
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision import dim, jit
 from sds.kernel.decision.context import ContextReader
-from sds.kernel.decision.dim import Reason
-from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.decision.dim import Reason, Verdict
+from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.decision.safeguards import LiveState
 from sds.kernel.envelope.proposal import PROPOSAL_BYTES_MAX
 from sds.kernel.errors import UsageError
@@ -24,7 +24,7 @@ from sds.kernel.executor.protocol import ExecutionIntent, Signer
 from sds.kernel.flow import decision_record, monitored, undecided
 from sds.kernel.flow.attempts import Attempt, write_attempt
 from sds.kernel.flow.dispatch import Log
-from sds.kernel.flow.states import CONTENTION, NOT_DECIDED, State, transition
+from sds.kernel.flow.states import CONTENTION, DEADLINE_EXCEEDED, NOT_DECIDED, State, transition
 from sds.kernel.registry import escalation_budget, registry, reservations, spend
 from sds.kernel.registry.authority import authority_now
 from sds.kernel.registry.monitors import Watched
@@ -61,9 +61,11 @@ class Committer:
         intent: ExecutionIntent | None = None
         with self._store.transaction():
             now_ms = self._now_ms()
-            created_at_ms, earlier = self._open_flow(attempt.packet)
+            created_at_ms, earlier, deadline_ms = self._open_flow(attempt.packet)
             attempt = replace(attempt, number=earlier + 1, now_ms=now_ms)
-            if attempt.verdict.outcome == "REJECTED":
+            if deadline_ms is not None and now_ms > deadline_ms:
+                watched = self._finish(_too_late(attempt, now_ms - deadline_ms), "ABORTED", NOT_DECIDED)
+            elif attempt.verdict.outcome == "REJECTED":
                 watched = self._reject(attempt)
             elif attempt.verdict.outcome == "ESCALATED":
                 watched = self._escalate(attempt)
@@ -72,16 +74,17 @@ class Committer:
         monitored.tell(self._log, attempt.packet.dfid, attempt.packet.agent_id, watched)
         return intent
 
-    def _open_flow(self, packet: DecisionPacket) -> tuple[int, int]:
-        """Return when the flow was opened and how many attempts it had, both from the record."""
+    def _open_flow(self, packet: DecisionPacket) -> tuple[int, int, int | None]:
+        """Return when the flow was opened, how many attempts it had, and its deadline if it has one: from the record."""
         flow = self._store.row(
-            "SELECT f.created_at_ms, (SELECT count(*) FROM attempts a WHERE a.dfid = f.dfid) FROM decision_flows f"
+            "SELECT f.created_at_ms, (SELECT count(*) FROM attempts a WHERE a.dfid = f.dfid), d.deadline_ms"
+            " FROM decision_flows f LEFT JOIN flow_deadlines d ON d.dfid = f.dfid"
             " WHERE f.dfid = ? AND f.state = 'ACTIVE'",
             (packet.dfid,),
         )
         if flow is None:
             raise UsageError(f"flow `{packet.dfid}` is no longer open", reason_code="FLOW_CLOSED", dfid=packet.dfid)
-        return int(flow[0]), int(flow[1])
+        return int(flow[0]), int(flow[1]), flow[2]
 
     def _accept(self, attempt: Attempt, created_at_ms: int) -> tuple[ExecutionIntent | None, Watched]:
         """Reserve what was accepted, if all that it rests on still holds; else end the flow as undecided."""
@@ -120,7 +123,7 @@ class Committer:
     def not_decided(self, attempt: Attempt) -> None:
         """End a flow that got no turn: it waits, is shown to no human and charged to nobody. UsageError: not open."""
         with self._store.transaction():
-            _, earlier = self._open_flow(attempt.packet)
+            _, earlier, _ = self._open_flow(attempt.packet)
             self._finish(replace(attempt, number=earlier + 1, now_ms=self._now_ms()), "ABORTED", NOT_DECIDED)
 
     def _undecided(self, attempt: Attempt, tag: str) -> Watched:
@@ -243,3 +246,10 @@ class Committer:
                 "UPDATE agents SET rejections = 0 WHERE agent_id = ? AND rejections > 0", (attempt.packet.agent_id,)
             )
         return self._monitors.monitors.settle(self._store, counted, attempt.now_ms)
+
+
+def _too_late(attempt: Attempt, late_ms: int) -> Attempt:
+    """Return the attempt as one that nobody decided: its time was over when it would have been committed."""
+    reason = Reason(dim.AFTER_THE_GATES, DEADLINE_EXCEEDED, f"the decision is {late_ms} ms past its deadline")
+    verdict = Verdict("REJECTED", (reason,), dim.AFTER_THE_GATES)
+    return replace(attempt, data=b"", decoding=Decoding(), verdict=verdict, report=None)

@@ -29,6 +29,7 @@ Log = Callable[[str, Mapping[str, object]], None]
 
 RECEIPT_CHARS_MAX = 200
 STATEMENT_S_MAX = 60.0
+OUR_OWN = "the kernel's signature"
 DETAIL_CHARS_MAX = 400  # what was raised, and what was found when it was looked up
 
 _STATUS = {"settled": "SUCCESS", "rejected": "FAILED", "unsent": "FAILED", "absent": "UNKNOWN", "unknown": "UNKNOWN"}
@@ -62,16 +63,23 @@ class Dispatcher:
         self._now_ms, self._log = now_ms, log
         self._deadline_s = contract.budget.dispatch_ms_max / 1000
 
-    def carry_out(self, intent: ExecutionIntent, *, until_ms: int) -> str:
+    def carry_out(self, intent: ExecutionIntent, *, until_ms: int, deadline_ms: int | None = None) -> str:
         """Send an order that has just been reserved, and record what became of it.
 
-        Past `until_ms` it is not sent any more: its lease may have ended, and recovery may be at work on it.
+        Past `until_ms` it is not sent any more: its lease may have ended, and recovery may be at work on it. Past the
+        deadline of its flow neither, and then nobody else sends it: its event waits.
         """
-        if self._now_ms() > until_ms:
+        now_ms = self._now_ms()
+        if now_ms > until_ms:
             return self.settle(intent, Receipt("unknown", detail="not sent: the order came too late"))
-        receipt = self._send(intent)
+        if deadline_ms is not None and now_ms > deadline_ms:
+            return self.settle(intent, Receipt("unsent", detail="not sent: the deadline of its flow had passed"))
+        left_s = self._deadline_s if deadline_ms is None else min(self._deadline_s, (deadline_ms - now_ms) / 1000)
+        receipt = self._send(intent, left_s)
         status = self.settle(intent, receipt)  # first of all: what is known of an order is not lost to anything else
-        self._tell_breaker(answered=receipt.status in ("settled", "rejected", "absent"))
+        answered = receipt.status in ("settled", "rejected", "absent")
+        if answered or left_s == self._deadline_s:  # who was given less time than it may take has not failed
+            self._tell_breaker(answered=answered)
         return status
 
     def _tell_breaker(self, *, answered: bool) -> None:
@@ -86,11 +94,14 @@ class Dispatcher:
         if changed:
             self._log("executor.up" if answered else "executor.down", {"gate": self._gate})
 
-    def _send(self, intent: ExecutionIntent) -> Receipt:
-        """Send an order once. What is not certain is looked up; so is that nothing was done, before it is sent again."""
+    def _send(self, intent: ExecutionIntent, within_s: float | None = None) -> Receipt:
+        """Send an order once, `within_s` seconds. What is not certain is looked up; so is that nothing was done, before it
+        is sent again.
+        """
+        send_s = self._deadline_s if within_s is None else within_s
 
         def send() -> Receipt:
-            return _cleaned(self.executor.dispatch(intent, intent.idempotency_key, self._deadline_s))
+            return _cleaned(self.executor.dispatch(intent, intent.idempotency_key, send_s))
 
         try:
             receipt = within(self._deadline_s, send, late=lambda receipt: self._came_late(intent, receipt))
@@ -152,8 +163,12 @@ class Dispatcher:
         another's. It stays UNKNOWN, and keeps what it reserved, until a human resolves it.
         """
         if not self._signer.verify(intent):
-            self._log("security.order_altered", {"dfid": intent.dfid})
-            return self.settle(intent, Receipt("unknown", detail="the order does not carry the kernel's signature"))
+            missing = self._signer.missing(intent)
+            self._log("keys.missing" if missing else "security.order_altered", {"dfid": intent.dfid})
+            signed = (
+                f"is signed with the key `{missing}`, which is not here" if missing else f"does not carry {OUR_OWN}"
+            )
+            return self.settle(intent, Receipt("unknown", detail=f"the order {signed}"))
         receipt = self._lookup(intent)
         if receipt.status != "absent":
             return self.settle(intent, receipt)

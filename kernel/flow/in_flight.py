@@ -25,6 +25,12 @@ _UNFINISHED = (
 )
 
 
+_DEADLINE = (
+    "SELECT deadline_ms FROM flow_deadlines d WHERE dfid = ?"
+    " AND NOT EXISTS (SELECT 1 FROM human_decisions h WHERE h.dfid = d.dfid)"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class UnfinishedFlow:
     """A decision that is not at its end. `held`: whoever is at work on it may still be alive."""
@@ -40,6 +46,12 @@ def unfinished_flows(record: Reader, gate: str, now_ms: int) -> list[UnfinishedF
         UnfinishedFlow(dfid, state, status != "UNKNOWN" and states.is_held(begun_ms, until_ms, now_ms))
         for dfid, state, status, begun_ms, until_ms in record.rows(_UNFINISHED, (gate,))
     ]
+
+
+def deadline_ms(record: Reader, dfid: str) -> int | None:
+    """Return until when a flow's order may be sent. None: no deadline was set, or a human has decided it since."""
+    found = record.value(_DEADLINE, (dfid,))
+    return None if found is None else int(found)
 
 
 def orders_in_flight(record: Reader, gate: str, now_ms: int) -> list[ExecutionIntent]:

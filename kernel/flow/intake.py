@@ -11,6 +11,7 @@ import json
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sds.kernel.canonical import canonical, digest, flow_id, one_line
 from sds.kernel.contract.schema import Contract
@@ -59,10 +60,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedFlow:
-    """The right to decide one flow until the lease ends."""
+    """The right to decide one flow until the lease ends. `deadline_ms`: until when whoever asked has use for it."""
 
     dfid: str
     event: Event
+    deadline_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +156,13 @@ def claim(
     now_ms: int,
     authorization: ChildAuthorization | None = None,
     anew: bool = False,
+    deadline_ms: int | None = None,
 ) -> ClaimedFlow | Answer:
     """Claim the event's flow, or return what is known of it.
 
     A pending Answer means that another holder is at work. `anew`: an operator asks for a fresh flow although the
-    contract permits no more. Raises EventError when the identity is known with another body.
+    contract permits no more. `deadline_ms`: kept with the flow; past it nothing is sent. Raises EventError when the
+    identity is known with another body.
     """
     saga = authorization.parent if authorization else None
     with store.transaction():
@@ -178,8 +182,9 @@ def claim(
         if authorization is not None:
             authorization.check()
         dfid = write_event(store, contract.gate, event, restarts)
-        begin(store, contract, event, dfid, parent=parent, restarts=restarts, now_ms=now_ms, saga=saga)
-    return ClaimedFlow(dfid, event)
+        begun: dict[str, Any] = {"parent": parent, "restarts": restarts, "saga": saga, "deadline_ms": deadline_ms}
+        begin(store, contract, event, dfid, now_ms=now_ms, **begun)
+    return ClaimedFlow(dfid, event, deadline_ms)
 
 
 def child_restarts(store: Reader, contract: Contract, dfid: str, tag: str | None) -> bool:
@@ -187,10 +192,15 @@ def child_restarts(store: Reader, contract: Contract, dfid: str, tag: str | None
     return tag != EXECUTION_FAILED and undecided.has_restart(store, dfid, tag, contract.retry.restarts_max)
 
 
-def stored_answer(store: Reader, contract: Contract, event: Event) -> Answer | None:
-    """Return the answer of an event that needs no (further) deciding, or None. Raises EventError as `claim` does."""
+def known_event(store: Reader, contract: Contract, event: Event, *, now_ms: int) -> Answer | None:
+    """Return, by reading alone, what is known of an event: its answer, or a pending one where somebody is at work on it.
+
+    None: it was never seen, or may be decided afresh, which `claim` finds out. Raises EventError as `claim` does.
+    """
     known = _known_flow(store, contract, event)
-    if known is None or known[1] == "ACTIVE" or undecided.is_undecided(known[1], known[2]):
+    if known is None or undecided.is_undecided(known[1], known[2]):
+        return None
+    if known[1] == "ACTIVE" and not states.is_held(known[4], known[5], now_ms):
         return None
     return _known_answer(store, known[0], event)
 
@@ -320,11 +330,17 @@ def begin(
     restarts: int,
     now_ms: int,
     saga: str | None = None,
+    deadline_ms: int | None = None,
 ) -> None:
     """Write a fresh flow inside the caller's transaction.
 
-    A child of a saga is under its saga's contract; every other flow under the one that is registered now.
+    A child of a saga is under its saga's contract; every other flow under the one that is registered now. A lease is
+    as much longer than the time to decide as an order may take.
     """
+    until_ms = now_ms + contract.budget.ttl_ms
+    if deadline_ms is not None:
+        until_ms = max(now_ms, min(until_ms, deadline_ms))
+        store.insert("flow_deadlines", dfid=dfid, deadline_ms=deadline_ms)
     store.insert(
         "decision_flows",
         dfid=dfid,
@@ -337,7 +353,7 @@ def begin(
         restarts=restarts,
         created_at_ms=now_ms,
         state=transition("CREATED", "ACTIVE"),
-        lease_until_ms=now_ms + contract.budget.ttl_ms + contract.budget.dispatch_ms_max,
+        lease_until_ms=until_ms + contract.budget.dispatch_ms_max,
     )
 
 

@@ -78,13 +78,22 @@ class Kernel:
         """The time by the kernel's clock, in milliseconds since 1970."""
         return self._now_ms()
 
-    def open(self, event: intake.Event, *, anew: bool = False) -> DecisionPacket | Answer:
+    def open(
+        self, event: intake.Event, *, anew: bool = False, deadline_ms: int | None = None
+    ) -> DecisionPacket | Answer:
         """Claim the event and compile its packet; or return what is known: final, waiting for a human, or pending.
 
-        `anew`: give it a fresh flow although the contract permits no more.
+        `anew`: give it a fresh flow although the contract permits no more. `deadline_ms`: absolute; past it nothing is
+        sent, and what has no answer by then ends undecided.
         """
         claimed = intake.claim(
-            self.store, self.contract, event, now_ms=self.now_ms, authorization=self.authorization, anew=anew
+            self.store,
+            self.contract,
+            event,
+            now_ms=self.now_ms,
+            authorization=self.authorization,
+            anew=anew,
+            deadline_ms=deadline_ms,
         )
         if isinstance(claimed, Answer):
             return claimed
@@ -93,6 +102,10 @@ class Kernel:
             self.log("security.injection_suspected", {"dfid": packet.dfid, "patterns": packet.security})
         self.log("flow.opened", {"dfid": packet.dfid, "kinds": packet.envelope.names})
         return packet
+
+    def known(self, event: intake.Event) -> Answer | None:
+        """Return by reading alone what `open` would return of an event that needs no deciding; None: open it."""
+        return intake.known_event(self.store, self.contract, event, now_ms=self.now_ms)
 
     def preview(self, event: intake.Event) -> DecisionPacket:
         """Compile the packet an event would get now, claiming and recording nothing."""
@@ -111,7 +124,8 @@ class Kernel:
         if order is not None:
             # within the lease: what is reserved is reserved within the budget, which the lease is longer than by as much
             until_ms = decision_record.reserved_at_ms(self.store, packet.dfid) + self.contract.budget.dispatch_ms_max
-            self.dispatcher.carry_out(order, until_ms=until_ms)
+            deadline_ms = in_flight.deadline_ms(self.store, packet.dfid)
+            self.dispatcher.carry_out(order, until_ms=until_ms, deadline_ms=deadline_ms)
         return self.answer(packet.dfid)
 
     def compile(self, claimed: intake.ClaimedFlow) -> DecisionPacket:
@@ -130,6 +144,7 @@ class Kernel:
             envelope=envelope,
             now_ms=now_ms,
             memory=memory,
+            deadline_ms=claimed.deadline_ms,
         )
 
     def observe(self, key: str, now_ms: int, *, dfid: str = "", without: str = "") -> LiveState:

@@ -46,6 +46,7 @@ RESTARTABLE_TAGS = frozenset(
 # For these as often as it takes: what stood in the way was the load, another order or the outside, never the case.
 NOT_DECIDED, NOT_SENT = "NOT_DECIDED", "NOT_SENT"
 CONTENTION = "RESOURCE_CONTENTION"
+DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"  # why a flow under a deadline ended NOT_DECIDED
 ADOPTED = "ADOPTED"  # and declined, or taken back: an order that the record did not know
 WAITING_TAGS = frozenset({ADOPTED, NOT_DECIDED, CONTENTION, EXECUTOR_DOWN, NOT_SENT, RECORD_BEHIND})
 UNDECIDED_TAGS = RESTARTABLE_TAGS | WAITING_TAGS

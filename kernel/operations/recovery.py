@@ -8,9 +8,8 @@ from functools import partial
 
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.executor.protocol import ExecutionIntent
-from sds.kernel.flow import undecided
-from sds.kernel.flow.in_flight import orders_in_flight, unfinished_flows
-from sds.kernel.flow.intake import saga_child
+from sds.kernel.flow import intake, undecided
+from sds.kernel.flow.in_flight import deadline_ms, orders_in_flight, unfinished_flows
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.storage.store import Reader
 
@@ -83,14 +82,21 @@ def _resolve(kernel: Kernel, order: ExecutionIntent) -> str:
 
 
 def _still_valid(kernel: Kernel, order: ExecutionIntent) -> bool:
-    """Tell whether an order in flight would be reserved again now, by the terms of who decided it."""
+    """Tell whether an order in flight would be reserved again now, by the terms of who decided it, and within the deadline
+    of its flow.
+    """
     if kernel.whole.doubt() is not None:
         return False
     if kernel.store.value("SELECT 1 FROM human_decisions WHERE dfid = ?", (order.dfid,)) is not None:
         from sds.kernel.human.kernel import HumanKernel  # noqa: PLC0415  an option
 
         return HumanKernel(kernel, now_ms=lambda: kernel.now_ms).still_valid(order)
-    child = saga_child(kernel.store.value("SELECT trigger_event FROM decision_flows WHERE dfid = ?", (order.dfid,)))
+    until_ms = deadline_ms(kernel.store, order.dfid)
+    if until_ms is not None and kernel.now_ms > until_ms:
+        return False
+    child = intake.saga_child(
+        kernel.store.value("SELECT trigger_event FROM decision_flows WHERE dfid = ?", (order.dfid,))
+    )
     if child is None:
         return kernel.still_valid(order)
     from sds.kernel.saga.kernels import kernel_of_child  # noqa: PLC0415  an option

@@ -199,7 +199,9 @@ class CheckpointWitness:
                 self._sign(store, last, now, now)
 
     def _sign(self, store: Store, last: Checkpoint | None, before: Head, added: Head) -> None:
-        self._key = key = self._key or self._key_of(None if last else before)
+        key = self._key
+        if key is None or (last is not None and last.public_key not in key.public.keys):  # another process has a newer
+            self._key = key = self._key_of(None if last else before)
         if key is None or _altered(store, last, before, key.public):
             self._begun = True  # it will not be otherwise with the next entry
             return

@@ -29,6 +29,10 @@ Random = Callable[[int], bytes]
 class DerivesKeys(Protocol):
     """Holds the kernel's keys: see `executor.Signer`."""
 
+    def generation(self) -> int:
+        """Take over keys that were made since; return how often there were any."""
+        ...
+
     def derived(self, purpose: str) -> tuple[bytes, ...]:
         """Return a key of 32 bytes for a purpose of each key that it holds, the one in use first."""
         ...
@@ -91,15 +95,27 @@ class Keyring:
     """What is derived of the kernel's key, and of those it had before: to wrap the keys of cases, to recognise events."""
 
     def __init__(self, keys: DerivesKeys, *, random: Random = secrets.token_bytes) -> None:
-        self._wrapping = tuple(AESGCM(key) for key in keys.derived(_WRAPPING))
-        self._recognising = keys.derived(_RECOGNISING)
-        self._random = random
+        self._keys, self._random = keys, random
+        self._derive(keys.generation())
 
     def __repr__(self) -> str:
         return "Keyring(keys=***)"
 
+    def _derive(self, generation: int) -> None:
+        self._wrapping = tuple(AESGCM(key) for key in self._keys.derived(_WRAPPING))
+        self._recognising = self._keys.derived(_RECOGNISING)
+        self._generation = generation
+
+    def _renew(self) -> bool:
+        """Take over keys that were made since; return whether there are any."""
+        generation = self._keys.generation()
+        if changed := generation != self._generation:
+            self._derive(generation)
+        return changed
+
     def new(self, gate: str, event_id: str) -> tuple[CaseKey, bytes]:
         """Return a fresh key for a case, and the same wrapped, as the record keeps it."""
+        self._renew()
         key, nonce = self._random(KEY_BYTES), self._random(NONCE_BYTES)
         wrapped = nonce + self._wrapping[0].encrypt(nonce, key, canonical([gate, event_id]))
         return CaseKey(gate, event_id, key, random=self._random), wrapped
@@ -112,8 +128,11 @@ class Keyring:
             except (InvalidTag, ValueError):
                 continue
             return CaseKey(gate, event_id, key, random=self._random)
+        if self._renew():  # another process has wrapped it under a key that is new here
+            return self.unwrap(gate, event_id, wrapped)
         raise StoreError(f"the key of event `{event_id}` is not wrapped under the kernel's", hint="sds ledger verify")
 
     def fingerprints(self, text: str) -> tuple[str, ...]:
         """Return what a text is recognised by, 64 hexadecimal digits: the first is for writing down, one for each key."""
+        self._renew()
         return tuple(hmac.new(key, text.encode(), sha256).hexdigest() for key in self._recognising)

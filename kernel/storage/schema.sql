@@ -209,6 +209,11 @@ CREATE TABLE monitor_buckets (
     PRIMARY KEY (agent_id, stream, monitor, bucket)
 ) STRICT, WITHOUT ROWID;
 
+-- Since version 5
+
+-- until when a flow may be decided and its order sent, where whoever asked set a deadline; a human's decision knows none
+CREATE TABLE flow_deadlines (dfid TEXT PRIMARY KEY, deadline_ms INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+
 CREATE TABLE ledger (
     idx INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, kind TEXT NOT NULL, dfid TEXT NOT NULL, body TEXT NOT NULL,
     prev_hash TEXT NOT NULL, entry_hash TEXT NOT NULL

@@ -24,8 +24,8 @@ from sds.kernel.storage.private_files import make_private_file, tighten
 BUSY_MS = 5_000
 BUSY_POLL_MS = 5
 MESSAGE_CHARS_MAX = 300
-SCHEMA_VERSION = "4"
-UPGRADABLE = ("1", "2", "3")  # versions that lack nothing but tables
+SCHEMA_VERSION = "5"
+UPGRADABLE = ("1", "2", "3", "4")  # versions that lack nothing but tables
 
 # A file that is damaged in its schema makes messages and names that are no text: Python cannot decode them.
 _REFUSED = (sqlite3.Error, UnicodeDecodeError)

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from sds.models.protocol import ENDINGS
 from sds.models.readers.artifact import MODEL, TOKENIZER, Artifact, Familiarity, Temperature
 from sds.models.readers.calibration import softened
-from sds.models.readers.protocol import NO_FIELDS, NO_READINGS, Fields, ReaderError, Reading, Readings
-from sds.models.readers.session import THREADS, Session
+from sds.models.readers.protocol import NO_FIELDS, NO_READINGS, THREADS, Fields, ReaderError, Reading, Readings
+from sds.models.readers.session import Session
 
 CHARACTERS_A_TOKEN = 8  # more than any language needs on the average; what is beyond is not tokenized
 _CONTROLS = 2  # the token before a text and the one after it

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from sds.models.readers.artifact import Artifact, read_artifact
 from sds.models.readers.encoder import TextReader
-from sds.models.readers.protocol import Reader
-from sds.models.readers.session import THREADS
+from sds.models.readers.protocol import THREADS, Reader
 from sds.models.readers.tabular import TableReader
 
 

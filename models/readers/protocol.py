@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from sds.models.protocol import BackendError
 
 VALUES_MAX = 32
+THREADS = 2  # of the processor, for one text at a time
 SCORE = "score"  # the one value of a reader that gives a number in [0, 1]
 
 Field = bool | int | str

@@ -9,9 +9,8 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from sds.models.readers.protocol import ReaderError
+from sds.models.readers.protocol import THREADS, ReaderError
 
-THREADS = 2
 _SILENT = 4  # what onnxruntime would write goes to nobody: it raises, too
 
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from sds.decoding.errors import CHOICE_TOO_CLOSE, TOKEN_BUDGET_EXCEEDED
-from sds.engines.protocol import Checks, Engine
+from sds.engines.protocol import Checks, Engine, let_go
 from sds.engines.queueing import QueueTimeoutError
 from sds.engines.text import TextEngine
 from sds.kernel.contract.schema import Contract
@@ -89,6 +89,7 @@ class FallbackEngine:
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
         failure: SdsError = ModelError("every engine is down")
+        no_turn: QueueTimeoutError | None = None
         for number, link in enumerate(self._links):
             probe = self._enter(link)
             deadline_ms = self._deadline_ms(packet, number)
@@ -100,6 +101,7 @@ class FallbackEngine:
             except (ModelError, LanguageError) as error:  # another form of the language may have room for it
                 failure = error
                 busy = isinstance(error, QueueTimeoutError) and not probe  # during a probe nobody else keeps it busy
+                no_turn = error if isinstance(error, QueueTimeoutError) and busy else no_turn
                 if busy or error.reason_code in _NO_FAULT:
                     self._end_probe(link, probe)
                     if (
@@ -117,7 +119,18 @@ class FallbackEngine:
             else:
                 self._came_back(link, packet.dfid, probe=probe)
                 return answer
+        if no_turn is not None and failure.reason_code not in _PACKETS_FAULT:
+            raise no_turn  # one that is well had no room: the load stood in the way, not the case
         raise failure
+
+    @property
+    def slots(self) -> int:
+        """How many decisions the link that makes most of them makes at once."""
+        return max(getattr(link.engine, "slots", 1) for link in self._links)
+
+    def cancel(self, dfid: str) -> None:
+        for link in self._links:
+            let_go(link.engine, dfid)
 
     def count_tokens(self, text: str) -> int:
         """Return the most that any engine needs which can say it."""

@@ -24,7 +24,7 @@ from sds.decoding.errors import BACKEND_FAILED, TOKEN_BUDGET_EXCEEDED
 from sds.decoding.lookahead import numbers_shown
 from sds.engines.background import BackgroundTask, Prompt
 from sds.engines.expressible import refuse_unsayable
-from sds.engines.request import Passes
+from sds.engines.request import Passes, Request
 from sds.engines.scheduler import Scheduler
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.grammars.tokens.selftest import check_mask_constrains
@@ -79,6 +79,7 @@ class NativeEngine:
             "noise_logp_max": self._noise,
         }
         self._scheduler = Scheduler(backend, now_ms=now_ms)
+        self._requests = dict[str, Request[Decoded]]()  # under way, by flow
 
     @property
     def model(self) -> str:
@@ -136,8 +137,17 @@ class NativeEngine:
             )
 
         request = self._scheduler.start(make, sections, packet.expires_at_ms)
-        decoded = replace(request.result(), passes=len(request.rows), rows=tuple(request.rows))
+        self._requests[packet.dfid] = request
+        try:
+            decoded = replace(request.result(), passes=len(request.rows), rows=tuple(request.rows))
+        finally:
+            self._requests.pop(packet.dfid, None)
         return decoded.data, self._measured(decoded, sections, (perf_counter() - began) * 1000)
+
+    def cancel(self, dfid: str) -> None:
+        """Give up the decision of a flow: its slot is free after the pass that runs now."""
+        if (request := self._requests.get(dfid)) is not None:
+            request.cancel()
 
     def run_background(self, packet: DecisionPacket, task: BackgroundTask[T], *, deadline_ms: int) -> T:
         """Run a task after the packet's prompt while no decision wants its slot. Raises ModelError."""

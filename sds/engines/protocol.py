@@ -36,6 +36,20 @@ class Explains(Protocol):
         """
 
 
+@runtime_checkable
+class Cancels(Protocol):
+    """What an engine may have besides: it lets go of a decision that nobody waits for any more."""
+
+    def cancel(self, dfid: str) -> None:
+        """Have `propose` of that flow's packet raise soon, from whatever thread. Nothing happens where it does not run."""
+
+
+def let_go(engine: object, dfid: str) -> None:
+    """Have an engine let go of a flow's packet, if it can."""
+    if isinstance(engine, Cancels):
+        engine.cancel(dfid)
+
+
 class OnDemand(Protocol):
     """A language model that is opened when it is first asked."""
 

@@ -45,6 +45,15 @@ class Replicas:
         """Run it with the first engine, which is asked to decide only when all others are busy."""
         return self._engines[0].run_background(packet, task, deadline_ms=deadline_ms)
 
+    @property
+    def slots(self) -> int:
+        """How many decisions are made at once."""
+        return sum(engine.slots for engine in self._engines)
+
+    def cancel(self, dfid: str) -> None:
+        for engine in self._engines:
+            engine.cancel(dfid)
+
     def count_tokens(self, text: str) -> int:
         with self._one(COUNT_MS_MAX / 1000) as engine:
             return engine.count_tokens(text)

@@ -17,6 +17,7 @@ served, until a slot is free; a pass then carries rows of all that run. It knows
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections import deque
@@ -58,6 +59,7 @@ class Scheduler:
         self._tokenizer = threading.Lock()
         self._closing = False  # what runs is finished, and nothing new is taken
         self._over: ModelError | None = None  # why all is at its end
+        self._process = os.getpid()  # which has the worker
         self._worker = threading.Thread(target=self._work, name="sds-scheduler", daemon=True)
         self._worker.start()
 
@@ -73,6 +75,7 @@ class Scheduler:
         self, make: MakePasses[T], sections: Sections, deadline_ms: int, *, background: bool = False
     ) -> Request[T]:
         """Queue it. Raises ModelError when the queue is full or the worker is gone."""
+        self._check_process()
         request = Request(make, sections, deadline_ms, now_ms=self.now_ms, forget=self._forget, background=background)
         with self._changed:
             self._check_open()
@@ -88,6 +91,7 @@ class Scheduler:
 
         The worker has it while a generator advances, in which its prompt's sections may be read, and not during a pass.
         """
+        self._check_process()
         wait_s = max(0.0, (until_ms - self.now_ms()) / 1000)
         if not self._tokenizer.acquire(timeout=min(wait_s, threading.TIMEOUT_MAX)):
             raise QueueTimeoutError("the model's tokenizer was not free in time")
@@ -102,6 +106,8 @@ class Scheduler:
 
         A pass that outlasts that keeps its model in memory until the process ends.
         """
+        if self._process != os.getpid():
+            return
         until_s = monotonic() + CLOSE_S_MAX
         with self._changed:
             self._closing = True
@@ -117,6 +123,13 @@ class Scheduler:
         if not self._worker.is_alive():
             with self._tokenizer:
                 self._backend.close()
+
+    def _check_process(self) -> None:
+        """Raise ModelError in a process that was forked off: the worker is not there, and locks may be held for good."""
+        if self._process != os.getpid():
+            raise ModelError(
+                "the engine was opened by another process", hint="open one after the fork", retryable=False
+            )
 
     def _check_open(self) -> None:
         if self._over is not None:

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from sds.definitions.definition import GateDefinition
 from sds.host import paths
 from sds.host.clock import now_ms
-from sds.host.keys import KEY_BYTES, read_ring
+from sds.host.keys import KEY_BYTES, read_ring, refuse_other_keys
 from sds.kernel.context.reader import RecordedContext
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.state import Fields
@@ -56,6 +56,7 @@ def recovery_kernel(gate: GateDefinition, folder: Path) -> Iterator[Kernel]:
     with ExitStack() as opened:
         store = paths.open_record(folder)
         opened.callback(store.close)
+        refuse_other_keys(folder, store)
         signer = paths.signer(folder)
         paths.refuse_altered(folder, store)
         source, executor = opened.enter_context(gate.opened(folder))

@@ -19,10 +19,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sds.kernel.errors import StoreError, UsageError
-from sds.kernel.storage.checkpoints import LedgerKey, PublicKeys
+from sds.kernel.errors import SdsError, StoreError, UsageError
+from sds.kernel.executor.protocol import Signer, key_name, name_in
+from sds.kernel.storage.checkpoints import LedgerKey, PublicKeys, newest
 from sds.kernel.storage.ledger import Head
 from sds.kernel.storage.private_files import OTHERS, replace_private_file
+from sds.kernel.storage.store import Reader
 
 KEY_BYTES = 32
 KEYS_MAX = 1_000  # of a kind; 83 years of a new one every month
@@ -31,6 +33,12 @@ FILE_BYTES_MAX = 1 << 20
 _MAGIC = b"sds keys 1\n"
 LOST = 'put it back from a backup; if there is none: sds keys rotate --lost --reason "..."'
 _DAMAGED = 'put the key back from a backup; if there is none, move it away: sds keys rotate --lost --reason "..."'
+
+SHOWN_CHARS = 16  # of a key, in a message
+_NEWEST_SIGNATURE = (
+    "SELECT signature FROM execution_log WHERE signature LIKE '%:%' ORDER BY reserved_at_ms DESC LIMIT 1"
+)
+_KEYS_LOST = "SELECT 1 FROM ledger WHERE kind = 'OPERATOR' AND body ->> '$.act' = 'KEYS_LOST' LIMIT 1"
 
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Key = Annotated[str, Field(pattern=r"^([0-9a-f]{2}){32,}$")]
@@ -75,6 +83,65 @@ class Ring(_Strict):
     def secrets(self) -> tuple[bytes, ...]:
         """The order keys, the newest first."""
         return tuple(bytes.fromhex(each.key) for each in self.orders)
+
+
+class KeyFile:
+    """The order keys in a file that another process may replace."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+
+    def read(self) -> tuple[bytes, ...]:
+        """Return the keys, the newest first. Raises StoreError, UsageError."""
+        seen = self._identity()  # before it is read: what comes between is read again
+        secrets = read_ring(self._path).secrets
+        self._seen = seen
+        return secrets
+
+    def changed(self) -> tuple[bytes, ...] | None:
+        """Return the keys if the file is another than the one that was read last; None too where it cannot be read."""
+        if self._identity() in (None, self._seen):
+            return None
+        try:
+            return self.read()
+        except SdsError:  # whoever opens it next says what is wrong; what is known here goes on
+            return None
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino
+
+
+def signer_of(folder: Path) -> Signer:
+    """Return what signs with a folder's keys, which are there, and with those that another process makes later."""
+    file = KeyFile(folder / KEY_FILE)
+    return Signer(*file.read(), read_again=file.changed)
+
+
+def refuse_other_keys(folder: Path, record: Reader) -> None:
+    """Raise StoreError where a record was signed with keys that are not in this folder's file.
+
+    Two processes with different keys would leave each other's orders UNKNOWN. Looked at: the newest checkpoint and the
+    newest order. The keys of orders may be lost on the record (`sds keys rotate --lost`).
+    """
+    path, ring = folder / KEY_FILE, _read_or_none(folder) or Ring()
+    last = newest(record)
+    if last is not None and last.public_key not in (ring.ledger.public.keys if ring.ledger else ()):
+        raise _other(path, f"the ledger was signed with `{last.public_key[:SHOWN_CHARS]}`")
+    name = name_in(record.value(_NEWEST_SIGNATURE) or "")
+    if name and name not in map(key_name, ring.secrets) and record.value(_KEYS_LOST) is None:
+        raise _other(path, f"its newest order was signed with `{name}`")
+
+
+def _other(path: Path, signed: str) -> StoreError:
+    hint = f"copy the one that the record's other processes use, or {LOST}"
+    if not path.exists():
+        return StoreError(f"the key `{path}` is gone, but its record is there", hint=hint, retryable=False)
+    return StoreError(f"`{path}` is another record's, or older than its own: {signed}", hint=hint, retryable=False)
 
 
 def order_keys(folder: Path, *, now_ms: int) -> tuple[bytes, ...]:

@@ -84,8 +84,8 @@ def _unlock(store: Store, folder: Path) -> None:
     """Let the texts of cases be read where the kernel's keys are there; without them everything else can be read."""
     if key_path(folder).exists():
         with suppress(SdsError):  # whoever needs the keys says what is wrong with them
-            if known := keys.read_ring(key_path(folder)).secrets:
-                store.unlock(Keyring(Signer(*known)))
+            if keys.read_ring(key_path(folder)).secrets:
+                store.unlock(Keyring(keys.signer_of(folder)))
 
 
 def _key_or_none(folder: Path, since: Head | None) -> LedgerKey | None:
@@ -154,7 +154,8 @@ def refuse_altered(folder: Path, record: Reader) -> None:
 
 def signer(folder: Path) -> Signer:
     """Return the kernel's signer, its key made on first use in a file that only this user can read."""
-    return Signer(*kernel_keys(folder))
+    kernel_keys(folder)
+    return keys.signer_of(folder)
 
 
 def kernel_keys(folder: Path) -> tuple[bytes, ...]:

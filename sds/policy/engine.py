@@ -11,14 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter
 
-from sds.engines.protocol import Checks
+from sds.engines.protocol import Checks, let_go
+from sds.host.machine import usable_cores
 from sds.kernel.contract.policy.checks import policy_rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.envelope.envelope import ESCALATE, ESCALATE_REASON
 from sds.kernel.envelope.proposal import Proposal, parse_proposal, write_proposal
 from sds.kernel.errors import ModelError
-from sds.models.readers.protocol import Reading
+from sds.models.readers.protocol import THREADS, Reading
 from sds.policy.distribution import Weighted, check_reading, distribution
 from sds.policy.judgement import Threshold
 from sds.policy.language_model import LanguageModel
@@ -58,6 +59,15 @@ class PolicyEngine:
     @property
     def model(self) -> str:
         return "policy: " + ", ".join(f"{name} by {each.name}" for name, each in sorted(self._answers.items()))
+
+    @property
+    def slots(self) -> int:
+        """How many decisions are made at once: as many as the language model takes, where it reads; else one for the cores
+        of each reader. More would only take them from each other.
+        """
+        if self._language_model.needed:
+            return int(getattr(self._language_model.get(), "slots", 1))
+        return max(1, usable_cores() // THREADS)
 
     @property
     def language_model(self) -> LanguageModel:
@@ -146,6 +156,9 @@ class PolicyEngine:
 
     def _to_a_human(self, packet: DecisionPacket, decoding: Decoding, why: str, began: float) -> tuple[bytes, Decoding]:
         return _escalate(packet), replace(decoding, escalation=why, duration_ms=_ms(began))
+
+    def cancel(self, dfid: str) -> None:
+        let_go(self._language_model.opened, dfid)
 
     def count_tokens(self, text: str) -> int:
         """Return how many tokens a text costs the language model; where none is needed, its bytes, which are no fewer."""

@@ -23,6 +23,11 @@ class LanguageModel:
                 self._engine = self._open()
             return self._engine
 
+    @property
+    def opened(self) -> Engine | None:
+        """The engine, if anybody has asked for it yet."""
+        return self._engine
+
     def close(self) -> None:
         with self._lock:
             if self._engine is not None:

@@ -41,8 +41,8 @@ def decide(gate: ChosenGate, event: EventFile, options: EngineOptions = NO_OPTIO
 
     folder = gate_home(found.name)
     with preview_kernel(found, folder) as kernel:  # what can be said without a model is said before one is opened
-        known = intake.stored_answer(kernel.store, kernel.contract, intake.parse_event(kernel.contract, text))
-    if known is not None:
+        known = kernel.known(intake.parse_event(kernel.contract, text))
+    if known is not None and known.state != "ACTIVE":
         print_json(known.as_data())
         return
     with opened_engine(options, brief=True, gate=found) as engine, Gate.load(found, engine=engine) as opened:

@@ -137,12 +137,12 @@ def test_a_case_that_might_have_begun_afresh_does_not_once_it_is_erased(world: W
     packet = world.packet()
     world.tickets.put("T1", refundable_minor=1)
     assert "STATE_DRIFT_DETECTED" == world.kernel.decide(packet, refund()(packet)).tag
-    assert None is intake.stored_answer(world.store, world.contract, world.event())
+    assert None is world.kernel.known(world.event())
     erase(world)
     again = world.kernel.open(world.event())
     assert isinstance(again, Answer)
     assert ("ABORTED", "ERASED", False) == (again.state, again.tag, again.retryable)
-    assert again == intake.stored_answer(world.store, world.contract, world.event())
+    assert again == world.kernel.known(world.event())
     with pytest.raises(UsageError, match="there is nothing to decide anew"):
         undecided.refuse_unless_undecided(world.store, packet.dfid)
     with pytest.raises(ErasedError, match="were erased"):

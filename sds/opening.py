@@ -1,0 +1,63 @@
+"""What decides for a gate, opened and checked before the first event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
+
+from sds.definitions.definition import check_parts
+from sds.engines.factory import open_engine
+from sds.engines.fallback import FallbackEngine
+from sds.engines.protocol import Checks, Engine
+from sds.kernel.contract.schema import Contract
+from sds.kernel.errors import UsageError
+
+Log = Callable[[str, Mapping[str, object]], None]
+
+THREADS_BESIDE = 2  # decide besides those that the engine is busy with: they look, wait for the disk, or send
+
+
+def check_given(contract: object, source: object, executor: object, engine: object) -> None:
+    """Refuse what cannot work before anything is opened. Raises UsageError."""
+    if not isinstance(contract, Contract):
+        raise UsageError("the contract is neither a Contract nor a Path", hint="parse_contract(text) makes one of text")
+    check_parts(source, executor)
+    asked = all(callable(getattr(engine, name, None)) for name in ("propose", "count_tokens", "close"))
+    if engine is not None and (isinstance(engine, type) or not asked):
+        hint = "sds.engines.factory.open_engine opens one; `model` names a file or a folder of weights"
+        raise UsageError("the engine is no object with `propose`, `count_tokens` and `close`", hint=hint)
+
+
+def path_given(given: object, what: str) -> Path:
+    if not isinstance(given, str | PathLike):
+        raise UsageError(f"the {what} is no path")
+    return Path(given)
+
+
+def open_deciding(contract: Contract, model: Path | None, readers: Path | None, *, now_ms: Callable[[], int]) -> Engine:
+    """Open what decides: the contract's policy, where it has one, else the language model."""
+
+    def open_model() -> Engine:
+        return open_engine(model, now_ms=now_ms)
+
+    if not contract.policy or model is not None:  # a model that is named decides itself
+        return open_model()
+    from sds.policy.opening import open_policy  # noqa: PLC0415  an option, loaded when it is first asked for
+
+    return open_policy(contract, readers, open_model=open_model, now_ms=now_ms)
+
+
+def check_deciding(engine: Engine, contract: Contract, log: Log) -> None:
+    """Have an engine say what is to be known of it. Raises ModelError where it cannot decide under the contract."""
+    if isinstance(engine, FallbackEngine):
+        engine.log = log
+    for notice in getattr(engine, "notices", ()):
+        log("engine.notice", {"notice": notice})
+    if isinstance(engine, Checks):
+        engine.check_contract(contract)
+
+
+def decisions_at_once(engine: Engine) -> int:
+    """Return how many threads decide with an engine: as many as it decides at once, and a few; more would only wait."""
+    return int(getattr(engine, "slots", 1)) + THREADS_BESIDE
