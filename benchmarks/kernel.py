@@ -55,7 +55,7 @@ from sds.kernel.executor.protocol import ExecutionIntent, Receipt, Signer
 from sds.kernel.flow import intake
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry
-from sds.kernel.storage import store
+from sds.kernel.storage import sqlite
 from sds.kernel.storage.checkpoints import CheckpointWitness, LedgerKey
 from sds.kernel.storage.ledger import GENESIS, Head
 
@@ -214,7 +214,7 @@ def _statements(folder: Path) -> int:
     seen: list[str] = []
 
     def connect(path: Path) -> sqlite3.Connection:
-        opened = store.connect(path)
+        opened = sqlite.connect(path)
         opened.set_trace_callback(seen.append)
         return opened
 
@@ -227,7 +227,7 @@ def _statements(folder: Path) -> int:
 
 def _one_table(path: Path) -> sqlite3.Connection:
     """Return a bare database whose commits are as durable as the record's."""
-    bare = store.connect(path)
+    bare = sqlite.connect(path)
     for pragma in ("journal_mode=WAL", "synchronous=FULL"):
         bare.execute(f"PRAGMA {pragma}")
     bare.execute("CREATE TABLE one (id INTEGER PRIMARY KEY, value TEXT NOT NULL) STRICT")
@@ -287,7 +287,7 @@ def open_kernel(
     *,
     contract: Contract | None = None,
     source: StateSource | None = None,
-    connect: store.Connect = store.connect,
+    connect: sqlite.Connect = sqlite.connect,
 ) -> Kernel:
     """Return the refund gate's kernel over a record of its own, with limits that no benchmark reaches.
 
@@ -295,7 +295,7 @@ def open_kernel(
     """
     contract = contract or _without_limits(load_refund_contract())
     key = LedgerKey(bytes(32), Head(0, GENESIS))
-    opened = store.Store(path, connect=connect, witness=CheckpointWitness(lambda _: key, lambda: 1))
+    opened = sqlite.SqliteStore(path, connect=connect, witness=CheckpointWitness(lambda _: key, lambda: 1))
     registry.register(opened, contract, by="operator", now_ms=1)
     return Kernel(
         contract,

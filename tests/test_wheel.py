@@ -28,10 +28,10 @@ import models, kernel, grammars, benchmarks
 import sds.models.protocol, sds.kernel.flow.kernel, sds.grammars.language, sds.benchmarks, sds.cli.app
 from pathlib import Path
 from sds.gates.refund.gate import load_refund_contract
-from sds.kernel.storage.store import Store
+from sds.kernel.storage.sqlite import SqliteStore
 from sds.models.int8.sources import PASSES, passes_sources
 from sds.models.int8.library import PassesLibrary
-Store(Path('probe.db')).close()
+SqliteStore(Path('probe.db')).close()
 for compiled in PASSES.glob('*.so'):
     PassesLibrary(compiled)  # refuses one that was not compiled of the sources beside it
 print(sds.__file__, models.MINE, kernel.MINE, load_refund_contract().gate, passes_sources())

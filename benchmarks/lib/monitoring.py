@@ -11,6 +11,7 @@ from pathlib import Path
 from sds.benchmarks.lib.measuring import summary, timed_us
 from sds.kernel.contract.monitors import MonitorSpec
 from sds.kernel.registry.monitors import MonitoredDecision, Monitors
+from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 
 PAST, PAST_PER_MEASURED = 1_000_000, 500  # decisions
@@ -33,7 +34,7 @@ _PAST = (
 
 def monitored(folder: Path, n: int, *, past: int = PAST) -> dict[str, float]:
     """Measure `n` decisions, counted in four windows after `past` others: p50, p95, p99 and max, in microseconds."""
-    store = Store(folder / "monitored.db")
+    store = SqliteStore(folder / "monitored.db")
     monitors = Monitors("agent", "decisions", [MonitorSpec.model_validate(spec) for spec in SPECS])
     try:
         _write_past(store, min(past, n * PAST_PER_MEASURED))

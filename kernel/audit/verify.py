@@ -18,7 +18,7 @@ from sds.kernel.flow.answer import answer
 from sds.kernel.storage import checkpoints, clock, ledger
 from sds.kernel.storage.checkpoints import Checkpoint, PublicKeys
 from sds.kernel.storage.ledger import Head
-from sds.kernel.storage.store import Reader, Row, Store, expected_schema
+from sds.kernel.storage.store import Reader, Row, Store
 from sds.kernel.storage.vault import ATTEMPT, PROPOSAL, TRIGGER, Texts
 
 FAULTS_MAX = 100
@@ -86,9 +86,9 @@ def _blind(head: Head, signed: int | None, public: PublicKeys | None) -> str:
 
 
 def _database(reader: Reader) -> list[str]:
-    now, wanted, checked = reader.schema, expected_schema(), reader.rows("PRAGMA integrity_check")
+    now, wanted = reader.schema, reader.expected_schema
     return [
-        *(f"database: {line}" for (text,) in checked for line in text.splitlines() if line != "ok"),
+        *(f"database: {line}" for line in reader.damage()),
         *(f"schema: `{name}` is not as it was made" for name in sorted(wanted) if now.get(name) != wanted[name]),
         *(f"schema: `{name}` does not belong here" for name in sorted(now.keys() - wanted.keys())),
     ]
@@ -144,7 +144,7 @@ def _rationale(store: Reader, dfid: str) -> str | None:
 
 
 def _many(store: Reader, table: str, dfid: str, *, by: str = "dfid") -> list[dict[str, Any]]:
-    columns = [row[1] for row in store.rows(f"PRAGMA table_info({table})")]
+    columns = store.columns(table)
     rows = store.rows(f"SELECT * FROM {table} WHERE {by} = ?", (dfid,))
     texts = Texts(store, dfid, shown=True)
     return [_in_clear(texts, table, dict(zip(columns, row, strict=True))) for row in rows]

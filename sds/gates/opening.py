@@ -19,6 +19,7 @@ from sds.kernel.envelope.state import Fields
 from sds.kernel.executor.protocol import NoExecutor, Signer
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry
+from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 
 
@@ -43,7 +44,7 @@ def _store_to_look_at(folder: Path, contract: Contract, opened: ExitStack) -> St
             read_ring(paths.key_path(folder))  # raises what is wrong with it: texts are looked at
         if registry.lookup(store, contract.agent_id) is not None:
             return store
-    empty = Store(paths.decisions_path(Path(opened.enter_context(TemporaryDirectory()))))
+    empty = SqliteStore(paths.decisions_path(Path(opened.enter_context(TemporaryDirectory()))))
     opened.callback(empty.close)
     registry.register(empty, contract, by="registry", now_ms=now_ms())
     return empty

@@ -6,7 +6,6 @@ What can be made again, prepared weights, is in `$SDS_CACHE` or the user's cache
 from __future__ import annotations
 
 import os
-import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from sds.kernel.executor.protocol import Signer
 from sds.kernel.storage.checkpoints import CheckpointWitness, LedgerKey, PublicKeys, newest, refuse_altered_ledger
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.ledger import Head, head
+from sds.kernel.storage.sqlite import SqliteStore, look_at
 from sds.kernel.storage.store import Reader, Store
 
 
@@ -75,7 +75,9 @@ def open_record(folder: Path) -> Store:
     that it can be read, verified and halted: what decides asks for its `signer`.
     """
     refuse_lost(folder)
-    store = Store(decisions_path(folder), witness=CheckpointWitness(lambda since: _key_or_none(folder, since), now_ms))
+    store = SqliteStore(
+        decisions_path(folder), witness=CheckpointWitness(lambda since: _key_or_none(folder, since), now_ms)
+    )
     _unlock(store, folder)
     return store
 
@@ -134,15 +136,12 @@ def refuse_lost_key(folder: Path) -> None:
 
 def _signed(record: Path) -> tuple[bool, bool]:
     """Return whether a record holds orders, and checkpoints; of both, one in older records."""
-    try:
-        with closing(Reader(sqlite3.connect(f"{record.absolute().as_uri()}?mode=ro", uri=True))) as reader:
-            known = reader.schema
-            orders, ledger = (
-                table in known and reader.value(f"SELECT EXISTS (SELECT 1 FROM {table})") == 1
-                for table in ("execution_log", "checkpoints")
-            )
-    except sqlite3.Error as error:
-        raise StoreError(f"`{record}` cannot be opened: {error}") from error
+    with closing(look_at(record)) as reader:
+        known = reader.schema
+        orders, ledger = (
+            table in known and reader.value(f"SELECT EXISTS (SELECT 1 FROM {table})") == 1
+            for table in ("execution_log", "checkpoints")
+        )
     return orders, ledger
 
 

@@ -16,7 +16,7 @@ from sds.gates.refund.gate import gate
 from sds.host.paths import decisions_path, key_path
 from sds.kernel.errors import ModelError, SdsError, UsageError
 from sds.kernel.registry import registry
-from sds.kernel.storage.store import Store
+from sds.kernel.storage.sqlite import SqliteStore
 from tests.cli.conftest import ROOT, Shell
 
 ORDER = "INSERT INTO execution_log VALUES ('d', 'k', 's', 'VOUCHER', '{}', 'T', '1', 'sig', 0, ?, NULL, NULL)"
@@ -25,7 +25,7 @@ ORDER = "INSERT INTO execution_log VALUES ('d', 'k', 's', 'VOUCHER', '{}', 'T', 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / "home" / "refund"
-    Store(decisions_path(made)).close()
+    SqliteStore(decisions_path(made)).close()
     return made
 
 
@@ -52,7 +52,7 @@ def test_a_reset_keeps_what_was_there_under_another_name(folder: Path, capsys: p
 
 @pytest.mark.parametrize("status", ["PENDING", "UNKNOWN"])
 def test_a_reset_is_refused_while_orders_are_in_the_air(folder: Path, status: str) -> None:
-    with closing(Store(decisions_path(folder))) as store, store.transaction():
+    with closing(SqliteStore(decisions_path(folder))) as store, store.transaction():
         store.run(ORDER, (status,))
     with pytest.raises(UsageError, match="1 orders are in the air, and a reset would forget them") as caught:
         runs._set_aside(folder)
@@ -74,7 +74,7 @@ def test_a_reset_with_a_mistake_beside_it_leaves_all_as_it_was(tmp_path: Path, m
 
 
 def test_a_reset_is_refused_while_halted(folder: Path) -> None:
-    with closing(Store(decisions_path(folder))) as store:
+    with closing(SqliteStore(decisions_path(folder))) as store:
         registry.set_halted(store, True, by="test", reason="test", now_ms=0)
     with pytest.raises(UsageError, match="`refund` is halted, and a reset would lift that") as caught:
         runs._set_aside(folder)

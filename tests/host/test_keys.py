@@ -20,7 +20,7 @@ from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.registry import registry
 from sds.kernel.storage import checkpoints, ledger
 from sds.kernel.storage.ledger import GENESIS, Head
-from sds.kernel.storage.store import Store
+from sds.kernel.storage.sqlite import SqliteStore
 from tests.kernel.durable import Rail, Tickets, World, contract, refund, together
 from tests.proposers import Says
 
@@ -78,7 +78,7 @@ def test_a_key_of_an_older_version_goes_on_signing_orders_and_gets_one_of_the_le
     key = b"\x00raw bytes, as they were before.."
     (tmp_path / "kernel.key").write_bytes(key)
     (tmp_path / "kernel.key").chmod(0o600)
-    with closing(Store(tmp_path / "decisions.db")) as store:
+    with closing(SqliteStore(tmp_path / "decisions.db")) as store:
         registry.set_halted(store, True, by="me", reason="x", now_ms=1)
         before = ledger.head(store)
     assert (key,) == paths.kernel_keys(tmp_path)
@@ -137,7 +137,7 @@ def test_a_lost_key_is_not_replaced_in_silence(folder: Path) -> None:
 
 def test_a_gate_whose_key_is_lost_opens_neither_and_writes_nothing(folder: Path, tmp_path: Path) -> None:
     (folder / "kernel.key").unlink()
-    with closing(Store(folder / "decisions.db")) as store:
+    with closing(SqliteStore(folder / "decisions.db")) as store:
         before = ledger.head(store)
         with pytest.raises(StoreError, match="is gone, but its record is there"):
             Gate(contract(), Tickets(), Rail(tmp_path / "rail.db"), folder=folder, engine=Says(refund()))
@@ -148,7 +148,7 @@ def test_an_order_alone_is_enough_to_miss_the_key_of_a_record_of_an_older_versio
     world = World(tmp_path)
     world.decide(refund())
     world.close()
-    with closing(Store(tmp_path / "kernel.db")) as store:
+    with closing(SqliteStore(tmp_path / "kernel.db")) as store:
         for name in ("no_update", "no_delete", "next"):
             store.rows(f"DROP TRIGGER checkpoint_{name}")
         store.rows("DROP TABLE checkpoints")
@@ -177,7 +177,7 @@ def test_a_halt_does_not_wait_for_a_lost_key(folder: Path) -> None:
 
 
 def test_a_record_that_has_signed_nothing_misses_no_key(tmp_path: Path) -> None:
-    with closing(Store(tmp_path / "decisions.db")) as store:
+    with closing(SqliteStore(tmp_path / "decisions.db")) as store:
         registry.set_halted(store, True, by="me", reason="x", now_ms=1)
     paths.signer(tmp_path)
     halt(tmp_path, halted=False)
@@ -246,7 +246,7 @@ def test_there_are_only_so_many_keys(folder: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_backup_from_before_the_ledger_was_signed_goes_on_after_a_rotation(folder: Path) -> None:
     """What it lacks nobody can tell from it; but it is not taken for the record that its keys have signed."""
-    with closing(Store(folder / "decisions.db")) as store:
+    with closing(SqliteStore(folder / "decisions.db")) as store:
         for name in ("no_delete",):
             store.rows(f"DROP TRIGGER checkpoint_{name}")
         store.rows("DELETE FROM checkpoints")

@@ -17,7 +17,7 @@ from sds.gates.refund.rail.client import RailProcess
 from sds.host.log import JsonLog
 from sds.kernel.errors import StoreError
 from sds.kernel.storage.private_files import make_private_file
-from sds.kernel.storage.store import Store
+from sds.kernel.storage.sqlite import SqliteStore
 from tests.kernel.durable import Rail, Tickets, contract, deny, together
 from tests.proposers import Says
 
@@ -79,7 +79,7 @@ def test_the_demos_own_files_beside_a_record_are_their_users_alone_too(folder: P
 
 
 def test_a_folder_that_a_store_makes_is_private(tmp_path: Path) -> None:
-    Store(tmp_path / "new" / "k.db").close()
+    SqliteStore(tmp_path / "new" / "k.db").close()
     assert 0o700 == stat.S_IMODE((tmp_path / "new").stat().st_mode)
 
 
@@ -97,7 +97,7 @@ def test_what_is_there_keeps_what_it_holds_and_what_is_no_file_its_rights(folder
 
 
 def test_a_file_that_cannot_be_made_is_told_in_one_line(folder: Path) -> None:
-    for make in (lambda: Store(folder / "k" / "db"), lambda: JsonLog(folder / "k" / "log")):
+    for make in (lambda: SqliteStore(folder / "k" / "db"), lambda: JsonLog(folder / "k" / "log")):
         (folder / "k").write_bytes(b"a file")
         with pytest.raises(StoreError, match="cannot be"):
             make()

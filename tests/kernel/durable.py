@@ -24,7 +24,8 @@ from sds.kernel.registry import registry
 from sds.kernel.storage.checkpoints import CheckpointWitness, LedgerKey
 from sds.kernel.storage.keyring import Keyring, Random
 from sds.kernel.storage.ledger import GENESIS, Head
-from sds.kernel.storage.store import Connect, Store, connect
+from sds.kernel.storage.sqlite import Connect, SqliteStore, connect
+from sds.kernel.storage.store import Store
 from sds.kernel.storage.vault import Texts
 from tests.kernel.outside import START_MS, Rail, Tickets
 
@@ -147,7 +148,7 @@ class World:
         return self.folder / "kernel.db"
 
     def open_store(self, how: Connect = connect) -> Store:
-        store = Store(self.path, connect=how, witness=witness())
+        store = SqliteStore(self.path, connect=how, witness=witness())
         store.unlock(Keyring(SIGNER, random=self._random))
         self._open.append(store)
         return store

@@ -6,7 +6,7 @@ import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sds.kernel.storage.store import BUSY_MS, Connect
+from sds.kernel.storage.sqlite import BUSY_MS, Connect
 
 
 class Crash(BaseException):

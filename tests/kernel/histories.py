@@ -23,6 +23,7 @@ from sds.kernel.operations import erasure, recovery
 from sds.kernel.registry import registry
 from sds.kernel.saga import driver
 from sds.kernel.saga import state as saga
+from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 from tests.kernel.authority import AGENT
 from tests.kernel.durable import (
@@ -350,7 +351,7 @@ class History:
     def crash(self, act: Callable[[Store], None]) -> None:
         """Do it in a process that stops at some step."""
         faults = Faults()
-        store = Store(self.world.path, connect=failing(faults))
+        store = SqliteStore(self.world.path, connect=failing(faults))
         faults.at = len(faults.steps) + self.rng.randrange(1, 200)
         self.world.tickets.live_through(faults)
         self.rail.live_through(faults)

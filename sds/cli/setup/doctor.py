@@ -42,7 +42,8 @@ from sds.kernel.executor.statement import read_statement
 from sds.kernel.executor.wholeness import Wholeness
 from sds.kernel.registry import registry
 from sds.kernel.storage.private_files import OTHERS
-from sds.kernel.storage.store import UPGRADABLE, Reader, Store, expected_schema
+from sds.kernel.storage.sqlite import SqliteStore, look_at
+from sds.kernel.storage.store import UPGRADABLE
 
 _DAMAGED = "keep the file as it is and put a copy back"
 _SHOWN = ("llama-cpp-python", "common-expression-language", "pydantic", "orjson", "numpy")
@@ -123,7 +124,7 @@ def _store() -> str:
     try:
         home().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home()) as folder:
-            Store(Path(folder) / "probe.db").close()
+            SqliteStore(Path(folder) / "probe.db").close()
     except OSError as error:
         raise StoreError(f"`{home()}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
     gates = recorded()
@@ -143,13 +144,13 @@ def _store() -> str:
 
 
 def _halted(path: Path) -> bool:
-    with closing(_reader(path)) as record:
+    with closing(look_at(path)) as record:
         return record.halted
 
 
 def _not_answering(path: Path) -> list[tuple[str, str]]:
     """Return the gates of a record whose executor does not answer, and since when."""
-    with closing(_reader(path)) as record:
+    with closing(look_at(path)) as record:
         if "executor_breakers" not in record.schema:  # of an older version, and not opened since
             return []
         gates = [row[0] for row in record.rows("SELECT gate FROM executor_breakers WHERE opened_at_ms IS NOT NULL")]
@@ -170,20 +171,20 @@ def _private(folder: Path) -> None:
 def _signed(path: Path) -> None:
     """Raise when a gate would refuse to open: its keys are lost, or its ledger is not what was signed with them."""
     refuse_lost_key(path.parent)
-    with closing(_reader(path)) as record:
+    with closing(look_at(path)) as record:
         if "checkpoints" in record.schema:
             refuse_altered(path.parent, record)
 
 
 def _read_through(path: Path) -> None:
     """Read every page of a record. Raises StoreError when one is damaged. Whether its contents are: `sds ledger`."""
-    with closing(_reader(path)) as record:
+    with closing(look_at(path)) as record:
         try:
             found = str(record.value("PRAGMA quick_check(1)"))
             known = record.schema
             version = record.value("SELECT value FROM meta WHERE key = 'schema_version'") if "meta" in known else None
             missing = (
-                set() if version in UPGRADABLE else expected_schema().keys() - known.keys()
+                set() if version in UPGRADABLE else record.expected_schema.keys() - known.keys()
             )  # opening it adds them
         except StoreError as error:
             raise StoreError(f"`{path}` is damaged: {error}", hint=_DAMAGED) from error
@@ -192,18 +193,11 @@ def _read_through(path: Path) -> None:
         raise StoreError(f"`{path}` is damaged: {what}", hint=_DAMAGED)
 
 
-def _reader(path: Path) -> Reader:
-    try:
-        return Reader(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True))
-    except sqlite3.Error as error:
-        raise StoreError(f"`{path}` cannot be opened: {error}") from error
-
-
 def _contract(gate: GateDefinition) -> str:
     contract = gate.load_contract()
     record = decisions_path(gate_home(gate.name))
     if record.exists():
-        with closing(_reader(record)) as opened:
+        with closing(look_at(record)) as opened:
             refused = registry.refusal(opened, contract, now_ms=now_ms())
         if refused is not None:
             raise ContractError(
@@ -218,7 +212,7 @@ def _outside(gate: GateDefinition) -> str:
     folder = gate_home(gate.name)
     if not decisions_path(folder).exists():
         return "nothing was ordered yet"
-    with closing(_reader(decisions_path(folder))) as record, gate.opened(folder) as (_, executor):
+    with closing(look_at(decisions_path(folder))) as record, gate.opened(folder) as (_, executor):
         if not isinstance(executor, Lists):
             return f"the executor of {gate.name} lists nothing: its record cannot be compared"
         listing = partial(read_statement, executor.statement)

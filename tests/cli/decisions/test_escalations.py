@@ -25,7 +25,7 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import Decoding
 from sds.kernel.errors import UsageError
 from sds.kernel.flow.answer import Answer
-from sds.kernel.storage.store import Store
+from sds.kernel.storage.sqlite import SqliteStore
 from tests.cli.conftest import Cli, Shell
 from tests.gates.refund.opened import open_refund
 from tests.kernel.durable import proposal
@@ -92,7 +92,7 @@ def paid(cli: Cli) -> list[tuple[str, str, int]]:
 
 
 def whole(cli: Cli) -> None:
-    with closing(Store(decisions_path(cli.folder))) as store:
+    with closing(SqliteStore(decisions_path(cli.folder))) as store:
         assert () == verify.verify(store).faults
 
 
@@ -118,7 +118,7 @@ def test_a_case_is_listed_shown_and_resolved_by_the_command_that_show_prints(cli
 
 def test_a_case_that_cannot_be_read_is_named_and_hides_no_other(cli: Cli) -> None:
     damaged, case = escalated(cli, "REFUND_TICKET"), escalated(cli, "REFUND_TICKET")
-    with closing(Store(decisions_path(cli.folder))) as store:
+    with closing(SqliteStore(decisions_path(cli.folder))) as store:
         store.run("UPDATE context_snapshots SET body = 'x' WHERE dfid = ?", (damaged.dfid,))
     code, out, err = cli("escalations", "list")
     first, second = (line.split()[1:] for line in out.splitlines())

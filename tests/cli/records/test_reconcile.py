@@ -19,7 +19,7 @@ from sds.host.clock import now_ms
 from sds.host.paths import decisions_path
 from sds.kernel.audit import verify
 from sds.kernel.flow.answer import Answer
-from sds.kernel.storage.store import Store
+from sds.kernel.storage.sqlite import SqliteStore
 from tests.cli.conftest import Cli
 from tests.cli.decisions.test_escalations import CLAIMS
 from tests.gates.refund.rail.orders import key_of
@@ -48,7 +48,7 @@ def cli(
     monkeypatch.setenv("SDS_HOME", str(folder.parent))
     monkeypatch.setenv("COLUMNS", "200")
     yield Cli(capsys, monkeypatch, folder)
-    with closing(Store(decisions_path(folder))) as store:
+    with closing(SqliteStore(decisions_path(folder))) as store:
         assert () == verify.verify(store).faults
 
 

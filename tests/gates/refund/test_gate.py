@@ -20,7 +20,7 @@ from sds.kernel.flow import intake
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry
 from sds.kernel.storage import ledger
-from sds.kernel.storage.store import Store
+from sds.kernel.storage.sqlite import SqliteStore
 
 CLAIMS = 20
 
@@ -62,7 +62,7 @@ def test_looking_makes_no_record_and_no_key(folder: Path) -> None:
 
 
 def test_looking_reads_the_record_that_is_there_and_adds_nothing(folder: Path) -> None:
-    with closing(Store(decisions_path(folder))) as store:
+    with closing(SqliteStore(decisions_path(folder))) as store:
         other = gate.load_refund_contract().model_copy(update={"version": "0.0.1"})
         registry.register(store, other, by="registry", now_ms=now_ms())
         registry.set_halted(store, True, by="test", reason="to be seen", now_ms=now_ms())
@@ -77,7 +77,7 @@ def test_looking_reads_the_record_that_is_there_and_adds_nothing(folder: Path) -
 
 
 def test_a_record_that_does_not_know_the_agent_yet_is_left_as_it_is(folder: Path) -> None:
-    with closing(Store(decisions_path(folder))) as store:
+    with closing(SqliteStore(decisions_path(folder))) as store:
         with preview_kernel(gate.gate, folder) as kernel:
             assert kernel.store.path != store.path
         assert [] == registry.agents(store)
@@ -86,7 +86,7 @@ def test_a_record_that_does_not_know_the_agent_yet_is_left_as_it_is(folder: Path
 def test_recovery_works_on_the_real_tickets_and_puts_no_contract_in_force(folder: Path) -> None:
     with pytest.raises(UsageError, match="is not registered in this store"), recovery_kernel(gate.gate, folder):
         pass
-    with closing(Store(decisions_path(folder))) as store:
+    with closing(SqliteStore(decisions_path(folder))) as store:
         registry.register(store, gate.load_refund_contract(), by="operator", now_ms=1)
     with recovery_kernel(gate.gate, folder) as kernel:
         assert decisions_path(folder) == kernel.store.path

@@ -16,6 +16,7 @@ from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
+from sds.kernel.storage.sqlite import SqliteStore
 from tests.kernel.authority import halt
 from tests.kernel.durable import (
     COMPENSATION_MINOR,
@@ -23,7 +24,6 @@ from tests.kernel.durable import (
     Clock,
     Propose,
     Rail,
-    Store,
     Tickets,
     World,
     anything_else,
@@ -45,7 +45,7 @@ PROCESSES = 3
 
 @pytest.fixture(params=[1, 2, 4], ids=["one kernel", "two stores", "four stores"])
 def kernels(world: World, request: pytest.FixtureRequest) -> list[Kernel]:
-    """Each Store is a connection of its own over the same file, as another process would have."""
+    """Each SqliteStore is a connection of its own over the same file, as another process would have."""
     return [world.kernel, *(world.open_kernel(world.open_store()) for _ in range(request.param - 1))]
 
 
@@ -160,7 +160,7 @@ def _claim_everything(folder: str, seed: int, number: int, start: object) -> Non
         for n in range(scale(24, 200))
     ]
     rng.shuffle(events)
-    with closing(Store(path / "kernel.db")) as store:
+    with closing(SqliteStore(path / "kernel.db")) as store:
         kernel = Kernel(
             terms,
             store,

@@ -22,7 +22,7 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.operations import recovery
-from sds.kernel.storage.store import Store
+from sds.kernel.storage.sqlite import SqliteStore
 from tests.kernel.crashes import check, copied, crashing, every_step
 from tests.kernel.durable import (
     LEASE_MS,
@@ -103,7 +103,7 @@ def fresh(template: Path, folder: Path) -> Callable[..., World]:
 def afterwards(world: World, case: Case, acknowledged: object) -> Answer:
     """Start again with everything fresh, recover, bring the same event again, and check all that must hold."""
     world.clock.advance(LEASE_MS + 1)
-    with closing(Store(world.path)) as store:
+    with closing(SqliteStore(world.path)) as store:
         kernel = world.open_kernel(store)
         recovery.recover(kernel, now_ms=world.clock())
         assert () == verify.verify(store).faults
@@ -198,7 +198,7 @@ def test_what_a_stopped_order_holds_stays_held_before_and_after_its_recovery(fre
 
     def stop_once(world: World, faults: Faults) -> bool:
         acknowledged = crashing(world, lambda kernel: case.tell(kernel, world), faults)
-        with closing(Store(world.path)) as store:
+        with closing(SqliteStore(world.path)) as store:
             kernel = world.open_kernel(store)
             see_through(kernel, world.event("another"), refund("170.00"))
             world.clock.advance(LEASE_MS + 1)
@@ -258,7 +258,7 @@ def test_a_process_killed_at_random_moments_pays_every_claim_once(folder: Path):
                 time.sleep(rng.random() * 0.01)
                 child.send_signal(signal.SIGKILL)
         child.communicate()
-    with closing(Store(folder / "kernel.db")) as store:
+    with closing(SqliteStore(folder / "kernel.db")) as store:
         assert () == verify.verify(store).faults
         rows = store.rows(
             "SELECT f.event_id, f.dfid FROM decision_flows f JOIN execution_log e USING (dfid) WHERE e.status = 'SUCCESS'"

@@ -20,7 +20,7 @@ from sds.kernel.flow.states import RESTARTABLE_TAGS, WAITING_TAGS
 from sds.kernel.human.cases import waiting
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.registry import escalation_budget
-from sds.kernel.storage.store import Store
+from sds.kernel.storage.sqlite import SqliteStore
 from tests.kernel.authority import AGENT, status
 from tests.kernel.durable import LEASE_MS, World, contract, deny, nonsense, refund, see_through
 from tests.kernel.orders import recovered
@@ -328,7 +328,7 @@ class Again:
     def __init__(self, world: World, path: Path) -> None:
         from sds.kernel.registry import registry
 
-        self._world, self.store = world, Store(path)
+        self._world, self.store = world, SqliteStore(path)
         registry.register(self.store, world.contract, by="registry", now_ms=world.clock())
         self._kernel = world.open_kernel(self.store)
 

@@ -12,6 +12,7 @@ from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import ContractError, TransitionError, UsageError
 from sds.kernel.registry import registry
+from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 from tests.kernel.authority import AGENT
 from tests.kernel.crashes import every_step
@@ -75,13 +76,13 @@ def test_stopped_at_any_step_it_is_done_whole_or_not_at_all_and_done_again_it_is
     def stop_once(world: World, faults: Faults) -> bool:
         finished = False
         try:
-            ACTS[name](Store(world.path, connect=failing(faults)), world)
+            ACTS[name](SqliteStore(world.path, connect=failing(faults)), world)
             finished = True
         except Crash:
             pass
         finally:
             faults.bury()
-        with closing(Store(world.path)) as store:
+        with closing(SqliteStore(world.path)) as store:
             assert () == verify.verify(store).faults
             now = contents(store)
             seen.extend([] if now in seen else [now])

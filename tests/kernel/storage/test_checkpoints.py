@@ -17,6 +17,7 @@ from sds.kernel.registry import registry
 from sds.kernel.storage import checkpoints
 from sds.kernel.storage.checkpoints import EVERY, CheckpointWitness, LedgerKey, PublicKeys
 from sds.kernel.storage.ledger import GENESIS, Head, head
+from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 from tests.kernel.crashes import every_step
 from tests.kernel.durable import PUBLIC, SEED, Clock, World, deny, together, witness
@@ -56,26 +57,26 @@ def signed(store: Store) -> list[int]:
 
 
 def test_the_first_entry_every_hundredth_and_the_head_on_closing_are_signed(folder: Path):
-    with closing(Store(folder / "k.db", witness=witness())) as store:
+    with closing(SqliteStore(folder / "k.db", witness=witness())) as store:
         act(store, 2 * EVERY + 3)
         assert [1, EVERY, 2 * EVERY] == signed(store)
-    with closing(Store(folder / "k.db", witness=witness())) as store:
+    with closing(SqliteStore(folder / "k.db", witness=witness())) as store:
         assert [1, EVERY, 2 * EVERY, 2 * EVERY + 3] == signed(store)
         assert () == verify.verify(store, public=PUBLIC).faults
         assert 2 * EVERY + 3 == verify.verify(store, public=PUBLIC).signed
 
 
 def test_whoever_only_reads_signs_nothing(folder: Path):
-    with closing(Store(folder / "k.db")) as store:
+    with closing(SqliteStore(folder / "k.db")) as store:
         act(store)
-    with closing(Store(folder / "k.db", witness=witness())) as store:
+    with closing(SqliteStore(folder / "k.db", witness=witness())) as store:
         verify.verify(store)
-    with closing(Store(folder / "k.db")) as store:
+    with closing(SqliteStore(folder / "k.db")) as store:
         assert [] == signed(store)
 
 
 def test_a_transaction_that_is_undone_leaves_no_checkpoint_and_the_next_entry_is_signed(folder: Path):
-    with closing(Store(folder / "k.db", witness=witness())) as store:
+    with closing(SqliteStore(folder / "k.db", witness=witness())) as store:
 
         def undone() -> None:
             with store.transaction():
@@ -91,11 +92,11 @@ def test_a_transaction_that_is_undone_leaves_no_checkpoint_and_the_next_entry_is
 
 
 def test_several_processes_that_write_at_once_leave_no_stretch_unsigned(folder: Path):
-    stores = [Store(folder / "k.db", witness=witness()) for _ in range(4)]
+    stores = [SqliteStore(folder / "k.db", witness=witness()) for _ in range(4)]
     together(4, lambda number: act(stores[number], scale(60, 600)))
     for store in stores:
         store.close()
-    with closing(Store(folder / "k.db")) as store:
+    with closing(SqliteStore(folder / "k.db")) as store:
         assert () == verify.verify(store, public=PUBLIC).faults
         assert head(store).idx == signed(store)[-1]
 
@@ -198,7 +199,7 @@ def test_entries_cut_off_below_the_last_checkpoint_are_found_while_it_stays(full
 
 def test_a_stretch_that_is_longer_than_it_may_be_is_found(full: World):
     last = head(full.store).idx
-    with closing(Store(full.path)) as unsigned:
+    with closing(SqliteStore(full.path)) as unsigned:
         act(unsigned, EVERY)
         assert () == faults(full)
         act(unsigned)
@@ -209,11 +210,11 @@ def test_a_stretch_that_is_longer_than_it_may_be_is_found(full: World):
 
 def test_an_older_record_verifies_and_what_it_had_when_signing_began_cannot_be_rewritten_either(folder: Path):
     path = folder / "k.db"
-    with closing(Store(path)) as older:
+    with closing(SqliteStore(path)) as older:
         act(older, 5)
         since = head(older)
     key = LedgerKey(SEED, since)
-    with closing(Store(path, witness=CheckpointWitness(lambda _: key, Clock()))) as store:
+    with closing(SqliteStore(path, witness=CheckpointWitness(lambda _: key, Clock()))) as store:
         assert () == verify.verify(store, public=key.public).faults
         act(store, 2)
         assert ([6], ()) == (signed(store), verify.verify(store, public=key.public).faults)
@@ -224,7 +225,7 @@ def test_an_older_record_verifies_and_what_it_had_when_signing_began_cannot_be_r
         stranger.execute("DELETE FROM checkpoints")
         stranger.execute("DELETE FROM ledger WHERE idx > 5")
         stranger.hide()
-    with closing(Store(path)) as store:
+    with closing(SqliteStore(path)) as store:
         assert ("entry 5: not the one after which signing began",) == verify.verify(store, public=key.public).faults
 
 
@@ -232,7 +233,7 @@ def test_an_older_record_verifies_and_what_it_had_when_signing_began_cannot_be_r
 def test_what_follows_an_altered_ledger_is_not_signed_and_nobody_goes_on_with_it(folder: Path, strip: bool):
     """Whoever rewrites it must not have it signed by the next process that opens it."""
     path = folder / "k.db"
-    with closing(Store(path, witness=witness())) as store:
+    with closing(SqliteStore(path, witness=witness())) as store:
         act(store, 5)
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         stranger = Stranger(db)
@@ -241,7 +242,7 @@ def test_what_follows_an_altered_ledger_is_not_signed_and_nobody_goes_on_with_it
         if strip:
             stranger.execute("DELETE FROM checkpoints")
         stranger.hide()
-    with closing(Store(path, witness=witness())) as store:
+    with closing(SqliteStore(path, witness=witness())) as store:
         with pytest.raises(StoreError, match="the ledger is not what was signed: ") as caught:
             checkpoints.refuse_altered_ledger(store, PUBLIC)
         assert caught.value.hint.startswith("sds ledger verify, and restore a backup")
@@ -249,7 +250,7 @@ def test_what_follows_an_altered_ledger_is_not_signed_and_nobody_goes_on_with_it
         with pytest.raises(StoreError, match="the ledger is not what was signed: "):
             checkpoints.sign_head(store, KEY, 1)
         act(store, EVERY)
-    with closing(Store(path)) as store:
+    with closing(SqliteStore(path)) as store:
         assert ([] if strip else [1, 5]) == signed(store)
         assert () != verify.verify(store, public=PUBLIC).faults
 
@@ -261,7 +262,7 @@ def test_a_ledger_that_is_whole_may_be_gone_on_with(full: World):
 
 
 def test_where_there_is_no_key_what_is_written_is_written_unsigned(folder: Path):
-    with closing(Store(folder / "k.db", witness=CheckpointWitness(lambda _: None, Clock()))) as store:
+    with closing(SqliteStore(folder / "k.db", witness=CheckpointWitness(lambda _: None, Clock()))) as store:
         act(store, 3)
         assert (3, []) == (head(store).idx, signed(store))
 
@@ -285,9 +286,9 @@ def test_a_signed_head_kept_elsewhere_shows_what_was_cut_off_and_who_signed(full
 def test_older_keys_go_on_verifying(folder: Path):
     path, newer = folder / "k.db", LedgerKey(b"the key that came after, its own", PUBLIC.since, PUBLIC.keys)
     for key in (KEY, newer):
-        with closing(Store(path, witness=CheckpointWitness(lambda _, key=key: key, Clock()))) as store:  # type: ignore[misc]
+        with closing(SqliteStore(path, witness=CheckpointWitness(lambda _, key=key: key, Clock()))) as store:  # type: ignore[misc]
             act(store, 3)
-    with closing(Store(path)) as store:
+    with closing(SqliteStore(path)) as store:
         assert [1, 3, 6] == signed(store)
         assert () == verify.verify(store, public=newer.public).faults
         shown = newer.public.keys[0][:16]
@@ -336,18 +337,18 @@ def test_stopped_at_any_step_of_writing_and_closing_the_ledger_is_whole_and_the_
     def stop_once(world: World, crash: Faults) -> bool:
         finished = False
         try:
-            with closing(Store(world.path, connect=failing(crash), witness=witness())) as store:
+            with closing(SqliteStore(world.path, connect=failing(crash), witness=witness())) as store:
                 act(store, 3)
             finished = True
         except Crash:
             pass
         finally:
             crash.bury()
-        with closing(Store(world.path, witness=witness())) as store:
+        with closing(SqliteStore(world.path, witness=witness())) as store:
             assert () == verify.verify(store, public=PUBLIC).faults
             act(store)
             assert () == verify.verify(store, public=PUBLIC).faults
-        with closing(Store(world.path)) as store:
+        with closing(SqliteStore(world.path)) as store:
             report = verify.verify(store, public=PUBLIC)
             assert (report.head.idx, ()) == (report.signed, report.faults)
         return finished
@@ -366,14 +367,14 @@ def test_stopped_at_any_step_of_its_first_entry_a_record_begins_all_the_same(fol
     def stop_once(world: World, crash: Faults) -> bool:
         finished = False
         try:
-            with closing(Store(world.path, connect=failing(crash), witness=witness())) as store:
+            with closing(SqliteStore(world.path, connect=failing(crash), witness=witness())) as store:
                 act(store)
             finished = True
         except Crash:
             pass
         finally:
             crash.bury()
-        with closing(Store(world.path, witness=witness())) as store:
+        with closing(SqliteStore(world.path, witness=witness())) as store:
             act(store)
             assert [1] == signed(store)[:1]
             assert () == verify.verify(store, public=PUBLIC).faults

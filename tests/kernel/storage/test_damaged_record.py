@@ -22,7 +22,7 @@ from sds.kernel.human import cases
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import recovery
 from sds.kernel.registry import contract_versions, registry
-from sds.kernel.storage.store import Store
+from sds.kernel.storage.sqlite import SqliteStore
 from tests.kernel.damage import VALUES, Cell, cells, damage, damaged
 from tests.kernel.durable import World, refund
 from tests.kernel.sagas import terms
@@ -150,7 +150,7 @@ def test_whatever_stands_in_any_cell_is_told_in_one_line_and_named_by_verificati
 
 def judge(recorded: Recorded, folder: Path, cell: Cell, value: Any, *, rechained: bool, bent: bool) -> None:
     try:
-        store = Store(folder / "kernel.db")
+        store = SqliteStore(folder / "kernel.db")
     except StoreError as error:
         told(error)
         return
@@ -180,7 +180,7 @@ def test_a_file_that_is_damaged_anywhere_is_told_in_one_line(recorded: Recorded)
         path = recorded.folder / f"{number}.db"
         path.write_bytes(bytes(data[: rng.choice((len(data), len(data), rng.randrange(len(data))))]))
         try:
-            store = Store(path)
+            store = SqliteStore(path)
         except StoreError as error:
             told(error)
             continue

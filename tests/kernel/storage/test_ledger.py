@@ -12,6 +12,7 @@ import pytest
 
 from sds.kernel.storage import ledger
 from sds.kernel.storage.ledger import GENESIS, Head, entry_hash, rows_digest, verify_chain
+from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Row, Store
 from tests.kernel.durable import World, deny, nonsense, refund
 
@@ -20,7 +21,7 @@ ENTRIES = "SELECT idx, at_ms, kind, dfid, body, prev_hash, entry_hash FROM ledge
 
 @pytest.fixture
 def store(folder: Path) -> Iterator[Store]:
-    with closing(Store(folder / "k.db")) as made:
+    with closing(SqliteStore(folder / "k.db")) as made:
         with made.transaction():
             for number in range(1, 4):
                 ledger.append(made, number, "DECIDED", f"flow-{number}", {"n": number})
@@ -102,7 +103,7 @@ def test_the_next_chained_entry_is_taken(db: sqlite3.Connection, store: Store):
 
 
 def test_a_new_ledger_is_chained_to_genesis(folder: Path):
-    with closing(Store(folder / "new.db")) as store:
+    with closing(SqliteStore(folder / "new.db")) as store:
         assert Head(0, GENESIS) == ledger.head(store)
         with store.transaction():
             first = ledger.append(store, 5, "HALT", "", {"by": "me"})

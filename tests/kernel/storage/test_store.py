@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from sds.kernel.audit import verify
-from sds.kernel.errors import StoreError
-from sds.kernel.storage.store import SCHEMA_VERSION, Store, connect, expected_schema
+from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.storage.sqlite import SqliteStore, connect, expected_schema
+from sds.kernel.storage.store import SCHEMA_VERSION, Store
 from tests.scale import scale
 
 WRITE = "is it in a folder that you may write?"
@@ -24,13 +25,13 @@ RESTORE = "restore it from a backup, or use another folder"
 
 @pytest.fixture
 def store(folder: Path):
-    with closing(Store(folder / "kernel.db")) as made:
+    with closing(SqliteStore(folder / "kernel.db")) as made:
         yield made
 
 
 def refusal(path: Path) -> str:
     with pytest.raises(StoreError) as caught:
-        Store(path)
+        SqliteStore(path)
     message = str(caught.value)
     assert 1 == len(message.splitlines())
     assert message.startswith(f"`{path}` cannot be opened as a decision store: ")
@@ -127,14 +128,14 @@ def test_a_frozen_reader_cannot_write(store: Store):
 
 
 def test_what_was_committed_is_there_after_reopening(folder: Path):
-    with closing(Store(folder / "kernel.db")) as store, store.transaction():
+    with closing(SqliteStore(folder / "kernel.db")) as store, store.transaction():
         store.insert("resources", resource="r", epoch=0, drawn=7)
-    with closing(Store(folder / "kernel.db")) as store:
+    with closing(SqliteStore(folder / "kernel.db")) as store:
         assert [("r", 0, 7)] == store.rows("SELECT * FROM resources")
 
 
 def test_a_store_makes_the_folders_it_needs(folder: Path):
-    with closing(Store(folder / "a" / "b" / "kernel.db")) as store:
+    with closing(SqliteStore(folder / "a" / "b" / "kernel.db")) as store:
         assert not store.halted
 
 
@@ -155,7 +156,7 @@ def test_a_path_below_a_file_is_refused(folder: Path):
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.9])
 def test_a_truncated_file_is_refused_or_found_damaged(folder: Path, kept: float):
     path = folder / "k.db"
-    Store(path).close()
+    SqliteStore(path).close()
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * kept)])
     assert "malformed" in refusal(path) or "not a database" in refusal(path)
@@ -167,11 +168,11 @@ def test_a_truncated_file_is_refused_or_found_damaged(folder: Path, kept: float)
 @pytest.mark.parametrize("byte", [b"\xff", b"\xc3", b"\x80"])
 def test_a_file_whose_schema_is_no_text_is_refused_in_one_line(folder: Path, text: bytes, byte: bytes):
     path = folder / "k.db"
-    Store(path).close()
+    SqliteStore(path).close()
     whole = path.read_bytes()
     for at in (0, 3, len(text) - 1):
         path.write_bytes(whole.replace(text, text[:at] + byte + text[at + 1 :]))
-        with suppress(StoreError), closing(Store(path)) as store:
+        with suppress(StoreError), closing(SqliteStore(path)) as store:
             assert verify.verify(store).faults or text not in whole
     path.write_bytes(whole.replace(b"CREATE TABLE", b"CREATE T\xffBLE"))
     assert "codec can't decode" in refusal(path)
@@ -191,7 +192,7 @@ def test_a_file_system_without_a_write_ahead_log_is_refused(folder: Path, mode: 
             return super().execute(sql.replace("journal_mode=WAL", f"journal_mode={mode}"), *values)
 
     with pytest.raises(StoreError, match=rf"offers no write-ahead log \(journal mode {mode}\)"):
-        Store(path, connect=connect_without)
+        SqliteStore(path, connect=connect_without)
     with closing(sqlite3.connect(path)) as db:
         assert [] == db.execute("SELECT name FROM sqlite_master").fetchall()
 
@@ -207,7 +208,7 @@ def test_the_database_of_another_program_is_refused_and_left_as_it_was(folder: P
 
 def test_a_store_of_another_version_is_refused(folder: Path):
     path = folder / "k.db"
-    with closing(Store(path)) as store, store.transaction():
+    with closing(SqliteStore(path)) as store, store.transaction():
         store.run("UPDATE meta SET value = '999' WHERE key = 'schema_version'")
     assert f"it has schema version `999`, this program needs `{SCHEMA_VERSION}`" == refusal(path)
 
@@ -217,10 +218,10 @@ def test_a_folder_that_may_not_be_written_is_refused(folder: Path):
     folder.chmod(0o555)
     program = (
         "import os, sys, pathlib\n"
-        "from sds.kernel.storage.store import Store\n"
+        "from sds.kernel.storage.sqlite import SqliteStore\n"
         "from sds.kernel.errors import StoreError\n"
         "os.setgid(65534); os.setuid(65534)\n"
-        "try: Store(pathlib.Path(sys.argv[1]) / 'k.db')\n"
+        "try: SqliteStore(pathlib.Path(sys.argv[1]) / 'k.db')\n"
         "except StoreError as error: print(error, error.hint)\n"
     )
     done = subprocess.run(
@@ -237,7 +238,7 @@ def test_many_threads_may_open_the_same_fresh_path_at_once(folder: Path):
         def first(path: Path = path, start: threading.Barrier = start, failed: list[str] = failed) -> None:
             start.wait()
             try:
-                Store(path).close()
+                SqliteStore(path).close()
             except StoreError as error:
                 failed.append(str(error))
 
@@ -254,10 +255,10 @@ def test_a_fresh_file_that_another_holds_too_long_is_given_up(folder: Path, monk
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with monkeypatch.context() as patched:
-            patched.setattr("sds.kernel.storage.store.BUSY_MS", 50)
+            patched.setattr("sds.kernel.storage.sqlite.BUSY_MS", 50)
             assert "database is locked (another program holds it: end that, or try again)" == refusal(path)
         other.execute("ROLLBACK")
-    Store(path).close()
+    SqliteStore(path).close()
 
 
 def test_a_fresh_file_that_another_holds_for_a_moment_is_waited_for(folder: Path):
@@ -275,18 +276,16 @@ def test_a_fresh_file_that_another_holds_for_a_moment_is_waited_for(folder: Path
     def connect_busy(path: Path) -> sqlite3.Connection:
         return sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=Busy)
 
-    Store(folder / "k.db", connect=connect_busy).close()
+    SqliteStore(folder / "k.db", connect=connect_busy).close()
     assert 0 == next(refused, 0)
 
 
 def test_several_processes_may_make_the_same_store_at_once(folder: Path):
-    program = (
-        "import pathlib, sys; from sds.kernel.storage.store import Store; Store(pathlib.Path(sys.argv[1])).close()"
-    )
+    program = "import pathlib, sys; from sds.kernel.storage.sqlite import SqliteStore; SqliteStore(pathlib.Path(sys.argv[1])).close()"
     command = [sys.executable, "-c", program, folder / "k.db"]
     children = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(4)]
     assert [b""] * 4 == [child.communicate(timeout=60)[1] for child in children]
-    with closing(Store(folder / "k.db")) as store:
+    with closing(SqliteStore(folder / "k.db")) as store:
         assert expected_schema() == store.schema
 
 
@@ -297,7 +296,7 @@ def test_the_connection_is_made_by_what_is_passed_in(folder: Path):
         made.append(path)
         return connect(path)
 
-    Store(folder / "k.db", connect=how).close()
+    SqliteStore(folder / "k.db", connect=how).close()
     assert [folder / "k.db"] == made
 
 
@@ -331,7 +330,7 @@ IN_VERSION_1 = frozenset(
 
 def test_an_older_record_gets_the_tables_it_lacks_and_keeps_the_rest(folder: Path):
     path = folder / "k.db"
-    Store(path).close()
+    SqliteStore(path).close()
     with closing(sqlite3.connect(path)) as db:
         newer = "SELECT type, name FROM sqlite_master WHERE sql IS NOT NULL ORDER BY type = 'table'"
         for kind, name in db.execute(newer).fetchall():
@@ -340,6 +339,70 @@ def test_an_older_record_gets_the_tables_it_lacks_and_keeps_the_rest(folder: Pat
         assert IN_VERSION_1 == {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE sql IS NOT NULL")}
         db.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
         db.commit()
-    with closing(Store(path)) as store:
+    with closing(SqliteStore(path)) as store:
         assert expected_schema() == store.schema
         assert SCHEMA_VERSION == store.value("SELECT value FROM meta WHERE key = 'schema_version'")
+
+
+def test_reading_waits_for_no_transaction_of_another_thread_and_sees_what_was_committed(store: SqliteStore):
+    begun, read = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with store.transaction():
+            store.insert("resources", resource="r", epoch=0, drawn=7)
+            assert [(7,)] == store.rows("SELECT drawn FROM resources")  # its own
+            begun.set()
+            assert read.wait(10), "reading waited for the transaction"
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert begun.wait(10)
+    assert [] == store.rows("SELECT drawn FROM resources")
+    read.set()
+    writer.join()
+    assert [(7,)] == store.rows("SELECT drawn FROM resources")
+
+
+def test_what_reads_beside_a_transaction_cannot_write(store: SqliteStore):
+    refused: list[str] = []
+
+    def other() -> None:
+        with pytest.raises(StoreError) as caught:
+            store.rows("DELETE FROM meta")
+        refused.append(str(caught.value))
+
+    with store.transaction():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert ["the store cannot be read: attempt to write a readonly database"] == refused
+
+
+def test_one_at_a_time_does_what_has_a_name(store: SqliteStore, folder: Path):
+    with closing(SqliteStore(folder / "kernel.db")) as other:
+        with store.exclusively("recovery") as first, other.exclusively("recovery") as second:
+            assert (True, False) == (first, second)
+            with other.exclusively("monitors") as another:
+                assert another
+        with other.exclusively("recovery") as again:
+            assert again
+    assert 0o600 == (folder / "kernel.db.recovery").stat().st_mode & 0o777
+
+
+def test_a_name_that_is_no_name_locks_nothing(store: SqliteStore):
+    with pytest.raises(UsageError, match=r"`\.\./other` is no name of a lock"), store.exclusively("../other"):
+        pass
+
+
+def test_work_that_raises_leaves_nothing_and_what_it_returns_is_returned(store: SqliteStore):
+    def write() -> int:
+        return store.run("INSERT INTO resources VALUES ('r', 0, 0)")
+
+    def fail() -> None:
+        store.run("UPDATE resources SET drawn = 9")
+        raise ZeroDivisionError
+
+    assert 1 == store.atomically(write)
+    with pytest.raises(ZeroDivisionError):
+        store.atomically(fail)
+    assert [(0,)] == store.rows("SELECT drawn FROM resources")

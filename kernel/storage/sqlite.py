@@ -1,0 +1,329 @@
+"""SQLite, durable: WAL with `synchronous=FULL`, one connection for writing behind a lock, immediate transactions.
+
+Several processes may share the file; a writer waits up to `BUSY_MS` for another. Reading goes over the writing
+connection while nobody needs that, and over others while a transaction is open: it never waits for the disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from sds.kernel.canonical import one_line
+from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.storage.keyring import Keyring
+from sds.kernel.storage.private_files import make_private_file, tighten
+from sds.kernel.storage.store import MESSAGE_CHARS_MAX, SCHEMA_VERSION, UPGRADABLE, Reader, Row, Store, Witness
+
+BUSY_MS = 5_000
+BUSY_POLL_MS = 5
+READERS_MAX = 8  # connections for reading that are kept open
+
+# A file that is damaged in its schema makes messages and names that are no text: Python cannot decode them.
+_REFUSED = (sqlite3.Error, UnicodeDecodeError)
+# What the trigger `clock_was_set_back` would have written of the entries that were there before it.
+_OLDER_CLOCK_STEPS = (
+    "INSERT INTO clock_steps SELECT b.idx, a.at_ms, b.at_ms FROM ledger a JOIN ledger b ON b.idx = a.idx + 1"
+    " WHERE b.at_ms < a.at_ms - 60000 AND b.idx NOT IN (SELECT idx FROM clock_steps)"
+)
+
+_UNSTORABLE = (OverflowError, UnicodeEncodeError)  # a number beyond 64 bits, text that has no UTF-8
+_NAME = re.compile("[a-z][a-z_]{0,31}")
+
+_WRITE, _RESTORE = "is it in a folder that you may write?", "restore it from a backup, or use another folder"
+_MENDS = {
+    sqlite3.SQLITE_CANTOPEN: _WRITE,
+    sqlite3.SQLITE_READONLY: _WRITE,
+    sqlite3.SQLITE_PERM: _WRITE,
+    sqlite3.SQLITE_NOTADB: _RESTORE,
+    sqlite3.SQLITE_CORRUPT: _RESTORE,
+    sqlite3.SQLITE_BUSY: "another program holds it: end that, or try again",
+    sqlite3.SQLITE_FULL: "the disk is full",
+}
+
+Connect = Callable[[Path], sqlite3.Connection]
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False)
+
+
+def schema_of(db: sqlite3.Connection) -> dict[str, str]:
+    """Return the text of every table, index and trigger, by name."""
+    return dict(db.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall())
+
+
+@cache
+def expected_schema() -> Mapping[str, str]:
+    """Return what `schema_of` says of a store that nobody has tampered with."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        for statement in statements():
+            db.execute(statement)
+        return MappingProxyType(schema_of(db))
+
+
+def statements() -> Iterator[str]:
+    """Yield the statements of `schema.sql`."""
+    statement = ""
+    for line in Path(__file__).with_name("schema.sql").read_text(encoding="utf-8").splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _make_private(path: Path) -> None:
+    """Make the database's file before SQLite does, which gives its log and its index the same rights; tighten old ones."""
+    make_private_file(path)
+    for beside in ("-wal", "-shm"):
+        tighten(path.with_name(path.name + beside))
+
+
+def _fetched(db: sqlite3.Connection, sql: str, values: Row) -> list[Row]:
+    try:
+        return db.execute(sql, values).fetchall()
+    except _REFUSED as error:
+        raise StoreError(f"the store cannot be read: {one_line(error, MESSAGE_CHARS_MAX)}") from error
+    except _UNSTORABLE as error:
+        raise StoreError(f"the store cannot hold such a value: {error}") from error
+
+
+class SqliteReader(Reader):
+    """One connection behind a lock."""
+
+    def __init__(self, db: sqlite3.Connection, keyring: Keyring | None = None) -> None:
+        super().__init__(keyring)
+        self._db, self._lock = db, threading.RLock()
+
+    def rows(self, sql: str, values: Row = ()) -> list[Row]:
+        with self._lock:
+            return _fetched(self._db, sql, values)
+
+    @property
+    def schema(self) -> dict[str, str]:
+        return dict(self.rows("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
+
+    @property
+    def expected_schema(self) -> Mapping[str, str]:
+        return expected_schema()
+
+    def columns(self, table: str) -> tuple[str, ...]:
+        return tuple(row[1] for row in self.rows(f"PRAGMA table_info({table})"))
+
+    def damage(self) -> list[str]:
+        checked = self.rows("PRAGMA integrity_check")
+        return [line for (text,) in checked for line in text.splitlines() if line != "ok"]
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+
+def look_at(path: Path) -> SqliteReader:
+    """Open a file to read it, as it is: nothing is made or added. Raises StoreError."""
+    try:
+        return SqliteReader(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True))
+    except sqlite3.Error as error:
+        raise StoreError(f"`{path}` cannot be opened: {error}") from error
+
+
+class SqliteStore(SqliteReader, Store):
+    """A store in files that only their user can read.
+
+    `connect` is passed in so that tests can fail every single step.
+    """
+
+    def __init__(self, path: Path, *, connect: Connect = connect, witness: Witness | None = None) -> None:
+        self.path, self.witness = path, witness
+        self._connect, self._closed = connect, False
+        self._idle: deque[sqlite3.Connection] = deque()
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(path)
+            super().__init__(connect(path))
+        except (*_REFUSED, OSError) as error:
+            raise self._unusable(error) from error
+        try:
+            self._prepare()
+        except (*_REFUSED, StoreError) as error:
+            super().close()
+            raise self._unusable(error) from error
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    def close(self) -> None:
+        if self.witness is not None:
+            self.witness.closing(self)
+        self._closed = True
+        self._close_idle()
+        super().close()
+
+    def _close_idle(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
+
+    def rows(self, sql: str, values: Row = ()) -> list[Row]:
+        """Return all rows of a statement: inside this thread's transaction, else as they were last committed."""
+        if not self._lock.acquire(blocking=False):
+            return self._rows_apart(sql, values)
+        try:
+            return _fetched(self._db, sql, values)
+        finally:
+            self._lock.release()
+
+    def _rows_apart(self, sql: str, values: Row) -> list[Row]:
+        """Read over a connection of its own: the writing one is another thread's."""
+        try:
+            db = self._idle.pop()
+        except IndexError:
+            db = self._connected_apart()
+        try:
+            return _fetched(db, sql, values)
+        finally:
+            if len(self._idle) < READERS_MAX:
+                self._idle.append(db)
+            else:
+                db.close()
+            if self._closed:
+                self._close_idle()
+
+    def _connected_apart(self) -> sqlite3.Connection:
+        try:
+            db = self._connect(self.path)
+            db.execute("PRAGMA query_only=ON")
+        except _REFUSED as error:
+            raise StoreError(f"the store cannot be read: {one_line(error, MESSAGE_CHARS_MAX)}") from error
+        return db
+
+    def _unusable(self, error: Exception) -> StoreError:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        damaged = _RESTORE if isinstance(error, UnicodeDecodeError) else ""
+        hint = _MENDS.get(code) or (_WRITE if isinstance(error, OSError) else damaged)
+        why = (error.strerror or "unknown cause").lower() if isinstance(error, OSError) else error
+        said = one_line(why, MESSAGE_CHARS_MAX)
+        return StoreError(f"`{self.path}` cannot be opened as a decision store: {said}", hint=hint)
+
+    def _write_ahead(self) -> str:
+        """Switch to WAL; SQLite does not wait by itself while another does the same to a fresh file."""
+        tries = BUSY_MS // BUSY_POLL_MS
+        while True:
+            try:
+                return str(self._db.execute("PRAGMA journal_mode=WAL").fetchone()[0])
+            except sqlite3.OperationalError as error:
+                tries -= 1
+                if not tries or error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    raise
+                time.sleep(BUSY_POLL_MS / 1000)
+
+    def _prepare(self) -> None:
+        mode = self._write_ahead()
+        if mode != "wal":
+            raise StoreError(f"its file system offers no write-ahead log (journal mode {mode})")
+        for pragma in ("synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):  # a destroyed key is overwritten
+            self._db.execute(f"PRAGMA {pragma}")
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            found = schema_of(self._db)
+            if not found:
+                self._create()
+            elif not {"meta", "ledger"} <= found.keys():
+                raise StoreError("it is the database of another program")
+            else:
+                self._upgrade(found)
+            self._db.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise
+        version = self.value("SELECT value FROM meta WHERE key = 'schema_version'")
+        if version != SCHEMA_VERSION:
+            raise StoreError(f"it has schema version `{version}`, this program needs `{SCHEMA_VERSION}`")
+
+    def _upgrade(self, found: dict[str, str]) -> None:
+        """Add what an older version lacks. What it has stays as it is, down to the text of its definition."""
+        version = self._db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+        if version is None or version[0] not in UPGRADABLE:
+            return
+        for name, statement in expected_schema().items():
+            if name not in found:
+                self._db.execute(statement)
+        self._db.execute(_OLDER_CLOCK_STEPS)
+        self._db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (SCHEMA_VERSION,))
+
+    def _create(self) -> None:
+        for statement in statements():
+            self._db.execute(statement)
+        self._db.execute("INSERT INTO meta VALUES ('schema_version', ?), ('halted', '0')", (SCHEMA_VERSION,))
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._lock:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield
+                    self._db.execute("COMMIT")
+                except BaseException:
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
+                    raise
+            except sqlite3.Error as error:
+                raise StoreError(f"the store refused: {one_line(error, MESSAGE_CHARS_MAX)}") from error
+
+    @contextmanager
+    def frozen(self) -> Iterator[Reader]:
+        """Read one moment of the file while others go on writing; text that is not UTF-8 arrives as surrogates."""
+        try:
+            db = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+            db.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
+        except _REFUSED as error:
+            raise StoreError(f"the store cannot be read: {one_line(error, MESSAGE_CHARS_MAX)}") from error
+        with closing(SqliteReader(db, self._keyring)) as reader:
+            reader.rows("BEGIN")
+            yield reader
+
+    def truncate_log(self) -> bool:
+        """Copy the write-ahead log to the file and empty it; False while others read or write an older state."""
+        with self._lock:
+            return self.row("PRAGMA wal_checkpoint(TRUNCATE)") == (0, 0, 0)
+
+    def run(self, sql: str, values: Row = ()) -> int:
+        try:
+            return self._db.execute(sql, values).rowcount
+        except UnicodeDecodeError as error:
+            raise StoreError(f"the store refused: {error}") from error
+        except _UNSTORABLE as error:
+            raise StoreError(f"the store cannot hold such a value: {error}") from error
+
+    @contextmanager
+    def exclusively(self, name: str) -> Iterator[bool]:
+        """Lock a file beside the record, `decisions.db.NAME`, whose lock ends with the process that holds it."""
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"`{name}` is no name of a lock", hint="lower-case letters and `_`")
+        path = self.path.with_name(f"{self.path.name}.{name}")
+        with ExitStack() as opened:
+            try:
+                make_private_file(path)
+                descriptor = os.open(path, os.O_RDWR)
+                opened.callback(os.close, descriptor)
+            except OSError as error:
+                raise StoreError(f"`{path}` cannot be locked: {error.strerror}", hint=_WRITE) from error
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
