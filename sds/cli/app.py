@@ -13,6 +13,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from sds.cli import sandbox
 from sds.cli.common import A_GOOD_EVENT
 from sds.cli.decisions import decide, escalations, run
 from sds.cli.judgement import evaluate, fit, label
@@ -53,6 +54,7 @@ doctor.add_to(app)
 models.add_to(app)
 bench.add_to(app)
 new.add_to(app)
+sandbox.add_to(app)
 
 
 def _show_version(wanted: bool) -> None:
