@@ -19,6 +19,8 @@ from sds.cli.decisions import decide, escalations, run
 from sds.cli.judgement import evaluate, fit, label
 from sds.cli.records import backup, erase, keys, reconcile, record, replay
 from sds.cli.render import plain
+from sds.cli.service import keys as service_keys
+from sds.cli.service import serve
 from sds.cli.setup import agents, bench, context, contracts, doctor, models, new
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.errors import EventError, SdsError, UsageError
@@ -49,6 +51,8 @@ erase.add_to(app)
 backup.add_to(app)
 context.add_to(app)
 keys.add_to(app)
+service_keys.add_to(keys.keys)
+serve.add_to(app)
 contracts.add_to(app)
 doctor.add_to(app)
 models.add_to(app)

@@ -1,0 +1,113 @@
+"""`sds keys add`, `list`, `revoke`: who may ask the service for what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sds.cli.common import JsonFlag
+from sds.cli.render import print_json, when
+from sds.cli.service import needs_service
+from sds.cli.service.serve import StoreUrl
+from sds.definitions.definition import NAME
+from sds.host.clock import now_ms
+from sds.kernel.errors import UsageError
+
+if TYPE_CHECKING:
+    from sds.service.database import Database
+
+EVERY_GATE = "all"
+
+Named = Annotated[str, typer.Argument(help="Whose key it is: the name that the record has.", metavar="NAME")]
+
+
+def add_to(keys: typer.Typer) -> None:
+    """Add the commands to those of `sds keys`."""
+    keys.command("add")(add)
+    keys.command("list")(list_keys)
+    keys.command("revoke")(revoke)
+
+
+def add(
+    name: Named,
+    role: Annotated[list[str], typer.Option("--role", help="submit, read, review, operate; several with a comma.")],
+    gate: Annotated[list[str], typer.Option("--gate", help="For which gates: names, or all.")],
+    store: StoreUrl = "",
+) -> None:
+    """Make a key for a caller of the service and print it, this once: only its SHA-256 is kept.
+
+    submit: asks for decisions; read: looks at them; review: decides what waits for a human, and sees texts; operate: halts,
+    resumes, reactivates.
+
+    Example: sds keys add shop --role submit,read --gate refund
+    """
+    gates = _listed(gate)
+    if unknown := [each for each in gates if not NAME.fullmatch(each)]:
+        raise UsageError(f"`{unknown[0][:80]}` is not the name of a gate", hint="a gate has a name_in_lower_case")
+    with _database(store) as database:
+        from sds.service import callers  # noqa: PLC0415
+
+        named = (callers.ALL,) if EVERY_GATE in gates else gates
+        key = callers.add_key(database, name, _listed(role), named, now_ms=now_ms())
+    typer.echo(key)
+
+
+def list_keys(store: StoreUrl = "", as_json: JsonFlag = False) -> None:
+    """List the keys of callers, the oldest first, revoked ones too. No key is shown: none is kept.
+
+    Example: sds keys list
+    """
+    with _database(store) as database:
+        from sds.service import callers  # noqa: PLC0415
+
+        found = callers.stored_keys(database)
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": key.name,
+                    "roles": list(key.roles),
+                    "gates": [EVERY_GATE if gate == callers.ALL else gate for gate in key.gates],
+                    "made": when(key.made_at_ms),
+                    "revoked": None if key.revoked_at_ms is None else when(key.revoked_at_ms),
+                }
+                for key in found
+            ]
+        )
+        return
+    if not found:
+        typer.echo("no keys", err=True)
+    for key in found:
+        gates = ",".join(EVERY_GATE if gate == callers.ALL else gate for gate in key.gates)
+        ended = "" if key.revoked_at_ms is None else f"  revoked {when(key.revoked_at_ms)}"
+        typer.echo(f"{key.name}  {','.join(key.roles)}  {gates}  made {when(key.made_at_ms)}{ended}")
+
+
+def revoke(name: Named, store: StoreUrl = "") -> None:
+    """Revoke a key for good: running services refuse it within a second. Its name is never given again.
+
+    Example: sds keys revoke shop
+    """
+    with _database(store) as database:
+        from sds.service import callers  # noqa: PLC0415
+
+        changed = callers.revoke_key(database, name, now_ms=now_ms())
+    typer.echo(f"{name}: revoked" if changed else f"{name}: was revoked already")
+
+
+def _listed(given: list[str]) -> tuple[str, ...]:
+    return tuple(part.strip() for each in given for part in each.split(","))
+
+
+@contextmanager
+def _database(store: str) -> Iterator[Database]:
+    with needs_service():
+        from sds.service.database import open_database  # noqa: PLC0415  the extra
+    database = open_database(store, durable=True)
+    try:
+        yield database
+    finally:
+        database.close()

@@ -1,0 +1,101 @@
+"""`sds serve`: the decision service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sds.cli.service import needs_service
+from sds.kernel.errors import UsageError
+
+StoreUrl = Annotated[
+    str,
+    typer.Option(
+        "--store",
+        envvar="SDS_STORE",
+        show_envvar=True,
+        help="postgresql://...; without it, files in the home.",
+        show_default=False,
+    ),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("serve")(serve)
+
+
+def serve(
+    gate: Annotated[list[str], typer.Option("--gate", help="A gate: its name, or its path. Once for each.")],
+    store: StoreUrl = "",
+    engines: Annotated[
+        Path | None, typer.Option("--engines", help="A YAML file with a chain of engines.", show_default=False)
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="The port; 0 takes any.")] = 8080,
+    workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Processes; each loads its own model.")] = 1,
+    parallel: Annotated[
+        int, typer.Option("--parallel", min=1, max=64, help="Decisions at once of one process's model.")
+    ] = 1,
+    queue: Annotated[int, typer.Option("--queue", min=1, help="Decisions in hand at once, in one process.")] = 256,
+    rate: Annotated[
+        float, typer.Option("--rate", min=0.01, help="Requests a second of one key, in one process.")
+    ] = 1_000.0,
+    drain_s: Annotated[
+        float, typer.Option("--drain-s", min=0.0, max=3_600.0, help="Seconds that what is under way has after SIGTERM.")
+    ] = 25.0,
+    dev: Annotated[bool, typer.Option("--dev", help="On this machine alone: makes a key and prints it.")] = False,
+) -> None:
+    """Serve gates over HTTP until SIGTERM. Callers have keys: sds keys add.
+
+    Example: sds serve --gate refund --dev
+    """
+    with needs_service():
+        from sds.service import callers  # noqa: PLC0415  the extra is loaded by who serves
+        from sds.service.server import serving  # noqa: PLC0415
+        from sds.service.server.workers import Supervisor  # noqa: PLC0415
+        from sds.service.settings import ServiceSettings  # noqa: PLC0415
+    key = callers.new_key() if dev else ""
+    settings = ServiceSettings(
+        gates=tuple(gate),
+        store=store,
+        engines=engines,
+        host=host,
+        port=port,
+        workers=workers,
+        parallel=parallel,
+        queue_max=queue,
+        rate_per_s=rate,
+        rate_burst=max(1, int(2 * rate)),
+        drain_s=drain_s,
+        dev=dev,
+        dev_keys=(callers.digest_of(key),) if key else (),
+    )
+    if not dev:
+        _refuse_without_key(store)
+    listener = serving.bound(host, port)
+
+    def started() -> None:
+        typer.echo(f"serving {', '.join(gate)} at {serving.address_of(listener)}", err=True)
+        if key:
+            typer.echo(f"key (until this ends): {key}", err=True)
+
+    with listener:
+        if workers == 1:
+            serving.serve(settings, listener, started)
+        else:
+            Supervisor(settings, listener, started).run()
+
+
+def _refuse_without_key(store: str) -> None:
+    """Raise UsageError where nobody could ask anything."""
+    from sds.service import callers, database  # noqa: PLC0415
+
+    opened: Any = database.open_database(store)
+    try:
+        if not any(key.revoked_at_ms is None for key in callers.stored_keys(opened)):
+            hint = "sds keys add NAME --role submit,read --gate all; or, on this machine alone: sds serve --dev"
+            raise UsageError("there is no key: nobody could ask for anything", hint=hint)
+    finally:
+        opened.close()

@@ -1,0 +1,63 @@
+"""Whether a decision can be had in the time that is left: looked at before anything is written."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+
+from sds.service.problems import Problem
+
+LOOKED_AT = 32  # the last decisions of a gate whose median is what the next is taken to last
+SERVICE_MS_FIRST = 50.0  # until one has been seen
+
+
+class Admission:
+    """Counts what one process has in hand, by gate, and how long decisions take there. Safe in several threads.
+
+    `parallel`: how many are decided at once; `queue_max`: how many may be in hand.
+    """
+
+    def __init__(self, *, parallel: int, queue_max: int) -> None:
+        self.parallel, self.queue_max = parallel, queue_max
+        self._lock = threading.Lock()
+        self._in_hand = Counter[str]()
+        self._took_ms = defaultdict[str, deque[float]](lambda: deque(maxlen=LOOKED_AT))
+
+    @property
+    def in_hand(self) -> int:
+        """How many decisions wait or are under way."""
+        return self._in_hand.total()
+
+    def service_ms(self, gate: str) -> float:
+        """Return how long a decision of a gate takes once it has its turn."""
+        took = self._took_ms.get(gate)
+        return median(took) if took else SERVICE_MS_FIRST
+
+    def expected_ms(self, gate: str) -> float:
+        """Return how long one more decision would take: what is in hand before it, and itself."""
+        before_ms = sum(count * self.service_ms(each) for each, count in self._in_hand.items())
+        return max(self.service_ms(gate), (before_ms + self.service_ms(gate)) / self.parallel)
+
+    def enter(self, gate: str, left_ms: float) -> Callable[[float | None], None]:
+        """Take a place; return what gives it back, which takes how long it was decided for, None: nothing was.
+
+        Raises Problem where the queue is full, or a decision would not be there within `left_ms`. Where nothing is in
+        hand one is let in all the same: who expects too much would never learn better.
+        """
+        with self._lock:
+            expected_ms, before = self.expected_ms(gate), self._in_hand.total()
+            if before >= self.queue_max:
+                raise Problem("QUEUE_FULL", retry_after_s=expected_ms / 1000)
+            if before and expected_ms > left_ms:
+                raise Problem("OVERLOADED", retry_after_s=(expected_ms - left_ms) / 1000)
+            self._in_hand[gate] += 1
+        return partial(self._leave, gate, max(1.0, (before + 1) / self.parallel))
+
+    def _leave(self, gate: str, turns: float, took_ms: float | None) -> None:
+        with self._lock:
+            self._in_hand[gate] -= 1
+            if took_ms is not None:
+                self._took_ms[gate].append(took_ms / turns)

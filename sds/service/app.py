@@ -1,0 +1,145 @@
+"""The ASGI application of the service: its state, its routes, and what every answer carries."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sds.service import console, operations, problems
+from sds.service.admission import Admission
+from sds.service.callers import Callers
+from sds.service.database import Database
+from sds.service.deciding.idempotency import KeptAnswers
+from sds.service.gates import OpenGates
+from sds.service.problems import Log
+from sds.service.routes import agents, catalog, decisions, escalations, events, halt, health, looking
+from sds.service.settings import ServiceSettings
+from sds.service.state import Service
+
+HEADERS = {
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+
+
+BODY_BYTES_MAX = 1 << 20  # of any route; those that read one have limits of their own
+
+
+class Outermost:
+    """Gives every answer the headers that a browser should be given, and answers what nobody foresaw with a problem.
+
+    A route's own headers stay. Nothing of an exception is told but that there was one: the log has its kind and place.
+    """
+
+    def __init__(self, app: ASGIApp, log: Log, token: Callable[[int], str], body_within_s: float) -> None:
+        self._app, self._log, self._token, self._body_within_s = app, log, token, body_within_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun, receive = False, self._in_time(receive)
+
+        async def with_headers(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, with_headers)
+        except Exception as error:  # noqa: BLE001  whatever it is, the caller gets a problem
+            response, facts = problems.unforeseen(error, f"urn:sds:{self._token(16)}")
+            self._log("service.failed", {**facts, "route": getattr(scope.get("route"), "path", "")})
+            if not begun:
+                await response(scope, receive, with_headers)
+
+    def _in_time(self, receive: Receive) -> Receive:
+        """Return what receives a request whose body is there in time, and no longer than any may be; of another the client
+        is taken to be gone.
+        """
+        ends_s, whole, length = time.monotonic() + self._body_within_s, False, 0
+
+        async def received() -> Message:
+            nonlocal whole, length
+            if whole:
+                return await receive()
+            try:
+                async with asyncio.timeout(ends_s - time.monotonic()):
+                    message = await receive()
+            except TimeoutError:
+                message = {"type": "http.disconnect"}
+            length += len(message.get("body", b""))
+            if length > BODY_BYTES_MAX:
+                message = {"type": "http.disconnect"}
+            whole = not message.get("more_body", False)
+            return message
+
+        return received
+
+
+def no_log(_event: str, _facts: object) -> None:
+    """Write nothing."""
+
+
+def create_app(
+    settings: ServiceSettings,
+    gates: OpenGates,
+    database: Database,
+    *,
+    now_ms: Callable[[], int],
+    log: Log = no_log,
+    token: Callable[[int], str] = secrets.token_hex,
+) -> FastAPI:
+    """Make the application over open gates and an open database; both stay the caller's to close.
+
+    `token`: where names of faults and sessions come from. What routes need is `app.state.service`.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with operations.running(app.state.service):
+            yield
+
+    app = FastAPI(
+        lifespan=lifespan,
+        title="Sovereign Decision Stream",
+        version=version("sovereign-decision-stream"),
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    callers = Callers(
+        database,
+        now_ms=now_ms,
+        rate_per_s=settings.rate_per_s,
+        rate_burst=settings.rate_burst,
+        cache_ms=settings.key_cache_ms,
+        dev_keys=settings.dev_keys,
+    )
+    admission = Admission(parallel=gates.parallel, queue_max=settings.queue_max)
+    kept = KeptAnswers(database, now_ms=now_ms, kept_ms=1_000 * settings.keys_kept_s)
+    app.state.service = Service(settings, gates, database, callers, admission, kept, now_ms, log)
+    app.state.token = token
+    problems.add_to(app)
+    for module in (health, catalog, decisions, looking, escalations, agents, halt, events, console):
+        app.include_router(module.router)
+    app.add_middleware(Outermost, log=log, token=token, body_within_s=settings.body_within_s)
+    return app

@@ -1,0 +1,208 @@
+"""What is the service's own, and no decision: keys of callers, idempotency, webhooks, sessions of the console.
+
+A file `service.db` in the home, or the schema `sds_service` where the records lie in PostgreSQL. Its tables are made and
+altered by the migrations beside this file, under a lock, when a service or a command opens it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from sds.host.paths import home, make_private
+from sds.kernel.errors import StoreError
+from sds.kernel.storage.private_files import make_private_file
+
+FILE, SCHEMA = "service.db", "sds_service"
+BUSY_MS = 5_000
+CONNECT_S = 3
+POOL_MAX = 8
+_MIGRATION_LOCK = 0x5D5_5E41
+_FULL = frozenset({"SQLITE_FULL", "53100"})  # a disk that is full, as each of them says it
+
+metadata = sa.MetaData()
+api_keys = sa.Table(
+    "api_keys",
+    metadata,
+    sa.Column("digest", sa.Text, primary_key=True),  # SHA-256 of the key, 64 hex digits
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("roles", sa.Text, nullable=False),  # comma between
+    sa.Column("gates", sa.Text, nullable=False),  # comma between; `*` is all
+    sa.Column("made_at_ms", sa.BigInteger, nullable=False),
+    sa.Column("revoked_at_ms", sa.BigInteger),
+)
+idempotency = sa.Table(
+    "idempotency",
+    metadata,
+    sa.Column("caller", sa.Text, primary_key=True),
+    sa.Column("gate", sa.Text, primary_key=True),
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("fingerprint", sa.Text, nullable=False),  # keyed hash of the event, as the record recognises it
+    sa.Column("event_id", sa.Text, nullable=False),
+    sa.Column("dfid", sa.Text),
+    sa.Column("status", sa.Integer),  # with body: NULL until there is an answer
+    sa.Column("body", sa.LargeBinary),
+    sa.Column("made_at_ms", sa.BigInteger, nullable=False),
+)
+webhooks = sa.Table(
+    "webhooks",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("url", sa.Text, nullable=False),
+    sa.Column("secret", sa.Text, nullable=False),
+    sa.Column("gates", sa.Text, nullable=False),
+    sa.Column("made_at_ms", sa.BigInteger, nullable=False),
+)
+webhook_positions = sa.Table(
+    "webhook_positions",
+    metadata,
+    sa.Column("webhook", sa.Text, primary_key=True),
+    sa.Column("gate", sa.Text, primary_key=True),
+    sa.Column("idx", sa.BigInteger, nullable=False),  # the last entry of the gate's ledger that became a delivery
+)
+deliveries = sa.Table(
+    "deliveries",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("webhook", sa.Text, nullable=False),
+    sa.Column("gate", sa.Text, nullable=False),
+    sa.Column("idx", sa.BigInteger, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("next_at_ms", sa.BigInteger, nullable=False),
+    sa.Column("delivered_at_ms", sa.BigInteger),
+    sa.Column("failure", sa.Text),
+)
+sessions = sa.Table(
+    "sessions",
+    metadata,
+    sa.Column("digest", sa.Text, primary_key=True),  # SHA-256 of the cookie
+    sa.Column("key_digest", sa.Text, nullable=False),
+    sa.Column("csrf", sa.Text, nullable=False),
+    sa.Column("made_at_ms", sa.BigInteger, nullable=False),
+    sa.Column("seen_at_ms", sa.BigInteger, nullable=False),
+)
+
+
+class Database:
+    """Tables of the service in one database; whatever it refuses arrives as StoreError. Safe in several threads."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self.is_postgresql = engine.dialect.name == "postgresql"
+
+    @contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        """Hold a writing transaction for a block: committed when it ends, rolled back when it raises."""
+        with _refused(), self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """Read for a block, behind nobody who writes."""
+        with _refused(), self._engine.connect().execution_options(sds_reads=True) as connection:
+            yield connection
+
+    def insert(self, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
+        """Return an INSERT that may say what is done where the key is taken."""
+        return postgresql.insert(table) if self.is_postgresql else sqlite.insert(table)
+
+    def migrate(self) -> None:
+        """Make the tables, or bring older ones up to date; one process at a time."""
+        config = Config()
+        config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
+        with self.transaction() as connection:
+            if self.is_postgresql:
+                connection.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
+                connection.execute(sa.schema.CreateSchema(SCHEMA, if_not_exists=True))
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise StoreError(
+            f"the service's database refused: {_why(error)}", hint="is it up, and its disk not full?"
+        ) from error
+
+
+def _why(error: SQLAlchemyError) -> str:
+    """Say what a database refused, without values, addresses and passwords: its own code and the kind of the error."""
+    cause: Any = error.orig if isinstance(error, DBAPIError) else error
+    code = getattr(cause, "sqlite_errorname", None) or getattr(cause, "sqlstate", None)
+    full = "the disk is full" if code in _FULL else ""
+    return full or code or type(cause).__name__
+
+
+def open_database(url: str = "", *, durable: bool = False) -> Database:
+    """Open the service's database and bring its tables up to date. `url`: `postgresql://...`; "": the file in the home.
+
+    `durable`: what is committed outlives a power cut; what only answers are kept in may lose its last second, for the
+    record has them. Raises StoreError.
+    """
+    engine = _postgresql(url) if url else _sqlite(home() / FILE, durable=durable)
+    database = Database(engine)
+    try:
+        database.migrate()
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _postgresql(url: str) -> sa.Engine:
+    parts = sa.make_url(url).set(drivername="postgresql+psycopg")
+    how = {"connect_timeout": CONNECT_S, "options": f"-c search_path={SCHEMA} -c lock_timeout={BUSY_MS}"}
+    return sa.create_engine(
+        parts,
+        connect_args=how,
+        pool_size=POOL_MAX,
+        max_overflow=0,
+        pool_timeout=CONNECT_S,
+        pool_pre_ping=True,
+        hide_parameters=True,
+    )
+
+
+def _sqlite(path: Path, *, durable: bool) -> sa.Engine:
+    make_private(path.parent)
+    try:
+        make_private_file(path)
+    except OSError as error:
+        raise StoreError(f"`{path}` cannot be used: {(error.strerror or 'unknown cause').lower()}") from error
+    engine = sa.create_engine(
+        f"sqlite:///{path}",
+        connect_args={"timeout": BUSY_MS / 1000},
+        pool_size=POOL_MAX,
+        max_overflow=0,
+        pool_timeout=CONNECT_S,
+        hide_parameters=True,
+    )
+
+    @sa.event.listens_for(engine, "connect")
+    def prepared(connection: sqlite3.Connection, _: object) -> None:
+        connection.isolation_level = None  # transactions begin where this file says so
+        for pragma in ("journal_mode=WAL", f"synchronous={'FULL' if durable else 'NORMAL'}", "secure_delete=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @sa.event.listens_for(engine, "begin")
+    def begun(connection: sa.Connection) -> None:
+        reads = connection.get_execution_options().get("sds_reads")
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    return engine

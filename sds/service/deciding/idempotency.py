@@ -1,0 +1,129 @@
+"""Answers under an `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header): the same key and event give the first
+answer, byte for byte.
+
+A key is claimed for an event before that is decided, so that another event under it is refused also while the first is
+under way. A key is one caller's, at one gate. What decides only once is the event's own id: keys that are lost cost
+nothing but the first answer's wording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from sds.gate import Gate
+from sds.kernel.flow.intake import Event
+from sds.kernel.storage.vault import recognises
+from sds.service.database import Database, idempotency
+from sds.service.problems import Problem
+
+SWEPT_MAX = 1_000  # rows removed at once
+SWEEP_EVERY_MS = 60_000
+
+_KEPT = idempotency.c
+_SELECT = sa.select(_KEPT.fingerprint, _KEPT.event_id, _KEPT.dfid, _KEPT.status, _KEPT.body)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One key of one caller at one gate, and the event it is to stand for. `fingerprint`: as the record recognises that."""
+
+    caller: str
+    gate: str
+    key: str
+    event_id: str
+    fingerprint: str
+
+    @property
+    def where(self) -> sa.ColumnElement[bool]:
+        """Return the condition under which a row is this key's."""
+        return sa.and_(_KEPT.caller == self.caller, _KEPT.gate == self.gate, _KEPT.key == self.key)
+
+    def values(self, now_ms: int) -> dict[str, object]:
+        """Return the row of a key that was claimed."""
+        return {**asdict(self), "made_at_ms": now_ms}
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    """What was answered under a key first."""
+
+    status: int
+    dfid: str
+    body: bytes
+
+
+class KeptAnswers:
+    """The answers of a service. `kept_ms`: how long each is. Blocks: call it in a thread."""
+
+    def __init__(self, database: Database, *, now_ms: Callable[[], int], kept_ms: int) -> None:
+        self._database, self._now_ms, self._kept_ms = database, now_ms, kept_ms
+        self._swept_at_ms = 0
+
+    def find(self, claim: Claim, gate: Gate, event: Event) -> KeptAnswer | None:
+        """Return what was answered under a key, by reading alone. Raises Problem where it stands for another event."""
+        with self._database.reading() as connection:
+            row = connection.execute(_SELECT.where(claim.where)).first()
+        return None if row is None else _checked(row, gate, event)
+
+    def claim(self, claim: Claim, gate: Gate, event: Event) -> KeptAnswer | None:
+        """Claim a key for an event; return what was answered under it meanwhile. Raises Problem as `find` does."""
+        self._sweep_now_and_then()
+        now_ms = self._now_ms()
+        with self._database.transaction() as connection:
+            connection.execute(self._database.insert(idempotency).values(claim.values(now_ms)).on_conflict_do_nothing())
+            row = connection.execute(_SELECT.where(claim.where)).first()
+        return None if row is None else _checked(row, gate, event)
+
+    def keep(self, claim: Claim, answer: KeptAnswer) -> KeptAnswer:
+        """Keep an answer, unless one is kept; return the one that is."""
+        kept = {"status": answer.status, "dfid": answer.dfid, "body": answer.body}
+        insert = self._database.insert(idempotency).values({**claim.values(self._now_ms()), **kept})
+        columns = (_KEPT.caller, _KEPT.gate, _KEPT.key)
+        with self._database.transaction() as connection:
+            connection.execute(
+                insert.on_conflict_do_update(index_elements=columns, set_=kept, where=_KEPT.body.is_(None))
+            )
+            row = connection.execute(_SELECT.where(claim.where)).one()
+        return KeptAnswer(row.status, row.dfid, bytes(row.body))
+
+    def release(self, claim: Claim) -> None:
+        """Forget a key under which nothing was answered."""
+        with self._database.transaction() as connection:
+            connection.execute(idempotency.delete().where(claim.where, _KEPT.body.is_(None)))
+
+    def sweep(self) -> int:
+        """Remove up to `SWEPT_MAX` answers that were kept long enough; return how many."""
+        columns = (_KEPT.caller, _KEPT.gate, _KEPT.key)
+        old = sa.select(*columns).where(_KEPT.made_at_ms < self._now_ms() - self._kept_ms).limit(SWEPT_MAX)
+        with self._database.transaction() as connection:
+            return connection.execute(idempotency.delete().where(sa.tuple_(*columns).in_(old))).rowcount
+
+    def _sweep_now_and_then(self) -> None:
+        now_ms = self._now_ms()
+        if not 0 <= now_ms - self._swept_at_ms < SWEEP_EVERY_MS:
+            self._swept_at_ms = now_ms
+            self.sweep()
+
+
+def claim_of(caller: str, gate: Gate, key: str, event: Event) -> Claim:
+    """Return what is claimed when a caller sends an event under a key."""
+    return Claim(caller, gate.contract.gate, key, event.id, gate.store.keyring.fingerprints(_body(event))[0])
+
+
+def _checked(row: Any, gate: Gate, event: Event) -> KeptAnswer | None:
+    if not recognises(gate.store, row.fingerprint, _body(event)):
+        raise Problem("KEY_CONFLICT", dfid=row.dfid or _dfid(gate, row.event_id))
+    return None if row.body is None else KeptAnswer(row.status, row.dfid, bytes(row.body))
+
+
+def _body(event: Event) -> str:
+    return event.original or event.body
+
+
+def _dfid(gate: Gate, event_id: str) -> str:
+    found = gate.store.value("SELECT dfid FROM events WHERE gate = ? AND event_id = ?", (gate.contract.gate, event_id))
+    return str(found or "")

@@ -1,0 +1,188 @@
+"""From the bytes of an event to the answer of its request: what is known, whether there is room, and the wait."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import orjson
+from starlette.concurrency import run_in_threadpool
+
+from sds.kernel.errors import SdsError
+from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.intake import Event
+from sds.kernel.flow.states import NOT_DECIDED
+from sds.service.deciding.asked import Asked
+from sds.service.deciding.idempotency import Claim, KeptAnswer, KeptAnswers, claim_of
+from sds.service.gates import OpenGate
+from sds.service.problems import Problem
+from sds.service.state import Service
+
+LOOK_S, LOOK_S_MAX = 0.005, 0.1
+GRACE_MS = 1_000  # beyond its deadline a decision has so long to say that it passed
+_ENDED = {"DRAINING": "DRAINING", "QUEUE_FULL": "QUEUE_FULL"}  # why a flow ended NOT_DECIDED, where it was not for time
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What a request is answered with. `replayed`: it was answered so before, under the same key."""
+
+    status: int
+    dfid: str
+    body: bytes
+    replayed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request for a decision. `arrived_s`: by `time.monotonic`."""
+
+    gate: OpenGate
+    caller: str
+    body: bytes
+    asked: Asked
+    arrived_s: float
+
+    @property
+    def left_ms(self) -> int:
+        """How much of its time is left."""
+        whole = self.asked.deadline_ms or self.gate.deadline_ms_max
+        return whole - int(1_000 * (time.monotonic() - self.arrived_s))
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What was found or begun: an answer already, or one to wait for."""
+
+    event: Event
+    claim: Claim | None
+    answered: Decided | None = None
+    future: Future[Answer] | None = None
+
+
+async def decide(service: Service, request: Request) -> Decided:
+    """Return what answers a request. Raises Problem and SdsError: then nothing is kept under its key."""
+    begun = await run_in_threadpool(_begin, service, request)
+    if begun.answered is not None:
+        return begun.answered
+    if begun.future is None:
+        raise AssertionError  # it is one or the other
+    future = asyncio.wrap_future(begun.future)
+    try:
+        if request.asked.respond_async:
+            decided = await _accepted(request.gate, begun.event, future)
+        else:
+            decided = _of_answer(await _answer(request, begun.event, future))
+    except Exception:
+        if begun.claim is not None:
+            await run_in_threadpool(service.kept.release, begun.claim)
+        raise
+    return decided if begun.claim is None else await run_in_threadpool(_kept, service.kept, begun.claim, decided)
+
+
+def _begin(service: Service, request: Request) -> _Begun:
+    """Answer by reading alone where that can be; else take a place, claim the key and submit the event."""
+    gate = request.gate.gate
+    event = gate.read(request.body)
+    claim = None if request.asked.key is None else claim_of(request.caller, gate, request.asked.key, event)
+    if claim is not None and (found := service.kept.find(claim, gate, event)) is not None:
+        return _Begun(event, claim, _replayed(found))
+    known = gate.kernel.known(event)
+    if known is not None and not known.pending:
+        decided = _of_answer(known)
+        return _Begun(
+            event, claim, decided if claim is None else _keep_known(service.kept, claim, request, event, decided)
+        )
+    if request.left_ms <= 0:
+        raise Problem("NOT_DECIDED", "the deadline passed before the event was there")
+    leave = service.admission.enter(request.gate.name, request.left_ms)
+    try:
+        return _submit(service, request, event, claim, leave)
+    except BaseException:
+        leave(None)
+        raise
+
+
+def _submit(
+    service: Service, request: Request, event: Event, claim: Claim | None, leave: Callable[[float | None], None]
+) -> _Begun:
+    gate = request.gate.gate
+    if claim is not None and (found := service.kept.claim(claim, gate, event)) is not None:
+        leave(None)
+        return _Begun(event, claim, _replayed(found))
+    began_s = time.monotonic()
+    try:
+        deadline_ms = None if request.asked.deadline_ms is None else max(1, request.left_ms)
+        future = gate.submit(request.body, deadline_ms=deadline_ms).future
+    except BaseException:
+        if claim is not None:
+            service.kept.release(claim)
+        raise
+
+    def ended(done: Future[Answer]) -> None:
+        decided = not done.cancelled() and done.exception() is None
+        leave(1_000 * (time.monotonic() - began_s) if decided else None)
+
+    future.add_done_callback(ended)
+    return _Begun(event, claim, future=future)
+
+
+async def _answer(request: Request, event: Event, future: asyncio.Future[Answer]) -> Answer:
+    """Wait for a decision. Raises Problem where it goes on beyond the request's time, and what it raises itself."""
+    whole_ms = request.left_ms if request.asked.deadline_ms else request.gate.answer_ms_max
+    await asyncio.wait({future}, timeout=max(0, whole_ms + GRACE_MS) / 1_000)
+    if not future.done():
+        known = await run_in_threadpool(request.gate.gate.kernel.known, event)
+        raise _in_progress(known.dfid if known else "")
+    try:
+        return future.result()
+    except SdsError as error:
+        if error.reason_code == "FLOW_IN_PROGRESS":
+            raise _in_progress(error.dfid) from error
+        raise
+
+
+async def _accepted(gate: OpenGate, event: Event, future: asyncio.Future[Answer]) -> Decided:
+    """Wait until the event has a flow that is on record, and name it: what was acknowledged is not lost."""
+    wait_s = LOOK_S
+    while not future.done():
+        known = await run_in_threadpool(gate.gate.kernel.known, event)
+        if known is not None:
+            return _of_answer(known, 202)
+        await asyncio.wait({future}, timeout=wait_s)
+        wait_s = min(LOOK_S_MAX, 2 * wait_s)
+    return _of_answer(future.result(), 202)
+
+
+def _of_answer(answer: Answer, status: int = 200) -> Decided:
+    """Return what tells an answer. Raises Problem for one that says that nobody has decided."""
+    if answer.state == "ABORTED" and answer.tag == NOT_DECIDED:
+        raise Problem(_ENDED.get(answer.reason_code or "", NOT_DECIDED), dfid=answer.dfid)
+    return Decided(status, answer.dfid, orjson.dumps(answer.as_data()))
+
+
+def _keep_known(kept: KeptAnswers, claim: Claim, request: Request, event: Event, decided: Decided) -> Decided:
+    """Keep under a new key what its event was answered before."""
+    found = kept.claim(claim, request.gate.gate, event)
+    return _replayed(found) if found is not None else _kept(kept, claim, decided)
+
+
+def _kept(kept: KeptAnswers, claim: Claim, decided: Decided) -> Decided:
+    """Keep an answer; what may be decided afresh is not kept."""
+    if decided.status == 200 and orjson.loads(decided.body)["retryable"]:
+        kept.release(claim)
+        return decided
+    first = kept.keep(claim, KeptAnswer(decided.status, decided.dfid, decided.body))
+    return decided if first.body == decided.body else _replayed(first)
+
+
+def _replayed(found: KeptAnswer) -> Decided:
+    return Decided(found.status, found.dfid, found.body, replayed=True)
+
+
+def _in_progress(dfid: str) -> Problem:
+    headers = {"Location": f"/v1/decisions/{dfid}"} if dfid else {}
+    return Problem("FLOW_IN_PROGRESS", dfid=dfid, headers=headers)

@@ -1,0 +1,124 @@
+"""The gates that one process serves, opened once; those that read with the same model share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from sds.definitions.definition import GateDefinition
+from sds.definitions.registry import find
+from sds.engines.protocol import Engine
+from sds.gate import THREADS_BESIDE, Gate
+from sds.host import paths
+from sds.kernel.errors import UsageError
+from sds.policy.opening import open_policy
+from sds.service.settings import ServiceSettings
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGate:
+    """A gate that is served. `definition` is what it was opened by."""
+
+    definition: GateDefinition
+    gate: Gate
+
+    @property
+    def name(self) -> str:
+        return self.gate.contract.gate
+
+    @property
+    def deadline_ms_max(self) -> int:
+        """The longest deadline that a request may name: what the contract gives a decision."""
+        return self.gate.contract.budget.ttl_ms
+
+    @property
+    def answer_ms_max(self) -> int:
+        """How long a decision may take with all that follows from it."""
+        budget = self.gate.contract.budget
+        return budget.ttl_ms + budget.dispatch_ms_max
+
+
+class OpenGates(Mapping[str, OpenGate]):
+    """The open gates by name, in the order in which they were named. `close_engines` closes what they read with."""
+
+    def __init__(self, gates: Mapping[str, OpenGate], close_engines: Callable[[], None] = lambda: None) -> None:
+        self._gates, self._close_engines = dict(gates), close_engines
+
+    def __getitem__(self, name: str) -> OpenGate:
+        return self._gates[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._gates)
+
+    def __len__(self) -> int:
+        return len(self._gates)
+
+    @property
+    def parallel(self) -> int:
+        """How many decisions are under way at once; gates share the machine, so it is that of the widest."""
+        return max((getattr(each.gate.engine, "slots", 1) for each in self._gates.values()), default=1) + THREADS_BESIDE
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Take nothing new, wait up to `drain_s` for what is under way at all gates, and close them, then their engines."""
+        try:
+            with ThreadPoolExecutor(max(1, len(self._gates))) as pool:
+                list(pool.map(lambda each: each.gate.close(drain_s), self._gates.values()))
+        finally:
+            self._close_engines()
+
+
+def open_gates(settings: ServiceSettings, *, open_model: Callable[[], Engine], now_ms: Callable[[], int]) -> OpenGates:
+    """Open every gate of the settings. `open_model` is called once, if a gate needs a language model at all.
+
+    Raises UsageError, ModelError, StoreError: then nothing stays open.
+    """
+    found = [find(name) for name in settings.gates]
+    names = [definition.name for definition in found]
+    if len(set(names)) < len(names):
+        raise UsageError("a gate is named twice", hint="name each once")
+    with ExitStack() as opened:
+        engines = ExitStack()
+        opened.callback(engines.close)
+        model = SharedModel(open_model, engines)
+        gates = dict[str, OpenGate]()
+        for definition in found:
+            engine = _engine_of(definition, settings, model, engines, now_ms)
+            gate = Gate.load(definition, engine=engine, now_ms=now_ms)
+            opened.callback(gate.close)
+            gates[definition.name] = OpenGate(definition, gate)
+        opened.pop_all()
+    return OpenGates(gates, engines.close)
+
+
+class SharedModel:
+    """One language model for all gates of a process, opened when the first needs it and closed with `engines`."""
+
+    def __init__(self, open_model: Callable[[], Engine], engines: ExitStack) -> None:
+        self._open, self._engines = open_model, engines
+        self._engine: Engine | None = None
+
+    def get(self) -> Engine:
+        """Return it, opened. Raises ModelError."""
+        if self._engine is None:
+            self._engine = self._open()
+            self._engines.callback(self._engine.close)
+        return self._engine
+
+
+def _engine_of(
+    definition: GateDefinition,
+    settings: ServiceSettings,
+    model: SharedModel,
+    engines: ExitStack,
+    now_ms: Callable[[], int],
+) -> Engine:
+    """Return what decides: the contract's policy where it has one and no engines are named, else the shared model."""
+    contract = definition.load_contract()
+    if not contract.policy or settings.engines is not None:
+        return model.get()
+    readers = paths.fitted_readers(definition.name, definition.readers)
+    policy = open_policy(contract, readers, open_model=model.get, now_ms=now_ms)
+    engines.callback(policy.close)
+    return policy

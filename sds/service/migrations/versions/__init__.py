@@ -1,0 +1,1 @@
+"""One file a step; a step that was released is never altered."""

@@ -1,0 +1,124 @@
+"""What goes wrong, as `application/problem+json` (RFC 9457): never with evidence, a key, a password or a traceback.
+
+Routes raise `Problem`, or let an SdsError through: each has its place in `reasons`.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from sds.kernel.canonical import one_line
+from sds.kernel.errors import SdsError
+from sds.service.reasons import REASONS, code_of
+
+MEDIA_TYPE = "application/problem+json"
+DETAIL_CHARS_MAX = 300
+RETRY_AFTER_S = 1.0
+_BY_STATUS = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE", 415: "MEDIA_TYPE", 400: "USAGE"}
+# What reading a gate raises that has just been closed
+_WHILE_CLOSING = frozenset({"USAGE", "STORE_UNAVAILABLE", "INTERNAL"})
+
+Log = Callable[[str, Mapping[str, object]], None]
+
+
+class Problem(Exception):  # noqa: N818  what RFC 9457 calls it
+    """Answers a request with a listed reason code. `retry_after_s`: None says when only where it is retryable."""
+
+    def __init__(
+        self,
+        code: str,
+        detail: str = "",
+        *,
+        hint: str = "",
+        dfid: str = "",
+        retry_after_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(code)
+        self.code, self.detail, self.hint, self.dfid = code, detail, hint, dfid
+        self.retry_after_s, self.headers = retry_after_s, dict(headers or {})
+
+    @property
+    def status(self) -> int:
+        return REASONS[self.code].status
+
+
+def of_error(error: SdsError) -> Problem:
+    """Return the problem that an error of ours is. What nobody foresaw says nothing of itself."""
+    code = code_of(error)
+    if code == "INTERNAL":
+        return Problem(code)
+    return Problem(code, str(error), hint=error.hint, dfid=error.dfid)
+
+
+def response_of(problem: Problem, *, instance: str = "") -> Response:
+    """Return the response that tells a problem."""
+    reason = REASONS[problem.code]
+    data: dict[str, object] = {
+        "type": f"/errors#{problem.code}",
+        "title": reason.title,
+        "status": reason.status,
+        "detail": one_line(problem.detail or reason.meaning, DETAIL_CHARS_MAX),
+        "reason_code": problem.code,
+        "retryable": reason.retryable,
+        "hint": one_line(problem.hint or reason.hint, DETAIL_CHARS_MAX),
+    }
+    if problem.dfid:
+        data["dfid"] = problem.dfid
+    if instance:
+        data["instance"] = instance
+    headers = dict(problem.headers)
+    if reason.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if reason.retryable and reason.status in (409, 429, 503, 504):
+        wait_s = RETRY_AFTER_S if problem.retry_after_s is None else problem.retry_after_s
+        headers["Retry-After"] = str(max(1, math.ceil(wait_s)))
+    return Response(orjson.dumps(data), reason.status, headers, MEDIA_TYPE)
+
+
+def add_to(app: FastAPI) -> None:
+    """Answer every exception that is foreseen with a problem; `Faults` answers the others."""
+
+    def problem(request: Request, error: Exception) -> Response:
+        if not isinstance(error, SdsError):
+            return response_of(error if isinstance(error, Problem) else Problem("INTERNAL"))
+        if request.app.state.service.draining and code_of(error) in _WHILE_CLOSING:
+            return response_of(Problem("DRAINING"))
+        return response_of(of_error(error))
+
+    def http(_: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+        if status == 413:
+            headers["Connection"] = "close"  # what was not read would be taken for the next request
+        return response_of(Problem(_BY_STATUS.get(status, "INTERNAL"), headers=headers))
+
+    def invalid(_: Request, error: Exception) -> Response:
+        found = error.errors()[0] if isinstance(error, RequestValidationError) and error.errors() else {}
+        where = ".".join(str(part) for part in found.get("loc", ()))
+        return response_of(Problem("USAGE", f"`{where}`: {found.get('msg', 'cannot be used')}"))
+
+    app.add_exception_handler(Problem, problem)
+    app.add_exception_handler(SdsError, problem)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(RequestValidationError, invalid)
+
+
+def unforeseen(error: Exception, instance: str) -> tuple[Response, dict[str, object]]:
+    """Return what answers an exception that nobody foresaw, and what may be logged of it: its kind and place, no word of it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "sds" in Path(frame.filename).parts]
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "no place of ours"
+    return response_of(Problem("INTERNAL"), instance=instance), {
+        "instance": instance,
+        "kind": type(error).__name__,
+        "place": place,
+    }

@@ -1,0 +1,1 @@
+"""What is asked of the service, one file a resource: each has a `router`."""

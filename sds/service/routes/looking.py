@@ -1,0 +1,165 @@
+"""Looking at decisions: one with its audit facts, and pages of them. Texts of customers and models are for reviewers alone."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from heapq import merge
+from itertools import islice
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Query, Request
+from starlette.concurrency import run_in_threadpool
+
+from sds.kernel.audit.verify import flow_record
+from sds.kernel.flow.answer import Answer, known_answer
+from sds.kernel.flow.states import State
+from sds.kernel.storage.store import Reader
+from sds.service.callers import Viewer
+from sds.service.gates import OpenGate
+from sds.service.problems import Problem
+from sds.service.state import service
+
+LIMIT, LIMIT_MAX = 50, 200
+CURSOR_CHARS_MAX = 200
+MS_MAX = 1 << 53
+_DFID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_FACTS = {
+    "decision_flows": ("created_at_ms", "agent_id", "contract_hash", "restarts", "lease_until_ms"),
+    "context_snapshots": ("snapshot_id", "envelope_hash", "taken_at_ms", "security"),
+    "policy_proposals": ("policy_kind", "params", "model", "confidence", "tokens", "passes", "duration_ms"),
+    "dim_validations": ("outcome", "gate_reached", "reason_code", "attempt_number", "evaluated_at_ms"),
+    "human_decisions": ("decision", "who", "impact", "acknowledged", "decided_at_ms"),
+    "execution_log": (
+        "idempotency_key",
+        "kind",
+        "params",
+        "status",
+        "external_receipt",
+        "reserved_at_ms",
+        "executed_at_ms",
+    ),
+}
+_ENTRY = ("idx", "at_ms", "kind", "entry_hash")
+_PAGE = (
+    "SELECT created_at_ms, dfid FROM decision_flows WHERE created_at_ms >= ?"
+    " AND (created_at_ms < ? OR (created_at_ms = ? AND dfid < ?)){state} ORDER BY created_at_ms DESC, dfid DESC LIMIT ?"
+)
+
+router = APIRouter(tags=["decisions"])
+
+
+@router.get("/v1/decisions/{dfid}")
+async def decision(request: Request, dfid: str, who: Viewer) -> dict[str, Any]:
+    """Show one decision as it stands now, with its audit facts.
+
+    With the role `review` also `record`: all that the record holds, texts included.
+    """
+    gates = service(request).gates_of(who).values()
+    return await run_in_threadpool(_shown, gates, dfid, texts="review" in who.roles)
+
+
+@router.get("/v1/decisions")
+async def decisions(
+    request: Request,
+    who: Viewer,
+    gate: Annotated[str | None, Query(description="Of this gate alone.", max_length=64)] = None,
+    state: Annotated[State | None, Query(description="In this state alone.")] = None,
+    since: Annotated[int, Query(description="Opened at or after: milliseconds since 1970.", ge=0, le=MS_MAX)] = 0,
+    cursor: Annotated[str | None, Query(description="Where a page goes on: `next` of the one before.")] = None,
+    limit: Annotated[int, Query(description="How many.", ge=1, le=LIMIT_MAX)] = LIMIT,
+) -> dict[str, Any]:
+    """List decisions as they stand now, the newest first, without texts."""
+    served = service(request)
+    if gate is not None:
+        who.check("read", gate)
+    gates = served.gates_of(who).values() if gate is None else (served.gate(gate),)
+    page = Page(since, Position.parse(cursor) if cursor is not None else Position(MS_MAX, ""), state, limit)
+    return await run_in_threadpool(_page, gates, page)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in the list: after the flow that was opened then and has this id."""
+
+    at_ms: int
+    dfid: str
+
+    def __str__(self) -> str:
+        return base64.urlsafe_b64encode(orjson.dumps([self.at_ms, self.dfid])).decode().rstrip("=")
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """Read a cursor. Raises Problem for what is none of ours."""
+        try:
+            if len(text) > CURSOR_CHARS_MAX or not re.fullmatch(r"[A-Za-z0-9_-]+", text):
+                raise Problem("CURSOR_INVALID")
+            at_ms, dfid = orjson.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        except (ValueError, TypeError, binascii.Error):
+            raise Problem("CURSOR_INVALID") from None
+        if type(at_ms) is not int or not 0 <= at_ms <= MS_MAX or type(dfid) is not str or not _DFID.fullmatch(dfid):
+            raise Problem("CURSOR_INVALID")
+        return cls(at_ms, dfid)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Which flows are asked for: opened at or after `since_ms`, before `after` in the list, in a state or in any."""
+
+    since_ms: int
+    after: Position
+    state: str | None
+    limit: int
+
+    def rows(self, store: Reader) -> list[tuple[int, str]]:
+        """Return (opened, dfid) of one record's flows, newest first."""
+        chosen = " AND state = ?" if self.state else ""
+        given = (self.since_ms, self.after.at_ms, self.after.at_ms, self.after.dfid)
+        return [
+            (row[0], row[1])
+            for row in store.rows(
+                _PAGE.format(state=chosen), (*given, *((self.state,) if self.state else ()), self.limit)
+            )
+        ]
+
+
+def _page(gates: Iterable[OpenGate], page: Page) -> dict[str, Any]:
+    stores = [gate.gate.store for gate in gates]
+    listed = merge(
+        *([(*row, store) for row in page.rows(store)] for store in stores), key=lambda each: each[:2], reverse=True
+    )
+    found = list(islice(listed, page.limit))
+    shown = [{"opened_at_ms": at_ms, **without_texts(known_answer(store, dfid))} for at_ms, dfid, store in found]
+    following = str(Position(*found[-1][:2])) if len(found) == page.limit else None
+    return {"decisions": shown, "next": following}
+
+
+def _shown(gates: Iterable[OpenGate], dfid: str, *, texts: bool) -> dict[str, Any]:
+    stores = (gate.gate.store for gate in gates) if _DFID.fullmatch(dfid) else ()
+    for store in stores:
+        record = flow_record(store, dfid)
+        if record is not None:
+            answer = known_answer(store, dfid)
+            shown = {"decision": answer.as_data() if texts else without_texts(answer), "audit": _facts(record)}
+            return shown | ({"record": record} if texts else {})
+    raise Problem("DFID_UNKNOWN")
+
+
+def _facts(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an audit needs of a flow and no text: numbers, hashes, codes and times."""
+    tables = {table: record[table] for table in _FACTS}
+    facts = {
+        table: None if row is None else {name: row[name] for name in _FACTS[table]} for table, row in tables.items()
+    }
+    return facts | {"ledger": [{name: entry[name] for name in _ENTRY} for entry in record["ledger"]]}
+
+
+def without_texts(answer: Answer) -> dict[str, Any]:
+    """Return an answer as JSON data, of its justification and reasons the codes alone: a model may quote what it read."""
+    code = None if answer.justification is None else answer.justification.partition(":")[0]
+    reasons = [":".join(each.split(":")[:2]) for each in answer.reasons]
+    return {**answer.as_data(), "justification": code, "reasons": reasons}

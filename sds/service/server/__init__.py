@@ -1,0 +1,1 @@
+"""What runs the application: sockets, connections, processes."""

@@ -1,0 +1,160 @@
+"""One process that serves: opens gates and database, runs the server, and ends what is under way when it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from types import FrameType
+
+import orjson
+import uvicorn
+
+from sds.engines.config import load_engines, open_chain
+from sds.engines.factory import open_parallel
+from sds.engines.protocol import Engine
+from sds.host.clock import now_ms
+from sds.kernel.errors import SdsError
+from sds.service.app import create_app
+from sds.service.database import open_database
+from sds.service.gates import open_gates
+from sds.service.server.connections import connection_class
+from sds.service.settings import ServiceSettings
+from sds.service.state import Service
+
+BACKLOG = 1_024
+FILES_BESIDE_CONNECTIONS = 256
+LAST_ANSWERS_S = 5  # for answers that are being written, and streams, once everything is decided
+
+
+def log(event: str, facts: Mapping[str, object]) -> None:
+    """Write one line of JSON to standard error: facts that were chosen for it, never an event, a key or a URL."""
+    line = {"event": event, "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"), **facts}
+    try:
+        sys.stderr.write(orjson.dumps(line, default=str).decode() + "\n")
+    except (OSError, ValueError):  # nobody reads it any more
+        return
+
+
+def serve(settings: ServiceSettings, listener: socket.socket, started: Callable[[], None]) -> None:
+    """Serve until SIGTERM or SIGINT. `started` is called once requests are answered.
+
+    Raises UsageError, ModelError, StoreError where something does not open.
+    """
+    if settings.store:
+        os.environ["SDS_STORE"] = settings.store
+    _permit_files(settings.connections_max + FILES_BESIDE_CONNECTIONS)
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # its tracebacks may quote what was asked
+    with ExitStack() as opened:
+        database = open_database(settings.store)
+        opened.callback(database.close)
+        gates = open_gates(settings, open_model=lambda: _open_model(settings), now_ms=now_ms)
+        opened.callback(gates.close)
+        app = create_app(settings, gates, database, now_ms=now_ms, log=log)
+        config = uvicorn.Config(
+            app,
+            http=connection_class(settings),
+            ws="none",
+            loop="asyncio",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=settings.idle_s,  # type: ignore[arg-type]  # a float does
+            timeout_graceful_shutdown=LAST_ANSWERS_S,
+            h11_max_incomplete_event_size=settings.head_bytes_max,
+            backlog=BACKLOG,
+        )
+        server = Server(config, app.state.service, started)
+        server.run(sockets=[listener])
+    if not server.started:
+        raise SdsError("the service did not start")
+
+
+def _open_model(settings: ServiceSettings) -> Engine:
+    if settings.engines is not None:
+        return open_chain(load_engines(settings.engines), now_ms=now_ms)
+    return open_parallel(None, parallel=settings.parallel, now_ms=now_ms)
+
+
+def _permit_files(wanted: int) -> None:
+    """Raise how many files this process may have open, as far as it may be raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
+class Server(uvicorn.Server):
+    """A server that, told to stop, goes on answering until what is under way has ended or `drain_s` is over.
+
+    The second SIGINT ends it at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: Service, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._service, self._on_started = service, started
+        self._stop_asked = False
+        self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  as uvicorn calls it
+        if self._stop_asked and sig == signal.SIGINT:
+            self.force_exit = self.should_exit = True
+        self._stop_asked = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._stop_asked and self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
+        return await super().on_tick(counter)
+
+    async def _drain(self) -> None:
+        """Take nothing new, wait for what is under way, and end the rest NOT_DECIDED; then let the server stop."""
+        service, began_s = self._service, time.monotonic()
+        service.draining = True
+        service.log("service.draining", {"in_hand": service.admission.in_hand})
+        try:
+            await asyncio.to_thread(service.gates.close, service.settings.drain_s)
+        except SdsError as error:
+            service.log("service.closing_failed", {"reason_code": error.reason_code})
+        finally:
+            service.gates_closed = True
+            service.log("service.drained", {"after_ms": round(1_000 * (time.monotonic() - began_s))})
+            self.should_exit = True
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; port 0 takes any. Raises SdsError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+        listener.set_inheritable(True)
+    except OSError as error:
+        listener.close()
+        raise SdsError(
+            f"`{host}:{port}` cannot be listened on: {(error.strerror or 'unknown cause').lower()}",
+            hint="is another service running there? --port chooses another",
+        ) from error
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return the URL that a socket listens at."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,35 @@
+"""Engines that wait: for a test to let them go, or for some milliseconds."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from sds.kernel.decision.packet import DecisionPacket, Decoding
+from tests.proposers import Greedy
+
+
+class Held(Greedy):
+    """Decides nothing until it is let go; `entered` counts who waits, or has waited."""
+
+    def __init__(self) -> None:
+        super().__init__("WAIVE")
+        self.let_go = threading.Event()
+        self.entered = threading.Semaphore(0)
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        self.entered.release()
+        assert self.let_go.wait(20)
+        return super().propose(packet, tokens_max=tokens_max)
+
+
+class Slow(Greedy):
+    """Takes `takes_s` for each decision."""
+
+    def __init__(self, takes_s: float) -> None:
+        super().__init__("WAIVE")
+        self.takes_s = takes_s
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        time.sleep(self.takes_s)
+        return super().propose(packet, tokens_max=tokens_max)

@@ -1,0 +1,76 @@
+"""A service over one or two gates that need no model, asked in process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from starlette.testclient import TestClient
+
+from sds.definitions.registry import find
+from sds.engines.protocol import Engine
+from sds.gate import Gate
+from sds.host.clock import now_ms
+from sds.service.app import create_app
+from sds.service.callers import ROLES, add_key
+from sds.service.database import Database, open_database
+from sds.service.gates import OpenGate, OpenGates
+from sds.service.settings import ServiceSettings
+from tests.gates.own import GATE, written
+from tests.proposers import Greedy
+
+EVENT = {"trip_id": "T-1", "car_id": "CAR-1", "text": "Please."}
+
+
+class Bed:
+    """`client` asks with a key that may do everything, unless a request names another."""
+
+    def __init__(self, opened: ExitStack, gates: OpenGates, database: Database, settings: ServiceSettings) -> None:
+        self.gates, self.database, self.settings = gates, database, settings
+        self.logged: list[tuple[str, Any]] = []
+        self.clock: Callable[[], int] = now_ms
+        self.app = create_app(
+            settings,
+            gates,
+            database,
+            now_ms=self._now_ms,
+            log=lambda event, facts: self.logged.append((event, facts)),
+        )
+        self.key = self.key_for("everything", ROLES, ("*",))
+        self.client = opened.enter_context(
+            TestClient(self.app, headers={"Authorization": f"Bearer {self.key}"}, raise_server_exceptions=False)
+        )
+
+    def _now_ms(self) -> int:
+        return self.clock()
+
+    def key_for(self, name: str, roles: tuple[str, ...], gates: tuple[str, ...]) -> str:
+        return add_key(self.database, name, roles, gates, now_ms=now_ms())
+
+    @property
+    def service(self) -> Any:
+        return self.app.state.service
+
+    @property
+    def gate(self) -> Gate:
+        return next(iter(self.gates.values())).gate
+
+    def post(self, event: object = EVENT, gate: str = "toll", **how: Any) -> Any:
+        given = {"json": event} if not isinstance(event, bytes) else {"content": event}
+        headers = {"Content-Type": "application/json", **how.pop("headers", {})}
+        return self.client.post(f"/v1/gates/{gate}/decisions", **given, headers=headers, **how)
+
+
+@contextmanager
+def opened_bed(home: Path, engine: Engine | None = None, **settings: Any) -> Iterator[Bed]:
+    """Serve the toll gate of `tests.gates.own`; SDS_HOME is `home` already."""
+    with ExitStack() as opened:
+        definition = find(written(home / "toll_gate", GATE.replace("ORDERS = {}", f"ORDERS = {{}}  # {home}")))
+        gate = opened.enter_context(Gate.load(definition, engine=engine or Greedy("WAIVE")))
+        database = open_database()
+        opened.callback(database.close)
+        made = ServiceSettings(gates=(str(home / "toll_gate"),))
+        yield Bed(opened, OpenGates({"toll": OpenGate(definition, gate)}), database, replace(made, **settings))
