@@ -30,6 +30,7 @@ from sds.kernel.storage import checkpoints, ledger
 from sds.kernel.storage.checkpoints import Checkpoint, PublicKeys
 from sds.kernel.storage.ledger import Head
 from sds.kernel.storage.private_files import replace_private_file, sync_folder
+from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 
 Name = Literal["decisions.db", "ledger.pub", "kernel.key"]
@@ -121,6 +122,8 @@ def _unwritable(path: Path, error: OSError) -> StoreError:
 
 def copy_record(store: Store, into: Path) -> None:
     """Write the record as it is at one moment to a SQLite file that is not there yet. Raises StoreError."""
+    if not isinstance(store, SqliteStore):
+        raise UsageError("a record in PostgreSQL cannot be backed up yet", hint="pg_dump, and a copy of `kernel.key`")
     try:
         with closing(sqlite3.connect(f"{store.path.absolute().as_uri()}?mode=ro", uri=True)) as db:
             db.execute("VACUUM INTO ?", (str(into),))
@@ -153,7 +156,7 @@ def verified(
     expected: Head | Checkpoint | None = None,
 ) -> tuple[Head, Checkpoint | None]:
     """Verify a copy of a record, whole; return its head and what `signed` says of it. Raises StoreError: it is damaged."""
-    with closing(Store(record)) as copy:
+    with closing(SqliteStore(record)) as copy:
         found = verify.verify(copy, expected, public)
         if found.faults:
             more = f", and {len(found.faults) - 1} more" if len(found.faults) > 1 else ""

@@ -20,7 +20,8 @@ from sds.kernel.errors import SdsError, StoreError, UsageError
 from sds.kernel.storage.checkpoints import PublicKeys
 from sds.kernel.storage.ledger import Head, head
 from sds.kernel.storage.private_files import replace_private_file, sync_folder
-from sds.kernel.storage.store import Reader, Store
+from sds.kernel.storage.sqlite import SqliteReader, SqliteStore
+from sds.kernel.storage.store import Reader
 
 _STALE = "UPDATE meta SET value = 'replaced by a backup' WHERE key = 'schema_version'"
 LOCKED_S = 1.0
@@ -100,10 +101,10 @@ def _to_be_replaced(there: Path, backup: Unpacked) -> Iterator[Callable[[], None
     with closing(sqlite3.connect(there, timeout=LOCKED_S, isolation_level=None)) as db:
         try:
             _hold(db)
-            known = head(Reader(db))
+            known = head(SqliteReader(db))
         except (sqlite3.Error, StoreError) as error:
             raise _not_held(there, error) from error
-        with closing(Store(backup.record)) as copy:
+        with closing(SqliteStore(backup.record)) as copy:
             _refuse_knowing_more(there, known, copy)
 
         def replace() -> None:

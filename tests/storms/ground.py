@@ -84,9 +84,8 @@ def acknowledged_in(bed: Testbed) -> Acknowledged:
 
 def decide(gate: Gate, bed: Testbed, number: int, *, deadline_ms: int | None = None) -> Answer | None:
     """Decide an event and write down what was answered; None where that is an error of the world, which is expected."""
-    del deadline_ms
     try:
-        answer = gate.decide(bed.event(number))
+        answer = gate.decide(bed.event(number), deadline_ms=deadline_ms)
     except SdsError as error:
         if error.reason_code in ("EVENT_CONFLICT", "INTERNAL"):
             raise

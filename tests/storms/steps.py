@@ -30,6 +30,11 @@ class Steps:
         self._at, self._strike, self._lock = at, strike, threading.Lock()
         self.count, self.last = 0, ""
 
+    def arm(self, at: int) -> None:
+        """Count from here on, and strike at number `at`."""
+        with self._lock:
+            self.count, self._at = 0, at
+
     def step(self, what: str) -> None:
         with self._lock:
             self.count += 1

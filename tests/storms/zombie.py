@@ -25,9 +25,9 @@ from .steps import Steps
 
 WHAT = "a holder is stopped past its lease, another takes over, the holder goes on"
 LEASE_MS = 300
-DEADLINE_MS = 250
-STEPS = 300  # a decision has fewer, with the opening of its gate
-ENDED_S = 20.0
+DEADLINE_MS = 140  # at most half a lease: what is left of it is for the order
+SLACK_MS = 50  # from when the deadline is written down to when it begins; who is stopped is, for far longer
+STEPS = 150  # a decision has fewer
 
 
 class Timed(Bank):
@@ -55,7 +55,6 @@ def _one(ground: Ground, number: int, rng: Random) -> list[Figure]:
     in_child(lambda: bed.gate().close())
     holder = fork(partial(_hold, bed, 1 + rng.randrange(STEPS)))
     stopped = _stopped(holder)
-    deadline_ms = bed.clock() + DEADLINE_MS  # it was given less: it has begun before
     if stopped:
         time.sleep((LEASE_MS + rng.randrange(LEASE_MS)) / 1000)
     other = fork(partial(_take_over, bed))
@@ -64,7 +63,8 @@ def _one(ground: Ground, number: int, rng: Random) -> list[Figure]:
         os.kill(holder, signal.SIGCONT)
         os.waitpid(holder, 0)
     os.waitpid(other, 0)
-    late = [at_ms for at_ms, pid in _entered(bed) if pid == holder and at_ms > deadline_ms]
+    deadline_ms = int((bed.folder / "deadline").read_text())
+    late = [at_ms for at_ms, pid in _entered(bed) if pid == holder and at_ms > deadline_ms + SLACK_MS]
     found = reckon(bed, [0])
     return [
         told("holders stopped", int(stopped)),
@@ -80,8 +80,10 @@ def _stopped(child: int) -> bool:
 
 
 def _hold(bed: Testbed, at: int) -> None:
-    Steps(at, lambda: os.kill(os.getpid(), signal.SIGSTOP)).installed()
+    steps = Steps(0, lambda: os.kill(os.getpid(), signal.SIGSTOP)).installed()
     with bed.gate(executor=Timed(bed)) as gate:
+        (bed.folder / "deadline").write_text(str(bed.clock() + DEADLINE_MS))
+        steps.arm(at)
         decide(gate, bed, 0, deadline_ms=DEADLINE_MS)
 
 
