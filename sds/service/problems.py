@@ -31,7 +31,9 @@ Log = Callable[[str, Mapping[str, object]], None]
 
 
 class Problem(Exception):  # noqa: N818  what RFC 9457 calls it
-    """Answers a request with a listed reason code. `retry_after_s`: None says when only where it is retryable."""
+    """Answers a request with a listed reason code. `retryable`: False where the same can never succeed although its code
+    says so of most.
+    """
 
     def __init__(
         self,
@@ -40,11 +42,13 @@ class Problem(Exception):  # noqa: N818  what RFC 9457 calls it
         *,
         hint: str = "",
         dfid: str = "",
+        retryable: bool = True,
         retry_after_s: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(code)
         self.code, self.detail, self.hint, self.dfid = code, detail, hint, dfid
+        self.retryable = retryable and REASONS[code].retryable
         self.retry_after_s, self.headers = retry_after_s, dict(headers or {})
 
     @property
@@ -57,7 +61,7 @@ def of_error(error: SdsError) -> Problem:
     code = code_of(error)
     if code == "INTERNAL":
         return Problem(code)
-    return Problem(code, str(error), hint=error.hint, dfid=error.dfid)
+    return Problem(code, str(error), hint=error.hint, dfid=error.dfid, retryable=error.retryable)
 
 
 def response_of(problem: Problem, *, instance: str = "") -> Response:
@@ -69,7 +73,7 @@ def response_of(problem: Problem, *, instance: str = "") -> Response:
         "status": reason.status,
         "detail": one_line(problem.detail or reason.meaning, DETAIL_CHARS_MAX),
         "reason_code": problem.code,
-        "retryable": reason.retryable,
+        "retryable": problem.retryable,
         "hint": one_line(problem.hint or reason.hint, DETAIL_CHARS_MAX),
     }
     if problem.dfid:
@@ -79,7 +83,7 @@ def response_of(problem: Problem, *, instance: str = "") -> Response:
     headers = dict(problem.headers)
     if reason.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    if reason.retryable and reason.status in (409, 429, 503, 504):
+    if problem.retryable and reason.status in (409, 429, 503, 504):
         wait_s = RETRY_AFTER_S if problem.retry_after_s is None else problem.retry_after_s
         headers["Retry-After"] = str(max(1, math.ceil(wait_s)))
     return Response(orjson.dumps(data), reason.status, headers, MEDIA_TYPE)

@@ -31,12 +31,22 @@ def flows(bed: Bed) -> int:
     return int(bed.gate.store.value("SELECT count(*) FROM decision_flows"))
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+    with pytest.MonkeyPatch.context() as patched:
+        home = tmp_path_factory.mktemp("home")
+        patched.setenv("SDS_HOME", str(home))
+        with opened_bed(home) as made:
+            yield made
+
+
 @pytest.fixture
-def untouched(bed: Bed) -> Iterator[Bed]:
+def untouched(shared: Bed) -> Iterator[Bed]:
     """Nothing that is asked in the test leaves anything in the record, or under a key."""
-    yield bed
-    assert 0 == flows(bed)
-    with bed.database.reading() as connection:
+    yield shared
+    shared.clock = now_ms
+    assert 0 == flows(shared)
+    with shared.database.reading() as connection:
         assert 0 == connection.exec_driver_sql("SELECT count(*) FROM idempotency").scalar()
 
 

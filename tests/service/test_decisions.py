@@ -2,20 +2,77 @@
 
 from __future__ import annotations
 
-from tests.service.testbed import Bed
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.service.engines import Held
+from tests.service.test_bad_input import check
+from tests.service.testbed import EVENT, Bed, opened_bed
 
 
 def test_an_event_is_decided_once_and_the_same_again_gives_the_stored_answer(bed: Bed) -> None:
     first, second = bed.post(), bed.post()
     assert (200, 200) == (first.status_code, second.status_code)
     assert "WAIVE" == first.json()["action"]
-    assert first.json() == second.json()
+    assert first.json() == second.json() == bed.gate.decide(EVENT).as_data() | {"reasons": []}
     assert 1 == bed.gate.store.value("SELECT count(*) FROM decision_flows")
 
 
-def test_who_has_no_key_is_refused_with_a_problem(bed: Bed) -> None:
-    refused = bed.post(headers={"Authorization": ""})
-    assert 401 == refused.status_code
-    assert "application/problem+json" == refused.headers["content-type"]
-    assert "UNAUTHENTICATED" == refused.json()["reason_code"]
-    assert "Bearer" == refused.headers["www-authenticate"]
+def test_an_escalation_is_an_answer_too(bed: Bed) -> None:
+    answer = bed.post({**EVENT, "car_id": "CAR-2"})
+    assert (200, "ESCALATED") == (answer.status_code, answer.json()["state"])
+
+
+def test_every_answer_has_the_headers_that_a_browser_should_be_given(bed: Bed) -> None:
+    for answer in (bed.post(), bed.client.get("/v2"), bed.client.get("/livez")):
+        assert ("nosniff", "DENY") == (answer.headers["x-content-type-options"], answer.headers["x-frame-options"])
+        assert "no-store" == answer.headers["cache-control"]
+        assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.timeout(30)
+def test_who_prefers_not_to_wait_gets_202_and_where_to_look_once_the_event_is_on_record(home: Path) -> None:
+    engine = Held()
+    with opened_bed(home, engine) as bed:
+        accepted = bed.post(headers={"Prefer": "respond-async, wait=10", "Idempotency-Key": "k"})
+        assert (202, "respond-async") == (accepted.status_code, accepted.headers["preference-applied"])
+        assert accepted.json()["pending"]
+        where = accepted.headers["location"]
+        assert "ACTIVE" == bed.client.get(where).json()["decision"]["state"]
+        engine.let_go.set()
+        until_s = time.monotonic() + 10
+        while bed.client.get(where).json()["decision"]["pending"] and time.monotonic() < until_s:
+            time.sleep(0.01)
+        assert "WAIVE" == bed.client.get(where).json()["decision"]["action"]
+        again = bed.post(headers={"Idempotency-Key": "k"})
+        assert (202, accepted.content, where) == (again.status_code, again.content, again.headers["location"])
+
+
+@pytest.mark.timeout(30)
+def test_what_is_decided_elsewhere_beyond_the_deadline_is_409_with_where_to_look(home: Path) -> None:
+    engine = Held()
+    with opened_bed(home, engine) as bed, ThreadPoolExecutor(1) as pool:
+        with opened_bed(home, Held()) as elsewhere:
+            first = pool.submit(bed.post)
+            assert engine.entered.acquire(timeout=10)
+            refused = elsewhere.post(headers={"Deadline-Ms": "100"})
+            problem = check(refused, 409, "FLOW_IN_PROGRESS")
+            assert problem["retryable"]
+            assert f"/v1/decisions/{problem['dfid']}" == refused.headers["location"]
+            assert refused.headers["retry-after"]
+            engine.let_go.set()
+        assert (200, problem["dfid"]) == ((answer := first.result(10)).status_code, answer.json()["dfid"])
+
+
+@pytest.mark.timeout(30)
+def test_a_deadline_that_passes_ends_the_flow_undecided_and_says_504(home: Path) -> None:
+    engine = Held()
+    with opened_bed(home, engine) as bed:
+        refused = bed.client.post("/v1/gates/toll/decisions?deadline_ms=80", json=EVENT)
+        check(refused, 504, "NOT_DECIDED")
+        engine.let_go.set()
+        time.sleep(0.1)
+        assert 0 == bed.gate.store.value("SELECT count(*) FROM execution_log")

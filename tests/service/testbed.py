@@ -15,7 +15,7 @@ from sds.engines.protocol import Engine
 from sds.gate import Gate
 from sds.host.clock import now_ms
 from sds.service.app import create_app
-from sds.service.callers import ROLES, add_key
+from sds.service.callers import ROLES, add_key, stored_keys
 from sds.service.database import Database, open_database
 from sds.service.gates import OpenGate, OpenGates
 from sds.service.settings import ServiceSettings
@@ -39,7 +39,7 @@ class Bed:
             now_ms=self._now_ms,
             log=lambda event, facts: self.logged.append((event, facts)),
         )
-        self.key = self.key_for("everything", ROLES, ("*",))
+        self.key = self.key_for(f"everything-{len(stored_keys(database))}", ROLES, ("*",))
         self.client = opened.enter_context(
             TestClient(self.app, headers={"Authorization": f"Bearer {self.key}"}, raise_server_exceptions=False)
         )

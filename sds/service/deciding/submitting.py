@@ -20,9 +20,10 @@ from sds.service.deciding.idempotency import Claim, KeptAnswer, KeptAnswers, cla
 from sds.service.gates import OpenGate
 from sds.service.problems import Problem
 from sds.service.state import Service
+from sds.submission import Handle
 
 LOOK_S, LOOK_S_MAX = 0.005, 0.1
-GRACE_MS = 1_000  # beyond its deadline a decision has so long to say that it passed
+GRACE_MS = 100  # beyond its deadline a decision has so long to say that it passed
 _ENDED = {"DRAINING": "DRAINING", "QUEUE_FULL": "QUEUE_FULL"}  # why a flow ended NOT_DECIDED, where it was not for time
 
 
@@ -60,7 +61,7 @@ class _Begun:
     event: Event
     claim: Claim | None
     answered: Decided | None = None
-    future: Future[Answer] | None = None
+    handle: Handle | None = None
 
 
 async def decide(service: Service, request: Request) -> Decided:
@@ -68,14 +69,13 @@ async def decide(service: Service, request: Request) -> Decided:
     begun = await run_in_threadpool(_begin, service, request)
     if begun.answered is not None:
         return begun.answered
-    if begun.future is None:
+    if begun.handle is None:
         raise AssertionError  # it is one or the other
-    future = asyncio.wrap_future(begun.future)
     try:
         if request.asked.respond_async:
-            decided = await _accepted(request.gate, begun.event, future)
+            decided = await _accepted(request.gate, begun.event, begun.handle)
         else:
-            decided = _of_answer(await _answer(request, begun.event, future))
+            decided = _of_answer(await _answer(request, begun.event, begun.handle))
     except Exception:
         if begun.claim is not None:
             await run_in_threadpool(service.kept.release, begun.claim)
@@ -116,7 +116,7 @@ def _submit(
     began_s = time.monotonic()
     try:
         deadline_ms = None if request.asked.deadline_ms is None else max(1, request.left_ms)
-        future = gate.submit(request.body, deadline_ms=deadline_ms).future
+        handle = gate.submit(request.body, deadline_ms=deadline_ms)
     except BaseException:
         if claim is not None:
             service.kept.release(claim)
@@ -126,14 +126,19 @@ def _submit(
         decided = not done.cancelled() and done.exception() is None
         leave(1_000 * (time.monotonic() - began_s) if decided else None)
 
-    future.add_done_callback(ended)
-    return _Begun(event, claim, future=future)
+    handle.future.add_done_callback(ended)
+    return _Begun(event, claim, handle=handle)
 
 
-async def _answer(request: Request, event: Event, future: asyncio.Future[Answer]) -> Answer:
-    """Wait for a decision. Raises Problem where it goes on beyond the request's time, and what it raises itself."""
+async def _answer(request: Request, event: Event, handle: Handle) -> Answer:
+    """Wait for a decision; one that goes on beyond the request's time is let go. Raises what it raises, and Problem where
+    others wait for it, or it may have been committed.
+    """
+    future = asyncio.wrap_future(handle.future)
     whole_ms = request.left_ms if request.asked.deadline_ms else request.gate.answer_ms_max
     await asyncio.wait({future}, timeout=max(0, whole_ms + GRACE_MS) / 1_000)
+    if not future.done() and await run_in_threadpool(handle.cancel):
+        await asyncio.wait({future}, timeout=GRACE_MS / 1_000)
     if not future.done():
         known = await run_in_threadpool(request.gate.gate.kernel.known, event)
         raise _in_progress(known.dfid if known else "")
@@ -145,9 +150,9 @@ async def _answer(request: Request, event: Event, future: asyncio.Future[Answer]
         raise
 
 
-async def _accepted(gate: OpenGate, event: Event, future: asyncio.Future[Answer]) -> Decided:
+async def _accepted(gate: OpenGate, event: Event, handle: Handle) -> Decided:
     """Wait until the event has a flow that is on record, and name it: what was acknowledged is not lost."""
-    wait_s = LOOK_S
+    future, wait_s = asyncio.wrap_future(handle.future), LOOK_S
     while not future.done():
         known = await run_in_threadpool(gate.gate.kernel.known, event)
         if known is not None:

@@ -17,6 +17,7 @@ from types import FrameType
 
 import orjson
 import uvicorn
+from fastapi import FastAPI
 
 from sds.engines.config import load_engines, open_chain
 from sds.engines.factory import open_parallel
@@ -44,7 +45,20 @@ def log(event: str, facts: Mapping[str, object]) -> None:
         return
 
 
-def serve(settings: ServiceSettings, listener: socket.socket, started: Callable[[], None]) -> None:
+def open_model(settings: ServiceSettings) -> Engine:
+    """Open the language model of a process: the chain of the file of engines, else the embedded one."""
+    if settings.engines is not None:
+        return open_chain(load_engines(settings.engines), now_ms=now_ms)
+    return open_parallel(None, parallel=settings.parallel, now_ms=now_ms)
+
+
+def serve(
+    settings: ServiceSettings,
+    listener: socket.socket,
+    started: Callable[[], None],
+    *,
+    open_model: Callable[[ServiceSettings], Engine] = open_model,
+) -> None:
     """Serve until SIGTERM or SIGINT. `started` is called once requests are answered.
 
     Raises UsageError, ModelError, StoreError where something does not open.
@@ -52,38 +66,37 @@ def serve(settings: ServiceSettings, listener: socket.socket, started: Callable[
     if settings.store:
         os.environ["SDS_STORE"] = settings.store
     _permit_files(settings.connections_max + FILES_BESIDE_CONNECTIONS)
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # its tracebacks may quote what was asked
     with ExitStack() as opened:
         database = open_database(settings.store)
         opened.callback(database.close)
-        gates = open_gates(settings, open_model=lambda: _open_model(settings), now_ms=now_ms)
+        gates = open_gates(settings, open_model=lambda: open_model(settings), now_ms=now_ms)
         opened.callback(gates.close)
-        app = create_app(settings, gates, database, now_ms=now_ms, log=log)
-        config = uvicorn.Config(
-            app,
-            http=connection_class(settings),
-            ws="none",
-            loop="asyncio",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=settings.idle_s,  # type: ignore[arg-type]  # a float does
-            timeout_graceful_shutdown=LAST_ANSWERS_S,
-            h11_max_incomplete_event_size=settings.head_bytes_max,
-            backlog=BACKLOG,
-        )
-        server = Server(config, app.state.service, started)
+        server = server_over(create_app(settings, gates, database, now_ms=now_ms, log=log), started)
         server.run(sockets=[listener])
     if not server.started:
         raise SdsError("the service did not start")
 
 
-def _open_model(settings: ServiceSettings) -> Engine:
-    if settings.engines is not None:
-        return open_chain(load_engines(settings.engines), now_ms=now_ms)
-    return open_parallel(None, parallel=settings.parallel, now_ms=now_ms)
+def server_over(app: FastAPI, started: Callable[[], None]) -> Server:
+    """Return what serves an application, within the limits of its settings."""
+    settings: ServiceSettings = app.state.service.settings
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # its tracebacks may quote what was asked
+    config = uvicorn.Config(
+        app,
+        http=connection_class(settings),
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=settings.idle_s,  # type: ignore[arg-type]  # a float does
+        timeout_graceful_shutdown=LAST_ANSWERS_S,
+        h11_max_incomplete_event_size=settings.head_bytes_max,
+        backlog=BACKLOG,
+    )
+    return Server(config, app.state.service, started)
 
 
 def _permit_files(wanted: int) -> None:

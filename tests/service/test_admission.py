@@ -1,0 +1,103 @@
+"""Admission: before anything is written, a request that cannot be answered in time is refused, and says when to come again."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from sds.service.admission import SERVICE_MS_FIRST, Admission
+from sds.service.problems import Problem
+from tests.service.engines import Held
+from tests.service.test_bad_input import check
+from tests.service.testbed import EVENT, Bed, opened_bed
+
+
+def test_what_waits_before_it_is_weighed_against_the_time_left() -> None:
+    admission = Admission(parallel=2, queue_max=100)
+    for took_ms in (100.0, 100.0, 5_000.0):  # one that was slow does not count for more than one
+        admission.enter("a", 10_000)(took_ms)
+    assert 100 == admission.service_ms("a")
+    leave = [admission.enter("a", 10_000) for _ in range(9)]
+    assert (9, 500) == (admission.in_hand, admission.expected_ms("a"))
+    with pytest.raises(Problem) as refused:
+        admission.enter("a", 499)
+    assert ("OVERLOADED", 0.001) == (refused.value.code, refused.value.retry_after_s)
+    leave[0](None)
+    admission.enter("a", 499)
+
+
+def test_a_queue_that_is_full_takes_nothing_however_much_time_there_is() -> None:
+    admission = Admission(parallel=1, queue_max=1)
+    leave = admission.enter("a", 1e9)
+    with pytest.raises(Problem) as refused:
+        admission.enter("b", 1e9)
+    assert "QUEUE_FULL" == refused.value.code
+    leave(None)
+    admission.enter("b", 1e9)
+
+
+def test_each_gate_has_its_own_service_time_and_a_place_is_counted_by_it() -> None:
+    admission = Admission(parallel=1, queue_max=100)
+    admission.enter("slow", 1e9)(1_000.0)
+    admission.enter("fast", 1e9)(1.0)
+    admission.enter("slow", 1e9)
+    assert 1_001 == admission.expected_ms("fast")
+    assert SERVICE_MS_FIRST == admission.service_ms("unknown")
+
+
+def test_one_is_let_in_where_nothing_is_in_hand_or_nobody_would_learn_that_it_is_quick_again() -> None:
+    admission = Admission(parallel=1, queue_max=100)
+    admission.enter("a", 1e9)(60_000.0)
+    admission.enter("a", 10)(1.0)
+    with pytest.raises(Problem):
+        admission.enter("a", 1e9) and admission.enter("a", 10)
+
+
+@pytest.mark.timeout(60)
+def test_a_service_that_is_full_says_503_at_once_writes_nothing_and_still_answers_what_it_knows(home: Path) -> None:
+    engine = Held()
+    with opened_bed(home, engine, queue_max=1) as bed, ThreadPoolExecutor(1) as pool:
+        engine.let_go.set()
+        known = bed.post({**EVENT, "trip_id": "known"})
+        engine.let_go.clear()
+        first = pool.submit(bed.post)
+        assert engine.entered.acquire(timeout=10)
+        assert engine.entered.acquire(timeout=10)
+        began_s = time.perf_counter()
+        refused = bed.post({**EVENT, "trip_id": "T-2"}, headers={"Idempotency-Key": "k"})
+        took_s = time.perf_counter() - began_s
+        assert check(refused, 503, "QUEUE_FULL")["retryable"]
+        assert int(refused.headers["retry-after"]) >= 1
+        assert took_s < 1
+        assert known.content == bed.post({**EVENT, "trip_id": "known"}).content
+        assert 2 == bed.gate.store.value("SELECT count(*) FROM decision_flows")
+        engine.let_go.set()
+        assert 200 == first.result(10).status_code
+        assert 200 == bed.post({**EVENT, "trip_id": "T-2"}, headers={"Idempotency-Key": "k"}).status_code
+
+
+def test_a_service_that_drains_decides_nothing_new_and_says_so(bed: Bed) -> None:
+    bed.service.draining = True
+    check(bed.post(), 503, "DRAINING")
+    assert (503, "draining") == ((asked := bed.client.get("/readyz")).status_code, asked.json()["status"])
+    assert 200 == bed.client.get("/livez").status_code
+    assert 0 == bed.gate.store.value("SELECT count(*) FROM decision_flows")
+
+
+@pytest.mark.timeout(60)
+def test_what_is_under_way_when_the_gates_close_is_answered_not_decided(home: Path) -> None:
+    engine = Held()
+    with opened_bed(home, engine) as bed, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(bed.post)
+        assert engine.entered.acquire(timeout=10)
+        bed.service.draining = True
+        bed.gates.close(0.0)
+        bed.service.gates_closed = True
+        problem = check(first.result(10), 503, "DRAINING")
+        assert problem["dfid"]
+        assert problem["retryable"]
+        check(bed.client.get("/v1/decisions"), 503, "DRAINING")
+        engine.let_go.set()

@@ -1,0 +1,113 @@
+"""`Idempotency-Key`: the same key and event give the first answer, byte for byte; what was not decided is not kept."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from sds.host.clock import now_ms
+from tests.service.engines import Held
+from tests.service.test_bad_input import check
+from tests.service.testbed import EVENT, Bed, opened_bed
+
+KEY = {"Idempotency-Key": '"one"'}
+
+
+def kept(bed: Bed) -> int:
+    with bed.database.reading() as connection:
+        return int(connection.exec_driver_sql("SELECT count(*) FROM idempotency").scalar() or 0)
+
+
+def test_the_same_key_and_event_give_the_first_answer_byte_for_byte(bed: Bed) -> None:
+    first = bed.post(headers=KEY)
+    bed.gate.label(first.json()["dfid"], right=True, who="somebody")
+    for key in ('"one"', "one"):
+        again = bed.post(headers={"Idempotency-Key": key})
+        assert (200, first.content) == (again.status_code, again.content)
+        assert "true" == again.headers["idempotent-replayed"]
+    assert "idempotent-replayed" not in first.headers
+
+
+def test_the_same_key_with_another_event_is_422_and_names_what_was_made_of_the_first(bed: Bed) -> None:
+    dfid = bed.post(headers=KEY).json()["dfid"]
+    for changed in ({**EVENT, "trip_id": "T-2"}, {**EVENT, "text": "Please!"}):
+        assert dfid == check(bed.post(changed, headers=KEY), 422, "KEY_CONFLICT")["dfid"]
+    assert 1 == bed.gate.store.value("SELECT count(*) FROM decision_flows")
+
+
+def test_the_same_event_may_be_written_in_another_way(bed: Bed) -> None:
+    first = bed.post(headers=KEY)
+    again = bed.post(b' {"text": "Please.", "car_id": "CAR-1",\n"trip_id": "T-1"}', headers=KEY)
+    assert (200, first.content) == (again.status_code, again.content)
+
+
+def test_a_key_is_one_callers_at_one_gate(bed: Bed) -> None:
+    bed.post(headers=KEY)
+    other = bed.key_for("other", ("submit",), ("toll",))
+    answered = bed.post({**EVENT, "trip_id": "T-2"}, headers={**KEY, "Authorization": f"Bearer {other}"})
+    assert 200 == answered.status_code
+    assert 2 == kept(bed)
+
+
+def test_a_key_given_to_an_event_that_was_decided_before_keeps_that_answer(bed: Bed) -> None:
+    first = bed.post()
+    assert first.content == bed.post(headers=KEY).content
+    assert "true" == bed.post(headers=KEY).headers["idempotent-replayed"]
+
+
+@pytest.mark.timeout(30)
+def test_a_duplicate_waits_for_the_first_and_a_changed_one_is_refused_meanwhile(home: Path) -> None:
+    engine = Held()
+    with opened_bed(home, engine) as bed, ThreadPoolExecutor(3) as pool:
+        first = pool.submit(bed.post, headers=KEY)
+        assert engine.entered.acquire(timeout=10)
+        second = pool.submit(bed.post, headers=KEY)
+        refused = check(bed.post({**EVENT, "trip_id": "T-2"}, headers=KEY), 422, "KEY_CONFLICT")
+        assert not first.done() | second.done()
+        engine.let_go.set()
+        answers = [first.result(10), second.result(10)]
+        assert [200, 200] == [each.status_code for each in answers]
+        assert answers[0].content == answers[1].content
+        assert answers[0].json()["dfid"] == refused["dfid"]
+        assert 1 == bed.gate.store.value("SELECT count(*) FROM decision_flows")
+
+
+def test_what_was_not_decided_is_not_kept(home: Path) -> None:
+    engine = Held()
+    with opened_bed(home, engine) as bed:
+        late = bed.post(headers={**KEY, "Deadline-Ms": "50"})
+        problem = check(late, 504, "NOT_DECIDED")
+        assert problem["retryable"]
+        assert late.headers["retry-after"]
+        assert 0 == kept(bed)
+        engine.let_go.set()
+        assert 200 == bed.post(headers=KEY).status_code
+
+
+def test_keys_are_kept_for_a_day_and_then_removed(bed: Bed) -> None:
+    bed.post(headers=KEY)
+    start_ms = now_ms()
+    bed.clock = lambda: start_ms + 23 * 3_600_000
+    assert "true" == bed.post(headers=KEY).headers["idempotent-replayed"]
+    bed.clock = lambda: start_ms + 25 * 3_600_000
+    assert 1 == bed.service.kept.sweep()
+    assert 0 == kept(bed)
+
+
+def test_a_sweep_is_bounded(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sds.service.deciding.idempotency.SWEPT_MAX", 2)
+    for number in range(3):
+        bed.post({**EVENT, "trip_id": f"T-{number}"}, headers={"Idempotency-Key": f"k{number}"})
+    later_ms = now_ms() + 25 * 3_600_000
+    bed.clock = lambda: later_ms
+    assert [2, 1, 0] == [bed.service.kept.sweep() for _ in range(3)]
+
+
+def test_no_text_of_an_event_is_in_the_services_database(bed: Bed, home: Path) -> None:
+    bed.post({**EVENT, "text": "the secret of my car"}, headers=KEY)
+    raw = b"".join(path.read_bytes() for path in home.glob("service.db*"))
+    assert b"the secret" not in raw
+    assert bed.key.encode() not in raw
+    assert 0o600 == (home / "service.db").stat().st_mode & 0o777

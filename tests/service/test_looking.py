@@ -1,0 +1,68 @@
+"""Looking at decisions: audit facts without texts, texts for reviewers, pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.service.testbed import EVENT, Bed
+
+
+def reading(bed: Bed, *roles: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {bed.key_for('-'.join(roles), roles, ('toll',))}"}
+
+
+def decided(bed: Bed, count: int) -> list[str]:
+    return [bed.post({**EVENT, "trip_id": f"T-{n}", "text": f"Secret {n}."}).json()["dfid"] for n in range(count)]
+
+
+def test_one_decision_is_shown_with_what_an_audit_needs_and_no_text(bed: Bed) -> None:
+    (dfid,) = decided(bed, 1)
+    shown = bed.client.get(f"/v1/decisions/{dfid}", headers=reading(bed, "read"))
+    assert 200 == shown.status_code
+    assert {"decision", "audit"} == set(shown.json())
+    assert "Secret" not in shown.text
+    found = shown.json()
+    assert ("WAIVE", "EMERGENCY") == (found["decision"]["action"], found["decision"]["justification"])
+    kinds = [entry["kind"] for entry in found["audit"]["ledger"]]
+    assert {"DECIDED", "SETTLED"} <= set(kinds)
+    assert "SUCCESS" == found["audit"]["execution_log"]["status"]
+
+
+def test_a_reviewer_sees_the_whole_record(bed: Bed) -> None:
+    (dfid,) = decided(bed, 1)
+    shown = bed.client.get(f"/v1/decisions/{dfid}", headers=reading(bed, "read", "review"))
+    assert "Secret 0." in shown.json()["record"]["decision_flows"]["trigger_event"]
+
+
+def test_pages_have_every_decision_once_the_newest_first(bed: Bed) -> None:
+    made = decided(bed, 5)
+    found: list[dict[str, Any]] = []
+    cursor = ""
+    while True:
+        page = bed.client.get(f"/v1/decisions?gate=toll&limit=2{cursor}").json()
+        found += page["decisions"]
+        if page["next"] is None:
+            break
+        cursor = f"&cursor={page['next']}"
+    assert sorted(made) == sorted(each["dfid"] for each in found)
+    assert found == sorted(found, key=lambda each: (each["opened_at_ms"], each["dfid"]), reverse=True)
+    assert "Secret" not in str(found)
+
+
+def test_a_page_may_be_of_one_state_or_since_a_time(bed: Bed) -> None:
+    decided(bed, 2)
+    bed.post({**EVENT, "trip_id": "T-9", "car_id": "CAR-2"})
+    escalated = bed.client.get("/v1/decisions?state=ESCALATED").json()["decisions"]
+    assert ["T-9"] == [each["event_id"] for each in escalated]
+    since = escalated[0]["opened_at_ms"] + 1
+    assert [] == bed.client.get(f"/v1/decisions?since={since}").json()["decisions"]
+
+
+def test_gates_are_listed_that_a_key_is_for(bed: Bed) -> None:
+    (gate,) = bed.client.get("/v1/gates").json()["gates"]
+    assert ("toll", ["DENY", "WAIVE"], 30_000) == (gate["gate"], gate["kinds"], gate["deadline_ms_max"])
+    assert {"id": "trip_id", "key": "car_id", "evidence": "text"} == gate["event"]
+    assert bed.gate.contract.hash == gate["hash"]
+    elsewhere = {"Authorization": f"Bearer {bed.key_for('elsewhere', ('read',), ('refund',))}"}
+    assert [] == bed.client.get("/v1/gates", headers=elsewhere).json()["gates"]
+    assert {"decisions": [], "next": None} == bed.client.get("/v1/decisions", headers=elsewhere).json()

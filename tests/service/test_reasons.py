@@ -1,0 +1,66 @@
+"""docs/errors.md is the list of reason codes; no code is raised that is not in it, and none is in it that is not raised."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sds.kernel import errors
+from sds.kernel.errors import EventError, SdsError, StoreError, UsageError, WorldError, unreadable
+from sds.service.problems import of_error, response_of
+from sds.service.reasons import REASONS, code_of, page
+from tests.service.testbed import Bed
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_is_what_the_list_says() -> None:
+    """Written by `python -m sds.service.reasons > docs/errors.md`."""
+    assert page() == (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+
+
+def test_the_service_shows_the_page_where_a_problems_type_points(bed: Bed) -> None:
+    problem = bed.client.get("/v2").json()
+    path, _, code = problem["type"].partition("#")
+    assert f"## {code}\n" in bed.client.get(path, headers={"Authorization": ""}).text
+
+
+def test_every_code_of_the_list_is_raised_somewhere_and_no_other() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "sds" / "service").rglob("*.py")]
+    raised = {code for text in sources for code in re.findall(r'Problem\(\s*"([A-Z_]+)"', text)}
+    assert set() == raised - set(REASONS)
+    own = {
+        error.reason_code for error in vars(errors).values() if isinstance(error, type) and issubclass(error, SdsError)
+    }
+    elsewhere = {"EVENT_CONFLICT", "METHOD_NOT_ALLOWED", "NOT_FOUND", "CONFLICT", "NOT_DECIDED", "INTERNAL"}
+    assert set() == set(REASONS) - raised - own - elsewhere
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (EventError("x"), 400, "EVENT_INVALID"),
+        (UsageError("x", reason_code="NEVER_HEARD_OF"), 400, "USAGE"),
+        (WorldError("x", reason_code="NEVER_HEARD_OF"), 503, "UNAVAILABLE"),
+        (WorldError("x", reason_code="DEADLINE_EXCEEDED"), 504, "NOT_DECIDED"),
+        (errors.TransitionError("x"), 409, "CONFLICT"),
+        (errors.ErasedError("x"), 410, "ERASED"),
+        (SdsError("x"), 500, "INTERNAL"),
+    ],
+)
+def test_every_error_of_ours_has_its_place(error: SdsError, status: int, code: str) -> None:
+    assert (code, status) == (code_of(error), of_error(error).status)
+
+
+def test_what_can_never_succeed_is_not_called_retryable() -> None:
+    assert of_error(StoreError("x")).retryable
+    assert not of_error(unreadable("d")).retryable
+    assert "retry-after" not in response_of(of_error(unreadable("d"))).headers
+
+
+def test_what_is_told_of_an_error_is_one_line() -> None:
+    told = response_of(of_error(StoreError("a\nb\x00", hint="c\r\nd")))
+    assert b"\\n" not in bytes(told.body)
+    assert b"\\u0000" not in bytes(told.body)

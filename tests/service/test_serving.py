@@ -1,0 +1,218 @@
+"""The server on a socket: what is too long or too slow is cut off, and SIGTERM ends what is under way in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from sds.service.server.serving import bound, server_over
+from tests.gates.own import GATE, written
+from tests.service.driver import KEY
+from tests.service.testbed import EVENT, Bed, opened_bed
+
+pytestmark = pytest.mark.timeout(90)
+
+POST = b"POST /v1/gates/toll/decisions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+class OnSocket:
+    """A service on a socket of this machine, in a thread."""
+
+    def __init__(self, bed: Bed, port: int) -> None:
+        self.bed, self.port = bed, port
+        self.authorization = f"Authorization: Bearer {bed.key}\r\n".encode()
+        self.client = httpx2.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {bed.key}"})
+
+    def connect(self) -> socket.socket:
+        made = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made
+
+
+@contextmanager
+def on_socket(home: Path, **settings: float) -> Iterator[OnSocket]:
+    with ExitStack() as opened:
+        bed = opened.enter_context(opened_bed(home, **settings))
+        listener = opened.enter_context(bound("127.0.0.1", 0))
+        ready = threading.Event()
+        server = server_over(bed.app, ready.set)
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        assert ready.wait(10)
+        made = OnSocket(bed, listener.getsockname()[1])
+        opened.callback(thread.join, 10)
+        opened.callback(setattr, server, "should_exit", True)
+        opened.callback(made.client.close)
+        yield made
+
+
+def answer(connection: socket.socket) -> bytes:
+    """Return all that comes until the other side closes."""
+    found = b""
+    try:
+        while part := connection.recv(65_536):
+            found += part
+    except ConnectionResetError:
+        pass
+    return found
+
+
+def closed_after_s(connection: socket.socket) -> float:
+    began_s = time.monotonic()
+    answer(connection)
+    return time.monotonic() - began_s
+
+
+def test_a_chunked_body_over_the_limit_is_413_and_the_rest_is_not_read(home: Path) -> None:
+    with on_socket(home) as service, service.connect() as connection:
+        connection.sendall(POST + service.authorization + b"Transfer-Encoding: chunked\r\n\r\n")
+        chunk = b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
+        for _ in range(5):
+            connection.sendall(chunk)
+        found = answer(connection)
+    assert found.startswith(b"HTTP/1.1 413 ")
+    assert b"BODY_TOO_LARGE" in found
+    assert b"connection: close" in found.lower()
+
+
+def test_a_length_over_the_limit_is_413_before_a_byte_of_the_body_is_asked_for(home: Path) -> None:
+    with on_socket(home) as service, service.connect() as connection:
+        connection.sendall(POST + service.authorization + b"Content-Length: 65537\r\nExpect: 100-continue\r\n\r\n")
+        found = answer(connection)
+    assert found.startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_body_that_comes_too_slowly_is_408_and_its_connection_closed(home: Path) -> None:
+    with on_socket(home, body_within_s=0.3) as service, service.connect() as connection:
+        connection.sendall(POST + service.authorization + b"Content-Length: 100\r\n\r\n{")
+        found = answer(connection)
+    assert found.startswith(b"HTTP/1.1 408 ")
+    assert b"TOO_SLOW" in found
+
+
+def test_what_is_no_http_is_a_problem_too(home: Path) -> None:
+    with on_socket(home) as service, service.connect() as connection:
+        connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        found = answer(connection)
+    assert found.startswith(b"HTTP/1.1 400 ")
+    assert b"application/problem+json" in found
+
+
+def test_a_head_over_the_limit_is_refused(home: Path) -> None:
+    with on_socket(home) as service, service.connect() as connection:
+        connection.sendall(POST + b"X: " + b"x" * 20_000)
+        assert answer(connection).startswith(b"HTTP/1.1 400 ")
+
+
+def test_nothing_says_what_serves(home: Path) -> None:
+    with on_socket(home) as service:
+        assert "server" not in service.client.get("/livez").headers
+
+
+@pytest.mark.parametrize("said", [b"", b"POST /v1", POST], ids=["nothing", "half a line", "half a head"])
+def test_a_client_that_does_not_finish_its_head_is_closed_in_time(home: Path, said: bytes) -> None:
+    with on_socket(home, head_within_s=0.3) as service, service.connect() as connection:
+        connection.sendall(said)
+        assert closed_after_s(connection) < 3
+
+
+def test_a_client_that_drips_its_next_request_is_closed_in_time(home: Path) -> None:
+    with on_socket(home, head_within_s=0.3) as service, service.connect() as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
+        began_s = time.monotonic()
+        with pytest.raises(OSError):  # noqa: PT012  it is closed at some byte
+            while time.monotonic() - began_s < 5:
+                connection.sendall(b"G")
+                time.sleep(0.05)
+        assert time.monotonic() - began_s < 3
+
+
+def test_a_client_that_says_nothing_between_two_requests_is_closed_in_time(home: Path) -> None:
+    with on_socket(home, idle_s=0.3) as service, service.connect() as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert closed_after_s(connection) < 3
+
+
+def test_a_thousand_silent_clients_hurt_nobody_and_beyond_the_limit_the_longest_silent_makes_place(home: Path) -> None:
+    with on_socket(home, connections_max=300, head_within_s=60) as service, ExitStack() as opened:
+        silent = [opened.enter_context(service.connect()) for _ in range(1_000 if _files() > 2_500 else 400)]
+        began_s = time.monotonic()
+        decided = service.client.post("/v1/gates/toll/decisions", json=EVENT)
+        assert 200 == decided.status_code
+        assert time.monotonic() - began_s < 2
+        silent[0].settimeout(5)
+        assert b"" == answer(silent[0])
+        silent[-1].settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            silent[-1].recv(1)
+
+
+def _files() -> int:
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft
+
+
+@contextmanager
+def driven(home: Path, takes_s: float, drain_s: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Serve the toll gate in a process of its own; give it and its address."""
+    written(home / "toll_gate", GATE)
+    command = [sys.executable, "-m", "tests.service.driver", str(home / "toll_gate"), str(takes_s), str(drain_s)]
+    environ = {**os.environ, "SDS_HOME": str(home)}
+    process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert address, process.communicate()[1]
+        yield process, address
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def asked(address: str, event: dict[str, str]) -> httpx2.Response:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    return httpx2.post(f"{address}/v1/gates/toll/decisions", json=event, headers=headers, timeout=30)
+
+
+def test_sigterm_lets_what_is_under_way_end_refuses_what_is_new_and_exits_with_0(home: Path) -> None:
+    with driven(home, takes_s=1.0, drain_s=20) as (process, address), ThreadPoolExecutor(1) as pool:
+        first = pool.submit(asked, address, EVENT)
+        time.sleep(0.4)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert (503, "DRAINING") == (
+            (new := asked(address, {**EVENT, "trip_id": "T-2"})).status_code,
+            new.json()["reason_code"],
+        )
+        ready = httpx2.get(f"{address}/readyz")
+        assert (503, "draining") == (ready.status_code, ready.json()["status"])
+        assert (200, "WAIVE") == (first.result(20).status_code, first.result().json()["action"])
+        assert 0 == process.wait(20)
+
+
+def test_what_does_not_end_within_the_drain_is_not_decided_and_the_exit_is_0(home: Path) -> None:
+    with driven(home, takes_s=4.0, drain_s=0.2) as (process, address), ThreadPoolExecutor(1) as pool:
+        first = pool.submit(asked, address, EVENT)
+        time.sleep(0.4)
+        process.send_signal(signal.SIGTERM)
+        problem = first.result(20)
+        assert (503, "DRAINING") == (problem.status_code, problem.json()["reason_code"])
+        assert 0 == process.wait(20)
+        _, said = process.communicate()
+    assert ["service.draining", "service.drained"] == [json.loads(line)["event"] for line in said.splitlines()]
