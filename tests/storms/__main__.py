@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -20,7 +23,8 @@ from tests.attack.forks import in_child
 from tests.scale import scale
 
 from . import ALL
-from .ground import STORES, Ground, warm
+from .ground import SQLITE, STORES, Ground, warm
+from .servers import Server, postgresql
 
 SEED = 34
 
@@ -30,9 +34,9 @@ def run(name: str, n: int, store: str, seed: int) -> dict[str, object]:
     replay = f"python -m tests.storms {name} --n {n} --store {store} --seed {seed}"
     print(f"{name}: {ALL[name].what}\n  replay: {replay}", flush=True)
     began = time.monotonic()
-    with TemporaryDirectory(prefix="storm-") as folder:
+    with TemporaryDirectory(prefix="storm-") as folder, _server(store) as server:
         try:
-            figures = in_child(partial(_storm, name, Ground(Path(folder), n, store, Random(seed))))
+            figures = in_child(partial(_storm, name, Ground(Path(folder), n, store, Random(seed), server)))
         except RuntimeError as error:
             figures = [none(f"storms that came to no end: {error}", 1)]
     for figure in figures:
@@ -42,8 +46,20 @@ def run(name: str, n: int, store: str, seed: int) -> dict[str, object]:
     return {"holds": _hold(figures), "replay": replay, "took_s": took_s, "figures": {f.name: f.value for f in figures}}
 
 
+@contextmanager
+def _server(store: str) -> Iterator[Server | None]:
+    if store == SQLITE:
+        yield None
+    else:
+        with postgresql() as server:
+            yield server
+
+
 def _storm(name: str, ground: Ground) -> list[Figure]:
+    os.environ.pop("SDS_STORE", None)
     warm(ground.folder)
+    if ground.server is not None:
+        os.environ["SDS_STORE"] = ground.server.url
     return ALL[name].storm(ground)
 
 

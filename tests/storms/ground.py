@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 
@@ -24,6 +25,8 @@ from tests.attack.figures import Figure, every, none, told
 from tests.attack.forks import in_child
 from tests.attack.testbed import Testbed, fates, settle
 
+from .servers import Server
+
 SQLITE, POSTGRESQL = STORES = ("sqlite", "postgresql")
 CALM_MS = 120_000  # longer than any lease of a storm
 IN_PROGRESS = "FLOW_IN_PROGRESS"
@@ -31,24 +34,35 @@ IN_PROGRESS = "FLOW_IN_PROGRESS"
 
 @dataclass(frozen=True)
 class Ground:
+    """`server`: that of PostgreSQL, where the records are kept there."""
+
     folder: Path
     n: int
     store: str
     rng: Random
+    server: Server | None = None
 
 
 def warm(folder: Path) -> None:
     """Decide and recover once in this process: children that are forked by it have everything loaded and compiled."""
-    bed = Testbed(folder / "warm")
+    bed = Bed(folder / "warm")
     bed.open_accounts([0])
     with bed.gate() as gate:
         settle(gate, bed.event(0))
     _reckoned(bed, [0])
 
 
-def bed_of(ground: Ground, terms: Contract, name: str = "bed", *, lists: bool = False) -> Testbed:
-    """Return the gate of a storm, its accounts and its bank, in a folder of their own."""
-    return Testbed(ground.folder / name, terms=terms, lists=lists)
+class Bed(Testbed):
+    """A gate, its accounts and its bank. The name of its own folder is the name of its schema in PostgreSQL, too."""
+
+    @property
+    def own(self) -> Path:
+        return self.folder / f"bed_{sha256(str(self.folder).encode()).hexdigest()[:12]}"
+
+
+def bed_of(ground: Ground, terms: Contract, name: str = "bed") -> Bed:
+    """Return the gate of a storm in a folder of its own."""
+    return Bed(ground.folder / name, terms=terms)
 
 
 class Acknowledged:
@@ -110,6 +124,8 @@ def _reckoned(bed: Testbed, numbers: list[int]) -> list[Figure]:
             print(f"  recovery: {error}")
         found = fates(gate)
         ends = found["decided"] + found["human"] + found["waits"]
+        for tag, count in gate.store.rows("SELECT tag, count(*) FROM decision_flows WHERE state = 'ESCALATED' GROUP BY tag"):
+            print(f"  a human's: {count} as {tag}")
         lost = [each for each in acknowledged_in(bed).read() if _is_lost(gate, each)]
         for each in lost:
             print(f"  lost: {each}")
