@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tests.attack.figures import Figure
 
-from . import clock, crash, disk, duplicates, kill, limits, zombie
+from . import clock, crash, disk, duplicates, kill, limits, pg_restarts, zombie
 from .ground import STORES, Ground
 
 
@@ -29,4 +29,5 @@ ALL: Mapping[str, Storm] = {
     "limits": Storm(limits.WHAT, limits.storm, (200, 100_000)),
     "disk": Storm(disk.WHAT, disk.storm, (48, 2_000), disk.STORES),
     "clock": Storm(clock.WHAT, clock.storm, (40, 2_000)),
+    "pg-restarts": Storm(pg_restarts.WHAT, pg_restarts.storm, (60, 3_000), pg_restarts.STORES),
 }

@@ -124,7 +124,9 @@ def _reckoned(bed: Testbed, numbers: list[int]) -> list[Figure]:
             print(f"  recovery: {error}")
         found = fates(gate)
         ends = found["decided"] + found["human"] + found["waits"]
-        for tag, count in gate.store.rows("SELECT tag, count(*) FROM decision_flows WHERE state = 'ESCALATED' GROUP BY tag"):
+        for tag, count in gate.store.rows(
+            "SELECT tag, count(*) FROM decision_flows WHERE state = 'ESCALATED' GROUP BY tag"
+        ):
             print(f"  a human's: {count} as {tag}")
         lost = [each for each in acknowledged_in(bed).read() if _is_lost(gate, each)]
         for each in lost:
