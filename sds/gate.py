@@ -279,11 +279,15 @@ class Gate:
         """Return the packet this event would get now; nothing is claimed or recorded."""
         return self.kernel.preview(self.read(event))
 
-    def recover(self) -> Recovered:
-        """End what a crash left open, resolve every order in flight by its key, have what is dirty compensated."""
+    def recover(self, *, at_once: bool = True) -> Recovered:
+        """End what a crash left open, resolve every order in flight by its key, have what is dirty compensated.
+
+        Not `at_once`: an order that nobody knows the end of is asked about after pauses that grow to an hour, however often
+        this is called.
+        """
         from sds.kernel.operations import recovery  # noqa: PLC0415
 
-        found = recovery.recover(self.kernel, now_ms=self._now_ms())
+        found = recovery.recover(self.kernel, now_ms=self._now_ms(), at_once=at_once)
         dirty = self._sagas.compensate() if recovery.has_sagas(self.store) else 0
         return replace(found, sagas_ended=found.sagas_ended + dirty, sagas_dirty=0)
 

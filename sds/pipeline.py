@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from sds.cancellation import Cancellation, StopCause, StoppedError
 from sds.engines.protocol import Engine, let_go
-from sds.engines.queueing import KeyLocks, QueueTimeoutError
+from sds.engines.queueing import Cancellation, KeyLocks, QueueTimeoutError, StopCause, StoppedError
 from sds.kernel.canonical import one_line
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.errors import ModelError, SdsError, UsageError, WorldError

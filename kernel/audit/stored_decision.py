@@ -21,6 +21,7 @@ from sds.kernel.storage.store import Reader
 from sds.kernel.storage.vault import FACTS, PROPOSAL, Texts
 
 NOT_DECIDED = "NOT_DECIDED"
+_AFTER = "SELECT dfid FROM decision_flows WHERE parent_dfid = ? ORDER BY created_at_ms, dfid LIMIT 1"
 _COLUMNS = (
     *("f.event_id", "f.agent_id", "f.contract_hash", "c.mission_hash", "f.created_at_ms", "f.tag", "s.snapshot_id"),
     *("s.body", "s.envelope_hash", "s.envelope", "s.prompt", "s.security", "s.taken_at_ms", "p.proposal", "p.model"),
@@ -61,7 +62,7 @@ def read_decided(store: Reader, dfid: str) -> Decided:
         raise UsageError(f"flow `{dfid}` is not decided yet", dfid=dfid, reason_code=NOT_DECIDED)
     if not found["proposal"]:
         how = f" ({found['tag']})" if found["tag"] else ""
-        after = store.value("SELECT dfid FROM decision_flows WHERE parent_dfid = ? ORDER BY rowid LIMIT 1", (dfid,))
+        after = store.value(_AFTER, (dfid,))
         raise UsageError(
             f"flow `{dfid}` ended without a proposal{how}",
             hint=f"a step of it, or what was decided after it: `{after}`" if after else "",

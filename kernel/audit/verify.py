@@ -128,8 +128,9 @@ def flow_record(store: Store, dfid: str) -> dict[str, Any] | None:
 def _children(store: Reader, dfid: str, event_id: str) -> list[dict[str, Any]]:
     """Return the flows that were opened for this one, each with its latest attempt: a restart is no child."""
     rows = store.rows(
-        "SELECT DISTINCT e.dfid FROM decision_flows f JOIN events e ON e.gate = f.gate AND e.event_id = f.event_id"
-        " WHERE f.parent_dfid = ? AND f.event_id <> ? ORDER BY f.created_at_ms, f.rowid",
+        "SELECT e.dfid FROM decision_flows f JOIN events e ON e.gate = f.gate AND e.event_id = f.event_id"
+        " LEFT JOIN ledger l ON l.dfid = f.dfid WHERE f.parent_dfid = ? AND f.event_id <> ?"
+        " GROUP BY e.dfid ORDER BY MIN(f.created_at_ms), MIN(l.idx) IS NULL, MIN(l.idx), e.dfid",
         (dfid, event_id),
     )
     found = (answer(store, row[0]) for row in rows)

@@ -24,11 +24,14 @@ from sds.kernel.storage.vault import PROPOSAL, Texts
 CountTokens = Callable[[str], int]
 
 SCAN_MAX = 64  # of one key's newest decisions, how many are looked at: gates that share a record may share keys
+ENTRIES_SCANNED_MAX = 50_000  # of the ledger's newest, for an agent's decisions: others may share the record
 _HEADS = {"key": "Decided before, newest first:", "agent": "Decided before, any case, newest first:"}
 _NEWEST = {
-    "key": "SELECT dfid, rowid AS n FROM context_snapshots"
-    " WHERE CASE WHEN json_valid(body) THEN body ->> '$.key' END = ? ORDER BY rowid DESC LIMIT ?",
-    "agent": "SELECT dfid, rowid AS n FROM policy_proposals WHERE agent_id = ? ORDER BY rowid DESC LIMIT ?",
+    "key": "SELECT c.dfid, l.idx AS n FROM context_snapshots c CROSS JOIN ledger l ON l.dfid = c.dfid AND l.kind = 'DECIDED'"
+    " WHERE CASE WHEN json_valid(c.body) THEN c.body ->> '$.key' END = ? ORDER BY l.idx DESC LIMIT ?",
+    "agent": "SELECT l.dfid, l.idx AS n FROM ledger l CROSS JOIN policy_proposals p ON p.dfid = l.dfid"
+    f" WHERE l.idx > (SELECT MAX(idx) FROM ledger) - {ENTRIES_SCANNED_MAX} AND l.kind = 'DECIDED' AND p.agent_id = ?"
+    " ORDER BY l.idx DESC LIMIT ?",
 }
 _MEMORY = """
 SELECT f.dfid, f.contract_hash, f.state, v.outcome, v.reason_code, p.proposal, p.policy_kind, p.params,

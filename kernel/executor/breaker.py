@@ -18,6 +18,10 @@ from sds.kernel.storage.store import Reader, Store
 EXECUTOR_DOWN = "EXECUTOR_DOWN"  # the tag of a flow that found it open: its event waits
 FAILURES_MAX = 3
 PROBE_MS = 5_000
+_KEEP = (
+    "INSERT INTO executor_breakers VALUES (?, ?, ?, ?) ON CONFLICT (gate) DO UPDATE"
+    " SET failures = excluded.failures, opened_at_ms = excluded.opened_at_ms, probe_at_ms = excluded.probe_at_ms"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,5 +81,5 @@ def unanswered(store: Store, gate: str, now_ms: int) -> bool:
     opens = not was.is_open and failures >= FAILURES_MAX
     since_ms = now_ms if opens else was.opened_at_ms
     probe_ms = now_ms + PROBE_MS if since_ms is not None else 0
-    store.run("INSERT OR REPLACE INTO executor_breakers VALUES (?, ?, ?, ?)", (gate, failures, since_ms, probe_ms))
+    store.run(_KEEP, (gate, failures, since_ms, probe_ms))
     return opens

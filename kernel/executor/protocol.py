@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sds.kernel.canonical import canonical
 from sds.kernel.errors import ExecutorError, UsageError
+from sds.kernel.executor.key_retention import keys_kept_ms
 from sds.kernel.executor.statement import StatementLine, read_statement
 
 KEY_BYTES_MIN, NAME_CHARS = 32, 8
@@ -60,7 +61,11 @@ class Receipt:
 
 
 class Executor(Protocol):
-    """Carries out an intent. `idempotent`: sending the same key twice is known to have one effect at most."""
+    """Carries out an intent. `idempotent`: sending the same key twice is known to have one effect at most.
+
+    It may say with `keys_kept_ms` for how long its outside remembers a key, from the first order under it on, in
+    milliseconds; without it, or None: for ever (`key_retention`).
+    """
 
     idempotent: bool
 
@@ -72,7 +77,7 @@ class Executor(Protocol):
         """
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:
-        """Tell what became of `key`. `absent` only if it is certain that nothing was done."""
+        """Tell what became of `key`. `absent` only if it is certain that nothing was done, as far as keys are kept."""
 
 
 @runtime_checkable
@@ -204,7 +209,7 @@ class VerifyingExecutor:
 
     def __init__(self, executor: Executor, signer: Signer) -> None:
         self._executor, self._signer = executor, signer
-        self.idempotent = executor.idempotent
+        self.idempotent, self.keys_kept_ms = executor.idempotent, keys_kept_ms(executor)
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
         if not self._signer.verify(intent) or key != intent.idempotency_key:

@@ -30,7 +30,7 @@ KEYS_AT_ONCE = 500
 
 _ORDERS = """
 SELECT e.dfid, f.event_id, e.idempotency_key, e.kind, e.params, e.resource_key, e.status, e.reserved_at_ms,
-       e.executed_at_ms, r.status, json_extract(l.body, '$.needs[1]')
+       e.executed_at_ms, r.status, CAST(json_extract(l.body, '$.needs[1]') AS BIGINT)
 FROM execution_log e JOIN decision_flows f ON f.dfid = e.dfid LEFT JOIN saga_reversals r ON r.dfid = e.dfid
 LEFT JOIN ledger l ON l.dfid = e.dfid AND l.kind IN ('RESERVED', 'ADOPTED') WHERE f.gate = ?
 """

@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import PurePath
 from traceback import extract_tb
+from typing import Literal
 
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.executor import breaker
 from sds.kernel.executor.deadline import LateError, within
+from sds.kernel.executor.key_retention import CLOCK_MARGIN_MS, FORGOTTEN, is_kept
 from sds.kernel.executor.protocol import ExecutionIntent, Executor, Receipt, Signer, VerifyingExecutor
 from sds.kernel.executor.statement import StatementLine, unreadable_statement
 from sds.kernel.flow import undecided
@@ -33,6 +35,7 @@ OUR_OWN = "the kernel's signature"
 DETAIL_CHARS_MAX = 400  # what was raised, and what was found when it was looked up
 
 _STATUS = {"settled": "SUCCESS", "rejected": "FAILED", "unsent": "FAILED", "absent": "UNKNOWN", "unknown": "UNKNOWN"}
+_ANSWERED = ("settled", "rejected", "absent")  # it says that the executor is there
 # Whether an order was settled by a human's word, and has not been undone since.
 _ATTESTED = (
     "SELECT 1 FROM ledger l WHERE l.dfid = ? AND l.kind = 'RESOLVED' AND json_type(l.body, '$.by') IS NOT NULL"
@@ -73,11 +76,14 @@ class Dispatcher:
         if now_ms > until_ms:
             return self.settle(intent, Receipt("unknown", detail="not sent: the order came too late"))
         if deadline_ms is not None and now_ms > deadline_ms:
-            return self.settle(intent, Receipt("unsent", detail="not sent: the deadline of its flow had passed"))
+            late = Receipt("unsent", detail="not sent: the deadline of its flow had passed")
+            return self.settle(intent, late, until_ms=until_ms)
         left_s = self._deadline_s if deadline_ms is None else min(self._deadline_s, (deadline_ms - now_ms) / 1000)
         receipt = self._send(intent, left_s)
-        status = self.settle(intent, receipt)  # first of all: what is known of an order is not lost to anything else
-        answered = receipt.status in ("settled", "rejected", "absent")
+        status = self.settle(
+            intent, receipt, until_ms=until_ms
+        )  # first of all: what is known of an order is not lost to anything else
+        answered = receipt.status in _ANSWERED
         if answered or left_s == self._deadline_s:  # who was given less time than it may take has not failed
             self._tell_breaker(answered=answered)
         return status
@@ -157,7 +163,8 @@ class Dispatcher:
 
         An order that is certainly absent is sent again if the executor is idempotent and the order would be reserved
         again now; otherwise it is voided, and its event may have a fresh flow. Here only what the executor has on
-        record under the key settles anything: the sender may be late rather than gone.
+        record under the key settles anything: the sender may be late rather than gone. One whose key the outside may have
+        forgotten is neither sent nor voided: that it is absent says nothing.
 
         An order read back from the record with anything altered is neither looked up nor sent: its key may be
         another's. It stays UNKNOWN, and keeps what it reserved, until a human resolves it.
@@ -170,13 +177,28 @@ class Dispatcher:
             )
             return self.settle(intent, Receipt("unknown", detail=f"the order {signed}"))
         receipt = self._lookup(intent)
+        if receipt.status in _ANSWERED:
+            self._tell_breaker(answered=True)
         if receipt.status != "absent":
             return self.settle(intent, receipt)
-        if self.executor.idempotent and still_valid(intent):
+        again = self.executor.idempotent and still_valid(intent)
+        if not self.keeps_key(intent.dfid):
+            self._log("executor.key_forgotten", {"dfid": intent.dfid})
+            return self.settle(intent, Receipt("unknown", detail=FORGOTTEN))
+        if again:
             sent = self._send(intent)
             return self.settle(intent, sent if sent.status == "settled" else self._lookup(intent))
         self._announce_void(intent)
         return self.settle(intent, self._void(intent))
+
+    def keeps_key(self, dfid: str, since: Literal["RESERVED", "REVERSAL"] = "RESERVED") -> bool:
+        """Tell whether the outside certainly still knows a flow's order, or its reversal, so that `absent` means something.
+
+        A call that is begun now arrives there within two deadlines: of what is asked first and of what is sent then.
+        """
+        margin_ms = CLOCK_MARGIN_MS + round(2_000 * self._deadline_s)
+        kept_ms, now_ms = self.executor.keys_kept_ms, self._now_ms()
+        return is_kept(self._store, dfid, since, kept_ms=kept_ms, now_ms=now_ms, margin_ms=margin_ms)
 
     def _announce_void(self, intent: ExecutionIntent) -> None:
         """Write down that an order is about to be voided: afterwards the executor only says that it is rejected, and
@@ -197,10 +219,13 @@ class Dispatcher:
     def attest(self, intent: ExecutionIntent, stated: Receipt, *, by: Mapping[str, object]) -> str:
         """Settle an UNKNOWN order as a human found it outside; `by` says who and why, for the ledger.
 
-        The executor is asked first, and a definite answer of its own wins. Raises UsageError when it is certain that
-        nothing was done and the human says that something was. An altered order is not looked up: see `resolve`.
+        The executor is asked first, and a definite answer of its own wins; that it knows nothing is none where it may have
+        forgotten. Raises UsageError when it is certain that nothing was done and the human says that something was.
+        An altered order is not looked up: see `resolve`.
         """
         known = self._lookup(intent) if self._signer.verify(intent) else Receipt("unknown")
+        if known.status == "absent" and not self.keeps_key(intent.dfid):
+            known = Receipt("unknown", detail=FORGOTTEN)
         if known.status == "absent" and stated.status == "settled":
             raise UsageError("the executor is certain that nothing was done", hint="sds recover", dfid=intent.dfid)
         if known.status == "absent":
@@ -221,9 +246,13 @@ class Dispatcher:
             raise unreadable_statement(f"it is not there within {STATEMENT_S_MAX:.0f} s") from None
 
     def revert(self, intent: ExecutionIntent, *, sent_before: bool) -> Receipt:
-        """Undo an order that was carried out. Not asked for twice without a look-up between."""
-        if sent_before and (known := self.reverted(intent)).status != "absent":
-            return known
+        """Undo an order that was carried out. Not asked for twice without a look-up between, nor once that may be forgotten."""
+        if sent_before:
+            known = self.reverted(intent)
+            if known.status != "absent":
+                return known
+            if not self.keeps_key(intent.dfid, "REVERSAL"):
+                return Receipt("unknown", detail=FORGOTTEN)
         ask = self.executor.revert
         receipt = self._asked(intent, "taking it back", lambda: ask(intent, self._deadline_s))
         return receipt if receipt.status in ("settled", "rejected") else self.reverted(intent)
@@ -233,18 +262,23 @@ class Dispatcher:
         ask = self.executor.reverted
         return self._asked(intent, "the look-up", lambda: ask(intent, self._deadline_s))
 
-    def settle(self, intent: ExecutionIntent, receipt: Receipt, *, by: Mapping[str, object] | None = None) -> str:
+    def settle(
+        self, intent: ExecutionIntent, receipt: Receipt, *, by: Mapping[str, object] | None = None, until_ms: int = 0
+    ) -> str:
         """Record what became of an order; return the execution status. Settling it the same way twice changes nothing.
 
         An order that was settled as FAILED and turns out to have been carried out becomes DIRTY: what it took is
         taken again, and a human must look at it. So does one that a human has said to be settled, when the executor
-        itself says that it was rejected. `by`: the human whose word it is.
+        itself says that it was rejected. `by`: the human whose word it is. `until_ms`: until when nobody but the sender can
+        have sent it: what is `unsent` later, or once it was UNKNOWN, was only not sent by this one.
         """
-        status = _STATUS[receipt.status]
         with self._store.transaction():
             was = self._store.value("SELECT status FROM execution_log WHERE dfid = ?", (intent.dfid,))
             if was is None:
                 raise StoreError("an order is not in the record", dfid=intent.dfid)
+            if receipt.status == "unsent" and not (was == "PENDING" and self._now_ms() <= until_ms):
+                receipt = replace(receipt, status="unknown")
+            status = _STATUS[receipt.status]
             if by is None and self._contradicts(intent, str(was), status):
                 status = self._write_dirty(intent, receipt, str(was))
             elif was in ("PENDING", "UNKNOWN") and was != status:

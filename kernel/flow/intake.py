@@ -37,6 +37,10 @@ _BOUND = (
 RESTARTS_LOOKED_AT = 256  # a flow that was started anew more often than this is not recognised
 HAND_OVERS_LOOKED_AT = 3  # in a row: the flow that a human was handed, and what followed when that was declined, too
 
+_POINT = (
+    "INSERT INTO events (gate, event_id, body_hash, dfid) VALUES (?, ?, ?, ?)"
+    " ON CONFLICT (gate, event_id) DO UPDATE SET body_hash = excluded.body_hash, dfid = excluded.dfid"
+)
 _ANY_ADOPTED = f"SELECT 1 FROM decision_flows WHERE gate = ? AND tag = '{ADOPTED}' LIMIT 1"
 _ADOPTED_NAMED = f"SELECT dfid, state FROM decision_flows WHERE gate = ? AND tag = '{ADOPTED}' AND dfid IN ({{marks}})"
 
@@ -248,7 +252,7 @@ def write_event(store: Store, gate: str, event: Event, restarts: int) -> str:
     """
     dfid = flow_id(gate, event.id, digest(event.body), restarts)
     values = (gate, event.id, _fingerprint(store, event), dfid)
-    store.run("INSERT OR REPLACE INTO events (gate, event_id, body_hash, dfid) VALUES (?, ?, ?, ?)", values)
+    store.run(_POINT, values)
     return dfid
 
 
@@ -377,7 +381,7 @@ def event_fields(store: Reader, dfid: str) -> EventSpec | None:
     gate, event_id, trigger, contract_hash = found
     body = json.loads(trigger)
     forms = store.rows(
-        "SELECT body -> '$.event' FROM contracts WHERE gate = ? ORDER BY hash = ? DESC, rowid DESC",
+        "SELECT body -> '$.event' FROM contracts WHERE gate = ? ORDER BY hash = ? DESC, registered_at_ms DESC, hash",
         (gate, contract_hash),
     )
     specs = (EventSpec.model_validate_json(form) for (form,) in forms)

@@ -122,7 +122,7 @@ _CASE = f"SELECT {_HEAD}, {_MORE} {_FROM} AND f.dfid = ?"
 
 # A part of a saga that was escalated waits as its saga does.
 _OF_SAGA = "CASE WHEN json_valid(f.trigger_event) THEN json_type(f.trigger_event, '$.saga') END"
-_ESCALATED = f"f.state = 'ESCALATED' AND {_OF_SAGA} IS NOT 'array'"
+_ESCALATED = f"f.state = 'ESCALATED' AND COALESCE({_OF_SAGA}, '') <> 'array'"
 
 # The second condition follows from the first; SQLite takes the index of unfinished flows only where it is said.
 _UNKNOWN = "f.state = 'EXECUTING' AND f.state IN ('ACTIVE', 'EXECUTING') AND e.status = 'UNKNOWN'"

@@ -54,7 +54,9 @@ def record_label(store: Store, dfid: str, right: bool, *, by: str, now_ms: int, 
         raise UsageError("whoever labels a decision has a name", hint="by=NAME", dfid=dfid)
     with store.transaction():
         decision, confidence, gate = _decision(store, dfid)
-        known = store.value("SELECT body ->> '$.right' FROM ledger WHERE dfid = ? AND kind = 'LABEL'", (dfid,))
+        known = store.value(
+            "SELECT CAST(body ->> '$.right' AS INTEGER) FROM ledger WHERE dfid = ? AND kind = 'LABEL'", (dfid,)
+        )
         if known is not None:
             return _known(dfid, bool(known), right)
         body = {"agent_id": decision["agent_id"], "right": right, "confidence": confidence, "by": who}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,15 +12,18 @@ from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.flow import intake, undecided
 from sds.kernel.flow.in_flight import deadline_ms, orders_in_flight, unfinished_flows
 from sds.kernel.flow.kernel import Kernel
+from sds.kernel.operations import lookup_pauses
 from sds.kernel.storage.store import Reader
 
 ERROR_CHARS_MAX = 200
+PAUSED = "PAUSED"  # no status of an order: it was not asked about
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
     """How many flows were found interrupted, and what the orders in flight turned out to be.
 
+    `unknown`: orders whose end is still unknown; of these `paused` were not asked about, because their pause is not over.
     `leased`: flows left alone because their holder may still be alive; recover again when their lease is over.
     `sagas_dirty`: sagas of which something was done, and whose compensation a model must choose.
     `errors`: one line for each flow, order or saga that could not be recovered, and is as it was: its flow and what was
@@ -34,25 +38,32 @@ class Recovered:
     sagas_ended: int = 0
     sagas_dirty: int = 0
     errors: tuple[str, ...] = ()
+    paused: int = 0
 
 
-def recover(kernel: Kernel, *, now_ms: int) -> Recovered:
+def recover(kernel: Kernel, *, now_ms: int, at_once: bool = True) -> Recovered:
     """Recover one gate. Flows whose holder may still be alive (lease not over) are left alone. Safe to repeat.
 
-    One flow, order or saga that cannot be recovered does not keep the others from it.
+    One flow, order or saga that cannot be recovered does not keep the others from it. `at_once`: ask about every order
+    now; else, as whoever recovers every few seconds does, each only when its pause is over (`lookup_pauses`).
     """
     counts: Counter[str] = Counter()
     interrupted, errors = _interrupt_orphans(kernel, now_ms)
+
+    def is_due(dfid: str) -> bool:
+        return at_once or lookup_pauses.is_due(kernel.store, dfid, now_ms)
+
     for order in orders_in_flight(kernel.store, kernel.contract.gate, now_ms):
         try:
-            counts[_resolve(kernel, order)] += 1
+            counts[_resolve(kernel, order) if is_due(order.dfid) else PAUSED] += 1
         except Exception as error:  # noqa: BLE001  whatever is wrong with one order, the next is looked up all the same
             errors.append(_failed(kernel, order.dfid, error))
-    leased, ended, dirty = _recover_sagas(kernel, errors, now_ms) if has_sagas(kernel.store) else (0, 0, 0)
+    leased, ended, dirty = _recover_sagas(kernel, errors, now_ms, is_due) if has_sagas(kernel.store) else (0, 0, 0)
     leased += sum(flow.held for flow in unfinished_flows(kernel.store, kernel.contract.gate, now_ms))
-    return Recovered(
-        interrupted, counts["SUCCESS"], counts["FAILED"], counts["UNKNOWN"], leased, ended, dirty, tuple(errors)
-    )
+    lookup_pauses.forget_ended(kernel.store)
+    unknown, paused = counts["UNKNOWN"] + counts[PAUSED], counts[PAUSED]
+    success, failed = counts["SUCCESS"], counts["FAILED"]
+    return Recovered(interrupted, success, failed, unknown, leased, ended, dirty, tuple(errors), paused)
 
 
 def has_sagas(record: Reader) -> bool:
@@ -60,11 +71,13 @@ def has_sagas(record: Reader) -> bool:
     return record.value("SELECT 1 FROM sagas LIMIT 1") is not None
 
 
-def _recover_sagas(kernel: Kernel, errors: list[str], now_ms: int) -> tuple[int, int, int]:
+def _recover_sagas(
+    kernel: Kernel, errors: list[str], now_ms: int, is_due: Callable[[str], bool]
+) -> tuple[int, int, int]:
     """Return how many sagas are still driven, how many have ended and how many are dirty; what failed is put to `errors`."""
     from sds.kernel.saga import driver  # noqa: PLC0415  an option
 
-    ended, dirty, failed = driver.recover(kernel, now_ms=now_ms)
+    ended, dirty, failed = driver.recover(kernel, now_ms=now_ms, is_due=is_due)
     errors += [_failed(kernel, dfid, error) for dfid, error in failed]
     return driver.driven(kernel, now_ms=now_ms), ended, dirty
 

@@ -12,7 +12,7 @@ from sds.kernel.registry.registry import Status
 from sds.kernel.storage.store import Reader
 
 _SQL = (
-    "SELECT a.status, (SELECT value FROM meta WHERE key = 'halted') IS NOT '0',"
+    "SELECT a.status, COALESCE((SELECT value FROM meta WHERE key = 'halted'), '') <> '0',"
     " CASE WHEN r.contract_hash IS NULL THEN COALESCE(b.contract_hash, '') ELSE '' END, COALESCE(c.mission_hash, '')"
     " FROM agents a LEFT JOIN {table} b ON b.{key} = ? LEFT JOIN contracts c ON c.hash = b.contract_hash"
     " LEFT JOIN contract_revocations r ON r.contract_hash = b.contract_hash WHERE a.agent_id = ?"

@@ -36,7 +36,7 @@ def versions(store: Reader) -> list[Version]:
         " EXISTS (SELECT 1 FROM ledger r WHERE r.kind = 'REVOKED' AND json_extract(r.body, '$.hash') = c.hash)"
         " FROM contracts c LEFT JOIN agents a ON a.contract_hash = c.hash"
         " LEFT JOIN ledger l ON l.kind = 'CONTRACT' AND json_extract(l.body, '$.hash') = c.hash"
-        " ORDER BY l.idx DESC LIMIT ?",
+        " ORDER BY l.idx IS NULL, l.idx DESC LIMIT ?",
         (VERSIONS_MAX,),
     )
     try:

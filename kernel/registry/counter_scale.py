@@ -27,7 +27,7 @@ def refusal(store: Reader, contract: Contract, now_ms: int) -> Refusal | None:
     would be as soon as it and the contract of another gate have drawn from what they share.
     """
     counted: dict[str, int | None] = {}
-    for (body,) in store.rows("SELECT body FROM contracts ORDER BY rowid"):
+    for (body,) in store.rows("SELECT body FROM contracts ORDER BY registered_at_ms, hash"):
         counted |= _units(json.loads(body), fed=True)
     for counter in _differing(counted, contract):
         path = counter.rpartition("#")[2]
@@ -103,4 +103,9 @@ def _said(decimals: int | None) -> str:
 
 
 def _drawn(store: Reader, counter: str) -> bool:
-    return store.row("SELECT 1 FROM resources WHERE drawn > 0 AND resource GLOB ?", (counter,)) is not None
+    begin, _, end = counter.partition("*")
+    sql = (
+        "SELECT 1 FROM resources WHERE drawn > 0 AND substr(resource, 1, ?) = ?"
+        " AND substr(resource, length(resource) - ?) = ? LIMIT 1"
+    )
+    return store.row(sql, (len(begin), begin, len(end) - 1, end)) is not None

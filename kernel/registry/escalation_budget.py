@@ -18,6 +18,10 @@ EXHAUSTED = "escalation budget exhausted"
 
 # What an escalation takes. Every millisecond gives back `per_hour` such parts: integers, and nothing is rounded.
 PARTS = 3_600_000
+_KEEP = (
+    "INSERT INTO escalation_budgets VALUES (?, ?, ?)"
+    " ON CONFLICT (agent_id) DO UPDATE SET parts = excluded.parts, at_ms = excluded.at_ms"
+)
 
 # Escalations that are not the agent's doing: an operator's, a deployment's, the contract's own rules, the load. What is
 # not named here counts, and so does whatever else a model or its server comes to fail with.
@@ -81,8 +85,6 @@ def charge(
         if now.parts < PARTS:
             return Charge(moves_to=("SUSPENDED", EXHAUSTED))
         spent = Level(now.parts - PARTS, now.at_ms)
-        store.run(
-            "INSERT OR REPLACE INTO escalation_budgets VALUES (?, ?, ?)", (contract.agent_id, spent.parts, spent.at_ms)
-        )
+        store.run(_KEEP, (contract.agent_id, spent.parts, spent.at_ms))
     why = f"waits for a human: {reason_code}"
     return Charge(spent, ("ESCALATED", why) if contract.escalation.pauses_agent else None)

@@ -223,7 +223,7 @@ def _reason(given: str) -> str:
 def lookup(store: Store, agent_id: str) -> Registration | None:
     found = store.row(
         "SELECT a.agent_id, a.status, a.contract_hash, c.mission_hash, a.rejections,"
-        " (SELECT value FROM meta WHERE key = 'halted') IS NOT '0' FROM agents a"
+        " COALESCE((SELECT value FROM meta WHERE key = 'halted'), '') <> '0' FROM agents a"
         " JOIN contracts c ON c.hash = a.contract_hash WHERE a.agent_id = ?",
         (agent_id,),
     )

@@ -20,7 +20,7 @@ _SETTLES_IN = (
     " JOIN contracts c ON c.hash = COALESCE(h.contract_hash, f.contract_hash) WHERE f.dfid = ?"
 )
 _LEFT_DRAWN = (
-    "SELECT json_extract(body, '$.kept') FROM ledger WHERE dfid = ?"
+    "SELECT CAST(json_extract(body, '$.kept') AS INTEGER) FROM ledger WHERE dfid = ?"
     " AND kind IN ('SETTLED', 'RESOLVED', 'CONTRADICTED', 'ADOPTED') ORDER BY idx DESC LIMIT 1"
 )
 
@@ -177,7 +177,8 @@ def _draw(store: Store, dfid: str, name: str, amount: int, *, drawn: int, status
     store.insert("reservations", dfid=dfid, resource=name, amount=amount, status=status)
     store.run(
         "INSERT INTO resources VALUES (?, ?, ?)"
-        " ON CONFLICT DO UPDATE SET epoch = epoch + excluded.epoch, drawn = drawn + excluded.drawn",
+        " ON CONFLICT (resource) DO UPDATE SET epoch = resources.epoch + excluded.epoch,"
+        " drawn = resources.drawn + excluded.drawn",
         (name, epochs, drawn),
     )
 

@@ -42,7 +42,8 @@ _OWN_MINUTES = "SELECT COALESCE(SUM(amount), 0) FROM spend WHERE dfid = ? AND sc
 _ORDERS = (
     "SELECT s.dfid, s.amount, e.reserved_at_ms FROM execution_log e INDEXED BY orders_by_time"
     " CROSS JOIN spend s ON s.dfid = e.dfid CROSS JOIN ledger l ON l.dfid = e.dfid AND l.kind = 'RESERVED'"
-    f" WHERE s.scope GLOB ? AND e.dfid <> ? AND {_COUNTED}"
+    " WHERE s.scope > ? AND s.scope < ? AND substr(s.scope, length(s.scope) - ?) = ?"
+    f" AND e.dfid <> ? AND {_COUNTED}"
 )
 _BEFORE = f"{_ORDERS} AND e.reserved_at_ms > ? AND l.idx < ?"
 _SINCE = f"{_ORDERS} AND e.reserved_at_ms >= ? AND e.reserved_at_ms < ? AND l.idx >= ?"
@@ -159,7 +160,7 @@ def _besides(
     store: Reader, gate: str, limit: SpendLimit, who: str, at_ms: int, without: str, stepped: Iterable[Step]
 ) -> int:
     """Return what counts at `at_ms` although it was reserved at a time of another window: the clock was set back."""
-    of_limit = _pattern(gate, limit, who), without
+    of_limit = (*_all_windows(gate, limit, who), without)
     orders = {
         dfid: amount
         for step in stepped
@@ -169,14 +170,19 @@ def _besides(
     return sum(orders.values())
 
 
-def _pattern(gate: str, limit: SpendLimit, who: str) -> str:
-    """Return what the names of all windows of one limit match, as GLOB has it."""
-    who = "[*]" if who == "*" else who
-    return f"{_minutes(gate, limit, who)}*" if limit.sliding else f"{gate}/{limit.name}/*/{who}"
+def _all_windows(gate: str, limit: SpendLimit, who: str) -> tuple[str, str, int, str]:
+    """Return what the names of all windows of one limit lie between, and what they end with, as `_ORDERS` asks for it."""
+    end = "" if limit.sliding else f"/{who}"
+    return (*_between(_minutes(gate, limit, who) if limit.sliding else f"{gate}/{limit.name}/"), len(end) - 1, end)
+
+
+def _between(prefix: str) -> tuple[str, str]:
+    """Return what all names lie between that begin with `prefix`, which ends with a slash, and are longer."""
+    return prefix, f"{prefix[:-1]}{chr(ord(prefix[-1]) + 1)}"
 
 
 def _moved(
-    store: Reader, limit: SpendLimit, of_limit: tuple[str, str], at_ms: int, step: Step
+    store: Reader, limit: SpendLimit, of_limit: tuple[str, str, int, str, str], at_ms: int, step: Step
 ) -> Iterator[tuple[str, int, int]]:
     """Yield the orders that a step back may have brought here: (flow, amount, reserved at)."""
     if counts(limit, step.now_ms, at_ms):  # what is reserved at a later time was so before the clock showed this
@@ -192,7 +198,7 @@ def add(store: Store, dfid: str, now: Scopes, amount: int) -> None:
     """Count an amount against every limit, in the caller's transaction."""
     rows = ", ".join("(?, ?)" for _ in now.names)
     store.run(
-        f"INSERT INTO spend_totals VALUES {rows} ON CONFLICT DO UPDATE SET used = used + excluded.used",
+        f"INSERT INTO spend_totals VALUES {rows} ON CONFLICT (scope) DO UPDATE SET used = spend_totals.used + excluded.used",
         tuple(value for name in now.names for value in (name, amount)),
     )
     rows = ", ".join("(?, ?, ?)" for _ in now.names)
@@ -227,8 +233,11 @@ def anything_counted(store: Reader, contract: Contract, at_ms: int) -> bool:
 
 def _holds(store: Reader, gate: str, limit: SpendLimit, at_ms: int) -> bool:
     if not limit.sliding:
-        pattern, since = f"{gate}/{limit.name}/{window(limit, at_ms)}/*", ""
+        prefix, since = f"{gate}/{limit.name}/{window(limit, at_ms)}/", ""
     else:
-        pattern, since = f"{gate}/{limit.name}/~/*", _minute(at_ms - LENGTH_MS[limit.window])
-    sql = f"SELECT 1 FROM spend_totals WHERE used > 0 AND scope GLOB ? AND substr(scope, -{_MINUTE_CHARS}) >= ?"
-    return store.row(sql, (pattern, since)) is not None
+        prefix, since = f"{gate}/{limit.name}/~/", _minute(at_ms - LENGTH_MS[limit.window])
+    sql = (
+        "SELECT 1 FROM spend_totals WHERE used > 0 AND scope > ? AND scope < ?"
+        f" AND substr(scope, length(scope) - {_MINUTE_CHARS - 1}) >= ?"
+    )
+    return store.row(sql, (*_between(prefix), since)) is not None

@@ -5,6 +5,8 @@ What it drew and spent is given back when the executor has said that it is undon
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sds.kernel.errors import StoreError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.flow import decision_record
@@ -47,9 +49,9 @@ def _stands(kernel: Kernel, dfid: str) -> bool:
     return bool(kernel.store.value("SELECT status FROM execution_log WHERE dfid = ?", (dfid,)) == "SUCCESS")
 
 
-def look_again(kernel: Kernel, *, now_ms: int) -> list[tuple[str, Exception]]:
-    """Look up every reversal that nobody knows the outcome of, and whose saga has ended. Nothing is sent. Return which
-    could not be, and why: they keep no other from it.
+def look_again(kernel: Kernel, *, now_ms: int, is_due: Callable[[str], bool]) -> list[tuple[str, Exception]]:
+    """Look up every reversal that is due, that nobody knows the outcome of, and whose saga has ended. Nothing is sent.
+    Return which could not be, and why: they keep no other from it.
     """
     failed = list[tuple[str, Exception]]()
     rows = kernel.store.rows(
@@ -61,7 +63,7 @@ def look_again(kernel: Kernel, *, now_ms: int) -> list[tuple[str, Exception]]:
     for dfid, parent in rows:
         try:
             order = decision_record.read_order(kernel.store, dfid)
-            if order is not None:
+            if order is not None and is_due(dfid):
                 settle(kernel, parent, order, kernel.dispatcher.reverted(order), now_ms)
         except Exception as error:  # noqa: BLE001  whatever is wrong with one, the next is looked up all the same
             failed.append((dfid, error))

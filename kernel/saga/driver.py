@@ -126,12 +126,15 @@ def alert(kernel: Kernel, found: Saga, choice: str, now_ms: int) -> None:
             saga.end(kernel.store, now, "ESCALATED", DIRTY, compensation=choice, now_ms=now_ms)
 
 
-def recover(kernel: Kernel, *, now_ms: int) -> tuple[int, int, list[tuple[str, Exception]]]:
+def recover(
+    kernel: Kernel, *, now_ms: int, is_due: Callable[[str], bool] = lambda _: True
+) -> tuple[int, int, list[tuple[str, Exception]]]:
     """End every saga whose driver is gone (see `_driven`); return how many ended, how many wait, dirty, for their
     compensation, and which could not be recovered, and why: they are as they were, and keep no other from it.
 
     No further step is taken: what was in the middle is complete, or nothing, or dirty. What was chosen from the menu
-    already is carried out; to choose takes a model, which whoever drives the saga next has.
+    already is carried out; to choose takes a model, which whoever drives the saga next has. `is_due`: whether to ask about
+    the reversal of a step now.
     """
     left, failed = list[str](), list[tuple[str, Exception]]()
     for found in _unfinished(kernel, now_ms, driven=False, failed=failed):
@@ -139,7 +142,7 @@ def recover(kernel: Kernel, *, now_ms: int) -> tuple[int, int, list[tuple[str, E
             left.append(_settle(kernel, found.dfid, now_ms))
         except Exception as error:  # noqa: BLE001  whatever is wrong with one saga, the next is settled all the same
             failed.append((found.dfid, error))
-    failed += compensation.look_again(kernel, now_ms=now_ms)
+    failed += compensation.look_again(kernel, now_ms=now_ms, is_due=is_due)
     return left.count("ENDED"), left.count("DIRTY"), failed
 
 

@@ -92,12 +92,18 @@ class MenuKernel(ChildKernel):
         """Return what of the menu can be carried out: nothing is offered that is known to fail."""
         became = [str(value).rpartition(" ")[2] for value in steps.values()]
         certain = "UNKNOWN" not in became and "DIRTY" not in became
-        reverts, voids = self.dispatcher.executor.reverts, self.dispatcher.executor.voids
+        reverts, voids = self.dispatcher.executor.reverts, self.dispatcher.executor.voids and self._is_known_outside()
         can = {
             REVERT: reverts and certain and "DONE" in became,
             CLOSE_ALL: reverts and "DIRTY" not in became and (voids or "UNKNOWN" not in became),
         }
         return tuple(sorted({ALERT_HUMAN, *(name for name in self._parent.menu if can.get(name))}))
+
+    def _is_known_outside(self) -> bool:
+        """Tell whether the outside still knows the keys of all steps that are open: what it has forgotten it cannot void."""
+        now = saga.load(self.store, self.contract, self._parent.dfid)
+        orders = [child.answer.dfid for child in now.steps if child.became == "UNKNOWN" and child.answer]
+        return all(map(self.dispatcher.keeps_key, orders))
 
     def envelope(self, situation: EnvelopeInputs) -> DecisionEnvelope:
         """Return the menu as it stands; without authority, only the human."""

@@ -370,6 +370,7 @@ def saga_answer(store: Reader, contract: Contract, dfid: str) -> SagaAnswer:
         raise StoreError(f"flow `{dfid}` is not in the record", dfid=dfid)
     steps = tuple(child.answer for child in saga.steps)
     begun = tuple(step.dfid for step in steps if step is not None)
-    sql = f"SELECT dfid, status FROM saga_reversals WHERE dfid IN ({', '.join('?' * len(begun))}) ORDER BY rowid"
+    first = "(SELECT MIN(idx) FROM ledger WHERE ledger.dfid = saga_reversals.dfid AND kind = 'REVERSAL')"
+    sql = f"SELECT dfid, status FROM saga_reversals WHERE dfid IN ({', '.join('?' * len(begun))}) ORDER BY {first}"
     reversals: dict[str, str] = dict(store.rows(sql, begun))
     return SagaAnswer(parent, saga.name, saga.phase, steps, saga.compensation, saga.chooser.answer, reversals)

@@ -211,6 +211,11 @@ CREATE TABLE monitor_buckets (
 
 -- Since version 5
 
+-- how often recovery has asked about an order that nobody knows the end of, and when it asks again (`operations.lookup_pauses`)
+CREATE TABLE order_lookups (
+    dfid TEXT PRIMARY KEY, asked INTEGER NOT NULL, due_at_ms INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
 -- until when a flow may be decided and its order sent, where whoever asked set a deadline; a human's decision knows none
 CREATE TABLE flow_deadlines (dfid TEXT PRIMARY KEY, deadline_ms INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 

@@ -77,8 +77,8 @@ class Reader(ABC):
         """Return the names of a table's columns, in their order."""
 
     @abstractmethod
-    def damage(self) -> list[str]:
-        """Return what the database itself finds wrong with its pages and constraints, one line each."""
+    def damage(self, *, quick: bool = False) -> list[str]:
+        """Return what the database itself finds wrong with its pages and constraints, one line each; `quick`: the first."""
 
     @abstractmethod
     def close(self) -> None: ...

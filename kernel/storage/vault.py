@@ -25,15 +25,12 @@ TEXT_FACTS = ("prompt",)  # what an engine measures that depends on a text
 ERASED, LOCKED = "[erased]", "[sealed]"  # what is shown in the place of a text
 
 _KEY = """
-SELECT {case}, k.wrapped, x.erased_at_ms, x.reason FROM {source}
-LEFT JOIN case_keys k ON k.gate = {gate} AND k.event_id = {event}
-LEFT JOIN erasures x ON x.gate = {gate} AND x.event_id = {event}
+SELECT f.gate, f.event_id, k.wrapped, x.erased_at_ms, x.reason FROM {source} f
+LEFT JOIN case_keys k ON k.gate = f.gate AND k.event_id = f.event_id
+LEFT JOIN erasures x ON x.gate = f.gate AND x.event_id = f.event_id
 """
-_OF_CASE = _KEY.format(case="?1, ?2", source="(SELECT 1)", gate="?1", event="?2")
-_OF_FLOW = (
-    _KEY.format(case="f.gate, f.event_id", source="decision_flows f", gate="f.gate", event="f.event_id")
-    + "WHERE f.dfid = ?"
-)
+_OF_CASE = _KEY.format(source="(SELECT ? AS gate, ? AS event_id)")
+_OF_FLOW = _KEY.format(source="decision_flows") + "WHERE f.dfid = ?"
 
 
 _NONE: Row = (None,) * 5

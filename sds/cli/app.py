@@ -13,10 +13,11 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from sds.cli import sandbox
 from sds.cli.common import A_GOOD_EVENT
 from sds.cli.decisions import decide, escalations, run
 from sds.cli.judgement import evaluate, fit, label
-from sds.cli.records import erase, keys, reconcile, record, replay
+from sds.cli.records import backup, erase, keys, reconcile, record, replay
 from sds.cli.render import plain
 from sds.cli.service import keys as service_keys
 from sds.cli.service import serve, webhooks
@@ -47,6 +48,7 @@ fit.add_to(app)
 evaluate.add_to(app)
 label.add_to(app)
 erase.add_to(app)
+backup.add_to(app)
 context.add_to(app)
 keys.add_to(app)
 service_keys.add_to(keys.keys)
@@ -57,6 +59,7 @@ doctor.add_to(app)
 models.add_to(app)
 bench.add_to(app)
 new.add_to(app)
+sandbox.add_to(app)
 
 
 def _show_version(wanted: bool) -> None:

@@ -16,7 +16,8 @@ import typer
 
 from sds.definitions.definition import NAME, GateDefinition
 from sds.definitions.registry import find, installed, is_path
-from sds.host.paths import decisions_path, gate_home, home, key_path, open_record
+from sds.host import paths
+from sds.host.paths import gate_home, has_record, home, key_path, open_record, record_name
 from sds.kernel.errors import EventError, ModelError, UsageError
 from sds.kernel.flow.intake import EVENT_BYTES_MAX, in_utf8
 from sds.kernel.storage.store import Store
@@ -69,7 +70,7 @@ def defined(gate: str) -> GateDefinition:
     try:
         return find(gate)
     except UsageError as error:
-        if NAME.fullmatch(gate) and gate not in installed() and decisions_path(gate_home(gate)).exists():
+        if NAME.fullmatch(gate) and gate not in installed() and has_record(gate_home(gate)):
             message = f"`{gate}` is a gate of your own: only its code knows its state and executor"
             raise UsageError(message, hint="name the path of its folder or file in place of its name") from error
         raise
@@ -80,11 +81,11 @@ def open_store(gate: str) -> Store:
     if not NAME.fullmatch(gate):
         raise UsageError(f"`{gate}` is not the name of a gate", hint="a gate has a name_in_lower_case")
     folder = gate_home(gate)
-    if not decisions_path(folder).exists() and not key_path(folder).exists():
+    if not has_record(folder) and not key_path(folder).exists():
         known = ", ".join(recorded())
         there = f"gates with a record there: {known}" if known else "no gate has a record there"
         hint = f"is SDS_HOME right? The home in use is `{home().absolute()}`; {there}"
-        raise UsageError(f"there is no record at `{decisions_path(folder)}` yet", hint=hint)
+        raise UsageError(f"there is no record at `{record_name(folder)}` yet", hint=hint)
     return open_record(folder)
 
 
@@ -107,7 +108,7 @@ def whole_dfid(store: Store, given: str) -> str:
 
 def recorded() -> list[str]:
     """Return the gates that have a record, one's own among them; what was put aside is no gate's."""
-    return sorted(path.parent.name for path in home().glob("*/decisions.db") if NAME.fullmatch(path.parent.name))
+    return [name for name in paths.recorded() if NAME.fullmatch(name)]
 
 
 def existing(model: Path) -> Path:

@@ -26,6 +26,7 @@ from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.state import Fields, StateSource
 from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.executor.key_retention import keys_kept_ms
 from sds.kernel.executor.protocol import Executor
 from sds.kernel.executor.statement import StatementLine
 from sds.kernel.flow.answer import Answer
@@ -247,6 +248,7 @@ def check_parts(source: object, executor: object) -> None:
     methods = all(callable(getattr(executor, name, None)) for name in ("dispatch", "lookup"))
     if isinstance(executor, type) or not methods or not isinstance(getattr(executor, "idempotent", None), bool):
         raise UsageError("the executor is no object with `idempotent` (bool), `dispatch` and `lookup`")
+    keys_kept_ms(executor)  # raises what is wrong with it
 
 
 def _check_source(source: object) -> None:

@@ -37,7 +37,7 @@ def preview_kernel(gate: GateDefinition, folder: Path) -> Iterator[Kernel]:
 
 def _store_to_look_at(folder: Path, contract: Contract, opened: ExitStack) -> Store:
     """Return the record if there is one that knows the agent; else an empty one, gone when it is closed."""
-    if paths.decisions_path(folder).exists():
+    if paths.has_record(folder):
         store = paths.open_record(folder)
         opened.callback(store.close)
         if store.locked and paths.key_path(folder).exists():

@@ -22,7 +22,7 @@ from sds.definitions.definition import Chaos, GateDefinition, QueuedCase
 from sds.engines.protocol import Engine
 from sds.gate import Gate
 from sds.host.clock import now_ms
-from sds.host.paths import decisions_path, open_record, public_keys_of, refuse_lost
+from sds.host.paths import has_record, open_record, public_keys_of, refuse_lost
 from sds.kernel.audit import verify
 from sds.kernel.audit.agent_history import agent_record
 from sds.kernel.decision.packet import DecisionPacket
@@ -284,7 +284,7 @@ def refuse_paused(gate: GateDefinition, folder: Path) -> None:
     """Raise UsageError where somebody halted the gate or its agent is not active, StoreError where nothing can be recorded:
     what is known before a model is opened is said before.
     """
-    if not decisions_path(folder).exists():
+    if not has_record(folder):
         refuse_lost(folder)
         return
     with closing(open_record(folder)) as store:

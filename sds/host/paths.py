@@ -1,23 +1,32 @@
 """Where a gate keeps its files: `$SDS_HOME`, or `.sds` in the working folder. One folder a gate.
 
+Its record is a file in it, or, where `$SDS_STORE` is the address of a PostgreSQL, a schema there.
+
 What can be made again, prepared weights, is in `$SDS_CACHE` or the user's cache folder, for all homes alike.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from contextlib import closing, suppress
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from sds.host import keys
 from sds.host.clock import now_ms
-from sds.kernel.errors import SdsError, StoreError
+from sds.kernel.errors import SdsError, StoreError, UsageError
 from sds.kernel.executor.protocol import Signer
 from sds.kernel.storage.checkpoints import CheckpointWitness, LedgerKey, PublicKeys, newest, refuse_altered_ledger
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.ledger import Head, head
 from sds.kernel.storage.sqlite import SqliteStore, look_at
 from sds.kernel.storage.store import Reader, Store
+
+SCHEMA_PREFIX = "sds_"  # of a gate's record in PostgreSQL
+_NAMES_A_SCHEMA = re.compile("[a-z][a-z0-9_]{0,58}")
+_COPY = "copy kernel.key from the machine that began the record"
 
 
 def home() -> Path:
@@ -75,11 +84,87 @@ def open_record(folder: Path) -> Store:
     that it can be read, verified and halted: what decides asks for its `signer`.
     """
     refuse_lost(folder)
-    store = SqliteStore(
-        decisions_path(folder), witness=CheckpointWitness(lambda since: _key_or_none(folder, since), now_ms)
-    )
+    return open_record_at(folder, store_url())
+
+
+def open_record_at(folder: Path, url: str | None) -> Store:
+    """Open the record of a folder: in PostgreSQL where `url` is one, else in its file; made where there is none."""
+    witness = CheckpointWitness(lambda since: _key_or_none(folder, since), now_ms)
+    if url is None:
+        store: Store = SqliteStore(decisions_path(folder), witness=witness)
+    else:
+        store = _postgres().PostgresStore(url, schema_name(folder), witness=witness)
+        try:
+            _refuse_other_keys(folder, store)
+        except SdsError:
+            store.close()
+            raise
     _unlock(store, folder)
     return store
+
+
+def store_url() -> str | None:
+    """Return `$SDS_STORE`, where records are kept in PostgreSQL; None: in files. Raises UsageError."""
+    url = os.environ.get("SDS_STORE") or None
+    if url is not None and not url.startswith(("postgresql://", "postgres://")):
+        raise UsageError("SDS_STORE is no address of a PostgreSQL", hint="postgresql://USER@HOST/DATABASE")
+    return url
+
+
+def schema_name(folder: Path) -> str:
+    """Return the schema of a gate's record in PostgreSQL. Raises UsageError for a folder that can name none."""
+    if not _NAMES_A_SCHEMA.fullmatch(folder.name):
+        message = f"the folder `{folder.name}` cannot name a schema of PostgreSQL"
+        raise UsageError(message, hint="lower-case letters, digits and `_`, 59 at most")
+    return f"{SCHEMA_PREFIX}{folder.name}"
+
+
+def _postgres() -> ModuleType:
+    try:
+        return import_module("sds.kernel.storage.postgres.store")
+    except ImportError as error:
+        hint = "pip install 'sovereign-decision-stream[service]'"
+        raise UsageError("a record in PostgreSQL needs packages that are not installed", hint=hint) from error
+
+
+def _refuse_other_keys(folder: Path, store: Reader) -> None:
+    """Raise StoreError when a record that several machines share was signed with keys that are not here."""
+    if not key_path(folder).exists():
+        return
+    ring, last = keys.read_ring(key_path(folder)), newest(store)
+    if last is not None and ring.ledger is not None and last.public_key not in ring.ledger.public.keys:
+        raise StoreError(f"the record was signed with other keys than those of `{key_path(folder)}`", hint=_COPY)
+
+
+def record_name(folder: Path) -> str:
+    """Return what a message calls a gate's record."""
+    return f"schema {schema_name(folder)} of $SDS_STORE" if store_url() else str(decisions_path(folder))
+
+
+def has_record(folder: Path) -> bool:
+    """Tell whether a gate has a record. Raises StoreError where PostgreSQL cannot be asked."""
+    if store_url() is None:
+        return decisions_path(folder).exists()
+    found = look_at_record(folder)
+    if found is not None:
+        found.close()
+    return found is not None
+
+
+def look_at_record(folder: Path) -> Reader | None:
+    """Open a gate's record to read it, as it is; None: there is none. Raises StoreError."""
+    if (url := store_url()) is None:
+        path = decisions_path(folder)
+        return look_at(path) if path.exists() else None
+    found: Reader | None = _postgres().look_at(url, schema_name(folder))
+    return found
+
+
+def recorded() -> list[str]:
+    """Return the names of all folders, or schemas, that hold a record."""
+    if (url := store_url()) is None:
+        return sorted(path.parent.name for path in home().glob("*/decisions.db"))
+    return [name.removeprefix(SCHEMA_PREFIX) for name in _postgres().records_in(url, SCHEMA_PREFIX)]
 
 
 def _unlock(store: Store, folder: Path) -> None:
@@ -109,9 +194,14 @@ def ledger_key(folder: Path, record: Reader) -> LedgerKey:
 
 def refuse_lost(folder: Path) -> None:
     """Raise StoreError when a gate's record is gone or empty but its key is there."""
-    path = decisions_path(folder)
-    if key_path(folder).exists() and not (path.exists() and path.stat().st_size):
-        raise StoreError(f"the record `{path}` is gone, but its key is there", hint="restore it, or use another folder")
+    if key_path(folder).exists() and not _is_begun(folder):
+        message = f"the record `{record_name(folder)}` is gone, but its key is there"
+        raise StoreError(message, hint="restore it, or use another folder")
+
+
+def _is_begun(folder: Path) -> bool:
+    """Tell whether there is a record, and more than an empty file."""
+    return has_record(folder) and (store_url() is not None or bool(decisions_path(folder).stat().st_size))
 
 
 def make_private(folder: Path, *, hint: str = "set SDS_HOME to a folder that can be written") -> None:
@@ -124,19 +214,24 @@ def make_private(folder: Path, *, hint: str = "set SDS_HOME to a folder that can
 
 def refuse_lost_key(folder: Path) -> None:
     """Raise StoreError when the keys are gone with which a record was signed: new ones would verify none of it."""
-    key, record = key_path(folder), decisions_path(folder)
-    if not (record.exists() and record.stat().st_size):
+    key = key_path(folder)
+    if not _is_begun(folder):
         return
-    orders, ledger = _signed(record)
+    orders, ledger = _signed(folder)
     if (orders or ledger) and not key.exists():
+        if store_url():
+            raise StoreError(f"the record was signed with keys that are not in `{folder}`", hint=_COPY)
         raise StoreError(f"the key `{key}` is gone, but its record is there", hint=keys.LOST)
     if ledger and keys.read_ring(key).ledger is None:
         raise StoreError(f"`{key}` is older than its record: it has no key of the ledger", hint=keys.LOST)
 
 
-def _signed(record: Path) -> tuple[bool, bool]:
+def _signed(folder: Path) -> tuple[bool, bool]:
     """Return whether a record holds orders, and checkpoints; of both, one in older records."""
-    with closing(look_at(record)) as reader:
+    found = look_at_record(folder)
+    if found is None:
+        return False, False
+    with closing(found) as reader:
         known = reader.schema
         orders, ledger = (
             table in known and reader.value(f"SELECT EXISTS (SELECT 1 FROM {table})") == 1

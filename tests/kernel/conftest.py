@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.kernel.durable import World
+from tests.kernel.stores import KINDS, Chosen
 
 
 @pytest.fixture
@@ -25,3 +26,10 @@ def world(folder: Path) -> Iterator[World]:
     made = World(folder)
     yield made
     made.close()
+
+
+@pytest.fixture(params=KINDS)
+def either_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run the test over each store."""
+    monkeypatch.setattr(Chosen, "kind", request.param)
+    return str(request.param)

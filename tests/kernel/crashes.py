@@ -9,10 +9,10 @@ from pathlib import Path
 from sds.kernel.audit import verify
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 from tests.kernel.durable import World, counters, witness
 from tests.kernel.faults import Crash, Faults, failing
+from tests.kernel.stores import opened_store
 
 STEPS_MAX = 3_000
 
@@ -28,7 +28,7 @@ def crashing(world: World, work: Callable[[Kernel], object], faults: Faults) -> 
     world.rail.live_through(faults)
     world.tickets.live_through(faults)
     try:
-        return work(world.open_kernel(SqliteStore(world.path, connect=failing(faults), witness=witness())))
+        return work(world.open_kernel(opened_store(world.path, connect=failing(faults), witness=witness())))
     except Crash:
         return None
     finally:

@@ -24,10 +24,11 @@ from sds.kernel.registry import registry
 from sds.kernel.storage.checkpoints import CheckpointWitness, LedgerKey
 from sds.kernel.storage.keyring import Keyring, Random
 from sds.kernel.storage.ledger import GENESIS, Head
-from sds.kernel.storage.sqlite import Connect, SqliteStore, connect
+from sds.kernel.storage.sqlite import Connect, connect
 from sds.kernel.storage.store import Store
 from sds.kernel.storage.vault import Texts
 from tests.kernel.outside import START_MS, Rail, Tickets
+from tests.kernel.stores import opened_store
 
 CONTRACT = """
 gate: claims
@@ -148,7 +149,7 @@ class World:
         return self.folder / "kernel.db"
 
     def open_store(self, how: Connect = connect) -> Store:
-        store = SqliteStore(self.path, connect=how, witness=witness())
+        store = opened_store(self.path, connect=how, witness=witness())
         store.unlock(Keyring(SIGNER, random=self._random))
         self._open.append(store)
         return store

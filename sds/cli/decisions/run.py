@@ -22,7 +22,7 @@ from sds.cli.render import counted, print_json
 from sds.definitions.definition import GateDefinition
 from sds.engines.protocol import Engine
 from sds.host.clock import now_ms
-from sds.host.paths import decisions_path, gate_home, open_record
+from sds.host.paths import gate_home, has_record, open_record, store_url
 from sds.kernel.envelope.bounds import format_literal
 from sds.kernel.errors import ModelError, SdsError, StoreError, UsageError, WorldError
 from sds.kernel.flow.answer import Answer
@@ -164,7 +164,7 @@ def _may_begin(gate: GateDefinition, folder: Path, *, anew: bool) -> None:
 
     if not anew:
         refuse_paused(gate, folder)
-    elif decisions_path(folder).exists():
+    elif has_record(folder):
         _may_be_set_aside(folder)
 
 
@@ -176,7 +176,10 @@ def _begin(folder: Path, *, anew: bool) -> None:
 
 def _set_aside(folder: Path) -> None:
     """Rename the gate's folder. Raises UsageError while a reset would lift a halt or forget an order in flight."""
-    if decisions_path(folder).exists():
+    if store_url() is not None:
+        hint = "ALTER SCHEMA ... RENAME TO ..., once no order is in the air; then rename the folder"
+        raise UsageError("a record in PostgreSQL is not set aside by --reset", hint=hint)
+    if has_record(folder):
         _may_be_set_aside(folder, noted=True)
     kept = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}.old-{n}")).exists())
     try:

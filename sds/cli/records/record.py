@@ -97,7 +97,7 @@ def flows(
     with closing(open_store(gate)) as store:
         rows = store.rows(
             "SELECT f.created_at_ms, f.dfid, s.name FROM decision_flows f LEFT JOIN sagas s ON s.dfid = f.dfid"
-            f" WHERE {' AND '.join(where) or 'TRUE'} ORDER BY f.created_at_ms DESC, f.rowid DESC LIMIT ?",
+            f" WHERE {' AND '.join(where) or 'TRUE'} ORDER BY f.created_at_ms DESC, f.dfid LIMIT ?",
             (*([state] if state else []), limit),
         )
         found = [(at_ms, saga, answers.answer(store, dfid)) for at_ms, dfid, saga in rows]

@@ -24,12 +24,13 @@ from sds.engines.protocol import Engine
 from sds.host.clock import now_ms
 from sds.host.keys import PUBLIC_FILE
 from sds.host.paths import (
-    decisions_path,
     fitted_readers,
     gate_home,
     home,
+    look_at_record,
     model_cache,
     public_keys_of,
+    record_name,
     refuse_altered,
     refuse_lost,
     refuse_lost_key,
@@ -42,8 +43,8 @@ from sds.kernel.executor.statement import read_statement
 from sds.kernel.executor.wholeness import Wholeness
 from sds.kernel.registry import registry
 from sds.kernel.storage.private_files import OTHERS
-from sds.kernel.storage.sqlite import SqliteStore, look_at
-from sds.kernel.storage.store import UPGRADABLE
+from sds.kernel.storage.sqlite import SqliteStore
+from sds.kernel.storage.store import UPGRADABLE, Reader
 
 _DAMAGED = "keep the file as it is and put a copy back"
 _SHOWN = ("llama-cpp-python", "common-expression-language", "pydantic", "orjson", "numpy")
@@ -132,25 +133,32 @@ def _store() -> str:
         _private(gate_home(gate))
         refuse_lost(gate_home(gate))
         public_keys_of(gate_home(gate))
-    records = [decisions_path(gate_home(gate)) for gate in gates]
-    for path in records:
-        _read_through(path)
-        _signed(path)
+    records = [gate_home(gate) for gate in gates]
+    for record in records:
+        _read_through(record)
+        _signed(record)
     found = f"{counted(len(records), 'record')} in it {'is' if len(records) == 1 else 'are'} whole"
-    halted = [path.parent.name for path in records if _halted(path)]
+    halted = [folder.name for folder in records if _halted(folder)]
     said = f"; halted by an operator: {', '.join(halted)}" if halted else ""
-    said += "".join(f"; the executor of {gate} {text}" for path in records for gate, text in _not_answering(path))
+    said += "".join(f"; the executor of {gate} {text}" for folder in records for gate, text in _not_answering(folder))
     return f"`{home()}` is writable, {found if records else 'no record in it'}{said}"
 
 
-def _halted(path: Path) -> bool:
-    with closing(look_at(path)) as record:
+def _opened(folder: Path) -> Reader:
+    record = look_at_record(folder)
+    if record is None:
+        raise StoreError(f"`{record_name(folder)}` is gone")
+    return record
+
+
+def _halted(folder: Path) -> bool:
+    with closing(_opened(folder)) as record:
         return record.halted
 
 
-def _not_answering(path: Path) -> list[tuple[str, str]]:
+def _not_answering(folder: Path) -> list[tuple[str, str]]:
     """Return the gates of a record whose executor does not answer, and since when."""
-    with closing(look_at(path)) as record:
+    with closing(_opened(folder)) as record:
         if "executor_breakers" not in record.schema:  # of an older version, and not opened since
             return []
         gates = [row[0] for row in record.rows("SELECT gate FROM executor_breakers WHERE opened_at_ms IS NOT NULL")]
@@ -168,36 +176,35 @@ def _private(folder: Path) -> None:
             raise UsageError(f"others than its user have rights to `{path}`", hint=hint)
 
 
-def _signed(path: Path) -> None:
+def _signed(folder: Path) -> None:
     """Raise when a gate would refuse to open: its keys are lost, or its ledger is not what was signed with them."""
-    refuse_lost_key(path.parent)
-    with closing(look_at(path)) as record:
+    refuse_lost_key(folder)
+    with closing(_opened(folder)) as record:
         if "checkpoints" in record.schema:
-            refuse_altered(path.parent, record)
+            refuse_altered(folder, record)
 
 
-def _read_through(path: Path) -> None:
+def _read_through(folder: Path) -> None:
     """Read every page of a record. Raises StoreError when one is damaged. Whether its contents are: `sds ledger`."""
-    with closing(look_at(path)) as record:
+    with closing(_opened(folder)) as record:
         try:
-            found = str(record.value("PRAGMA quick_check(1)"))
+            found = record.damage(quick=True)
             known = record.schema
             version = record.value("SELECT value FROM meta WHERE key = 'schema_version'") if "meta" in known else None
             missing = (
                 set() if version in UPGRADABLE else record.expected_schema.keys() - known.keys()
             )  # opening it adds them
         except StoreError as error:
-            raise StoreError(f"`{path}` is damaged: {error}", hint=_DAMAGED) from error
-    if found != "ok" or missing:
-        what = f"it has no `{min(missing)}`" if missing else one_line(found, 200)
-        raise StoreError(f"`{path}` is damaged: {what}", hint=_DAMAGED)
+            raise StoreError(f"`{record_name(folder)}` is damaged: {error}", hint=_DAMAGED) from error
+    if found or missing:
+        what = f"it has no `{min(missing)}`" if missing else one_line(found[0], 200)
+        raise StoreError(f"`{record_name(folder)}` is damaged: {what}", hint=_DAMAGED)
 
 
 def _contract(gate: GateDefinition) -> str:
     contract = gate.load_contract()
-    record = decisions_path(gate_home(gate.name))
-    if record.exists():
-        with closing(look_at(record)) as opened:
+    if (record := look_at_record(gate_home(gate.name))) is not None:
+        with closing(record) as opened:
             refused = registry.refusal(opened, contract, now_ms=now_ms())
         if refused is not None:
             raise ContractError(
@@ -210,9 +217,9 @@ def _contract(gate: GateDefinition) -> str:
 def _outside(gate: GateDefinition) -> str:
     """Raise when the record of a gate knows less than its executor lists: it was put back, or begun anew."""
     folder = gate_home(gate.name)
-    if not decisions_path(folder).exists():
+    if (found := look_at_record(folder)) is None:
         return "nothing was ordered yet"
-    with closing(look_at(decisions_path(folder))) as record, gate.opened(folder) as (_, executor):
+    with closing(found) as record, gate.opened(folder) as (_, executor):
         if not isinstance(executor, Lists):
             return f"the executor of {gate.name} lists nothing: its record cannot be compared"
         listing = partial(read_statement, executor.statement)

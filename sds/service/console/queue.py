@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 from sds.gate import Gate
 from sds.kernel.contract.human_terms import Impact, human_contract
+from sds.kernel.contract.schema import Contract
 from sds.kernel.human import cases
 from sds.kernel.human.cases import Case
 from sds.service.console import words
@@ -95,15 +96,18 @@ def waiting(name: str, gate: Gate, currency: str, taken: Mapping[str, Taken]) ->
             event_id=words.plain(case.event_id),
             since_ms=case.since_ms,
             reason=_reason(case),
-            proposed=" ".join([case.action, *(text for _, text in numbers(terms, case.action, case.numbers, currency))])
-            if case.action
-            else "",
+            proposed=_proposed(terms, case, currency),
             impact=case.impact(terms),
             damaged=case.damaged,
             taken=taken.get(case.dfid),
         )
         for case in found
     ]
+
+
+def _proposed(terms: Contract, case: Case, currency: str) -> str:
+    action = case.action
+    return " ".join((action, *(text for _, text in numbers(terms, action, case.numbers, currency)))) if action else ""
 
 
 def _reason(case: Case) -> str:

@@ -13,9 +13,9 @@ import pytest
 
 from sds.kernel.audit import verify
 from sds.kernel.storage.ledger import GENESIS, Head, entry_hash, head
-from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Row
 from tests.kernel.durable import PUBLIC, World, deny, refund
+from tests.kernel.stores import opened_store
 from tests.kernel.tampering import Stranger, bent, chained, faults, found_after, full_record, tampering
 from tests.scale import scale, seeded
 
@@ -57,7 +57,7 @@ def test_a_byte_flipped_in_the_file_itself_is_found(world: World):
         flipped = bytearray(whole)
         flipped[place] ^= 1 << rng.randrange(8)
         world.path.write_bytes(bytes(flipped))
-        with closing(SqliteStore(world.path)) as store:
+        with closing(opened_store(world.path)) as store:
             found = verify.verify(store).faults
         assert any(f"entry {n}:" in line for line in found for n in (idx, idx + 1)), found
     world.path.write_bytes(whole)
@@ -246,7 +246,7 @@ def test_damaged_pages_are_reported(world: World):
     with world.path.open("r+b") as file:
         file.seek(4096 * 12)
         file.write(b"\xff" * 4096 * 3)
-    with closing(SqliteStore(world.path)) as store:
+    with closing(opened_store(world.path)) as store:
         assert verify.verify(store).faults[0].startswith("database: ")
 
 

@@ -17,7 +17,10 @@ from tests.scale import seeded
 # Said openly in audit.py: how often an agent was rejected in a row is nowhere else, and a store of another schema
 # version is not even opened.
 UNSEALED = {("agents", "rejections")}
-NOT_PROVED = {"executor_breakers"}  # whether an executor answers is told by no ledger
+NOT_PROVED = {
+    "executor_breakers",
+    "order_lookups",
+}  # whether an executor answers, and when it is asked, is told by no ledger
 
 
 @pytest.fixture

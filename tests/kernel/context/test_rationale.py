@@ -13,11 +13,11 @@ from sds.kernel.audit import verify
 from sds.kernel.errors import ContractError, StoreError, UsageError
 from sds.kernel.flow.answer import Answer, answer
 from sds.kernel.storage import ledger
-from sds.kernel.storage.sqlite import SqliteStore
 from tests.kernel.crashes import every_step
 from tests.kernel.durable import World, contract, deny, escalate, refund
 from tests.kernel.faults import Crash, Faults, failing
 from tests.kernel.humans import PAY, resolve
+from tests.kernel.stores import opened_store
 
 AFTER = "rationale: {order: after, chars_max: 12}\n"
 TERMS = contract(more=AFTER)
@@ -180,7 +180,7 @@ def test_stopped_at_any_step_the_decision_stands_and_at_most_one_is_recorded(tmp
 
 def explained(world: World, decided: Answer, faults: Faults) -> bool:
     try:
-        with_faults = world.open_kernel(SqliteStore(world.path, connect=failing(faults)))
+        with_faults = world.open_kernel(opened_store(world.path, connect=failing(faults)))
         world.explain(decided.dfid, "not flown", with_faults)
     except (Crash, StoreError):
         return False

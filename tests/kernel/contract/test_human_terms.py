@@ -11,7 +11,6 @@ from sds.kernel.audit import verify
 from sds.kernel.contract.human_terms import human_contract, impact
 from sds.kernel.contract.schema import parse_contract
 from sds.kernel.errors import ContractError
-from sds.kernel.storage.sqlite import SqliteStore
 from tests.kernel.durable import (
     CONTRACT,
     World,
@@ -19,6 +18,7 @@ from tests.kernel.durable import (
     refund,
 )
 from tests.kernel.humans import ALWAYS, TERMS, change, escalated, refused, resolve
+from tests.kernel.stores import opened_store
 
 DRAWS = ("    draws: {ticket.compensations_left: 1}\n", "    draws: {ticket.refundable_minor: amount}\n")
 
@@ -90,7 +90,7 @@ def test_a_human_with_less_authority_than_the_agent_has_just_that(folder: Path):
     dfid = escalated(world, refund())
     assert "RBAC_DENIED" == refused(world, dfid, "OVERRIDE").reason_code
     assert "CLOSED" == resolve(world, dfid, "MODIFY", change("DENY", "NOT_ELIGIBLE")).state
-    with closing(SqliteStore(world.path)) as store:
+    with closing(opened_store(world.path)) as store:
         assert () == verify.verify(store).faults
     world.close()
 

@@ -12,6 +12,7 @@ from sds.kernel.executor import breaker
 from sds.kernel.executor.breaker import FAILURES_MAX, PROBE_MS
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.human.cases import waiting
+from sds.kernel.operations.recovery import recover
 from tests.kernel.durable import World, refund, see_through
 
 
@@ -99,3 +100,10 @@ def test_a_clock_that_is_set_back_does_not_keep_it_open(world: World, bank: Bank
     world.clock.advance(-10 * PROBE_MS)
     bank.down = False
     assert "SUCCESS" == world.decide(refund("1.00"), "C9", "T9").execution
+
+
+def test_an_answer_that_recovery_gets_closes_it(world: World, bank: Bank):
+    tags(world, range(FAILURES_MAX))
+    bank.down = False
+    assert FAILURES_MAX == recover(world.kernel, now_ms=world.clock()).success
+    assert not breaker.read(world.store, "claims").is_open

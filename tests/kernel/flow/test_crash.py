@@ -39,6 +39,7 @@ from tests.kernel.durable import (
     see_through,
 )
 from tests.kernel.faults import Faults
+from tests.kernel.stores import opened_store
 from tests.scale import scale, seeded
 
 
@@ -103,7 +104,7 @@ def fresh(template: Path, folder: Path) -> Callable[..., World]:
 def afterwards(world: World, case: Case, acknowledged: object) -> Answer:
     """Start again with everything fresh, recover, bring the same event again, and check all that must hold."""
     world.clock.advance(LEASE_MS + 1)
-    with closing(SqliteStore(world.path)) as store:
+    with closing(opened_store(world.path)) as store:
         kernel = world.open_kernel(store)
         recovery.recover(kernel, now_ms=world.clock())
         assert () == verify.verify(store).faults
@@ -198,7 +199,7 @@ def test_what_a_stopped_order_holds_stays_held_before_and_after_its_recovery(fre
 
     def stop_once(world: World, faults: Faults) -> bool:
         acknowledged = crashing(world, lambda kernel: case.tell(kernel, world), faults)
-        with closing(SqliteStore(world.path)) as store:
+        with closing(opened_store(world.path)) as store:
             kernel = world.open_kernel(store)
             see_through(kernel, world.event("another"), refund("170.00"))
             world.clock.advance(LEASE_MS + 1)

@@ -13,11 +13,11 @@ from sds.kernel.executor.statement import StatementLine, compare
 from sds.kernel.flow.answer import Answer
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import recovery
-from sds.kernel.storage.sqlite import SqliteStore
 from tests.kernel.crashes import check, copied, crashing, every_step
 from tests.kernel.durable import LEASE_MS, Propose, World, counters, see_through
 from tests.kernel.faults import Faults
 from tests.kernel.fraud import ALWAYS_HUMAN, FRAUD, allow, block, challenge
+from tests.kernel.stores import opened_store
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_stopped_at_any_step_a_challenge_is_made_at_most_once(template: Path, fo
         acknowledged = crashing(world, lambda kernel: see_once(kernel, world), faults)
         world.rail.misfortunes = []
         world.clock.advance(LEASE_MS + 1)
-        with closing(SqliteStore(world.path)) as store:
+        with closing(opened_store(world.path)) as store:
             kernel = world.open_kernel(store)
             recovery.recover(kernel, now_ms=world.clock())
             check(world, store, see_through(kernel, world.event(), challenge))

@@ -16,12 +16,12 @@ from sds.kernel.flow.kernel import Kernel
 from sds.kernel.human.attestation import attest
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import recovery
-from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 from tests.kernel.crashes import check, copied, crashing, every_step
 from tests.kernel.durable import LEASE_MS, World, refund, together
 from tests.kernel.faults import Faults
 from tests.kernel.humans import SORRY, TERMS, escalated, resolve
+from tests.kernel.stores import opened_store
 from tests.scale import scale, seeded
 
 RESOLUTIONS = {
@@ -72,7 +72,7 @@ def resolving(world: World, wanted: Resolution) -> Callable[[Kernel], Answer]:
 def afterwards(world: World, wanted: Resolution, acknowledged: object) -> None:
     """Start again with everything fresh and recover: the decision is whole, or was never made and can be made now."""
     world.clock.advance(LEASE_MS + 1)
-    with closing(SqliteStore(world.path)) as store:
+    with closing(opened_store(world.path)) as store:
         kernel = world.open_kernel(store)
         recovery.recover(kernel, now_ms=world.clock())
         assert () == verify.verify(store).faults

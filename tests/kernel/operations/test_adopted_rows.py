@@ -11,7 +11,6 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.executor.protocol import Receipt
-from sds.kernel.storage.sqlite import SqliteStore
 from sds.reconciliation import adopt
 from tests.kernel.durable import (
     World,
@@ -27,6 +26,7 @@ from tests.kernel.statements import (
     paid_elsewhere,
     restore,
 )
+from tests.kernel.stores import opened_store
 from tests.kernel.tampering import found_after
 
 
@@ -92,7 +92,7 @@ def test_stopped_at_any_step_each_order_is_taken_over_whole_or_not_at_all(world:
     whole = False
     for at in range(1, 2000):
         faults = Faults()
-        store = SqliteStore(world.path, connect=failing(faults))
+        store = opened_store(world.path, connect=failing(faults))
         faults.at = len(faults.steps) + at
         with suppress(Crash, SdsError):
             adopt(world.open_kernel(store), who="ada", reason="why", now_ms=world.clock)

@@ -19,7 +19,6 @@ from sds.kernel.human import cases
 from sds.kernel.operations import erasure
 from sds.kernel.operations.erasure import Erased
 from sds.kernel.saga import state as saga
-from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 from sds.kernel.storage.vault import Texts, destroy
 from tests.kernel.crashes import every_step
@@ -28,6 +27,7 @@ from tests.kernel.faults import Crash, Faults, failing
 from tests.kernel.humans import PAY, resolve
 from tests.kernel.older import writing_in_clear
 from tests.kernel.sagas import Script, run, terms
+from tests.kernel.stores import opened_store
 from tests.kernel.tampering import found_after
 
 AFTER = contract(more="rationale: {order: after, chars_max: 40}\nmemory: {entries_max: 4}\n")
@@ -338,13 +338,13 @@ def test_stopped_at_any_step_it_is_erased_whole_or_not_at_all(folder: Path):
     def stop_once(world: World, faults: Faults) -> bool:
         finished = False
         try:
-            erase(world, store=SqliteStore(world.path, connect=failing(faults)))
+            erase(world, store=opened_store(world.path, connect=failing(faults)))
             finished = True
         except Crash:
             pass
         finally:
             faults.bury()
-        with closing(SqliteStore(world.path)) as store:
+        with closing(opened_store(world.path)) as store:
             assert () == verify.verify(store).faults
             count = "SELECT (SELECT count(*) FROM case_keys), (SELECT count(*) FROM erasures), count(*) FROM ledger"
             seen.add(store.rows(count + " WHERE kind = 'ERASED'")[0])  # type: ignore[arg-type]

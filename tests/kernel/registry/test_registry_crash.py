@@ -12,12 +12,12 @@ from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import ContractError, TransitionError, UsageError
 from sds.kernel.registry import registry
-from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 from tests.kernel.authority import AGENT
 from tests.kernel.crashes import every_step
 from tests.kernel.durable import World, contract, escalate, refund
 from tests.kernel.faults import Crash, Faults, failing
+from tests.kernel.stores import opened_store
 
 TERMS = contract(("escalation: {per_hour: 1000000}", "escalation: {per_hour: 1}"))
 NARROWER = contract(("1.0.0", "1.1.0"), ("REFUND_TICKET, GOODWILL, DENY]", "GOODWILL, DENY]"))
@@ -76,13 +76,13 @@ def test_stopped_at_any_step_it_is_done_whole_or_not_at_all_and_done_again_it_is
     def stop_once(world: World, faults: Faults) -> bool:
         finished = False
         try:
-            ACTS[name](SqliteStore(world.path, connect=failing(faults)), world)
+            ACTS[name](opened_store(world.path, connect=failing(faults)), world)
             finished = True
         except Crash:
             pass
         finally:
             faults.bury()
-        with closing(SqliteStore(world.path)) as store:
+        with closing(opened_store(world.path)) as store:
             assert () == verify.verify(store).faults
             now = contents(store)
             seen.extend([] if now in seen else [now])

@@ -13,12 +13,12 @@ from sds.kernel.audit import verify
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.operations import recovery
 from sds.kernel.saga.state import SagaAnswer
-from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 from tests.kernel.crashes import copied, crashing, every_step
 from tests.kernel.durable import LEASE_MS, Propose, World, counters, deny
 from tests.kernel.faults import Faults
 from tests.kernel.sagas import ALERT_HUMAN, CLOSE_ALL, REVERT, Script, most, reversed_at, run, terms, with_misfortune
+from tests.kernel.stores import opened_store
 from tests.scale import scale, seeded
 
 STRIDE = scale(9, 1)  # every so many steps, from a seeded offset; all of them at full size
@@ -86,7 +86,7 @@ def afterwards(world: World, story: str, acknowledged: object) -> None:
     """Start again with everything fresh, recover, bring the same event again, and check all that must hold."""
     world.clock.advance(2 * LEASE_MS + 1)
     world.rail.misfortunes = []
-    with closing(SqliteStore(world.path)) as store:
+    with closing(opened_store(world.path)) as store:
         kernel = world.open_kernel(store)
         recovery.recover(kernel, now_ms=world.clock())
         assert () == verify.verify(store).faults

@@ -22,6 +22,7 @@ from sds.kernel.storage.store import Store
 from tests.kernel.crashes import every_step
 from tests.kernel.durable import PUBLIC, SEED, Clock, World, deny, together, witness
 from tests.kernel.faults import Crash, Faults, failing
+from tests.kernel.stores import opened_store
 from tests.kernel.tampering import (
     Stranger,
     bent,
@@ -337,18 +338,18 @@ def test_stopped_at_any_step_of_writing_and_closing_the_ledger_is_whole_and_the_
     def stop_once(world: World, crash: Faults) -> bool:
         finished = False
         try:
-            with closing(SqliteStore(world.path, connect=failing(crash), witness=witness())) as store:
+            with closing(opened_store(world.path, connect=failing(crash), witness=witness())) as store:
                 act(store, 3)
             finished = True
         except Crash:
             pass
         finally:
             crash.bury()
-        with closing(SqliteStore(world.path, witness=witness())) as store:
+        with closing(opened_store(world.path, witness=witness())) as store:
             assert () == verify.verify(store, public=PUBLIC).faults
             act(store)
             assert () == verify.verify(store, public=PUBLIC).faults
-        with closing(SqliteStore(world.path)) as store:
+        with closing(opened_store(world.path)) as store:
             report = verify.verify(store, public=PUBLIC)
             assert (report.head.idx, ()) == (report.signed, report.faults)
         return finished
@@ -367,14 +368,14 @@ def test_stopped_at_any_step_of_its_first_entry_a_record_begins_all_the_same(fol
     def stop_once(world: World, crash: Faults) -> bool:
         finished = False
         try:
-            with closing(SqliteStore(world.path, connect=failing(crash), witness=witness())) as store:
+            with closing(opened_store(world.path, connect=failing(crash), witness=witness())) as store:
                 act(store)
             finished = True
         except Crash:
             pass
         finally:
             crash.bury()
-        with closing(SqliteStore(world.path, witness=witness())) as store:
+        with closing(opened_store(world.path, witness=witness())) as store:
             act(store)
             assert [1] == signed(store)[:1]
             assert () == verify.verify(store, public=PUBLIC).faults

@@ -11,10 +11,10 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.storage import clock
 from sds.kernel.storage.clock import BACK_MS, Step
-from sds.kernel.storage.sqlite import SqliteStore
 from tests.kernel.audit.test_audit_tables import found_after
 from tests.kernel.durable import LEASE_MS, START_MS, World, compensate, escalate, refund
 from tests.kernel.spending import MAX_MINOR, Till, till
+from tests.kernel.stores import opened_store
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -157,7 +157,7 @@ def test_an_older_record_is_given_the_steps_that_its_ledger_has(world: World):
         for what in ("TRIGGER clock_was_set_back", "TABLE clock_steps"):
             db.execute(f"DROP {what}")
         db.execute("UPDATE meta SET value = '2' WHERE key = 'schema_version'")
-    with closing(SqliteStore(world.path)) as store:
+    with closing(opened_store(world.path)) as store:
         assert steps == store.rows("SELECT * FROM clock_steps")
         assert () == verify.verify(store).faults
 

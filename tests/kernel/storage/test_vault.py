@@ -23,7 +23,6 @@ from sds.kernel.flow.answer import Answer, answer
 from sds.kernel.human import cases
 from sds.kernel.saga import state as saga
 from sds.kernel.storage.keyring import Keyring
-from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.vault import PROMPT, PROPOSAL, Texts, key_for_case
 from tests.kernel.durable import (
     LEASE_MS,
@@ -39,6 +38,7 @@ from tests.kernel.durable import (
 )
 from tests.kernel.older import writing_in_clear
 from tests.kernel.sagas import Script, run, terms
+from tests.kernel.stores import opened_store
 
 BEFORE = contract(more="rationale: {order: before, chars_max: 40}\n")
 AFTER = contract(more="rationale: {order: after, chars_max: 40}\n")
@@ -209,13 +209,13 @@ def test_two_processes_that_open_one_case_make_one_key(world: World):
 
 def test_a_record_under_an_older_key_of_the_kernel_is_read_and_recognised(world: World):
     made = decided(world, f"my dog was ill {CARD}")
-    with closing(SqliteStore(world.path)) as store:
+    with closing(opened_store(world.path)) as store:
         store.unlock(Keyring(Rotated(b"x" * 32)))
         assert made == answer(store, made.dfid)
         kernel = world.open_kernel(store)
         assert made == kernel.open(world.event(text=f"my dog was ill {CARD}"))
         assert isinstance(kernel.open(world.event("C2")), DecisionPacket)
-    with closing(SqliteStore(world.path)) as store:
+    with closing(opened_store(world.path)) as store:
         store.unlock(Keyring(NEWER))
         assert 2 == len(store.rows("SELECT 1 FROM case_keys"))
         with pytest.raises(StoreError, match="the key of event `C1` is not wrapped under the kernel's"):
@@ -226,7 +226,7 @@ def test_without_the_kernels_key_all_but_the_texts_can_be_read_and_verified(worl
     made = decided(world)
     packet = world.packet("C2")
     waits = world.kernel.escalate(packet, "MODEL_UNAVAILABLE", "no model").dfid
-    with closing(SqliteStore(world.path)) as store:
+    with closing(opened_store(world.path)) as store:
         assert () == verify.verify(store).faults
         found = answer(store, made.dfid)
         assert found == replace(made, justification="NOT_TRAVELLED: [sealed]")

@@ -1,0 +1,176 @@
+"""Connections to one record: how they are set up, and the pool that keeps them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.adapt import Dumper, Loader
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
+
+from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.storage.postgres.errors import REFUSED, is_lost, mend, refused, said
+
+Connection = psycopg.Connection[Any]
+
+VERSION_MIN = 150_000
+CONNECTIONS_MAX = 12  # of one store in one process; the last ones are for reading
+WAIT_S = 5.0  # for a connection, and for the record's lock
+CONNECT_S = 5
+STOPPED_S = 30  # so long may a process stop in the middle of a transaction, and hold up all others
+LOST_MAX = 3  # so often a statement that begins something is tried again on another connection
+
+# Quietly: what a pool cannot connect, whoever asks it is told.
+logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
+
+
+class Url:
+    """The address of a server and database: it shows no password."""
+
+    def __init__(self, text: str) -> None:
+        try:
+            said = conninfo_to_dict(text, connect_timeout=CONNECT_S)
+        except psycopg.Error:  # its message names what it could not read, which may be the password
+            raise UsageError("the URL of the store cannot be read", hint="postgresql://USER@HOST/DATABASE") from None
+        self.conninfo = make_conninfo("", **said)
+        place = f"{said.get('host', '')}" + (f":{said['port']}" if "port" in said else "")
+        self.name = f"postgresql://{place}/{said.get('dbname', '')}"
+
+    def __repr__(self) -> str:
+        return f"Url({self.name})"
+
+
+class _Whole(Loader):
+    """A number of any size: an integer where it is one."""
+
+    def load(self, data: Any) -> int | float:
+        text = bytes(data).decode()
+        return float(text) if "." in text or "N" in text or "I" in text else int(text)
+
+
+class _Truth(Loader):
+    """A truth as 0 or 1, as SQLite has it."""
+
+    def load(self, data: Any) -> int:
+        return int(bytes(data) == b"t")
+
+
+class _Bit(Dumper):
+    oid = 20  # int8
+
+    def dump(self, obj: bool) -> bytes:
+        return b"1" if obj else b"0"
+
+
+def set_up(db: Connection, schema: str) -> None:
+    """Make a connection one to a record: numbers, its schema, how long it waits, that commits are on the disk."""
+    db.adapters.register_loader("numeric", _Whole)
+    db.adapters.register_loader("bool", _Truth)
+    db.adapters.register_dumper(bool, _Bit)
+    db.execute(
+        f"SET search_path = {schema}; SET lock_timeout = '{int(WAIT_S)}s';"
+        f" SET idle_in_transaction_session_timeout = '{STOPPED_S}s'; SET bytea_output = 'hex';"
+        " SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3;"
+        " SELECT set_config('synchronous_commit', 'on', false)"
+        " WHERE current_setting('synchronous_commit') IN ('off', 'local')",
+        prepare=False,
+    )
+
+
+def connected(url: Url, schema: str) -> Connection:
+    """Return a connection apart from the pool. Raises StoreError."""
+    try:
+        db = psycopg.connect(url.conninfo, autocommit=True)
+    except REFUSED as error:
+        raise StoreError(
+            f"`{url.name}` cannot be opened as a decision store: {said(error)}", hint=mend(error)
+        ) from error
+    try:
+        _check_server(db)
+        set_up(db, schema)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _check_server(db: Connection) -> None:
+    """Raise UsageError for a server on which a record is not what it should be."""
+    if db.info.server_version < VERSION_MIN:
+        raise UsageError(f"PostgreSQL {db.info.server_version // 10_000} is too old: it has to be 15 or newer")
+    asked = "SELECT current_setting('fsync'), current_setting('server_encoding'), current_setting('full_page_writes')"
+    fsync, encoding, pages = db.execute(asked).fetchone() or ("", "", "")
+    if (fsync, pages) != ("on", "on"):
+        raise UsageError("the server does not wait for its disk", hint="set fsync and full_page_writes to on")
+    if encoding != "UTF8":
+        raise UsageError(
+            f"the database is in {encoding}, not in UTF8", hint="createdb --encoding UTF8 --template template0"
+        )
+
+
+class Pool:
+    """Connections that are set up and in use by one thread at a time. One that died is replaced."""
+
+    def __init__(self, url: Url, schema: str) -> None:
+        self._url = url
+        self._pool: ConnectionPool[Connection] = ConnectionPool(
+            url.conninfo,
+            kwargs={"autocommit": True},
+            configure=lambda db: set_up(db, schema),
+            min_size=1,
+            max_size=CONNECTIONS_MAX,
+            num_workers=1,
+            timeout=WAIT_S,
+            open=True,
+        )
+
+    def take(self) -> Connection:
+        try:
+            return self._pool.getconn()
+        except PoolTimeout as error:
+            hint = "is PostgreSQL running? it is asked again next time"
+            raise StoreError(f"`{self._url.name}` gives no connection within {WAIT_S:.0f} s", hint=hint) from error
+        except PoolClosed as error:
+            raise StoreError("the store cannot be read: it is closed") from error
+
+    def give_back(self, db: Connection) -> None:
+        self._pool.putconn(db)
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        db = self.take()
+        try:
+            yield db
+        finally:
+            self.give_back(db)
+
+    def begun(self, begin: Callable[[Connection], Any], what: str) -> tuple[Connection, Any]:
+        """Return a connection, and what `begin` returned on it: done again where the connection had died before.
+
+        What begins must change nothing: whether it was done is not known. The caller gives the connection back.
+        """
+        for left in reversed(range(LOST_MAX)):
+            db = self.take()
+            try:
+                return db, begin(db)
+            except REFUSED as error:
+                lost = is_lost(error) and db.closed
+                self._abandon(db)
+                if not lost or not left:
+                    raise refused(error, what) from error
+                self._pool.check()  # if one is dead, so may the others be
+            except BaseException:
+                self._abandon(db)
+                raise
+        raise AssertionError("unreachable")
+
+    def _abandon(self, db: Connection) -> None:
+        """Give back a connection on which something was refused: the pool ends a transaction that is open."""
+        self.give_back(db)
+
+    def close(self) -> None:
+        self._pool.close()

@@ -1,0 +1,37 @@
+"""The kernel's statements, which are SQLite's, as PostgreSQL reads them. What has another name there is made a function
+of the record's schema (`functions.sql`); here is only what no function can be.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+STATEMENTS_MAX = 2_048  # of different texts that are remembered
+
+_PLANNER = re.compile(r" INDEXED BY \w+")  # what only SQLite's planner is told
+_TYPES = {"INTEGER": "BIGINT", "BLOB": "BYTEA", "REAL": "DOUBLE PRECISION", "TEXT": 'TEXT COLLATE "C"'}
+_TYPE = re.compile(r"\b(INTEGER|BLOB|REAL|TEXT)\b")
+_COMMENT = re.compile(r"--[^\n]*")
+_EXPRESSION = re.compile(r"ON (\w+) \((CASE .*)\);", re.DOTALL)
+_OPTIONS = re.compile(r"\) STRICT(, WITHOUT ROWID)?;")
+
+
+@lru_cache(STATEMENTS_MAX)
+def translated(sql: str) -> str:
+    """Return a statement whose values are bound in the place of `?` as one where they are bound in the place of `%s`."""
+    sql = _PLANNER.sub("", sql).replace("CROSS JOIN", "JOIN")
+    return sql.replace("%", "%%").replace("?", "%s")
+
+
+def defined(statement: str) -> str | None:
+    """Return the definition of a table or index of `schema.sql`; None for a trigger, which has a text of its own.
+
+    Texts are compared and ordered by their bytes, as SQLite does it.
+    """
+    statement = _COMMENT.sub("", statement).strip()
+    if statement.startswith("CREATE TABLE"):
+        return _OPTIONS.sub(");", _TYPE.sub(lambda found: _TYPES[found[0]], statement))
+    if statement.startswith(("CREATE INDEX", "CREATE UNIQUE INDEX")):
+        return _EXPRESSION.sub(r"ON \1 ((\2));", statement)
+    return None

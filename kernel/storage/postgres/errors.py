@@ -1,0 +1,57 @@
+"""What psycopg raises, as StoreError: one line, with a mend, never with the password."""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import errors
+
+from sds.kernel.canonical import one_line
+from sds.kernel.errors import StoreError
+from sds.kernel.storage.store import MESSAGE_CHARS_MAX
+
+UNKNOWN_END = "the connection was lost while it committed: whether it did, the record says"
+_RUNNING = "is PostgreSQL running, and its address right? it is asked again next time"
+_UNSTORABLE = (OverflowError, UnicodeEncodeError, psycopg.DataError)
+REFUSED = (psycopg.Error, OverflowError, UnicodeEncodeError)
+_MENDS: dict[type[psycopg.Error], str] = {
+    errors.InvalidPassword: "give the right user and password in the store's URL",
+    errors.InvalidAuthorizationSpecification: "give the right user and password in the store's URL",
+    errors.InvalidCatalogName: "make the database first: createdb",
+    errors.InsufficientPrivilege: "let its user make a schema in this database: GRANT CREATE ON DATABASE ... TO ...",
+    errors.LockNotAvailable: "another program holds it: end that, or try again",
+    errors.DiskFull: "the server's disk is full",
+    errors.TooManyConnections: "raise max_connections, or run fewer processes",
+    errors.ReadOnlySqlTransaction: "name the primary: this server only reads",
+    errors.UndefinedTable: "restore it from a backup",
+    errors.SerializationFailure: "try again",
+    errors.DeadlockDetected: "try again",
+}
+
+
+def is_lost(error: BaseException) -> bool:
+    """Tell whether the connection is gone, rather than what was asked of it refused."""
+    if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        return False
+    return error.sqlstate is None or error.sqlstate.startswith(("08", "57P", "25P03"))
+
+
+def is_worth_again(error: BaseException | None) -> bool:
+    return isinstance(error, errors.SerializationFailure | errors.DeadlockDetected)
+
+
+def refused(error: Exception, what: str) -> StoreError:
+    """Return what is raised in the place of an error; `what` begins the message."""
+    if isinstance(error, _UNSTORABLE) and not isinstance(error, errors.IntegrityError):
+        return StoreError(f"the store cannot hold such a value: {said(error)}")
+    return StoreError(f"{what}: {said(error)}", hint=mend(error))
+
+
+def said(error: Exception) -> str:
+    """Return the first line of what the server or psycopg says."""
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    return one_line(primary or error, MESSAGE_CHARS_MAX) or type(error).__name__
+
+
+def mend(error: Exception) -> str:
+    found = next((text for kind, text in _MENDS.items() if isinstance(error, kind)), "")
+    return found or (_RUNNING if is_lost(error) else "")

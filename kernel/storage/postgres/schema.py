@@ -1,0 +1,149 @@
+"""The schema of a record in PostgreSQL: made of `schema.sql`, as SQLite's is, and read back from the catalogue."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+
+import psycopg
+
+from sds.kernel.storage.postgres.dialect import defined
+from sds.kernel.storage.sqlite import statements
+from sds.kernel.storage.store import SCHEMA_VERSION
+
+Connection = psycopg.Connection[Any]
+
+_NAMED = re.compile(r"CREATE (?:UNIQUE )?(TABLE|INDEX|TRIGGER|OPERATOR) (\S+)")
+
+# Every object of one schema by name: what it is, down to who may fire it.
+_CATALOGUE = """
+SELECT c.relname, concat_ws(' ', c.relkind, c.relpersistence, c.relrowsecurity, c.relhasrules,
+    (SELECT string_agg(concat_ws(' ', a.attname, format_type(a.atttypid, a.atttypmod), l.collname, a.attnotnull, a.atthasdef,
+                                 pg_get_expr(d.adbin, d.adrelid)), ', ' ORDER BY a.attnum)
+     FROM pg_attribute a LEFT JOIN pg_collation l ON l.oid = a.attcollation
+     LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+     WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+    (SELECT string_agg(pg_get_constraintdef(k.oid) || k.convalidated::text, ', ' ORDER BY pg_get_constraintdef(k.oid))
+     FROM pg_constraint k WHERE k.conrelid = c.oid AND k.contype <> 'n'))
+FROM pg_class c WHERE c.relnamespace = %(schema)s::regnamespace AND c.relkind NOT IN ('i', 't', 'I')
+UNION ALL
+SELECT c.relname, pg_get_indexdef(c.oid) || ' ' || i.indisvalid::text || i.indisready::text
+FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid
+WHERE c.relnamespace = %(schema)s::regnamespace AND NOT EXISTS (SELECT 1 FROM pg_constraint k WHERE k.conindid = c.oid)
+UNION ALL
+SELECT t.tgname, pg_get_triggerdef(t.oid) || ' ' || t.tgenabled::text
+FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+WHERE c.relnamespace = %(schema)s::regnamespace AND NOT t.tgisinternal
+UNION ALL
+SELECT 'function ' || p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')', pg_get_functiondef(p.oid)
+FROM pg_proc p WHERE p.pronamespace = %(schema)s::regnamespace AND p.prokind = 'f'
+UNION ALL
+SELECT 'operator ' || o.oprname || ' ' || format_type(o.oprleft, NULL), o.oprcode::text || ' ' || format_type(o.oprright, NULL)
+FROM pg_operator o WHERE o.oprnamespace = %(schema)s::regnamespace
+"""
+_DISABLED = (
+    "SELECT 'the constraints of ' || c.relname || ' are switched off' FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid"
+    " WHERE c.relnamespace = %(schema)s::regnamespace AND t.tgisinternal AND t.tgenabled <> 'O'"
+)
+
+
+def lock_number(name: str) -> int:
+    """Return the advisory lock of a name: 63 bits of its SHA-256."""
+    return int.from_bytes(sha256(f"sds record {name}".encode()).digest()[:8]) >> 1
+
+
+def named_objects(schema: str) -> Iterator[tuple[str, str]]:
+    """Yield what a record is made of, in the order in which it can be made: name and definition."""
+    yield from _named_in("operators.sql", schema)
+    for statement in statements():
+        if (definition := defined(statement)) is not None:
+            yield _named(definition, ""), definition
+    yield from _named_in("triggers.sql", schema)
+
+
+def _named_in(file: str, schema: str) -> Iterator[tuple[str, str]]:
+    for definition in _text(file, schema).split("\n\n"):
+        if _NAMED.match(definition):
+            yield _named(definition, schema), definition
+
+
+def _named(definition: str, schema: str) -> str:
+    found = _NAMED.match(definition)
+    if found is None:
+        raise ValueError(definition)
+    kind, name = found.groups()
+    return f"operator {name.removeprefix(f'{schema}.')} text" if kind == "OPERATOR" else name
+
+
+def functions(schema: str) -> str:
+    """Return the statements that make all functions, or make them anew: those of triggers last, since they name tables."""
+    triggers = _text("triggers.sql", schema).split("\n\n")
+    made = (each for each in triggers if "CREATE OR REPLACE FUNCTION" in each)
+    return "\n\n".join([_text("functions.sql", schema), *made])
+
+
+def _text(file: str, schema: str) -> str:
+    return (files(__package__) / file).read_text(encoding="utf-8").format(schema=schema)
+
+
+def create(db: Connection, schema: str) -> None:
+    """Make an empty record in the caller's transaction, in which `schema` is to be searched."""
+    db.execute(f"CREATE SCHEMA {schema}", prepare=False)
+    complete(db, schema, {})
+    db.execute("INSERT INTO meta VALUES ('schema_version', %s), ('halted', '0')", (SCHEMA_VERSION,))
+
+
+def complete(db: Connection, schema: str, found: Mapping[str, str]) -> None:
+    """Make what a record lacks; what it has stays as it is."""
+    db.execute(functions(schema), prepare=False)
+    for name, definition in named_objects(schema):
+        if name not in found:
+            db.execute(definition, prepare=False)
+
+
+def catalogue(db: Connection, schema: str) -> dict[str, str]:
+    """Return the definition of everything in a schema by name, whatever the schema is called."""
+    rows = db.execute(_CATALOGUE, {"schema": schema}).fetchall()
+    return {name: text.replace(f"{schema}.", "") for name, text in rows}
+
+
+def switched_off(db: Connection, schema: str) -> list[str]:
+    """Return which constraints between tables are not looked at."""
+    return sorted({row[0] for row in db.execute(_DISABLED, {"schema": schema}).fetchall()})
+
+
+def expected(db: Connection) -> Mapping[str, str]:
+    """Return what `catalogue` says of a record that nobody has tampered with: one is made, read and rolled back."""
+    return _expected(_ByVersion(db))
+
+
+class _ByVersion:
+    """A connection that is as good as any other to the same version of the server."""
+
+    def __init__(self, db: Connection) -> None:
+        self.db, self._version = db, db.info.server_version
+
+    def __hash__(self) -> int:
+        return hash(self._version)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByVersion) and self._version == other._version
+
+
+@cache
+def _expected(like: _ByVersion) -> Mapping[str, str]:
+    db, schema = like.db, f"sds_expected_{secrets.token_hex(8)}"
+    db.execute("BEGIN", prepare=False)
+    try:
+        db.execute(f"SET LOCAL search_path = {schema}", prepare=False)
+        create(db, schema)
+        return catalogue(db, schema)
+    finally:
+        with suppress(psycopg.Error):
+            db.execute("ROLLBACK", prepare=False)

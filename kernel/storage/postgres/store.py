@@ -1,0 +1,285 @@
+"""A record in PostgreSQL: a schema of its own, in a database that may hold others'.
+
+Every writing transaction first takes one advisory lock of its record, and so sees everything that was committed before:
+one writes at a time, as in SQLite. A process that stops while it holds it is cut off after a while.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psycopg
+
+from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.storage.keyring import Keyring
+from sds.kernel.storage.postgres import schema as schemas
+from sds.kernel.storage.postgres.connections import Connection, Pool, Url, connected
+from sds.kernel.storage.postgres.dialect import translated
+from sds.kernel.storage.postgres.errors import REFUSED, UNKNOWN_END, is_lost, is_worth_again, mend, refused, said
+from sds.kernel.storage.store import SCHEMA_VERSION, UPGRADABLE, Reader, Result, Row, Store, Witness
+
+WRITERS_MAX = 8  # that wait for the record's lock at once, in one process: the other connections are for reading
+AGAIN_MAX = 5
+_SCHEMA = re.compile("[a-z][a-z0-9_]{0,62}")
+_NAME = re.compile("[a-z][a-z_]{0,31}")
+_READ, _REFUSED = "the store cannot be read", "the store refused"
+_MOMENT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL idle_in_transaction_session_timeout = 0"
+
+
+def _fetched(db: Connection, sql: str, values: Row) -> list[Row]:
+    return db.execute(translated(sql), values).fetchall()
+
+
+class _CatalogueReader(Reader):
+    """What is read of the catalogue over one connection."""
+
+    _schema_name: str
+
+    def _on_connection(self, ask: Callable[[Connection], Any]) -> Any:
+        raise NotImplementedError
+
+    @property
+    def schema(self) -> dict[str, str]:
+        found: dict[str, str] = self._on_connection(lambda db: schemas.catalogue(db, self._schema_name))
+        return found
+
+    def columns(self, table: str) -> tuple[str, ...]:
+        sql = "SELECT attname FROM pg_attribute WHERE attrelid = ?::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
+        return tuple(row[0] for row in self.rows(sql, (table,)))
+
+    def damage(self, *, quick: bool = False) -> list[str]:  # noqa: ARG002  it is quick anyway
+        """Return which constraints are switched off: of its pages the server answers for itself."""
+        found: list[str] = self._on_connection(lambda db: schemas.switched_off(db, self._schema_name))
+        return found
+
+
+def _expected_schema(url: Url, schema: str) -> Mapping[str, str]:
+    db = connected(url, schema)
+    try:
+        return schemas.expected(db)
+    except psycopg.Error as error:
+        raise refused(error, "its schema cannot be compared with a fresh one") from error
+    finally:
+        db.close()
+
+
+class PostgresReader(_CatalogueReader):
+    """One moment of a record, read in the one transaction of a connection."""
+
+    def __init__(
+        self, db: Connection, schema: str, expected: Callable[[], Mapping[str, str]], keyring: Keyring | None
+    ) -> None:
+        super().__init__(keyring)
+        self._db, self._schema_name, self._expected, self._lock = db, schema, expected, threading.RLock()
+
+    def rows(self, sql: str, values: Row = ()) -> list[Row]:
+        found: list[Row] = self._on_connection(lambda db: _fetched(db, sql, values))
+        return found
+
+    def _on_connection(self, ask: Callable[[Connection], Any]) -> Any:
+        with self._lock:
+            try:
+                return ask(self._db)
+            except REFUSED as error:
+                raise refused(error, _READ) from error
+
+    @property
+    def expected_schema(self) -> Mapping[str, str]:
+        return self._expected()
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+
+def look_at(url: str, schema: str) -> PostgresReader | None:
+    """Open a record to read it, as it is: nothing is made or added. None: there is no such schema. Raises StoreError."""
+    address = Url(url)
+    db = connected(address, schema)
+    db.execute("SET default_transaction_read_only = on", prepare=False)
+    reader = PostgresReader(db, schema, lambda: _expected_schema(address, schema), None)
+    if reader.value("SELECT to_regnamespace(?) IS NOT NULL", (schema,)):
+        return reader
+    reader.close()
+    return None
+
+
+def records_in(url: str, prefix: str) -> list[str]:
+    """Return the schemas of a database that begin so and hold a record. Raises StoreError."""
+    db = connected(Url(url), "pg_catalog")
+    try:
+        found = db.execute(
+            "SELECT n.nspname FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'ledger'"
+            " WHERE starts_with(n.nspname, %s) ORDER BY 1",
+            (prefix,),
+        )
+        return [str(row[0]) for row in found.fetchall()]
+    except psycopg.Error as error:
+        raise refused(error, _READ) from error
+    finally:
+        db.close()
+
+
+class PostgresStore(_CatalogueReader, Store):
+    """The record `schema` of a database. `url`: libpq's, `postgresql://...`; its password shows nowhere."""
+
+    def __init__(self, url: str, schema: str, *, witness: Witness | None = None) -> None:
+        super().__init__()
+        if not _SCHEMA.fullmatch(schema):
+            raise UsageError(f"`{schema}` is no name of a schema")
+        self._url, self._schema_name, self.witness = Url(url), schema, witness
+        self._lock_number = schemas.lock_number(schema)
+        self._begin = f"BEGIN; SELECT pg_advisory_xact_lock({self._lock_number})"
+        self._own = threading.local()
+        self._writers = threading.Semaphore(WRITERS_MAX)
+        self._prepare()
+        self._pool = Pool(self._url, schema)
+
+    @property
+    def name(self) -> str:
+        return f"{self._url.name}, schema {self._schema_name}"
+
+    def _prepare(self) -> None:
+        """Make the record, or add what an older version lacks. Raises StoreError."""
+        db = connected(self._url, self._schema_name)
+        try:
+            db.execute(self._begin, prepare=False)
+            self._make_or_upgrade(db)
+            db.execute("COMMIT", prepare=False)
+        except (*REFUSED, StoreError) as error:
+            why = str(error) if isinstance(error, StoreError) else said(error)
+            raise StoreError(f"`{self.name}` cannot be opened as a decision store: {why}", hint=mend(error)) from error
+        finally:
+            db.close()
+
+    def _make_or_upgrade(self, db: Connection) -> None:
+        there = db.execute("SELECT to_regnamespace(%s) IS NOT NULL", (self._schema_name,)).fetchone()
+        if there is None or not there[0]:
+            schemas.create(db, self._schema_name)
+            return
+        found = schemas.catalogue(db, self._schema_name)
+        if not {"meta", "ledger"} <= found.keys():
+            raise StoreError("it is the schema of another program")
+        version = db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+        if version is not None and version[0] in UPGRADABLE:
+            schemas.complete(db, self._schema_name, found)
+            db.execute("UPDATE meta SET value = %s WHERE key = 'schema_version'", (SCHEMA_VERSION,))
+        elif version is None or version[0] != SCHEMA_VERSION:
+            had = version[0] if version else None
+            raise StoreError(f"it has schema version `{had}`, this program needs `{SCHEMA_VERSION}`")
+
+    def close(self) -> None:
+        if self.witness is not None:
+            self.witness.closing(self)
+        self._pool.close()
+
+    def rows(self, sql: str, values: Row = ()) -> list[Row]:
+        """Return all rows of a statement: inside this thread's transaction, else as they were last committed."""
+        found: list[Row] = self._on_connection(lambda db: _fetched(db, sql, values))
+        return found
+
+    def _on_connection(self, ask: Callable[[Connection], Any]) -> Any:
+        if (own := self._transaction_of_thread()) is None:
+            db, found = self._pool.begun(ask, _READ)
+            self._pool.give_back(db)
+            return found
+        try:
+            return ask(own)
+        except REFUSED as error:
+            raise refused(error, _READ) from error
+
+    def _transaction_of_thread(self) -> Connection | None:
+        return getattr(self._own, "db", None)
+
+    @property
+    def expected_schema(self) -> Mapping[str, str]:
+        """Return what `schema` should be. Raises StoreError where the user may not make one to compare."""
+        return _expected_schema(self._url, self._schema_name)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        if self._transaction_of_thread() is not None:
+            raise StoreError(f"{_REFUSED}: cannot start a transaction within a transaction")
+        if not self._writers.acquire(timeout=60):
+            raise StoreError(f"{_REFUSED}: too many threads wait to write")
+        try:
+            begin = self._begin
+            self._own.db, _ = self._pool.begun(lambda db: db.execute(begin, prepare=False), _REFUSED)
+            try:
+                yield
+                self._commit(self._own.db)
+            except BaseException:
+                self._roll_back(self._own.db)
+                raise
+            finally:
+                db, self._own.db = self._own.db, None
+                self._pool.give_back(db)
+        finally:
+            self._writers.release()
+
+    def _commit(self, db: Connection) -> None:
+        try:
+            done = db.execute("COMMIT", prepare=False)
+        except psycopg.Error as error:
+            if is_lost(error):
+                raise StoreError(f"{_REFUSED}: {UNKNOWN_END}", hint=mend(error)) from error
+            raise refused(error, _REFUSED) from error
+        if done.statusmessage != "COMMIT":  # a statement before had failed, and its error was let pass
+            raise StoreError(f"{_REFUSED}: a statement of the transaction had failed")
+
+    def _roll_back(self, db: Connection) -> None:
+        with suppress(psycopg.Error):
+            if not db.closed:
+                db.execute("ROLLBACK", prepare=False)
+
+    def atomically(self, work: Callable[[], Result]) -> Result:
+        for left in reversed(range(AGAIN_MAX)):
+            try:
+                with self.transaction():
+                    return work()
+            except StoreError as error:
+                if not left or not is_worth_again(error.__cause__):
+                    raise
+        raise AssertionError("unreachable")
+
+    @contextmanager
+    def frozen(self) -> Iterator[Reader]:
+        db, _ = self._pool.begun(lambda db: db.execute(_MOMENT, prepare=False), _READ)
+        try:
+            yield PostgresReader(db, self._schema_name, lambda: self.expected_schema, self._keyring)
+        finally:
+            self._roll_back(db)
+            self._pool.give_back(db)
+
+    @contextmanager
+    def exclusively(self, name: str) -> Iterator[bool]:
+        """Lock over a connection of its own: the lock ends with it, whatever becomes of the process."""
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"`{name}` is no name of a lock", hint="lower-case letters and `_`")
+        db = connected(self._url, self._schema_name)
+        try:
+            number = schemas.lock_number(f"{self._schema_name} {name}")
+            db.execute("SET idle_session_timeout = 0", prepare=False)
+            got = db.execute("SELECT pg_try_advisory_lock(%s)", (number,)).fetchone()
+            yield bool(got and got[0])
+        except psycopg.Error as error:
+            raise refused(error, _REFUSED) from error
+        finally:
+            db.close()
+
+    def truncate_log(self) -> bool:
+        """Return False: older states of rows stay in the server's files until it vacuums, and in its log longer."""
+        return False
+
+    def run(self, sql: str, values: Row = ()) -> int:
+        db = self._transaction_of_thread()
+        if db is None:
+            raise StoreError(f"{_REFUSED}: there is no transaction")
+        try:
+            return db.execute(translated(sql), values).rowcount
+        except REFUSED as error:
+            raise refused(error, _REFUSED) from error

@@ -1,0 +1,92 @@
+"""`sds sandbox-gateway`: a payment gateway to try a gate against, in a process and a file of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sds.host.clock import now_ms
+from sds.kernel.errors import UsageError, WorldError
+from sds.kernel.storage.private_files import make_private_file
+
+if TYPE_CHECKING:
+    from sds.executors.sandbox.server import GatewayServer
+
+TOKEN_CHARS_MAX = 1024
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("sandbox-gateway")(sandbox_gateway)
+
+
+def sandbox_gateway(
+    port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="On 127.0.0.1; 0: any free one.")] = 0,
+    file: Annotated[Path, typer.Option("--file", help="Its own SQLite file; what was paid stays in it.")] = Path(
+        "gateway.db"
+    ),
+    faults: Annotated[
+        str,
+        typer.Option(
+            "--faults",
+            metavar="NAME=VALUE,...",
+            help="down, drop, fail, refuse, lose-replies, cut-replies, answer-twice (shares), delay-ms, forget-keys-ms, seed.",
+        ),
+    ] = "",
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="Ask for the token in this file.", show_default=False)
+    ] = None,
+) -> None:
+    """Play a payment gateway that loses replies, is slow, answers twice or forgets keys: to see that nothing is paid twice.
+
+    Prints one JSON line when it is ready, and what it has paid when it is ended. `GET /payments` tells that at any time.
+
+    Example: sds sandbox-gateway --port 8099 --faults lose-replies=0.1,delay-ms=200
+    """
+    token = _token(token_file)
+    with _opened(port, file, faults, token) as server:
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, lambda *_: Thread(target=server.shutdown).start())
+        typer.echo(json.dumps({"ready": True, "url": server.url, "port": server.server_port}))
+        server.serve_forever(poll_interval=0.05)
+        paid = server.books.totals()
+    typer.echo(
+        f"paid {paid['settled']} orders under {paid['keys']} keys, {paid['total']} in all,"
+        f" declined {paid['rejected']}, keys paid twice: {len(paid['paid_twice'])}"
+    )
+
+
+@contextmanager
+def _opened(port: int, file: Path, faults: str, token: str) -> Iterator[GatewayServer]:
+    from sds.executors.sandbox.books import Books  # noqa: PLC0415  a web server: no other command needs one
+    from sds.executors.sandbox.faults import parse_faults  # noqa: PLC0415
+    from sds.executors.sandbox.server import GatewayServer  # noqa: PLC0415
+
+    wanted = parse_faults(faults)
+    try:
+        make_private_file(file)
+        books = Books(file, now_ms)
+        server = GatewayServer(port, books, wanted, token=token)
+    except (sqlite3.Error, OSError) as error:
+        raise WorldError(f"no gateway with `{file}` on port {port}: {str(error).lower()}") from error
+    with closing(books), server:
+        yield server
+
+
+def _token(file: Path | None) -> str:
+    if file is None:
+        return ""
+    try:
+        text = file.read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the token in `{file}` cannot be read") from error
+    if not 0 < len(text) <= TOKEN_CHARS_MAX:
+        raise UsageError(f"`{file}` holds no token", hint=f"one line of at most {TOKEN_CHARS_MAX} characters")
+    return text

@@ -1,0 +1,161 @@
+"""What the sandbox gateway has done: one row for every order it carried out or declined, in an SQLite file of its own.
+
+It plays a system that belongs to somebody else. One connection, one lock; what is answered has survived a `kill -9`.
+A key that it has forgotten is as if it had never come: the same order again is paid again. The books forget nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+BUSY_S = 5.0
+PAGE_LINES = 100
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS payments (
+    number INTEGER PRIMARY KEY, key TEXT NOT NULL, order_body TEXT NOT NULL, amount INTEGER NOT NULL,
+    status TEXT NOT NULL CHECK (status IN ('settled', 'rejected')), at_ms INTEGER NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS payments_by_key ON payments (key);
+CREATE TABLE IF NOT EXISTS voids (key TEXT PRIMARY KEY, at_ms INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyAnswer:
+    """What is known of a key: settled, rejected, or absent; `conflict`: it stands for another order."""
+
+    status: str
+    number: int = 0
+    order: str = ""
+    detail: str = ""
+    replayed: bool = False
+
+    def as_data(self, key: str) -> dict[str, object]:
+        named = {"id": payment_id(self.number)} if self.number else {}
+        return {"key": key, "status": self.status, **named, **({"detail": self.detail} if self.detail else {})}
+
+
+def payment_id(number: int) -> str:
+    return f"pay_{number:08d}"
+
+
+VOIDED = KeyAnswer("rejected", detail="the key was made void")
+CONFLICT = KeyAnswer("conflict", detail="the key stands for another order")
+
+
+class Books:
+    """The file. `forget_ms`: for how long a key is known, None for ever; it may be set at any time."""
+
+    def __init__(self, path: Path, now_ms: Callable[[], int], forget_ms: int | None = None) -> None:
+        self.forget_ms, self._now_ms, self._lock = forget_ms, now_ms, Lock()
+        self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def pay(self, key: str, order: Mapping[str, Any], *, refuse: bool = False) -> KeyAnswer:
+        """Carry an order out once for its key, as long as that is known; `refuse`: decline a new one for good."""
+        body = json.dumps(order, sort_keys=True)
+        with self._writing():
+            known = self._find(key)
+            if known.order and known.order != body:
+                return CONFLICT
+            if known.status != "absent":
+                return KeyAnswer(known.status, known.number, known.order, known.detail, replayed=True)
+            status = "rejected" if refuse else "settled"
+            done = self._db.execute(
+                "INSERT INTO payments (key, order_body, amount, status, at_ms) VALUES (?, ?, ?, ?, ?)",
+                (key, body, int(order.get("amount", 0)), status, self._now_ms()),
+            )
+        return _found(int(done.lastrowid or 0), status, body)
+
+    def void(self, key: str) -> KeyAnswer:
+        """Make certain that nothing is done under `key`, as long as that is known; else tell what was done."""
+        with self._writing():
+            known = self._find(key)
+            if known.status == "absent":
+                self._db.execute("INSERT OR REPLACE INTO voids VALUES (?, ?)", (key, self._now_ms()))
+                return VOIDED
+        return known
+
+    def find(self, key: str) -> KeyAnswer:
+        with self._lock:
+            return self._find(key)
+
+    def _find(self, key: str) -> KeyAnswer:
+        since_ms = -1 if self.forget_ms is None else self._now_ms() - self.forget_ms
+        row = self._db.execute(
+            "SELECT number, status, order_body FROM payments WHERE key = ? AND at_ms > ? ORDER BY number DESC LIMIT 1",
+            (key, since_ms),
+        ).fetchone()
+        if row is not None:
+            return _found(*row)
+        void = self._db.execute("SELECT 1 FROM voids WHERE key = ? AND at_ms > ?", (key, since_ms)).fetchone()
+        return VOIDED if void else KeyAnswer("absent")
+
+    def statement(self, since_ms: int, until_ms: int, after: int) -> list[dict[str, Any]]:
+        """Return the next `PAGE_LINES` orders answered in this time, with a number above `after`."""
+        with self._lock:
+            rows = self._db.execute(
+                "SELECT number, key, order_body, amount, status, at_ms FROM payments"
+                " WHERE at_ms BETWEEN ? AND ? AND number > ? ORDER BY number LIMIT ?",
+                (since_ms, until_ms, after, PAGE_LINES),
+            ).fetchall()
+        return [
+            {
+                "number": number,
+                "id": payment_id(number),
+                "key": key,
+                "status": status,
+                "amount": amount,
+                "at_ms": at_ms,
+                "order": json.loads(body),
+            }
+            for number, key, body, amount, status, at_ms in rows
+        ]
+
+    def totals(self) -> dict[str, Any]:
+        """Return what was paid under each key and in all, and which keys were paid more than once."""
+        with self._lock:
+            rows = self._db.execute(
+                "SELECT key, count(*), sum(amount), max(order_body) FROM payments WHERE status = 'settled'"
+                " GROUP BY key ORDER BY min(number)"
+            ).fetchall()
+            declined = self._db.execute("SELECT count(*) FROM payments WHERE status = 'rejected'").fetchone()[0]
+        each = [{"key": key, "paid": n, "total": total, "order": json.loads(body)} for key, n, total, body in rows]
+        return {
+            "keys": len(rows),
+            "settled": sum(row[1] for row in rows),
+            "rejected": declined,
+            "total": sum(row[2] for row in rows),
+            "paid_twice": [row[0] for row in rows if row[1] > 1],
+            "payments": each,
+        }
+
+
+def _found(number: int, status: str, order: str) -> KeyAnswer:
+    return KeyAnswer(status, number, order, "" if status == "settled" else "the gateway declined the order")

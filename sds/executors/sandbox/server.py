@@ -1,0 +1,250 @@
+"""The sandbox gateway over HTTP/1.1, on this machine only: what an executor's outside may do, at its worst.
+
+    POST /payments             header Idempotency-Key, body a JSON object, `amount` a whole number in minor units: 201, or
+                               402 where it is declined. The same key and body again: the same answer, with the header
+                               Idempotent-Replayed. Another body: 422. The same still under way: 409
+    GET  /payments/KEY         200 settled, rejected or pending; 404 absent: nothing is known of this key
+    POST /payments/KEY/void    200 rejected: it is void; or settled: it was done before; 409 while it is under way
+    GET  /statement?since=MS&until=MS&after=N    the next orders answered in this time, `next` the number to go on after
+    GET  /payments             what was paid under each key, the total, and which keys were paid twice
+    GET  /faults, POST /faults {"lose-replies": 0.1, ...}: how it misbehaves from now on; what is not named ends
+
+With a token each of these needs `Authorization: Bearer TOKEN`. Only what is asked of payments meets faults.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict
+from hmac import compare_digest
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from threading import Lock
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from sds.executors.sandbox.books import Books, KeyAnswer
+from sds.executors.sandbox.faults import Fate, GatewayFaults, fate, read_faults
+from sds.kernel.errors import UsageError
+
+BODY_BYTES_MAX = 64 * 1024
+KEY_CHARS_MAX = 255
+IDLE_S = 30.0
+AGAIN_S = 0.02  # until a reply is sent a second time: by then the client may have sent its next question
+BACKLOG = 512
+
+_CODES = {"settled": 200, "rejected": 200, "absent": 404, "conflict": 422, "pending": 409}
+
+
+class GatewayServer(ThreadingHTTPServer):
+    """One gateway over its books. Port 0 takes any free one; `tls`: how it speaks HTTPS, None for HTTP."""
+
+    daemon_threads = True
+    request_queue_size = BACKLOG
+
+    def __init__(
+        self, port: int, books: Books, faults: GatewayFaults, *, token: str = "", tls: ssl.SSLContext | None = None
+    ) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        self.books, self.token, self.scheme = books, token, "https" if tls else "http"
+        self._lock, self._turns, self._at_work = Lock(), Counter[str](), set[str]()
+        self.misbehave(faults)
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.server_port}"
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # not HTTPServer's, which asks the name service who we are
+        self.server_name, self.server_port = "127.0.0.1", self.server_address[1]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: clients that go away, or speak no TLS, are what a gateway meets."""
+
+    def misbehave(self, faults: GatewayFaults) -> None:
+        self.faults, self.books.forget_ms = faults, faults.forget_keys_ms
+
+    def fate(self, key: str) -> Fate:
+        with self._lock:
+            self._turns[key] += 1
+            turn = self._turns[key]
+        return fate(self.faults, key, turn)
+
+    def begin(self, key: str) -> bool:
+        """Tell whether this is the only request at work on `key`, which `end` ends."""
+        with self._lock:
+            free = key not in self._at_work
+            self._at_work.add(key)
+        return free
+
+    def end(self, key: str) -> None:
+        with self._lock:
+            self._at_work.discard(key)
+
+    def is_at_work(self, key: str) -> bool:
+        with self._lock:
+            return key in self._at_work
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: GatewayServer
+    protocol_version = "HTTP/1.1"
+    timeout = IDLE_S
+    error_content_type = "application/json"
+    error_message_format = '{"status":"malformed","detail":"%(code)d"}'
+
+    def do_GET(self) -> None:
+        parts, asked = self._parts()
+        if not self._may():
+            return
+        if parts == ["payments"]:
+            self._answer(200, self.server.books.totals())
+        elif parts == ["faults"]:
+            self._answer(200, asdict(self.server.faults))
+        elif parts == ["statement"]:
+            self._statement(asked)
+        elif len(parts) == 2 and parts[0] == "payments":
+            self._look_up(parts[1])
+        else:
+            self._malformed(404, "there is no such place")
+
+    def do_POST(self) -> None:
+        parts, _ = self._parts()
+        body = self._body()
+        if not self._may():
+            return
+        if parts == ["payments"]:
+            self._pay(body)
+        elif parts == ["faults"]:
+            self._misbehave(body)
+        elif len(parts) == 3 and parts[0] == "payments" and parts[2] == "void":
+            self._void(parts[1])
+        else:
+            self._malformed(404, "there is no such place")
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class's name
+        """Say nothing: the books are what it has to say."""
+
+    def _parts(self) -> tuple[list[str], dict[str, list[str]]]:
+        url = urlsplit(self.path)
+        return [unquote(part) for part in url.path.split("/") if part], parse_qs(url.query)
+
+    def _may(self) -> bool:
+        wanted = f"Bearer {self.server.token}".encode()
+        given = self.headers.get("Authorization", "").encode("latin-1", "replace")
+        if not self.server.token or compare_digest(wanted, given):
+            return True
+        self._malformed(401, "who is asking")
+        return False
+
+    def _body(self) -> object:
+        length = self.headers.get("Content-Length", "0")
+        if not (length.isascii() and length.isdigit()) or int(length[:9]) > BODY_BYTES_MAX:
+            self.close_connection = True
+            return None
+        try:
+            return json.loads(self.rfile.read(int(length)).decode() or "null")
+        except (ValueError, RecursionError):
+            return None
+
+    def _pay(self, order: object) -> None:
+        key = self.headers.get("Idempotency-Key", "")
+        if not 0 < len(key) <= KEY_CHARS_MAX or not isinstance(order, dict) or type(order.get("amount", 0)) is not int:
+            self._malformed(400, "an order is a JSON object with a whole `amount`, under an Idempotency-Key")
+            return
+        drawn = self.server.fate(key)
+        if self._unserved(drawn) or not self._alone(key):
+            return
+        try:
+            time.sleep(drawn.delay_ms / 1000)
+            found = self.server.books.pay(key, order, refuse=drawn.refuse)
+        finally:
+            self.server.end(key)
+        code = {"settled": 201, "rejected": 402}.get(found.status, _CODES[found.status])
+        self._reply(drawn, code, found, key)
+
+    def _void(self, key: str) -> None:
+        drawn = self.server.fate(key)
+        if self._unserved(drawn) or not self._alone(key):
+            return
+        try:
+            found = self.server.books.void(key)
+        finally:
+            self.server.end(key)
+        self._reply(drawn, 200, found, key)
+
+    def _look_up(self, key: str) -> None:
+        drawn = self.server.fate(key)
+        if self._unserved(drawn):
+            return
+        at_work = self.server.is_at_work(key)
+        found = self.server.books.find(key)  # after it: what ended in between is in the books
+        if at_work and found.status == "absent":
+            self._answer(200, KeyAnswer("pending").as_data(key))
+        else:
+            self._reply(drawn, _CODES[found.status], found, key)
+
+    def _alone(self, key: str) -> bool:
+        if self.server.begin(key):
+            return True
+        self._answer(_CODES["pending"], KeyAnswer("pending", detail="the same is under way").as_data(key))
+        return False
+
+    def _unserved(self, drawn: Fate) -> bool:
+        if drawn.down:
+            self._answer(503, {"status": "down"})
+        elif drawn.fail_before:
+            self._answer(500, {"status": "failed"})
+        elif drawn.drop:
+            self.close_connection = True
+        return drawn.down or drawn.fail_before or drawn.drop
+
+    def _reply(self, drawn: Fate, code: int, found: KeyAnswer, key: str) -> None:
+        if drawn.lose:
+            self.close_connection = True
+        elif drawn.fail_after:
+            self._answer(500, {"status": "failed"})
+        else:
+            self._answer(code, found.as_data(key), replayed=found.replayed, cut=drawn.cut)
+            if drawn.twice:
+                time.sleep(AGAIN_S)
+                self._answer(code, found.as_data(key), replayed=found.replayed)
+
+    def _statement(self, asked: dict[str, list[str]]) -> None:
+        try:
+            since_ms, until_ms = int(asked["since"][0]), int(asked["until"][0])
+            after = int(asked.get("after", ["0"])[0] or 0)
+            lines = self.server.books.statement(since_ms, until_ms, after)
+        except (KeyError, ValueError, OverflowError):
+            self._malformed(400, "since and until are milliseconds, after is a number")
+            return
+        self._answer(200, {"lines": lines, "next": str(lines[-1]["number"]) if lines else None})
+
+    def _misbehave(self, body: object) -> None:
+        try:
+            self.server.misbehave(read_faults(body if isinstance(body, dict) else {"": body}))
+        except UsageError as error:
+            self._malformed(400, str(error))
+            return
+        self._answer(200, asdict(self.server.faults))
+
+    def _malformed(self, code: int, detail: str) -> None:
+        self._answer(code, {"status": "malformed", "detail": detail})
+
+    def _answer(self, code: int, data: object, *, replayed: bool = False, cut: bool = False) -> None:
+        body = json.dumps(data).encode()
+        with suppress(OSError):
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            if replayed:
+                self.send_header("Idempotent-Replayed", "true")
+            self.end_headers()
+            self.wfile.write(body[: len(body) // 2] if cut else body)
+        self.close_connection = self.close_connection or cut

@@ -1,0 +1,130 @@
+"""The sandbox gateway: what it does, and each way in which it misbehaves. Storms count by it what was paid twice."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from sds.executors.sandbox.faults import GatewayFaults, fate, parse_faults
+from sds.kernel.errors import UsageError
+from tests.executors.gateways import asked, in_process, in_thread
+
+ORDER = {"amount": 120, "account": "A-1"}
+
+
+def test_the_same_key_is_paid_once_and_its_answer_is_repeated(tmp_path: Path) -> None:
+    with in_thread(tmp_path) as gateway:
+        first = asked(gateway.url, "POST", "/payments", ORDER, "k-1")
+        with httpx2.Client(trust_env=False) as client:
+            again = client.post(f"{gateway.url}/payments", json=ORDER, headers={"Idempotency-Key": "k-1"})
+        assert (
+            (201, {"key": "k-1", "status": "settled", "id": "pay_00000001"})
+            == first
+            == (again.status_code, again.json())
+        )
+        assert "true" == again.headers["Idempotent-Replayed"]
+        assert 422 == asked(gateway.url, "POST", "/payments", {"amount": 121}, "k-1")[0]
+        assert (120, []) == _paid(gateway.url)
+
+
+def test_a_void_key_is_never_paid_and_a_paid_one_not_voided(tmp_path: Path) -> None:
+    with in_thread(tmp_path) as gateway:
+        assert (404, "absent") == _status(asked(gateway.url, "GET", "/payments/k-1"))
+        assert (200, "rejected") == _status(asked(gateway.url, "POST", "/payments/k-1/void"))
+        assert (402, "rejected") == _status(asked(gateway.url, "POST", "/payments", ORDER, "k-1"))
+        asked(gateway.url, "POST", "/payments", ORDER, "k-2")
+        assert (200, "settled") == _status(asked(gateway.url, "POST", "/payments/k-2/void"))
+        assert (120, []) == _paid(gateway.url)
+
+
+def test_what_it_has_forgotten_it_calls_absent_and_pays_again(tmp_path: Path) -> None:
+    with in_thread(tmp_path, "forget-keys-ms=50") as gateway:
+        asked(gateway.url, "POST", "/payments", ORDER, "k-1")
+        time.sleep(0.06)
+        assert (404, "absent") == _status(asked(gateway.url, "GET", "/payments/k-1"))
+        asked(gateway.url, "POST", "/payments", ORDER, "k-1")
+        assert (240, ["k-1"]) == _paid(gateway.url)
+
+
+@pytest.mark.parametrize(("fault", "paid"), [("lose-replies=1", 120), ("cut-replies=1", 120), ("drop=1", 0)])
+def test_replies_are_lost_before_or_after_the_work(fault: str, paid: int, tmp_path: Path) -> None:
+    with in_thread(tmp_path, fault) as gateway:
+        with pytest.raises(httpx2.RemoteProtocolError):
+            asked(gateway.url, "POST", "/payments", ORDER, "k-1")
+        assert (paid, []) == _paid(gateway.url)
+
+
+def test_a_reply_that_comes_twice_meets_the_next_question(tmp_path: Path) -> None:
+    with (
+        in_thread(tmp_path, "answer-twice=1") as gateway,
+        httpx2.Client(base_url=gateway.url, trust_env=False) as client,
+    ):
+        client.post("/payments", json=ORDER, headers={"Idempotency-Key": "k-1"})
+        assert "k-1" == client.get("/payments/k-2").json()["key"]
+
+
+def test_of_one_key_at_once_one_is_at_work_and_the_others_are_told(tmp_path: Path) -> None:
+    with in_thread(tmp_path, "delay-ms=200") as gateway, ThreadPoolExecutor(4) as pool:
+        sent = [pool.submit(asked, gateway.url, "POST", "/payments", ORDER, "k-1") for _ in range(3)]
+        time.sleep(0.1)
+        assert "pending" == asked(gateway.url, "GET", "/payments/k-1")[1]["status"]
+        assert [201, 409, 409] == sorted(each.result()[0] for each in sent)
+
+
+def test_declined_down_and_failing(tmp_path: Path) -> None:
+    with in_thread(tmp_path) as gateway:
+        for faults, code in (({"refuse": 1}, 402), ({"down": 1}, 503), ({"fail": 1}, 500)):
+            asked(gateway.url, "POST", "/faults", faults)
+            assert code == asked(gateway.url, "POST", "/payments", ORDER, f"k-{code}")[0]
+        assert 400 == asked(gateway.url, "POST", "/faults", {"fial": 1})[0]
+
+
+def test_the_statement_comes_in_pages(tmp_path: Path) -> None:
+    with in_thread(tmp_path) as gateway:
+        for number in range(101):
+            gateway.books.pay(f"k-{number}", ORDER)
+        first = asked(gateway.url, "GET", "/statement?since=0&until=99999999999999")[1]
+        rest = asked(gateway.url, "GET", f"/statement?since=0&until=99999999999999&after={first['next']}")[1]
+        assert (100, 1, "k-100") == (len(first["lines"]), len(rest["lines"]), rest["lines"][0]["key"])
+
+
+def test_without_its_token_it_answers_nothing(tmp_path: Path) -> None:
+    with in_thread(tmp_path, token="tok") as gateway:  # noqa: S106  of a sandbox
+        assert 401 == asked(gateway.url, "POST", "/payments", ORDER, "k-1")[0]
+
+
+def test_the_same_seed_gives_each_key_the_same_fate() -> None:
+    faults = parse_faults("lose-replies=0.5,delay-ms=7,seed=3")
+    assert GatewayFaults(lose_replies=0.5, delay_ms=7, seed=3) == faults
+    drawn = [fate(faults, f"k-{number}", 1).lose for number in range(200)]
+    assert drawn == [fate(faults, f"k-{number}", 1).lose for number in range(200)]
+    assert 60 < sum(drawn) < 140
+
+
+@pytest.mark.parametrize("text", ["lose", "lose-replies=2", "delay-ms=x", "down=nan", "seed=1,seed=2", "fial=1"])
+def test_faults_that_are_none_are_refused_in_one_line(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_faults(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_keeps_its_books_and_says_what_it_paid(tmp_path: Path) -> None:
+    """What was paid stays in the file: a gateway that was killed goes on with it."""
+    with in_process(tmp_path) as url:
+        assert 201 == asked(url, "POST", "/payments", ORDER, "k-1")[0]
+    with in_process(tmp_path) as url:
+        assert (201, "settled") == _status(asked(url, "POST", "/payments", ORDER, "k-1"))
+        assert (120, []) == _paid(url)
+
+
+def _status(answer: tuple[int, dict[str, object]]) -> tuple[int, object]:
+    return answer[0], answer[1]["status"]
+
+
+def _paid(url: str) -> tuple[int, list[str]]:
+    totals = asked(url, "GET", "/payments")[1]
+    return totals["total"], totals["paid_twice"]

@@ -1,0 +1,38 @@
+"""The two stores, for tests that hold for both: `SDS_TEST_STORE=postgresql` runs whatever can be run over PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from sds.kernel.storage.sqlite import Connect, SqliteStore, connect
+from sds.kernel.storage.store import Store, Witness
+
+SQLITE, POSTGRESQL = "sqlite", "postgresql"
+KINDS = (SQLITE, POSTGRESQL)
+
+
+class Chosen:
+    """Which store `opened_store` opens."""
+
+    kind = os.environ.get("SDS_TEST_STORE", SQLITE)
+
+
+def schema_of(path: Path) -> str:
+    """Return the schema that stands for a file: a copy of a folder is another record."""
+    return f"sds_{sha256(str(path).encode()).hexdigest()[:16]}"
+
+
+def opened_store(path: Path, *, connect: Connect = connect, witness: Witness | None = None) -> Store:
+    """Open the store of a path: the file, or a schema of its own on the tests' server."""
+    if Chosen.kind == SQLITE:
+        return SqliteStore(path, connect=connect, witness=witness)
+    if connect.__module__ != SqliteStore.__module__:
+        pytest.skip("fails single steps of SQLite")
+    from sds.kernel.storage.postgres.store import PostgresStore
+    from tests.postgres import server_url
+
+    return PostgresStore(server_url(), schema_of(path), witness=witness)

