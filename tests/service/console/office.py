@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import threading
 import time
@@ -140,6 +141,11 @@ class Visitor(TestClient):
     def sends(self, path: str, page: str = "/console", **fields: str) -> Response:
         """Send a form of a page of this session."""
         return self.post(path, data={"csrf": self.csrf(page), **fields})
+
+
+def text(page: str) -> str:
+    """Return a page as its words, on one line."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
 
 
 def _defined(name: str, terms: object, source: StateSource, executor: Executor) -> GateDefinition:
