@@ -6,6 +6,7 @@ Everything is read; nothing is claimed or recorded. Texts are as the record has 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from sds.kernel.human.review import CaseView, HumanReview
 from sds.service.console import words
 from sds.service.console.words import Piece
 
+_NUMBER = re.compile(r"([A-Za-z_]\w{0,63})=(-?[0-9]{1,16})")
+_WHOLE = ("decision", "action")  # what the choice of a whole decision is called, by a policy and by a model
 _SAID = ("outcome", "decision", "who", "reason", "reason_code", "status", "reference", "right")  # of a ledger entry
 
 
@@ -92,7 +95,7 @@ class Entry:
 @dataclass(frozen=True, slots=True)
 class CasePage:
     """What the page of one case shows. `seen` names the state that was looked at; empty where it could not be read, which
-    `unread` says why. `override`: whether the proposal may be carried out as it is.
+    `unread` says why. `leaning`: the likeliest decision of an agent that made none. `override`: whether the proposal may be carried out as it is.
     """
 
     gate: str
@@ -107,6 +110,7 @@ class CasePage:
     numbers: tuple[tuple[str, str], ...]
     impact: Impact | None
     rationale: str
+    leaning: str
     alternatives: tuple[Alternatives, ...]
     kinds: tuple[Kind, ...]
     override: bool
@@ -158,7 +162,8 @@ def case_page(gate: Gate, dfid: str, review: HumanReview, *, currency: str, look
         numbers=tuple(numbers(terms, case.action or "", case.numbers, currency)),
         impact=case.impact(terms),
         rationale=words.plain(proposal.rationale) if proposal and proposal.rationale else "",
-        alternatives=tuple(map(alternative, case.alternatives)),
+        leaning=leaning(case, gate.contract, currency),
+        alternatives=tuple(alternative(each, gate.contract, currency) for each in case.alternatives),
         kinds=tuple(_kind(each.kind, each.impacts or (), currency) for each in may if each.kind),
         override=any(each.decision == "OVERRIDE" for each in may),
         history=tuple(history(gate, dfid)),
@@ -193,14 +198,35 @@ def numbers(terms: Contract, action: str, values: Mapping[str, int], currency: s
         yield name, words.amount(value, spec.scale(name), currency) if spec and known else f"{value} minor units"
 
 
-def alternative(measured: Mapping[str, Any]) -> Alternatives:
-    probabilities = measured.get("probabilities", {})
+def alternative(measured: Mapping[str, Any], terms: Contract, currency: str) -> Alternatives:
+    """Return what the model could choose between at one place, its labels as people read them."""
+    probabilities, chosen = measured.get("probabilities", {}), measured.get("chosen")
     ranked = sorted(probabilities.items(), key=lambda share: -share[1])
-    chosen = measured.get("chosen")
     return Alternatives(
         words.plain(measured.get("choice", "")),
-        tuple(Share(words.plain(label), min(1.0, max(0.0, float(p))), label == chosen) for label, p in ranked),
+        tuple(
+            Share(_label(terms, label, currency), min(1.0, max(0.0, float(p))), label == chosen) for label, p in ranked
+        ),
     )
+
+
+def _label(terms: Contract, label: str, currency: str) -> str:
+    """Return a label of an alternative; of one that is a whole decision (`KIND amount=5000`) its numbers with decimals."""
+    kind, *given = label.split(" ")
+    found = [_NUMBER.fullmatch(each) for each in given]
+    if kind not in terms.kinds or None in found:
+        return words.plain(label)
+    values = {each[1]: int(each[2]) for each in found if each}
+    return " ".join((kind, *(f"{name} {text}" for name, text in numbers(terms, kind, values, currency))))
+
+
+def leaning(case: Case, terms: Contract, currency: str) -> str:
+    """Return what the agent thought likeliest and how likely, where it measured that and handed the case over."""
+    for measured in case.alternatives:
+        if measured.get("choice") in _WHOLE and not case.action:
+            likeliest = alternative(measured, terms, currency).shares[:1]
+            return "".join(f"{each.label} ({each.probability:.2f})" for each in likeliest)
+    return ""
 
 
 def _kind(kind: KindBound, impacts: tuple[Impact, ...], currency: str) -> Kind:

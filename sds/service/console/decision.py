@@ -67,7 +67,7 @@ def decision_page(gate: Gate, dfid: str, *, currency: str) -> DecisionPage:
             opened_ms=flow["created_at_ms"],
             waits=flow["state"] == "ESCALATED" or order.get("status") == "UNKNOWN",
             sections=tuple(_sections(gate, record, currency)),
-            alternatives=tuple(_alternatives(proposed)),
+            alternatives=tuple(_alternatives(gate, proposed, currency)),
             history=tuple(history(gate, dfid)),
         )
     except NOT_AS_WRITTEN as error:
@@ -155,10 +155,10 @@ def _rationale(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"Why, after the decision: {words.plain(record['rationale'])}"
 
 
-def _alternatives(proposed: Mapping[str, Any]) -> Iterator[Alternatives]:
+def _alternatives(gate: Gate, proposed: Mapping[str, Any], currency: str) -> Iterator[Alternatives]:
     measured = json.loads(proposed.get("alternatives") or "[]")
-    if isinstance(measured, list):
-        yield from map(alternative, measured)
+    for each in measured if isinstance(measured, list) else ():
+        yield alternative(each, gate.contract, currency)
 
 
 def _numbers(gate: Gate, kind: str | None, params: str | None, currency: str) -> Facts:

@@ -14,7 +14,7 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.human import cases
 from sds.kernel.human.cases import Case
 from sds.service.console import words
-from sds.service.console.case import numbers
+from sds.service.console.case import leaning, numbers
 from sds.service.console.taken import Taken
 
 READ_MAX = 500  # cases of one gate that are looked through, oldest first
@@ -30,7 +30,9 @@ _IMPACTS: dict[Impact | None, str] = {"HIGH": "1", "LOW": "2", None: "3"}
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """One case that waits. `proposed`: in words, empty where nothing is; `taken`: by whom, if by anybody."""
+    """One case that waits. `proposed`: in words, empty where nothing is, and then what
+    the agent was `leaning` to, if it was measured; `taken`: by whom, if by anybody.
+    """
 
     gate: str
     dfid: str
@@ -38,6 +40,7 @@ class QueueRow:
     since_ms: int
     reason: str
     proposed: str
+    leaning: str
     impact: Impact | None
     damaged: bool
     taken: Taken | None
@@ -97,6 +100,7 @@ def waiting(name: str, gate: Gate, currency: str, taken: Mapping[str, Taken]) ->
             since_ms=case.since_ms,
             reason=_reason(case),
             proposed=_proposed(terms, case, currency),
+            leaning="" if case.damaged else leaning(case, gate.contract, currency),
             impact=case.impact(terms),
             damaged=case.damaged,
             taken=taken.get(case.dfid),

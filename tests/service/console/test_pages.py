@@ -31,7 +31,7 @@ def test_the_queue_shows_what_waits_oldest_first_with_its_reason_in_words(office
     assert sorted(places) == places
     shown = text(page)
     assert "C-1002 REFUND_TICKET 12.50 EUR The contract asks a human to approve what the agent proposed." in shown
-    assert "C-1004 nothing proposed The agent handed the case to a human." in shown
+    assert "C-1004 leaning to REFUND_TICKET (0.58) The agent handed the case to a human." in shown
     assert "H-2001 REFUND_TICKET 40.00 EUR An order was sent, and nobody knows what became of it." in shown
 
 

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from sds.kernel.envelope.bounds import bound
 from sds.service.console import words
+from sds.service.console.case import Share, alternative
 from sds.service.console.forms import written
 from sds.service.console.words import Piece
+from tests.kernel.durable import usual_contract
 
 
 @given(
@@ -87,3 +89,14 @@ def test_a_number_gets_its_decimals_and_what_is_none_is_left_to_the_kernel() -> 
             ("", 2),
         )
     ]
+
+
+def test_an_alternative_that_is_a_whole_decision_has_its_numbers_with_decimals() -> None:
+    labels = {"REFUND_TICKET amount=1250": 0.4, "DENY": 0.3, "technical": 0.2, "REFUND_TICKET amount=x": 0.1}
+    found = alternative({"choice": "decision", "chosen": "DENY", "probabilities": labels}, usual_contract(), "EUR")
+    assert [
+        Share("REFUND_TICKET amount 12.50 EUR", 0.4, chosen=False),
+        Share("DENY", 0.3, chosen=True),
+        Share("technical", 0.2, chosen=False),
+        Share("REFUND_TICKET amount=x", 0.1, chosen=False),
+    ] == list(found.shares)
