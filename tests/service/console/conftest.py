@@ -12,7 +12,6 @@ from tests.service.console.office import Office, Visitor, open_office
 
 @pytest.fixture
 def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Office]:
-    monkeypatch.delenv("SDS_STORE", raising=False)
     with open_office(tmp_path, monkeypatch.setenv) as made:
         yield made
 

@@ -74,7 +74,7 @@ HOLDS = contract(
 class Office:
     """`script`: what the agents propose, by key. `rail` pays for `claims`; that of `holds` never answers."""
 
-    def __init__(self, home: Path, opened: ExitStack, dev_keys: tuple[str, ...] = ()) -> None:
+    def __init__(self, home: Path, opened: ExitStack, dev_keys: tuple[str, ...] = (), store: str = "") -> None:
         self.tickets, self.script, self.clock = Tickets(), dict[str, Propose](), now_ms
         self.rail, self.silent = Rail(home / "rail.db"), Silent()
         claims, holds = (
@@ -85,7 +85,7 @@ class Office:
             )
         )
         self.claims, self.holds = claims.gate, holds.gate
-        self.database = open_database()
+        self.database = open_database(store)
         opened.callback(self.database.close)
         self.settings = ServiceSettings(gates=("claims", "holds"), dev_keys=dev_keys)
         gates = OpenGates({"claims": claims, "holds": holds})
@@ -169,11 +169,14 @@ def busy(office: Office) -> Mapping[str, str]:
 
 
 @contextmanager
-def open_office(home: Path, patch: Callable[[str, str], None], *, dev_keys: tuple[str, ...] = ()) -> Iterator[Office]:
-    """Open an office in a home of its own."""
+def open_office(
+    home: Path, patch: Callable[[str, str], None], *, dev_keys: tuple[str, ...] = (), store: str = ""
+) -> Iterator[Office]:
+    """Open an office in a home of its own. `store`: the URL of a PostgreSQL, where its records lie there."""
     patch("SDS_HOME", str(home))
+    patch("SDS_STORE", store)
     with ExitStack() as opened:
-        yield Office(home, opened, dev_keys)
+        yield Office(home, opened, dev_keys, store)
 
 
 @contextmanager

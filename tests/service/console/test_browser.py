@@ -26,10 +26,9 @@ LogIn = Callable[..., Page]
 
 @pytest.fixture(scope="module")
 def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("SDS_STORE", raising=False)
-        with open_office(tmp_path_factory.mktemp("office"), patch.setenv) as made:
-            yield made
+    home = tmp_path_factory.mktemp("office")
+    with pytest.MonkeyPatch.context() as patch, open_office(home, patch.setenv) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -68,7 +68,6 @@ def test_a_key_that_may_only_submit_does_not_open_it(office: Office) -> None:
 
 
 def test_the_key_that_a_development_service_prints_opens_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SDS_STORE", raising=False)
     with (
         open_office(tmp_path, monkeypatch.setenv, dev_keys=(digest_of("printed"),)) as office,
         Visitor(office, "http://127.0.0.1:8080") as visitor,
