@@ -17,7 +17,7 @@ from sds.cli import sandbox
 from sds.cli.common import A_GOOD_EVENT
 from sds.cli.decisions import decide, escalations, run
 from sds.cli.judgement import evaluate, fit, label
-from sds.cli.records import erase, keys, move, reconcile, record, replay
+from sds.cli.records import backup, erase, keys, move, reconcile, record, replay
 from sds.cli.render import plain
 from sds.cli.service import keys as service_keys
 from sds.cli.service import serve, webhooks
@@ -48,6 +48,7 @@ fit.add_to(app)
 evaluate.add_to(app)
 label.add_to(app)
 erase.add_to(app)
+backup.add_to(app)
 context.add_to(app)
 keys.add_to(app)
 service_keys.add_to(keys.keys)

@@ -85,6 +85,15 @@ sessions = sa.Table(
     sa.Column("made_at_ms", sa.BigInteger, nullable=False),
     sa.Column("seen_at_ms", sa.BigInteger, nullable=False),
 )
+taken = sa.Table(
+    "taken",
+    metadata,
+    sa.Column("gate", sa.Text, primary_key=True),
+    sa.Column("dfid", sa.Text, primary_key=True),
+    sa.Column("key_digest", sa.Text, nullable=False),
+    sa.Column("who", sa.Text, nullable=False),
+    sa.Column("at_ms", sa.BigInteger, nullable=False),
+)
 
 
 class Database:

@@ -1,0 +1,89 @@
+"""`sds backup` and `sds restore`: a copy of a gate's record, keys and head, and putting it back."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sds.cli.common import GateOption, JsonFlag, open_store
+from sds.cli.render import print_json, when
+from sds.definitions.definition import NAME
+from sds.host.backup import BackupManifest, back_up
+from sds.host.clock import now_ms
+from sds.host.keys import KEY_FILE, read_public
+from sds.host.paths import gate_home
+from sds.host.restoring import restore as put_back
+from sds.kernel.errors import UsageError
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("backup")(backup)
+    app.command("restore")(restore)
+
+
+def backup(
+    to: Annotated[
+        Path, typer.Option("--to", help="A folder that is not there yet; one file, where the name ends with .tar.")
+    ],
+    gate: GateOption = "refund",
+    with_key: Annotated[
+        bool, typer.Option("--with-key", help="Put kernel.key in, too: whoever has both reads every text.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Back up a gate's record, at one moment, while gates go on deciding: verified, with SHA-256s and the signed head.
+
+    Example: sds backup --gate refund --to backups/refund-2026-11-27
+    """
+    with closing(open_store(gate)) as store:
+        made = back_up(store, gate_home(gate), to, gate=gate, with_key=with_key, now_ms=now_ms())
+    if as_json:
+        print_json(made.model_dump(mode="json"))
+        return
+    typer.echo(f"{gate}: {_what(made)}, in `{to}`")
+    if with_key:
+        typer.echo(f"`{KEY_FILE}` is in it: whoever has it reads the text of every case")
+    else:
+        typer.echo(f"`{KEY_FILE}` is not in it, and without it no text can be read and nothing decided: keep it apart")
+
+
+def restore(
+    source: Annotated[Path, typer.Option("--from", help="What `sds backup` made: a folder, or a .tar file.")],
+    gate: GateOption = "refund",
+    public_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--public-key",
+            help="Whose signatures it must have: a copy of the gate's `ledger.pub`; without it, those in its folder,"
+            " else in the backup.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Put a backup back, once its sums, its whole ledger and its head are verified. What knows more is never overwritten.
+
+    Example: sds restore --gate refund --from backups/refund-2026-11-27
+    """
+    if not NAME.fullmatch(gate):
+        raise UsageError(f"`{gate}` is not the name of a gate", hint="a gate has a name_in_lower_case")
+    public = read_public(public_key) if public_key is not None else None
+    done = put_back(source, gate_home(gate), gate=gate, public=public)
+    if as_json:
+        print_json({**done.manifest.model_dump(mode="json"), "has_key": done.has_key})
+        return
+    typer.echo(f"{gate}: {_what(done.manifest)}, is in `{gate_home(gate)}`")
+    if not done.has_key:
+        typer.echo(f"put `{gate_home(gate) / KEY_FILE}` back, too: until then no text can be read and nothing decided")
+    typer.echo("it does not know what was decided since; nothing is paid twice if you now, in this order:")
+    typer.echo(f"  sds recover --gate {gate}")
+    typer.echo(f'  sds reconcile {gate} --adopt --reason "restored"     # where the executor lists its orders')
+    typer.echo("  send the events since then again")
+
+
+def _what(made: BackupManifest) -> str:
+    signed = "signed" if made.signed else "not signed"
+    return f"up to entry {made.head.idx}, of {when(made.made_ms, 'seconds')}, {signed}"

@@ -1,0 +1,284 @@
+"""A backup of one gate: its record at one moment, the public keys of the ledger, the signed head, SHA-256s of them all.
+
+The keys themselves are in it only where that is asked for: who has both reads the text of every case. It is a folder, or
+one file where its name ends with `.tar`. It has its name only once it is whole, on disk and verified.
+
+What is put back is verified first: the sums, the whole ledger with its tables, the head. `sds.host.restoring` does that.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from hashlib import file_digest
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import IO, Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sds.host import keys, paths
+from sds.kernel.audit import verify
+from sds.kernel.canonical import one_line, sha256_hex
+from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.storage import checkpoints, ledger
+from sds.kernel.storage.checkpoints import Checkpoint, PublicKeys
+from sds.kernel.storage.ledger import Head
+from sds.kernel.storage.private_files import replace_private_file, sync_folder
+from sds.kernel.storage.sqlite import SqliteStore
+from sds.kernel.storage.store import Store
+
+Name = Literal["decisions.db", "ledger.pub", "kernel.key"]
+
+FORM: Literal["sds backup 1"] = "sds backup 1"
+MANIFEST, RECORD = "manifest.json", "decisions.db"
+NAMES: tuple[Name, ...] = ("decisions.db", "ledger.pub", "kernel.key")
+ONE_FILE = ".tar"
+MANIFEST_BYTES_MAX = 64 * 1024
+MESSAGE_CHARS_MAX = 300
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class FileSum(_Strict):
+    """What one file of a backup must be."""
+
+    bytes: int = Field(ge=0)
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class BackupManifest(_Strict):
+    """What a backup is of. `signed`: the head under the ledger's key; None where the key was not there or never used.
+
+    `sha256`: of all this, with nothing in its own place.
+    """
+
+    form: Literal["sds backup 1"]
+    gate: str
+    made_ms: int
+    head: Head
+    signed: Checkpoint | None
+    files: dict[Name, FileSum]
+    sha256: str = ""
+
+    @property
+    def summed(self) -> BackupManifest:
+        """The same with its own sum."""
+        bare = self.model_copy(update={"sha256": ""})
+        return bare.model_copy(update={"sha256": sha256_hex(bare.model_dump_json().encode())})
+
+    @property
+    def expected(self) -> Head | Checkpoint:
+        return self.signed or self.head
+
+
+def back_up(store: Store, folder: Path, to: Path, *, gate: str, with_key: bool, now_ms: int) -> BackupManifest:
+    """Write a backup of a gate's record, open as `store`, to `to`, while others go on deciding; return what is in it.
+
+    The key is read after the record: a key made in between is one more than it needs, never one too few. Raises
+    UsageError where `to` is there already or there is no key to put in, StoreError where the record is damaged.
+    """
+    if to.exists():
+        raise UsageError(f"`{to}` is there already", hint="name one that is not; a backup overwrites nothing")
+    if with_key and not paths.key_path(folder).exists():
+        raise UsageError(f"there is no `{paths.key_path(folder)}` to back up", hint="leave out --with-key")
+    with _made_beside(to) as made:
+        copy_record(store, made / RECORD)
+        _put_keys(folder, made, with_key=with_key)
+        head, signed = verified(made / RECORD, keys_in(made), lambda copy: _signed(copy, folder, now_ms))
+        files: dict[Name, FileSum] = {name: file_sum(made / name) for name in NAMES if (made / name).exists()}
+        manifest = BackupManifest(form=FORM, gate=gate, made_ms=now_ms, head=head, signed=signed, files=files).summed
+        (made / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        _name(made, to)
+    return manifest
+
+
+@contextmanager
+def _made_beside(to: Path) -> Iterator[Path]:
+    """Yield a private folder beside `to`, which is gone afterwards unless it was given that name."""
+    try:
+        to.absolute().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made = Path(mkdtemp(dir=to.absolute().parent, prefix=f".{to.name}."))
+    except OSError as error:
+        raise _unwritable(to, error) from error
+    try:
+        yield made
+    except OSError as error:
+        raise _unwritable(to, error) from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _unwritable(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"`{path}` cannot be written: {(error.strerror or 'unknown cause').lower()}")
+
+
+def copy_record(store: Store, into: Path) -> None:
+    """Write the record as it is at one moment to a SQLite file that is not there yet. Raises StoreError."""
+    if not isinstance(store, SqliteStore):
+        raise UsageError("a record in PostgreSQL cannot be backed up yet", hint="pg_dump, and a copy of `kernel.key`")
+    try:
+        with closing(sqlite3.connect(f"{store.path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            db.execute("VACUUM INTO ?", (str(into),))
+    except sqlite3.Error as error:
+        raise StoreError(f"the record cannot be copied: {one_line(error, MESSAGE_CHARS_MAX)}") from error
+
+
+def _put_keys(folder: Path, made: Path, *, with_key: bool) -> None:
+    """Copy the public keys, and all of them where that is asked for; a key file is always replaced as a whole."""
+    if with_key:
+        replace_private_file(made / keys.KEY_FILE, paths.key_path(folder).read_bytes())
+    key = (made if with_key else folder) / keys.KEY_FILE
+    ring = keys.read_ring(key) if key.exists() else keys.Ring()
+    if ring.ledger is not None:
+        (made / keys.PUBLIC_FILE).write_bytes(ring.ledger.model_dump_json().encode() + b"\n")
+    elif (folder / keys.PUBLIC_FILE).exists():
+        shutil.copyfile(folder / keys.PUBLIC_FILE, made / keys.PUBLIC_FILE)
+
+
+def keys_in(folder: Path) -> PublicKeys | None:
+    """Return what verifies the ledger of the record in a folder; None where it has no public keys."""
+    path = folder / keys.PUBLIC_FILE
+    return keys.read_public(path) if path.exists() else None
+
+
+def verified(
+    record: Path,
+    public: PublicKeys | None,
+    signed: Callable[[Store], Checkpoint | None],
+    expected: Head | Checkpoint | None = None,
+) -> tuple[Head, Checkpoint | None]:
+    """Verify a copy of a record, whole; return its head and what `signed` says of it. Raises StoreError: it is damaged."""
+    with closing(SqliteStore(record)) as copy:
+        found = verify.verify(copy, expected, public)
+        if found.faults:
+            more = f", and {len(found.faults) - 1} more" if len(found.faults) > 1 else ""
+            raise StoreError(f"the record is damaged: {found.faults[0]}{more}", hint="sds ledger verify")
+        asked = signed(copy)
+        copy.truncate_log()
+    return found.head, asked
+
+
+def _signed(copy: Store, folder: Path, now_ms: int) -> Checkpoint | None:
+    """Return the copy's head under the ledger's key, which writes nothing to the record; None where there is no key."""
+    last, head = checkpoints.newest(copy), ledger.head(copy)
+    if last is None or not paths.key_path(folder).exists():
+        return None
+    return last if last.idx == head.idx else keys.ledger_key(folder, None, now_ms=now_ms).signed(head, last, now_ms)
+
+
+def file_sum(path: Path) -> FileSum:
+    """Return length and SHA-256 of a file, which is on disk and its user's alone afterwards."""
+    path.chmod(0o600)
+    with path.open("rb+") as file:
+        found = FileSum(bytes=path.stat().st_size, sha256=file_digest(file, "sha256").hexdigest())
+        os.fsync(file.fileno())
+    return found
+
+
+def _name(made: Path, to: Path) -> None:
+    """Give a backup its name, as a folder or as one file. Raises OSError."""
+    if to.suffix != ONE_FILE:
+        for name in (*NAMES, MANIFEST):
+            if (made / name).exists():
+                file_sum(made / name)
+        sync_folder(made)
+        made.rename(to)
+    else:
+        whole = made / to.name
+        with tarfile.open(whole, "w") as archive:
+            for name in (MANIFEST, *NAMES):
+                if (made / name).exists():
+                    archive.add(made / name, name)
+        file_sum(whole)
+        whole.rename(to)
+    sync_folder(to.absolute().parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """A backup's files, copied to a folder of their own and found to be what was backed up."""
+
+    folder: Path
+    manifest: BackupManifest
+
+    @property
+    def record(self) -> Path:
+        return self.folder / RECORD
+
+    @property
+    def key(self) -> Path | None:
+        path = self.folder / keys.KEY_FILE
+        return path if path.exists() else None
+
+
+@contextmanager
+def unpacked(source: Path, beside: Path) -> Iterator[Unpacked]:
+    """Copy a backup's files to a private folder in `beside`, gone afterwards, and compare their sums.
+
+    Raises UsageError for what is no backup, StoreError for one that was altered or is not whole.
+    """
+    made = Path(mkdtemp(dir=beside, prefix=".restore."))
+    try:
+        with _opened(source) as take:
+            manifest = _read_manifest(source, take, made)
+            for name, wanted in manifest.files.items():
+                if not take(name, made / name, wanted.bytes) or file_sum(made / name) != wanted:
+                    hint = "restore another backup"
+                    raise StoreError(f"`{name}` in `{source}` is not what was backed up", hint=hint)
+        yield Unpacked(made, manifest)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+Take = Callable[[str, Path, int], bool]
+
+
+@contextmanager
+def _opened(source: Path) -> Iterator[Take]:
+    """Yield what copies one file of a backup, up to a byte more than so many, and says whether it is there."""
+    try:
+        if source.is_dir():
+            yield lambda name, to, size: _copied((source / name).open("rb"), to, size)
+            return
+        with tarfile.open(source, "r:") as archive:
+            members = {each.name: each for each in archive if each.isfile()}
+
+            def take(name: str, to: Path, size: int) -> bool:
+                found = archive.extractfile(members[name])
+                return found is not None and _copied(found, to, size)
+
+            yield take
+    except (tarfile.TarError, EOFError) as error:
+        raise UsageError(f"`{source}` is no backup: {one_line(error, MESSAGE_CHARS_MAX)}") from error
+    except (FileNotFoundError, KeyError) as error:
+        raise UsageError(f"`{source}` is no whole backup", hint="sds backup makes a folder or a .tar file") from error
+    except OSError as error:
+        raise StoreError(f"`{source}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+
+
+def _copied(file: IO[bytes], to: Path, size: int) -> bool:
+    with file as reading, to.open("xb") as writing:
+        to.chmod(0o600)
+        while size >= 0 and (data := reading.read(min(size + 1, 1 << 20))):
+            writing.write(data)
+            size -= len(data)
+    return size >= 0
+
+
+def _read_manifest(source: Path, take: Take, made: Path) -> BackupManifest:
+    try:
+        if take(MANIFEST, made / MANIFEST, MANIFEST_BYTES_MAX):
+            manifest = BackupManifest.model_validate_json((made / MANIFEST).read_bytes())
+            if RECORD in manifest.files and manifest == manifest.summed:
+                return manifest
+    except ValueError as error:
+        raise StoreError(f"`{MANIFEST}` in `{source}` is damaged", hint="restore another backup") from error
+    raise StoreError(f"`{MANIFEST}` in `{source}` is damaged", hint="restore another backup")

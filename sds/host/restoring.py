@@ -1,0 +1,150 @@
+"""Putting a backup back in the place of a record that is gone, or that knows no more than the backup does.
+
+Everything is verified before anything is put in place, and the record is, by one rename: killed at any moment, what is
+there is the old or the new. What was decided since the backup the record does not know: its keys of orders, and what
+the outside lists, keep it from paying twice (`kernel.executor.wholeness`).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sds.host import keys, paths
+from sds.host.backup import MESSAGE_CHARS_MAX, BackupManifest, Unpacked, keys_in, unpacked, verified
+from sds.kernel.canonical import one_line
+from sds.kernel.errors import SdsError, StoreError, UsageError
+from sds.kernel.storage.checkpoints import PublicKeys
+from sds.kernel.storage.ledger import Head, head
+from sds.kernel.storage.private_files import replace_private_file, sync_folder
+from sds.kernel.storage.sqlite import SqliteReader, SqliteStore
+from sds.kernel.storage.store import Reader
+
+_STALE = "UPDATE meta SET value = 'replaced by a backup' WHERE key = 'schema_version'"
+LOCKED_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was put back, and whether the kernel's keys are there now: without them nothing is decided."""
+
+    manifest: BackupManifest
+    has_key: bool
+
+
+def restore(source: Path, folder: Path, *, gate: str, public: PublicKeys | None = None) -> Restored:
+    """Put a backup of a gate's record in the gate's folder.
+
+    `public`: whose signatures it must have; without it, those of the keys in the folder, else those in the backup.
+    Raises UsageError where what is there knows more or is another's, or others use it; StoreError: not as backed up.
+    """
+    paths.make_private(folder)
+    with unpacked(source, folder) as backup:
+        if backup.manifest.gate != gate:
+            raise UsageError(f"`{source}` is a backup of gate `{backup.manifest.gate}`, not of `{gate}`")
+        key = _key_to_put(backup, folder)
+        known = public or _public_of(key, backup, folder)
+        verified(backup.record, known, lambda _: None, backup.manifest.expected)
+        with _to_be_replaced(paths.decisions_path(folder), backup) as replace:
+            if key is not None:
+                replace_private_file(paths.key_path(folder), key.read_bytes())
+            if (made := backup.folder / keys.PUBLIC_FILE).exists() and not paths.key_path(folder).exists():
+                replace_private_file(folder / keys.PUBLIC_FILE, made.read_bytes())
+            replace()
+        sync_folder(folder)
+    if paths.key_path(folder).exists() and (ring := keys.read_ring(paths.key_path(folder))).ledger is not None:
+        replace_private_file(folder / keys.PUBLIC_FILE, ring.ledger.model_dump_json().encode() + b"\n")
+    return Restored(backup.manifest, paths.key_path(folder).exists())
+
+
+def _key_to_put(backup: Unpacked, folder: Path) -> Path | None:
+    """Return the backup's key file where it is to be put in place; None: what is there stays. Raises UsageError."""
+    there = paths.key_path(folder)
+    if backup.key is None or not there.exists():
+        return backup.key
+    ours, theirs = keys.read_ring(backup.key), keys.read_ring(there)
+    if _holds(theirs, ours):
+        return None
+    if _holds(ours, theirs):
+        return backup.key
+    hint = f"is it another gate's record? If the backup's is the right one, move away `{there}`"
+    raise UsageError(f"the keys in `{there}` are not those of the backup", hint=hint)
+
+
+def _holds(ring: keys.Ring, other: keys.Ring) -> bool:
+    """Tell whether a ring has every key of another."""
+    public = {each.key for each in ring.ledger.keys} if ring.ledger else set()
+    wanted = {each.key for each in other.ledger.keys} if other.ledger else set()
+    return set(ring.secrets) >= set(other.secrets) and public >= wanted
+
+
+def _public_of(key: Path | None, backup: Unpacked, folder: Path) -> PublicKeys | None:
+    if key is None and (found := paths.known_public_keys(folder)) is not None:
+        return found[0]
+    return keys_in(backup.folder)
+
+
+@contextmanager
+def _to_be_replaced(there: Path, backup: Unpacked) -> Iterator[Callable[[], None]]:
+    """Hold the record that is there against everybody else, and yield what puts the backup's in its place.
+
+    Raises UsageError where it is in use or knows more, StoreError where nobody can tell what it knows.
+    """
+    if not (there.exists() and there.stat().st_size):
+        for beside in ("-wal", "-shm", "-journal"):  # of a record that is gone: they would be taken for the new one's
+            there.with_name(there.name + beside).unlink(missing_ok=True)
+        yield lambda: _renamed(backup.record, there)
+        return
+    with closing(sqlite3.connect(there, timeout=LOCKED_S, isolation_level=None)) as db:
+        try:
+            _hold(db)
+            known = head(SqliteReader(db))
+        except (sqlite3.Error, StoreError) as error:
+            raise _not_held(there, error) from error
+        with closing(SqliteStore(backup.record)) as copy:
+            _refuse_knowing_more(there, known, copy)
+
+        def replace() -> None:
+            _renamed(backup.record, there)
+            with suppress(
+                sqlite3.Error
+            ):  # whoever has opened the old file meanwhile finds that it is no record any more
+                db.execute(_STALE)
+                db.execute("COMMIT")
+
+        yield replace
+
+
+def _hold(db: sqlite3.Connection) -> None:
+    """Keep everybody else out, with no journal beside the file that could be taken for the next one's."""
+    for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=DELETE", "journal_mode=MEMORY"):
+        db.execute(f"PRAGMA {pragma}").fetchall()
+    db.execute("BEGIN EXCLUSIVE")
+
+
+def _not_held(there: Path, error: Exception) -> SdsError:
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+        return UsageError(f"others use the record `{there}`", hint="end the gates and services that decide with it")
+    hint = f"nobody can tell what it knows: move it away, then restore: mv {there} {there}.damaged"
+    return StoreError(f"`{there}` cannot be read: {one_line(error, MESSAGE_CHARS_MAX)}", hint=hint)
+
+
+def _refuse_knowing_more(there: Path, known: Head, copy: Reader) -> None:
+    """Raise UsageError unless the backup has every entry of the record that is there."""
+    last = head(copy)
+    stored = copy.value("SELECT entry_hash FROM ledger WHERE idx = ?", (known.idx,)) if known.idx else known.entry_hash
+    if stored == known.entry_hash:
+        return
+    more = f"up to entry {known.idx}, the backup up to {last.idx}" if known.idx > last.idx else "other entries"
+    hint = f"if it is to be given up all the same, move it away: mv {there} {there}.given-up"
+    raise UsageError(f"the record `{there}` knows more than the backup: {more}", hint=hint)
+
+
+def _renamed(record: Path, there: Path) -> None:
+    try:
+        record.replace(there)
+    except OSError as error:
+        raise StoreError(f"`{there}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error

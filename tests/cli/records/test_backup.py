@@ -1,0 +1,73 @@
+"""`sds backup` and `sds restore` as an operator sees them."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from sds.host.clock import now_ms
+from sds.host.paths import open_record, signer
+from sds.kernel.registry import registry
+from tests.cli.conftest import Shell
+from tests.kernel.durable import contract
+
+HERE = ("--gate", "claims")
+
+
+@pytest.fixture
+def sds(tmp_path: Path) -> Shell:
+    with closing(open_record(tmp_path / "home" / "claims")) as store:
+        registry.register(store, contract(), by="operator", now_ms=now_ms())
+    signer(tmp_path / "home" / "claims")
+    return Shell(tmp_path / "home")
+
+
+def test_a_backup_says_whether_the_key_is_in_it_and_a_restore_what_is_to_be_done_next(
+    sds: Shell, tmp_path: Path
+) -> None:
+    to, whole = tmp_path / "copy", tmp_path / "whole.tar"
+    said = sds.ok("backup", "--to", str(to), *HERE).splitlines()
+    assert said[0].startswith("claims: up to entry 3, of ")
+    assert said[0].endswith(f", signed, in `{to}`")
+    assert "`kernel.key` is not in it, and without it no text can be read and nothing decided: keep it apart" == said[1]
+    said = sds.ok("backup", "--to", str(whole), "--with-key", *HERE).splitlines()
+    assert "`kernel.key` is in it: whoever has it reads the text of every case" == said[1]
+    shutil.rmtree(sds.home / "claims")
+    said = sds.ok("restore", "--from", str(to), *HERE).splitlines()
+    assert (
+        f"put `{sds.home}/claims/kernel.key` back, too: until then no text can be read and nothing decided" == said[1]
+    )
+    assert [
+        "it does not know what was decided since; nothing is paid twice if you now, in this order:",
+        "  sds recover --gate claims",
+        '  sds reconcile claims --adopt --reason "restored"     # where the executor lists its orders',
+        "  send the events since then again",
+    ] == said[2:]
+    assert 4 == len(sds.ok("restore", "--from", str(whole), *HERE).splitlines()) - 1
+    sds.ok("ledger", "verify", *HERE)
+
+
+def test_what_cannot_be_is_refused_in_one_line_with_its_mend(sds: Shell, tmp_path: Path) -> None:
+    to = tmp_path / "copy"
+    sds.ok("backup", "--to", str(to), *HERE)
+    again = sds("backup", "--to", str(to), *HERE)
+    assert (2, f"error: `{to}` is there already") == (again.returncode, again.stderr.splitlines()[0])
+    absent = sds("restore", "--from", str(tmp_path / "absent"), *HERE)
+    assert (2, f"error: `{tmp_path}/absent` is no whole backup") == (absent.returncode, absent.stderr.splitlines()[0])
+    (to / "decisions.db").write_bytes(b"")
+    changed = sds("restore", "--from", str(to), *HERE)
+    assert (1, f"error: `decisions.db` in `{to}` is not what was backed up") == (
+        changed.returncode,
+        changed.stderr.splitlines()[0],
+    )
+
+
+def test_a_restore_verifies_with_a_public_key_from_elsewhere(sds: Shell, tmp_path: Path) -> None:
+    sds.ok("backup", "--to", str(tmp_path / "copy"), "--json", *HERE)
+    public = shutil.copy(sds.home / "claims" / "ledger.pub", tmp_path)
+    shutil.rmtree(sds.home / "claims")
+    found = sds.json("restore", "--from", str(tmp_path / "copy"), "--public-key", str(public), "--json", *HERE)
+    assert (False, 3) == (found["has_key"], found["head"]["idx"])

@@ -1,0 +1,59 @@
+"""The live page: what is decided now, and who may stop it."""
+
+from __future__ import annotations
+
+import html
+import re
+
+from sds.kernel.registry import registry
+from tests.kernel.durable import deny, escalate
+from tests.service.console.office import Office, Visitor, text
+
+
+def test_the_live_page_counts_what_was_decided_and_who_is_at_work(office: Office, ada: Visitor) -> None:
+    for number in range(3):
+        office.hand_over(f"D-{number}", deny)
+    office.hand_over("C-1", escalate)
+    shown = text(ada.get("/console/live/now").text)
+    assert re.search(r"claims decided 4 to a human 1 p50 \d+ ms p99 \d+ ms wait for a human 1 wait for a turn 0", shown)
+    assert "claims-agent ACTIVE" in shown
+    assert "paid_mean not judged yet paid_mean_minor in the last 30 decisions, warn 20000, stop 60000" in shown
+    assert re.search(r"D-2 DENY CLOSED \d+ ms", shown)
+
+
+def test_what_was_decided_long_ago_is_not_now(office: Office, ada: Visitor) -> None:
+    office.hand_over("D-1", deny)
+    later_ms = office.clock() + 16 * 60_000
+    office.clock = lambda: later_ms
+    assert re.search("claims decided 0 to a human 0 p50 . p99 . wait", text(ada.get("/console/live/now").text))
+
+
+def test_an_operator_halts_and_resumes_and_the_ledger_says_who_and_why(office: Office, ada: Visitor) -> None:
+    assert 303 == ada.sends("/console/live/claims", act="halt", reason="wrong fares").status_code
+    assert office.claims.store.halted
+    assert not office.holds.store.halted
+    assert "by ada: wrong fares" in ada.get("/console/live").text
+    assert 303 == ada.sends("/console/live/claims", act="resume", reason="corrected").status_code
+    assert not office.claims.store.halted
+
+
+def test_an_operator_suspends_and_reactivates_an_agent(office: Office, ada: Visitor) -> None:
+    for act, status in (("suspend", "SUSPENDED"), ("reactivate", "ACTIVE")):
+        fields = {"act": act, "agent": "claims-agent", "reason": "looked into it"}
+        assert 303 == ada.sends("/console/live/claims", **fields).status_code
+        assert status == registry.agents(office.claims.store)[0].status
+        assert "by ada: looked into it" in ada.get("/console/live").text
+
+
+def test_what_an_operator_may_not_do_is_said(office: Office, ada: Visitor) -> None:
+    for fields, said in (
+        ({"act": "halt", "reason": " "}, "a reason is needed"),
+        ({"act": "resume", "reason": "x"}, "the gate is running already"),
+        ({"act": "reactivate", "agent": "claims-agent", "reason": "x"}, "agent `claims-agent` is ACTIVE already"),
+        ({"act": "suspend", "agent": "nobody", "reason": "x"}, "there is no agent `nobody`"),
+        ({"act": "retire", "agent": "claims-agent", "reason": "x"}, "there is nothing called `retire` to do here"),
+    ):
+        answer = ada.sends("/console/live/claims", **fields)
+        assert 409 == answer.status_code
+        assert said in html.unescape(answer.text)
+    assert not office.claims.store.halted

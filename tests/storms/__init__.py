@@ -1,0 +1,33 @@
+"""Storms: real processes killed, stopped, starved and lied to: `python -m tests.storms kill --n 100`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tests.attack.figures import Figure
+
+from . import clock, crash, disk, duplicates, kill, limits, pg_restarts, zombie
+from .ground import STORES, Ground
+
+
+@dataclass(frozen=True, slots=True)
+class Storm:
+    """`what`: of what it consists. `sizes`: how much of it in CI, and in full."""
+
+    what: str
+    storm: Callable[[Ground], list[Figure]]
+    sizes: tuple[int, int]
+    stores: tuple[str, ...] = STORES
+
+
+ALL: Mapping[str, Storm] = {
+    "kill": Storm(kill.WHAT, kill.storm, (40, 5_000)),
+    "crash": Storm(crash.WHAT, crash.storm, (40, 100_000)),
+    "zombie": Storm(zombie.WHAT, zombie.storm, (6, 1_000)),
+    "duplicates": Storm(duplicates.WHAT, duplicates.storm, (200, 1_000)),
+    "limits": Storm(limits.WHAT, limits.storm, (200, 100_000)),
+    "disk": Storm(disk.WHAT, disk.storm, (48, 2_000), disk.STORES),
+    "clock": Storm(clock.WHAT, clock.storm, (40, 2_000)),
+    "pg-restarts": Storm(pg_restarts.WHAT, pg_restarts.storm, (60, 3_000), pg_restarts.STORES),
+}

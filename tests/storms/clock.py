@@ -1,0 +1,78 @@
+"""A clock that jumps: seconds, hours and days, forwards and back, in the middle of decisions, for three processes."""
+
+from __future__ import annotations
+
+from functools import partial
+from random import Random
+
+from sds.kernel.decision.packet import DecisionPacket, Decoding
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt
+from tests.attack.figures import Figure, none, told
+from tests.attack.forks import in_child, in_children
+from tests.attack.outside import Bank
+from tests.attack.testbed import Clock, Teller, Testbed, contract
+
+from .ground import Ground, bed_of, decide, reckon
+
+WHAT = "the clock of each of 3 processes jumps, up to a month, forwards and back, in the middle of decisions"
+PROCESSES = 3
+SECOND_MS, HOUR_MS, DAY_MS = 1_000, 3_600_000, 86_400_000
+JUMPS_MS = tuple(sign * jump for jump in (0, SECOND_MS, HOUR_MS, DAY_MS, 30 * DAY_MS) for sign in (-1, 1))
+JUMPS = 0.3
+FOREIGN = 0.3  # events of another process's share, which has another clock
+
+
+class Jumping:
+    """Sets a clock to some jump from the right time, now and then."""
+
+    def __init__(self, clock: Clock, rng: Random) -> None:
+        self._clock, self._rng = clock, rng
+        self.count = 0
+
+    def __call__(self) -> None:
+        if self._rng.random() < JUMPS:
+            self._clock.ahead_ms = self._rng.choice(JUMPS_MS)
+            self.count += 1
+
+
+class JumpyTeller(Teller):
+    def __init__(self, jump: Jumping) -> None:
+        self._jump = jump
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        self._jump()
+        return super().propose(packet, tokens_max=tokens_max)
+
+
+class JumpyBank(Bank):
+    def __init__(self, bed: Testbed, jump: Jumping) -> None:
+        super().__init__(bed.folder / "bank.db", bed.clock)
+        self._jump = jump
+
+    def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
+        self._jump()
+        receipt = super().dispatch(intent, key, deadline_s)
+        self._jump()
+        return receipt
+
+
+def storm(ground: Ground) -> list[Figure]:
+    bed = bed_of(ground, contract(ttl_ms=2_000, dispatch_ms=1_000))
+    bed.open_accounts(range(ground.n))
+    in_child(lambda: bed.gate().close())
+    parts = [partial(_work, bed, part, ground.n, Random(ground.rng.random())) for part in range(PROCESSES)]
+    jumps = in_children(parts, PROCESSES)
+    right = reckon(bed, range(ground.n))
+    return [told("jumps", sum(jumps)), none("processes whose clock never jumped", jumps.count(0)), *right]
+
+
+def _work(bed: Testbed, part: int, n: int, rng: Random) -> int:
+    jump = Jumping(bed.clock, rng)
+    numbers = [number for number in range(n) if number % PROCESSES == part or rng.random() < FOREIGN]
+    with bed.gate(engine=JumpyTeller(jump), executor=JumpyBank(bed, jump)) as gate:
+        for number in numbers:
+            jump()
+            decide(gate, bed, number)
+            if rng.random() < JUMPS:
+                gate.recover()
+    return jump.count

@@ -1,0 +1,80 @@
+"""One event sent a thousand times by four processes, half of them with another body: carried out once, the others refused."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from sds import Gate
+from sds.kernel.errors import SdsError
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt
+from tests.attack.figures import Figure, every, none
+from tests.attack.forks import fork, in_child, in_children
+from tests.attack.outside import Bank
+from tests.attack.testbed import Testbed, contract
+
+from .ground import IN_PROGRESS, Ground, bed_of, decide, reckon
+
+WHAT = "one event is sent many times at once by 4 processes, half of them with another body"
+PROCESSES, CALLERS = 4, 8
+CONFLICT = "EVENT_CONFLICT"
+BANK_S = 0.3  # the first is still being carried out when the others come
+OTHER = "please pay 9999"
+
+
+class SlowBank(Bank):
+    def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
+        time.sleep(BANK_S)
+        return super().dispatch(intent, key, deadline_s)
+
+
+def storm(ground: Ground) -> list[Figure]:
+    bed = bed_of(ground, contract())
+    bed.open_accounts([0])
+    in_child(lambda: bed.gate().close())
+    first = fork(partial(_first, bed))
+    while not in_child(partial(_is_claimed, bed)):
+        time.sleep(0.01)
+    shares = [range(part, ground.n, PROCESSES) for part in range(PROCESSES)]
+    said = in_children([partial(_send_all, bed, list(share)) for share in shares], PROCESSES)
+    os.waitpid(first, 0)
+    answers = [each for part in said for each in part]
+    changed, same = ([said for other, said in answers if other is wanted] for wanted in (True, False))
+    return [
+        every("the changed refused as EVENT_CONFLICT", changed.count(CONFLICT), len(changed)),
+        every(
+            "the same answered alike, or still running",
+            sum(said in ("SUCCESS", IN_PROGRESS) for said in same),
+            len(same),
+        ),
+        every("executions", len(bed.bank.paid()), 1),
+        none("executions of another amount", sum(amount != 1_000 for *_, amount in bed.bank.paid())),
+        *reckon(bed, [0]),
+    ]
+
+
+def _first(bed: Testbed) -> None:
+    with bed.gate(executor=SlowBank(bed.folder / "bank.db", bed.clock)) as gate:
+        decide(gate, bed, 0)
+
+
+def _is_claimed(bed: Testbed) -> bool:
+    with bed.gate() as gate:
+        return gate.store.value("SELECT 1 FROM events") is not None
+
+
+def _send_all(bed: Testbed, numbers: list[int]) -> list[tuple[bool, str]]:
+    with bed.gate() as gate, ThreadPoolExecutor(CALLERS) as pool:
+        return list(pool.map(partial(_send, gate, bed), numbers))
+
+
+def _send(gate: Gate, bed: Testbed, number: int) -> tuple[bool, str]:
+    """Return whether it was the other body, and what was answered."""
+    other = number // PROCESSES % 2 == 1
+    try:
+        answer = gate.decide(bed.event(0, text=OTHER) if other else bed.event(0))
+    except SdsError as error:
+        return other, error.reason_code
+    return other, answer.execution or answer.tag or answer.state

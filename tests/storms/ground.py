@@ -1,0 +1,170 @@
+"""Where a storm takes place: its folder, its size, its store, its chance; what was acknowledged; and the reckoning.
+
+What decides is the `Teller` of tests.attack.testbed, a script that pays what the event asks for: a storm is for the
+kernel, not for a model. The counter at the outside is the bank of tests.attack.outside, a file that every process opens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+
+from sds import Gate
+from sds.host import paths
+from sds.kernel.audit import verify
+from sds.kernel.contract.schema import Contract
+from sds.kernel.errors import SdsError
+from sds.kernel.flow.answer import Answer
+from tests.attack.figures import Figure, every, none, told
+from tests.attack.forks import in_child
+from tests.attack.testbed import Testbed, fates, settle
+
+from .servers import Server
+
+SQLITE, POSTGRESQL = STORES = ("sqlite", "postgresql")
+CALM_MS = 120_000  # longer than any lease of a storm
+IN_PROGRESS = "FLOW_IN_PROGRESS"
+
+
+@dataclass(frozen=True)
+class Ground:
+    """`server`: that of PostgreSQL, where the records are kept there."""
+
+    folder: Path
+    n: int
+    store: str
+    rng: Random
+    server: Server | None = None
+
+
+def warm(folder: Path) -> None:
+    """Decide and recover once in this process: children that are forked by it have everything loaded and compiled."""
+    bed = Bed(folder / "warm")
+    bed.open_accounts([0])
+    with bed.gate() as gate:
+        settle(gate, bed.event(0))
+    _reckoned(bed, [0])
+
+
+class Bed(Testbed):
+    """A gate, its accounts and its bank. The name of its own folder is the name of its schema in PostgreSQL, too."""
+
+    @property
+    def own(self) -> Path:
+        return self.folder / f"bed_{sha256(str(self.folder).encode()).hexdigest()[:12]}"
+
+
+def bed_of(ground: Ground, terms: Contract, name: str = "bed") -> Bed:
+    """Return the gate of a storm in a folder of its own."""
+    return Bed(ground.folder / name, terms=terms)
+
+
+class Acknowledged:
+    """What callers were answered: a line each, appended by whichever process before anything else happens there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, number: int, answer: Answer) -> None:
+        said = {"number": number, "dfid": answer.dfid, "state": answer.state, "execution": answer.execution}
+        line = json.dumps({**said, "waits": answer.retryable or answer.pending}) + "\n"
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        try:
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
+
+    def read(self) -> Iterator[dict[str, object]]:
+        """Yield what was answered; a process that was killed may have left half a line."""
+        text = self._path.read_text() if self._path.exists() else ""
+        for line in text.splitlines():
+            with suppress(ValueError):
+                yield json.loads(line)
+
+    def ended(self) -> set[object]:
+        """Return the numbers of the events that nobody need send again."""
+        return {each["number"] for each in self.read() if not each["waits"]}
+
+
+def acknowledged_in(bed: Testbed) -> Acknowledged:
+    return Acknowledged(bed.folder / "acknowledged.jsonl")
+
+
+def decide(gate: Gate, bed: Testbed, number: int, *, deadline_ms: int | None = None) -> Answer | None:
+    """Decide an event and write down what was answered; None where that is an error of the world, which is expected."""
+    try:
+        answer = gate.decide(bed.event(number), deadline_ms=deadline_ms)
+    except SdsError as error:
+        if error.reason_code in ("EVENT_CONFLICT", "INTERNAL"):
+            raise
+        return None
+    acknowledged_in(bed).write(number, answer)
+    return answer
+
+
+def reckon(bed: Testbed, numbers: Iterable[int]) -> list[Figure]:
+    """Let the weather clear, recover, send everything again; count what must be and what must not be."""
+    bed.clock.ahead_ms += CALM_MS
+    return in_child(lambda: _reckoned(bed, list(numbers)))
+
+
+def _reckoned(bed: Testbed, numbers: list[int]) -> list[Figure]:
+    with bed.gate() as gate:
+        errors = list(gate.recover().errors)
+        for number in numbers:
+            settle(gate, bed.event(number))
+        errors += gate.recover().errors
+        for error in errors:
+            print(f"  recovery: {error}")
+        found = fates(gate)
+        ends = found["decided"] + found["human"] + found["waits"]
+        for tag, count in gate.store.rows(
+            "SELECT tag, count(*) FROM decision_flows WHERE state = 'ESCALATED' GROUP BY tag"
+        ):
+            print(f"  a human's: {count} as {tag}")
+        lost = [each for each in acknowledged_in(bed).read() if _is_lost(gate, each)]
+        for each in lost:
+            print(f"  lost: {each}")
+        return [
+            told("flows interrupted", _count(gate, "decision_flows WHERE tag = 'INTERRUPTED'")),
+            told("orders resolved late", _count(gate, "ledger WHERE kind = 'RESOLVED'")),
+            told("events for a human", found["human"]),
+            every("events at their end: decided, waiting visibly, or a human's", ends, len(numbers)),
+            none("paid twice", bed.paid_twice()),
+            none("acknowledged and lost", len(lost)),
+            none("keys of which bank and record say otherwise", bed.disagreements(gate)),
+            none("errors of recovery", len(errors)),
+            none("faults of the record", faults(gate, bed)),
+        ]
+
+
+def _count(gate: Gate, what: str) -> int:
+    return int(gate.store.value(f"SELECT count(*) FROM {what}"))
+
+
+def _is_lost(gate: Gate, said: dict[str, object]) -> bool:
+    """Tell whether the record knows no more what a caller was answered."""
+    row = gate.store.row(
+        "SELECT f.state, e.status FROM decision_flows f LEFT JOIN execution_log e ON e.dfid = f.dfid WHERE f.dfid = ?",
+        (said["dfid"],),
+    )
+    if row is None:
+        return True
+    state, status = row
+    if said["state"] == "CLOSED":
+        return (state, status) != ("CLOSED", said["execution"])
+    return said["state"] == "ESCALATED" and state == "ACTIVE"
+
+
+def faults(gate: Gate, bed: Testbed) -> int:
+    """Count what is wrong with the record, signatures included; say what."""
+    found = verify.verify(gate.store, None, paths.public_keys_of(bed.own)).faults
+    for fault in found:
+        print(f"  fault: {fault}")
+    return len(found)

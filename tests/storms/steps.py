@@ -1,0 +1,93 @@
+"""A counter of the I/O steps of a whole process: at the N-th it is struck, in whatever way the storm wants.
+
+A step is the moment before and the moment after: every SQL statement of whoever runs one (the store, the bank, the
+accounts; BEGIN and COMMIT, too), every sync of a file, every rename and every link. What is put in place stays: use it
+in a child of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Strike = Callable[[], object]
+DEAD = 9  # the exit status of a process that was struck
+
+
+def die() -> None:
+    """End the process at once, as SIGKILL does: nothing is rolled back, flushed or closed."""
+    os._exit(DEAD)
+
+
+class Steps:
+    """Counts steps, over all threads, and strikes at number `at`; 0: never. `last` is what was done there."""
+
+    def __init__(self, at: int, strike: Strike = die) -> None:
+        self._at, self._strike, self._lock = at, strike, threading.Lock()
+        self.count, self.last = 0, ""
+
+    def arm(self, at: int) -> None:
+        """Count from here on, and strike at number `at`."""
+        with self._lock:
+            self.count, self._at = 0, at
+
+    def step(self, what: str) -> None:
+        with self._lock:
+            self.count += 1
+            struck = self.count == self._at
+            self.last = what if struck else self.last
+        if struck:
+            self._strike()
+
+    def around(self, what: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any, **named: Any) -> Any:
+            self.step(f"before {what}")
+            done = work(*given, **named)
+            self.step(f"after {what}")
+            return done
+
+        return counted
+
+    def installed(self) -> Steps:
+        """Put the counter into this process, for good."""
+        _count_sqlite(self)
+        _count_postgresql(self)
+        os.fsync = self.around("sync", os.fsync)
+        for name in ("replace", "rename", "hardlink_to"):
+            setattr(Path, name, _method(self, name, getattr(Path, name)))
+        return self
+
+
+def _method(steps: Steps, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(self: object, *given: Any, **named: Any) -> Any:
+        return steps.around(name, work)(self, *given, **named)
+
+    return counted
+
+
+def _count_sqlite(steps: Steps) -> None:
+    connect = sqlite3.connect
+
+    class Counted(sqlite3.Connection):
+        def execute(self, sql: str, values: Any = (), /) -> sqlite3.Cursor:
+            steps.step(f"before {sql[:40]}")
+            cursor = super().execute(sql, values)
+            steps.step(f"after {sql[:40]}")
+            return cursor
+
+    def counted(*given: Any, **named: Any) -> sqlite3.Connection:
+        return connect(*given, **{"factory": Counted, **named})
+
+    sqlite3.connect = counted  # type: ignore[assignment]  # in a child, for whoever opens a file there
+
+
+def _count_postgresql(steps: Steps) -> None:
+    try:
+        import psycopg
+    except ImportError:
+        return
+    psycopg.Cursor.execute = _method(steps, "statement", psycopg.Cursor.execute)  # type: ignore[method-assign]
