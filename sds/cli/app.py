@@ -17,7 +17,7 @@ from sds.cli import sandbox
 from sds.cli.common import A_GOOD_EVENT
 from sds.cli.decisions import decide, escalations, run
 from sds.cli.judgement import evaluate, fit, label
-from sds.cli.records import backup, erase, keys, reconcile, record, replay
+from sds.cli.records import backup, erase, keys, move, reconcile, record, replay
 from sds.cli.render import plain
 from sds.cli.service import keys as service_keys
 from sds.cli.service import serve
@@ -53,6 +53,7 @@ context.add_to(app)
 keys.add_to(app)
 service_keys.add_to(keys.keys)
 serve.add_to(app)
+move.add_to(app)
 contracts.add_to(app)
 doctor.add_to(app)
 models.add_to(app)

@@ -72,7 +72,7 @@ def set_up(db: Connection, schema: str) -> None:
     db.adapters.register_loader("bool", _Truth)
     db.adapters.register_dumper(bool, _Bit)
     db.execute(
-        f"SET search_path = {schema}; SET lock_timeout = '{int(WAIT_S)}s';"
+        f"SET search_path = {schema}; SET application_name = '{schema}'; SET lock_timeout = '{int(WAIT_S)}s';"
         f" SET idle_in_transaction_session_timeout = '{STOPPED_S}s'; SET bytea_output = 'hex';"
         " SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3;"
         " SELECT set_config('synchronous_commit', 'on', false)"
@@ -85,16 +85,16 @@ def connected(url: Url, schema: str) -> Connection:
     """Return a connection apart from the pool. Raises StoreError."""
     try:
         db = psycopg.connect(url.conninfo, autocommit=True)
-    except REFUSED as error:
+        try:
+            _check_server(db)
+            set_up(db, schema)
+        except BaseException:
+            db.close()
+            raise
+    except REFUSED as error:  # of a server that ends in between, too
         raise StoreError(
             f"`{url.name}` cannot be opened as a decision store: {said(error)}", hint=mend(error)
         ) from error
-    try:
-        _check_server(db)
-        set_up(db, schema)
-    except BaseException:
-        db.close()
-        raise
     return db
 
 

@@ -8,7 +8,7 @@ $$;
 
 CREATE OR REPLACE FUNCTION {schema}.checkpoint_next() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF NEW.idx <= (SELECT COALESCE(MAX(idx), 0) FROM {schema}.checkpoints) THEN
+    IF NEW.idx IS NULL OR NEW.idx <= (SELECT COALESCE(MAX(idx), 0) FROM {schema}.checkpoints) THEN
         RAISE EXCEPTION 'a checkpoint is final: not after the last one' USING ERRCODE = 'integrity_constraint_violation';
     END IF;
     RETURN NEW;
@@ -40,10 +40,10 @@ DECLARE
     last_hash text := repeat('0', 64);
 BEGIN
     SELECT idx, entry_hash INTO last_idx, last_hash FROM {schema}.ledger ORDER BY idx DESC LIMIT 1;
-    IF NEW.idx <> COALESCE(last_idx, 0) + 1 THEN
+    IF NEW.idx IS DISTINCT FROM COALESCE(last_idx, 0) + 1 THEN
         RAISE EXCEPTION 'the ledger is append-only: not the next index' USING ERRCODE = 'integrity_constraint_violation';
     END IF;
-    IF NEW.prev_hash <> COALESCE(last_hash, repeat('0', 64)) THEN
+    IF NEW.prev_hash IS DISTINCT FROM COALESCE(last_hash, repeat('0', 64)) THEN
         RAISE EXCEPTION 'the ledger is append-only: not chained to the last entry'
             USING ERRCODE = 'integrity_constraint_violation';
     END IF;

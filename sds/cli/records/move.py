@@ -1,0 +1,60 @@
+"""`sds record move`: from the gate's file into PostgreSQL, or back."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator
+from sds.cli.render import counted, print_json
+from sds.host.clock import now_ms
+from sds.host.moving import move as move_record
+from sds.host.paths import gate_home
+from sds.kernel.errors import UsageError
+
+SQLITE = "sqlite"
+
+record = typer.Typer(
+    help="Where a gate's record is kept.\n\nExample: sds record move --to postgresql://sds@db.example/sds --reason ...",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    record.command("move")(move)
+    app.add_typer(record, name="record")
+
+
+@record.callback()
+def _record() -> None:
+    """Keep `move` a command of its own: typer makes a group of one command that command."""
+
+
+def move(
+    to: Annotated[str, typer.Option("--to", metavar="URL", help="postgresql://..., or `sqlite`: the gate's file.")],
+    reason: Reason,
+    gate: GateOption = "refund",
+    as_json: JsonFlag = False,
+) -> None:
+    """Copy a halted gate's record from where $SDS_STORE says it is into an empty one, compare and verify it.
+
+    Both records stay halted: resume the new one, and nobody ever the old one. A password belongs into PGPASSWORD or ~/.pgpass.
+
+    Example: sds record move --gate refund --to postgresql://sds@db.example/sds --reason "more machines"
+    """
+    if to != SQLITE and not to.startswith(("postgresql://", "postgres://")):
+        raise UsageError(
+            "--to is neither `sqlite` nor the address of a PostgreSQL", hint="postgresql://USER@HOST/DATABASE"
+        )
+    url = None if to == SQLITE else to
+    with closing(open_store(gate)) as store:
+        moved = move_record(gate_home(gate), store, url, who=operator(), reason=reason, now_ms=now_ms())
+    if as_json:
+        print_json({"rows": moved.rows, "to": moved.to, "head": str(moved.head)})
+        return
+    typer.echo(f"{counted(moved.rows, 'row')} copied to `{moved.to}`, compared and verified: head {moved.head}")
+    where = "without SDS_STORE" if url is None else f"with SDS_STORE={moved.to.partition(',')[0]}"
+    typer.echo(f"go on {where}: sds resume --gate {gate}; nobody must resume the record it was copied from")

@@ -1,0 +1,67 @@
+"""Moving a gate's record from its file into PostgreSQL, or back: the same rows, the same ledger, the same head."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from sds.host import paths
+from sds.kernel.audit import verify
+from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.registry import registry
+from sds.kernel.storage import copying
+from sds.kernel.storage.ledger import Head, head
+from sds.kernel.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """How many rows were copied, where to, and the head that both records have now."""
+
+    rows: int
+    to: str
+    head: Head
+
+
+def move(folder: Path, source: Store, url: str | None, *, who: str, reason: str, now_ms: int) -> Moved:
+    """Copy the record of a folder into an empty one: into PostgreSQL at `url`, else into the folder's file.
+
+    The gate has to be halted: nothing is decided on either record until somebody resumes one of them, which must be the
+    new one. What is copied is compared and verified; where that finds anything, the new record is of no use. Raises
+    UsageError, StoreError.
+    """
+    if not source.halted:
+        raise UsageError(
+            "the gate decides: what it pays meanwhile would be in one record only", hint='sds halt --reason "..."'
+        )
+    if url is None and paths.decisions_path(folder).exists():
+        raise UsageError(f"`{paths.decisions_path(folder)}` is there", hint="move that file away, if it is not in use")
+    _refuse_unsound(folder, source)
+    with closing(paths.open_record_at(folder, url)) as target:
+        if target.name == source.name:
+            raise UsageError("the record is there already")
+        if copying.rows_there(target):
+            raise UsageError(
+                f"`{target.name}` holds a record already", hint="name another database, or drop that schema"
+            )
+        with source.transaction():  # nobody writes while it is copied
+            registry.append_act(source, "MOVED", who=who, reason=reason, now_ms=now_ms, facts={"to": target.name})
+            rows = copying.copy(source, target)
+            _refuse_differing(source, target)
+            reached = head(source)
+        found = verify.verify(target, reached, paths.public_keys_of(folder))
+        if found.faults:
+            raise StoreError(f"the copy is not whole: {found.faults[0]}", hint="the record you moved from is as it was")
+        return Moved(rows, target.name, found.head)
+
+
+def _refuse_unsound(folder: Path, source: Store) -> None:
+    if found := verify.verify(source, None, paths.public_keys_of(folder)).faults:
+        raise StoreError(f"the record is not whole: {found[0]}", hint="sds ledger verify")
+
+
+def _refuse_differing(source: Store, target: Store) -> None:
+    with target.frozen() as copied:
+        if tables := copying.differing(source, copied):
+            raise StoreError(f"the copy differs in {', '.join(tables)}")
