@@ -16,13 +16,13 @@ from tests.attack.figures import Figure, every, none, told
 from tests.attack.forks import fork, in_child
 from tests.attack.testbed import Testbed, contract
 
-from .ground import POSTGRESQL, Ground, acknowledged_in, bed_of, reckon
+from .ground import POSTGRESQL, Ground, acknowledged_in, bed_of, reckon, wait_for_an_answer
 
 WHAT = "PostgreSQL is ended and started again under 3 processes that decide"
 STORES = (POSTGRESQL,)
 PROCESSES = 3
 LEASE_MS = 10_000
-UP_S_MAX, DOWN_S_MAX = 1.5, 0.5
+UP_S_MAX, DOWN_S_MAX = 1.0, 0.5
 REFUSED = ("STORE_UNAVAILABLE", "FLOW_IN_PROGRESS")
 PAUSE_S = 0.02
 TRIES_MAX = 3_000
@@ -38,6 +38,7 @@ def storm(ground: Ground) -> list[Figure]:
         time.sleep(0.01)
     restarts = 0
     while any(_lives(worker) for worker in workers):
+        wait_for_an_answer(bed)
         time.sleep(ground.rng.random() * UP_S_MAX)
         ground.server.stop(ground.rng.choice([signal.SIGINT, signal.SIGQUIT]))
         time.sleep(ground.rng.random() * DOWN_S_MAX)
