@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sds.definitions.definition import GateDefinition, QueuedCase
     from sds.engines.protocol import Engine
+    from sds.executors.http import HttpExecutor, load_executor
     from sds.gate import Gate
     from sds.kernel.contract.schema import Contract, load_contract, parse_contract
     from sds.kernel.envelope.state import StateRead, StateSource
@@ -34,6 +35,7 @@ __all__ = [
     "ExecutorError",
     "Gate",
     "GateDefinition",
+    "HttpExecutor",
     "QueuedCase",
     "Receipt",
     "SdsError",
@@ -44,12 +46,14 @@ __all__ = [
     "UsageError",
     "WorldError",
     "load_contract",
+    "load_executor",
     "parse_contract",
 ]
 __version__ = "0.1.0"
 
 _HOME = {
     "sds.engines.protocol": ("Engine",),
+    "sds.executors.http": ("HttpExecutor", "load_executor"),
     "sds.gate": ("Gate",),
     "sds.definitions.definition": ("GateDefinition", "QueuedCase"),
     "sds.kernel.contract.schema": ("Contract", "load_contract", "parse_contract"),

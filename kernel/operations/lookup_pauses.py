@@ -25,7 +25,7 @@ _ENDED = (
 
 
 def is_due(store: Store, dfid: str, now_ms: int) -> bool:
-    """Tell whether to ask about a flow's order now. Then it is written down as asked: of several processes one is told so."""
+    """Tell whether to ask about a flow's order now. Then it is written down as asked: of several processes one asks."""
     if _pauses(store, dfid, now_ms) is None:
         return False
     with store.transaction():

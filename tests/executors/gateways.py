@@ -16,9 +16,11 @@ from typing import Any
 
 import httpx2
 
+from sds.executors import http
 from sds.executors.sandbox.books import Books
 from sds.executors.sandbox.faults import parse_faults
 from sds.executors.sandbox.server import GatewayServer
+from sds.kernel.executor.protocol import ExecutionIntent
 
 READY_S = 30.0
 
@@ -29,10 +31,10 @@ def now_ms() -> int:
 
 @contextmanager
 def in_thread(
-    folder: Path, faults: str = "", *, token: str = "", tls: ssl.SSLContext | None = None
+    folder: Path, faults: str = "", *, token: str = "", tls: ssl.SSLContext | None = None, port: int = 0
 ) -> Iterator[GatewayServer]:
     books = Books(folder / "gateway.db", now_ms)
-    server = GatewayServer(0, books, parse_faults(faults), token=token, tls=tls)
+    server = GatewayServer(port, books, parse_faults(faults), token=token, tls=tls)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     with closing(books), server:
@@ -64,3 +66,26 @@ def asked(url: str, method: str, path: str, body: object = None, key: str = "") 
     with httpx2.Client(trust_env=False) as client:
         reply = client.request(method, f"{url}{path}", json=body, headers=headers)
     return reply.status_code, reply.json()
+
+
+EXAMPLE = Path(http.__file__).with_name("sandbox.yaml")
+
+
+def written(folder: Path, url: str, *edits: tuple[str, str]) -> Path:
+    """Write the example file for another address, each (old, new) text exchanged."""
+    text = EXAMPLE.read_text(encoding="utf-8")
+    for old, new in (("http://127.0.0.1:8099", url), *edits):
+        assert old in text, f"`{old}` is not in the example"
+        text = text.replace(old, new)
+    (folder / "gateway.yaml").write_text(text, encoding="utf-8")
+    return folder / "gateway.yaml"
+
+
+@contextmanager
+def connected(folder: Path, url: str, *edits: tuple[str, str]) -> Iterator[http.HttpExecutor]:
+    with closing(http.load_executor(written(folder, url, *edits))) as made:
+        yield made
+
+
+def order(key: str = "k" * 64, amount: int = 120) -> ExecutionIntent:
+    return ExecutionIntent("flow-1", key, "PAY", (("amount", amount),), "A/1 ü", "7")

@@ -1,0 +1,5 @@
+"""An executor for any payment gateway by HTTP, described in a file: `load_executor("gateway.yaml")`."""
+
+from sds.executors.http.executor import HttpExecutor, load_executor, parse_gateway
+
+__all__ = ["HttpExecutor", "load_executor", "parse_gateway"]

@@ -1,0 +1,76 @@
+"""What a gateway's answer means, read strictly: it is whole JSON, names our key, and fits one rule, or it is `unknown`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sds.executors.http.exchange import Reply
+from sds.executors.http.form import ReplyForm, Rule
+from sds.kernel.canonical import one_line
+from sds.kernel.executor.protocol import Receipt, Settlement
+
+REFERENCE_CHARS_MAX = 200
+MISSING = object()
+
+
+def receipt(reply: Reply, key: str, rules: Mapping[Settlement, Sequence[Rule]], form: ReplyForm) -> Receipt:
+    """Read one answer to what was asked about `key`. What fits rules of two outcomes is no answer."""
+    answered = f"the gateway answered {reply.status}"
+    try:
+        data = parsed(reply)
+    except ValueError as error:
+        return Receipt("unknown", detail=f"{answered}: {error}")
+    named = reply.headers.get(form.key_header.lower()) if form.key_header else field(data, form.key or "")
+    if named != key:
+        return Receipt("unknown", detail=f"{answered}, not about this key")
+    fits = [outcome for outcome, those in rules.items() if any(_fits(rule, reply.status, data) for rule in those)]
+    if len(fits) != 1:
+        return Receipt("unknown", detail=f"{answered}: {'no rule' if not fits else 'rules of two outcomes'} fits")
+    reference = field(data, form.reference) if form.reference else ""
+    if fits[0] == "settled" and (not isinstance(reference, str | int) or (form.reference and reference == "")):
+        return Receipt("unknown", detail=f"{answered}: settled, and without its `{form.reference}`")
+    shown = one_line(reference, REFERENCE_CHARS_MAX) if fits[0] == "settled" else ""
+    return Receipt(fits[0], shown, "" if fits[0] == "settled" else answered)
+
+
+def parsed(reply: Reply) -> Any:
+    """Return the JSON of an answer. Raises ValueError for what is not whole, not JSON, or says a name twice."""
+    if reply.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ValueError("it is encoded, which nobody asked for")
+    try:
+        return json.loads(reply.body.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("it is no JSON that can be read") from error
+
+
+def field(data: Any, path: str) -> Any:
+    """Return what stands at a path of names, or of places in a list; MISSING where nothing does."""
+    for name in path.split("."):
+        if isinstance(data, dict) and name in data:
+            data = data[name]
+        elif isinstance(data, list) and name.isascii() and name.isdigit() and int(name) < len(data):
+            data = data[int(name)]
+        else:
+            return MISSING
+    return data
+
+
+def _fits(rule: Rule, status: int, data: Any) -> bool:
+    return status in rule.status and all(_same(field(data, path), value) for path, value in rule.where.items())
+
+
+def _same(found: Any, wanted: str | int | bool) -> bool:
+    return type(found) is type(wanted) and bool(found == wanted)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is given twice")
+    return found
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no number")

@@ -1,0 +1,178 @@
+"""One request and its whole answer within a deadline, over connections that are kept: TLS verified, no redirect followed.
+
+What went wrong is one of two: nothing of the request has left this machine, which is certain, or nobody knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Lock, Thread
+from typing import Any, TypeVar
+
+BODY_BYTES_MAX = 64 * 1024
+IDLE_S = 2.0  # for so long a connection is kept: shorter than any server does, which would close it under an order
+CONNECT_SHARE = 0.8  # of the deadline: who could not be reached by then was certainly sent nothing
+STOP_S = 5.0
+GRACE_S = 1.0
+
+T = TypeVar("T")
+
+
+class NotSentError(Exception):
+    """Nothing of the request has left this machine."""
+
+
+class NoReplyError(Exception):
+    """The request may have arrived, and there is no whole answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayRequest:
+    """What is sent. `headers` may hold the secret: it is shown nowhere."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    content: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"GatewayRequest({self.method} ***)"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Exchange:
+    """Connections to one address. Safe in several threads; they share one event loop, in a thread of its own.
+
+    `clock`: seconds that go on while this process is stopped.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: ssl.SSLContext | None,
+        proxy: str,
+        connections_max: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._address, self._tls, self._proxy, self._connections_max = address, tls, proxy, connections_max
+        self._lock = Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client: Any = None
+
+    def ask(self, request: GatewayRequest, deadline_s: float, *, body_bytes_max: int = BODY_BYTES_MAX) -> Reply:
+        """Return the whole answer to a request. Raises NotSentError, NoReplyError."""
+        if deadline_s <= 0:
+            raise NotSentError("nothing was sent: the deadline has passed")
+        ends = self._clock() + deadline_s
+        asked = self._run(self._asked(request, ends, body_bytes_max))
+        try:
+            return asked.result(deadline_s + GRACE_S)
+        except TimeoutError:
+            asked.cancel()
+            raise NoReplyError(f"no answer within {round(deadline_s * 1000)} ms") from None
+
+    def close(self) -> None:
+        with self._lock:
+            loop, client, self._loop, self._client = self._loop, self._client, None, None
+        if loop is not None:
+            asyncio.run_coroutine_threadsafe(client.aclose(), loop).result(STOP_S)
+            loop.call_soon_threadsafe(loop.stop)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        with self._lock:
+            if self._loop is None:
+                self._client = self._opened()
+                self._loop = asyncio.new_event_loop()
+                Thread(target=_run_loop, args=(self._loop,), name="sds-gateway", daemon=True).start()
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _opened(self) -> Any:
+        import httpx2  # noqa: PLC0415  loaded when a gateway is asked
+
+        limits = httpx2.Limits(
+            max_connections=self._connections_max,
+            max_keepalive_connections=self._connections_max,
+            keepalive_expiry=IDLE_S,
+        )
+        return httpx2.AsyncClient(
+            trust_env=False,
+            follow_redirects=False,
+            verify=self._tls or False,  # without: the address is of this machine, and not https
+            proxy=self._proxy or None,
+            limits=limits,
+        )
+
+    async def _asked(self, request: GatewayRequest, ends: float, body_bytes_max: int) -> Reply:
+        import httpx2  # noqa: PLC0415
+
+        sending = False
+
+        async def before(event: str, _facts: object) -> None:
+            nonlocal sending
+            if event.endswith("send_request_headers.started"):
+                if self._clock() >= ends:  # a process that was stopped here goes on: too late
+                    raise _TooLateError
+                sending = True
+
+        try:
+            async with asyncio.timeout(ends - self._clock()):
+                return await self._exchanged(request, ends, body_bytes_max, before)
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, _TooLateError) as error:
+            if sending:
+                raise NoReplyError(_said(error)) from None
+            raise NotSentError(f"nothing was sent: {_said(error)}") from None
+        except TimeoutError:
+            raise NoReplyError("no answer in time") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
+            raise NoReplyError(_said(error)) from None
+
+    async def _exchanged(self, request: GatewayRequest, ends: float, body_bytes_max: int, before: Any) -> Reply:
+        import httpx2  # noqa: PLC0415
+
+        left_s = max(ends - self._clock(), 0.001)
+        connect_s = left_s * CONNECT_SHARE
+        async with self._client.stream(
+            request.method,
+            f"{self._address}{request.path}",
+            headers={**request.headers, "Accept-Encoding": "identity"},
+            content=request.content,
+            timeout=httpx2.Timeout(left_s, connect=connect_s, pool=connect_s),
+            extensions={"trace": before},
+        ) as response:
+            body = b""
+            async for some in response.aiter_raw():
+                body += some
+                if len(body) > body_bytes_max:
+                    raise ValueError(f"an answer of more than {body_bytes_max} bytes")
+            return Reply(response.status_code, {k.lower(): v for k, v in response.headers.items()}, body)
+
+
+class _TooLateError(Exception):
+    """The deadline passed before anything was sent."""
+
+
+def _said(error: Exception) -> str:
+    return "the deadline has passed" if isinstance(error, _TooLateError) else f"{type(error).__name__}"
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()

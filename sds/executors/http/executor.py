@@ -1,0 +1,218 @@
+"""An executor for any payment gateway, made from a file: `load_executor("gateway.yaml")`.
+
+It never guesses. `settled`, `rejected` and `absent` are what a whole answer says that names the order's own key and fits a
+rule of the file; `unsent` is what certainly never left this machine; everything else is `unknown`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from sds.executors.http import answers, pages, templates
+from sds.executors.http.exchange import Exchange, GatewayRequest, NoReplyError, NotSentError
+from sds.executors.http.form import GatewayForm, GatewayQuestion, Rule, SecretPlace, Tls
+from sds.executors.http.templates import Fact, UnwritableError
+from sds.kernel.contract.types import say_first
+from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, load_with_lines
+from sds.kernel.errors import ContractError, ExecutorError, UsageError
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt, Settlement
+from sds.kernel.executor.statement import StatementLine
+
+PAGE_S_MAX = 10.0
+PAGE_BYTES_MAX = 4 * 1024 * 1024
+SECRET_CHARS_MAX = 4096
+GATEWAY_INVALID = "GATEWAY_INVALID"
+
+_Rules = Mapping[Settlement, Sequence[Rule]]
+
+
+class Secret:
+    """What proves who is asking. Shown nowhere; a file is read each time, so that another secret can take its place."""
+
+    def __init__(self, place: SecretPlace, folder: Path) -> None:
+        self._place, self._folder = place, folder
+        self._env = os.environ.get(place.env, "") if place.env else ""
+        self._last = self.read()
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    def read(self) -> str:
+        """Return the secret. Raises UsageError, which names its place and never what is there."""
+        named = f"variable `{self._place.env}`" if self._place.env else f"file `{self._place.file}`"
+        text = self._env if self._place.env else self._in_file(named)
+        if not 0 < len(text) <= SECRET_CHARS_MAX or not text.isascii() or not text.isprintable():
+            raise UsageError(f"the {named} holds no secret", hint="one line of printable ASCII")
+        self._last = text
+        return text
+
+    def hidden_in(self, text: str) -> str:
+        """Return a text of the gateway's without the secret, should it have repeated it."""
+        return text.replace(self._last, "***")
+
+    def _in_file(self, named: str) -> str:
+        try:
+            return (self._folder / self._place.file).read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            raise UsageError(f"the secret cannot be read from the {named}") from None
+
+
+class HttpExecutor:
+    """Carries orders out at the gateway that a form describes. Safe in several threads; close it in the end.
+
+    It has `void` and `statement` only where its form has. `folder`: where the form's relative files lie.
+    """
+
+    def __init__(self, form: GatewayForm, folder: Path) -> None:
+        self.idempotent, self.keys_kept_ms = form.idempotent, form.keys_kept_ms
+        self._form = form
+        self._secret = Secret(form.authentication.secret, folder) if form.authentication else None
+        tls = _tls(form.tls or Tls(), folder) if form.address.startswith("https:") else None
+        self._exchange = Exchange(form.address, tls=tls, proxy=form.proxy, connections_max=form.connections_max)
+        if form.void is not None:
+            self.void = self._void
+        if form.statement is not None:
+            self.statement = self._statement
+
+    def __repr__(self) -> str:
+        return f"HttpExecutor({self._form.address})"
+
+    def close(self) -> None:
+        self._exchange.close()
+
+    def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
+        """Send the order under its key."""
+        order = self._form.order
+        rules: _Rules = {"settled": order.settled, "rejected": order.rejected}
+        ends = time.monotonic() + deadline_s
+        try:
+            request = self._request(order, templates.order_facts(intent, key, self._form.currency))
+        except UnwritableError as error:
+            return Receipt("rejected", detail=f"{error}; nothing was sent")
+        except UsageError as error:
+            return Receipt("unsent", detail=str(error))
+        try:
+            return self._answered(request, key, rules, ends - time.monotonic())
+        except NotSentError as error:
+            return Receipt("unsent", detail=str(error))
+
+    def lookup(self, key: str, deadline_s: float) -> Receipt:
+        """Ask what became of `key`."""
+        form = self._form.lookup
+        if form is None:
+            return Receipt("unknown", detail="this gateway offers no look-up")
+        rules: _Rules = {"settled": form.settled, "rejected": form.rejected, "absent": form.absent}
+        return self._asked(form, key, rules, deadline_s)
+
+    def _void(self, key: str, deadline_s: float) -> Receipt:
+        """Make certain that `key` never has an effect: `rejected` once it is void."""
+        form = self._form.void
+        if form is None:
+            return Receipt("unknown", detail="this gateway voids nothing")
+        return self._asked(form, key, {"settled": form.settled, "rejected": form.rejected}, deadline_s)
+
+    def _statement(self, since_ms: int, until_ms: int) -> Iterator[StatementLine]:
+        """Yield every order of this time. Raises ExecutorError."""
+        form = self._form.statement
+        if form is None:
+            raise ExecutorError("this gateway offers no statement")
+        period: dict[str, Fact] = {"since_ms": since_ms, "until_ms": until_ms, "currency": self._form.currency}
+        period |= {"since_s": since_ms // 1000, "until_s": -(-until_ms // 1000)}
+
+        def page(after: str) -> Any:
+            return self._page(templates.path(form.path, {**period, "after": after}))
+
+        return pages.lines(form, page)
+
+    def _asked(self, form: GatewayQuestion, key: str, rules: _Rules, deadline_s: float) -> Receipt:
+        """Ask what is no order: that nothing was sent says nothing of what was sent before."""
+        ends = time.monotonic() + deadline_s
+        try:
+            request = self._request(form, {"key": key, "currency": self._form.currency})
+            return self._answered(request, key, rules, ends - time.monotonic())
+        except (NotSentError, UnwritableError, UsageError) as error:
+            return Receipt("unknown", detail=str(error))
+
+    def _answered(self, request: GatewayRequest, key: str, rules: _Rules, deadline_s: float) -> Receipt:
+        try:
+            reply = self._exchange.ask(request, deadline_s)
+        except NoReplyError as error:
+            return Receipt("unknown", detail=f"no answer from the gateway: {error}")
+        found = answers.receipt(reply, key, rules, self._form.reply)
+        reference = self._secret.hidden_in(found.reference) if self._secret else found.reference
+        return Receipt(found.status, reference, found.detail)
+
+    def _request(self, form: GatewayQuestion, facts: Mapping[str, Fact]) -> GatewayRequest:
+        headers = {name: templates.header(text, facts) for name, text in form.headers.items()}
+        if form.key_header is not None:
+            headers[form.key_header] = str(facts["key"])
+        content = b""
+        if form.fields:
+            content = json.dumps(templates.written(form.fields, facts)).encode()
+            headers["Content-Type"] = "application/json"
+        return GatewayRequest(form.method, templates.path(form.path, facts), headers | self._authentication(), content)
+
+    def _authentication(self) -> dict[str, str]:
+        form = self._form.authentication
+        return {form.header: f"{form.prefix}{self._secret.read()}"} if form and self._secret else {}
+
+    def _page(self, path: str) -> Any:
+        try:
+            request = GatewayRequest("GET", path, self._authentication())
+            reply = self._exchange.ask(request, PAGE_S_MAX, body_bytes_max=PAGE_BYTES_MAX)
+            if reply.status != 200:
+                raise ExecutorError(f"the gateway answered {reply.status} when it was asked for its statement")
+            return answers.parsed(reply)
+        except (NotSentError, NoReplyError, ValueError) as error:
+            raise ExecutorError(f"the gateway's statement cannot be had: {error}") from None
+
+
+def load_executor(path: str | Path) -> HttpExecutor:
+    """Make an executor of a gateway file. Raises UsageError in one line, with the file's line."""
+    path = Path(path)
+    form = parse_gateway(_text(path), str(path))
+    try:
+        return HttpExecutor(form, path.parent)
+    except (OSError, ssl.SSLError) as error:
+        message = f"{path}: its certificates cannot be read: {error.strerror or type(error).__name__}".lower()
+        raise UsageError(message, reason_code=GATEWAY_INVALID) from None
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}", reason_code=GATEWAY_INVALID, hint=error.hint) from None
+
+
+def parse_gateway(text: str, name: str = "gateway") -> GatewayForm:
+    """Return the form in `text`. Raises UsageError with `name` and the line."""
+    try:
+        data, lines = load_with_lines(text, name)
+        return GatewayForm.model_validate(data)
+    except ContractError as error:
+        raise UsageError(str(error), reason_code=GATEWAY_INVALID, hint=error.hint) from None
+    except ValidationError as error:
+        line, message = say_first(error.errors(include_url=False, include_input=False), lines)
+        raise UsageError(f"{name}:{line}: {message}", reason_code=GATEWAY_INVALID) from None
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(FILE_BYTES_MAX + 1).decode("utf-8")
+    except OSError as error:
+        why = (error.strerror or "unknown cause").lower()
+        raise UsageError(f"{path}: cannot be read: {why}", reason_code=GATEWAY_INVALID) from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 at byte {error.start}", reason_code=GATEWAY_INVALID) from None
+
+
+def _tls(form: Tls, folder: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(folder / form.ca) if form.ca else None)
+    if form.certificate:
+        context.load_cert_chain(str(folder / form.certificate), str(folder / form.key) if form.key else None)
+    return context

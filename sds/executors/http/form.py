@@ -1,0 +1,253 @@
+"""The form of a gateway file: what is sent where, and which answers mean what. docs/library.md says it field by field.
+
+Nothing here asks anybody: a file is wrong or right before the first order. Secrets are named, never given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from ipaddress import ip_address
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from sds.executors.http.templates import KEY_FACTS, ORDER_FACTS, PERIOD_FACTS, texts_in, unknown_place
+from sds.kernel.contract.types import ContradictionError
+
+# What says nothing certain of an order, whoever wrote the file: who is asking, try again, in the middle of it, broken.
+_UNCERTAIN = frozenset({401, 403, 407, 408, 409, 425, 429})
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
+_FIELD = re.compile(r"[A-Za-z0-9_$@-]{1,64}(\.[A-Za-z0-9_$@-]{1,64}){0,7}")
+_OURS = frozenset({"content-length", "content-type", "transfer-encoding", "host", "connection", "accept-encoding"})
+
+
+def _header_name(text: str) -> str:
+    if not _HEADER.fullmatch(text) or text.lower() in _OURS:
+        raise ValueError("must be the name of a header, and none that HTTP itself sets")
+    return text
+
+
+def _field_path(text: str) -> str:
+    if not _FIELD.fullmatch(text):
+        raise ValueError("must be the name of a field, or names with dots between for one inside another")
+    return text
+
+
+def _certain(status: int) -> int:
+    if not (200 <= status < 300 or 400 <= status < 500) or status in _UNCERTAIN:
+        raise ValueError(f"the status {status} says nothing certain: it stays unknown")
+    return status
+
+
+def _address(text: str) -> str:
+    try:
+        url = urlsplit(text)
+        host, _ = url.hostname or "", url.port
+    except ValueError:
+        raise ValueError("must be a URL") from None
+    if url.username is not None or url.password is not None or url.query or url.fragment or not text.isprintable():
+        raise ValueError("must be a URL without a name, a password, a query or a fragment")
+    if not host or not (url.scheme == "https" or (url.scheme == "http" and _is_here(host))):
+        raise ValueError("must begin with https://; http:// only for this machine")
+    return text.rstrip("/")
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _path(text: str) -> str:
+    if not text.startswith("/") or not text.isascii() or not text.isprintable() or {" ", "#"} & set(text):
+        raise ValueError("must be a path that begins with `/`, in printable ASCII")
+    return text
+
+
+HeaderName = Annotated[str, AfterValidator(_header_name)]
+FieldName = Annotated[str, AfterValidator(_field_path)]
+Status = Annotated[int, AfterValidator(_certain)]
+PathTemplate = Annotated[str, Field(max_length=1024), AfterValidator(_path)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class SecretPlace(_Part):
+    """Where a secret is: in a variable of the environment, or in a file, beside this one where it is relative."""
+
+    env: str = ""
+    file: str = ""
+
+    @model_validator(mode="after")
+    def _one(self) -> SecretPlace:
+        if bool(self.env) == bool(self.file):
+            raise ValueError("give `env` or `file`, one of the two")
+        return self
+
+
+class Authentication(_Part):
+    header: HeaderName = "Authorization"
+    prefix: Annotated[str, Field(max_length=64)] = "Bearer "
+    secret: SecretPlace
+
+
+class Tls(_Part):
+    """Files in PEM, beside this one where they are relative: whom to trust instead of the system's, and who we are."""
+
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Tls:
+        if self.key and not self.certificate:
+            raise ContradictionError(("key",), "needs `certificate`, too")
+        return self
+
+
+class Rule(_Part):
+    """One kind of answer: one of these statuses, and these values in these fields."""
+
+    status: Annotated[list[Status], Field(min_length=1, max_length=16)]
+    where: dict[FieldName, str | int | bool] = Field(default_factory=dict, max_length=16)
+
+
+Rules = Annotated[list[Rule], Field(max_length=16)]
+
+
+class GatewayQuestion(_Part):
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
+    path: PathTemplate
+    headers: dict[HeaderName, str] = Field(default_factory=dict, max_length=16)
+    fields: dict[str, Any] = Field(default_factory=dict)
+    key_header: HeaderName | None = None
+    settled: Rules = Field(default_factory=list)
+    rejected: Rules = Field(default_factory=list)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (self.path, *self.headers.values(), *texts_in(self.fields))
+
+    def refuse_unknown(self, known: frozenset[str], *, params: bool) -> None:
+        """Raise ContradictionError for a place that no fact of this question fills."""
+        parts: Iterable[tuple[str, object]] = (("path", self.path), ("headers", self.headers), ("fields", self.fields))
+        for name, part in parts:
+            for text in texts_in(part):
+                if place := unknown_place(text, known, params=params):
+                    facts = ", ".join([*sorted(known), *(["params.NAME"] if params else [])])
+                    raise ContradictionError((name,), f"`{place}` is no fact: there are {facts}")
+
+
+class OrderForm(GatewayQuestion):
+    @model_validator(mode="after")
+    def _facts(self) -> OrderForm:
+        self.refuse_unknown(ORDER_FACTS, params=True)
+        if self.key_header is None and not any("{key}" in text for text in self.texts):
+            raise ContradictionError((), "carries no key: give `key_header`, or `{key}` in a field")
+        if not self.settled:
+            raise ContradictionError((), "needs `settled`: which answers mean that it was carried out")
+        return self
+
+
+class VoidForm(GatewayQuestion):
+    @model_validator(mode="after")
+    def _facts(self) -> VoidForm:
+        self.refuse_unknown(KEY_FACTS, params=False)
+        if not self.rejected:
+            raise ContradictionError((), "needs `rejected`: which answers mean that the key is void")
+        return self
+
+
+class LookupForm(GatewayQuestion):
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "GET"
+    absent: Rules = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _facts(self) -> LookupForm:
+        self.refuse_unknown(KEY_FACTS, params=False)
+        if not self.settled:
+            raise ContradictionError((), "needs `settled`: which answers mean that it was carried out")
+        return self
+
+
+class TimeField(_Part):
+    field: FieldName
+    unit: Literal["ms", "s", "iso"] = "ms"
+
+
+class LineForm(_Part):
+    """Where in a line of the statement what stands. `outcomes`: what the gateway calls settled, rejected, reverted."""
+
+    key: FieldName
+    outcome: FieldName
+    outcomes: dict[str, Literal["settled", "rejected", "reverted"]] = Field(min_length=1, max_length=32)
+    at: TimeField
+    amount_minor: FieldName | None = None
+    reference: FieldName | None = None
+    dfid: FieldName | None = None
+    kind: FieldName | None = None
+    resource_key: FieldName | None = None
+    params: dict[str, FieldName] = Field(default_factory=dict, max_length=32)
+
+
+class StatementForm(_Part):
+    """`lines`: the list in the answer; `next`: what of the answer is `{after}` for the page behind it."""
+
+    path: PathTemplate
+    lines: FieldName
+    next: FieldName | None = None
+    first: str = ""
+    line: LineForm
+
+    @model_validator(mode="after")
+    def _facts(self) -> StatementForm:
+        if place := unknown_place(self.path, PERIOD_FACTS, params=False):
+            raise ContradictionError(("path",), f"`{place}` is no fact: there are {', '.join(sorted(PERIOD_FACTS))}")
+        if (self.next is None) == ("{after}" in self.path):
+            raise ContradictionError((), "pages need both: `next`, and `{after}` in its path")
+        return self
+
+
+class ReplyForm(_Part):
+    """Where an answer names our key: in a field, or in a header. What does not name it is not believed."""
+
+    key: FieldName | None = None
+    key_header: HeaderName | None = None
+    reference: FieldName | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> ReplyForm:
+        if (self.key is None) == (self.key_header is None):
+            raise ValueError("give `key` or `key_header`, one of the two: where an answer names the order's key")
+        return self
+
+
+class GatewayForm(_Part):
+    """A whole gateway file."""
+
+    address: Annotated[str, Field(max_length=1024), AfterValidator(_address)]
+    idempotent: bool
+    keys_kept_ms: Annotated[int, Field(ge=1)] | None = None
+    currency: Annotated[str, Field(max_length=16)] = ""
+    authentication: Authentication | None = None
+    tls: Tls | None = None
+    proxy: Annotated[str, Field(max_length=1024)] = ""
+    connections_max: Annotated[int, Field(ge=1, le=256)] = 16
+    reply: ReplyForm
+    order: OrderForm
+    lookup: LookupForm | None = None
+    void: VoidForm | None = None
+    statement: StatementForm | None = None
+
+    @model_validator(mode="after")
+    def _secure(self) -> GatewayForm:
+        if self.tls is not None and not self.address.startswith("https:"):
+            raise ContradictionError(("tls",), "an http:// address speaks no TLS")
+        if self.proxy and "@" in self.proxy:
+            raise ContradictionError(("proxy",), "must be a URL without a name and a password")
+        return self

@@ -1,0 +1,82 @@
+"""A gateway's statement, page after page, as the lines that are compared with the record. Anything odd makes it unreadable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any
+
+from sds.executors.http import answers
+from sds.executors.http.answers import MISSING
+from sds.executors.http.form import LineForm, StatementForm, TimeField
+from sds.kernel.errors import ExecutorError
+from sds.kernel.executor.statement import StatementLine
+
+PAGES_MAX = 100_000
+
+
+def lines(form: StatementForm, page: Callable[[str], Any]) -> Iterator[StatementLine]:
+    """Yield every line; `page` asks for one by what `{after}` is for it. Raises ExecutorError."""
+    after, seen = form.first, set[str]()
+    for _ in range(PAGES_MAX):
+        data = page(after)
+        listed = answers.field(data, form.lines)
+        if not isinstance(listed, list):
+            raise ExecutorError(f"the statement has no list `{form.lines}`")
+        for each in listed:
+            yield _line(form.line, each)
+        following = answers.field(data, form.next) if form.next else None
+        if following in (None, MISSING, "", False):
+            return
+        if not isinstance(following, str | int) or str(following) in seen:
+            raise ExecutorError("the statement comes to no end: a page is named twice")
+        after = str(following)
+        seen.add(after)
+    raise ExecutorError(f"the statement has more than {PAGES_MAX} pages")
+
+
+def _line(form: LineForm, data: Any) -> StatementLine:
+    said = answers.field(data, form.outcome)
+    outcome = form.outcomes.get(said) if isinstance(said, str) else None
+    if outcome is None:
+        raise ExecutorError("a line of the statement has an outcome that nobody knows")
+    return StatementLine(
+        key=_text(data, form.key),
+        outcome=outcome,
+        at_ms=_at_ms(form.at, answers.field(data, form.at.field)),
+        amount_minor=_number(data, form.amount_minor) if form.amount_minor else None,
+        reference=_text(data, form.reference) if form.reference else "",
+        dfid=_text(data, form.dfid) if form.dfid else "",
+        kind=_text(data, form.kind) if form.kind else "",
+        params={
+            name: _number(data, path) for name, path in form.params.items() if answers.field(data, path) is not MISSING
+        },
+        resource_key=_text(data, form.resource_key) if form.resource_key else "",
+    )
+
+
+def _text(data: Any, path: str) -> str:
+    found = answers.field(data, path)
+    if not isinstance(found, str):
+        raise ExecutorError(f"a line of the statement has no text `{path}`")
+    return found
+
+
+def _number(data: Any, path: str) -> int:
+    found = answers.field(data, path)
+    if type(found) is not int:
+        raise ExecutorError(f"a line of the statement has no whole number `{path}`")
+    return found
+
+
+def _at_ms(form: TimeField, found: Any) -> int:
+    if form.unit == "iso" and isinstance(found, str):
+        try:
+            at = datetime.fromisoformat(found)
+        except ValueError:
+            at = None
+        if at is not None and at.tzinfo is not None:
+            return round(at.timestamp() * 1000)
+    elif form.unit != "iso" and type(found) is int:
+        return found * 1000 if form.unit == "s" else found
+    raise ExecutorError(f"a line of the statement has no time `{form.field}`")

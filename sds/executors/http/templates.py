@@ -1,0 +1,108 @@
+"""Texts of a gateway file with places for facts of the order: `/payments/{key}`, `{params.amount}`, `{params.amount:2}`.
+
+A text that is one place and nothing else becomes the fact itself, a number stays a number; `:2` writes a number of minor
+units with two decimals. Braces have no other use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from urllib.parse import quote
+
+from sds.kernel.envelope.bounds import format_literal
+from sds.kernel.executor.protocol import ExecutionIntent
+
+Fact = str | int
+Tree = str | int | bool | list["Tree"] | dict[str, "Tree"]
+
+KEY_FACTS = frozenset({"key", "currency"})  # what a look-up knows
+ORDER_FACTS = KEY_FACTS | {"kind", "dfid", "resource_key", "state_version"}
+PERIOD_FACTS = frozenset({"since_ms", "until_ms", "since_s", "until_s", "after", "currency"})
+
+_PLACE = re.compile(r"\{([a-z][a-z0-9_.]*)(?::([1-9]))?\}")
+_PARAMS = "params."
+
+
+class UnwritableError(ValueError):
+    """A text cannot be made of this order's facts: certainly nothing was sent."""
+
+
+def texts_in(tree: object) -> Iterator[str]:
+    """Yield every text of nested mappings and lists, keys left out."""
+    if isinstance(tree, str):
+        yield tree
+    for each in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from texts_in(each)
+
+
+def unknown_place(text: str, known: frozenset[str], *, params: bool) -> str | None:
+    """Return what in a text is no place for a known fact, None when all are. `params`: whether numbers of an order are."""
+    for place in _PLACE.finditer(text):
+        name = place[1]
+        if name not in known and not (params and name.startswith(_PARAMS)):
+            return f"{{{name}}}"
+    rest = _PLACE.sub("", text)
+    return next((brace for brace in "{}" if brace in rest), None)
+
+
+def order_facts(intent: ExecutionIntent, key: str, currency: str) -> dict[str, Fact]:
+    """Return every fact of an order that a template may name."""
+    facts: dict[str, Fact] = {
+        "key": key,
+        "currency": currency,
+        "kind": intent.kind,
+        "dfid": intent.dfid,
+        "resource_key": intent.resource_key,
+        "state_version": intent.state_version,
+    }
+    return facts | {f"{_PARAMS}{name}": number for name, number in intent.params}
+
+
+def written(tree: Tree, facts: Mapping[str, Fact]) -> Tree:
+    """Return nested mappings and lists with every text filled in. Raises UnwritableError."""
+    if isinstance(tree, str):
+        whole = _PLACE.fullmatch(tree)
+        return _fact(whole, facts) if whole else filled(tree, facts)
+    if isinstance(tree, dict):
+        return {name: written(each, facts) for name, each in tree.items()}
+    return [written(each, facts) for each in tree] if isinstance(tree, list) else tree
+
+
+def filled(text: str, facts: Mapping[str, Fact]) -> str:
+    """Return a text with its places filled in. Raises UnwritableError."""
+    return _PLACE.sub(lambda place: str(_fact(place, facts)), text)
+
+
+def path(text: str, facts: Mapping[str, Fact]) -> str:
+    """Return a path and query with its places filled in, each escaped: none can be more than one part of it.
+
+    Raises UnwritableError, also for what names another place however it is escaped: nothing, `.` and `..`.
+    """
+
+    def escaped(place: re.Match[str]) -> str:
+        value = str(_fact(place, facts))
+        if value in ("", ".", "..") and place[1] != "after":
+            raise UnwritableError(f"`{place[1]}` is `{value}`, which is no part of an address")
+        return quote(value, safe="")
+
+    return _PLACE.sub(escaped, text)
+
+
+def header(text: str, facts: Mapping[str, Fact]) -> str:
+    """Return a header's value with its places filled in. Raises UnwritableError for what a header cannot hold."""
+    value = filled(text, facts)
+    if not value.isascii() or not value.isprintable():
+        raise UnwritableError("a header cannot hold what is not printable ASCII")
+    return value
+
+
+def _fact(place: re.Match[str], facts: Mapping[str, Fact]) -> Fact:
+    fact, decimals = facts.get(place[1]), place[2]
+    if fact is None:
+        raise UnwritableError(f"the order has no `{place[1]}`")
+    if decimals is None:
+        return fact
+    if not isinstance(fact, int):
+        raise UnwritableError(f"`{place[1]}` is no number")
+    return format_literal(fact, int(decimals))

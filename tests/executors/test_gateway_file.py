@@ -1,0 +1,197 @@
+"""A gateway file: what is wrong with it is said in one line with its place, and no secret is ever shown."""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import ssl
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from sds.executors.http import HttpExecutor, load_executor
+from sds.executors.sandbox.server import GatewayServer
+from sds.kernel.errors import UsageError
+from tests.executors.gateways import EXAMPLE, connected, in_thread, order, written
+
+KEY = "k" * 64
+SECRET = "tok-5f2c81b9"  # noqa: S105  of these tests
+TOKEN = ("# authentication:", "authentication:")
+IN_FILE = ("secret: {env: GATEWAY_TOKEN}", "secret: {file: token.txt}")
+
+
+def refusal(folder: Path, text: str) -> str:
+    (folder / "gateway.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError) as caught:
+        load_executor(folder / "gateway.yaml").close()
+    assert "GATEWAY_INVALID" == caught.value.reason_code
+    assert "\n" not in str(caught.value)
+    return str(caught.value).removeprefix(str(folder / "gateway.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("idempotent: true ", "idempotent: yes indeed", ":3: idempotent: must be true or false"),
+        ("idempotent: true ", "# ", ":2: idempotent: is missing"),
+        ("currency: EUR", "curency: EUR", ":5: curency: is not a known field"),
+        ("http://127.0.0.1:8099", "http://pay.example", ":2: address: must begin with https://"),
+        ("http://127.0.0.1:8099", "https://me:pw@pay.example", ":2: address: must be a URL without a name"),
+        ("http://127.0.0.1:8099", "ftp://127.0.0.1", ":2: address: must begin with https://"),
+        ("status: [402]", "status: [409]", ":18: order.rejected.0.status.0: the status 409 says nothing certain"),
+        ("status: [402]", "status: [503]", ":18: order.rejected.0.status.0: the status 503 says nothing certain"),
+        ("status: [201]", "status: [302]", ":17: order.settled.0.status.0: the status 302 says nothing certain"),
+        ('"{kind}"', '"{knid}"', ":11: order.fields: `{knid}` is no fact: there are currency, dfid, key, kind"),
+        ('"{kind}"', '"{kind"', ":11: order.fields: `{` is no fact"),
+        ("/payments/{key}/void", "/payments/{dfid}/void", ":25: void.path: `{dfid}` is no fact"),
+        ("path: /payments/{key}/void", "path: payments/void", ":25: void.path: must be a path that begins with `/`"),
+        ("  key_header: Idempotency-Key\n", "", ":8: order: carries no key"),
+        ("  settled: [{status: [201], where: {status: settled}}]\n", "", ":8: order: needs `settled`"),
+        ("reply: {key: key, reference: id}", "reply: {reference: id}", ":7: reply: give `key` or `key_header`"),
+        ("key_header: Idempotency-Key", "key_header: Content-Length", ":10: order.key_header: must be the name of a"),
+        ("  next: next\n", "", ":28: statement: pages need both"),
+        ("settled: settled, ", "settled: paid, ", ":35: statement.line.outcomes.settled: must be 'settled'"),
+        ("currency: EUR", "currency: EUR\ntls: {ca: ca.pem}", ":6: tls: an http:// address speaks no TLS"),
+        ("currency: EUR", "currency: EUR\ncurrency: USD", ":6: `currency` is given twice"),
+        ("currency: EUR", "currency: [", ": not YAML"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(old: str, new: str, message: str, tmp_path: Path) -> None:
+    text = EXAMPLE.read_text(encoding="utf-8")
+    assert old in text
+    found = refusal(tmp_path, text.replace(old, new))
+    assert message in found, found
+
+
+def test_a_file_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
+    assert ":1: the file is empty" == refusal(tmp_path, "")
+    with pytest.raises(UsageError, match="cannot be read: no such file"):
+        load_executor(tmp_path / "none.yaml")
+    (tmp_path / "gateway.yaml").write_bytes(b"\xff")
+    with pytest.raises(UsageError, match="not UTF-8 at byte 0"):
+        load_executor(tmp_path / "gateway.yaml")
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[GatewayServer]:
+    with in_thread(tmp_path, token=SECRET) as server:
+        yield server
+
+
+def test_the_secret_comes_from_the_environment(
+    guarded: GatewayServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GATEWAY_TOKEN", SECRET)
+    with connected(tmp_path, guarded.url, TOKEN) as executor:
+        assert "settled" == executor.dispatch(order(), KEY, 2.0).status
+        assert SECRET not in repr(vars(executor)) + repr(executor)
+
+
+def test_the_secret_comes_from_a_file_and_another_may_take_its_place(guarded: GatewayServer, tmp_path: Path) -> None:
+    (tmp_path / "token.txt").write_text(f"{SECRET}\n")
+    with connected(tmp_path, guarded.url, TOKEN, IN_FILE) as executor:
+        assert "settled" == executor.dispatch(order(), KEY, 2.0).status
+        (tmp_path / "token.txt").write_text("wrong")
+        assert "unknown" == executor.lookup(KEY, 2.0).status
+        (tmp_path / "token.txt").unlink()
+        assert "unknown" == executor.lookup(KEY, 2.0).status
+        assert "unsent" == executor.dispatch(order("l" * 64), "l" * 64, 2.0).status
+
+
+def test_a_gateway_that_repeats_the_secret_does_not_get_it_into_the_record(
+    guarded: GatewayServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GATEWAY_TOKEN", SECRET)
+    with connected(tmp_path, guarded.url, TOKEN, ("reference: id}", "reference: key}")) as executor:
+        found = executor.dispatch(order(f"{SECRET}-1"), f"{SECRET}-1", 2.0)
+    assert ("settled", "***-1") == (found.status, found.reference)
+
+
+@pytest.mark.parametrize("given", ["", "a\nb", "ü"])
+def test_a_secret_that_is_none_is_refused_and_not_shown(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GATEWAY_TOKEN", given)
+    text = EXAMPLE.read_text(encoding="utf-8").replace(*TOKEN)
+    assert ": the variable `GATEWAY_TOKEN` holds no secret" == refusal(tmp_path, text)
+    assert ": the secret cannot be read from the file `token.txt`" == refusal(tmp_path, text.replace(*IN_FILE))
+
+
+def test_a_secret_in_the_file_itself_is_refused_and_not_shown(tmp_path: Path) -> None:
+    text = EXAMPLE.read_text(encoding="utf-8").replace(*TOKEN)
+    for given in (SECRET, "{env: GATEWAY_TOKEN, file: token.txt}", f"{{value: {SECRET}}}"):
+        assert SECRET not in refusal(tmp_path, text.replace("{env: GATEWAY_TOKEN}", given))
+
+
+def test_a_certificate_that_nobody_trusts_is_refused_and_one_of_the_files_own_authority_is_taken(
+    tmp_path: Path,
+) -> None:
+    server_side = _certificate(tmp_path, "server")
+    with in_thread(tmp_path, tls=server_side) as server:
+        with connected(tmp_path, server.url) as strangers:
+            assert "unsent" == strangers.dispatch(order(), KEY, 5.0).status
+        assert 0 == server.books.totals()["settled"]
+        with connected(tmp_path, server.url, ("currency: EUR", "currency: EUR\ntls: {ca: server.pem}")) as friends:
+            assert "settled" == friends.dispatch(order(), KEY, 5.0).status
+        other = server.url.replace("127.0.0.1", "localhost")  # which the certificate does not name
+        with connected(tmp_path, other, ("currency: EUR", "currency: EUR\ntls: {ca: server.pem}")) as misled:
+            assert "unsent" == misled.dispatch(order("l" * 64), "l" * 64, 5.0).status
+
+
+def test_a_gateway_that_asks_who_we_are_is_shown_our_certificate(tmp_path: Path) -> None:
+    server_side = _certificate(tmp_path, "server")
+    _certificate(tmp_path, "client")
+    server_side.verify_mode = ssl.CERT_REQUIRED
+    server_side.load_verify_locations(tmp_path / "client.pem")
+    tls = "tls: {ca: server.pem, certificate: client.pem, key: client.key}"
+    with in_thread(tmp_path, tls=server_side) as server:
+        with connected(tmp_path, server.url, ("currency: EUR", f"currency: EUR\n{tls}")) as executor:
+            assert "settled" == executor.dispatch(order(), KEY, 5.0).status
+        with connected(tmp_path, server.url, ("currency: EUR", "currency: EUR\ntls: {ca: server.pem}")) as nobody:
+            assert "settled" != nobody.dispatch(order("l" * 64), "l" * 64, 5.0).status
+
+
+def test_certificates_that_are_none_are_refused_in_one_line(tmp_path: Path) -> None:
+    text = EXAMPLE.read_text(encoding="utf-8").replace("http://127.0.0.1:8099", "https://pay.example")
+    (tmp_path / "bad.pem").write_text("no certificate")
+    for name in ("none.pem", "bad.pem"):
+        found = refusal(tmp_path, text.replace("currency: EUR", f"currency: EUR\ntls: {{ca: {name}}}"))
+        assert ": its certificates cannot be read" in found
+
+
+def test_the_file_that_the_package_brings_is_one(tmp_path: Path) -> None:
+    with closing(load_executor(written(tmp_path, "http://127.0.0.1:8099"))) as made:
+        assert isinstance(made, HttpExecutor)
+        assert (True, None) == (made.idempotent, made.keys_kept_ms)
+
+
+def _certificate(folder: Path, name: str) -> ssl.SSLContext:
+    """Write a certificate of its own authority and its key; return a server's side that shows it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    named = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = dt.datetime.now(dt.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(named)
+        .issuer_name(named)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / f"{name}.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    no_password = serialization.NoEncryption()
+    form = serialization.PrivateFormat.PKCS8
+    (folder / f"{name}.key").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, no_password))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
+    return context
