@@ -23,7 +23,7 @@ class Storm:
 
 ALL: Mapping[str, Storm] = {
     "kill": Storm(kill.WHAT, kill.storm, (40, 5_000)),
-    "crash": Storm(crash.WHAT, crash.storm, (40, 100_000)),
+    "crash": Storm(crash.WHAT, crash.storm, (14, 100_000)),
     "zombie": Storm(zombie.WHAT, zombie.storm, (6, 1_000)),
     "lost-replies": Storm(gateway.LOST, gateway.lost_replies, (30, 1_000)),
     "forgetful": Storm(gateway.FORGETFUL, gateway.forgetful, (30, 1_000)),
